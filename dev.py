@@ -1,0 +1,292 @@
+#!/usr/bin/env python3
+"""Sets this project up and runs it: the one command that a fresh machine needs.
+
+Needs a Python of 3.10 or later and nothing else. Makes `.venv` beside this file, installs what the
+verb needs at the versions of constraints.txt, and then runs it; the second time it only runs it.
+"""
+
+from __future__ import annotations
+
+import argparse
+import ast
+import hashlib
+import importlib.util
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parent
+VENV = ROOT / ".venv"
+BIN = VENV / "bin"
+STAMP = VENV / "dev-stamp.json"
+CONSTRAINTS = ROOT / "constraints.txt"
+QUICKSTART = "notebooks/quickstart.ipynb"
+
+JOB = {"jax", "keras", "notebook"}
+EVERYTHING = {*JOB, "torch", "dev"}
+
+# `lock` takes these versions instead of the newest; torch is large, and moves only when someone means it to.
+HELD = ("torch==2.13.0",)
+# Pinned by torch itself, for each of its versions.
+NOT_LOCKED = re.compile(r"(nvidia|cuda|triton)\b")
+LOCK_HEADER = """\
+# The versions that the tests ran with, for Python 3.10 and later. Made by: python3 dev.py lock
+# (`python3 dev.py lock --upgrade` takes the newest). What torch pins by itself is left out.
+"""
+# What pip has been told, as uv calls it, so that uv finds packages where pip would.
+FROM_PIP = {"index-url": "UV_DEFAULT_INDEX", "find-links": "UV_FIND_LINKS", "cert": "SSL_CERT_FILE"}
+
+
+class SetUpError(Exception):
+    """Set-up cannot go on; the message says what to do."""
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Read the command line, set up, run the verb; returns its exit status."""
+    if sys.version_info < (3, 10):  # noqa: UP036 - this is what says so to an older one
+        print(f"dev.py needs Python 3.10 or later; this is {sys.version.split()[0]}", file=sys.stderr)
+        return 1
+    parser = argparse.ArgumentParser(prog="dev.py", description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    verbs = "\n".join(f"{name:<11} {verb.__doc__}" for name, (_, verb) in VERBS.items())
+    parser.add_argument("verb", choices=VERBS, metavar="verb", help=verbs)
+    parser.add_argument("args", nargs=argparse.REMAINDER, help="handed on to what the verb runs")
+    options = parser.parse_args(arguments)
+    extras, verb = VERBS[options.verb]
+    os.chdir(ROOT)
+    try:
+        set_up(extras)
+        return verb(options.args)
+    except SetUpError as error:
+        print(f"dev.py: {error}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        return 130
+
+
+# The verbs
+
+
+def quickstart(args: Sequence[str]) -> int:
+    """Execute the quickstart notebook and print what its nodes said."""
+    status = python("notebooks/execute.py", QUICKSTART, *args)
+    if status == 0:
+        print("\nThe same notebook in JupyterLab: python3 dev.py lab")
+    return status
+
+
+def lab(args: Sequence[str]) -> int:
+    """Open the quickstart notebook in JupyterLab."""
+    return python("-m", "jupyterlab", QUICKSTART, *args)
+
+
+def test(args: Sequence[str]) -> int:
+    """Run the checks and all tests; with arguments, pytest alone with these."""
+    if args:
+        return pytest(args)
+    failed = check(())
+    status = pytest(())
+    if failed:
+        print("The tests are above; the checks before them failed too: python3 dev.py check", file=sys.stderr)
+    return status or failed
+
+
+def pytest(args: Sequence[str]) -> int:
+    workers = min(4, max(2, os.cpu_count() or 2))
+    # Tests of one file share its fixtures, and so its pools.
+    return python("-m", "pytest", "-n", str(workers), "--dist", "loadfile", *args)
+
+
+def check(args: Sequence[str]) -> int:
+    """Run ruff and mypy; with --fix, let ruff repair what it can."""
+    if unknown := set(args) - {"--fix"}:
+        raise SetUpError(f"check takes --fix alone, not {' '.join(sorted(unknown))}")
+    lint, style = (["--fix"], []) if args else ([], ["--check"])
+    commands = (["ruff", "check", *lint], ["ruff", "format", *style], ["mypy"])
+    return max([python("-m", *command) for command in commands])
+
+
+def bench(args: Sequence[str]) -> int:
+    """Run the benchmarks."""
+    return python("-m", "benchmarks", *args)
+
+
+def lock(args: Sequence[str]) -> int:
+    """Write constraints.txt anew."""
+    with tempfile.TemporaryDirectory() as folder:
+        held, out = Path(folder, "held.txt"), Path(folder, "constraints.txt")
+        held.write_text("\n".join([*HELD, ""]), encoding="utf-8")
+        if CONSTRAINTS.exists():
+            shutil.copy(CONSTRAINTS, out)  # uv keeps the versions that it finds there
+        command = ["pip", "compile", "--quiet", "--universal", "--python-version", "3.10", "--all-extras"]
+        command += ["--no-header", "--no-annotate", "--constraints", str(held), "--output-file", str(out)]
+        env = environment()
+        # A folder of local builds would give versions that only this machine has.
+        env.pop("UV_FIND_LINKS", None)
+        if status := run([str(BIN / "uv"), *command, *args, "pyproject.toml"], env):
+            return status
+        lines = [line for line in out.read_text(encoding="utf-8").splitlines() if not NOT_LOCKED.match(line)]
+    CONSTRAINTS.write_text(LOCK_HEADER + "\n".join([*lines, ""]), encoding="utf-8")
+    return 0
+
+
+VERBS: dict[str, tuple[set[str], Callable[[Sequence[str]], int]]] = {
+    "quickstart": (JOB, quickstart),
+    "lab": ({*JOB, "lab"}, lab),
+    "test": (EVERYTHING, test),
+    "check": (EVERYTHING, check),
+    "bench": (EVERYTHING, bench),
+    "lock": (set(), lock),
+}
+
+
+# Setting up
+
+
+def set_up(extras: set[str]) -> None:
+    """Bring `.venv` to what the extras need; does nothing when it is there already."""
+    now, stamp = facts(), read_stamp()
+    have = set(stamp["extras"]) if stamp else set()
+    if stamp and stamp["facts"] == now and extras <= have and (BIN / "python").exists():
+        return
+    if VENV.exists() and (reason := unusable(stamp, now)):
+        print(f"dev.py: making .venv anew: {reason}", flush=True)
+        shutil.rmtree(VENV)
+        have = set()
+    STAMP.unlink(missing_ok=True)
+    if not VENV.exists():
+        make_venv()
+    settings = pip_settings()
+    env = {**settings, **environment()}
+    install_uv(env)
+    extras = extras | have
+    target = f".[{','.join(sorted(extras))}]" if extras else "."
+    print(f"dev.py: installing {target}", flush=True)
+    # No bytecode is made ahead: for all of these packages that takes longer than the first imports, which make it too.
+    command = [BIN / "uv", "pip", "install", "--python", BIN / "python", "--constraints", CONSTRAINTS]
+    if run([*command, "-e", target], env):
+        raise SetUpError("the installation failed; uv's own words are above")
+    STAMP.touch(mode=0o600)  # an index's address may hold a password
+    STAMP.write_text(json.dumps({"facts": now, "extras": sorted(extras), "settings": settings}), encoding="utf-8")
+
+
+def facts() -> dict[str, str]:
+    """What an installed `.venv` depends on."""
+    inputs = hashlib.sha256()
+    for path in (ROOT / "pyproject.toml", CONSTRAINTS):
+        inputs.update(path.read_bytes() if path.exists() else b"")
+    version = ".".join(map(str, sys.version_info[:2]))
+    return {"inputs": inputs.hexdigest(), "python": version, "root": str(ROOT)}
+
+
+def read_stamp() -> dict[str, Any]:
+    try:
+        stamp: dict[str, Any] = json.loads(STAMP.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return stamp
+
+
+def unusable(stamp: dict[str, Any], now: dict[str, str]) -> str:
+    """Why the `.venv` that is there cannot be built upon; empty when it can."""
+    if not (BIN / "python").exists():
+        return "its Python is gone"
+    if stamp and stamp["facts"]["root"] != now["root"]:
+        return "this folder has moved"
+    config = (VENV / "pyvenv.cfg").read_text(encoding="utf-8")
+    version = re.search(r"^version(?:_info)?\s*=\s*(\d+\.\d+)", config, re.MULTILINE)
+    if version is None or version[1] != now["python"]:
+        return f"it is not of Python {now['python']}, which runs this"
+    return ""
+
+
+def make_venv() -> None:
+    """Make `.venv`, with pip in it where this Python can do that."""
+    print("dev.py: making .venv", flush=True)
+    command = [sys.executable, "-m", "venv", str(VENV)]
+    done = subprocess.run(command, env=environment(), capture_output=True, text=True)
+    if done.returncode == 0:
+        return
+    shutil.rmtree(VENV, ignore_errors=True)
+    # Debian packs the part of venv that brings pip separately; a pip or uv outside of it will do as well.
+    if not (importlib.util.find_spec("pip") or shutil.which("uv")):
+        raise SetUpError(
+            f"this Python cannot make a virtual environment:\n{done.stdout}{done.stderr}"
+            "on Debian and Ubuntu: apt-get install python3-venv"
+        )
+    if status := run([*command, "--without-pip"], environment()):
+        raise SetUpError(f"python -m venv ended with status {status}")
+
+
+def pip() -> list[str]:
+    """The pip that installs into `.venv`: its own, else this Python's; empty when there is none."""
+    if any(VENV.glob("lib/python*/site-packages/pip")):
+        return [str(BIN / "python"), "-m", "pip"]
+    if importlib.util.find_spec("pip"):
+        return [sys.executable, "-m", "pip", "--python", str(BIN / "python")]
+    return []
+
+
+def pip_settings() -> dict[str, str]:
+    """Where pip has been told to find packages, as uv's environment variables."""
+    if not pip():
+        return {}
+    listing = subprocess.run([*pip(), "config", "list"], env=environment(), capture_output=True, text=True).stdout
+    settings = {}
+    for section in ("global", "install", ":env:"):  # the later one wins, as it does for pip
+        for name, variable in FROM_PIP.items():
+            if line := re.search(rf"^{section}\.{name}=(.+)$", listing, re.MULTILINE):
+                # pip separates several by white space, uv by commas.
+                settings[variable] = ",".join(ast.literal_eval(line[1]).split())
+    return settings
+
+
+def install_uv(env: dict[str, str]) -> None:
+    if (BIN / "uv").exists():
+        return
+    print("dev.py: fetching uv", flush=True)
+    if installer := pip():
+        command = [*installer, "install"]
+    else:
+        command = [shutil.which("uv") or "uv", "pip", "install", "--python", str(BIN / "python")]
+    if run([*command, "--constraint", str(CONSTRAINTS), "uv"], env):
+        raise SetUpError("uv could not be installed; the reason is above")
+
+
+# Running
+
+
+def environment() -> dict[str, str]:
+    """The environment of all that runs here: `.venv` comes first, and uv finds packages where set-up found them."""
+    settings = {name: value for name, value in read_stamp().get("settings", {}).items() if name.startswith("UV_")}
+    path = os.pathsep.join([str(BIN), os.environ.get("PATH", "")])
+    env = {**settings, **os.environ, "VIRTUAL_ENV": str(VENV), "PATH": path}
+    # Without bytecode each start of a rank would compile all that it imports.
+    for name in ("PYTHONDONTWRITEBYTECODE", "PYTHONHOME"):
+        env.pop(name, None)
+    return env
+
+
+def python(*args: str) -> int:
+    return run([BIN / "python", *args], environment())
+
+
+def run(command: Sequence[object], env: dict[str, str]) -> int:
+    """Run a command to its end and return its exit status, as a shell would give it."""
+    with subprocess.Popen([str(part) for part in command], env=env) as process:
+        while True:
+            try:
+                status = process.wait()
+                return status if status >= 0 else 128 - status
+            except KeyboardInterrupt:
+                continue  # the terminal told the command as well: let it end in its own way
+
+
+if __name__ == "__main__":
+    sys.exit(main())

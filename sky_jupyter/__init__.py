@@ -1,0 +1,92 @@
+"""Run notebook cells on every node of a pool: ``import sky_jupyter as sky``.
+
+In a notebook: ``%load_ext sky_jupyter``, then ``%%sky --nodes 2 --plugins jax,keras`` over a cell.
+In a script: ``with sky.Compute(nodes=2) as pool: train() @ pool``.
+
+The face is lazy: a name's module is imported when the name is first used, so that importing this
+package costs nothing, and a node needs only what it uses.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+__version__ = "0.1.0.dev0"
+
+_HOMES = {
+    "Accelerator": "spec",
+    "BootstrapError": "errors",
+    "CaptureError": "errors",
+    "CellError": "pool.results",
+    "CellResult": "pool.results",
+    "Compute": "api",
+    "Image": "spec",
+    "InstanceInfo": "node.runtime",
+    "Local": "providers",
+    "NotInPoolError": "errors",
+    "Plugin": "plugins",
+    "PoolError": "errors",
+    "SkyError": "errors",
+    "SpecError": "errors",
+    "function": "api",
+    "instance_info": "node.runtime",
+    "shard": "node.shard",
+    "silent": "node.runtime",
+    "stderr": "node.runtime",
+    "stdout": "node.runtime",
+}
+_MODULES = ("plugins",)
+
+__all__ = ["__version__", "load_ipython_extension", "unload_ipython_extension", *_MODULES, *_HOMES]  # noqa: PLE0604
+
+if TYPE_CHECKING:
+    from . import plugins as plugins
+    from .api import Compute as Compute
+    from .api import function as function
+    from .errors import BootstrapError as BootstrapError
+    from .errors import CaptureError as CaptureError
+    from .errors import NotInPoolError as NotInPoolError
+    from .errors import PoolError as PoolError
+    from .errors import SkyError as SkyError
+    from .errors import SpecError as SpecError
+    from .node.runtime import InstanceInfo as InstanceInfo
+    from .node.runtime import instance_info as instance_info
+    from .node.runtime import silent as silent
+    from .node.runtime import stderr as stderr
+    from .node.runtime import stdout as stdout
+    from .node.shard import shard as shard
+    from .plugins import Plugin as Plugin
+    from .pool.results import CellError as CellError
+    from .pool.results import CellResult as CellResult
+    from .providers import Local as Local
+    from .spec import Accelerator as Accelerator
+    from .spec import Image as Image
+
+
+def __getattr__(name: str) -> Any:
+    if name in _MODULES:
+        return importlib.import_module(f".{name}", __name__)
+    if name in _HOMES:
+        value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
+        globals()[name] = value
+        return value
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+def __dir__() -> list[str]:
+    return sorted(__all__)
+
+
+def load_ipython_extension(shell: Any) -> None:
+    """What ``%load_ext sky_jupyter`` calls."""
+    from . import magics
+
+    magics.load(shell)
+
+
+def unload_ipython_extension(shell: Any) -> None:
+    """What ``%unload_ext sky_jupyter`` calls: ends the pools that are not kept."""
+    from . import magics
+
+    magics.unload(shell)

@@ -1,0 +1,254 @@
+"""The library API: `Compute` and `@function`, in Skyward's vocabulary, on the same pools as ``%%sky``.
+
+::
+
+    @sky.function
+    def train(data): ...
+
+    with sky.Compute(nodes=2, plugins=[sky.plugins.jax()]) as pool:
+        losses = train(data) @ pool      # every rank, a list in rank order
+        first = train(data) >> pool      # one rank
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Iterable
+from types import TracebackType
+from typing import Any, Generic, TypeVar
+
+from . import display
+from .capture.collect import collect_value
+from .errors import PoolError, SpecError
+from .plugins import Plugin, parse_plugins
+from .pool.live import pools
+from .pool.manager import Pool
+from .pool.results import exception_of
+from .providers import Local
+from .spec import Accelerator, Image, PoolSpec
+
+T = TypeVar("T")
+
+
+class Function(Generic[T]):
+    """A function that runs on a pool; made by `function`. Calling it gives a `PendingCall`."""
+
+    def __init__(self, wrapped: Callable[..., T], timeout: float | None = None) -> None:
+        self.__wrapped__ = wrapped
+        self.timeout = timeout
+        functools.update_wrapper(self, wrapped)
+
+    def __call__(self, *args: Any, **kwargs: Any) -> PendingCall[T]:
+        """Bind arguments; nothing runs before the call meets a pool."""
+        # A wrong call is told here and not on a node.
+        inspect.signature(self.__wrapped__).bind(*args, **kwargs)
+        return PendingCall(self, args, kwargs)
+
+    def local(self, *args: Any, **kwargs: Any) -> T:
+        """Call it here, without a pool."""
+        return self.__wrapped__(*args, **kwargs)
+
+    def _rewrap(self, wrapped: Callable[..., T]) -> Function[T]:
+        """The same around another function; for decorators above ``@sky.function``."""
+        return Function(wrapped, self.timeout)
+
+    def __repr__(self) -> str:
+        return f"<sky.function {getattr(self.__wrapped__, '__qualname__', self.__wrapped__)}>"
+
+
+def function(wrapped: Callable[..., T] | None = None, *, timeout: float | None = None) -> Any:
+    """Make a function one that runs on a pool.
+
+    Parameters
+    ----------
+    timeout : float, optional
+        Seconds after which a broadcast of it is stopped; no limit unless given.
+
+    Examples
+    --------
+    >>> @function
+    ... def double(x):
+    ...     return 2 * x
+    """
+    if timeout is not None and not timeout > 0:
+        raise SpecError(f"timeout must be a number of seconds above 0, not {timeout!r}")
+    if wrapped is None:
+        return lambda inner: Function(inner, timeout)
+    if not callable(wrapped):
+        raise SpecError(f"@sky.function goes over a function, not {wrapped!r}")
+    return Function(wrapped, timeout)
+
+
+class PendingCall(Generic[T]):
+    """A function with its arguments, waiting for a pool; made by calling a `Function`."""
+
+    def __init__(self, function: Function[T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
+        self.function, self.args, self.kwargs = function, args, kwargs
+
+    def __matmul__(self, pool: Compute | Pool) -> list[T]:
+        """Run on every rank; the results in rank order.
+
+        Raises
+        ------
+        CellError
+            When ranks failed: a group of their exceptions, with the other ranks' results.
+        """
+        live = _live(pool)
+        blob, capture = collect_value(self._payload(), _main(), live.ledger, label=repr(self.function))
+        view = display.run_view(self._title(live), range(live.spec.world_size), results=False)
+        run = live.begin_call(blob, capture, timeout=self.function.timeout, listener=view.on_event)
+        try:
+            return list(live.attend(run, view.refresh))
+        finally:
+            view.finish(run.elapsed)
+
+    def __rshift__(self, pool: Compute | Pool) -> T:
+        """Run on one rank, the least busy; its result.
+
+        Raises
+        ------
+        Exception
+            What the function raised, with the remote traceback as a note.
+        """
+        live = _live(pool)
+        # One rank needs all that the function reads: the ledger speaks of what every rank has.
+        blob, capture = collect_value(self._payload(), _main(), live.ledger.unsent(), label=repr(self.function))
+        view = display.run_view(self._title(live), range(live.spec.world_size), results=False)
+        run = live.begin_one(blob, capture, listener=view.on_event)
+        try:
+            interrupted = live.wait(run, view.refresh)
+            result = live.finish(run)
+        finally:
+            view.finish(run.elapsed)
+        if interrupted:
+            raise KeyboardInterrupt(repr(self))
+        (outcome,) = run.outcomes.values()
+        if outcome.failed:
+            raise exception_of(outcome)
+        return result.head  # type: ignore[no-any-return]
+
+    def _payload(self) -> tuple[Any, ...]:
+        return self.function.__wrapped__, self.args, self.kwargs
+
+    def _title(self, pool: Pool) -> str:
+        return f"{getattr(self.function, '__name__', 'function')} @ {pool.spec.name}"
+
+    def __repr__(self) -> str:
+        return f"<pending call of {self.function!r}: `>> pool` runs it on one rank, `@ pool` on every rank>"
+
+
+class Compute:
+    """A pool for a ``with`` block; the block's end ends it.
+
+    Parameters
+    ----------
+    provider : optional
+        What makes the machines; `Local` unless given.
+    nodes : int
+        How many nodes.
+    ranks_per_node : int
+        How many rank processes on each.
+    accelerator : str or Accelerator, optional
+        What each node must have, such as ``"A100:8"``.
+    plugins : iterable of Plugin or str
+        Entered in this order.
+    image : Image, optional
+        Packages and variables that the nodes need besides what the plugins add.
+    name : str
+        What the pool is called; ``%%sky --name`` finds it by this name.
+
+    Raises
+    ------
+    SpecError
+        When something in it cannot be; nothing has been started.
+    """
+
+    def __init__(
+        self,
+        provider: Any = None,
+        nodes: int = 1,
+        ranks_per_node: int = 1,
+        accelerator: str | Accelerator | None = None,
+        plugins: Iterable[Plugin | str] = (),
+        image: Image | None = None,
+        name: str = "compute",
+    ) -> None:
+        self.spec = PoolSpec(
+            provider=Local() if provider is None else provider,
+            nodes=nodes,
+            ranks_per_node=ranks_per_node,
+            accelerator=Accelerator.parse(accelerator) if isinstance(accelerator, str) else accelerator,
+            image=image or Image(),
+            plugins=parse_plugins(plugins),
+            name=name,
+        )
+        self.pool: Pool | None = None
+
+    def __enter__(self) -> Compute:
+        start_pool(self.spec)
+        self.pool = pools.need(self.spec.name)
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """End the pool; nothing where it has ended."""
+        if self.pool is not None:
+            self.pool.down()
+            pools.discard(self.pool)
+            self.pool = None
+
+    def __repr__(self) -> str:
+        return f"<Compute {self.spec.name!r}: {self.spec.nodes} nodes, {'live' if self.pool else 'not started'}>"
+
+
+def start_pool(spec: PoolSpec) -> Pool:
+    """Start a pool, shown as it comes up, and make it the current one.
+
+    Raises
+    ------
+    PoolError
+        When a live pool of this process has the name already.
+    """
+    if pools.get(spec.name) is not None:
+        raise PoolError(f"pool {spec.name!r} lives already; end it first, or give another name")
+    view = display.start_view(f"pool {spec.name}")
+    pool = Pool(spec)
+    try:
+        pool.start(view.on_event, view.refresh)
+    except BaseException as error:
+        view.finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+        raise
+    pools.add(pool)
+    view.finish(f"{describe(spec)} ready")
+    return pool
+
+
+def describe(spec: PoolSpec) -> str:
+    """A spec in a few words: ``"2 local nodes with jax, keras"``."""
+    text = f"{spec.nodes} {spec.provider} node{'s' if spec.nodes > 1 else ''}"
+    if spec.ranks_per_node > 1:
+        text += f" of {spec.ranks_per_node} ranks"
+    if spec.plugins:
+        text += f" with {', '.join(str(plugin) for plugin in spec.plugins)}"
+    return text
+
+
+def _live(pool: Compute | Pool) -> Pool:
+    live = pool.pool if isinstance(pool, Compute) else pool
+    if not isinstance(live, Pool):
+        what = "is not started: use it in a `with` block" if isinstance(pool, Compute) else "is no pool"
+        raise PoolError(f"{pool!r} {what}")
+    return live
+
+
+def _main() -> dict[str, Any]:
+    return vars(sys.modules["__main__"])
+
+
+__all__ = ["Compute", "Function", "PendingCall", "describe", "function", "start_pool"]

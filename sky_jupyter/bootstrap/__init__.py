@@ -1,0 +1,1 @@
+"""Bootstrap: from an image to an environment on a machine, phase by phase."""

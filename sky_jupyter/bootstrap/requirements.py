@@ -1,0 +1,120 @@
+"""Which requirements of an image the running interpreter already satisfies, and what it has."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from importlib import metadata
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from ..errors import SpecError
+
+
+def parse(text: str) -> Requirement:
+    """Read one requirement as pip would.
+
+    Raises
+    ------
+    SpecError
+        When the text is no requirement by PEP 508.
+    """
+    try:
+        return Requirement(text)
+    except InvalidRequirement as error:
+        reason = str(error).partition("\n")[0]
+        raise SpecError(
+            f"requirement {text!r} cannot be read: {reason}; write NAME, NAME[EXTRA]>=VERSION or NAME @ URL"
+        ) from None
+
+
+def missing(requirements: Iterable[str]) -> list[str]:
+    """The requirements that the running interpreter's distributions do not satisfy, as given.
+
+    Markers are evaluated here; where a requirement names extras, what those ask for counts too.
+
+    Parameters
+    ----------
+    requirements : iterable of str
+        Requirements by PEP 508, such as ``"jax[cpu]>=0.6"``.
+
+    Returns
+    -------
+    list of str
+        Those that an environment for the image has to add.
+
+    Raises
+    ------
+    SpecError
+        When one is no requirement.
+    """
+    return [text for text in requirements if not _satisfied(parse(text), "", set())]
+
+
+def frozen(leaving_out: Iterable[str] = ()) -> list[str]:
+    """Every distribution that the running interpreter sees, as sorted ``name==version`` lines.
+
+    Where two have one name, the one that would be imported counts.
+    """
+    names = {canonicalize_name(name) for name in leaving_out}
+    found: dict[str, str] = {}
+    for distribution in metadata.distributions():
+        name = distribution.metadata["Name"]
+        # A half-removed distribution has no name; a version that is none cannot be a constraint.
+        if name and canonicalize_name(name) not in names and _is_version(distribution.version):
+            found.setdefault(canonicalize_name(name), distribution.version)
+    return sorted(f"{name}=={version}" for name, version in found.items())
+
+
+def installed(name: str, version: str) -> bool:
+    """Whether the running interpreter has exactly this version of a distribution."""
+    try:
+        return Version(metadata.version(name)) == Version(version)
+    except (metadata.PackageNotFoundError, InvalidVersion):
+        return False
+
+
+def _satisfied(requirement: Requirement, extra: str, seen: set[tuple[str, str]]) -> bool:
+    if requirement.marker and not requirement.marker.evaluate({"extra": extra}):
+        return True
+    try:
+        distribution = metadata.distribution(requirement.name)
+    except metadata.PackageNotFoundError:
+        return False
+    if requirement.url:
+        if not _came_from(distribution, requirement.url):
+            return False
+    elif not requirement.specifier.contains(distribution.version, prereleases=True):
+        return False
+    for wanted in requirement.extras:
+        key = (canonicalize_name(requirement.name), canonicalize_name(wanted))
+        if key not in seen:
+            seen.add(key)  # extras may name each other in a circle
+            if not all(_satisfied(item, wanted, seen) for item in _asked_by_extra(distribution, wanted)):
+                return False
+    return True
+
+
+def _asked_by_extra(distribution: metadata.Distribution, extra: str) -> list[Requirement]:
+    items = [Requirement(text) for text in distribution.requires or ()]
+    return [
+        item
+        for item in items
+        if item.marker and item.marker.evaluate({"extra": extra}) and not item.marker.evaluate({"extra": ""})
+    ]
+
+
+def _came_from(distribution: metadata.Distribution, url: str) -> bool:
+    """Whether the installer recorded this URL; a commit or a folder may have changed since, so only archives count."""
+    recorded = json.loads(distribution.read_text("direct_url.json") or "{}")
+    return "archive_info" in recorded and recorded.get("url") == url
+
+
+def _is_version(text: str) -> bool:
+    try:
+        Version(text)
+    except (InvalidVersion, TypeError):
+        return False
+    return True

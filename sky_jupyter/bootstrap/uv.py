@@ -1,0 +1,125 @@
+"""Running uv: its lines as they come, its own words when it fails, no secrets in either."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import re
+import selectors
+import shlex
+import signal
+import subprocess
+import threading
+from collections.abc import Callable, Sequence
+
+import uv
+
+from ..errors import BootstrapError
+
+OnLine = Callable[[str], None]
+LAST_LINES = 30
+_USER_INFO = re.compile(r"(?<=://)[^/\s'\"]+@")
+
+
+def without_secrets(text: str) -> str:
+    """The text with user names, passwords and tokens taken out of its URLs."""
+    return _USER_INFO.sub("", text)
+
+
+def run_uv(arguments: Sequence[str], *, phase: str, on_line: OnLine, stop: threading.Event | None = None) -> list[str]:
+    """Run one uv command and hand on each line that it prints.
+
+    uv sees this process's environment, so that ``UV_INDEX``, ``UV_FIND_LINKS`` and the like work.
+
+    Parameters
+    ----------
+    arguments : sequence of str
+        What follows ``uv`` on the command line.
+    phase : str
+        The bootstrap phase that an error shall name.
+    on_line : callable
+        Called with each line, in this thread.
+    stop : threading.Event, optional
+        When set, uv is ended and the phase fails.
+
+    Returns
+    -------
+    list of str
+        All lines.
+
+    Raises
+    ------
+    BootstrapError
+        When uv fails, is stopped or is not there; with its last lines.
+    """
+    command = without_secrets(shlex.join(["uv", *arguments]))
+    try:
+        program = uv.find_uv_bin()
+    except FileNotFoundError:
+        raise BootstrapError(
+            phase, "the uv program is not in this environment; reinstall it: pip install --force-reinstall uv"
+        ) from None
+    # A session of its own: what uv itself starts ends with it, and an interrupt of the terminal reaches us first.
+    process = subprocess.Popen(
+        [program, *arguments],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        env=_environment(),
+        start_new_session=True,
+    )
+    lines: list[str] = []
+    try:
+        stopped = not _read_lines(process, lines, on_line, stop)
+        if not stopped:
+            process.wait()
+    finally:
+        _end(process)
+    if stopped or process.returncode:
+        message = "uv was stopped" if stopped else f"uv ended with status {process.returncode}"
+        raise BootstrapError(phase, message, command=command, lines=lines[-LAST_LINES:])
+    return lines
+
+
+def _environment() -> dict[str, str]:
+    env = {**os.environ, "NO_COLOR": "1", "UV_NO_PROGRESS": "1"}
+    # Environments are compiled when they are made; this variable would make every start slower.
+    env.pop("PYTHONDONTWRITEBYTECODE", None)
+    return env
+
+
+def _read_lines(
+    process: subprocess.Popen[bytes], lines: list[str], on_line: OnLine, stop: threading.Event | None
+) -> bool:
+    """Collect lines until the output ends; False when told to stop before."""
+    assert process.stdout is not None
+    rest = b""
+    with selectors.DefaultSelector() as selector:
+        selector.register(process.stdout, selectors.EVENT_READ)
+        while True:
+            if stop is not None and stop.is_set():
+                return False
+            if not selector.select(0.1):
+                continue
+            chunk = os.read(process.stdout.fileno(), 65536)
+            *whole, rest = (rest + chunk).split(b"\n")
+            if not chunk and rest:  # the last line may lack its end
+                whole.append(rest)
+            for raw in whole:
+                line = without_secrets(raw.decode(errors="replace").rstrip())
+                lines.append(line)
+                on_line(line)
+            if not chunk:
+                return True
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End uv and all that it started; nothing happens when it has ended by itself."""
+    if process.poll() is None:
+        for number, seconds in ((signal.SIGTERM, 2.0), (signal.SIGKILL, None)):
+            with contextlib.suppress(ProcessLookupError, subprocess.TimeoutExpired):
+                os.killpg(process.pid, number)
+                process.wait(seconds)
+                break
+    if process.stdout is not None:
+        process.stdout.close()

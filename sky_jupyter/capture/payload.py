@@ -1,0 +1,178 @@
+"""Values as blobs: pickled with their big buffers apart, named by their content, written to files.
+
+A blob's name is a blake2b digest of its pickle and of a 128-bit xxh3 of each buffer. The pickle is
+what a rank will execute, so it is named by a cryptographic hash; the buffers are data, and an array
+of 1 GB must be known again in a fraction of a second.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import json
+import os
+import pickle
+import sys
+import tempfile
+import zipfile
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import xxhash
+
+from ..node.payload import ALIGNMENT, HEAD, MAGIC, SPAN, Pickler
+from .names import code_attributes, code_reads
+
+SMALL_BUFFER = 4096
+"""Buffers below this many bytes stay in the pickle."""
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A pickled value, named by its content.
+
+    Its buffers are views of the value's own memory: write it before the value may change.
+
+    Parameters
+    ----------
+    digest : str
+        Names the content; two blobs with one digest are the same.
+    pickled : bytes
+        The pickle, protocol 5.
+    buffers : tuple of memoryview
+        The out-of-band buffers, in the order of the pickle.
+    """
+
+    digest: str
+    pickled: bytes = field(compare=False, repr=False)
+    buffers: tuple[memoryview, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the pickle and of all buffers."""
+        return len(self.pickled) + sum(len(buffer) for buffer in self.buffers)
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What pickling a value gave.
+
+    Parameters
+    ----------
+    blob : Blob
+        The value.
+    reads : frozenset of str
+        Names of the notebook that functions in the value read when they are called.
+    attributes : frozenset of str
+        Attribute names in their code.
+    """
+
+    blob: Blob
+    reads: frozenset[str]
+    attributes: frozenset[str]
+
+
+class NotebookPickler(Pickler):
+    """The pickler of the notebook's side: the same value gives the same bytes at any time."""
+
+    def reducer_override(self, obj: Any) -> Any:
+        saveable = sys.modules.get("keras.src.saving.keras_saveable")
+        if saveable is not None and isinstance(obj, saveable.KerasSaveable):
+            rebuild, (archive,) = obj.__reduce__()
+            return rebuild, (_undated(archive),)
+        return super().reducer_override(obj)
+
+
+def _undated(archive: io.BytesIO) -> io.BytesIO:
+    """A Keras archive without the time at which it was saved.
+
+    With it, an unchanged model would look changed a second later: it would be sent again, and what
+    it learned on the nodes would be lost.
+    """
+    undated = io.BytesIO()
+    with zipfile.ZipFile(archive) as old, zipfile.ZipFile(undated, "w") as new:
+        for name in old.namelist():
+            content = old.read(name)
+            if name == "metadata.json":
+                facts = json.loads(content)
+                facts["date_saved"] = ""
+                content = json.dumps(facts).encode()
+            new.writestr(zipfile.ZipInfo(name), content)
+    undated.seek(0)
+    return undated
+
+
+def pack(value: Any, namespace: dict[str, Any]) -> Packed:
+    """Pickle `value`; functions whose globals are `namespace` go without them.
+
+    Raises
+    ------
+    Exception
+        Whatever the value's own pickling raises.
+    """
+    buffers: list[memoryview] = []
+
+    def keep_apart(buffer: pickle.PickleBuffer) -> bool:
+        try:
+            raw = buffer.raw()
+        except BufferError:  # not contiguous: copied into the pickle
+            return True
+        if raw.nbytes < SMALL_BUFFER:
+            return True
+        buffers.append(raw)
+        return False
+
+    file = io.BytesIO()
+    pickler = NotebookPickler(file, namespace, buffer_callback=keep_apart)
+    pickler.dump(value)
+    pickled = file.getvalue()
+    digest = hashlib.blake2b(pickled, digest_size=20)
+    for buffer in buffers:
+        digest.update(len(buffer).to_bytes(8, "little") + xxhash.xxh3_128_digest(buffer))
+    blob = Blob(digest.hexdigest(), pickled, tuple(buffers))
+    codes = pickler.codes
+    return Packed(blob, frozenset().union(*map(code_reads, codes)), frozenset().union(*map(code_attributes, codes)))
+
+
+def fingerprint(value: Any, namespace: dict[str, Any]) -> str | None:
+    """The digest of a value's content; None where it cannot be pickled."""
+    try:
+        return pack(value, namespace).blob.digest
+    except Exception:
+        return None
+
+
+def write_blob(blob: Blob, folder: Path) -> Path:
+    """Write `blob` into `folder` under its digest, unless it is there; only its owner may read it.
+
+    The file appears whole or not at all.
+
+    Returns
+    -------
+    Path
+        The file.
+    """
+    path = folder / blob.digest
+    if path.exists():
+        return path
+    start = HEAD.size + len(blob.buffers) * SPAN.size + len(blob.pickled)
+    spans = []
+    for buffer in blob.buffers:
+        start += -start % ALIGNMENT
+        spans.append((start, len(buffer)))
+        start += len(buffer)
+    handle, temporary = tempfile.mkstemp(prefix=".", dir=folder)  # mode 0600
+    try:
+        with open(handle, "wb") as file:
+            file.write(HEAD.pack(MAGIC, len(blob.pickled), len(spans)))
+            file.write(b"".join(SPAN.pack(*span) for span in spans))
+            file.write(blob.pickled)
+            for (offset, _), buffer in zip(spans, blob.buffers, strict=True):
+                file.write(bytes(offset - file.tell()))
+                file.write(buffer)
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+    return path

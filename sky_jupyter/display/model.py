@@ -1,0 +1,84 @@
+"""What is known of a run for those who draw it: fed on the manager's loop, read on the main thread."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Sequence
+
+from ..pool.events import Event, NoticeEvent, OutputEvent
+from .render import RankView, RunViewModel, State
+from .transcript import RankOutput, Rich
+
+_STATES: dict[str, State] = {
+    "ok": "done",
+    "error": "failed",
+    "interrupted": "interrupted",
+    "died": "died",
+    "lost": "died",
+}
+
+
+class RunModel:
+    """One a run view. `on_event` is its listener; `snapshot` is what to draw.
+
+    Parameters
+    ----------
+    title : str
+        Such as the pool's name.
+    ranks : sequence of int
+        Those whose output is shown.
+    """
+
+    def __init__(self, title: str, ranks: Sequence[int]) -> None:
+        self.title = title
+        self.began = time.perf_counter()
+        self.notices: list[str] = []
+        self.version = 0
+        self._lock = threading.Lock()
+        self._elapsed: float | None = None
+        self._outputs = {rank: RankOutput() for rank in ranks}
+        self._views = {rank: RankView(rank) for rank in ranks}
+
+    def on_event(self, event: Event) -> None:
+        """Take in what the pool tells; callable from any thread."""
+        with self._lock:
+            self.version += 1
+            if isinstance(event, NoticeEvent):
+                self.notices.append(event.text)
+            elif isinstance(event, OutputEvent) and event.rank in self._outputs:
+                self._take(event)
+
+    def _take(self, event: OutputEvent) -> None:
+        output, item, view = self._outputs[event.rank], event.event, self._views[event.rank]
+        kind = item["kind"]
+        if kind == "stream":
+            output.feed(item["text"])
+        elif kind == "display":
+            output.show(item["data"], item["metadata"], item.get("display_id"))
+        elif kind == "update" and item.get("display_id"):
+            output.update(item["display_id"], item["data"], item["metadata"])
+        elif kind == "clear":
+            output.clear(item.get("wait", False))
+        elif kind == "result":
+            self._views[event.rank] = RankView(event.rank, state=view.state, result=Rich(item["data"], item["metadata"]))
+        elif kind == "end":
+            state = _STATES.get(item["status"], "failed")
+            note = str(item.get("text", "")) if state == "died" else ""
+            self._views[event.rank] = RankView(event.rank, state=state, note=note, result=view.result)
+
+    def finish(self, elapsed: float) -> None:
+        """Nothing more will come; the run took this many seconds."""
+        with self._lock:
+            self._elapsed = elapsed
+            self.version += 1
+
+    def snapshot(self, max_lines: int) -> RunViewModel:
+        """The run as it is now, with at most ``max_lines`` of each rank's last lines."""
+        with self._lock:
+            ranks = []
+            for rank, view in self._views.items():
+                segments, dropped = self._outputs[rank].segments(max_lines)
+                ranks.append(RankView(rank, segments, dropped, view.state, view.note, view.result))
+            elapsed = time.perf_counter() - self.began if self._elapsed is None else self._elapsed
+            return RunViewModel(self.title, elapsed, tuple(ranks), self._elapsed is not None)

@@ -1,0 +1,116 @@
+"""Views for a notebook's front end: one output a run, updated in place, that reads well when saved.
+
+It is HTML with a text form, under a display id: JupyterLab, Notebook 7, VS Code and nbclient all
+update it, and a saved notebook keeps the last state, without a kernel and without a widget.
+"""
+
+from __future__ import annotations
+
+import html
+import time
+from typing import Any
+
+from ..pool.events import Event, NoticeEvent, PhaseEvent
+from . import render
+from .model import RunModel
+
+_LIVE_LINES = 100
+_FINAL_LINES = 1000
+_PATIENCE = 0.15
+_INTERVAL = 0.1
+
+
+class _Slot:
+    """One output of the cell, made when there is something to show and then updated."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def show(self, page: str, text: str) -> None:
+        from IPython.display import display
+
+        bundle = {"text/html": page, "text/plain": text}
+        if self._handle is None:
+            self._handle = display(bundle, raw=True, display_id=True)
+        else:
+            self._handle.update(bundle, raw=True)
+
+
+class NotebookRunView:
+    """The view of one run; made by `display.run_view`, ends with the run."""
+
+    def __init__(self, model: RunModel) -> None:
+        self.model = model
+        self._slot = _Slot()
+        self._drawn = -1
+        self._next = time.perf_counter() + _PATIENCE
+
+    def on_event(self, event: Event) -> None:
+        """The run's listener; callable from any thread."""
+        self.model.on_event(event)
+
+    def refresh(self) -> None:
+        """Draw what is new, at most ten times a second; main thread only."""
+        now = time.perf_counter()
+        if now < self._next:
+            return
+        # Without news, only the clock goes on.
+        pause = _INTERVAL if self.model.version != self._drawn else 1.0
+        if now < self._next - _INTERVAL + pause:
+            return
+        began = now
+        self._draw(_LIVE_LINES)
+        # A large view takes its time to draw and to send: never more than a fifth of it.
+        self._next = time.perf_counter() + max(_INTERVAL, 4 * (time.perf_counter() - began))
+
+    def finish(self, elapsed: float) -> None:
+        """Draw the last state, which is what a saved notebook keeps."""
+        self.model.finish(elapsed)
+        self._draw(_FINAL_LINES)
+
+    def _draw(self, lines: int) -> None:
+        self._drawn = self.model.version
+        shown = self.model.snapshot(lines)
+        page, text = render.to_html(shown, lines), render.to_text(shown, lines, colours=False)
+        for notice in self.model.notices:
+            page += f'<div style="opacity:0.7">{html.escape(notice)}</div>'
+            text += f"\n{notice}"
+        self._slot.show(page, text)
+
+
+class NotebookStartView:
+    """The view of a pool's start: a line that says what it is at, and at the end how long it took."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self.began = time.perf_counter()
+        self._slot = _Slot()
+        self._now: PhaseEvent | None = None
+        self._done: list[PhaseEvent] = []
+        self._next = time.perf_counter() + _PATIENCE
+
+    def on_event(self, event: Event) -> None:
+        """The pool's listener; callable from any thread."""
+        if isinstance(event, PhaseEvent):
+            if event.done:
+                self._done.append(event)
+            self._now = event
+        elif isinstance(event, NoticeEvent):
+            self._now = PhaseEvent("notice", event.text, 0.0)
+
+    def refresh(self) -> None:
+        """Draw what is new; main thread only."""
+        now = time.perf_counter()
+        if now >= self._next and self._now is not None:
+            self._next = now + _INTERVAL
+            self._say(f"{self.title}: {self._now.phase} · {self._now.text}")
+
+    def finish(self, ready: str) -> None:
+        """Say that the pool is ready, or why not."""
+        phases = ", ".join(f"{event.phase} {event.elapsed:.1f} s" for event in self._done if event.elapsed >= 0.05)
+        self._say(f"{self.title}: {ready}", f" ({phases})" if phases else "")
+
+    def _say(self, text: str, more: str = "") -> None:
+        elapsed = f" · {time.perf_counter() - self.began:.1f} s"
+        muted = f'<span style="opacity:0.6">{html.escape(elapsed + more)}</span>'
+        self._slot.show(f"<div>{html.escape(text)}{muted}</div>", text + elapsed + more)

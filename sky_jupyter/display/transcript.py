@@ -1,0 +1,305 @@
+"""What one rank has shown so far, as a terminal would have it: lines that can still change, and rich items.
+
+`Transcript` is the text alone. `RankOutput` puts several of them and the rich items between them
+in order; the display makes one for each rank of a run and drops it with the run's view.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from . import ansi
+
+Cell = tuple[ansi.Style, str]
+
+_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+_TOKEN = re.compile(rf"(?P<text>[^\x00-\x08\x0a-\x1f\x7f-\x9f]+)|(?P<move>[\n\r\b])|{ansi.ESCAPE.pattern}|.", re.DOTALL)
+_UNFINISHED = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b]*\x1b?|[ -/]+)?\Z")
+# How much of an escape that is not ended yet is held back; what is longer is shown as text.
+_MAX_HELD = 4096
+# Where a cursor can be moved to beyond the end of its line, as if the terminal were so wide.
+_WIDTH = 1000
+
+
+class Transcript:
+    """The text of one rank, fed piece by piece as the rank printed it.
+
+    Understands ``\\n``, ``\\r`` and ``\\b``, the cursor's movements and erasures that progress bars
+    use, and colours; other escapes are dropped. Each line stands for itself: it sets the colours
+    it needs and ends plain.
+
+    Parameters
+    ----------
+    max_lines : int
+        How many of the last lines are kept; `dropped` counts the others.
+    max_columns : int
+        How long a line can grow; the rest of it is left out.
+    max_chars : int
+        About how much text is kept in all.
+    """
+
+    def __init__(self, max_lines: int = 10_000, max_columns: int = 100_000, max_chars: int = 16_000_000) -> None:
+        self.max_lines, self.max_columns, self.max_chars = max_lines, max_columns, max_chars
+        self.clear()
+
+    def clear(self) -> None:
+        """Forget everything, as ``clear_output`` asks."""
+        # A row is text while it only grows, and cells once the cursor has gone back into it.
+        self._rows: list[str | list[Cell]] = [""]
+        self._row = 0
+        self._column: int | None = None  # None is the end of a row that is text
+        self._style = ansi.PLAIN
+        self._held = ""
+        self._size = 0
+        self._dropped = 0
+
+    @property
+    def dropped(self) -> int:
+        """How many lines from the beginning are not kept any more."""
+        return self._dropped + max(0, len(self) - self.max_lines)
+
+    @property
+    def lines(self) -> list[str]:
+        """The lines that are kept, the unfinished one included."""
+        return self.tail(self.max_lines)
+
+    def __len__(self) -> int:
+        return len(self._rows) - (not self._rows[-1])
+
+    def tail(self, count: int) -> list[str]:
+        """The last `count` lines at most."""
+        end = len(self)
+        return [self._text(row) for row in self._rows[max(0, end - min(count, self.max_lines)) : end]]
+
+    def text(self) -> str:
+        """All that is kept, as one text."""
+        return "\n".join(self.lines) + "\n" * (len(self) < len(self._rows) and len(self) > 0)
+
+    def feed(self, text: str) -> None:
+        """Take what the rank printed next."""
+        text = self._held + text
+        self._held = ""
+        if self._at_end() and self._style == ansi.PLAIN and not _CONTROL.search(text):
+            self._feed_plain(text)
+        else:
+            unfinished = _UNFINISHED.search(text, max(0, len(text) - _MAX_HELD))
+            if unfinished:
+                self._held, text = text[unfinished.start() :], text[: unfinished.start()]
+            for token in _TOKEN.finditer(text):
+                self._take(token)
+        self._size += len(text)
+        self._trim()
+
+    def _at_end(self) -> bool:
+        return self._column is None and self._row == len(self._rows) - 1
+
+    def _feed_plain(self, text: str) -> None:
+        first, *others = text.split("\n")
+        if first:
+            self._append(first)
+        if others and max(map(len, others)) > self.max_columns:
+            others = [self._cut(line) for line in others]
+        self._rows += others
+        self._row += len(others)
+
+    def _take(self, token: re.Match[str]) -> None:
+        if token["text"]:
+            self._write(token["text"])
+        elif token["move"] == "\n":
+            self._newline()
+        elif token["move"] == "\r":
+            self._column = 0 if self._rows[self._row] else None
+        elif token["move"] == "\b":
+            self._column = max(0, self._at() - 1)
+        elif token[4] == "m":
+            self._style = ansi.restyled(self._style, token[3])
+        elif token[4]:
+            self._control(token[4], token[3])
+
+    def _write(self, text: str) -> None:
+        if self._column is None:
+            self._append(text)
+            return
+        cells, start = self._cells(), self._column
+        text = text[: max(0, self.max_columns - start)]
+        if start > len(cells):
+            cells += [(ansi.PLAIN, " ")] * (start - len(cells))
+        style = self._style
+        cells[start : start + len(text)] = [(style, letter) for letter in text]
+        self._column = start + len(text)
+
+    def _append(self, text: str) -> None:
+        row = self._text(self._rows[self._row])
+        if len(row) <= self.max_columns:
+            text = self._cut(text, self.max_columns - len(row))
+            self._rows[self._row] = row + ansi.wrapped(self._style, text)
+
+    def _cut(self, line: str, room: int | None = None) -> str:
+        room = self.max_columns if room is None else room
+        return line if len(line) <= room else line[:room] + "…"
+
+    def _newline(self) -> None:
+        row = self._rows[self._row]
+        if isinstance(row, list):
+            self._rows[self._row] = done = self._text(row)
+            self._size += len(done)
+        self._row += 1
+        if self._row == len(self._rows):
+            self._rows.append("")
+        self._column = 0 if self._rows[self._row] else None
+
+    def _control(self, kind: str, codes: str) -> None:
+        """Act on ``ESC [ codes kind``; what is no known movement or erasure has no effect."""
+        digits = codes.partition(";")[0]
+        number = int(digits[:6]) if digits.isdecimal() else 0
+        steps = max(1, number)
+        if kind in "ABEF":
+            column = self._at()
+            up = kind in "AF"
+            self._row = max(0, self._row - steps) if up else min(len(self._rows) - 1, self._row + steps)
+            self._column = column if kind in "AB" else 0
+        elif kind in "CDG":
+            column = {"C": self._at() + steps, "D": self._at() - steps, "G": steps - 1}[kind]
+            self._column = max(0, min(column, max(_WIDTH, len(self._cells()))))
+        elif kind == "K":
+            self._erase(number)
+        elif kind == "J" and number == 0:
+            self._erase(0)
+            del self._rows[self._row + 1 :]
+
+    def _erase(self, what: int) -> None:
+        """Erase in the cursor's row: from the cursor on (0), up to it (1), or all of it (2)."""
+        column = self._at()
+        cells = self._cells()
+        if what == 1:
+            count = min(column + 1, len(cells))
+            cells[:count] = [(ansi.PLAIN, " ")] * count
+        else:
+            del cells[column if what == 0 else 0 :]
+        if not cells:
+            # An empty row grows as text again, which is quicker.
+            self._rows[self._row] = ""
+            self._column = column or None
+
+    def _at(self) -> int:
+        return len(self._cells()) if self._column is None else self._column
+
+    def _cells(self) -> list[Cell]:
+        row = self._rows[self._row]
+        if isinstance(row, str):
+            row = [(style, letter) for style, piece in ansi.runs(row) for letter in piece]
+            self._rows[self._row] = row
+            if self._column is None:
+                self._column = len(row)
+        return row
+
+    @staticmethod
+    def _text(row: str | list[Cell]) -> str:
+        if isinstance(row, str):
+            return row
+        pieces, start = [], 0
+        for index in range(1, len(row) + 1):
+            if index == len(row) or row[index][0] != row[start][0]:
+                pieces.append(ansi.wrapped(row[start][0], "".join(letter for _, letter in row[start:index])))
+                start = index
+        return "".join(pieces)
+
+    def _trim(self) -> None:
+        # Only once there is twice too much, so that a line costs the same however many there are.
+        if self._size > 2 * self.max_chars or len(self._rows) > 2 * self.max_lines + 1:
+            keep = min(len(self._rows), self.max_lines + 1)
+            sizes = [len(row) for row in self._rows]
+            while keep > 1 and sum(sizes[-keep:]) > self.max_chars:
+                keep = (keep + 1) // 2
+            gone = len(self._rows) - keep
+            del self._rows[:gone]
+            self._dropped += gone
+            self._row = max(0, self._row - gone)
+            self._size = sum(sizes[-keep:])
+
+
+@dataclass(frozen=True)
+class Text:
+    """Lines that a rank printed between two rich items."""
+
+    lines: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Rich:
+    """A plot, table or other rich item, as Jupyter's messages hold it: data by media type."""
+
+    data: Mapping[str, Any]
+    metadata: Mapping[str, Any] = field(default_factory=dict)
+
+
+Segment = Text | Rich
+
+
+class RankOutput:
+    """All that one rank has shown, in its order; feed it with the contents of Jupyter's messages.
+
+    Parameters
+    ----------
+    max_lines : int
+        How many lines each stretch of text keeps.
+    """
+
+    def __init__(self, max_lines: int = 10_000) -> None:
+        self.max_lines = max_lines
+        self._parts: list[Transcript | Rich] = []
+        self._by_id: dict[str, list[int]] = {}
+        self._clear_next = False
+
+    def feed(self, text: str) -> None:
+        """Take text of stdout or stderr."""
+        self._cleared()
+        if not self._parts or not isinstance(self._parts[-1], Transcript):
+            self._parts.append(Transcript(self.max_lines))
+        part = self._parts[-1]
+        assert isinstance(part, Transcript)
+        part.feed(text)
+
+    def show(
+        self, data: Mapping[str, Any], metadata: Mapping[str, Any] | None = None, display_id: str | None = None
+    ) -> None:
+        """Take a ``display_data``; `display_id` lets `update` find it."""
+        self._cleared()
+        if display_id is not None:
+            self._by_id.setdefault(display_id, []).append(len(self._parts))
+        self._parts.append(Rich(data, metadata or {}))
+
+    def update(self, display_id: str, data: Mapping[str, Any], metadata: Mapping[str, Any] | None = None) -> None:
+        """Take an ``update_display_data``: change what was shown under `display_id`, if anything was."""
+        for position in self._by_id.get(display_id, ()):
+            self._parts[position] = Rich(data, metadata or {})
+
+    def clear(self, wait: bool = False) -> None:
+        """Take a ``clear_output``; with `wait`, when the next output comes."""
+        self._clear_next = True
+        if not wait:
+            self._cleared()
+
+    def _cleared(self) -> None:
+        if self._clear_next:
+            self._clear_next = False
+            self._parts.clear()
+            self._by_id.clear()
+
+    def segments(self, max_lines: int) -> tuple[tuple[Segment, ...], int]:
+        """What to show, with the last `max_lines` lines and all rich items; and how many lines are left out."""
+        shown: list[Segment] = []
+        left, out = max_lines, 0
+        for part in reversed(self._parts):
+            if isinstance(part, Rich):
+                shown.append(part)
+                continue
+            lines = part.tail(left) if left else []
+            left -= len(lines)
+            out += part.dropped + min(len(part), part.max_lines) - len(lines)
+            if lines:
+                shown.append(Text(tuple(lines)))
+        return tuple(reversed(shown)), out

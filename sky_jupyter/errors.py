@@ -1,0 +1,101 @@
+"""The errors that a caller may want to tell apart, each with a message made for a person.
+
+One base, `SkyError`; a subclass wherever a caller would act differently. A message says what
+happened, to which thing, and what to do about it.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from collections.abc import Iterable, Sequence
+
+
+class SkyError(Exception):
+    """Base of every error that Sky Jupyter raises on its own account."""
+
+
+class SpecError(SkyError, ValueError):
+    """An option, plugin or value that cannot be: raised before anything starts."""
+
+
+class CaptureError(SkyError):
+    """A value that a cell depends on cannot be sent; nothing has run."""
+
+
+class ProvisionError(SkyError):
+    """The pool's machines could not be made; what was made has been removed."""
+
+
+class BootstrapError(SkyError):
+    """A machine could not be prepared.
+
+    Parameters
+    ----------
+    phase : str
+        The bootstrap phase that failed, such as ``"environment"``.
+    node : int or None
+        The node it failed on; None where it concerns all of them.
+    command : str
+        The command that failed, as a person would type it.
+    lines : sequence of str
+        The last lines that it printed.
+    """
+
+    def __init__(
+        self, phase: str, message: str, *, node: int | None = None, command: str = "", lines: Sequence[str] = ()
+    ) -> None:
+        self.phase, self.node, self.command, self.lines = phase, node, command, tuple(lines)
+        where = "" if node is None else f" on node {node}"
+        text = f"phase {phase!r} failed{where}: {message}"
+        if command:
+            text += f"\n  command: {command}"
+        if lines:
+            text += "\n" + "\n".join(f"  | {line}" for line in self.lines)
+        super().__init__(text)
+
+
+class PoolError(SkyError):
+    """The pool is not in a state in which this can be done."""
+
+
+class NotInPoolError(SkyError, RuntimeError):
+    """The runtime was asked for something that exists on a pool's ranks only."""
+
+
+class RankDied(SkyError):
+    """A rank's process ended while it ran: it says by which signal or status."""
+
+
+class NodeLost(SkyError):
+    """A node's agent or machine went away while it ran something."""
+
+
+class RemoteError(SkyError):
+    """Stands for an exception of a rank whose own type could not be brought here."""
+
+
+def nearest(word: str, allowed: Iterable[str]) -> str:
+    """The end of an error message: ``"; did you mean 'x'?"``, or nothing where no word is near."""
+    near = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.5)
+    return f"; did you mean {near[0]!r}?" if near else ""
+
+
+def rank_label(ranks: Sequence[int]) -> str:
+    """``"rank 2"`` or ``"ranks 0-3, 5"``."""
+    runs: list[list[int]] = []
+    for rank in sorted(ranks):
+        if runs and rank == runs[-1][-1] + 1:
+            runs[-1].append(rank)
+        else:
+            runs.append([rank])
+    text = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
+    return f"rank{'' if len(ranks) == 1 else 's'} {text}"
+
+
+def plain(text: str) -> str:
+    """The text without its colours."""
+    return _COLOUR.sub("", text)
+
+
+_COLOUR = re.compile(r"\x1b\[[0-9;]*m")

@@ -1,0 +1,1 @@
+"""Machines: places where commands run and files go."""

@@ -1,0 +1,66 @@
+"""The machine that the notebook runs on."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath
+
+
+class LocalCommand:
+    """A subprocess in a session of its own, so that a signal to the notebook does not reach it."""
+
+    def __init__(self, process: subprocess.Popen[str]) -> None:
+        self.process = process
+
+    def lines(self) -> Iterator[str]:
+        """Its standard output, a line at a time."""
+        assert self.process.stdout is not None
+        for line in self.process.stdout:
+            yield line.rstrip("\n")
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self.process.terminate()
+
+    def kill(self) -> None:
+        """End it."""
+        self.process.kill()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit status; TimeoutError when it has none after ``timeout`` seconds."""
+        try:
+            status = self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            raise TimeoutError(f"process {self.process.pid} has not ended after {timeout} s") from None
+        if self.process.stdout is not None:
+            self.process.stdout.close()
+        return status
+
+
+class LocalMachine:
+    """Runs commands as subprocesses; all local nodes of a pool share it."""
+
+    key = "local"
+    address = "127.0.0.1"
+
+    def exec(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, log: PurePath) -> LocalCommand:
+        """Start a command in a session of its own; its standard error goes to ``log``."""
+        with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as errors:
+            process = subprocess.Popen(
+                list(argv),
+                env=dict(env),
+                cwd=cwd,
+                stdin=subprocess.DEVNULL,
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                start_new_session=True,
+            )
+        return LocalCommand(process)
+
+    def put(self, data: bytes, path: PurePath) -> None:
+        """Write a file that only its user can read."""
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+            file.write(data)

@@ -1,0 +1,257 @@
+"""``%%sky`` and ``%sky``: read options, call the layers below, nothing else."""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+from IPython.core.error import UsageError
+from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
+
+from .. import display
+from ..api import describe, start_pool
+from ..capture.collect import collect
+from ..capture.names import analyse
+from ..errors import PoolError, SkyError, SpecError
+from ..pool.events import NoticeEvent
+from ..pool.live import pools
+from ..pool.manager import Pool
+from ..pool.registry import Registry, sweep
+from ..pool.results import CellError, CellResult
+from . import traceback
+from .completion import sky_matcher
+from .manual import MANUAL
+from .options import Given, HelpAsked, parse
+
+RESULT = "_sky"
+
+
+@magics_class
+class SkyMagics(Magics):
+    """Made when the extension is loaded; it holds nothing but the shell."""
+
+    @no_var_expand
+    @line_cell_magic
+    def sky(self, line: str, cell: str | None = None) -> None:
+        try:
+            given = parse(line, cell=cell is not None)
+            if cell is None:
+                self.verb(given)
+            else:
+                self.cell(line, cell, given)
+        except HelpAsked as help:
+            print(help)
+        except SpecError as error:
+            raise UsageError(str(error)) from None
+        except CellError:
+            raise
+        except (SkyError, KeyboardInterrupt) as error:
+            _shorten(error)
+            raise
+
+    sky.__doc__ = MANUAL
+
+    # -- %%sky -------------------------------------------------------------------------------------
+
+    def cell(self, line: str, body: str, given: Given) -> None:
+        """Run a cell on a pool, which is made where there is none."""
+        code = _numbered(line, body)
+        transformed = self.shell.transform_cell(code)
+        namespace = self.shell.user_ns
+        # Everything that can be wrong with the cell itself is said before a pool is made for it.
+        analyse(transformed)
+        pool = self.pool_for(given)
+        ranks = pool.check_ranks(given.on)
+        shown = pool.check_ranks(given.only) if given.only is not None else ranks
+        pool.settle()
+        self.take_restarts(pool, None)
+        capture = collect(transformed, namespace, pool.ledger, exclude=_exclude(given), push=given.push)
+        title = f"sky · {pool.spec.name}" if pool.spec.name != "default" else "sky"
+        view: Any = display.Silent() if given.quiet else display.run_view(title, [r for r in ranks if r in shown])
+        run = pool.begin_cell(
+            code,
+            capture,
+            ranks=ranks,
+            count=self.shell.execution_count,
+            grace=given.grace,
+            timeout=given.timeout,
+            listener=view.on_event,
+        )
+        try:
+            result = pool.attend(run, view.refresh)
+        except CellError as error:
+            self.bind(given, error.result)
+            raise
+        finally:
+            pool.modules |= run.modules
+            pool.ledger.nodes_wrote(run.writes, namespace, uses=capture.names.uses)
+            self.take_restarts(pool, view)
+            view.finish(run.elapsed)
+        self.bind(given, result)
+
+    def bind(self, given: Given, result: CellResult) -> None:
+        """Give the notebook the result, under its names."""
+        self.shell.user_ns[RESULT] = result
+        if given.out is not None:
+            self.shell.user_ns[given.out] = result
+            for pool in pools.all():
+                pool.ledger.notebook_wrote([given.out])
+
+    def pool_for(self, given: Given) -> Pool:
+        """The pool that the options mean; made where it is not there."""
+        live = pools.current if given.name is None else pools.get(given.name)
+        if live is None:
+            return start_pool(given.spec())
+        differences = live.spec.differences(given.spec(live.spec))
+        if differences:
+            name = live.spec.name
+            raise PoolError(
+                f"pool {name!r} is live with another spec: {'; '.join(differences)}. Leave the options out to use it "
+                f"as it is, make it anew with `%sky restart --name {name} …`, or give another --name"
+            )
+        pools.use(live)
+        return live
+
+    def take_restarts(self, pool: Pool, view: Any) -> None:
+        """Tell the ledger, and the user, of kernels that are new since the last look."""
+        fresh = pool.take_restarted()
+        if not fresh:
+            return
+        if len(fresh) == pool.spec.world_size:
+            lost = pool.ledger.forget_nodes(self.shell.user_ns) - pool.modules
+            text = "all kernels are new" + (f"; only the nodes had, and lost: {', '.join(sorted(lost))}" if lost else "")
+        else:
+            lost = pool.ledger.nodes_own - pool.modules
+            pool.ledger = pool.ledger.unsent()
+            text = f"new kernels on {sorted(fresh)}" + (f"; they lack: {', '.join(sorted(lost))}" if lost else "")
+        if view is None:
+            print(text, file=sys.stderr)
+        else:
+            view.on_event(NoticeEvent(text))
+
+    # -- %sky --------------------------------------------------------------------------------------
+
+    def verb(self, given: Given) -> None:
+        """Do what a verb says."""
+        getattr(self, f"do_{given.verb}")(given)
+
+    def do_up(self, given: Given) -> None:
+        there = pools.current if given.name is None else pools.get(given.name)
+        pool = self.pool_for(given)
+        if pool is there:
+            print(f"pool {pool.spec.name}: {describe(pool.spec)}, live")
+
+    def do_status(self, given: Given) -> None:
+        chosen = pools.all() if given.name is None else [pools.need(given.name)]
+        if not chosen:
+            print("no pool lives; `%sky up --nodes 2` makes one, and so does `%%sky --nodes 2` over a cell")
+        for pool in chosen:
+            print(status_text(pool, current=pool is pools.current))
+
+    def do_restart(self, given: Given) -> None:
+        pool = pools.need(given.name)
+        spec = given.spec(pool.spec)
+        if pool.spec.differences(spec):
+            self.end(pool)
+            start_pool(spec)
+            return
+        view = display.start_view(f"pool {pool.spec.name}")
+        try:
+            pool.restart(view.on_event, view.refresh)
+        except BaseException:
+            view.finish("the restart failed")
+            raise
+        view.finish("new kernels on all ranks")
+        self.take_restarts(pool, None)
+
+    def do_interrupt(self, given: Given) -> None:
+        pool = pools.need(given.name)
+        busy = pool.current is not None and bool(pool.current.left)
+        pool.interrupt()
+        print(f"pool {pool.spec.name}: {'every rank that works is interrupted' if busy else 'nothing runs'}")
+
+    def do_down(self, given: Given) -> None:
+        for pool in pools.all() if given.all else [pools.need(given.name)]:
+            self.end(pool)
+            print(f"pool {pool.spec.name}: ended")
+
+    def end(self, pool: Pool) -> None:
+        """End a pool and forget it."""
+        pool.down()
+        pools.discard(pool)
+
+    # -- the notebook's own cells ------------------------------------------------------------------
+
+    def after_cell(self, result: Any) -> None:
+        """A cell of the notebook has run: what it assigned counts from now on."""
+        raw = getattr(result.info, "raw_cell", None) or ""
+        if not pools.all() or raw.lstrip().startswith("%%sky"):
+            return
+        try:
+            names = analyse(self.shell.transform_cell(raw))
+        except SyntaxError:
+            return
+        for pool in pools.all():
+            pool.ledger.notebook_ran(names, self.shell.user_ns, finished=result.success)
+
+
+def status_text(pool: Pool, *, current: bool) -> str:
+    """A pool and what its ranks do, in lines."""
+    lines = [f"pool {pool.spec.name}{' (current)' if current else ''}: {describe(pool.spec)}, {pool.state}"]
+    nodes = pool.status()
+    for node in range(pool.spec.nodes):
+        if node not in nodes:
+            lines.append(f"  node {node}: lost; `%sky restart` makes it anew")
+            continue
+        for rank, facts in nodes[node]["ranks"].items():
+            state = "busy" if facts["busy_with"] else "idle" if facts["pid"] else "has no kernel"
+            lines.append(f"  node {node}, rank {rank}: {state} (process {facts['pid']})")
+    return "\n".join(lines)
+
+
+def _numbered(line: str, body: str) -> str:
+    """The code as the nodes run it: its lines are numbered as in the notebook, where ``%%sky`` is line 1.
+
+    A cell magic below ours must stay in the first line to be one, and counts its own lines anyway.
+    """
+    return body if body.lstrip().startswith("%%") else f"# %%sky {line}\n{body}"
+
+
+def _exclude(given: Given) -> Any:
+    return "all" if "all" in given.no_capture else frozenset(given.no_capture)
+
+
+def _shorten(error: BaseException) -> None:
+    """Show a person the message; the frames are ours and tell them nothing."""
+    text = f"\x1b[31m{type(error).__name__}\x1b[39m: {error}"
+    error._render_traceback_ = lambda: [text]  # type: ignore[attr-defined]
+
+
+def load(shell: Any) -> None:
+    """Register the magics, their completion, and the watch over the notebook's own cells."""
+    magics = SkyMagics(shell)
+    shell.register_magics(magics)
+    shell.events.register("post_run_cell", magics.after_cell)
+    shell.sky_magics = magics
+    traceback.install(shell)
+    completer = getattr(shell, "Completer", None)
+    if completer is not None and sky_matcher not in completer.custom_matchers:
+        completer.custom_matchers.append(sky_matcher)
+    # What a machine's crash left behind of local pools.
+    sweep(Registry())
+
+
+def unload(shell: Any) -> None:
+    """Undo `load`, and end the pools that are not kept."""
+    magics = getattr(shell, "sky_magics", None)
+    if magics is None:
+        return
+    pools.end_all()
+    shell.events.unregister("post_run_cell", magics.after_cell)
+    traceback.remove(shell)
+    for kind in ("line", "cell"):
+        shell.magics_manager.magics[kind].pop("sky", None)
+    completer = getattr(shell, "Completer", None)
+    if completer is not None and sky_matcher in completer.custom_matchers:
+        completer.custom_matchers.remove(sky_matcher)
+    del shell.sky_magics

@@ -1,0 +1,344 @@
+"""The options of ``%%sky`` and ``%sky``: one table, read by the parser, the help and the completion."""
+
+from __future__ import annotations
+
+import argparse
+import re
+import shlex
+import sys
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NoReturn
+
+from IPython.core.error import UsageError
+
+from ..errors import SpecError, nearest
+from ..plugins import parse_plugins
+from ..pool.manager import DEFAULT_GRACE
+from ..providers import Local
+from ..spec import Image, PoolSpec
+
+PROVIDERS: dict[str, Callable[[], Any]] = {"local": Local}
+MAX_RANK = 1 << 20
+
+
+class HelpAsked(Exception):
+    """The line asks for help; the message is the help."""
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise ValueError
+    return value
+
+
+def _grace(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise ValueError
+    return value
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _identifier(text: str) -> str:
+    if not text.isidentifier():
+        raise ValueError
+    return text
+
+
+def _assignments(text: str) -> dict[str, str]:
+    pairs = {}
+    # A comma parts two assignments only where another NAME= follows it.
+    for part in re.split(r",(?=[A-Za-z_]\w*=)", text):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise ValueError
+        pairs[name.strip()] = value
+    return pairs
+
+
+def ranks(text: str) -> tuple[int, ...]:
+    """Read ``"0,2-5"`` or ``"head"``; ValueError for another form."""
+    if text == "head":
+        return (0,)
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        low, high = int(first), int(last) if dash else int(first)
+        if not 0 <= low <= high < MAX_RANK:
+            raise ValueError
+        found.update(range(low, high + 1))
+    return tuple(sorted(found))
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option: its flag, how its text is read, and what help says of it."""
+
+    flag: str
+    metavar: str
+    read: Callable[[str], Any]
+    form: str
+    help: str
+    choices: tuple[str, ...] = ()
+
+    @property
+    def key(self) -> str:
+        """The name in parsed options and in a TOML section."""
+        return self.flag.lstrip("-").replace("-", "_")
+
+
+POOL = (
+    Option("--nodes", "N", int, "a whole number", "how many nodes (1)"),
+    Option("--ranks-per-node", "N", int, "a whole number", "rank processes on each node (1)"),
+    Option(
+        "--plugins", "A,B(K=V)", str, "names with a comma between, such as jax,keras",
+        "frameworks to set up on every rank, in this order", ("jax", "keras", "torch"),
+    ),
+    Option("--provider", "NAME", str, "a provider's name", "what makes the nodes (local)", tuple(PROVIDERS)),
+    Option("--pip", "X,Y", _words, "requirements with a comma between", "packages that the nodes need besides"),
+    Option("--env", "K=V", _assignments, "K=V, with a comma before another K=V", "environment variables of every rank"),
+)
+NAME = Option("--name", "NAME", str, "a name", "which pool (the current one)")
+CONFIG = Option("--config", "FILE.toml#SECTION", str, "FILE.toml#SECTION", "read options from a TOML table")
+CELL = (
+    Option("--on", "0,2-5|head", ranks, "ranks such as 0,2-5, or head", "the ranks that run the cell (all)", ("head",)),
+    Option("--out", "NAME", _identifier, "a Python name", "where the CellResult goes, besides _sky"),
+    Option("--only", "0,2-5|head", ranks, "ranks such as 0,2-5, or head", "the ranks whose output is shown (all)", ("head",)),
+    Option("--push", "A,B", _words, "names with a comma between", "send these names whatever the cell reads"),
+    Option("--no-capture", "A,B|all", _words, "names with a comma between, or all", "do not send these names", ("all",)),
+    Option("--timeout", "S", _number, "a number of seconds above 0", "stop the cell after this many seconds"),
+    Option("--grace", "S", _grace, "a number of seconds", f"what other ranks get after one failed ({DEFAULT_GRACE:g})"),
+)
+QUIET = "--quiet"
+ALL = "--all"
+VERBS = {
+    "up": "make a pool, or see that it is there",
+    "status": "the live pools and what their ranks do",
+    "restart": "new kernels on the same nodes; with other pool options, a new pool of that name",
+    "interrupt": "raise KeyboardInterrupt in every rank that works",
+    "down": "end a pool, or --all",
+}
+
+
+def options_of(verb: str | None) -> tuple[Option, ...]:
+    """The options that a verb takes; those of a cell for None."""
+    if verb is None:
+        return (*POOL, NAME, CONFIG, *CELL)
+    return (*POOL, NAME, CONFIG) if verb in ("up", "restart") else (NAME,)
+
+
+def switches_of(verb: str | None) -> tuple[str, ...]:
+    """The options without a value that a verb takes."""
+    return (QUIET,) if verb is None else ("--all",) if verb == "down" else ()
+
+
+@dataclass(frozen=True)
+class Given:
+    """What a line asked for; valid once it exists, as far as can be told without a pool."""
+
+    verb: str | None
+    pool: dict[str, Any] = field(default_factory=dict)
+    name: str | None = None
+    quiet: bool = False
+    all: bool = False
+    on: tuple[int, ...] | None = None
+    out: str | None = None
+    only: tuple[int, ...] | None = None
+    push: tuple[str, ...] = ()
+    no_capture: tuple[str, ...] = ()
+    timeout: float | None = None
+    grace: float = DEFAULT_GRACE
+
+    def spec(self, live: PoolSpec | None = None) -> PoolSpec:
+        """The spec asked for; what was not given is as in ``live``, or the default.
+
+        Raises
+        ------
+        SpecError
+            When something in it cannot be.
+        """
+        spec = live or PoolSpec(provider=Local(), name=self.name or "default")
+        changes = dict(self.pool)
+        image = {key: changes.pop(key) for key in ("pip", "env") if key in changes}
+        if image:
+            changes["image"] = replace(spec.image, **image)
+        return replace(spec, **changes)
+
+
+class _Parser(argparse.ArgumentParser):
+    """Errors are one line for a notebook, with the nearest right spelling."""
+
+    def error(self, message: str) -> NoReturn:
+        raise UsageError(f"{self.prog}: {message}")
+
+    def print_help(self, file: Any = None) -> None:
+        raise HelpAsked(self.format_help())
+
+
+def _parser(verb: str | None) -> _Parser:
+    prog = "%%sky" if verb is None else f"%sky {verb}"
+    about = "Run the cell on every rank of a pool." if verb is None else VERBS[verb].capitalize() + "."
+    parser = _Parser(prog=prog, description=about, allow_abbrev=False, formatter_class=argparse.RawTextHelpFormatter)
+    for option in options_of(verb):
+        parser.add_argument(
+            option.flag, metavar=option.metavar, dest=option.key, action="append", help=option.help.replace("%", "%%")
+        )
+    for flag in switches_of(verb):
+        parser.add_argument(flag, action="store_true", help="show only errors" if flag == QUIET else "every pool")
+    return parser
+
+
+def parse(line: str, *, cell: bool) -> Given:
+    """Read a magic's line.
+
+    Parameters
+    ----------
+    line : str
+        What stands behind ``%sky`` or ``%%sky``.
+    cell : bool
+        Whether it is the cell magic, which has no verb.
+
+    Raises
+    ------
+    UsageError
+        When it cannot be, in one line that names the nearest right spelling.
+    HelpAsked
+        When it asks for help.
+    """
+    prog = "%%sky" if cell else "%sky"
+    try:
+        words = shlex.split(line)
+    except ValueError as error:
+        raise UsageError(f"{prog}: the line cannot be read: {error} (a quote that is not closed?)") from None
+    verb = None
+    if not cell:
+        verb, words = _verb(words)
+    parsed, rest = _parser(verb).parse_known_args(words)
+    if rest:
+        raise UsageError(f"{prog}: {_unknown(rest[0], verb)}")
+    try:
+        return _given(verb, prog, vars(parsed))
+    except SpecError as error:
+        raise UsageError(f"{prog}: {error}") from None
+
+
+def _verb(words: list[str]) -> tuple[str, list[str]]:
+    if not words:
+        return "status", words
+    if words[0] in ("-h", "--help"):
+        raise HelpAsked("\n".join(["%sky VERB [options]", *(f"  {verb:10} {text}" for verb, text in VERBS.items())]))
+    if words[0] not in VERBS:
+        raise UsageError(f"%sky: unknown verb {words[0]!r}{nearest(words[0], VERBS)}; verbs are {', '.join(VERBS)}")
+    return words[0], words[1:]
+
+
+def _unknown(word: str, verb: str | None) -> str:
+    flags = [*(option.flag for option in options_of(verb)), *switches_of(verb)]
+    if not word.startswith("-"):
+        hint = "; an option's value must not hold a space unless it is quoted" if verb is None else ""
+        return f"{word!r} is not an option{hint}; options are {', '.join(flags)}"
+    flag = word.partition("=")[0]
+    near = nearest(flag, flags)
+    return f"unknown option {flag}{near}" + ("" if near else f"; options are {', '.join(flags)}")
+
+
+def _given(verb: str | None, prog: str, parsed: dict[str, Any]) -> Given:
+    by_key = {option.key: option for option in options_of(verb)}
+    texts: dict[str, Any] = {key: values for key, values in parsed.items() if key in by_key and values is not None}
+    if "config" in texts:
+        section = _section(_once(by_key["config"], texts.pop("config"), prog))
+        texts = {**_checked(section, by_key), **texts}
+    values = {key: _value(by_key[key], given, prog) for key, given in texts.items()}
+    pool_keys = {option.key for option in POOL}
+    pool = {key: values.pop(key) for key in list(values) if key in pool_keys}
+    if "provider" in pool:
+        pool["provider"] = _provider(pool["provider"])
+    if "plugins" in pool:
+        pool["plugins"] = parse_plugins(pool["plugins"])
+    for switch in ("quiet", "all"):
+        if parsed.get(switch):
+            values[switch] = True
+    given = Given(verb=verb, pool=pool, **values)
+    given.spec()
+    return given
+
+
+def _once(option: Option, texts: Any, prog: str) -> str:
+    if isinstance(texts, list):
+        if len(texts) > 1:
+            raise UsageError(f"{prog}: {option.flag} is given {len(texts)} times")
+        texts = texts[0]
+    return str(texts)
+
+
+def _value(option: Option, given: Any, prog: str) -> Any:
+    """The value of an option, from the texts of the line or from a TOML table."""
+    try:
+        if option.key == "env" and isinstance(given, dict):
+            return {str(key): str(value) for key, value in given.items()}
+        if option.key == "env":
+            return {key: value for text in given for key, value in option.read(text).items()}
+        if option.key in ("pip", "push", "no_capture") and isinstance(given, list):
+            return tuple(word for text in given for word in option.read(str(text)))
+        return option.read(_once(option, given, prog))
+    except ValueError as error:
+        if isinstance(error, SpecError):
+            raise
+        shown = given if not isinstance(given, list) else given[-1]
+        raise UsageError(f"{prog}: {option.flag} takes {option.form}, not {shown!r}") from None
+
+
+def _provider(name: str) -> Any:
+    if name not in PROVIDERS:
+        raise SpecError(f"unknown provider {name!r}{nearest(name, PROVIDERS)}; providers are {', '.join(PROVIDERS)}")
+    return PROVIDERS[name]()
+
+
+def _section(text: str) -> dict[str, Any]:
+    if sys.version_info >= (3, 11):
+        import tomllib
+    else:
+        import tomli as tomllib
+
+    name, _, section = text.partition("#")
+    path = Path(name).expanduser()
+    try:
+        table: Any = tomllib.loads(path.read_text())
+    except OSError as error:
+        raise SpecError(f"--config: {path} cannot be read: {error.strerror}") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise SpecError(f"--config: {path} is not TOML: {error}") from None
+    for part in section.split(".") if section else ():
+        if not isinstance(table, dict) or part not in table:
+            known = sorted(table) if isinstance(table, dict) else []
+            raise SpecError(f"--config: {path} has no section {section!r}{nearest(part, known)}")
+        table = table[part]
+    if not isinstance(table, dict):
+        raise SpecError(f"--config: {section!r} in {path} is not a table")
+    return table
+
+
+def _checked(section: dict[str, Any], by_key: dict[str, Option]) -> dict[str, Any]:
+    values = {}
+    for name, value in section.items():
+        key = name.replace("-", "_")
+        if key not in by_key or key == "config":
+            raise SpecError(f"--config: unknown option {name!r}{nearest(key, by_key)}")
+        values[key] = value if isinstance(value, (list, dict)) else [str(value)]
+        if key == "plugins" and isinstance(value, list):
+            values[key] = ",".join(map(str, value))
+    return values
+
+
+def words_before(text: str) -> Sequence[str]:
+    """The words of a line as far as it is typed, however its quotes stand."""
+    try:
+        return shlex.split(text)
+    except ValueError:
+        return text.split()

@@ -1,0 +1,179 @@
+"""The forkserver: one process a machine that has imported what the plugins name, and forks kernels.
+
+The host starts it; the agents ask it, over a unix socket with one JSON object a line, to fork the
+kernel of a rank. As the kernels' parent it learns of their end first, and says so at once to the
+agent that asked. It has one thread, so forking is safe; importing starts no backend.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import traceback
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from . import processes
+
+KERNEL_MODULES = ("sky_jupyter.node.kernel",)
+_MAX_LINE = 1 << 20
+
+
+def listen(path: Path) -> socket.socket:
+    """The listening socket; agents may connect before the imports are done, and wait."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    os.chmod(path, 0o600)
+    listener.listen(64)
+    return listener
+
+
+def preload(modules: Iterable[str]) -> dict[str, str]:
+    """Import modules; what cannot be imported is returned with the reason, for the ranks to tell."""
+    failed = {}
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            failed[module] = f"{type(error).__name__}: {error}"
+            traceback.print_exc()
+    return failed
+
+
+def serve(listener: socket.socket, modules: Iterable[str]) -> None:
+    """Import, then fork kernels for whoever connects, until the host ends this process."""
+    # User modules lie in the notebook's folder, but a preload must not pick up a `random.py` there.
+    preload(KERNEL_MODULES)
+    failed = preload(modules)
+    # What is imported is never freed: forks need not copy its pages for a collection.
+    gc.collect()
+    gc.freeze()
+    _Server(listener, failed).run()
+
+
+class _Server:
+    """The loop: accepts, reads requests, forks, and reports ends. State: who asked for which pid."""
+
+    def __init__(self, listener: socket.socket, failed: dict[str, str]) -> None:
+        self.listener = listener
+        self.failed = failed
+        self.buffers: dict[socket.socket, bytes] = {}
+        self.asked_by: dict[int, socket.socket] = {}
+        self.selector = selectors.DefaultSelector()
+        self.wake_read, self.wake_write = os.pipe()
+        os.set_blocking(self.wake_read, False)
+        os.set_blocking(self.wake_write, False)
+
+    def run(self) -> None:
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
+        self.selector.register(self.wake_read, selectors.EVENT_READ, self.on_child)
+        self.selector.register(self.listener, selectors.EVENT_READ, self.on_connect)
+        while True:
+            for key, _ in self.selector.select(1.0):
+                key.data()
+            self.on_child()
+
+    def on_connect(self) -> None:
+        connection, _ = self.listener.accept()
+        self.buffers[connection] = b""
+        self.selector.register(connection, selectors.EVENT_READ, lambda: self.on_data(connection))
+
+    def on_data(self, connection: socket.socket) -> None:
+        try:
+            data = connection.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            self.drop(connection)
+            return
+        *lines, rest = (self.buffers[connection] + data).split(b"\n")
+        self.buffers[connection] = rest
+        if len(rest) > _MAX_LINE:
+            self.drop(connection)
+            return
+        for line in lines:
+            self.on_request(connection, json.loads(line))
+
+    def drop(self, connection: socket.socket) -> None:
+        """An agent is gone: its kernels stay, since the agent may come back for them."""
+        self.selector.unregister(connection)
+        self.buffers.pop(connection, None)
+        for pid in [pid for pid, asker in self.asked_by.items() if asker is connection]:
+            del self.asked_by[pid]
+        connection.close()
+
+    def on_request(self, connection: socket.socket, request: dict[str, Any]) -> None:
+        parent = os.getpid()
+        with warnings.catch_warnings():
+            # Python counts a BLAS library's threads; those libraries handle a fork themselves.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            self.become_kernel(request, parent)
+        self.asked_by[pid] = connection
+        self.tell(connection, {"id": request["id"], "pid": pid, "preload_failed": self.failed})
+
+    def become_kernel(self, request: dict[str, Any], parent: int) -> None:
+        """In the child: shed the server, take on the rank's place and environment, never return."""
+        status = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            processes.die_with_parent(parent)
+            os.setsid()
+            self.selector.close()
+            for connection in self.buffers:
+                connection.close()
+            self.listener.close()
+            os.close(self.wake_read)
+            os.close(self.wake_write)
+            _redirect(request["log"])
+            os.environ.update(request["env"])
+            os.chdir(request["cwd"])
+            gc.unfreeze()
+            from .kernel import run_kernel
+
+            run_kernel(request["connection_file"])
+            status = 0
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.__stderr__.flush()  # type: ignore[union-attr]
+            os._exit(status)
+
+    def on_child(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self.wake_read, 512):
+                pass
+        for pid, status in processes.reap().items():
+            connection = self.asked_by.pop(pid, None)
+            if connection is not None:
+                self.tell(connection, {"pid": pid, "ended": status, "text": processes.exit_text(status)})
+
+    def tell(self, connection: socket.socket, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _redirect(log: str) -> None:
+    """Standard input from nowhere; output, until the kernel takes it over, to the rank's log."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(null, 0)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    os.close(null)
+    os.close(out)

@@ -1,0 +1,212 @@
+"""The host: the process at the root of a machine's part of a pool, parent of all the others there.
+
+    python -m sky_jupyter.node.host FOLDER
+
+It reads FOLDER/host.json, starts the forkserver, on the head's machine the scheduler, and one agent
+a node, says what came up as JSON lines on its standard output, and then watches: a pool that is
+not kept ends with the process that made it. However it ends, it takes everything with it: its
+children die with it, orphans come to it, and the folder is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from . import processes
+
+_WATCH = 0.25
+_FAREWELL = 0.5
+
+
+@dataclass(frozen=True)
+class HostConfig:
+    """What host.json holds.
+
+    Parameters
+    ----------
+    pool : str
+        The pool's id.
+    nodes : list of int
+        Numbers of the nodes that live on this machine.
+    ranks_per_node, total_nodes : int
+        The pool's shape.
+    addresses : list of str
+        Each node's address, by number; the scheduler and agents listen on their own only.
+    scheduler : str or None
+        Where the scheduler is; None on the head's machine, which starts it.
+    preload : list of str
+        Modules that the forkserver imports.
+    cwd : str
+        The ranks' working folder.
+    blobs : str
+        Folder of the payload's blobs; removed at the end with the pool's own folder.
+    owner : int or None
+        Process that this pool ends with; None where it is kept.
+    """
+
+    pool: str
+    nodes: list[int]
+    total_nodes: int
+    ranks_per_node: int
+    addresses: list[str]
+    preload: list[str]
+    cwd: str
+    blobs: str
+    scheduler: str | None = None
+    owner: int | None = None
+
+    @classmethod
+    def read(cls, folder: Path) -> HostConfig:
+        """Read host.json of ``folder``."""
+        return cls(**json.loads((folder / "host.json").read_text()))
+
+
+class Host:
+    """One a machine and pool; made by `main`, ends with the pool."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config = HostConfig.read(folder)
+        self.children: dict[int, str] = {}
+        self.ending = False
+        self.scheduler_address = self.config.scheduler
+
+    def run(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self.on_signal)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        # A signal that arrives between a check and a sleep must end the sleep.
+        self.wake, wake_write = os.pipe()
+        os.set_blocking(self.wake, False)
+        os.set_blocking(wake_write, False)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        processes.adopt_orphans()
+        try:
+            self.start()
+            self.watch()
+        except BaseException as error:
+            self.say(event="failed", message=f"{type(error).__name__}: {error}")
+            traceback.print_exc()
+        finally:
+            self.end()
+
+    def on_signal(self, *_: Any) -> None:
+        self.ending = True
+
+    def start(self) -> None:
+        from . import forkserver
+
+        listener = forkserver.listen(self.folder / "fork")
+        self.fork("forkserver", lambda: forkserver.serve(listener, self.config.preload), log="forkserver.log")
+        listener.close()
+        # After the forkserver: it must not carry the control plane's modules, nor wait for them.
+        from . import agent, scheduler
+
+        if self.scheduler_address is None:
+            self.scheduler_address = self.start_scheduler(scheduler.serve)
+        for node in self.config.nodes:
+            self.start_agent(agent.serve, node)
+        self.say(event="started", scheduler=self.scheduler_address)
+
+    def start_scheduler(self, serve: Callable[..., None]) -> str:
+        read, write = os.pipe()
+        address = self.config.addresses[0]
+        self.fork("scheduler", lambda: serve(self.folder, address, write), log="scheduler.log")
+        os.close(write)
+        with os.fdopen(read) as pipe:
+            line = pipe.readline().strip()
+        if not line:
+            raise RuntimeError("the scheduler ended before it listened; see scheduler.log")
+        return line
+
+    def start_agent(self, serve: Callable[..., None], node: int) -> None:
+        folder = self.folder / f"n{node}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        scheduler = self.scheduler_address
+        self.fork(
+            f"agent {node}", lambda: serve(self.folder, self.config, node, scheduler), log=f"n{node}/agent.log"
+        )
+
+    def fork(self, name: str, work: Callable[[], None], log: str) -> int:
+        """Run ``work`` in a child that dies with this process; its output goes to the named log."""
+        parent = os.getpid()
+        pid = os.fork()
+        if pid:
+            self.children[pid] = name
+            return pid
+        status = 1
+        try:
+            processes.die_with_parent(parent)
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            # An interrupt of the terminal concerns the kernels, and reaches them through the agents.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            out = os.open(self.folder / log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.dup2(out, 1)
+            os.dup2(out, 2)
+            os.close(out)
+            work()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stderr.flush()
+            os._exit(status)
+
+    def watch(self) -> None:
+        while not self.ending:
+            for pid, status in processes.reap().items():
+                name = self.children.pop(pid, None)
+                if name is not None:
+                    self.say(event="ended", name=name, text=processes.exit_text(status))
+            if self.config.owner is not None and os.getppid() != self.config.owner:
+                return
+            select.select([self.wake], [], [], _WATCH)
+            with contextlib.suppress(BlockingIOError):
+                os.read(self.wake, 512)
+
+    def end(self) -> None:
+        """Ask the agents to close, then kill whatever is left and remove the folders."""
+        with contextlib.suppress(Exception):
+            end = time.monotonic() + _FAREWELL
+            for pid, name in self.children.items():
+                if name.startswith("agent"):
+                    with contextlib.suppress(ProcessLookupError):
+                        os.kill(pid, signal.SIGTERM)
+            while any(name.startswith("agent") for name in self.children.values()) and time.monotonic() < end:
+                for pid in processes.reap():
+                    self.children.pop(pid, None)
+                time.sleep(0.01)
+        with contextlib.suppress(Exception):
+            processes.kill_descendants()
+        shutil.rmtree(self.config.blobs, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def say(self, **event: Any) -> None:
+        """One JSON line for the manager, which may be gone."""
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.write(json.dumps(event) + "\n")
+            sys.stdout.flush()
+
+
+def main() -> None:
+    """Entry of ``python -m sky_jupyter.node.host FOLDER``."""
+    Host(Path(sys.argv[1])).run()
+
+
+if __name__ == "__main__":
+    main()

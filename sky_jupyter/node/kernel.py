@@ -1,0 +1,227 @@
+"""The kernel of a rank: an IPython kernel that takes one request more, `sky_request`.
+
+The agent sends it on the shell channel; it runs on the kernel's main thread, like a cell, and ends
+with a `sky_end` message on iopub that follows every output of the request. Kinds of requests:
+
+enter   take a place in the pool and enter the plugins
+cell    bind the captured names and run the cell in this rank's namespace
+call    unpickle a function with its arguments, call it, keep what it returns
+fetch   write an earlier run's value to a file
+check   go through the plugins' checks, with all other ranks
+leave   leave the plugins
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import contextlib
+import os
+import sys
+import time
+import types
+from collections import OrderedDict
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import zmq
+from ipykernel.ipkernel import IPythonKernel
+from ipykernel.kernelapp import IPKernelApp
+
+from . import payload, results
+from .runtime import POOL_VARIABLE
+
+_KEEP_VALUES = 16
+_NATIVE_PATIENCE = 0.2
+_HIDDEN = frozenset({"In", "Out", "exit", "quit", "get_ipython", "_", "__", "___", "_dh", "_oh", "_ih", "_exit_code"})
+
+
+class SkyKernel(IPythonKernel):
+    """Made by the forkserver's child, one a process; ends with it."""
+
+    # The agent waits for idle by message; a pause would only slow it.
+    _execute_sleep = 0.0
+
+    def __init__(self, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.shell_handlers["sky_request"] = self.sky_request
+        self.sky_stack = contextlib.ExitStack()
+        self.sky_plugins: tuple[Any, ...] = ()
+        self.sky_values: OrderedDict[str, Any] = OrderedDict()
+        self._last_result: Any = None
+        self.shell.events.register("post_run_cell", self._on_post_run_cell)
+
+    def _on_post_run_cell(self, result: Any) -> None:
+        self._last_result = result
+
+    async def sky_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+        """Do one request; whatever happens, `sky_end` says how it ended."""
+        content = parent["content"]
+        began = time.perf_counter()
+        try:
+            end = await getattr(self, f"sky_{content['kind']}")(content)
+        except KeyboardInterrupt as error:
+            end = self.failure(error, interrupted=True)
+        except BaseException as error:
+            end = self.failure(error)
+        end["elapsed"] = time.perf_counter() - began
+        self.drain_native_output()
+        self.session.send(
+            self.iopub_socket, "sky_end", end, parent=self.get_parent("shell"), ident=self._topic("sky_end")
+        )
+
+    # -- kinds -------------------------------------------------------------------------------------
+
+    async def sky_enter(self, content: dict[str, Any]) -> dict[str, Any]:
+        os.environ[POOL_VARIABLE] = content["info"]
+        from .runtime import instance_info
+
+        info = instance_info()
+        self.sky_plugins = cloudpickle.loads(base64.b64decode(content["plugins"]))
+        for plugin in self.sky_plugins:
+            if plugin.around_process is not None:
+                self.sky_stack.enter_context(plugin.around_process(info))
+        return {"status": "ok"}
+
+    async def sky_check(self, content: dict[str, Any]) -> dict[str, Any]:
+        from .runtime import instance_info
+
+        for plugin in self.sky_plugins:
+            if plugin.check is not None:
+                plugin.check(instance_info())
+        return {"status": "ok"}
+
+    async def sky_leave(self, content: dict[str, Any]) -> dict[str, Any]:
+        self.sky_stack.close()
+        return {"status": "ok"}
+
+    async def sky_cell(self, content: dict[str, Any]) -> dict[str, Any]:
+        namespace = self.shell.user_ns
+        payload.bind(content["manifest"], namespace)
+        before = {name: id(value) for name, value in namespace.items()}
+        self.shell.execution_count = content["count"]
+        self._last_result = None
+        reply = await self.do_execute(content["code"], silent=False, store_history=True, allow_stdin=False)
+        result = self._last_result
+        writes = _writes(before, namespace)
+        modules = [name for name in writes if isinstance(namespace.get(name), types.ModuleType)]
+        end: dict[str, Any] = {"status": reply["status"], "bound": True, "writes": writes, "modules": modules}
+        if reply["status"] == "ok":
+            if result is not None and result.result is not None:
+                self.keep(content["run"], result.result)
+                end.update(results.dump(result.result, results.SMALL))
+            return end
+        error = result and (result.error_before_exec or result.error_in_exec)
+        end.update(_error(error, reply["ename"], reply["evalue"], reply["traceback"]))
+        if isinstance(error, KeyboardInterrupt):
+            end["status"] = "interrupted"
+        return end
+
+    async def sky_call(self, content: dict[str, Any]) -> dict[str, Any]:
+        payload.bind(content["manifest"], self.shell.user_ns)
+        function, args, kwargs = payload.load_blob(Path(content["blob"]))
+        for plugin in self.sky_plugins:
+            if plugin.decorate is not None:
+                function = plugin.decorate(function)
+        value = function(*args, **kwargs)
+        if asyncio.iscoroutine(value):
+            value = await value
+        self.keep(content["run"], value)
+        return {"status": "ok", "bound": True, **results.dump(value, results.SMALL)}
+
+    async def sky_fetch(self, content: dict[str, Any]) -> dict[str, Any]:
+        if content["of"] not in self.sky_values:
+            raise LookupError(f"the value of run {content['of']} is no longer on this rank")
+        results.write(self.sky_values[content["of"]], Path(content["path"]))
+        return {"status": "ok"}
+
+    # -- parts -------------------------------------------------------------------------------------
+
+    def keep(self, run: str, value: Any) -> None:
+        """Hold a run's value for a later fetch; the oldest go first."""
+        self.sky_values[run] = value
+        while len(self.sky_values) > _KEEP_VALUES:
+            self.sky_values.popitem(last=False)
+
+    def failure(self, error: BaseException, *, interrupted: bool = False) -> dict[str, Any]:
+        """How a request ended that raised outside of a cell."""
+        lines = self.shell.InteractiveTB.structured_traceback(type(error), error, error.__traceback__, tb_offset=1)
+        status = "interrupted" if interrupted else "error"
+        return {"status": status, **_error(error, type(error).__name__, str(error), lines)}
+
+    def drain_native_output(self) -> None:
+        """Wait for what native code and subprocesses wrote to descriptors 1 and 2, then flush.
+
+        ipykernel reads them through a pipe in a thread; without this, such lines could come
+        after the end of the run that printed them.
+        """
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(Exception):
+                _await_empty(getattr(stream, "_fid", None))
+                stream.flush()
+
+
+def _await_empty(descriptor: int | None) -> None:
+    if descriptor is None:
+        return
+    import fcntl
+    import struct
+    import termios
+
+    end = time.monotonic() + _NATIVE_PATIENCE
+    waited = False
+    while time.monotonic() < end:
+        waiting = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0\0\0\0"))[0]
+        if not waiting:
+            break
+        waited = True
+        time.sleep(0.001)
+    if waited:
+        # The thread has taken the bytes; it still has to hand them on.
+        time.sleep(0.002)
+
+
+def _writes(before: dict[str, int], namespace: dict[str, Any]) -> list[str]:
+    """Names that are bound anew or gone since ``before``, without IPython's own."""
+    now = {name: id(value) for name, value in namespace.items()}
+    changed = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
+    return sorted(
+        name
+        for name in changed
+        if name not in _HIDDEN and not (name.startswith("_") and (name[1:].isdigit() or name.startswith("_i")))
+    )
+
+
+def _error(error: Any, ename: str, evalue: str, traceback: list[str]) -> dict[str, Any]:
+    return {
+        "ename": ename,
+        "evalue": evalue,
+        "traceback": list(traceback),
+        "exception": results.dump_exception(error),
+    }
+
+
+class SkyKernelApp(IPKernelApp):
+    """IPython's kernel application, whose output socket waits for a slow reader instead of dropping."""
+
+    kernel_class = SkyKernel  # type: ignore[assignment]
+
+    def init_iopub(self, context: zmq.Context[Any]) -> None:
+        super().init_iopub(context)
+        self.iopub_thread.socket.setsockopt(zmq.XPUB_NODROP, 1)
+
+
+def run_kernel(connection_file: str) -> None:
+    """Be the kernel that the connection file describes, until the process ends."""
+    SkyKernelApp.launch_instance(
+        [
+            "-f",
+            connection_file,
+            "--transport=ipc",
+            "--quiet",
+            "--no-secure",
+            "--HistoryManager.enabled=False",
+            "--IPKernelApp.parent_handle=0",
+        ]
+    )

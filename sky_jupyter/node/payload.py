@@ -1,0 +1,169 @@
+"""Bringing values into a rank: blob files are mapped, unpickled and bound to names.
+
+The capturing side writes a blob file for each value and a manifest of plain JSON; `bind` reads both in
+the rank's process. A function of the notebook is pickled by `Pickler` without its globals: rebuilt
+here it reads and writes the rank's own ``__main__``, so all that a user defines shares one namespace,
+as it does in a notebook. The same pickler serves values that travel the other way.
+
+Two names that share an object in the notebook may be separate copies here, since each is a blob of
+its own.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import mmap
+import pickle
+import struct
+import sys
+import types
+from collections.abc import Callable
+from os import PathLike
+from typing import IO, Any
+
+import cloudpickle
+
+from ..errors import CaptureError
+
+MAGIC = b"SKYBLOB1"
+ALIGNMENT = 64
+# A blob file is: HEAD (magic, bytes of pickle, number of buffers), one SPAN (offset, length) for each
+# buffer, the pickle, and the buffers at multiples of ALIGNMENT with zeros between.
+HEAD = struct.Struct("<8sQQ")
+SPAN = struct.Struct("<QQ")
+
+_CARRIED = ("__qualname__", "__module__", "__doc__", "__defaults__", "__kwdefaults__", "__type_params__")
+
+
+def main_namespace() -> dict[str, Any]:
+    """The namespace of this process's ``__main__``, where a notebook's cells run."""
+    return sys.modules["__main__"].__dict__
+
+
+def load_blob(path: str | PathLike[str]) -> Any:
+    """The value in a blob file; its arrays are private, writable views of the mapped file.
+
+    Pages that nobody writes to are shared by all processes that load the same file.
+
+    Raises
+    ------
+    ValueError
+        When the file is not a whole blob.
+    """
+    with open(path, "rb") as file:
+        if file.seek(0, 2) < HEAD.size:
+            raise ValueError(f"{path} is not a blob: it is shorter than a header")
+        view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+    magic, pickled, count = HEAD.unpack_from(view)
+    if magic != MAGIC:
+        raise ValueError(f"{path} is not a blob: it begins with {magic!r}")
+    start = HEAD.size + count * SPAN.size
+    if start + pickled > len(view):
+        raise ValueError(f"{path} is cut short: its header speaks of more than its {len(view)} bytes")
+    end, buffers = start + pickled, []
+    for offset, length in SPAN.iter_unpack(view[HEAD.size : start]):
+        if offset % ALIGNMENT or offset < end or offset + length > len(view):
+            raise ValueError(f"{path} is damaged: a buffer at {offset} of {length} bytes does not fit")
+        buffers.append(view[offset : offset + length])
+        end = offset + length
+    if end != len(view):
+        raise ValueError(f"{path} is damaged: {len(view) - end} bytes after its end")
+    return pickle.loads(view[start : start + pickled], buffers=buffers)
+
+
+def bind(manifest: dict[str, list[list[str]]], namespace: dict[str, Any]) -> None:
+    """Import and load what a cell needs, and bind it in `namespace`.
+
+    Parameters
+    ----------
+    manifest : dict
+        ``{"modules": [[name, module], ...], "values": [[name, path of the blob], ...]}``. A module
+        under the empty name is a submodule that is imported and not bound; where it is missing, the
+        code that reaches for it will say so. Modules come first, values in their order.
+    namespace : dict
+        The rank's namespace.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        When this node lacks a module; it says which name needs it.
+    CaptureError
+        When a value cannot be rebuilt here for another reason.
+    """
+    for name, module in manifest["modules"]:
+        if name:
+            namespace[name] = _explained(name, importlib.import_module, module)
+        else:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(module)
+    for name, path in manifest["values"]:
+        namespace[name] = _explained(name, load_blob, path)
+
+
+def _explained(name: str, load: Callable[[str], Any], source: str) -> Any:
+    try:
+        return load(source)
+    except ModuleNotFoundError as error:
+        text = f"{name!r} of the notebook needs a module that this node does not have: {error}"
+        raise ModuleNotFoundError(text, name=error.name, path=error.path) from error
+    except Exception as error:
+        raise CaptureError(f"{name!r} could not be rebuilt on this node: {type(error).__name__}: {error}") from error
+
+
+class Pickler(cloudpickle.Pickler):
+    """A cloudpickle that leaves the globals of the notebook's own functions behind.
+
+    Made for one value by whoever sends it, and dropped when that is pickled.
+
+    Attributes
+    ----------
+    codes : list of code
+        The code of each such function in the value: what it reads must be sent too.
+    """
+
+    def __init__(
+        self,
+        file: IO[bytes],
+        namespace: dict[str, Any],
+        buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None,
+    ) -> None:
+        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
+        self.namespace = namespace
+        self.codes: list[types.CodeType] = []
+
+    def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, types.FunctionType) and obj.__globals__ is self.namespace:
+            self.codes.append(obj.__code__)
+            args = (obj.__code__, obj.__name__)
+            return make_function, args, _function_state(obj), None, None, set_function_state
+        return super().reducer_override(obj)
+
+
+def _function_state(function: types.FunctionType) -> tuple[dict[str, Any], dict[str, Any], Any]:
+    carried = {name: getattr(function, name) for name in _CARRIED if hasattr(function, name)}
+    with contextlib.suppress(NameError):  # From 3.14 they are evaluated only now, and may name what is not there yet.
+        carried["__annotations__"] = function.__annotations__
+    return dict(vars(function)), carried, function.__closure__
+
+
+def make_function(code: types.CodeType, name: str) -> types.FunctionType:
+    """A function over this process's ``__main__``; `set_function_state` completes it.
+
+    Its cells are empty at first, so that a closure may hold the function itself.
+    """
+    closure = tuple(types.CellType() for _ in code.co_freevars)
+    return types.FunctionType(code, main_namespace(), name, None, closure)
+
+
+def set_function_state(function: types.FunctionType, state: tuple[dict[str, Any], dict[str, Any], Any]) -> None:
+    """Give a function made by `make_function` all that it had where it was pickled."""
+    attributes, carried, cells = state
+    vars(function).update(attributes)
+    for name, value in carried.items():
+        setattr(function, name, value)
+    for mine, theirs in zip(function.__closure__ or (), cells or (), strict=True):
+        try:
+            mine.cell_contents = theirs.cell_contents
+        except ValueError:
+            continue  # An empty cell: a variable that was not assigned yet.

@@ -1,0 +1,84 @@
+"""What the operating system is asked for when a process of a node starts or ends.
+
+On Linux a child asks to be killed with its parent, and the host adopts orphans, so that nothing
+of a pool can outlive its host. Elsewhere those calls do nothing and the host's own sweep remains.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import signal
+import sys
+import time
+
+import psutil
+
+_PR_SET_PDEATHSIG = 1
+_PR_SET_CHILD_SUBREAPER = 36
+
+
+def _prctl(option: int, value: int) -> None:
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None, use_errno=True).prctl(option, value, 0, 0, 0)
+
+
+def die_with_parent(parent: int) -> None:
+    """Have the kernel kill this process when its parent, whose id is given, ends."""
+    _prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.getppid() != parent:
+        # The parent ended between the fork and the call.
+        os._exit(1)
+
+
+def adopt_orphans() -> None:
+    """Become the parent of descendants whose own parent ends."""
+    _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def exit_text(status: int) -> str:
+    """A wait status in words: ``"killed by SIGKILL (9)"`` or ``"exit status 3"``."""
+    if os.WIFSIGNALED(status):
+        number = os.WTERMSIG(status)
+        try:
+            name = signal.Signals(number).name
+        except ValueError:
+            name = "signal"
+        return f"killed by {name} ({number})"
+    return f"exit status {os.waitstatus_to_exitcode(status)}"
+
+
+def kill_descendants(*, spare: frozenset[int] = frozenset(), patience: float = 2.0) -> list[int]:
+    """Kill every descendant of this process and wait for their end.
+
+    Returns
+    -------
+    list of int
+        Processes that were still there after ``patience`` seconds.
+    """
+    end = time.monotonic() + patience
+    while True:
+        # Asked anew each time round: what a killed child had started is adopted meanwhile.
+        left = [p for p in psutil.Process().children(recursive=True) if p.pid not in spare]
+        for process in left:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
+        reap()
+        if not left or time.monotonic() > end:
+            return [p.pid for p in left if p.is_running()]
+        time.sleep(0.01)
+
+
+def reap() -> dict[int, int]:
+    """Collect ended children: process id -> wait status."""
+    ended: dict[int, int] = {}
+    with contextlib.suppress(ChildProcessError):
+        while True:
+            pid, status = os.waitpid(-1, os.WNOHANG)
+            if not pid:
+                break
+            ended[pid] = status
+    return ended

@@ -1,0 +1,218 @@
+"""One rank as its agent sees it: a kernel process, its sockets, and the request that it works on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import zmq
+import zmq.asyncio
+from jupyter_client.connect import write_connection_file
+from jupyter_client.session import Session
+
+from .provisioner import ForkProvisioner, Forkserver
+
+_LOG_TAIL = 30
+_MESSAGE_LIMIT = 64 << 20
+OnEvent = Callable[[str, dict[str, Any]], None]
+
+
+class Rank:
+    """Made by the agent, one for each of its ranks; outlives the kernel processes that it starts.
+
+    Parameters
+    ----------
+    number : int
+        The rank.
+    folder : Path
+        The node's folder; the kernel's sockets, connection file and log lie in it.
+    env : dict
+        What the rank's process finds in its environment besides the host's.
+    on_event : callable
+        Called as ``on_event(run_id, event)`` for all that a request prints, shows and ends with.
+    """
+
+    def __init__(self, number: int, folder: Path, cwd: str, env: dict[str, str], on_event: OnEvent) -> None:
+        self.number = number
+        self.folder = folder
+        self.cwd = cwd
+        self.env = env
+        self.on_event = on_event
+        self.generation = 0
+        self.busy_with: str | None = None
+        # Requests that are worked on or wait for their turn.
+        self.waiting = 0
+        self.entered = False
+        self.ready: asyncio.Event = asyncio.Event()
+        self.turn = asyncio.Lock()
+        self.ended: dict[str, asyncio.Future[dict[str, Any]]] = {}
+        self.preload_failed: dict[str, str] = {}
+        self._provisioner: ForkProvisioner | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._context = zmq.asyncio.Context.instance()
+
+    @property
+    def pid(self) -> int:
+        """The kernel's process id; 0 where none runs."""
+        return self._provisioner.pid if self._provisioner is not None and self._provisioner.has_process else 0
+
+    @property
+    def log(self) -> Path:
+        """Where output goes that belongs to no run."""
+        return self.folder / f"rank{self.number}.log"
+
+    async def start(self, forkserver: Forkserver) -> None:
+        """Have a kernel forked and wait until it listens and its output is subscribed to."""
+        self.generation += 1
+        self.entered = False
+        self.ready.clear()
+        prefix = self.folder / f"k{self.number}-{self.generation}"
+        ports = {f"{name}_port": index for index, name in enumerate(("shell", "iopub", "stdin", "control", "hb"), 1)}
+        file, info = write_connection_file(
+            f"{prefix}.json", transport="ipc", ip=str(prefix), key=secrets.token_hex(32).encode(), **ports
+        )
+        self._session = Session(key=info["key"].encode(), signature_scheme="hmac-sha256", username="sky")
+        self._shell = self._socket(zmq.DEALER, f"ipc://{prefix}-{ports['shell_port']}")
+        self._iopub = self._socket(zmq.SUB, f"ipc://{prefix}-{ports['iopub_port']}")
+        self._iopub.subscribe(b"")
+        self._provisioner = ForkProvisioner(forkserver)
+        await self._provisioner.launch_kernel([file], env=self.env, cwd=self.cwd, log=str(self.log))
+        self.preload_failed = self._provisioner.preload_failed
+        self._reader = asyncio.create_task(self._read(self._iopub))
+        asyncio.create_task(self._watch(self._provisioner))  # noqa: RUF006 - it ends with the process
+        waits = [asyncio.ensure_future(self.ready.wait()), asyncio.ensure_future(self._provisioner.wait())]
+        _, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        if not self.ready.is_set():
+            raise RuntimeError(f"the kernel of rank {self.number} ended before it answered\n" + "\n".join(self.tail()))
+
+    def _socket(self, kind: int, address: str) -> zmq.asyncio.Socket:
+        socket = self._context.socket(kind)
+        socket.linger = 0
+        # What waits for the agent is bounded by the kernel's own queue, which never drops.
+        socket.set_hwm(0)
+        socket.connect(address)
+        return socket
+
+    async def request(self, run: str, content: dict[str, Any]) -> dict[str, Any]:
+        """Do one request on the kernel and return its end; a kernel that dies ends it too."""
+        self.waiting += 1
+        try:
+            async with self.turn:
+                return await self._request(run, content)
+        finally:
+            self.waiting -= 1
+
+    async def _request(self, run: str, content: dict[str, Any]) -> dict[str, Any]:
+        if not self.pid:
+            return self._finish(run, {"kind": "end", "status": "died", "text": "it was not running"})
+        future = self.ended[run] = asyncio.get_running_loop().create_future()
+        self.busy_with = run
+        message = self._session.msg("sky_request", {**content, "run": run})
+        message["header"]["msg_id"] = message["msg_id"] = run
+        self._session.send(self._shell, message)
+        try:
+            return await future
+        finally:
+            self.busy_with = None
+            self.ended.pop(run, None)
+
+    async def signal(self, number: int) -> None:
+        """Send a signal to the kernel and its subprocesses."""
+        if self._provisioner is not None:
+            await self._provisioner.send_signal(number)
+
+    async def kill(self) -> None:
+        """End the kernel process, at once, and wait for it."""
+        if self._provisioner is not None and self._provisioner.has_process:
+            await self._provisioner.kill()
+            await self._provisioner.wait()
+
+    def tail(self) -> list[str]:
+        """The last lines of the rank's log."""
+        with contextlib.suppress(OSError):
+            return self.log.read_text(errors="replace")[-8192:].splitlines()[-_LOG_TAIL:]
+        return []
+
+    async def _watch(self, provisioner: ForkProvisioner) -> None:
+        """When this kernel process ends, end what it worked on."""
+        assert provisioner.end is not None
+        try:
+            text = (await asyncio.shield(provisioner.end))["text"]
+        except ConnectionError as error:
+            text = str(error)
+        if provisioner is not self._provisioner:
+            return
+        # Its last words may still be on their way through the socket.
+        await asyncio.sleep(0.02)
+        if self._reader is not None:
+            self._reader.cancel()
+        for socket in (self._shell, self._iopub):
+            socket.close()
+        for path in self.folder.glob(f"k{self.number}-{self.generation}*"):
+            path.unlink(missing_ok=True)
+        self.entered = False
+        for run in list(self.ended):
+            self._finish(run, {"kind": "end", "status": "died", "text": text, "tail": self.tail()})
+
+    async def _read(self, socket: zmq.asyncio.Socket) -> None:
+        while True:
+            frames = await socket.recv_multipart()
+            try:
+                _, frames = self._session.feed_identities(frames)
+                message = self._session.deserialize(frames)
+            except (ValueError, TypeError, KeyError) as error:
+                self._note(f"a message of the kernel was refused: {error}\n")
+                continue
+            self._on_message(message)
+
+    def _on_message(self, message: dict[str, Any]) -> None:
+        kind, content = message["msg_type"], message["content"]
+        if kind == "iopub_welcome":
+            self.ready.set()
+            return
+        run = message["parent_header"].get("msg_id", "")
+        if kind == "sky_end":
+            self._finish(run, {"kind": "end", **content})
+            return
+        event = _event(kind, content)
+        if event is not None:
+            event["t"] = time.time()
+            self.on_event(run, event)
+
+    def _finish(self, run: str, event: dict[str, Any]) -> dict[str, Any]:
+        event["t"] = time.time()
+        self.on_event(run, event)
+        future = self.ended.get(run)
+        if future is not None and not future.done():
+            future.set_result(event)
+        return event
+
+    def note(self, text: str) -> None:
+        """Add text to the rank's log."""
+        self._note(text)
+
+    def _note(self, text: str) -> None:
+        with contextlib.suppress(OSError), self.log.open("a") as file:
+            file.write(text)
+
+
+def _event(kind: str, content: dict[str, Any]) -> dict[str, Any] | None:
+    """The journal's event for a message of the kernel, or None where it tells nothing."""
+    if kind == "stream":
+        return {"kind": "stream", "name": content["name"], "text": content["text"]}
+    if kind in ("display_data", "update_display_data"):
+        name = "display" if kind == "display_data" else "update"
+        display_id = content.get("transient", {}).get("display_id")
+        return {"kind": name, "data": content["data"], "metadata": content["metadata"], "display_id": display_id}
+    if kind == "execute_result":
+        return {"kind": "result", "data": content["data"], "metadata": content["metadata"]}
+    if kind == "clear_output":
+        return {"kind": "clear", "wait": content.get("wait", False)}
+    return None

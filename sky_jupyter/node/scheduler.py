@@ -1,0 +1,57 @@
+"""The scheduler process of the head: Dask's own, over TLS, on one address and a free port."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from pathlib import Path
+from typing import Any
+
+import dask.config
+from distributed import Scheduler
+from distributed.security import Security
+
+# The default for both sides: certificates of the pool only, nothing in the clear.
+DASK_SETTINGS: dict[str, Any] = {
+    "distributed.comm.require-encryption": True,
+    # A broadcast would otherwise make a TLS connection to every agent each time.
+    "distributed.scheduler.reuse-broadcast-comm": True,
+    # Output passes through events; the journal is what keeps it.
+    "distributed.admin.low-level-log-length": 10,
+    "distributed.scheduler.work-stealing": False,
+    "distributed.scheduler.active-memory-manager.start": False,
+    "distributed.worker.profile.enabled": False,
+    "distributed.worker.memory.target": False,
+    "distributed.worker.memory.spill": False,
+    "distributed.worker.memory.pause": False,
+    "distributed.worker.memory.terminate": False,
+    "distributed.admin.tick.interval": "500ms",
+    "distributed.admin.tick.limit": "30s",
+    "distributed.admin.system-monitor.interval": "2s",
+    "distributed.diagnostics.nvml": False,
+}
+
+
+def security(folder: Path) -> Security:
+    """The pool's TLS material, as the manager laid it into the pool's folder."""
+    names = {
+        f"tls_{role}_{part}": str(folder / f"pool.{part}")
+        for role in ("client", "scheduler", "worker")
+        for part in ("cert", "key")
+    }
+    return Security(tls_ca_file=str(folder / "pool.ca"), require_encryption=True, **names)
+
+
+def serve(folder: Path, address: str, write: int) -> None:
+    """Run the scheduler until the process ends; its address goes to the file descriptor ``write``."""
+    dask.config.set(DASK_SETTINGS)
+    asyncio.run(_serve(folder, address, write))
+
+
+async def _serve(folder: Path, address: str, write: int) -> None:
+    async with Scheduler(
+        protocol="tls", host=address, port=0, dashboard=False, security=security(folder)
+    ) as scheduler:
+        os.write(write, f"{scheduler.address}\n".encode())
+        os.close(write)
+        await scheduler.finished()

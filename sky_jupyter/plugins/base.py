@@ -1,0 +1,124 @@
+"""The Plugin type: what a framework needs before a cell runs, as a frozen value with hooks.
+
+A plugin is made in the notebook (`sky.plugins.jax()`, or `Plugin.create("mine").with_…`), held by
+the pool's spec, and sent to the nodes, where its hooks are entered once in every rank's process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ..errors import SpecError
+from ..spec import Image, PoolSpec
+
+if TYPE_CHECKING:
+    from ..node.runtime import InstanceInfo
+
+AroundProcess = Callable[["InstanceInfo"], AbstractContextManager[Any]]
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """What a framework needs of a pool.
+
+    Two plugins are equal when their names and arguments are; hooks follow from those.
+
+    Parameters
+    ----------
+    name : str
+        What it is called in ``--plugins``.
+    args : tuple of (str, value)
+        The arguments it was made with, as given.
+    after : tuple of str
+        Names of plugins that must be entered before this one.
+    needs : tuple of str
+        Names of plugins that must be there too, before or after this one.
+    preload : tuple of str
+        Modules that the forkserver imports once for all ranks. They must start no thread and
+        no backend when imported.
+    collective : bool
+        Whether the ranks depend on each other once it is entered: then the loss of one rank
+        means that all ranks enter anew.
+    noise : tuple of str
+        Regular expressions of whole lines that the framework prints from native code and that
+        do not belong into a user's cell; they go to the rank's log instead.
+    transform : callable, optional
+        ``(image, spec) -> image``.
+    bootstrap : callable, optional
+        ``(spec) -> list of argv``, commands run on each node when it is prepared.
+    around_process : callable, optional
+        ``(info) -> context manager``, entered in each rank before any user code.
+    again : callable, optional
+        ``(info) -> None``, sets the framework up anew in a living process after a soft abort.
+    check : callable, optional
+        ``(info) -> None``, a cheap collective that raises when the ranks are out of step; called on
+        all ranks together after an interrupt.
+    around_app : callable, optional
+        ``(info) -> context manager``, the same in the agent.
+    decorate : callable, optional
+        ``(function) -> function``, wraps each function that is called through the pool.
+    around_client : callable, optional
+        ``(pool) -> context manager``, entered in the notebook for the pool's life.
+    """
+
+    name: str
+    args: tuple[tuple[str, Any], ...] = ()
+    after: tuple[str, ...] = field(default=(), compare=False)
+    needs: tuple[str, ...] = field(default=(), compare=False)
+    preload: tuple[str, ...] = field(default=(), compare=False)
+    collective: bool = field(default=False, compare=False)
+    noise: tuple[str, ...] = field(default=(), compare=False)
+    transform: Callable[[Image, PoolSpec], Image] | None = field(default=None, compare=False, repr=False)
+    bootstrap: Callable[[PoolSpec], Sequence[Sequence[str]]] | None = field(default=None, compare=False, repr=False)
+    around_process: AroundProcess | None = field(default=None, compare=False, repr=False)
+    again: Callable[[InstanceInfo], None] | None = field(default=None, compare=False, repr=False)
+    check: Callable[[InstanceInfo], None] | None = field(default=None, compare=False, repr=False)
+    around_app: AroundProcess | None = field(default=None, compare=False, repr=False)
+    decorate: Callable[[Callable[..., Any]], Callable[..., Any]] | None = field(default=None, compare=False, repr=False)
+    around_client: Callable[[Any], AbstractContextManager[Any]] | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def create(cls, name: str) -> Plugin:
+        """A plugin with no hooks yet; add them with the ``with_…`` methods."""
+        if not name.isidentifier():
+            raise SpecError(f"plugin name {name!r} is not valid; use letters, digits and _")
+        return cls(name)
+
+    def with_image_transform(self, transform: Callable[[Image, PoolSpec], Image]) -> Plugin:
+        """This plugin, changing the image by ``transform(image, spec)``."""
+        return replace(self, transform=transform)
+
+    def with_bootstrap(self, bootstrap: Callable[[PoolSpec], Sequence[Sequence[str]]]) -> Plugin:
+        """This plugin, running the commands of ``bootstrap(spec)`` on each node."""
+        return replace(self, bootstrap=bootstrap)
+
+    def with_around_process(self, around: AroundProcess, again: Callable[[InstanceInfo], None] | None = None) -> Plugin:
+        """This plugin, entering ``around(info)`` in each rank before any user code."""
+        return replace(self, around_process=around, again=again)
+
+    def with_around_app(self, around: AroundProcess) -> Plugin:
+        """This plugin, entering ``around(info)`` in each node's agent."""
+        return replace(self, around_app=around)
+
+    def with_decorate(self, decorate: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Plugin:
+        """This plugin, wrapping each called function by ``decorate(function)``."""
+        return replace(self, decorate=decorate)
+
+    def with_around_client(self, around: Callable[[Any], AbstractContextManager[Any]]) -> Plugin:
+        """This plugin, entering ``around(pool)`` in the notebook for the pool's life."""
+        return replace(self, around_client=around)
+
+    def with_preload(self, *modules: str) -> Plugin:
+        """This plugin, having the forkserver import ``modules`` once for all ranks."""
+        return replace(self, preload=(*self.preload, *modules))
+
+    def transform_image(self, image: Image, spec: PoolSpec) -> Image:
+        """The image with what this plugin adds."""
+        return image if self.transform is None else self.transform(image, spec)
+
+    def __str__(self) -> str:
+        inner = ", ".join(f"{key}={value}" for key, value in self.args)
+        return f"{self.name}({inner})" if inner else self.name

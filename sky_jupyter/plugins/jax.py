@@ -1,0 +1,263 @@
+"""The plugin `jax`: one JAX cluster of all ranks, set up before the first cell.
+
+`jax.distributed` joins the ranks. The head's rank 0 holds its coordination service and must be
+there as long as any other rank is: it is entered with the others and left last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import importlib
+import inspect
+import logging
+import os
+import re
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from ..errors import SpecError
+from ..spec import Accelerator, Image, PoolSpec
+from . import machine
+from .base import Plugin
+
+if TYPE_CHECKING:
+    from ..node.runtime import InstanceInfo
+
+# What the first use of JAX would import; none of them starts a backend or a thread.
+MODULES = (
+    "jax",
+    "jax.numpy",
+    "jax.distributed",
+    "jax.extend.backend",
+    "jax.experimental.mesh_utils",
+    "jax.experimental.multihost_utils",
+)
+# Written from C++ to file descriptors 1 and 2 whenever ranks meet.
+NOISE = (
+    r"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\..*",
+    r"W\d{4} .*\] Using experimental recoverable task feature\..*",
+)
+# JAX ends the process with SIGABRT when its peers have not come by then.
+JOIN_SECONDS = 60
+_CUDA = re.compile(r"cu(?P<major>12|13)[0-9x]?\Z")
+_NOT_NVIDIA = re.compile(r"tpu|v[0-9]|mi[0-9]|trn|trainium|inf|gaudi|hpu", re.IGNORECASE)
+
+log = logging.getLogger(__name__)
+
+
+def jax(cuda: str | None = None, devices: int | None = None) -> Plugin:
+    """JAX on all ranks as one cluster: ``jax.devices()`` lists the devices of every rank.
+
+    Parameters
+    ----------
+    cuda : str, optional
+        The CUDA release for nodes with NVIDIA accelerators, such as ``"cu128"``: ``cu12x`` installs
+        ``jax[cuda12]``, ``cu13x`` installs ``jax[cuda13]``. Nodes without one get plain ``jax``.
+    devices : int, optional
+        How many CPU devices each rank shows; 1 unless given.
+
+    Raises
+    ------
+    SpecError
+        When JAX has no packages for that CUDA release, or `devices` is not a whole number above 0.
+    """
+    extra = None if cuda is None else _extra(cuda)
+    if devices is not None and (isinstance(devices, bool) or not isinstance(devices, int) or devices < 1):
+        raise SpecError(f"jax(devices=...) must be a whole number above 0, not {devices!r}")
+    given = {"cuda": cuda, "devices": devices}
+    return Plugin(
+        name="jax",
+        args=tuple((key, value) for key, value in given.items() if value is not None),
+        preload=MODULES,
+        collective=True,
+        noise=NOISE,
+        transform=functools.partial(_transform, extra),
+        around_process=functools.partial(_around, devices),
+        again=again,
+    )
+
+
+def _extra(cuda: str) -> str:
+    """The extra of the package `jax` for a CUDA release.
+
+    An extra that does not exist is only a warning to installers, and leaves JAX without GPUs.
+    """
+    match = _CUDA.match(cuda) if isinstance(cuda, str) else None
+    if match is None:
+        digits = "".join(re.findall(r"\d", str(cuda)))
+        near = f"; did you mean {'cu' + digits!r}?" if _CUDA.match("cu" + digits) else ""
+        raise SpecError(
+            f"jax(cuda={cuda!r}): JAX is built for CUDA 12 and 13 only; "
+            f"write cu12 or cu12x such as cu128, or cu13 or cu13x such as cu130{near}"
+        )
+    return f"cuda{match['major']}"
+
+
+def _transform(extra: str | None, image: Image, spec: PoolSpec) -> Image:
+    machine.check_accelerators(spec)
+    nvidia = is_nvidia(spec.accelerator)
+    if nvidia and extra is None:
+        warnings.warn(
+            f"jax() without cuda= installs JAX for CPUs only, on nodes with {spec.accelerator}; "
+            "write jax(cuda=cu128) to use them",
+            stacklevel=2,
+        )
+    return image.adding(pip=(f"jax[{extra}]" if nvidia and extra else "jax",))
+
+
+def is_nvidia(accelerator: Accelerator | None) -> bool:
+    """Whether this is a kind of accelerator that CUDA runs on."""
+    return accelerator is not None and not _NOT_NVIDIA.match(accelerator.kind)
+
+
+@contextlib.contextmanager
+def _around(devices: int | None, info: InstanceInfo) -> Iterator[None]:
+    _configure(info, devices)
+    _join(info)
+    try:
+        yield
+    finally:
+        _leave()
+
+
+def _configure(info: InstanceInfo, devices: int | None) -> None:
+    """What must be decided before any backend starts."""
+    import jax
+
+    _, count = machine.place(info)
+    forced = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if devices is not None and not forced:
+        jax.config.update("jax_num_cpu_devices", devices)
+    if count > 1 and not info.accelerators and not os.environ.get("JAX_PLATFORMS"):
+        # Ranks that share a machine were promised no accelerator, and collectives among ranks
+        # fail where they share one: a GPU that happens to be there is left alone.
+        jax.config.update("jax_platforms", "cpu")
+    # A survivor of a killed peer gets an error, not SIGABRT.
+    _update("jax_enable_recoverability", True)
+    # The service catches SIGTERM, and the rank would not end when it is told to.
+    _update("jax_enable_preemption_service", False)
+    # It would warn of any proxy; `machine.past_proxies` has seen to that.
+    _update("jax_check_proxy_envs", False)
+
+
+def _update(name: str, value: Any) -> None:
+    """Set an option of JAX where this release of JAX has it."""
+    import jax
+
+    try:
+        jax.config.update(name, value)
+    except AttributeError:
+        log.info("this release of JAX has no option %s", name)
+
+
+def _join(info: InstanceInfo) -> None:
+    """Set the variables, meet the other ranks, and run a first collective."""
+    import jax
+    from jax.experimental import multihost_utils
+
+    os.environ["JAX_COORDINATOR_ADDRESS"] = machine.endpoint(info.head_addr, info.port("jax"))
+    os.environ["JAX_NUM_PROCESSES"] = str(info.world_size)
+    os.environ["JAX_PROCESS_ID"] = str(info.rank)
+    if info.world_size == 1:
+        # Alone, the backend starts when it is first used: a cell may still configure JAX.
+        os.environ["JAX_LOCAL_DEVICE_COUNT"] = str(_devices_of_one(info))
+        return
+    machine.past_proxies(info)
+    _bind_gloo(info.addr)
+    if not info.is_head:
+        machine.wait_for(info.head_addr, info.port("jax"), JOIN_SECONDS)
+    options = _initialize_options(info)
+    known = inspect.signature(jax.distributed.initialize).parameters
+    jax.distributed.initialize(**{key: value for key, value in options.items() if key in known})
+    multihost_utils.sync_global_devices("sky_jupyter: all ranks are in")
+    os.environ["JAX_LOCAL_DEVICE_COUNT"] = str(jax.local_device_count())
+
+
+def _initialize_options(info: InstanceInfo) -> dict[str, Any]:
+    """The arguments of `jax.distributed.initialize`; older releases of JAX lack some of them."""
+    own = None
+    if info.accelerators and info.ranks_per_node > 1:
+        own = machine.share(info.accelerators, info.local_rank, info.ranks_per_node)
+    return {
+        "coordinator_address": machine.endpoint(info.head_addr, info.port("jax")),
+        # Without it the service listens on every interface of the machine.
+        "coordinator_bind_address": machine.endpoint(info.head_addr, info.port("jax")),
+        "num_processes": info.world_size,
+        "process_id": info.rank,
+        "local_device_ids": own,
+        "cluster_detection_method": "deactivate",
+        "initialization_timeout": JOIN_SECONDS,
+        "heartbeat_timeout_seconds": 100,
+        "shutdown_timeout_seconds": int(machine.LEAVE_SECONDS),
+    }
+
+
+def _devices_of_one(info: InstanceInfo) -> int:
+    """How many devices a rank without peers will have, as far as can be told before JAX starts."""
+    import jax
+
+    if info.accelerators:
+        return info.accelerators
+    forced = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    return int(forced[1]) if forced else max(1, getattr(jax.config, "jax_num_cpu_devices", 1))
+
+
+def _bind_gloo(addr: str) -> None:
+    """Have JAX's CPU collectives listen on this node's own address.
+
+    JAX asks gloo to use the host's name, which Debian and Ubuntu map to 127.0.1.1, and has no
+    option for another. Where a release of JAX keeps this elsewhere, it works as without us.
+    """
+    native = getattr(importlib.import_module("jax._src.lib"), "_jax", None)
+    make = getattr(native, "make_gloo_tcp_collectives", None)
+    if native is None or make is None:
+        log.warning("cannot tell this release of JAX which address its CPU collectives use")
+        return
+    original: Callable[..., Any] = getattr(make, "sky_original", make)
+
+    def bound(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **{"hostname": addr, **kwargs})
+
+    bound.sky_original = original  # type: ignore[attr-defined]
+    native.make_gloo_tcp_collectives = bound
+
+
+def _leave() -> None:
+    """Part from the other ranks; they may be gone already, and nothing here waits long for them."""
+    client, service = _let_go()
+    for part in (client, service):
+        if part is not None:
+            machine.within(machine.LEAVE_SECONDS, part.shutdown)
+
+
+def _let_go() -> tuple[Any, Any]:
+    """JAX's own client and service, taken out of its state so that new ones may take their place."""
+    from jax._src import distributed
+
+    state = distributed.global_state
+    client, service = state.client, state.service
+    state.client = state.service = None
+    return client, service
+
+
+def again(info: InstanceInfo) -> None:
+    """Set JAX up anew in a living process, on the new port of `info`; all ranks call it together.
+
+    Arrays that spanned the old ranks keep their local parts but take part in nothing any more.
+    """
+    import jax.extend.backend
+
+    client, service = _let_go()
+    if client is not None:
+        machine.within(machine.LEAVE_SECONDS, client.shutdown)
+    jax.extend.backend.clear_backends()
+    # The old backend, and the port its collectives listen on, may hang in reference cycles.
+    gc.collect()
+    _join(info)
+    if service is not None:
+        # Only now: a rank that still holds on to the old service would be aborted. All have
+        # joined the new one, so all have left the old one.
+        machine.within(machine.LEAVE_SECONDS, service.shutdown)

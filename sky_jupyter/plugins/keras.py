@@ -1,0 +1,104 @@
+"""The plugin `keras`: plain `fit` trains one model on all ranks, with JAX or torch underneath.
+
+Here is what the notebook needs; what happens in a rank is in `keras_model` (for both backends),
+`keras_on_jax` and `keras_on_torch`, which import Keras and so are imported in ranks only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+from collections.abc import Iterator
+from typing import TYPE_CHECKING
+
+from ..errors import SkyError, SpecError, nearest
+from ..spec import Image, PoolSpec
+from .base import Plugin
+
+if TYPE_CHECKING:
+    from ..node.runtime import InstanceInfo
+
+BACKENDS = ("jax", "torch")
+
+
+def keras(backend: str = "jax", quiet: bool = True) -> Plugin:
+    """Keras on all ranks: ``fit`` with each rank's share of the data trains one model.
+
+    With ``backend="jax"`` the plugin `jax` must come before it; with ``backend="torch"`` the
+    plugin `torch` must be there too, before or after.
+
+    Parameters
+    ----------
+    backend : str
+        ``"jax"`` or ``"torch"``.
+    quiet : bool
+        Whether bars, and callbacks that only write or print, are left out on all ranks but the
+        head's; a ``verbose=`` that is given in the call counts in any case.
+
+    Raises
+    ------
+    SpecError
+        When an argument cannot be.
+    """
+    if backend not in BACKENDS:
+        raise SpecError(
+            f"keras(backend={backend!r}): the backends are {', '.join(BACKENDS)}{nearest(str(backend), BACKENDS)}"
+        )
+    if not isinstance(quiet, bool):
+        raise SpecError(f"keras(quiet={quiet!r}) must be True or False")
+    return Plugin(
+        name="keras",
+        args=((("backend", backend),) if backend != "jax" else ()) + ((("quiet", False),) if not quiet else ()),
+        after=("jax",) if backend == "jax" else (),
+        needs=(backend,),
+        preload=("keras", f"{__package__}.keras_on_{backend}"),
+        collective=True,
+        transform=functools.partial(_transform, backend),
+        around_process=functools.partial(_around, backend, quiet),
+        again=functools.partial(_again, backend),
+    )
+
+
+def _transform(backend: str, image: Image, spec: PoolSpec) -> Image:
+    asked = image.env.get("KERAS_BACKEND", backend)
+    if asked != backend:
+        raise SpecError(
+            f"the variable KERAS_BACKEND={asked} contradicts keras(backend={backend}); "
+            f"leave the variable out, or write keras(backend={asked})"
+        )
+    return image.adding(pip=("keras",), env={"KERAS_BACKEND": backend})
+
+
+@contextlib.contextmanager
+def _around(backend: str, quiet: bool, info: InstanceInfo) -> Iterator[None]:
+    os.environ["KERAS_BACKEND"] = backend
+    import keras
+
+    if keras.backend.backend() != backend:
+        raise SkyError(
+            f"Keras was imported with the backend {keras.backend.backend()!r} before the plugin could choose "
+            f"{backend!r}; do not import keras in what the ranks load first"
+        )
+    from . import keras_model
+
+    if quiet and not info.is_head:
+        keras_model.be_quiet()
+    if backend == "jax":
+        from . import keras_on_jax
+
+        with keras_on_jax.joined(info):
+            yield
+    else:
+        from . import keras_on_torch
+
+        keras_on_torch.install()
+        yield
+
+
+def _again(backend: str, info: InstanceInfo) -> None:
+    """Take part in the ranks' new cluster; models of the old one keep their values, see `get_weights`."""
+    if backend == "jax":
+        from . import keras_on_jax
+
+        keras_on_jax.distribute(info)

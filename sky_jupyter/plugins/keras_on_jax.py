@@ -1,0 +1,150 @@
+"""Keras over JAX in a rank: variables on all ranks, batches split among them, one seed.
+
+Every model made in this process is one model of all ranks: making its variables, `fit` and
+`evaluate` are steps that all ranks take together. `predict` and saving are made to need nobody
+else, since people do them on one rank.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import random
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import keras
+from jax.experimental import multihost_utils
+from keras.src.backend.common import global_state
+from keras.src.saving import saving_lib
+
+from . import keras_model
+
+if TYPE_CHECKING:
+    from ..node.runtime import InstanceInfo
+
+
+@contextlib.contextmanager
+def joined(info: InstanceInfo) -> Iterator[None]:
+    """Keras on all ranks, until the process ends; a rank without peers needs nothing."""
+    if info.world_size == 1:
+        yield
+        return
+    distribute(info)
+    for name in ("fit", "evaluate"):
+        keras_model.wrap(name, functools.partial(_together, name))
+    for name in ("predict", "predict_on_batch", "save", "save_weights", "export"):
+        keras_model.wrap(name, _on_its_own)
+    _let_saving_alone()
+    _keep_on_clear_session()
+    try:
+        yield
+    finally:
+        keras.distribution.set_distribution(None)
+
+
+def distribute(info: InstanceInfo) -> None:
+    """One seed, and every device of every rank for the data; a step of all ranks together."""
+    # Initial weights, dropout and shuffling draw from it, and must agree.
+    seed = multihost_utils.broadcast_one_to_all(jax.numpy.uint32(random.SystemRandom().randrange(2**31)))
+    keras.utils.set_random_seed(int(seed))
+    keras.distribution.set_distribution(
+        keras.distribution.DataParallel(
+            devices=keras.distribution.list_devices(),
+            # Each rank passes its own share: Keras cannot split arrays and raises.
+            auto_shard_dataset=False,
+        )
+    )
+
+
+def _together(name: str, original: Callable[..., Any], model: Any, call: inspect.BoundArguments) -> Any:
+    """`fit` and `evaluate`: refuse at once what would have the ranks wait for each other for ever."""
+    # Validation inside `fit` was looked at with its other arguments.
+    inside_fit = call.arguments.get("kwargs", {}).get("_use_cached_eval_dataset", False)
+    if keras.distribution.distribution() is not None and not inside_fit:
+        keras_model.check_steps(name, call, _gather)
+    return original(*call.args, **call.kwargs)
+
+
+def _gather(row: list[int]) -> Sequence[Sequence[int]]:
+    import numpy as np
+
+    gathered: Sequence[Sequence[int]] = multihost_utils.process_allgather(np.asarray(row, np.int32)).tolist()
+    return gathered
+
+
+def _on_its_own(original: Callable[..., Any], model: Any, call: inspect.BoundArguments) -> Any:
+    with alone(model):
+        return original(*call.args, **call.kwargs)
+
+
+@contextlib.contextmanager
+def alone(model: Any) -> Iterator[None]:
+    """The model with copies of its values on this rank's first device, and no distribution.
+
+    What runs inside needs no other rank. Afterwards the model's values are the common ones again,
+    also after an interrupt; variables that were made inside join the distribution then.
+    """
+    distribution = keras.distribution.distribution()
+    held = {id(variable): (variable, variable._value, variable._layout) for variable in _variables(model)}
+    values = [value for _, value, _ in held.values() if value is not None]
+    # Values that are spread over ranks, as ModelParallel does, cannot be had without the others.
+    if distribution is None or not all(value.is_fully_replicated for value in values):
+        yield
+        return
+    keras.distribution.set_distribution(None)
+    try:
+        for variable, value, _ in held.values():
+            variable._layout = None
+            if value is not None:
+                # A copy, because `predict` gives its buffers away to XLA.
+                shard = value.addressable_data(0)
+                variable._value = jax.device_put(shard, shard.device, may_alias=False)
+        yield
+    finally:
+        keras.distribution.set_distribution(distribution)
+        for variable, value, layout in held.values():
+            variable._value, variable._layout = value, layout
+        for variable in _variables(model):
+            if id(variable) not in held:
+                variable._layout = distribution.get_variable_layout(variable)
+                variable.assign(variable._value)
+
+
+def _variables(model: Any) -> list[Any]:
+    optimizer = getattr(model, "optimizer", None)
+    found = [*model.variables, *model.metrics_variables, *(optimizer.variables if optimizer else ())]
+    return list({id(variable): variable for variable in found}.values())
+
+
+def _let_saving_alone() -> None:
+    """Whatever saves a model, pickling included, looks at fresh objects, whose variables must be nobody else's."""
+    original = getattr(saving_lib, "get_attr_skipset", None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def get_attr_skipset(*args: Any, **kwargs: Any) -> Any:
+        distribution = keras.distribution.distribution()
+        keras.distribution.set_distribution(None)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            keras.distribution.set_distribution(distribution)
+
+    saving_lib.get_attr_skipset = get_attr_skipset
+
+
+def _keep_on_clear_session() -> None:
+    """`keras.utils.clear_session` drops the distribution too, and ranks would train apart silently."""
+    original = keras.utils.clear_session
+
+    @functools.wraps(original)
+    def clear_session(*args: Any, **kwargs: Any) -> None:
+        distribution = keras.distribution.distribution()
+        original(*args, **kwargs)
+        keras.distribution.set_distribution(distribution)
+
+    keras.utils.clear_session = keras.backend.clear_session = global_state.clear_session = clear_session

@@ -1,0 +1,118 @@
+"""How the ranks that share one machine share it: whose devices, how many threads, which interface.
+
+The plugins' hooks use this inside rank processes; it needs nothing but the standard library and
+psutil, which the control plane brings to every node.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import socket
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import psutil
+
+from ..errors import SkyError, SpecError
+from ..spec import PoolSpec
+
+if TYPE_CHECKING:
+    from ..node.runtime import InstanceInfo
+
+# How long a rank's end may wait for a framework that waits for others.
+LEAVE_SECONDS = 3.0
+
+
+def place(info: InstanceInfo) -> tuple[int, int]:
+    """This rank's number among the ranks of its machine, and how many those are.
+
+    Local nodes are several nodes on one machine, so that this is more than ``local_rank``.
+    """
+    nodes = [node for node, addr in enumerate(info.peers) if addr == info.addr]
+    return nodes.index(info.node) * info.ranks_per_node + info.local_rank, len(nodes) * info.ranks_per_node
+
+
+def share(total: int, index: int, count: int) -> list[int]:
+    """The part of `total` devices that is for the process `index` of `count`; empty if they are too few."""
+    each = total // count
+    return list(range(index * each, (index + 1) * each))
+
+
+def check_accelerators(spec: PoolSpec) -> None:
+    """Refuse more ranks on a node than accelerators: collectives need one each."""
+    if spec.accelerator is not None and spec.accelerator.count < spec.ranks_per_node:
+        raise SpecError(
+            f"{spec.ranks_per_node} ranks per node cannot share {spec.accelerator.count} x {spec.accelerator.kind}; "
+            f"ask for --accelerator {spec.accelerator.kind}:{spec.ranks_per_node} or fewer --ranks-per-node"
+        )
+
+
+def cores() -> int:
+    """How many processors this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def interface(addr: str) -> str | None:
+    """The name of the network interface that has this address, such as ``lo`` or ``eth0``."""
+    wanted = {str(found[4][0]) for found in socket.getaddrinfo(addr, None)}
+    for name, addresses in psutil.net_if_addrs().items():
+        # A link-local IPv6 address carries its scope, as in fe80::1%eth0.
+        if any(entry.address.split("%")[0] in wanted for entry in addresses):
+            return name
+    return None
+
+
+def endpoint(addr: str, port: int) -> str:
+    """``addr:port``, with the brackets that an IPv6 address needs."""
+    return f"[{addr}]:{port}" if ":" in addr else f"{addr}:{port}"
+
+
+def past_proxies(info: InstanceInfo) -> None:
+    """Have this process reach its peers directly, also where a proxy is set for the world outside."""
+    for name in ("no_proxy", "NO_PROXY"):
+        listed = [item for item in os.environ.get(name, "").split(",") if item]
+        os.environ[name] = ",".join(dict.fromkeys([*listed, *info.peers, info.head_addr]))
+
+
+def wait_for(addr: str, port: int, seconds: float) -> None:
+    """Wait until something listens there, as the head's coordinator will in a moment.
+
+    Frameworks try once, and again after a whole second.
+
+    Raises
+    ------
+    SkyError
+        When nothing did in that time.
+    """
+    end = time.monotonic() + seconds
+    while True:
+        try:
+            socket.create_connection((addr, port), timeout=max(0.1, end - time.monotonic())).close()
+            return
+        except OSError as error:
+            if time.monotonic() > end:
+                raise SkyError(
+                    f"rank 0's coordinator at {endpoint(addr, port)} could not be reached in {seconds:.0f} s "
+                    f"({error}); look at what rank 0 says, and whether this node can reach that address"
+                ) from error
+            time.sleep(0.01)
+
+
+def within(seconds: float, call: Callable[[], Any]) -> bool:
+    """Run something that may wait for peers that are gone; tell whether it ended in time.
+
+    What hangs is left to a daemon thread: this serves processes that are about to end.
+    """
+
+    def quietly() -> None:
+        # A peer that is gone is no fault of the one that leaves after it.
+        with contextlib.suppress(Exception):
+            call()
+
+    thread = threading.Thread(target=quietly, name="sky-leave", daemon=True)
+    thread.start()
+    thread.join(seconds)
+    return not thread.is_alive()

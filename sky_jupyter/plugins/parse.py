@@ -1,0 +1,195 @@
+"""Reading plugins as people write them: ``jax,keras`` or ``keras(backend=torch),torch``.
+
+Values are what the plugin's argument asks for, quoted or not. Everything that cannot be is refused
+here, with the nearest right spelling, before anything starts.
+"""
+
+from __future__ import annotations
+
+import ast
+import inspect
+import re
+import typing
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+from ..errors import SpecError, nearest
+from .base import Plugin
+from .jax import jax
+from .keras import keras
+from .torch import torch
+
+FACTORIES: dict[str, Callable[..., Plugin]] = {"jax": jax, "keras": keras, "torch": torch}
+_ONE = re.compile(r"(?P<name>[^()]*?)\s*(?:\((?P<inner>.*)\))?\Z", re.DOTALL)
+_WORDS = {"none": None, "null": None, "true": True, "false": False}
+_CLOSES = {"(": ")", "[": "]", "{": "}"}
+
+
+def parse_plugins(given: str | Plugin | Iterable[str | Plugin]) -> tuple[Plugin, ...]:
+    """Read a list of plugins from text, or check one of Plugin values and texts.
+
+    Parameters
+    ----------
+    given : str, Plugin or iterable of those
+        Such as ``"jax,keras(backend=jax)"``.
+
+    Returns
+    -------
+    tuple of Plugin
+        In the order given, which is the order of entering.
+
+    Raises
+    ------
+    SpecError
+        For an unknown plugin or argument, a value that cannot be, a plugin that is given twice,
+        or an order in which one would come before what it builds on.
+    """
+    if isinstance(given, (str, Plugin)):
+        given = [given]
+    plugins: list[Plugin] = []
+    for item in given:
+        if isinstance(item, Plugin):
+            plugins.append(item)
+        elif isinstance(item, str):
+            plugins.extend(_read(item))
+        elif item in FACTORIES.values():
+            name = item.__name__
+            raise SpecError(f"plugin {name} must be called: write sky.plugins.{name}()")
+        else:
+            raise SpecError(f"{item!r} is not a plugin; write its name, or a value such as sky.plugins.jax()")
+    validate_order(plugins)
+    return tuple(plugins)
+
+
+def validate_order(plugins: Sequence[Plugin]) -> None:
+    """Refuse plugins that are there twice, or lack another, or come before one they build on.
+
+    Raises
+    ------
+    SpecError
+        With the list as it must be written.
+    """
+    names = [plugin.name for plugin in plugins]
+    for name in names:
+        if names.count(name) > 1:
+            raise SpecError(f"plugin {name} is given {names.count(name)} times; leave one of them")
+    for position, plugin in enumerate(plugins):
+        for other in dict.fromkeys([*plugin.after, *plugin.needs]):
+            if other not in names:
+                raise SpecError(f"plugin {plugin} needs the plugin {other}; write {_as_option(_sorted(plugins))}")
+            if other in plugin.after and names.index(other) > position:
+                raise SpecError(
+                    f"plugin {plugin} must come after the plugin {other}; write {_as_option(_sorted(plugins))}"
+                )
+
+
+def _sorted(plugins: Sequence[Plugin]) -> list[str]:
+    """The plugins with what they build on put before them and added where it is missing."""
+    by_name = {plugin.name: plugin for plugin in plugins}
+    done: dict[str, str] = {}
+
+    def put(name: str) -> None:
+        if name in done:
+            return
+        plugin = by_name.get(name)
+        for other in () if plugin is None else plugin.after:
+            put(other)
+        done[name] = str(plugin or name)
+
+    for plugin in plugins:
+        put(plugin.name)
+    for plugin in plugins:
+        for other in plugin.needs:
+            put(other)
+    return list(done.values())
+
+
+def _as_option(texts: Sequence[str]) -> str:
+    joined = ",".join(texts)
+    return f'--plugins "{joined}"' if re.search(r"[( ]", joined) else f"--plugins {joined}"
+
+
+def _split(text: str, whole: str) -> list[str]:
+    """Cut at the commas that are neither in brackets nor in quotes."""
+    parts, start, closing, quote = [], 0, [], ""
+    for position, char in enumerate(text):
+        if quote:
+            quote = "" if char == quote else quote
+        elif char in "'\"":
+            quote = char
+        elif char in _CLOSES:
+            closing.append(_CLOSES[char])
+        elif closing and char == closing[-1]:
+            closing.pop()
+        elif char in _CLOSES.values():
+            raise SpecError(f"plugins {whole!r}: there is a {char!r} too many")
+        elif char == "," and not closing:
+            parts.append(text[start:position].strip())
+            start = position + 1
+    if quote or closing:
+        raise SpecError(f"plugins {whole!r}: a closing {quote or closing[-1]} is missing")
+    return [*parts, text[start:].strip()]
+
+
+def _read(text: str) -> list[Plugin]:
+    """All plugins of a text; quotes about the whole or about one of them are taken off."""
+    found = []
+    for part in _split(text, text):
+        if len(part) > 1 and part[0] in "'\"" and part[-1] == part[0]:
+            found.extend(_read(part[1:-1]))
+        elif part:
+            found.append(_one(part))
+    return found
+
+
+def _one(text: str) -> Plugin:
+    match = _ONE.match(text)
+    name = match["name"] if match else text
+    if match is None or name not in FACTORIES:
+        raise SpecError(f"unknown plugin {name!r}; the plugins are {', '.join(FACTORIES)}{nearest(name, FACTORIES)}")
+    factory = FACTORIES[name]
+    arguments: dict[str, Any] = {}
+    for part in _split(match["inner"] or "", text):
+        if part:
+            key, value = _argument(name, factory, part)
+            if key in arguments:
+                raise SpecError(f"plugin {name}: argument {key} is given twice in {text!r}")
+            arguments[key] = value
+    return factory(**arguments)
+
+
+def _argument(name: str, factory: Callable[..., Plugin], part: str) -> tuple[str, Any]:
+    key, equals, value = (piece.strip() for piece in part.partition("="))
+    allowed = list(inspect.signature(factory).parameters)
+    if not equals:
+        raise SpecError(f"plugin {name}: write arguments by name, as {name}({allowed[0]}={part})")
+    if key not in allowed:
+        raise SpecError(
+            f"plugin {name} has no argument {key!r}; its arguments are {', '.join(allowed)}{nearest(key, allowed)}"
+        )
+    return key, _value(value, typing.get_type_hints(factory)[key], f"{name}({key}={value})")
+
+
+def _value(text: str, hint: Any, where: str) -> Any:
+    """The value that the argument asks for: bare text stays text where text is allowed."""
+    kinds = typing.get_args(hint) or (hint,)
+    if text[:1] in ("'", '"'):
+        try:
+            return ast.literal_eval(text)
+        except (ValueError, SyntaxError):
+            raise SpecError(f"plugin {where}: {text} is not a quoted value") from None
+    if text.lower() in _WORDS and (text.lower() not in ("none", "null") or type(None) in kinds):
+        return _WORDS[text.lower()]
+    if not text:
+        raise SpecError(f"plugin {where}: the value is missing")
+    for kind in (int, float):
+        # 2.10 as the version of something is text, not the number 2.1.
+        if kind in kinds:
+            try:
+                return kind(text)
+            except ValueError:
+                continue
+    if str in kinds:
+        return text
+    names = " or ".join("nothing" if kind is type(None) else kind.__name__ for kind in kinds)
+    raise SpecError(f"plugin {where}: the value must be {names}")

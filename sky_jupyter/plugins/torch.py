@@ -1,0 +1,166 @@
+"""The plugin `torch`: one process group of all ranks, ready for DDP, before the first cell."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+import socket
+from collections.abc import Iterator
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+from ..errors import SpecError, nearest
+from ..spec import Image, PoolSpec
+from . import machine
+from .base import Plugin
+from .jax import is_nvidia
+
+if TYPE_CHECKING:
+    from ..node.runtime import InstanceInfo
+
+# What the first use of torch across ranks would import; none starts a thread or touches a GPU.
+MODULES = ("torch", "torch.distributed", "torch.nn.parallel")
+NOISE = (r"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\..*",)
+BACKENDS = ("gloo", "nccl")
+JOIN_SECONDS = 60
+_CUDA = re.compile(r"cu[0-9]{3}\Z")
+_VERSION = re.compile(r"[0-9]+(\.[0-9]+)*([a-z0-9.+-]*)\Z")
+
+
+def torch(
+    backend: str | None = None, cuda: str | None = None, version: str | None = None, timeout: float = 300.0
+) -> Plugin:
+    """PyTorch on all ranks with its process group set up, so that DDP works at once.
+
+    Parameters
+    ----------
+    backend : str, optional
+        ``"nccl"`` or ``"gloo"``; unless given, nccl where every rank has a GPU, else gloo.
+    cuda : str, optional
+        The CUDA release of the packages for nodes with NVIDIA accelerators, such as ``"cu128"``.
+    version : str, optional
+        The release of torch to install, such as ``"2.13.0"``.
+    timeout : float
+        Seconds after which a collective whose peers do not come raises an error.
+
+    Raises
+    ------
+    SpecError
+        When an argument cannot be.
+    """
+    if backend is not None and backend not in BACKENDS:
+        raise SpecError(
+            f"torch(backend={backend!r}): the backends are {', '.join(BACKENDS)}{nearest(str(backend), BACKENDS)}"
+        )
+    if cuda is not None and not (isinstance(cuda, str) and _CUDA.match(cuda)):
+        raise SpecError(f"torch(cuda={cuda!r}) is not the name of a CUDA release; write it as cu126 or cu128")
+    if version is not None and not (isinstance(version, str) and _VERSION.match(version)):
+        raise SpecError(f"torch(version={version!r}) is not a release of torch; write it as '2.13.0'")
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise SpecError(f"torch(timeout={timeout!r}) must be a number of seconds above 0")
+    given = {"backend": backend, "cuda": cuda, "version": version, "timeout": None if timeout == 300.0 else timeout}
+    return Plugin(
+        name="torch",
+        args=tuple((key, value) for key, value in given.items() if value is not None),
+        preload=MODULES,
+        collective=True,
+        noise=NOISE,
+        transform=functools.partial(_transform, cuda, version),
+        around_process=functools.partial(_around, backend, timeout),
+        again=functools.partial(_again, backend, timeout),
+    )
+
+
+def _transform(cuda: str | None, version: str | None, image: Image, spec: PoolSpec) -> Image:
+    machine.check_accelerators(spec)
+    # uv chooses the build by this variable; plain torch is what its index holds for the platform.
+    env = {"UV_TORCH_BACKEND": cuda} if cuda and is_nvidia(spec.accelerator) else {}
+    return image.adding(pip=(f"torch=={version}" if version else "torch",), env=env)
+
+
+@contextlib.contextmanager
+def _around(backend: str | None, timeout: float, info: InstanceInfo) -> Iterator[None]:
+    import torch
+
+    _, count = machine.place(info)
+    if "OMP_NUM_THREADS" not in os.environ:
+        # Ranks that each use every core only disturb each other.
+        torch.set_num_threads(max(1, machine.cores() // count))
+    _join(backend, timeout, info)
+    try:
+        yield
+    finally:
+        _leave()
+
+
+def _again(backend: str | None, timeout: float, info: InstanceInfo) -> None:
+    """Set the group up anew in a living process, on the new port of `info`; all ranks call it together."""
+    _leave()
+    _join(backend, timeout, info)
+
+
+def _environment(info: InstanceInfo) -> None:
+    """The variables that torchrun would set; Hugging Face's Trainer looks at nothing else."""
+    os.environ.update(
+        MASTER_ADDR=info.head_addr,
+        MASTER_PORT=str(info.port("torch")),
+        WORLD_SIZE=str(info.world_size),
+        RANK=str(info.rank),
+        LOCAL_RANK=str(info.local_rank),
+        LOCAL_WORLD_SIZE=str(info.ranks_per_node),
+        NODE_RANK=str(info.node),
+    )
+    # By itself gloo uses the address of the host's name, often 127.0.1.1.
+    name = machine.interface(info.addr)
+    if name is not None:
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+
+
+def _join(backend: str | None, timeout: float, info: InstanceInfo) -> None:
+    import torch
+    import torch.distributed as dist
+
+    _environment(info)
+    index, count = machine.place(info)
+    own = machine.share(torch.cuda.device_count(), index, count) if backend != "gloo" else []
+    if backend is None:
+        backend = "nccl" if own else "gloo"
+    if backend == "nccl" and own:
+        torch.cuda.set_device(own[0])
+    dist.init_process_group(
+        backend,
+        store=_store(info),
+        rank=info.rank,
+        world_size=info.world_size,
+        timeout=timedelta(seconds=timeout),
+    )
+    # The first collective opens the connections; it also finds a peer that cannot be reached.
+    dist.barrier()
+
+
+def _store(info: InstanceInfo) -> Any:
+    """Where the ranks find each other; the head's listens on its own address alone.
+
+    Left to itself, torch's store listens on every interface of the machine.
+    """
+    import torch.distributed as dist
+
+    options: dict[str, Any] = {"timeout": timedelta(seconds=JOIN_SECONDS)}
+    if info.is_head:
+        family = socket.getaddrinfo(info.head_addr, None, type=socket.SOCK_STREAM)[0][0]
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        listener.bind((info.head_addr, info.port("torch")))
+        listener.listen(1024)
+        options["master_listen_fd"] = listener.detach()
+    return dist.TCPStore(info.head_addr, info.port("torch"), info.world_size, info.is_head, **options)
+
+
+def _leave() -> None:
+    """Part from the group; a user's own cell may have done it, and the peers may be gone."""
+    import torch.distributed as dist
+
+    if dist.is_initialized():
+        machine.within(machine.LEAVE_SECONDS, dist.destroy_process_group)

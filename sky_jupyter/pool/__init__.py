@@ -1,0 +1,1 @@
+"""The manager: a pool's life, its control plane, its runs and their results."""

@@ -1,0 +1,97 @@
+"""The control plane as the manager holds it: a Dask client, broadcasts to agents, their events."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import NodeLost
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+_POLL = 0.01
+
+
+class Control:
+    """Made by the pool when its scheduler listens; closed with the pool. Used on the loop only."""
+
+    def __init__(self, on_batch: Callable[[dict[str, Any]], None], on_lost: Callable[[int], None]) -> None:
+        self.on_batch = on_batch
+        self.on_lost = on_lost
+        self.addresses: dict[int, str] = {}
+        self.client: Client | None = None
+        self.closing = False
+
+    async def connect(self, address: str, folder: Path, nodes: int, timeout: float) -> None:
+        """Connect to the scheduler and wait until all agents are there.
+
+        Raises
+        ------
+        NodeLost
+            When some of them are not there in time.
+        """
+        import dask.config
+        from distributed import Client
+
+        from ..node import scheduler
+
+        with dask.config.set({"distributed.comm.timeouts.connect": "10s", **scheduler.DASK_SETTINGS}):
+            self.client = await Client(
+                address, security=scheduler.security(folder), asynchronous=True, set_as_default=False, name="sky"
+            )
+        self.client.subscribe_topic("sky", lambda event: self.on_batch(event[1]))
+        self.client.subscribe_topic("all", self._on_member)
+        end = asyncio.get_running_loop().time() + timeout
+        while len(self.addresses) < nodes:
+            await self._learn()
+            if asyncio.get_running_loop().time() > end:
+                absent = sorted(set(range(nodes)) - set(self.addresses))
+                raise NodeLost(f"the agents of nodes {absent} did not come up in {timeout:.0f} s")
+            await asyncio.sleep(_POLL)
+
+    async def _learn(self) -> None:
+        assert self.client is not None
+        workers = (await self.client.scheduler.identity(n_workers=-1))["workers"]  # type: ignore[attr-defined]
+        for address, facts in workers.items():
+            name = str(facts["name"])
+            if name.startswith("node-") and name[5:].isdigit():
+                self.addresses[int(name[5:])] = address
+
+    def _on_member(self, event: Any) -> None:
+        message = event[1]
+        if self.closing or not isinstance(message, dict) or message.get("action") != "remove-worker":
+            return
+        for node, address in list(self.addresses.items()):
+            if address == message.get("worker"):
+                del self.addresses[node]
+                self.on_lost(node)
+
+    async def ask(self, call: str, nodes: Iterable[int] | None = None, **arguments: Any) -> dict[int, Any]:
+        """Ask agents in one broadcast; their answers by node.
+
+        Raises
+        ------
+        NodeLost
+            When a node that is asked has no agent any more.
+        Exception
+            What an agent's handler raised.
+        """
+        assert self.client is not None
+        chosen = list(self.addresses) if nodes is None else list(nodes)
+        absent = [node for node in chosen if node not in self.addresses]
+        if absent:
+            raise NodeLost(f"node {absent[0]} is lost: its agent does not answer; `%sky restart` makes it anew")
+        by_address = {self.addresses[node]: node for node in chosen}
+        answers = await self.client.scheduler.broadcast(  # type: ignore[attr-defined]
+            msg={"op": f"sky_{call}", **arguments}, workers=list(by_address)
+        )
+        return {by_address[address]: answer for address, answer in answers.items()}
+
+    async def close(self) -> None:
+        """Let go of the scheduler."""
+        self.closing = True
+        if self.client is not None:
+            await self.client.close(timeout=1)

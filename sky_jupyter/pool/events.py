@@ -1,0 +1,46 @@
+"""What a pool tells those who listen: the steps of its start, and what happens in its runs.
+
+Listeners are called on the manager's loop thread and must return at once; what they keep they
+guard themselves.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class PhaseEvent:
+    """A step of a pool's start: ``text`` is what it is at, ``done`` says that it is over."""
+
+    phase: str
+    text: str
+    elapsed: float
+    done: bool = False
+
+
+@dataclass(frozen=True)
+class OutputEvent:
+    """Something a rank printed, showed or ended with; ``event`` is the journal's."""
+
+    run: str
+    rank: int
+    event: dict[str, Any]
+
+
+@dataclass(frozen=True)
+class NoticeEvent:
+    """Something that the manager did or saw, in words, such as a restart of kernels."""
+
+    text: str
+    run: str = ""
+
+
+Event = PhaseEvent | OutputEvent | NoticeEvent
+Listener = Callable[[Event], None]
+
+
+def ignore(event: Event) -> None:
+    """The listener of those who do not listen."""

@@ -1,0 +1,173 @@
+"""Bringing a pool's hosts up: folders, keys and host.json on each machine, then the host process."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import queue
+import secrets
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ..errors import BootstrapError
+from ..machines.base import Command, Machine
+from ..node.host import HostConfig
+from ..spec import PoolSpec
+from . import certificates
+
+_SOCKET_PATH = 80
+_SHARED_MEMORY = Path("/dev/shm")
+_FAREWELL = 5.0
+# What belongs to the notebook's kernel and must not reach a rank.
+_OWN = ("JPY_PARENT_PID", "JPY_SESSION_NAME", "JPY_INTERRUPT_EVENT", "COMPUTE_POOL", "PYTHONDONTWRITEBYTECODE")
+
+
+@dataclass
+class Host:
+    """A host process of a pool, as the manager holds it."""
+
+    command: Command
+    nodes: list[int]
+    folder: Path
+    blobs: Path
+    events: queue.Queue[dict[str, Any]]
+
+    def next_event(self, deadline: float) -> dict[str, Any]:
+        """The next thing the host says; a host that ends or is silent raises."""
+        try:
+            event = self.events.get(timeout=max(0.01, deadline - time.monotonic()))
+        except queue.Empty:
+            raise BootstrapError("agent", "the host did not start in time", lines=self.log()) from None
+        if event["event"] in ("gone", "failed"):
+            raise BootstrapError("agent", event.get("message", "the host ended"), lines=self.log())
+        return event
+
+    def log(self) -> list[str]:
+        """The last lines of the host's own log."""
+        with contextlib.suppress(OSError):
+            return (self.folder / "host.log").read_text(errors="replace").splitlines()[-30:]
+        return []
+
+    def end(self) -> None:
+        """Have the host end with all that it started, and wait for it."""
+        self.command.terminate()
+        try:
+            self.command.wait(_FAREWELL)
+        except TimeoutError:
+            self.command.kill()
+            self.command.wait(_FAREWELL)
+        for folder in (self.folder, self.blobs):
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def launch(
+    pool: str,
+    spec: PoolSpec,
+    machines: Sequence[Machine],
+    python: Path,
+    env: Mapping[str, str],
+    on_host: Callable[[Host], None],
+) -> str:
+    """Start a host on each machine; ``on_host`` gets each as soon as it must be ended.
+
+    Returns
+    -------
+    str
+        The scheduler's address.
+    """
+    by_key: dict[str, list[int]] = {}
+    for node, machine in enumerate(machines):
+        by_key.setdefault(machine.key, []).append(node)
+    scheduler: str | None = None
+    keys = certificates.make(pool).files()
+    for nodes in by_key.values():
+        folder, blobs = _folders(pool)
+        config = HostConfig(
+            pool=pool,
+            nodes=nodes,
+            total_nodes=spec.nodes,
+            ranks_per_node=spec.ranks_per_node,
+            addresses=[machine.address for machine in machines],
+            preload=[module for plugin in spec.plugins for module in plugin.preload],
+            cwd=os.getcwd(),
+            blobs=str(blobs),
+            scheduler=scheduler,
+            owner=None if spec.keep else os.getpid(),
+        )
+        machine = machines[nodes[0]]
+        for name, data in {**keys, "host.json": json.dumps(asdict(config)).encode()}.items():
+            machine.put(data, folder / name)
+        # The pool's folder is the working folder: a `random.py` beside the notebook must not be
+        # what a node's own modules import.
+        command = machine.exec(
+            [str(python), "-m", "sky_jupyter.node.host", str(folder)],
+            env=node_environment(env),
+            cwd=str(folder),
+            log=folder / "host.log",
+        )
+        host = Host(command, nodes, folder, blobs, _events(command))
+        on_host(host)
+        deadline = time.monotonic() + 60
+        event = host.next_event(deadline)
+        while event["event"] != "started":
+            event = host.next_event(deadline)
+        scheduler = event["scheduler"]
+    assert scheduler is not None
+    return scheduler
+
+
+def node_environment(image_env: Mapping[str, str]) -> dict[str, str]:
+    """The notebook's environment without what is its own, with the image's variables.
+
+    Where this package is not installed but used from a checkout, nodes find it there too.
+    """
+    env = {key: value for key, value in os.environ.items() if key not in _OWN}
+    root = Path(__file__).resolve().parents[2]
+    if root.name not in ("site-packages", "dist-packages"):
+        env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH", "")]))
+    return {**env, **image_env}
+
+
+def _folders(pool: str) -> tuple[Path, Path]:
+    """The pool's folder, short enough for unix sockets, and one in shared memory for blobs."""
+    parents = [os.environ.get("XDG_RUNTIME_DIR") or "", tempfile.gettempdir(), "/tmp"]
+    usable = [Path(p) for p in parents if p and len(p) < _SOCKET_PATH - 40 and os.access(p, os.W_OK)]
+    if not usable:
+        raise BootstrapError("files", f"no writable folder with a short path among {parents}; set TMPDIR to one")
+    folder = Path(tempfile.mkdtemp(prefix=f"sky-{pool}-", dir=usable[0]))
+    if sys.platform == "linux" and os.access(_SHARED_MEMORY, os.W_OK):
+        blobs = Path(tempfile.mkdtemp(prefix=f"sky-{pool}-", dir=_SHARED_MEMORY))
+    else:
+        blobs = folder / "blobs"
+        blobs.mkdir(mode=0o700)
+    return folder, blobs
+
+
+def _events(command: Command) -> queue.Queue[dict[str, Any]]:
+    """What a command says as JSON lines, read by a thread that ends with the command."""
+    events: queue.Queue[dict[str, Any]] = queue.Queue()
+
+    def read() -> None:
+        with contextlib.suppress(ValueError):
+            for line in command.lines():
+                with contextlib.suppress(ValueError):
+                    event = json.loads(line)
+                    if isinstance(event, dict) and "event" in event:
+                        events.put(event)
+        events.put({"event": "gone", "message": "the host ended"})
+
+    threading.Thread(target=read, name="sky-host", daemon=True).start()
+    return events
+
+
+def new_id() -> str:
+    """A pool's or run's id: eight hex digits."""
+    return secrets.token_hex(4)

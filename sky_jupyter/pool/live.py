@@ -1,0 +1,80 @@
+"""The pools that this process manages: found by name, one of them current; all end with it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+
+from ..errors import PoolError, nearest
+from .manager import Pool
+
+
+class LivePools:
+    """Held by the module as `pools`; the magics and `Compute` share it."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Pool] = {}
+        self._current: str | None = None
+        self._watching = False
+
+    def add(self, pool: Pool) -> None:
+        """Take a pool in, under its name, and make it current."""
+        if not self._watching:
+            self._watching = True
+            # A host notices the end of its owner by itself; this only makes an orderly end quicker.
+            atexit.register(self.end_all)
+        self._by_name[pool.spec.name] = pool
+        self._current = pool.spec.name
+
+    def get(self, name: str) -> Pool | None:
+        """The live pool of this name, or None."""
+        pool = self._by_name.get(name)
+        if pool is not None and pool.state == "ended":
+            self.discard(pool)
+            return None
+        return pool
+
+    def need(self, name: str | None) -> Pool:
+        """The live pool of this name, or the current one.
+
+        Raises
+        ------
+        PoolError
+            When there is none; it says which there are.
+        """
+        pool = self.current if name is None else self.get(name)
+        if pool is None:
+            there = [item.spec.name for item in self.all()]
+            what = "there is no pool" if name is None else f"there is no pool {name!r}{nearest(name, there)}"
+            raise PoolError(f"{what}; live: {', '.join(there) or 'none'}. `%sky up` makes one")
+        return pool
+
+    @property
+    def current(self) -> Pool | None:
+        """The pool that was used last, while it lives."""
+        return self.get(self._current) if self._current is not None else None
+
+    def use(self, pool: Pool) -> None:
+        """Make a pool the current one."""
+        self._current = pool.spec.name
+
+    def all(self) -> list[Pool]:
+        """All live pools."""
+        return [pool for name in list(self._by_name) if (pool := self.get(name)) is not None]
+
+    def discard(self, pool: Pool) -> None:
+        """Forget a pool that has ended."""
+        if self._by_name.get(pool.spec.name) is pool:
+            del self._by_name[pool.spec.name]
+        if self._current == pool.spec.name:
+            self._current = next(reversed(self._by_name), None)
+
+    def end_all(self) -> None:
+        """End every pool that is not kept."""
+        for pool in self.all():
+            if not pool.spec.keep:
+                with contextlib.suppress(Exception):
+                    pool.down()
+
+
+pools = LivePools()

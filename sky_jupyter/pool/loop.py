@@ -1,0 +1,50 @@
+"""The manager's one event loop, in a thread of its own, entered at one place.
+
+The notebook's kernel blocks its main thread while a cell runs; what the pools say must be heard
+all the same.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Coroutine
+from concurrent.futures import Future
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+class LoopThread:
+    """Made once a process, by `loop`; a daemon thread that ends with the process."""
+
+    def __init__(self) -> None:
+        self.loop = asyncio.new_event_loop()
+        self.thread = threading.Thread(target=self.loop.run_forever, name="sky-loop", daemon=True)
+        self.thread.start()
+
+    def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
+        """Begin work on the loop; callable from any thread but the loop's own."""
+        return asyncio.run_coroutine_threadsafe(work, self.loop)
+
+    def call(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
+        """Do work on the loop and wait for it; an interrupt of the caller cancels it."""
+        future = self.submit(work)
+        try:
+            return future.result(timeout)
+        except BaseException:
+            future.cancel()
+            raise
+
+
+_lock = threading.Lock()
+_loop: LoopThread | None = None
+
+
+def loop() -> LoopThread:
+    """The process's loop thread; started when first asked for."""
+    global _loop
+    with _lock:
+        if _loop is None or not _loop.thread.is_alive():
+            _loop = LoopThread()
+        return _loop

@@ -1,0 +1,570 @@
+"""The manager: `Pool`, the notebook-side object that owns a pool from its start to its end."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import shutil
+import signal
+import time
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from ..bootstrap import environment
+from ..capture.collect import Capture
+from ..capture.ledger import Ledger
+from ..capture.payload import Blob, write_blob
+from ..errors import BootstrapError, NodeLost, PoolError, SpecError, plain, rank_label
+from ..spec import PoolSpec
+from . import launch
+from .control import Control
+from .events import Event, Listener, NoticeEvent, PhaseEvent, ignore
+from .loop import loop
+from .registry import Registry
+from .results import CellError, CellResult
+from .runs import Run
+
+AGENT_TIMEOUT = 60.0
+_INTERRUPT_PATIENCE = 1.0
+_TICK = 0.05
+_KEEP_RUNS = 1000
+DEFAULT_GRACE = 5.0
+Tick = Callable[[], None]
+
+
+def _no_tick() -> None:
+    """For those who have nothing to do while they wait."""
+
+
+class Pool:
+    """Nodes made from one spec. Made by the magics or `Compute`; ends with `down` or its owner.
+
+    Its methods are for the main thread; what is named with an underscore and asynchronous runs on
+    the manager's loop.
+
+    Parameters
+    ----------
+    spec : PoolSpec
+        What it shall be; nothing is started before `start`.
+    """
+
+    def __init__(self, spec: PoolSpec) -> None:
+        self.spec = spec
+        self.id = launch.new_id()
+        self.state = "new"
+        self.ledger = Ledger()
+        self.registry = Registry()
+        self.runs: dict[str, Run] = {}
+        self.hosts: list[launch.Host] = []
+        self.ids: Sequence[str] = ()
+        self.control: Control | None = None
+        self.current: Run | None = None
+        self.began = 0.0
+        self.listener: Listener = ignore
+        self.repair: asyncio.Future[None] | None = None
+        self.restarted: set[int] = set()
+        # Names that the nodes have as modules: nobody misses them for long.
+        self.modules: set[str] = set()
+        self.scheduler_address = ""
+        self._epoch = 0
+        self._background: set[asyncio.Task[Any]] = set()
+
+    # -- life --------------------------------------------------------------------------------------
+
+    def start(self, listener: Listener = ignore, tick: Tick = _no_tick) -> None:
+        """Make the machines, prepare them and enter the plugins; whatever fails leaves nothing.
+
+        Parameters
+        ----------
+        listener : callable
+            Told of the phases.
+        tick : callable
+            Called several times a second while this waits.
+
+        Raises
+        ------
+        BootstrapError, ProvisionError
+            What failed, in which phase, and on which node.
+        """
+        self.listener = listener
+        self.began = time.perf_counter()
+        self.registry.intend(self.id, self.spec.name, self.spec.provider.kind, self.spec.nodes, self.spec.keep)
+        try:
+            self._wait(loop().submit(self._start()), tick)
+        except BaseException:
+            self.down()
+            raise
+        self.state = "ready"
+        self.registry.update(self.id, "ready", tuple(str(path) for host in self.hosts for path in (host.folder, host.blobs)))
+
+    async def _start(self) -> None:
+        spec, provider = self.spec, self.spec.provider
+        image = spec.full_image
+        with self._phase("environment", "checking what is installed") as say:
+            machines = await asyncio.to_thread(self._machines)
+            env = await asyncio.to_thread(environment.ensure, image, on_line=say)
+        with self._phase("agent", f"starting {spec.nodes} node{'s' if spec.nodes > 1 else ''} ({provider.kind})"):
+            launching = asyncio.ensure_future(
+                asyncio.to_thread(launch.launch, self.id, spec, machines, env.python, image.env, self.hosts.append)
+            )
+            # The client's import takes as long as the hosts' start; beside it, it costs nothing.
+            await asyncio.to_thread(_import_client)
+            self.scheduler_address = await launching
+            self.control = Control(self._on_batch, self._on_lost)
+            await self.control.connect(self.scheduler_address, self.hosts[0].folder, spec.nodes, AGENT_TIMEOUT)
+        names = ", ".join(str(plugin) for plugin in spec.plugins)
+        with self._phase("plugins", f"starting kernels{', entering ' + names if names else ''}"):
+            await self._enter()
+
+    def _machines(self) -> list[Any]:
+        self.ids = self.spec.provider.create(self.spec, self.spec.nodes, self.id)
+        return [self.spec.provider.connect(id) for id in self.ids]
+
+    async def _enter(self, ranks: Sequence[int] | None = None) -> None:
+        """Have ranks take their place and enter the plugins, all at the same time."""
+        assert self.control is not None
+        plugins = self.spec.plugins
+        # An address of the pool's coordinators must never be used twice: a late peer of the last
+        # start could join the new one.
+        names = [plugin.name for plugin in plugins if plugin.collective] or ["pool"]
+        ports = (await self.control.ask("ports", [0], count=len(names)))[0]
+        self._epoch += 1
+        answers = await self.control.ask(
+            "enter",
+            plugins=cloudpickle.dumps(plugins),
+            ports=dict(zip(names, ports, strict=True)),
+            job=f"{self.id}-{self._epoch}",
+            noise=[expression for plugin in plugins for expression in plugin.noise],
+            ranks=ranks,
+        )
+        for node, ends in sorted(answers.items()):
+            for rank, end in ends.items():
+                if end["status"] != "ok":
+                    raise BootstrapError("plugins", _why_not_entered(int(rank), end), node=node, lines=_last_lines(end))
+
+    def down(self) -> None:
+        """End the pool: every process, socket and file of it. Safe to call at any time, and twice."""
+        if self.state == "ended":
+            return
+        self.state = "ended"
+        with contextlib.suppress(Exception):
+            loop().call(self._leave(), timeout=10)
+        for host in self.hosts:
+            with contextlib.suppress(Exception):
+                host.end()
+        with contextlib.suppress(Exception):
+            self.spec.provider.destroy(self.ids)
+        with contextlib.suppress(Exception):
+            self.registry.update(self.id, "ended")
+            self.registry.close()
+
+    async def _leave(self) -> None:
+        for task in list(self._background):
+            task.cancel()
+        if self.control is None:
+            return
+        self.control.closing = True
+        ranks = list(range(self.spec.world_size))
+        if any(plugin.around_process for plugin in self.spec.plugins):
+            with contextlib.suppress(Exception):
+                # Rank 0 holds the coordinators: it leaves last.
+                await asyncio.wait_for(self.control.ask("leave", ranks=ranks[1:]), 5)
+                await asyncio.wait_for(self.control.ask("leave", ranks=ranks[:1]), 5)
+        await self.control.close()
+
+    def restart(self, listener: Listener = ignore, tick: Tick = _no_tick) -> None:
+        """New kernels on the same machines, plugins entered; where an agent is lost, new hosts."""
+        self._must_live()
+        self.listener = listener
+        assert self.control is not None
+        whole = len(self.control.addresses) < self.spec.nodes or self.state == "broken"
+        self._wait(loop().submit(self._relaunch() if whole else self._renew(None)), tick)
+        self.state = "ready"
+        self.restarted.update(range(self.spec.world_size))
+
+    async def _relaunch(self) -> None:
+        assert self.control is not None
+        await self.control.close()
+        for host in self.hosts:
+            await asyncio.to_thread(host.end)
+        self.hosts.clear()
+        await self._start()
+
+    async def _renew(self, ranks: Sequence[int] | None) -> None:
+        """Replace kernels and have the new ones enter."""
+        assert self.control is not None
+        failures = await self.control.ask("restart", ranks=ranks)
+        for node, failed in failures.items():
+            for text in failed.values():
+                raise BootstrapError("plugins", text, node=node)
+        await self._enter(ranks)
+
+    # -- runs --------------------------------------------------------------------------------------
+
+    def begin_cell(
+        self,
+        code: str,
+        capture: Capture,
+        *,
+        ranks: Sequence[int] | None = None,
+        count: int = 1,
+        grace: float = DEFAULT_GRACE,
+        timeout: float | None = None,
+        listener: Listener = ignore,
+    ) -> Run:
+        """Start a cell on ranks (all, unless given) and return its run at once.
+
+        Parameters
+        ----------
+        code : str
+            The cell, before IPython transforms it.
+        capture : Capture
+            What its names need.
+        count : int
+            The cell's number, as tracebacks show it.
+        grace : float
+            Seconds that other ranks get after one has failed.
+        timeout : float, optional
+            Seconds after which all ranks are stopped.
+        """
+        run = self._new_run(self.check_ranks(ranks), listener, capture)
+        content = {"kind": "cell", "code": code, "manifest": capture.manifest(self._folder(run)), "count": count}
+        return self._begin(run, content, code, grace, timeout)
+
+    def begin_call(
+        self,
+        call: Blob,
+        capture: Capture,
+        *,
+        ranks: Sequence[int] | None = None,
+        timeout: float | None = None,
+        listener: Listener = ignore,
+    ) -> Run:
+        """Start a function on ranks (all, unless given), which its blob and capture hold; see `begin_cell`."""
+        run = self._new_run(self.check_ranks(ranks), listener, capture)
+        return self._begin(run, self._call_content(run, call, capture), "a function call", DEFAULT_GRACE, timeout)
+
+    def begin_one(self, call: Blob, capture: Capture, *, rank: int | None = None, listener: Listener = ignore) -> Run:
+        """Start a function on one rank, the least busy unless given, as a Dask task."""
+        chosen = [] if rank is None else self.check_ranks([rank])
+        run = self._new_run(chosen, listener, capture)
+        content = self._call_content(run, call, capture)
+        self.registry.run_began(run.id, self.id, "a function call")
+        run.task = loop().submit(self._submit(run, content, rank))
+        return run
+
+    def _call_content(self, run: Run, call: Blob, capture: Capture) -> dict[str, Any]:
+        folder = self._folder(run)
+        return {"kind": "call", "blob": str(write_blob(call, folder)), "manifest": capture.manifest(folder)}
+
+    def _new_run(self, ranks: Sequence[int], listener: Listener, capture: Capture) -> Run:
+        self._must_live()
+        run = Run(launch.new_id(), {rank: rank // self.spec.ranks_per_node for rank in ranks}, listener)
+        run.capture = capture
+        self.runs[run.id] = run
+        while len(self.runs) > _KEEP_RUNS:
+            self.runs.pop(next(iter(self.runs)))
+        return run
+
+    def _folder(self, run: Run) -> Path:
+        """Where a run's blobs lie while it is on; kernels that have mapped them need no name."""
+        folder = self.hosts[0].blobs / run.id
+        folder.mkdir(mode=0o700)
+        return folder
+
+    def _begin(self, run: Run, content: dict[str, Any], code: str, grace: float, timeout: float | None) -> Run:
+        self.current = run
+        self.registry.run_began(run.id, self.id, code)
+        run.task = loop().submit(self._execute(run, content, grace, timeout))
+        return run
+
+    async def _submit(self, run: Run, content: dict[str, Any], rank: int | None) -> None:
+        """A function call's life on the loop: a Dask task that waits in an agent for a rank."""
+        from ..node.agent import call
+
+        assert self.control is not None and self.control.client is not None
+        if self.repair is not None:
+            await self.repair
+        node = None if rank is None else rank // self.spec.ranks_per_node
+        where = {} if node is None else {"workers": [self.control.addresses[node]], "allow_other_workers": False}
+        answer = await self.control.client.submit(call, run.id, content, rank, key=f"sky-{run.id}", pure=False, **where)
+        run.place(answer["rank"], answer["node"])
+        await self._read(run, answer["node"], run.next(answer["node"]))
+        self._mend(run)
+
+    def check_ranks(self, ranks: Sequence[int] | None) -> list[int]:
+        """The ranks, all where none are given; one that the pool does not have raises SpecError."""
+        chosen = list(range(self.spec.world_size)) if ranks is None else sorted(set(ranks))
+        wrong = [rank for rank in chosen if not 0 <= rank < self.spec.world_size]
+        if wrong or not chosen:
+            top = self.spec.world_size - 1
+            raise SpecError(f"pool {self.spec.name!r} has ranks 0 to {top}, not {', '.join(map(str, wrong)) or 'none'}")
+        return chosen
+
+    async def _execute(self, run: Run, content: dict[str, Any], grace: float, timeout: float | None) -> None:
+        """A run's whole life on the loop: start it, watch over it, and mend what it broke."""
+        assert self.control is not None
+        if self.repair is not None:
+            await self.repair
+        nodes = sorted({outcome.node for outcome in run.outcomes.values()})
+        run.start_clock()
+        try:
+            answers = await self.control.ask("start", nodes, run=run.id, ranks=list(run.outcomes), content=content)
+        except (NodeLost, OSError) as error:
+            run.lose(run.left, str(error))
+        else:
+            for node, answer in answers.items():
+                self._take(run, node, answer["first"], answer["count"], answer["data"])
+            await self._watch(run, grace, timeout)
+        self._mend(run)
+
+    async def _watch(self, run: Run, grace: float, timeout: float | None) -> None:
+        """Wait for the end; where a rank fails or time is up, the others are stopped after their grace."""
+        assert self.control is not None
+        end = None if timeout is None else time.monotonic() + timeout
+        in_time = await run.until(lambda: not run.left or bool(run.failed), timeout)
+        if in_time and run.left:
+            patience = grace if end is None else min(grace, end - time.monotonic())
+            await run.until(lambda: not run.left, patience)
+        if not run.left:
+            return
+        if in_time:
+            run.why = run.why or f": {rank_label(run.failed)} had failed, and it did not end within {grace:g} s (--grace)"
+        else:
+            run.why = f": the run took longer than {timeout:g} s (--timeout)"
+        await self._signal(run, signal.SIGINT)
+        if not await run.until(lambda: not run.left, _INTERRUPT_PATIENCE):
+            await self._signal(run, signal.SIGKILL)
+            await run.until(lambda: not run.left, AGENT_TIMEOUT)
+
+    async def _signal(self, run: Run, number: int) -> None:
+        assert self.control is not None
+        with contextlib.suppress(NodeLost, OSError):
+            nodes = {run.outcomes[rank].node for rank in run.left} & set(self.control.addresses)
+            await self.control.ask("signal", sorted(nodes), number=int(number), ranks=run.left, run=run.id)
+
+    def attend(self, run: Run, tick: Tick = _no_tick) -> CellResult:
+        """Wait for a run's end while ``tick`` is called; an interrupt goes to the ranks.
+
+        The first interrupt raises KeyboardInterrupt in every rank; the second replaces the kernels
+        of those that did not heed it.
+
+        Raises
+        ------
+        CellError
+            With every failed rank's exception and the other ranks' values.
+        KeyboardInterrupt
+            When the run ended because of an interrupt here.
+        """
+        interrupted = self.wait(run, tick)
+        result = self.finish(run)
+        if interrupted:
+            raise KeyboardInterrupt(f"{rank_label(run.failed or list(run.outcomes))} interrupted")
+        if run.failed:
+            raise CellError(result, list(run.outcomes.values()))
+        return result
+
+    def settle(self) -> None:
+        """Wait until what the last run broke has been mended."""
+        loop().call(self._settle())
+
+    async def _settle(self) -> None:
+        if self.repair is not None:
+            await self.repair
+
+    def take_restarted(self) -> set[int]:
+        """Ranks whose kernels are new since this was last asked."""
+        fresh, self.restarted = self.restarted, set()
+        return fresh
+
+    def wait(self, run: Run, tick: Tick = _no_tick) -> bool:
+        """Wait until a run's task is done; whether it was interrupted from here. See `attend`."""
+        presses = 0
+        while not run.task.done():
+            try:
+                self._wait(run.task, tick)
+            except KeyboardInterrupt:
+                presses += 1
+                self.interrupt(run, hard=presses > 1)
+        return presses > 0
+
+    def finish(self, run: Run) -> CellResult:
+        """A run's result once its task is done; its blobs go, and the registry and ledger hear of it."""
+        run.task.result()
+        shutil.rmtree(self.hosts[0].blobs / run.id, ignore_errors=True)
+        self.registry.run_ended(run.id, "failed" if run.failed else "ok", run.elapsed)
+        outcomes = list(run.outcomes.values())
+        # What only some of the ranks have bound is sent again.
+        everywhere = len(outcomes) == self.spec.world_size
+        if everywhere and all(outcome.end.get("bound") for outcome in outcomes):
+            run.capture.commit(self.ledger)
+        return CellResult(outcomes, run.elapsed, lambda rank: self.fetch(run.id, rank), run.id)
+
+    def _wait(self, future: Future[Any], tick: Tick) -> None:
+        while True:
+            try:
+                future.result(_TICK)
+                return
+            except FutureTimeout:
+                if future.done():
+                    raise
+            except CancelledError:
+                raise PoolError(f"pool {self.spec.name!r} ended meanwhile") from None
+            except KeyboardInterrupt:
+                raise
+            tick()
+
+    def interrupt(self, run: Run | None = None, *, hard: bool = False) -> None:
+        """Raise KeyboardInterrupt in every rank that works on the run; ``hard`` replaces their kernels."""
+        run = run or self.current
+        if run is None or not run.left:
+            return
+        run.why = " by you"
+        loop().call(self._signal(run, signal.SIGKILL if hard else signal.SIGINT), timeout=5)
+
+    def _mend(self, run: Run) -> None:
+        """Begin to replace what the run lost; the next run waits for it."""
+        lost = [rank for rank, outcome in run.outcomes.items() if outcome.end.get("text") and outcome.status != "lost"]
+        stopped = [rank for rank, outcome in run.outcomes.items() if outcome.status == "interrupted"]
+        together = self.spec.world_size > 1 and any(plugin.collective for plugin in self.spec.plugins)
+        if lost:
+            ranks = list(range(self.spec.world_size)) if together else lost
+            self.restarted.update(ranks)
+            why = f"{rank_label(lost)} ended"
+            run.listener(NoticeEvent(f"{why}: new kernels for {rank_label(ranks)}", run.id))
+            self._mend_with(self._renew(ranks))
+        elif stopped and together:
+            self._mend_with(self._resume(run))
+
+    def _mend_with(self, work: Coroutine[Any, Any, None]) -> None:
+        async def mend() -> None:
+            try:
+                await work
+            except Exception as error:
+                self.state = "broken"
+                self.listener(NoticeEvent(f"the kernels could not be replaced: {error}"))
+            finally:
+                self.repair = None
+
+        self.repair = self._keep_task(mend())
+
+    async def _resume(self, run: Run) -> None:
+        """After an interrupt: see whether the ranks are still in step, and start anew where not.
+
+        A rank that was stopped before a collective and one that was stopped after it would wait for
+        each other, or mix their numbers up.
+        """
+        assert self.control is not None
+        checks = await self.control.ask("check", patience=3.0)
+        if all(answer for answer in checks.values()):
+            return
+        ranks = list(range(self.spec.world_size))
+        self.restarted.update(ranks)
+        await self._renew(ranks)
+
+    def fetch(self, run: str, rank: int) -> bytes:
+        """The pickled value of a run that stayed on its rank.
+
+        Raises
+        ------
+        PoolError
+            When the rank has it no more.
+        """
+        self._must_live()
+        assert self.control is not None
+        node = rank // self.spec.ranks_per_node
+        answer = loop().call(self.control.ask("fetch", [node], run=run, rank=rank))[node]
+        if answer["end"]["status"] != "ok":
+            raise PoolError(f"the value of rank {rank} cannot be fetched: {answer['end'].get('evalue', 'its kernel is new')}")
+        return bytes(answer["data"])
+
+    # -- what the nodes say ------------------------------------------------------------------------
+
+    def _on_batch(self, batch: dict[str, Any]) -> None:
+        run = self.runs.get(batch["run"])
+        if run is not None:
+            self._take(run, batch["node"], batch["first"], batch["count"], batch["data"])
+
+    def _take(self, run: Run, node: int, first: int, count: int, data: bytes) -> None:
+        missing = run.take(node, first, count, data)
+        if missing is not None:
+            self._keep_task(self._read(run, node, missing))
+
+    async def _read(self, run: Run, node: int, start: int) -> None:
+        """Ask for events that did not come."""
+        assert self.control is not None
+        answer = (await self.control.ask("read", [node], run=run.id, start=start))[node]
+        self._take(run, node, answer["first"], answer["next"] - answer["first"], answer["data"])
+
+    def _on_lost(self, node: int) -> None:
+        """An agent is gone: its ranks are given up in the run that they work on."""
+        self.listener(NoticeEvent(f"node {node} is lost: its agent does not answer"))
+        for run in self.runs.values():
+            ranks = [rank for rank in run.left if run.outcomes[rank].node == node]
+            if ranks:
+                run.lose(ranks, f"node {node} does not answer; `%sky restart` makes it anew")
+
+    # -- parts -------------------------------------------------------------------------------------
+
+    def status(self) -> dict[int, dict[str, Any]]:
+        """Each node's process id and what its ranks do; lost nodes are absent."""
+        self._must_live()
+        assert self.control is not None
+        return loop().call(self.control.ask("status"), timeout=5)
+
+    def _must_live(self) -> None:
+        if self.state == "ended":
+            raise PoolError(f"pool {self.spec.name!r} has ended; `%sky up` makes a new one")
+        if self.state == "new" or self.control is None:
+            raise PoolError(f"pool {self.spec.name!r} has not been started")
+
+    def _keep_task(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.ensure_future(work)
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+        return task
+
+    @contextlib.contextmanager
+    def _phase(self, phase: str, text: str) -> Iterator[Callable[[str], None]]:
+        """Tell the listener of a phase's begin, lines and end."""
+        began = time.perf_counter()
+
+        def say(line: str) -> None:
+            self._tell(PhaseEvent(phase, line, time.perf_counter() - began))
+
+        say(text)
+        yield say
+        self._tell(PhaseEvent(phase, text, time.perf_counter() - began, done=True))
+
+    def _tell(self, event: Event) -> None:
+        self.listener(event)
+
+    def __repr__(self) -> str:
+        return f"<Pool {self.spec.name!r}: {self.spec.nodes} nodes, {self.spec.world_size} ranks, {self.state}>"
+
+
+def _import_client() -> None:
+    import distributed  # noqa: F401 - only to have it imported
+
+
+def _why_not_entered(rank: int, end: Mapping[str, Any]) -> str:
+    text = f"rank {rank}: "
+    if end["status"] == "died":
+        text += str(end.get("text", "its kernel ended"))
+    else:
+        text += f"{end.get('ename', end['status'])}: {end.get('evalue', '')}"
+    for module, why in (end.get("preload_failed") or {}).items():
+        text += f"\n  {module} could not be imported: {why}"
+    return text
+
+
+def _last_lines(end: Mapping[str, Any]) -> list[str]:
+    return [line for text in end.get("traceback") or end.get("tail") or () for line in plain(text).splitlines()][-30:]
+
+
+

@@ -1,0 +1,259 @@
+"""What a run leaves in the notebook: a `CellResult`, and a `CellError` where ranks failed."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+import sys
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, overload
+
+from ..errors import RankDied, RemoteError, SkyError, plain, rank_label
+
+if sys.version_info >= (3, 11):
+    from builtins import ExceptionGroup
+else:
+    from exceptiongroup import ExceptionGroup
+
+
+class RankInterrupted(SkyError):
+    """A rank was interrupted, by the user or because another rank had failed."""
+
+
+class ValueNotHere(SkyError):
+    """A rank returned something that cannot be brought into the notebook."""
+
+
+@dataclass
+class Outcome:
+    """How a run went on one rank; filled in by the run as events come.
+
+    Parameters
+    ----------
+    rank, node : int
+        Where.
+    status : str
+        ``running``, ``ok``, ``error``, ``interrupted``, ``died`` or ``lost``.
+    end : dict
+        The end event as the agent sent it.
+    """
+
+    rank: int
+    node: int
+    status: str = "running"
+    end: dict[str, Any] = field(default_factory=dict)
+    stdout: list[str] = field(default_factory=list)
+    stderr: list[str] = field(default_factory=list)
+
+    @property
+    def failed(self) -> bool:
+        """Whether the rank ended in any way but well."""
+        return self.status not in ("running", "ok")
+
+
+class CellResult(Sequence[Any]):
+    """What a run returned: a sequence of values, one a rank, in rank order.
+
+    Made when a run ends; held by the notebook as ``_sky`` or under the name given by ``--out``.
+    A value over 1 MB stays on its rank until it is touched. Touching the value of a rank that
+    failed raises that rank's error.
+    """
+
+    def __init__(
+        self, outcomes: Sequence[Outcome], elapsed: float, fetch: Callable[[int], bytes] | None = None, run: str = ""
+    ) -> None:
+        self._outcomes = {outcome.rank: outcome for outcome in sorted(outcomes, key=lambda item: item.rank)}
+        self._fetch = fetch
+        self._values: dict[int, Any] = {}
+        self._exceptions: dict[int, Exception] = {}
+        self.elapsed = elapsed
+        self.run = run
+
+    @property
+    def ranks(self) -> tuple[int, ...]:
+        """The ranks that the run was on."""
+        return tuple(self._outcomes)
+
+    @property
+    def values(self) -> list[Any]:
+        """The values of the ranks that ended well, in rank order."""
+        return [self.value(rank) for rank, outcome in self._outcomes.items() if not outcome.failed]
+
+    @property
+    def errors(self) -> Mapping[int, Exception]:
+        """The exceptions of the ranks that failed, by rank."""
+        return {rank: self._exception(rank) for rank, outcome in self._outcomes.items() if outcome.failed}
+
+    @property
+    def head(self) -> Any:
+        """The value of the lowest rank that the run was on."""
+        return self.value(next(iter(self._outcomes)))
+
+    def value(self, rank: int) -> Any:
+        """The value of one rank.
+
+        Raises
+        ------
+        ValueNotHere
+            When it cannot be pickled, or its type cannot be imported here.
+        Exception
+            The rank's own error, when it failed.
+        """
+        if rank not in self._outcomes:
+            raise KeyError(f"rank {rank} took no part in this run; it was on ranks {list(self._outcomes)}")
+        if self._outcomes[rank].failed:
+            raise self._exception(rank)
+        if rank not in self._values:
+            self._values[rank] = self._load(rank)
+        return self._values[rank]
+
+    def stdout(self, rank: int) -> str:
+        """All that a rank printed to its standard output."""
+        return "".join(self._outcomes[rank].stdout)
+
+    def stderr(self, rank: int) -> str:
+        """All that a rank printed to its standard error."""
+        return "".join(self._outcomes[rank].stderr)
+
+    def _load(self, rank: int) -> Any:
+        end = self._outcomes[rank].end
+        if "unpicklable" in end:
+            raise ValueNotHere(
+                f"the value of rank {rank} ({end.get('type')}) stays there: it cannot be pickled ({end['unpicklable']}). "
+                "End the cell with something that can, such as a number, an array or a dict of them"
+            )
+        if end.get("large"):
+            if self._fetch is None:
+                raise ValueNotHere(f"the value of rank {rank} ({end.get('type')}) was not kept")
+            data = self._fetch(rank)
+        elif "value" in end:
+            data = base64.b64decode(end["value"])
+        else:
+            return None
+        try:
+            return pickle.loads(data)
+        except Exception as error:
+            raise ValueNotHere(
+                f"the value of rank {rank} ({end.get('type')}) could not be rebuilt in the notebook: "
+                f"{type(error).__name__}: {error}"
+            ) from None
+
+    def _exception(self, rank: int) -> Exception:
+        if rank not in self._exceptions:
+            self._exceptions[rank] = exception_of(self._outcomes[rank])
+        return self._exceptions[rank]
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        ranks = self.ranks[index]
+        return [self.value(rank) for rank in ranks] if isinstance(ranks, tuple) else self.value(ranks)
+
+    def __len__(self) -> int:
+        return len(self._outcomes)
+
+    def __iter__(self) -> Iterator[Any]:
+        return (self.value(rank) for rank in self._outcomes)
+
+    def __repr__(self) -> str:
+        failed = [rank for rank, outcome in self._outcomes.items() if outcome.failed]
+        state = f", failed on {failed}" if failed else ""
+        return f"<CellResult of {len(self)} rank{'s' if len(self) != 1 else ''}, {self.elapsed:.2f} s{state}>"
+
+
+def exception_of(outcome: Outcome) -> Exception:
+    """The exception that stands for a failed rank: its own type where that travels."""
+    end, where = outcome.end, f"rank {outcome.rank} (node {outcome.node})"
+    if outcome.status == "died":
+        text = f"the process of {where} ended while the run was on it: {end.get('text', 'it is gone')}"
+        tail = end.get("tail") or []
+        return RankDied(text + "".join(f"\n  | {line}" for line in tail))
+    if outcome.status == "lost":
+        return RankDied(f"{where} is lost: {end.get('text', 'its node does not answer')}")
+    if outcome.status == "interrupted":
+        return RankInterrupted(f"{where} was interrupted{end.get('why', '')}")
+    error: BaseException | None = None
+    if end.get("exception"):
+        try:
+            error = pickle.loads(base64.b64decode(end["exception"]))
+        except Exception:
+            error = None
+    if not isinstance(error, Exception):
+        error = RemoteError(f"{end.get('ename')}: {end.get('evalue')}")
+    _note(error, f"raised on {where}; there:\n" + plain("\n".join(end.get("traceback", []))))
+    return error
+
+
+def _note(error: Exception, text: str) -> None:
+    if hasattr(error, "add_note"):
+        error.add_note(text)
+    else:
+        error.__notes__ = [*getattr(error, "__notes__", []), text]  # type: ignore[attr-defined]
+
+
+class CellError(ExceptionGroup[Exception], SkyError):
+    """Ranks of a run failed. An exception group of their errors, catchable by ``except*``.
+
+    Attributes
+    ----------
+    result : CellResult
+        What the other ranks returned.
+    errors : mapping of int to Exception
+        Each failed rank's exception.
+    """
+
+    result: CellResult
+    _blocks: list[str]
+
+    def __new__(cls, result: CellResult, outcomes: Sequence[Outcome]) -> CellError:
+        failed = [outcome for outcome in outcomes if outcome.failed]
+        self = super().__new__(cls, _headline(failed, len(result)), list(result.errors.values()))
+        self.result = result
+        self._blocks = _blocks(failed)
+        return self
+
+    def __init__(self, result: CellResult, outcomes: Sequence[Outcome]) -> None:
+        super().__init__(self.message, self.exceptions)
+
+    def derive(self, excs: Sequence[Exception]) -> ExceptionGroup[Exception]:
+        """A plain group: what `split` and ``except*`` leave over."""
+        return ExceptionGroup(self.message, excs)
+
+    @property
+    def errors(self) -> Mapping[int, Exception]:
+        """Each failed rank's exception, by rank."""
+        return self.result.errors
+
+    def _render_traceback_(self) -> list[str]:
+        """What IPython shows: each different traceback once, with the ranks that it is from."""
+        return [f"\x1b[31mCellError\x1b[39m: {self.message}", *self._blocks]
+
+
+def _headline(failed: Sequence[Outcome], total: int) -> str:
+    ranks = rank_label([outcome.rank for outcome in failed])
+    if len(failed) == total:
+        return f"the cell failed on {'its only rank' if total == 1 else f'all {total} ranks'}"
+    return f"the cell failed on {ranks} of {total}"
+
+
+def _blocks(failed: Sequence[Outcome]) -> list[str]:
+    groups: dict[tuple[str, str], list[Outcome]] = {}
+    # Ranks that were only stopped because another failed come after what made them stop.
+    for outcome in sorted(failed, key=lambda item: (item.status == "interrupted", item.rank)):
+        text = "\n".join(outcome.end.get("traceback", [])) if outcome.status == "error" else ""
+        if not text:
+            text = str(exception_of(outcome)) if len(failed) == 1 or outcome.status != "interrupted" else _stopped(outcome)
+        groups.setdefault((outcome.status, text), []).append(outcome)
+    blocks = []
+    for (_, text), outcomes in groups.items():
+        label = rank_label([outcome.rank for outcome in outcomes])
+        blocks.append(f"\x1b[1m── {label} {'─' * max(3, 60 - len(label))}\x1b[22m\n{text}")
+    return blocks
+
+
+def _stopped(outcome: Outcome) -> str:
+    return f"interrupted{outcome.end.get('why', '')}"
+

@@ -1,0 +1,192 @@
+"""What a pool shall be: frozen values, valid once they exist, that do nothing.
+
+A `PoolSpec` is made by the magics or by `Compute`, held by the pool for its whole life, and
+compared when a name is used again. Everything that can be wrong in it is refused here, before
+anything starts.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
+
+from .errors import SpecError
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
+_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
+_ACCELERATOR = re.compile(r"(?P<kind>[A-Za-z][A-Za-z0-9-]*)(?::(?P<count>[0-9]+))?\Z")
+_PYTHON = re.compile(r"3\.(?P<minor>[0-9]+)(\.[0-9]+)?\Z")
+MAX_NODES = 4096
+MAX_RANKS_PER_NODE = 256
+
+
+@dataclass(frozen=True)
+class Image:
+    """What a node must have before a cell runs.
+
+    Parameters
+    ----------
+    python : str, optional
+        Python version such as ``"3.12"``; the notebook's own when not given.
+    pip : iterable of str
+        Requirements (PEP 508) to install.
+    apt : iterable of str
+        Debian packages to install; needs root on the node.
+    env : mapping of str to str
+        Environment variables of every rank, set before anything is imported.
+    """
+
+    python: str | None = None
+    pip: tuple[str, ...] = ()
+    apt: tuple[str, ...] = ()
+    env: Mapping[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        for name in ("pip", "apt"):
+            value = getattr(self, name)
+            if isinstance(value, str):
+                raise SpecError(f"image.{name} must be a list of strings, not the string {value!r}")
+            # Order carries no meaning for an image, so equal sets give equal hashes.
+            object.__setattr__(self, name, tuple(sorted({str(item).strip() for item in value})))
+        object.__setattr__(self, "env", dict(sorted(self.env.items())))
+        for key, value in self.env.items():
+            if not _ENV_NAME.match(key):
+                raise SpecError(f"environment variable {key!r} is not a valid name; use letters, digits and _")
+            if not isinstance(value, str):
+                raise SpecError(f"environment variable {key} must be a string, not {value!r}")
+        if self.python is not None:
+            match = _PYTHON.match(self.python)
+            if not match or not 10 <= int(match["minor"]) <= 14:
+                raise SpecError(f"python {self.python!r} is not supported; use one of 3.10 to 3.14")
+
+    def __hash__(self) -> int:
+        return hash(self.digest)
+
+    @property
+    def digest(self) -> str:
+        """Sixteen hex digits that name this image's packages; variables do not change them."""
+        facts = json.dumps([self.python, self.pip, self.apt])
+        return hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
+
+    def adding(self, *, pip: Iterable[str] = (), apt: Iterable[str] = (), env: Mapping[str, str] | None = None) -> Image:
+        """This image with more packages and variables; a variable that is already set stays."""
+        return Image(
+            python=self.python,
+            pip=(*self.pip, *pip),
+            apt=(*self.apt, *apt),
+            env={**(env or {}), **self.env},
+        )
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """A kind of accelerator and how many of them a node must have, as in ``A100:8``."""
+
+    kind: str
+    count: int = 1
+
+    @classmethod
+    def parse(cls, text: str) -> Accelerator:
+        """Read ``"A100"`` or ``"A100:8"``.
+
+        Raises
+        ------
+        SpecError
+            When the text has another form.
+        """
+        match = _ACCELERATOR.match(text.strip())
+        if not match or match["count"] == "0":
+            raise SpecError(f"accelerator {text!r} is not KIND or KIND:COUNT, such as A100 or A100:8")
+        return cls(match["kind"], int(match["count"] or 1))
+
+    def __str__(self) -> str:
+        return self.kind if self.count == 1 else f"{self.kind}:{self.count}"
+
+
+@dataclass(frozen=True)
+class PoolSpec:
+    """The frozen, validated description of a pool.
+
+    Parameters
+    ----------
+    provider : Any
+        What makes the machines, such as ``sky.Local()``.
+    nodes : int
+        How many nodes, 1 or more.
+    ranks_per_node : int
+        How many rank processes on each node, 1 or more.
+    accelerator : Accelerator, optional
+        What every node must have.
+    image : Image
+        What the user asked of every node; plugins add to it.
+    plugins : tuple of Plugin
+        Entered in this order in every rank.
+    name : str
+        What the pool is called.
+    keep : bool
+        Whether it outlives the notebook's kernel.
+    idle_timeout : float, optional
+        Seconds without a manager and without a run after which nodes end themselves.
+    """
+
+    provider: Any
+    nodes: int = 1
+    ranks_per_node: int = 1
+    accelerator: Accelerator | None = None
+    image: Image = field(default_factory=Image)
+    plugins: tuple[Any, ...] = ()
+    name: str = "default"
+    keep: bool = False
+    idle_timeout: float | None = None
+
+    def __post_init__(self) -> None:
+        _whole("nodes", self.nodes, MAX_NODES)
+        _whole("ranks_per_node", self.ranks_per_node, MAX_RANKS_PER_NODE)
+        if not isinstance(self.name, str) or not _NAME.match(self.name):
+            raise SpecError(
+                f"pool name {self.name!r} is not valid; use letters, digits, '.', '_' and '-', at most 63, "
+                "beginning with a letter or digit"
+            )
+        if self.idle_timeout is not None and not self.idle_timeout > 0:
+            raise SpecError(f"idle_timeout must be a number of seconds above 0, not {self.idle_timeout!r}")
+        object.__setattr__(self, "plugins", tuple(self.plugins))
+
+    @property
+    def world_size(self) -> int:
+        """All ranks of the pool."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def full_image(self) -> Image:
+        """The image with all that the plugins add, in their order."""
+        image = self.image
+        for plugin in self.plugins:
+            image = plugin.transform_image(image, self)
+        return image
+
+    def differences(self, other: PoolSpec) -> list[str]:
+        """What differs between two specs, as ``"nodes: 2 -> 4"``, one line a field."""
+        lines = []
+        for item in fields(self):
+            mine, theirs = getattr(self, item.name), getattr(other, item.name)
+            if mine != theirs:
+                lines.append(f"{item.name}: {_short(mine)} -> {_short(theirs)}")
+        return lines
+
+
+def _whole(name: str, value: Any, top: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= top:
+        raise SpecError(f"{name} must be a whole number from 1 to {top}, not {value!r}")
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(str(item) for item in value) or "none"
+    if isinstance(value, Image):
+        parts = [*value.pip, *value.apt, *(f"{k}={v}" for k, v in value.env.items())]
+        return f"({value.python or 'own python'}: {', '.join(parts) or 'nothing added'})"
+    return str(value)

@@ -1,0 +1,229 @@
+"""Environments are really built here, by uv, from wheels made on the spot and with no network."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import subprocess
+import sys
+import threading
+from concurrent.futures import ProcessPoolExecutor
+from importlib import metadata
+from multiprocessing import get_context
+from pathlib import Path
+from typing import Any
+
+import packaging
+import pytest
+import uv
+
+from sky_jupyter.bootstrap import environment
+from sky_jupyter.bootstrap.environment import ensure
+from sky_jupyter.bootstrap.uv import without_secrets
+from sky_jupyter.errors import BootstrapError
+from sky_jupyter.spec import Image
+from tests.bootstrap.wheels import make_wheel
+
+
+@pytest.fixture
+def wheels(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The only place where uv finds packages."""
+    for name in [name for name in os.environ if name.startswith("UV_")]:
+        monkeypatch.delenv(name)
+    folder = tmp_path / "wheels"
+    folder.mkdir()
+    monkeypatch.setenv("UV_FIND_LINKS", str(folder))
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    monkeypatch.setenv("UV_OFFLINE", "1")
+    monkeypatch.setenv("UV_NO_CONFIG", "1")
+    monkeypatch.setenv("UV_CACHE_DIR", str(tmp_path / "uv-cache"))
+    return folder
+
+
+@pytest.fixture
+def cache(tmp_path: Path) -> Path:
+    return tmp_path / "environments"
+
+
+def said_by(python: Path, code: str) -> Any:
+    """What code prints in another interpreter, read as JSON."""
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True, cwd="/")
+    return json.loads(done.stdout)
+
+
+def test_the_notebooks_own_environment_serves_when_it_has_everything(cache: Path) -> None:
+    own = ".".join(platform.python_version_tuple()[:2])
+    found = ensure(Image(python=own, pip=("packaging", "psutil>=1")), cache=cache)
+    assert (found.python, found.reused, found.path) == (Path(sys.executable), True, None)
+    assert not cache.exists()
+
+
+def test_a_missing_package_is_added_before_the_notebooks_own(wheels: Path, cache: Path) -> None:
+    make_wheel(wheels, "sky_added", requires=["packaging", "sky_below"])
+    make_wheel(wheels, "sky_below", "3.0")
+    lines: list[str] = []
+    found = ensure(Image(pip=("packaging", "sky_added")), cache=cache, on_line=lines.append)
+    assert found.path is not None
+    assert found.path.parent == cache
+    assert not found.reused
+    assert any("sky-added==1.0" in line for line in lines)
+    seen = said_by(
+        found.python,
+        "import json, packaging, sky_added, sky_below; "
+        "print(json.dumps([packaging.__file__, sky_added.VERSION, sky_below.__file__]))",
+    )
+    assert seen[:2] == [packaging.__file__, "1.0"]
+    assert seen[2].startswith(str(found.path))
+    assert list(found.path.rglob("sky_added/__pycache__/*.pyc")), "bytecode is compiled once, when it is made"
+
+
+def test_the_same_image_finds_its_environment_again(wheels: Path, cache: Path) -> None:
+    make_wheel(wheels, "sky_added")
+    first = ensure(Image(pip=("sky_added",)), cache=cache)
+    second = ensure(Image(pip=("sky_added",), env={"COLOUR": "red"}), cache=cache)
+    assert (first.reused, second.reused) == (False, True)
+    assert (second.path, second.python) == (first.path, first.python)
+    assert [path.name for path in cache.iterdir()] == [first.path and first.path.name]
+
+
+def test_another_version_than_the_notebooks_wins_in_the_overlay_only(wheels: Path, cache: Path) -> None:
+    make_wheel(wheels, "iniconfig", "99.0")
+    found = ensure(Image(pip=("iniconfig>=99",)), cache=cache)
+    assert said_by(found.python, "import iniconfig, json; print(json.dumps(iniconfig.VERSION))") == "99.0"
+    assert metadata.version("iniconfig") != "99.0"
+
+
+def test_a_dangling_environment_is_made_anew(wheels: Path, cache: Path) -> None:
+    make_wheel(wheels, "sky_added")
+    first = ensure(Image(pip=("sky_added",)), cache=cache)
+    first.python.unlink()
+    again = ensure(Image(pip=("sky_added",)), cache=cache)
+    assert (again.reused, again.python) == (False, first.python)
+    assert said_by(again.python, "import json, sky_added; print(json.dumps(sky_added.VERSION))") == "1.0"
+
+
+def test_a_package_that_does_not_exist_fails_in_uvs_words_and_leaves_nothing(wheels: Path, cache: Path) -> None:
+    with pytest.raises(BootstrapError) as caught:
+        ensure(Image(pip=("sky-no-such-package",)), cache=cache)
+    assert caught.value.phase == "environment"
+    assert caught.value.command.startswith("uv pip install")
+    assert any("sky-no-such-package" in line for line in caught.value.lines)
+    assert "No solution found" in str(caught.value)
+    assert list(cache.iterdir()) == []
+
+
+def test_a_package_that_would_change_the_notebooks_own_is_refused(wheels: Path, cache: Path) -> None:
+    make_wheel(wheels, "sky_old", requires=["packaging<1"])
+    with pytest.raises(BootstrapError, match="packaging"):
+        ensure(Image(pip=("sky_old",)), cache=cache)
+    assert list(cache.iterdir()) == []
+
+
+def test_secrets_in_urls_are_not_shown(wheels: Path, cache: Path) -> None:
+    lines: list[str] = []
+    with pytest.raises(BootstrapError) as caught:
+        ensure(
+            Image(pip=("sky-x @ https://me:t0ken@127.0.0.1:9/sky_x-1.0-py3-none-any.whl",)),
+            cache=cache,
+            on_line=lines.append,
+        )
+    assert "127.0.0.1" in str(caught.value)
+    assert "t0ken" not in "\n".join([str(caught.value), *lines])
+    text = "see 'https://u:p@h/a' and git+ssh://git@h/b@v1, mail a@b"
+    assert without_secrets(text) == "see 'https://h/a' and git+ssh://h/b@v1, mail a@b"
+
+
+def test_an_interrupt_ends_uv_and_leaves_nothing(wheels: Path, cache: Path) -> None:
+    make_wheel(wheels, "sky_added")
+
+    def interrupt(line: str) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        ensure(Image(pip=("sky_added",)), cache=cache, on_line=interrupt)
+    assert list(cache.iterdir()) == []
+
+
+def test_a_build_can_be_stopped_from_another_thread(wheels: Path, cache: Path) -> None:
+    make_wheel(wheels, "sky_added")
+    stop = threading.Event()
+    with pytest.raises(BootstrapError, match="stopped"):
+        ensure(Image(pip=("sky_added",)), cache=cache, on_line=lambda line: stop.set(), stop=stop)
+    assert list(cache.iterdir()) == []
+
+
+def test_what_a_killed_builder_left_is_removed(wheels: Path, cache: Path) -> None:
+    make_wheel(wheels, "sky_added")
+    path = ensure(Image(pip=("sky_added",)), cache=cache).path
+    assert path is not None
+    path.rename(path.with_name(f"{path.name}.tmp-1"))
+    assert ensure(Image(pip=("sky_added",)), cache=cache).reused is False
+    assert list(cache.iterdir()) == [path]
+
+
+def test_builders_at_the_same_time_make_one_environment(wheels: Path, cache: Path) -> None:
+    make_wheel(wheels, "sky_added")
+    with ProcessPoolExecutor(2, mp_context=get_context("spawn")) as pool:
+        futures = [pool.submit(ensure, Image(pip=("sky_added",)), cache=cache) for _ in range(2)]
+        built = [future.result(60) for future in futures]
+    assert sorted(item.reused for item in built) == [False, True]
+    assert list(cache.iterdir()) == [built[0].path] == [built[1].path]
+
+
+def test_builders_in_two_threads_make_one_environment(wheels: Path, cache: Path) -> None:
+    make_wheel(wheels, "sky_added")
+    built: list[environment.Environment] = []
+
+    def build() -> None:
+        built.append(ensure(Image(pip=("sky_added",)), cache=cache))
+
+    threads = [threading.Thread(target=build) for _ in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(item.reused for item in built) == [False, True, True]
+    assert list(cache.iterdir()) == [built[0].path]
+
+
+def other_python() -> str | None:
+    """A version of Python that is on this machine and is not this one."""
+    command = [uv.find_uv_bin(), "python", "list", "--offline", "--only-installed", "--output-format", "json"]
+    done = subprocess.run(command, capture_output=True, text=True)
+    rows = json.loads(done.stdout) if done.returncode == 0 else []
+    versions = {f"3.{row['version_parts']['minor']}" for row in rows if row["implementation"] == "cpython"}
+    supported = {f"3.{minor}" for minor in range(10, 15)} - {f"3.{sys.version_info.minor}"}
+    return max(versions & supported, default=None)
+
+
+def test_another_python_gets_a_whole_environment(wheels: Path, cache: Path) -> None:
+    version = other_python()
+    if version is None:
+        pytest.skip("there is no second Python on this machine")
+    for name in ("cloudpickle", "dask", "distributed"):
+        make_wheel(wheels, name, metadata.version(name))
+    for name in ("cryptography", "exceptiongroup", "ipykernel", "jupyter_client", "psutil"):
+        make_wheel(wheels, name, "99.0")
+    make_wheel(wheels, "sky_added")
+    found = ensure(Image(python=version, pip=("sky_added",)), cache=cache)
+    seen = said_by(
+        found.python,
+        "import json, sys, dask, distributed, ipykernel, sky_added; "
+        "print(json.dumps(['%d.%d' % sys.version_info[:2], dask.VERSION, distributed.VERSION, ipykernel.VERSION]))",
+    )
+    assert seen == [version, metadata.version("dask"), metadata.version("distributed"), "99.0"]
+    assert ensure(Image(python=version, pip=("sky_added",)), cache=cache).reused
+
+
+def test_a_python_that_cannot_be_had_fails_in_uvs_words(
+    wheels: Path, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("UV_PYTHON_PREFERENCE", "only-managed")
+    monkeypatch.setenv("UV_PYTHON_DOWNLOADS", "never")
+    monkeypatch.setenv("UV_PYTHON_INSTALL_DIR", str(tmp_path / "pythons"))
+    other = "3.10" if sys.version_info >= (3, 11) else "3.13"
+    with pytest.raises(BootstrapError, match=f"Python {other}") as caught:
+        ensure(Image(python=other), cache=cache)
+    assert caught.value.command.startswith("uv venv")
+    assert list(cache.iterdir()) == []

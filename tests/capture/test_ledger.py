@@ -1,0 +1,194 @@
+"""The rule of the last writer: which value of a name the nodes are to see."""
+
+from __future__ import annotations
+
+import gc
+import itertools
+import weakref
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+
+from sky_jupyter.capture.collect import collect
+from sky_jupyter.capture.ledger import Ledger
+from sky_jupyter.capture.names import analyse
+
+
+class Notebook:
+    """A notebook and one node, each a namespace, that run cells as the magics would."""
+
+    def __init__(self) -> None:
+        self.namespace: dict[str, Any] = {"__name__": "__main__"}
+        self.node: dict[str, Any] = {}
+        self.ledger = Ledger()
+
+    def plain(self, source: str) -> None:
+        exec(source, self.namespace)
+        self.ledger.notebook_ran(analyse(source), self.namespace)
+
+    def sky(self, source: str) -> set[str]:
+        """Run a cell on the node; the names that it was sent."""
+        capture = collect(source, self.namespace, self.ledger)
+        for one in capture.bindings:
+            self.node[one.name] = eval(repr(one.value))
+        capture.commit(self.ledger)
+        exec(source, self.node)
+        self.ledger.nodes_wrote(capture.names.writes, self.namespace, capture.names.uses)
+        return {one.name for one in capture.bindings}
+
+
+@pytest.mark.parametrize("writers", [*itertools.product(["notebook", "nodes"], repeat=4)])
+def test_the_last_cell_that_assigned_a_name_wins_wherever_it_ran(writers: tuple[str, ...]) -> None:
+    notebook = Notebook()
+    expected = None
+    for turn, writer in enumerate(writers):
+        # Few values, so that a later one is often what was sent before.
+        expected = turn % 2
+        (notebook.plain if writer == "notebook" else notebook.sky)(f"x = {expected}")
+        notebook.sky("seen = x")
+        assert notebook.node["seen"] == expected
+
+
+def test_a_value_is_sent_once_and_again_when_it_changes() -> None:
+    notebook = Notebook()
+    notebook.plain("x = [1]")
+    assert notebook.sky("x") == {"x"}
+    assert notebook.sky("x") == set()
+    notebook.namespace["x"].append(2)
+    assert notebook.sky("x") == {"x"}
+    assert notebook.node["x"] == [1, 2]
+
+
+@pytest.mark.parametrize(
+    ("value", "change"),
+    [
+        ([1, [2]], lambda v: v[1].append(3)),
+        ({"a": {1}}, lambda v: v["a"].add(2)),
+        (np.zeros(10_000), lambda v: v.__setitem__(9_999, 1)),
+        (np.zeros((100, 100))[:, ::2], lambda v: v.__setitem__((0, 0), 1)),
+        (pd.DataFrame({"a": range(9), "s": list("abcdefghi")}), lambda v: v.insert(0, "b", 1)),
+        (pd.DataFrame({"a": np.zeros(10_000)}), lambda v: v.__setitem__("a", 1.0)),
+    ],
+)
+def test_a_change_in_place_is_seen(value: Any, change: Any) -> None:
+    ledger, namespace = Ledger(), {"x": value}
+    collect("x", namespace, ledger).commit(ledger)
+    assert collect("x", namespace, ledger).bindings == ()
+    change(value)
+    capture = collect("x", namespace, ledger)
+    assert [one.name for one in capture.bindings] == ["x"]
+    # The same once the nodes own the name.
+    ledger.nodes_wrote(["x"], namespace)
+    assert collect("x", namespace, ledger).bindings == ()
+    change(value) if isinstance(value, list) else namespace.update(x=[value])
+    assert [one.name for one in collect("x", namespace, ledger).bindings] == ["x"]
+
+
+def test_a_value_assigned_again_with_equal_content_is_bound_again() -> None:
+    notebook = Notebook()
+    notebook.plain("x = [1]")
+    notebook.sky("x.append(2)")
+    assert notebook.node["x"] == [1, 2]
+    notebook.plain("x = [1]")
+    assert notebook.sky("x") == {"x"}
+    assert notebook.node["x"] == [1]
+
+
+def test_a_branch_not_taken_in_the_notebook_writes_nothing() -> None:
+    notebook = Notebook()
+    notebook.plain("x = [1]")
+    notebook.sky("x.append(2)")
+    notebook.plain("if not x:\n    x = [1]")
+    assert notebook.sky("x") == set()
+    notebook.sky("x = [3]")
+    notebook.plain("try:\n    x\nexcept NameError:\n    x = [1]")
+    assert notebook.sky("x") == set()
+    assert notebook.node["x"] == [3]
+
+
+def test_a_function_that_assigns_a_global_unseen_is_noticed() -> None:
+    notebook = Notebook()
+    notebook.plain("x = 1\ndef f():\n    global x\n    x = [1]")
+    notebook.sky("x = 2")
+    notebook.plain("f()")
+    assert notebook.sky("x") == {"x"}
+
+
+def test_a_name_deleted_on_the_nodes_stays_deleted_until_the_notebook_writes_it() -> None:
+    notebook = Notebook()
+    notebook.plain("x = 1")
+    notebook.sky("del x")
+    assert collect("x", notebook.namespace, notebook.ledger).bindings == ()
+    notebook.plain("x = 1")
+    assert notebook.sky("x") == {"x"}
+
+
+def test_a_name_deleted_in_the_notebook_is_left_to_the_nodes() -> None:
+    notebook = Notebook()
+    notebook.plain("x = 1")
+    notebook.sky("x")
+    notebook.plain("del x")
+    assert notebook.sky("x") == set()
+    assert notebook.node["x"] == 1
+    notebook.plain("x = 1")
+    assert notebook.sky("x") == {"x"}
+
+
+def test_a_name_that_the_notebook_gets_only_later_wins() -> None:
+    notebook = Notebook()
+    notebook.sky("x = 1")
+    notebook.namespace["x"] = 2
+    assert notebook.sky("x") == {"x"}
+
+
+def test_after_a_restart_all_is_sent_again_and_what_is_lost_is_named() -> None:
+    notebook = Notebook()
+    notebook.plain("x, y = 1, 2")
+    notebook.sky("z = x\ny = 3")
+    assert notebook.ledger.nodes_own == {"y", "z"}
+    assert notebook.ledger.forget_nodes(notebook.namespace) == {"z"}
+    assert notebook.sky("x, y") == {"x", "y"}
+
+
+def test_a_pickle_that_is_never_the_same_is_not_a_change() -> None:
+    class Restless:
+        count = itertools.count()
+
+        def __reduce__(self) -> Any:
+            return int, (next(self.count),)
+
+    ledger, namespace = Ledger(), {"x": Restless()}
+    collect("x", namespace, ledger).commit(ledger)
+    assert collect("x", namespace, ledger).bindings == ()
+    namespace["x"] = Restless()
+    assert collect("x", namespace, ledger).bindings
+
+
+def test_what_a_function_made_on_the_nodes_reads_is_sent_when_it_is_used() -> None:
+    notebook = Notebook()
+    notebook.plain("x = 1\ny = [0]")
+    assert notebook.sky("def f():\n    return x, g()\ndef g():\n    return y") == {"x", "y"}
+    notebook.plain("x = 2")
+    notebook.namespace["y"].append(1)
+    assert notebook.sky("z = f()") == {"x", "y"}
+    assert notebook.node["z"] == (2, [0, 1])
+
+
+def test_the_ledger_keeps_no_big_value_alive() -> None:
+    ledger, namespace = Ledger(), {"x": np.zeros(10_000), "y": np.ones(10_000)}
+    gone = [weakref.ref(value) for value in namespace.values()]
+    collect("x", namespace, ledger).commit(ledger)
+    ledger.nodes_wrote(["y"], namespace)
+    namespace.clear()
+    gc.collect()
+    assert [one() for one in gone] == [None, None]
+    namespace["x"] = None
+    assert collect("x", namespace, ledger).bindings
+
+
+def test_internal_names_are_never_the_nodes_own() -> None:
+    ledger = Ledger()
+    ledger.nodes_wrote(["_", "_i3", "__", "In", "x"], {})
+    assert ledger.nodes_own == {"x"}

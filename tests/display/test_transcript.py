@@ -1,0 +1,168 @@
+"""`Transcript` against what a terminal would show, and `RankOutput`'s order."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sky_jupyter.display import ansi
+from sky_jupyter.display.transcript import RankOutput, Rich, Text, Transcript
+
+
+def lines(*chunks: str, **options: int) -> list[str]:
+    transcript = Transcript(**options)
+    for chunk in chunks:
+        transcript.feed(chunk)
+    return transcript.lines
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("a\nb\n", ["a", "b"]),
+        ("a\n\nb", ["a", "", "b"]),
+        ("", []),
+        ("10%\r20%\r100%\n", ["100%"]),
+        ("long line\rnew", ["newg line"]),
+        ("long line\r\x1b[Knew", ["new"]),
+        ("a\r\nb\r\n", ["a", "b"]),
+        ("abc\b\bX", ["aXc"]),
+        ("\b\bX", ["X"]),
+        ("abc\x1b[2DX\x1b[3GY", ["aXY"]),
+        ("ab\x1b[2CX", ["ab  X"]),
+        ("abc\x1b[1KX", ["   X"]),
+        ("abc\x1b[2KX", ["   X"]),
+        ("one\ntwo\nthree\x1b[2AX\x1b[1BY", ["one  X", "two   Y", "three"]),
+        ("one\ntwo\x1b[1F\x1b[JX", ["X"]),
+        ("\x1b]0;title\x07a\x1b]8;;link\x1b\\b\x1b[?25lc\x1b(Bd\x07\x00e", ["abcde"]),
+        ("tab\there", ["tab\there"]),
+    ],
+)
+def test_control_characters_act_as_in_a_terminal(text, expected):
+    assert lines(text) == expected
+    assert lines(*text) == expected
+
+
+def test_nested_bars_stay_on_their_lines():
+    steps = ["outer 0", "\n", "\rinner 0", "\x1b[A", "\n", "\rinner 1", "\x1b[A", "\router 1", "\n\rdone   \n"]
+    assert lines(*steps) == ["outer 1", "done   "]
+
+
+def test_colours_stay_and_each_line_stands_for_itself():
+    assert lines("\x1b[1;31mred\nstill\x1b[0m plain") == [
+        "\x1b[1;31mred\x1b[0m",
+        "\x1b[1;31mstill\x1b[0m plain",
+    ]
+    assert lines("\x1b[32mgreen\x1b[0m\rGR") == ["GR\x1b[32meen\x1b[0m"]
+
+
+def test_an_escape_that_never_ends_is_shown_in_the_end():
+    assert lines("\x1b]0;" + "x" * 10_000 + "\n", "after") == ["0;" + "x" * 10_000, "after"]
+
+
+PIECES = st.sampled_from(
+    [
+        "a",
+        "bc",
+        "\n",
+        "\r",
+        "\b",
+        "\x1b[31m",
+        "\x1b[0m",
+        "\x1b[K",
+        "\x1b[A",
+        "\x1b[2B",
+        "\x1b[3C",
+        "\x1b]0;t\x07",
+        "\x1b",
+    ]
+)
+
+
+@given(st.lists(PIECES, max_size=40).map("".join), st.lists(st.integers(1, 6), min_size=1))
+def test_it_makes_no_difference_how_the_text_is_cut_into_pieces(text, sizes):
+    chunks, start, index = [], 0, 0
+    while start < len(text):
+        chunks.append(text[start : start + sizes[index % len(sizes)]])
+        start, index = start + len(chunks[-1]), index + 1
+    assert cells(*chunks) == cells(text)
+
+
+def cells(*chunks: str) -> list[list[tuple[ansi.Style, str]]]:
+    """Each line as letters with their styles, which is all that is seen of it."""
+    return [[(style, letter) for style, piece in ansi.runs(line) for letter in piece] for line in lines(*chunks)]
+
+
+@given(st.text(max_size=200))
+def test_any_text_leaves_lines_without_control_characters(text):
+    for line in lines(text):
+        assert not set(ansi.strip(line)) & set("\r\n\b\x00\x07\x1b")
+
+
+def test_the_window_keeps_the_last_lines_and_counts_the_others():
+    transcript = Transcript(max_lines=10)
+    for index in range(1000):
+        transcript.feed(f"{index}\n")
+        assert len(transcript._rows) <= 22
+    assert transcript.lines == [str(index) for index in range(990, 1000)]
+    assert transcript.dropped == 990
+    assert transcript.tail(2) == ["998", "999"]
+    assert transcript.text() == "".join(f"{index}\n" for index in range(990, 1000))
+
+
+def test_text_is_as_it_came():
+    transcript = Transcript()
+    transcript.feed("a\nb")
+    assert transcript.text() == "a\nb"
+    transcript.feed("\n")
+    assert transcript.text() == "a\nb\n"
+    transcript.clear()
+    assert (transcript.text(), transcript.lines, transcript.dropped) == ("", [], 0)
+
+
+def test_endless_lines_and_huge_numbers_cost_little():
+    assert lines(*["x" * 60] * 10, max_columns=100) == ["x" * 100 + "…"]
+    assert lines("short\n" + "x" * 300 + "\n", max_columns=100)[1] == "x" * 100 + "…"
+    assert len(lines("\x1b[999999999999Cx")[0]) <= 1001
+    assert lines("a\x1b[99999999999999999999A\x1b[999999999Bb\x1b[38;5;99999999999;1mc") == ["ab\x1b[1mc\x1b[0m"]
+    transcript = Transcript(max_chars=10_000)
+    for _ in range(1000):
+        transcript.feed("y" * 900 + "\n")
+    assert sum(map(len, transcript.lines)) <= 21_000
+    assert transcript.dropped + len(transcript.lines) == 1000
+
+
+def test_a_hundred_thousand_plain_lines_are_fed_in_a_second():
+    transcript = Transcript()
+    chunk = "".join(f"step {index} of some output here\n" for index in range(100))
+    begin = time.process_time()
+    for _ in range(1000):
+        transcript.feed(chunk)
+    assert time.process_time() - begin < 1
+    assert transcript.dropped == 90_000
+
+
+def test_rich_items_stay_in_their_place():
+    output = RankOutput()
+    output.feed("a\nb")
+    output.show({"text/plain": "plot"}, display_id="one")
+    output.feed("\rc\n")
+    assert output.segments(10) == ((Text(("a", "b")), Rich({"text/plain": "plot"}), Text(("c",))), 0)
+    output.update("one", {"text/plain": "better"})
+    output.update("unknown", {})
+    assert output.segments(2) == ((Text(("b",)), Rich({"text/plain": "better"}), Text(("c",))), 1)
+    assert output.segments(0) == ((Rich({"text/plain": "better"}),), 3)
+
+
+def test_clear_output_waits_when_asked_to():
+    output = RankOutput()
+    output.feed("a")
+    output.clear(wait=True)
+    assert output.segments(10)[0] == (Text(("a",)),)
+    output.feed("b")
+    assert output.segments(10)[0] == (Text(("b",)),)
+    output.clear()
+    assert output.segments(10) == ((), 0)

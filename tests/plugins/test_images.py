@@ -1,0 +1,96 @@
+"""What each plugin adds to an image, and how ranks share a machine."""
+
+from __future__ import annotations
+
+import os
+import socket
+
+import psutil
+import pytest
+
+from sky_jupyter import plugins
+from sky_jupyter.errors import SkyError, SpecError
+from sky_jupyter.plugins import Plugin, machine
+from sky_jupyter.spec import Accelerator, Image, PoolSpec
+from tests.plugins.world import free_port, infos
+
+
+def image(*given: Plugin, accelerator: str | None = None, ranks_per_node: int = 1, own: Image | None = None) -> Image:
+    spec = PoolSpec(
+        None,
+        plugins=given,
+        image=own or Image(),
+        ranks_per_node=ranks_per_node,
+        accelerator=None if accelerator is None else Accelerator.parse(accelerator),
+    )
+    return spec.full_image
+
+
+@pytest.mark.parametrize(
+    ("cuda", "accelerator", "expected"),
+    [
+        (None, None, "jax"),
+        ("cu128", None, "jax"),
+        ("cu128", "A100:8", "jax[cuda12]"),
+        ("cu12", "H100", "jax[cuda12]"),
+        ("cu130", "B200", "jax[cuda13]"),
+        ("cu13x", "L4", "jax[cuda13]"),
+        ("cu128", "TPU-v5e", "jax"),
+    ],
+)
+def test_jax_is_installed_for_what_the_node_has(cuda: str | None, accelerator: str | None, expected: str) -> None:
+    assert image(plugins.jax(cuda=cuda), accelerator=accelerator).pip == (expected,)
+
+
+def test_jax_for_cpus_on_nodes_with_gpus_is_told() -> None:
+    with pytest.warns(UserWarning, match="jax\\(cuda=cu128\\)"):
+        assert image(plugins.jax(), accelerator="A100").pip == ("jax",)
+
+
+def test_keras_names_its_backend_in_the_image() -> None:
+    made = image(plugins.keras(backend="torch"), plugins.torch(version="2.13.0"))
+    assert made.pip == ("keras", "torch==2.13.0")
+    assert made.env["KERAS_BACKEND"] == "torch"
+
+
+def test_a_variable_that_contradicts_the_backend_is_refused() -> None:
+    with pytest.raises(SpecError, match=r"write keras\(backend=torch\)"):
+        image(plugins.jax(), plugins.keras(), own=Image(env={"KERAS_BACKEND": "torch"}))
+
+
+def test_torch_is_built_for_cuda_only_where_there_is_some() -> None:
+    assert image(plugins.torch(cuda="cu128"), accelerator="A100").env["UV_TORCH_BACKEND"] == "cu128"
+    assert "UV_TORCH_BACKEND" not in image(plugins.torch(cuda="cu128")).env
+
+
+def test_more_ranks_than_accelerators_are_refused() -> None:
+    with pytest.raises(SpecError, match="--accelerator A100:4"):
+        image(plugins.torch(), accelerator="A100:2", ranks_per_node=4)
+
+
+def test_ranks_of_one_machine_are_counted_over_its_nodes() -> None:
+    assert [machine.place(info) for info in infos([], 2, 2)] == [(0, 4), (1, 4), (2, 4), (3, 4)]
+    assert machine.share(8, 1, 4) == [2, 3]
+    assert machine.share(1, 0, 2) == []
+
+
+def test_the_interface_of_an_address_is_found_by_the_address() -> None:
+    loopback = [name for name, found in psutil.net_if_addrs().items() if "127.0.0.1" in [a.address for a in found]]
+    assert machine.interface("127.0.0.1") == loopback[0]
+    assert machine.interface("192.0.2.1") is None
+
+
+def test_proxies_are_passed_by_for_peers_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("no_proxy", "intern.example")
+    monkeypatch.setenv("NO_PROXY", "")
+    machine.past_proxies(infos([], 2)[0])
+    assert os.environ["no_proxy"] == "intern.example,127.0.0.1"
+    assert os.environ["NO_PROXY"] == "127.0.0.1"
+
+
+def test_a_coordinator_that_never_comes_is_named() -> None:
+    port = free_port()
+    with pytest.raises(SkyError, match=f"127.0.0.1:{port} could not be reached"):
+        machine.wait_for("127.0.0.1", port, 0.1)
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        machine.wait_for("127.0.0.1", server.getsockname()[1], 5)

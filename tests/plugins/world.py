@@ -1,0 +1,282 @@
+"""Real ranks for plugin tests: forked from a process that has preloaded, as a pool's kernels are.
+
+`World` starts one mother process with the image's variables. It imports what the plugins preload,
+forks the ranks and waits for them. Each rank enters the plugins in order, then runs the functions
+that the test sends it over its own socket, and leaves when told: rank 0 last.
+
+    with World(parse_plugins("jax,keras"), 2) as world:
+        assert world.run(lambda info: jax.device_count()) == [2, 2]
+
+Functions go by cloudpickle and are called with the rank's `InstanceInfo` first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import importlib.util
+import io
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import time
+import traceback
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from multiprocessing.connection import Connection
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+import pytest
+
+from sky_jupyter.node.runtime import InstanceInfo
+from sky_jupyter.plugins import Plugin
+from sky_jupyter.spec import PoolSpec
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+class RankError(AssertionError):
+    """A function failed on ranks; the message holds their tracebacks."""
+
+    def __init__(self, failed: dict[int, str]) -> None:
+        self.failed = failed
+        super().__init__("\n".join(f"--- rank {rank}\n{text}" for rank, text in failed.items()))
+
+
+def needs(package: str) -> None:
+    """Skip where a framework is not installed; it is not imported, for ranks do that."""
+    if importlib.util.find_spec(package) is None:
+        pytest.skip(f"needs {package}", allow_module_level=True)
+
+
+def free_port() -> int:
+    """A port of the loopback interface that nobody has now."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def infos(plugins: Sequence[Plugin], nodes: int, ranks_per_node: int = 1) -> list[InstanceInfo]:
+    """What each rank would be told, with fresh ports."""
+    ports = {plugin.name: free_port() for plugin in plugins if plugin.collective}
+    return [
+        InstanceInfo(
+            node=rank // ranks_per_node,
+            rank=rank,
+            total_nodes=nodes,
+            world_size=nodes * ranks_per_node,
+            ranks_per_node=ranks_per_node,
+            local_rank=rank % ranks_per_node,
+            head_addr="127.0.0.1",
+            head_port=free_port(),
+            peers=("127.0.0.1",) * nodes,
+            job_id="test",
+            ports=ports,
+        )
+        for rank in range(nodes * ranks_per_node)
+    ]
+
+
+class World:
+    """Ranks that have entered plugins, for the length of a ``with`` block.
+
+    Parameters
+    ----------
+    plugins : sequence of Plugin
+        Entered in this order.
+    nodes, ranks_per_node : int
+        How many nodes, and ranks on each.
+    env : dict of str, optional
+        More variables for the ranks.
+    """
+
+    def __init__(
+        self, plugins: Sequence[Plugin], nodes: int = 2, *, ranks_per_node: int = 1, env: dict[str, str] | None = None
+    ) -> None:
+        self.plugins, self.nodes, self.ranks_per_node = tuple(plugins), nodes, ranks_per_node
+        self.env = env or {}
+        self.statuses: dict[int, int] = {}
+
+    def __enter__(self) -> World:
+        self.infos = infos(self.plugins, self.nodes, self.ranks_per_node)
+        image = PoolSpec(None, nodes=self.nodes, ranks_per_node=self.ranks_per_node, plugins=self.plugins).full_image
+        pairs = [socket.socketpair() for _ in self.infos]
+        self.connections = [Connection(mine.detach()) for mine, _ in pairs]
+        self.folder = tempfile.TemporaryDirectory(prefix="sky-world-")
+        # Ranks import with bytecode: without it each world would pay seconds for compiling.
+        env = {key: value for key, value in os.environ.items() if key != "PYTHONDONTWRITEBYTECODE"}
+        self.mother = subprocess.Popen(
+            [
+                sys.executable,
+                "-m",
+                "tests.plugins.world",
+                self.folder.name,
+                *(str(theirs.fileno()) for _, theirs in pairs),
+            ],
+            cwd=ROOT,
+            env={**env, **image.env, **self.env},
+            pass_fds=[theirs.fileno() for _, theirs in pairs],
+            stdout=subprocess.PIPE,
+            stderr=(log := open(Path(self.folder.name) / "mother", "wb")),
+        )
+        log.close()
+        for _, theirs in pairs:
+            theirs.close()
+        for connection, info in zip(self.connections, self.infos, strict=True):
+            connection.send_bytes(cloudpickle.dumps((self.plugins, info)))
+        try:
+            self._answers(range(len(self.infos)))
+        except BaseException:
+            self.close(orderly=False)
+            raise
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def run(self, function: Callable[..., Any], *args: Any, ranks: Iterable[int] | None = None) -> list[Any]:
+        """Call ``function(info, *args)`` on ranks at the same time; the values by rank."""
+        chosen = list(range(len(self.infos)) if ranks is None else ranks)
+        for rank in chosen:
+            self.connections[rank].send_bytes(cloudpickle.dumps(("run", function, args)))
+        return self._answers(chosen)
+
+    def again(self) -> None:
+        """Have all ranks set their plugins up anew, on new ports."""
+        self.infos = [replace(info, ports=new.ports) for info, new in zip(self.infos, self._fresh(), strict=True)]
+        for connection, info in zip(self.connections, self.infos, strict=True):
+            connection.send_bytes(cloudpickle.dumps(("again", info)))
+        self._answers(range(len(self.infos)))
+
+    def _fresh(self) -> list[InstanceInfo]:
+        return infos(self.plugins, self.nodes, self.ranks_per_node)
+
+    def leave(self, rank: int) -> float:
+        """Have one rank leave its plugins and end; the seconds that took."""
+        begin = time.monotonic()
+        with contextlib.suppress(OSError, EOFError):
+            self.connections[rank].send_bytes(cloudpickle.dumps(("leave",)))
+            self.connections[rank].recv_bytes()
+        return time.monotonic() - begin
+
+    def kill(self, rank: int) -> None:
+        """End one rank by SIGKILL, as the kernel does when memory is short."""
+        os.kill(self.run(lambda info: os.getpid(), ranks=[rank])[0], signal.SIGKILL)
+
+    def close(self, orderly: bool = True) -> None:
+        """Leave, rank 0 last; afterwards `statuses` holds every rank's exit status."""
+        for rank in reversed(range(len(self.connections))) if orderly else ():
+            self.leave(rank)
+        for connection in self.connections:
+            connection.close()
+        if not orderly:
+            self.mother.kill()
+        try:
+            out, _ = self.mother.communicate(timeout=30)
+        except subprocess.TimeoutExpired:
+            self.mother.kill()
+            out, _ = self.mother.communicate()
+        self.folder.cleanup()
+        for line in out.splitlines():
+            with contextlib.suppress(ValueError):
+                self.statuses.update({int(rank): status for rank, status in json.loads(line).items()})
+
+    def printed(self, rank: int | str) -> str:
+        """What a rank, or the mother of them, has written to its output so far."""
+        path = Path(self.folder.name) / str(rank)
+        return path.read_text(errors="replace") if path.exists() else ""
+
+    def _answers(self, ranks: Iterable[int]) -> list[Any]:
+        values, failed = [], {}
+        for rank in ranks:
+            try:
+                if not self.connections[rank].poll(120):
+                    raise EOFError("no answer within 120 s")
+                good, value = cloudpickle.loads(self.connections[rank].recv_bytes())
+            except (EOFError, OSError) as error:
+                good, value = (
+                    False,
+                    f"the rank is gone: {error!r}\n{self.printed('mother')}\n{self.printed(rank)[-3000:]}",
+                )
+            if good:
+                values.append(value)
+            else:
+                failed[rank] = value
+        if failed:
+            raise RankError(failed)
+        return values
+
+
+def _mother(folder: str, descriptors: list[int]) -> None:
+    """Preload, fork a rank for each socket, report their ends, wait for all."""
+    connections = [Connection(descriptor) for descriptor in descriptors]
+    greetings = [connection.recv_bytes() for connection in connections]
+    for plugin in cloudpickle.loads(greetings[0])[0]:
+        for module in plugin.preload:
+            importlib.import_module(module)
+    ranks = {}
+    for rank, connection in enumerate(connections):
+        pid = os.fork()
+        if pid == 0:
+            status = 1
+            try:
+                log = os.open(f"{folder}/{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+                os.dup2(log, 1)
+                os.dup2(log, 2)
+                for other in connections:
+                    if other is not connection:
+                        other.close()
+                _rank(connection, *cloudpickle.loads(greetings[rank]))
+                status = 0
+            except BaseException:
+                traceback.print_exc()
+            finally:
+                sys.stderr.flush()
+                os._exit(status)
+        ranks[pid] = rank
+    for connection in connections:
+        connection.close()
+    for _ in range(len(ranks)):
+        pid, status = os.wait()
+        print(json.dumps({ranks[pid]: os.waitstatus_to_exitcode(status)}), flush=True)
+
+
+def _rank(connection: Connection, plugins: Sequence[Plugin], info: InstanceInfo) -> None:
+    """Enter the plugins, do what the test asks, leave; gone when the test is."""
+    with contextlib.ExitStack() as stack:
+        for plugin in plugins:
+            if plugin.around_process is not None:
+                stack.enter_context(plugin.around_process(info))
+        connection.send_bytes(cloudpickle.dumps((True, None)))
+        while True:
+            try:
+                order, *rest = cloudpickle.loads(connection.recv_bytes())
+            except EOFError:
+                return
+            if order == "leave":
+                break
+            try:
+                if order == "again":
+                    (info,) = rest
+                    for plugin in plugins:
+                        if plugin.again is not None:
+                            plugin.again(info)
+                    answer = True, None
+                else:
+                    function, args = rest
+                    answer = True, function(info, *args)
+            except BaseException:
+                text = io.StringIO()
+                traceback.print_exc(file=text)
+                answer = False, text.getvalue()
+            connection.send_bytes(cloudpickle.dumps(answer))
+
+
+if __name__ == "__main__":
+    _mother(sys.argv[1], [int(text) for text in sys.argv[2:]])

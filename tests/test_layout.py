@@ -1,0 +1,184 @@
+"""The layout's rules: which way imports run, what importing costs, what the tree may not name."""
+
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+PACKAGE = ROOT / "sky_jupyter"
+
+# From the top to the bottom of the design's list: a room imports from itself and from rooms below it.
+ROOMS = ["magics", "api", "display", "server", "pool", "capture", "providers", "bootstrap", "machines", "plugins"]
+ROOMS += ["spec", "node"]
+EVERYWHERE = {"errors"}
+# Of a room that it may use, a module may import this part alone.
+ONLY = {("display", "pool"): {"pool.events"}, ("server", "pool"): {"pool.registry"}}
+# The node's code travels by itself.
+NODE_MAY_IMPORT = {"node", "spec", "errors"}
+NODE_LIBRARIES = {"cloudpickle", "dask", "distributed", "ipykernel", "IPython", "jupyter_client", "psutil"}
+NODE_LIBRARIES |= {"tornado", "traitlets", "zmq", "comm", "exceptiongroup"}  # what those bring
+HEAVY = ["distributed", "dask", "numpy", "IPython", "ipykernel", "jupyter_client", "zmq"]
+HEAVY += ["boto3", "paramiko", "kubernetes", "kubeflow", "jax", "keras", "torch", "pandas"]
+
+
+@dataclass(frozen=True)
+class Import:
+    """One import of one module, as the interpreter would carry it out."""
+
+    source: Path
+    line: int
+    target: str
+    at_import: bool  # carried out when the module itself is imported
+
+    @property
+    def room(self) -> str:
+        parts = self.source.relative_to(PACKAGE).with_suffix("").parts
+        return parts[0]
+
+    @property
+    def inner(self) -> str | None:
+        """The target within the package, such as ``"pool.events"``; None when it is another package's."""
+        head, _, rest = self.target.partition(".")
+        return rest if head == PACKAGE.name else None
+
+    def __str__(self) -> str:
+        return f"{self.source.relative_to(ROOT)}:{self.line} imports {self.target}"
+
+
+def imports_of(path: Path) -> Iterator[Import]:
+    """All imports of a module but those for type checkers."""
+    package = path.relative_to(ROOT).with_suffix("").parts[:-1]
+    stack: list[tuple[ast.AST, bool]] = [(ast.parse(path.read_text(encoding="utf-8")), True)]
+    while stack:
+        node, at_import = stack.pop()
+        if isinstance(node, ast.Import):
+            yield from (Import(path, node.lineno, item.name, at_import) for item in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            above = package[: len(package) - node.level + 1] if node.level else ()
+            base = ".".join([*above, *([node.module] if node.module else [])])
+            yield from (Import(path, node.lineno, target, at_import) for target in targets(base, node.names))
+        elif isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test):
+            stack.extend((child, at_import) for child in node.orelse)
+        else:
+            deferred = isinstance(node, (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda))
+            stack.extend((child, at_import and not deferred) for child in ast.iter_child_nodes(node))
+
+
+def targets(base: str, names: list[ast.alias]) -> list[str]:
+    """What ``from base import names`` imports: of our own packages the modules, else the base."""
+    folder = ROOT.joinpath(*base.split("."))
+    modules = [item.name for item in names if (folder / f"{item.name}.py").exists() or (folder / item.name).is_dir()]
+    if not base.startswith(PACKAGE.name):
+        return [base]
+    return (
+        [f"{base}.{name}" for name in modules]
+        if len(modules) == len(names)
+        else [base, *(f"{base}.{m}" for m in modules)]
+    )
+
+
+def faults(item: Import) -> str:
+    """Which rule an import breaks; empty when none."""
+    room = item.room
+    if item.inner is None:
+        library = item.target.partition(".")[0]
+        if room == "node" and library not in NODE_LIBRARIES and library not in sys.stdlib_module_names:
+            return "" if not item.at_import else f"{item}: nodes do not have {library}"
+        if room == "pool" and library == "IPython":
+            return f"{item}: pool knows no IPython"
+        return ""
+    target = item.inner.partition(".")[0]
+    if room == "__init__" or target in EVERYWHERE or target == room:
+        return ""
+    if room == "node":
+        return "" if target in NODE_MAY_IMPORT else f"{item}: node travels without {target}"
+    if target not in ROOMS:
+        return f"{item}: the package's own face, or no room of the layout"
+    if room in EVERYWHERE or ROOMS.index(target) < ROOMS.index(room):
+        return f"{item}: imports run downwards, and {target} is above {room}"
+    allowed = ONLY.get((room, target))
+    if allowed is not None and not any(f"{item.inner}.".startswith(f"{part}.") for part in allowed):
+        return f"{item}: {room} sees of {target} only {', '.join(sorted(allowed))}"
+    return ""
+
+
+def modules() -> list[Path]:
+    return sorted(path for path in PACKAGE.rglob("*.py") if "node_modules" not in path.parts)
+
+
+def test_every_module_lives_in_a_room_of_the_layout() -> None:
+    rooms = {path.relative_to(PACKAGE).with_suffix("").parts[0] for path in modules()}
+    assert rooms - {"__init__"} <= {*ROOMS, *EVERYWHERE}
+
+
+@pytest.mark.parametrize("path", modules(), ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_imports_run_downwards_only(path: Path) -> None:
+    assert [fault for fault in map(faults, imports_of(path)) if fault] == []
+
+
+@pytest.mark.parametrize(
+    ("where", "code", "fault"),
+    [
+        ("node/x.py", "from ..plugins import base", "node travels without plugins"),
+        ("node/x.py", "import numpy", "nodes do not have numpy"),
+        ("node/x.py", "def f():\n    import numpy", ""),
+        ("capture/x.py", "def f():\n    from ..pool import runs", "pool is above capture"),
+        ("pool/x.py", "from IPython.display import display", "pool knows no IPython"),
+        ("display/x.py", "from ..pool import manager", "display sees of pool only pool.events"),
+        ("display/x.py", "from ..pool.events import Event", ""),
+        ("server/x.py", "import sky_jupyter.pool.runs", "server sees of pool only pool.registry"),
+        ("errors.py", "from .spec import Image", "imports run downwards"),
+        ("api.py", "from . import magics", "magics is above api"),
+        ("pool/x.py", "from .. import api", "api is above pool"),
+        ("spec.py", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from .pool import runs", ""),
+        ("pool/x.py", "import sky_jupyter", "the package's own face"),
+    ],
+)
+def test_the_rule_is_seen_to_be_broken(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, where: str, code: str, fault: str
+) -> None:
+    monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    monkeypatch.setitem(globals(), "PACKAGE", tmp_path / "sky_jupyter")
+    for name in ("magics.py", "api.py", "pool/runs.py", "pool/manager.py", "pool/events.py", "plugins/base.py", where):
+        path = tmp_path / "sky_jupyter" / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(code if name == where else "")
+    found = [text for text in map(faults, imports_of(tmp_path / "sky_jupyter" / where)) if text]
+    assert [fault in text for text in found] == ([True] if fault else [])
+
+
+def test_importing_the_package_imports_nothing_heavy() -> None:
+    code = f"import sky_jupyter, sys; print(*[name for name in {HEAVY!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, [], "")
+
+
+def test_the_face_imports_its_rooms_only_when_asked() -> None:
+    eager = [str(item) for item in imports_of(PACKAGE / "__init__.py") if item.at_import and item.inner is not None]
+    assert eager == []
+
+
+def test_no_file_names_a_package_registry() -> None:
+    listing = subprocess.run(
+        ["git", "ls-files", "--cached", "--others", "--exclude-standard"], cwd=ROOT, capture_output=True, text=True
+    )
+    if listing.returncode:
+        pytest.skip("this is no git checkout")
+    # Put together here, so that this file does not name them either.
+    hosts = ["pypi" + ".org", "python" + "hosted.org", "registry." + "npmjs", "registry." + "yarnpkg"]
+    hosts += ["conda." + "anaconda.org", "download." + "pytorch.org"]
+    named = []
+    for name in listing.stdout.splitlines():
+        try:
+            text = (ROOT / name).read_text(encoding="utf-8")
+        except (UnicodeDecodeError, OSError):
+            continue  # no text, or removed and not yet committed
+        named += [f"{name} names {host}" for host in hosts if host in text]
+    assert named == []
