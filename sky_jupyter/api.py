@@ -127,7 +127,7 @@ class PendingCall(Generic[T]):
         (outcome,) = run.outcomes.values()
         if outcome.failed:
             raise exception_of(outcome)
-        return result.head  # type: ignore[no-any-return]
+        return result.head
 
     def _payload(self) -> tuple[Any, ...]:
         return self.function.__wrapped__, self.args, self.kwargs

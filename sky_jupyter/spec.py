@@ -72,7 +72,9 @@ class Image:
         facts = json.dumps([self.python, self.pip, self.apt])
         return hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
 
-    def adding(self, *, pip: Iterable[str] = (), apt: Iterable[str] = (), env: Mapping[str, str] | None = None) -> Image:
+    def adding(
+        self, *, pip: Iterable[str] = (), apt: Iterable[str] = (), env: Mapping[str, str] | None = None
+    ) -> Image:
         """This image with more packages and variables; a variable that is already set stays."""
         return Image(
             python=self.python,

@@ -1,4 +1,4 @@
-"""Which names a cell, or a function of the notebook, reads and writes.
+"""Which names a cell reads and writes.
 
 A name counts as read when it *could* be read before the cell has surely written it: what is left out
 here is missing on the nodes, what is too much is only sent for nothing. Statements are followed in
@@ -9,19 +9,18 @@ else at the end of the cell.
 from __future__ import annotations
 
 import ast
-import dis
 import functools
 import re
 import sys
 import types
-from collections.abc import Callable, Iterable, Iterator, Mapping
+import warnings
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..node.payload import main_namespace
+from .functions import code_attributes, code_reads, code_writes, expansions
 
 _INTERNAL = re.compile(r"_{1,3}|_i{1,3}|_i?\d+|_[ido]h|_exit_code|__\w+__|In|Out|exit|quit|display|get_ipython")
-_EXPANSION = re.compile(r"\{(?P<expression>[^{}]+)\}|\$(?P<name>[A-Za-z_]\w*)")
 _OPTIONS = re.compile(r"(\s*-{1,2}\w+(\s+\d+)?(?=\s|$))*")
 _LINE_CODE = {"time", "timeit", "prun", "memit", "mprun", "lprun"}
 _CELL_NOT_CODE = {"!", "bash", "cmd", "file", "html", "javascript", "js", "latex", "markdown", "perl", "ruby"}
@@ -78,11 +77,13 @@ def analyse(source: str) -> CellNames:
     SyntaxError
         As Python raises it.
     """
-    tree = ast.parse(source)
-    _compiled(tree)  # Some errors of syntax are found only here.
-    flow = _Flow()
-    flow.run(tree.body)
-    flow.settle(flow.pending)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # They are given where the cell runs.
+        tree = ast.parse(source)
+        _compiled(tree)  # Some errors of syntax are found only here.
+        flow = _Flow()
+        flow.run(tree.body)
+        flow.settle(flow.pending)
     reads = frozenset(flow.reads)
     return CellNames(
         reads=reads,
@@ -422,7 +423,7 @@ class _Flow(ast.NodeVisitor):
             self.code_text(texts[0])
 
     def magic(self, method: str, texts: list[str]) -> None:
-        guessed = {name for text in texts for name in _expansions(text)}
+        guessed = {name for text in texts for name in expansions(text)}
         self.shell |= guessed
         self.guess(guessed)
         before, self.reads = self.reads, set()
@@ -472,110 +473,9 @@ def _is_ipython(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "get_ipython"
 
 
-def _expansions(text: str) -> set[str]:
-    """Names in what IPython expands in a shell line: ``{expression}`` and ``$name``."""
-    names = set()
-    for match in _EXPANSION.finditer(text):
-        if match["name"]:
-            names.add(match["name"])
-        else:
-            names.update(re.findall(r"(?<![\w.])[A-Za-z_]\w*", match["expression"]))
-    return names
-
-
-def nested_code(code: types.CodeType) -> Iterator[types.CodeType]:
-    """`code` and all code objects inside it: nested functions, class bodies, comprehensions."""
-    yield code
-    for const in code.co_consts:
-        if isinstance(const, types.CodeType):
-            yield from nested_code(const)
-
-
-def code_reads(code: types.CodeType) -> set[str]:
-    """Global names that a function's code may read or delete, nested code and shell lines included."""
-    reads = set()
-    for inner in nested_code(code):
-        for step in dis.get_instructions(inner):
-            # A class body reads by LOAD_NAME; opcodes for type parameters end in ..._OR_GLOBALS.
-            if step.opname in ("LOAD_NAME", "DELETE_GLOBAL") or ("LOAD" in step.opname and "GLOBAL" in step.opname):
-                reads.add(step.argval)
-        if "get_ipython" in inner.co_names:
-            reads |= {name for const in inner.co_consts if isinstance(const, str) for name in _expansions(const)}
-    return reads
-
-
-def code_writes(code: types.CodeType) -> set[str]:
-    """Names that a function's code declares global and assigns or deletes."""
-    operations = ("STORE_GLOBAL", "DELETE_GLOBAL")
-    steps = (step for inner in nested_code(code) for step in dis.get_instructions(inner))
-    return {step.argval for step in steps if step.opname in operations}
-
-
-def code_attributes(code: types.CodeType) -> set[str]:
-    """All names in a function's code, those of attributes among them."""
-    return {name for inner in nested_code(code) for name in inner.co_names}
-
-
 def _public_names(module: str) -> list[str]:
     """What ``from module import *`` binds, where this process knows the module."""
     known = sys.modules.get(module)
     if known is None:
         return []
     return [*getattr(known, "__all__", [name for name in vars(known) if not name.startswith("_")])]
-
-
-def global_reads(obj: Any, namespace: dict[str, Any] | None = None) -> set[str]:
-    """The names of the notebook that `obj` reads when it is called or used.
-
-    Parameters
-    ----------
-    obj : Any
-        A function, method, class, partial, property or instance, or a container of such. What it
-        wraps, its defaults, closure, attributes and bases are searched too.
-    namespace : dict, optional
-        The notebook's namespace, by default this process's ``__main__``: only functions made there
-        count.
-    """
-    namespace = main_namespace() if namespace is None else namespace
-    reads: set[str] = set()
-    met: dict[int, Any] = {}
-    left = [obj]
-    while left:
-        value = left.pop()
-        if id(value) in met:
-            continue
-        met[id(value)] = value
-        if isinstance(value, types.FunctionType) and value.__globals__ is namespace:
-            reads |= code_reads(value.__code__)
-        left.extend(_related(value, namespace))
-    return reads
-
-
-def _related(value: Any, namespace: dict[str, Any]) -> Iterator[Any]:
-    """What belongs to a callable and may hold functions of the notebook."""
-    if isinstance(value, (list, tuple, set, frozenset)):
-        yield from value
-    elif isinstance(value, dict):
-        if value is not namespace:
-            yield from value.values()
-    elif isinstance(value, type):
-        if value.__module__ == namespace.get("__name__", "__main__"):
-            yield from [*vars(value).values(), *value.__bases__, type(value)]
-    elif isinstance(value, types.CellType):
-        try:
-            yield value.cell_contents
-        except ValueError:
-            return
-    elif isinstance(value, functools.partial):
-        yield from (value.func, value.args, value.keywords)
-    elif isinstance(value, property):
-        yield from (value.fget, value.fset, value.fdel)
-    elif isinstance(value, (types.MethodType, staticmethod, classmethod)):
-        yield from (value.__func__, getattr(value, "__self__", None))
-    elif isinstance(value, functools.cached_property):
-        yield value.func
-    else:
-        yield type(value)
-        if callable(value) or type(value).__module__ == namespace.get("__name__", "__main__"):
-            names = ("__closure__", "__defaults__", "__kwdefaults__", "__dict__", "__wrapped__")
-            yield from (getattr(value, name, None) for name in names)

@@ -22,7 +22,7 @@ from typing import Any
 import xxhash
 
 from ..node.payload import ALIGNMENT, HEAD, MAGIC, SPAN, Pickler
-from .names import code_attributes, code_reads
+from .functions import code_attributes, code_reads
 
 SMALL_BUFFER = 4096
 """Buffers below this many bytes stay in the pickle."""

@@ -61,7 +61,8 @@ class RunModel:
         elif kind == "clear":
             output.clear(item.get("wait", False))
         elif kind == "result":
-            self._views[event.rank] = RankView(event.rank, state=view.state, result=Rich(item["data"], item["metadata"]))
+            result = Rich(item["data"], item["metadata"])
+            self._views[event.rank] = RankView(event.rank, state=view.state, result=result)
         elif kind == "end":
             state = _STATES.get(item["status"], "failed")
             note = str(item.get("text", "")) if state == "died" else ""

@@ -95,12 +95,12 @@ class TerminalRunView:
         self.refresh(finished=True)
 
     def _due(self, finished: bool) -> list[tuple[list[int], str]]:
-        rows = []
+        rows: list[tuple[list[int], str]] = []
         while True:
             heads = {rank: lines.queue[0] for rank, lines in self._ranks.items() if lines.queue}
             if not heads:
                 return rows
-            rank, oldest = min(heads.items(), key=lambda item: (item[1].came, item[0]))
+            _, oldest = min(heads.items(), key=lambda item: (item[1].came, item[0]))
             equal = [other for other, line in heads.items() if line.text == oldest.text]
             waited = [other for other, lines in self._ranks.items() if lines.running and not lines.queue]
             late = time.monotonic() - oldest.came > _PATIENCE

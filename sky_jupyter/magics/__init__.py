@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import sys
+from collections.abc import Iterable
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -12,7 +12,7 @@ from .. import display
 from ..api import describe, start_pool
 from ..capture.collect import collect
 from ..capture.names import analyse
-from ..errors import PoolError, SkyError, SpecError
+from ..errors import PoolError, SkyError, SpecError, rank_label
 from ..pool.events import NoticeEvent
 from ..pool.live import pools
 from ..pool.manager import Pool
@@ -84,7 +84,9 @@ class SkyMagics(Magics):
             raise
         finally:
             pool.modules |= run.modules
-            pool.ledger.nodes_wrote(run.writes, namespace, uses=capture.names.uses)
+            # A rank sees that a name is bound anew by the object; to an equal small number, it does not.
+            sure = frozenset() if run.failed else capture.names.sure
+            pool.ledger.nodes_wrote(run.writes | sure, namespace, uses=capture.names.uses)
             self.take_restarts(pool, view)
             view.finish(run.elapsed)
         self.bind(given, result)
@@ -119,13 +121,15 @@ class SkyMagics(Magics):
             return
         if len(fresh) == pool.spec.world_size:
             lost = pool.ledger.forget_nodes(self.shell.user_ns) - pool.modules
-            text = "all kernels are new" + (f"; only the nodes had, and lost: {', '.join(sorted(lost))}" if lost else "")
+            text = "all kernels are new" + _listing("only the nodes had, and lost", lost)
         else:
             lost = pool.ledger.nodes_own - pool.modules
             pool.ledger = pool.ledger.unsent()
-            text = f"new kernels on {sorted(fresh)}" + (f"; they lack: {', '.join(sorted(lost))}" if lost else "")
+            text = f"new kernels for {rank_label(sorted(fresh))}" + _listing(
+                "which the others have and they lack", lost
+            )
         if view is None:
-            print(text, file=sys.stderr)
+            print(text)
         else:
             view.on_event(NoticeEvent(text))
 
@@ -215,6 +219,10 @@ def _numbered(line: str, body: str) -> str:
     A cell magic below ours must stay in the first line to be one, and counts its own lines anyway.
     """
     return body if body.lstrip().startswith("%%") else f"# %%sky {line}\n{body}"
+
+
+def _listing(what: str, names: Iterable[str]) -> str:
+    return f"; {what}: {', '.join(sorted(names))}" if names else ""
 
 
 def _exclude(given: Given) -> Any:

@@ -17,7 +17,7 @@ from ..errors import SpecError, nearest
 from ..plugins import parse_plugins
 from ..pool.manager import DEFAULT_GRACE
 from ..providers import Local
-from ..spec import Image, PoolSpec
+from ..spec import PoolSpec
 
 PROVIDERS: dict[str, Callable[[], Any]] = {"local": Local}
 MAX_RANK = 1 << 20
@@ -93,12 +93,18 @@ class Option:
         return self.flag.lstrip("-").replace("-", "_")
 
 
+_RANKS = "ranks such as 0,2-5, or head"
+_NAMES = "names with a comma between"
 POOL = (
     Option("--nodes", "N", int, "a whole number", "how many nodes (1)"),
     Option("--ranks-per-node", "N", int, "a whole number", "rank processes on each node (1)"),
     Option(
-        "--plugins", "A,B(K=V)", str, "names with a comma between, such as jax,keras",
-        "frameworks to set up on every rank, in this order", ("jax", "keras", "torch"),
+        "--plugins",
+        "A,B(K=V)",
+        str,
+        "names with a comma between, such as jax,keras",
+        "frameworks to set up on every rank, in this order",
+        ("jax", "keras", "torch"),
     ),
     Option("--provider", "NAME", str, "a provider's name", "what makes the nodes (local)", tuple(PROVIDERS)),
     Option("--pip", "X,Y", _words, "requirements with a comma between", "packages that the nodes need besides"),
@@ -107,11 +113,11 @@ POOL = (
 NAME = Option("--name", "NAME", str, "a name", "which pool (the current one)")
 CONFIG = Option("--config", "FILE.toml#SECTION", str, "FILE.toml#SECTION", "read options from a TOML table")
 CELL = (
-    Option("--on", "0,2-5|head", ranks, "ranks such as 0,2-5, or head", "the ranks that run the cell (all)", ("head",)),
+    Option("--on", "0,2-5|head", ranks, _RANKS, "the ranks that run the cell (all)", ("head",)),
     Option("--out", "NAME", _identifier, "a Python name", "where the CellResult goes, besides _sky"),
-    Option("--only", "0,2-5|head", ranks, "ranks such as 0,2-5, or head", "the ranks whose output is shown (all)", ("head",)),
-    Option("--push", "A,B", _words, "names with a comma between", "send these names whatever the cell reads"),
-    Option("--no-capture", "A,B|all", _words, "names with a comma between, or all", "do not send these names", ("all",)),
+    Option("--only", "0,2-5|head", ranks, _RANKS, "the ranks whose output is shown (all)", ("head",)),
+    Option("--push", "A,B", _words, _NAMES, "send these names whatever the cell reads"),
+    Option("--no-capture", "A,B|all", _words, f"{_NAMES}, or all", "do not send these names", ("all",)),
     Option("--timeout", "S", _number, "a number of seconds above 0", "stop the cell after this many seconds"),
     Option("--grace", "S", _grace, "a number of seconds", f"what other ranks get after one failed ({DEFAULT_GRACE:g})"),
 )
@@ -325,7 +331,7 @@ def _section(text: str) -> dict[str, Any]:
 
 
 def _checked(section: dict[str, Any], by_key: dict[str, Option]) -> dict[str, Any]:
-    values = {}
+    values: dict[str, Any] = {}
     for name, value in section.items():
         key = name.replace("-", "_")
         if key not in by_key or key == "config":

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import functools
 import os
 import re
 import signal
@@ -36,6 +37,7 @@ _CHUNK = 1 << 20
 # A reply that waits this long brings a short run's end along, instead of a second message.
 _LINGER = 0.02
 _KEEP_RUNS = 200
+_CALLS = ("start", "read", "signal", "restart", "enter", "check", "leave", "status", "ports", "fetch", "forget")
 
 
 class Run:
@@ -118,7 +120,7 @@ class Agent(Worker):
             "PYDEVD_DISABLE_FILE_VALIDATION": "1",
         }
         self.ranks = {
-            number: Rank(number, self.folder, config.cwd, env, lambda run, event, n=number: self.on_event(n, run, event))
+            number: Rank(number, self.folder, config.cwd, env, functools.partial(self.on_event, number))
             for number in range(first, first + config.ranks_per_node)
         }
         super().__init__(
@@ -131,7 +133,7 @@ class Agent(Worker):
             memory_limit=0,
             local_directory=str(self.folder / "dask"),
         )
-        for name in ("start", "read", "signal", "restart", "enter", "check", "leave", "status", "ports", "fetch", "forget"):
+        for name in _CALLS:
             self.handlers[f"sky_{name}"] = getattr(self, f"sky_{name}")
 
     async def start_ranks(self) -> None:
@@ -187,7 +189,10 @@ class Agent(Worker):
         self, plugins: bytes, ports: dict[str, int], job: str, noise: list[str], ranks: list[int] | None = None
     ) -> dict[int, dict[str, Any]]:
         """Have ranks enter the plugins, once their kernels answer; returns how each ended."""
-        self.noise = re.compile("|".join(f"^(?:{expression})\n?" for expression in noise), re.MULTILINE) if noise else None
+        every = "|".join(f"^(?:{expression})(?:\n|\\Z)" for expression in noise)
+        self.noise = re.compile(every, re.MULTILINE) if noise else None
+        for rank in self.mine(ranks):
+            rank.noise = self.noise
         content = {"kind": "enter", "plugins": base64.b64encode(plugins).decode()}
 
         async def enter(rank: Rank) -> dict[str, Any]:
@@ -196,7 +201,8 @@ class Agent(Worker):
             except Exception as error:
                 return {"status": "died", "text": str(error), "tail": rank.tail()}
             info = self.info(rank.number, ports, job)
-            end = await rank.request(f"enter-{job}-{rank.number}-{rank.generation}", {**content, "info": info.to_json()})
+            request = f"enter-{job}-{rank.number}-{rank.generation}"
+            end = await rank.request(request, {**content, "info": info.to_json()})
             rank.entered = end["status"] == "ok"
             return {**end, "preload_failed": rank.preload_failed, "tail": rank.tail()}
 
@@ -219,8 +225,9 @@ class Agent(Worker):
         async def leave(rank: Rank) -> None:
             if rank.entered and rank.busy_with is None:
                 rank.entered = False
+                request = f"leave-{rank.number}-{time.time_ns()}"
                 with contextlib.suppress(asyncio.TimeoutError):
-                    await asyncio.wait_for(rank.request(f"leave-{rank.number}-{time.time_ns()}", {"kind": "leave"}), patience)
+                    await asyncio.wait_for(rank.request(request, {"kind": "leave"}), patience)
 
         await asyncio.gather(*(leave(rank) for rank in self.mine(ranks)))
 
@@ -362,11 +369,10 @@ async def _serve(folder: Path, config: HostConfig, node: int, scheduler: str) ->
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     starting = asyncio.create_task(agent.start_ranks())
     # A handler may be called as soon as the scheduler knows this worker.
-    agent.starting = {number: starting for number in agent.ranks}
+    agent.starting = dict.fromkeys(agent.ranks, starting)
     async with agent:
         try:
             done = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(agent.finished())]
             await asyncio.wait(done, return_when=asyncio.FIRST_COMPLETED)
         except Exception:
             traceback.print_exc()
-

@@ -135,9 +135,7 @@ class Host:
         folder = self.folder / f"n{node}"
         folder.mkdir(mode=0o700, exist_ok=True)
         scheduler = self.scheduler_address
-        self.fork(
-            f"agent {node}", lambda: serve(self.folder, self.config, node, scheduler), log=f"n{node}/agent.log"
-        )
+        self.fork(f"agent {node}", lambda: serve(self.folder, self.config, node, scheduler), log=f"n{node}/agent.log")
 
     def fork(self, name: str, work: Callable[[], None], log: str) -> int:
         """Run ``work`` in a child that dies with this process; its output goes to the named log."""

@@ -59,6 +59,7 @@ class Journal:
         """Close the file; what was written stays readable."""
         self._file.close()
 
+
 def lines_of(data: bytes) -> list[dict[str, Any]]:
     """The events in a batch's bytes; a line that is not a JSON object raises ValueError."""
     events = []

@@ -205,7 +205,7 @@ def _error(error: Any, ename: str, evalue: str, traceback: list[str]) -> dict[st
 class SkyKernelApp(IPKernelApp):
     """IPython's kernel application, whose output socket waits for a slow reader instead of dropping."""
 
-    kernel_class = SkyKernel  # type: ignore[assignment]
+    kernel_class = SkyKernel
 
     def init_iopub(self, context: zmq.Context[Any]) -> None:
         super().init_iopub(context)

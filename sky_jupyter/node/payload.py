@@ -142,7 +142,7 @@ class Pickler(cloudpickle.Pickler):
 
 def _function_state(function: types.FunctionType) -> tuple[dict[str, Any], dict[str, Any], Any]:
     carried = {name: getattr(function, name) for name in _CARRIED if hasattr(function, name)}
-    with contextlib.suppress(NameError):  # From 3.14 they are evaluated only now, and may name what is not there yet.
+    with contextlib.suppress(Exception):  # From 3.14 they are evaluated only now, and may name what is not there.
         carried["__annotations__"] = function.__annotations__
     return dict(vars(function)), carried, function.__closure__
 

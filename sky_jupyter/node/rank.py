@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import os
+import re
 import secrets
 import time
 from collections.abc import Callable
@@ -18,7 +20,7 @@ from jupyter_client.session import Session
 from .provisioner import ForkProvisioner, Forkserver
 
 _LOG_TAIL = 30
-_MESSAGE_LIMIT = 64 << 20
+_LOG_BYTES = 8192
 OnEvent = Callable[[str, dict[str, Any]], None]
 
 
@@ -52,6 +54,9 @@ class Rank:
         self.turn = asyncio.Lock()
         self.ended: dict[str, asyncio.Future[dict[str, Any]]] = {}
         self.preload_failed: dict[str, str] = {}
+        # Lines that native code prints and that tell a person nothing; set when plugins are entered.
+        self.noise: re.Pattern[str] | None = None
+        self._log_start = 0
         self._provisioner: ForkProvisioner | None = None
         self._reader: asyncio.Task[None] | None = None
         self._context = zmq.asyncio.Context.instance()
@@ -69,6 +74,8 @@ class Rank:
     async def start(self, forkserver: Forkserver) -> None:
         """Have a kernel forked and wait until it listens and its output is subscribed to."""
         self.generation += 1
+        with contextlib.suppress(OSError):
+            self._log_start = self.log.stat().st_size
         self.entered = False
         self.ready.clear()
         prefix = self.folder / f"k{self.number}-{self.generation}"
@@ -135,9 +142,12 @@ class Rank:
             await self._provisioner.wait()
 
     def tail(self) -> list[str]:
-        """The last lines of the rank's log."""
-        with contextlib.suppress(OSError):
-            return self.log.read_text(errors="replace")[-8192:].splitlines()[-_LOG_TAIL:]
+        """The last lines that this kernel process left in the rank's log, without noise."""
+        with contextlib.suppress(OSError), self.log.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            file.seek(max(self._log_start, end - _LOG_BYTES))
+            text = file.read().decode(errors="replace")
+            return (self.noise.sub("", text) if self.noise else text).splitlines()[-_LOG_TAIL:]
         return []
 
     async def _watch(self, provisioner: ForkProvisioner) -> None:
@@ -168,7 +178,7 @@ class Rank:
                 _, frames = self._session.feed_identities(frames)
                 message = self._session.deserialize(frames)
             except (ValueError, TypeError, KeyError) as error:
-                self._note(f"a message of the kernel was refused: {error}\n")
+                self.note(f"a message of the kernel was refused: {error}\n")
                 continue
             self._on_message(message)
 
@@ -196,9 +206,6 @@ class Rank:
 
     def note(self, text: str) -> None:
         """Add text to the rank's log."""
-        self._note(text)
-
-    def _note(self, text: str) -> None:
         with contextlib.suppress(OSError), self.log.open("a") as file:
             file.write(text)
 

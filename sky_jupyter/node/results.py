@@ -18,6 +18,8 @@ from typing import Any
 
 import cloudpickle
 
+from . import payload
+
 SMALL = 1 << 20
 
 
@@ -38,7 +40,9 @@ class _Limited(io.BytesIO):
         return super().write(data)
 
 
-class _ResultPickler(cloudpickle.CloudPickler):
+class _ResultPickler(payload.Pickler):
+    """Functions of the notebook come back as such: over the notebook's own globals."""
+
     def reducer_override(self, value: Any) -> Any:
         jax = sys.modules.get("jax")
         if jax is not None and isinstance(value, jax.Array) and not value.is_fully_addressable:
@@ -82,7 +86,7 @@ def dump(value: Any, limit: int) -> dict[str, Any]:
     kind = {"type": f"{type(value).__module__}.{type(value).__qualname__}"}
     buffer = _Limited(limit)
     try:
-        _ResultPickler(buffer, protocol=5).dump(value)
+        _ResultPickler(buffer, payload.main_namespace()).dump(value)
     except _TooLarge:
         return {**kind, "large": True}
     except Exception as error:
@@ -93,7 +97,7 @@ def dump(value: Any, limit: int) -> dict[str, Any]:
 def write(value: Any, path: Path) -> None:
     """Pickle a value of any size to a file that only its user can read."""
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        _ResultPickler(file, protocol=5).dump(value)
+        _ResultPickler(file, payload.main_namespace()).dump(value)
 
 
 def dump_exception(error: BaseException | None) -> str | None:

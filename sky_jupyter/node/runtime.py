@@ -244,7 +244,7 @@ class _Gate:
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:  # some libraries ask `isinstance(sys.stdout, io.TextIOBase)`
-        return self._sky_stream.__class__  # type: ignore[no-any-return]
+        return self._sky_stream.__class__
 
     def __getattr__(self, name: str) -> Any:
         return getattr(self._sky_stream, name)
@@ -345,7 +345,7 @@ class OutputFilter:
         """`function`, filtered while it runs; a `sky.function` stays one."""
         rewrap: Any = getattr(function, "_rewrap", None)
         if rewrap is not None:
-            return rewrap(self(function.__wrapped__))  # type: ignore[attr-defined, no-any-return]
+            return rewrap(self(function.__wrapped__))  # type: ignore[attr-defined]
         if not callable(function):
             raise SpecError(f"only a function can be decorated so, not {_brief(function)}")
         wrapper: Any
@@ -369,7 +369,7 @@ class OutputFilter:
                 with self:
                     return function(*args, **kwargs)
 
-        return wrapper  # type: ignore[no-any-return]
+        return wrapper
 
     def _steps(self, generator: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
         """`generator`, filtered while it runs and not while its reader does."""

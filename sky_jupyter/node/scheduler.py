@@ -49,9 +49,7 @@ def serve(folder: Path, address: str, write: int) -> None:
 
 
 async def _serve(folder: Path, address: str, write: int) -> None:
-    async with Scheduler(
-        protocol="tls", host=address, port=0, dashboard=False, security=security(folder)
-    ) as scheduler:
+    async with Scheduler(protocol="tls", host=address, port=0, dashboard=False, security=security(folder)) as scheduler:
         os.write(write, f"{scheduler.address}\n".encode())
         os.close(write)
         await scheduler.finished()

@@ -18,7 +18,7 @@ import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
-from ..errors import SpecError
+from ..errors import SkyError, SpecError
 from ..spec import Accelerator, Image, PoolSpec
 from . import machine
 from .base import Plugin
@@ -77,6 +77,7 @@ def jax(cuda: str | None = None, devices: int | None = None) -> Plugin:
         transform=functools.partial(_transform, extra),
         around_process=functools.partial(_around, devices),
         again=again,
+        check=check,
     )
 
 
@@ -261,3 +262,23 @@ def again(info: InstanceInfo) -> None:
         # Only now: a rank that still holds on to the old service would be aborted. All have
         # joined the new one, so all have left the old one.
         machine.within(machine.LEAVE_SECONDS, service.shutdown)
+
+
+def check(info: InstanceInfo) -> None:
+    """Meet all other ranks in a collective that carries a name.
+
+    Raises
+    ------
+    SkyError
+        When this one paired with another collective of a peer, so that the ranks are out of step.
+        It may also hang then, and whoever calls it must not wait for ever.
+    """
+    from jax._src import distributed
+    from jax.experimental import multihost_utils
+
+    if distributed.global_state.client is None:
+        return
+    try:
+        multihost_utils.sync_global_devices(f"sky_jupyter: in step, {info.job_id}")
+    except Exception as error:
+        raise SkyError(f"rank {info.rank} is out of step with the other ranks in JAX: {error}") from error

@@ -7,11 +7,12 @@ import functools
 import os
 import re
 import socket
+import zlib
 from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
-from ..errors import SpecError, nearest
+from ..errors import SkyError, SpecError, nearest
 from ..spec import Image, PoolSpec
 from . import machine
 from .base import Plugin
@@ -70,6 +71,7 @@ def torch(
         transform=functools.partial(_transform, cuda, version),
         around_process=functools.partial(_around, backend, timeout),
         again=functools.partial(_again, backend, timeout),
+        check=check,
     )
 
 
@@ -156,6 +158,32 @@ def _store(info: InstanceInfo) -> Any:
         listener.listen(1024)
         options["master_listen_fd"] = listener.detach()
     return dist.TCPStore(info.head_addr, info.port("torch"), info.world_size, info.is_head, **options)
+
+
+def check(info: InstanceInfo) -> None:
+    """Meet all other ranks in a collective that carries a name.
+
+    Raises
+    ------
+    SkyError
+        When this one paired with another collective of a peer, so that the ranks are out of step.
+        It may also wait for the group's timeout then.
+    """
+    import torch
+    import torch.distributed as dist
+
+    if not dist.is_initialized():
+        return
+    name = zlib.crc32(f"sky_jupyter: in step, {info.job_id}".encode())
+    device = "cuda" if dist.get_backend() == "nccl" else "cpu"
+    mine = torch.tensor([name, info.rank], dtype=torch.int64, device=device)
+    found = [torch.zeros_like(mine) for _ in range(info.world_size)]
+    try:
+        dist.all_gather(found, mine)
+    except Exception as error:
+        raise SkyError(f"rank {info.rank} is out of step with the other ranks in torch: {error}") from error
+    if [item.tolist() for item in found] != [[name, rank] for rank in range(info.world_size)]:
+        raise SkyError(f"rank {info.rank} is out of step with the other ranks in torch")
 
 
 def _leave() -> None:

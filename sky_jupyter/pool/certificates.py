@@ -34,28 +34,29 @@ def make(pool: str) -> Certificates:
 
     now = datetime.datetime.now(datetime.timezone.utc)
 
+    authority_key, member_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
+
     def name(text: str) -> x509.Name:
         return x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, text)])
 
-    def sign(subject: str, public: ec.EllipticCurvePublicKey, signer: ec.EllipticCurvePrivateKey, authority: bool) -> bytes:
+    def sign(subject: str, key: ec.EllipticCurvePrivateKey, *, authority: bool) -> bytes:
         certificate = (
             x509.CertificateBuilder()
             .subject_name(name(subject))
             .issuer_name(name(f"sky authority {pool}"))
-            .public_key(public)
+            .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
             # A machine's clock may run a little behind the notebook's.
             .not_valid_before(now - datetime.timedelta(hours=1))
             .not_valid_after(now + datetime.timedelta(days=_DAYS))
             .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
-            .sign(signer, hashes.SHA256())
+            .sign(authority_key, hashes.SHA256())
         )
         return certificate.public_bytes(serialization.Encoding.PEM)
 
-    authority_key, member_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
     return Certificates(
-        authority=sign(f"sky authority {pool}", authority_key.public_key(), authority_key, True),
-        certificate=sign(f"sky member {pool}", member_key.public_key(), authority_key, False),
+        authority=sign(f"sky authority {pool}", authority_key, authority=True),
+        certificate=sign(f"sky member {pool}", member_key, authority=False),
         key=member_key.private_bytes(
             serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
         ),

@@ -54,7 +54,7 @@ class Control:
 
     async def _learn(self) -> None:
         assert self.client is not None
-        workers = (await self.client.scheduler.identity(n_workers=-1))["workers"]  # type: ignore[attr-defined]
+        workers = (await self.client.scheduler.identity(n_workers=-1))["workers"]
         for address, facts in workers.items():
             name = str(facts["name"])
             if name.startswith("node-") and name[5:].isdigit():
@@ -85,7 +85,7 @@ class Control:
         if absent:
             raise NodeLost(f"node {absent[0]} is lost: its agent does not answer; `%sky restart` makes it anew")
         by_address = {self.addresses[node]: node for node in chosen}
-        answers = await self.client.scheduler.broadcast(  # type: ignore[attr-defined]
+        answers = await self.client.scheduler.broadcast(
             msg={"op": f"sky_{call}", **arguments}, workers=list(by_address)
         )
         return {by_address[address]: answer for address, answer in answers.items()}

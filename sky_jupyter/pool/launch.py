@@ -39,6 +39,8 @@ class Host:
     folder: Path
     blobs: Path
     events: queue.Queue[dict[str, Any]]
+    # Told what the host says once it has started; called in a thread.
+    on_event: Callable[[dict[str, Any]], None] | None = None
 
     def next_event(self, deadline: float) -> dict[str, Any]:
         """The next thing the host says; a host that ends or is silent raises."""
@@ -113,7 +115,8 @@ def launch(
             cwd=str(folder),
             log=folder / "host.log",
         )
-        host = Host(command, nodes, folder, blobs, _events(command))
+        host = Host(command, nodes, folder, blobs, queue.Queue())
+        threading.Thread(target=_listen, args=(host,), name="sky-host", daemon=True).start()
         on_host(host)
         deadline = time.monotonic() + 60
         event = host.next_event(deadline)
@@ -151,21 +154,22 @@ def _folders(pool: str) -> tuple[Path, Path]:
     return folder, blobs
 
 
-def _events(command: Command) -> queue.Queue[dict[str, Any]]:
-    """What a command says as JSON lines, read by a thread that ends with the command."""
-    events: queue.Queue[dict[str, Any]] = queue.Queue()
+def _listen(host: Host) -> None:
+    """Take in what a host says as JSON lines, until it ends."""
 
-    def read() -> None:
-        with contextlib.suppress(ValueError):
-            for line in command.lines():
-                with contextlib.suppress(ValueError):
-                    event = json.loads(line)
-                    if isinstance(event, dict) and "event" in event:
-                        events.put(event)
-        events.put({"event": "gone", "message": "the host ended"})
+    def tell(event: dict[str, Any]) -> None:
+        if host.on_event is None:
+            host.events.put(event)
+        else:
+            host.on_event(event)
 
-    threading.Thread(target=read, name="sky-host", daemon=True).start()
-    return events
+    with contextlib.suppress(ValueError):
+        for line in host.command.lines():
+            with contextlib.suppress(ValueError):
+                event = json.loads(line)
+                if isinstance(event, dict) and "event" in event:
+                    tell(event)
+    tell({"event": "gone", "message": "the host ended"})
 
 
 def new_id() -> str:

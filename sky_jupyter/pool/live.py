@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import os
 
 from ..errors import PoolError, nearest
 from .manager import Pool
@@ -70,9 +71,9 @@ class LivePools:
             self._current = next(reversed(self._by_name), None)
 
     def end_all(self) -> None:
-        """End every pool that is not kept."""
+        """End every pool that is not kept, unless this is a fork of the process that made it."""
         for pool in self.all():
-            if not pool.spec.keep:
+            if not pool.spec.keep and pool.owner == os.getpid():
                 with contextlib.suppress(Exception):
                     pool.down()
 

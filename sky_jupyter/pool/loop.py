@@ -43,7 +43,7 @@ _loop: LoopThread | None = None
 
 def loop() -> LoopThread:
     """The process's loop thread; started when first asked for."""
-    global _loop
+    global _loop  # noqa: PLW0603 - there is one a process, and it may have to be made anew after a fork
     with _lock:
         if _loop is None or not _loop.thread.is_alive():
             _loop = LoopThread()

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
+import os
 import shutil
 import signal
+import threading
 import time
 from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import CancelledError, Future
@@ -71,7 +74,12 @@ class Pool:
         # Names that the nodes have as modules: nobody misses them for long.
         self.modules: set[str] = set()
         self.scheduler_address = ""
+        self.owner = os.getpid()
         self._epoch = 0
+        # Two broadcasts at once could reach two ranks in different orders, and their collectives
+        # would wait for each other.
+        self._turn = asyncio.Lock()
+        self._stop = threading.Event()
         self._background: set[asyncio.Task[Any]] = set()
 
     # -- life --------------------------------------------------------------------------------------
@@ -97,17 +105,20 @@ class Pool:
         try:
             self._wait(loop().submit(self._start()), tick)
         except BaseException:
+            # What runs in a thread is not reached by an interrupt: it is asked to end.
+            self._stop.set()
             self.down()
             raise
         self.state = "ready"
-        self.registry.update(self.id, "ready", tuple(str(path) for host in self.hosts for path in (host.folder, host.blobs)))
+        folders = tuple(str(path) for host in self.hosts for path in (host.folder, host.blobs))
+        self.registry.update(self.id, "ready", folders)
 
     async def _start(self) -> None:
         spec, provider = self.spec, self.spec.provider
         image = spec.full_image
         with self._phase("environment", "checking what is installed") as say:
             machines = await asyncio.to_thread(self._machines)
-            env = await asyncio.to_thread(environment.ensure, image, on_line=say)
+            env = await asyncio.to_thread(environment.ensure, image, on_line=say, stop=self._stop)
         with self._phase("agent", f"starting {spec.nodes} node{'s' if spec.nodes > 1 else ''} ({provider.kind})"):
             launching = asyncio.ensure_future(
                 asyncio.to_thread(launch.launch, self.id, spec, machines, env.python, image.env, self.hosts.append)
@@ -116,6 +127,8 @@ class Pool:
             await asyncio.to_thread(_import_client)
             self.scheduler_address = await launching
             self.control = Control(self._on_batch, self._on_lost)
+            for host in self.hosts:
+                host.on_event = self._in_loop(functools.partial(self._on_host, host))
             await self.control.connect(self.scheduler_address, self.hosts[0].folder, spec.nodes, AGENT_TIMEOUT)
         names = ", ".join(str(plugin) for plugin in spec.plugins)
         with self._phase("plugins", f"starting kernels{', entering ' + names if names else ''}"):
@@ -287,9 +300,9 @@ class Pool:
         """A function call's life on the loop: a Dask task that waits in an agent for a rank."""
         from ..node.agent import call
 
-        assert self.control is not None and self.control.client is not None
-        if self.repair is not None:
-            await self.repair
+        assert self.control is not None
+        assert self.control.client is not None
+        await self._settle()
         node = None if rank is None else rank // self.spec.ranks_per_node
         where = {} if node is None else {"workers": [self.control.addresses[node]], "allow_other_workers": False}
         answer = await self.control.client.submit(call, run.id, content, rank, key=f"sky-{run.id}", pure=False, **where)
@@ -308,9 +321,12 @@ class Pool:
 
     async def _execute(self, run: Run, content: dict[str, Any], grace: float, timeout: float | None) -> None:
         """A run's whole life on the loop: start it, watch over it, and mend what it broke."""
+        async with self._turn:
+            await self._execute_alone(run, content, grace, timeout)
+
+    async def _execute_alone(self, run: Run, content: dict[str, Any], grace: float, timeout: float | None) -> None:
         assert self.control is not None
-        if self.repair is not None:
-            await self.repair
+        await self._settle()
         nodes = sorted({outcome.node for outcome in run.outcomes.values()})
         run.start_clock()
         try:
@@ -334,7 +350,8 @@ class Pool:
         if not run.left:
             return
         if in_time:
-            run.why = run.why or f": {rank_label(run.failed)} had failed, and it did not end within {grace:g} s (--grace)"
+            late = f"and it did not end within {grace:g} s (--grace)"
+            run.why = run.why or f": {rank_label(run.failed)} had failed, {late}"
         else:
             run.why = f": the run took longer than {timeout:g} s (--timeout)"
         await self._signal(run, signal.SIGINT)
@@ -425,7 +442,8 @@ class Pool:
         if run is None or not run.left:
             return
         run.why = " by you"
-        loop().call(self._signal(run, signal.SIGKILL if hard else signal.SIGINT), timeout=5)
+        with contextlib.suppress(FutureTimeout):
+            loop().call(self._signal(run, signal.SIGKILL if hard else signal.SIGINT), timeout=5)
 
     def _mend(self, run: Run) -> None:
         """Begin to replace what the run lost; the next run waits for it."""
@@ -480,7 +498,8 @@ class Pool:
         node = rank // self.spec.ranks_per_node
         answer = loop().call(self.control.ask("fetch", [node], run=run, rank=rank))[node]
         if answer["end"]["status"] != "ok":
-            raise PoolError(f"the value of rank {rank} cannot be fetched: {answer['end'].get('evalue', 'its kernel is new')}")
+            why = answer["end"].get("evalue", "its kernel is new")
+            raise PoolError(f"the value of rank {rank} cannot be fetched: {why}")
         return bytes(answer["data"])
 
     # -- what the nodes say ------------------------------------------------------------------------
@@ -508,6 +527,28 @@ class Pool:
             ranks = [rank for rank in run.left if run.outcomes[rank].node == node]
             if ranks:
                 run.lose(ranks, f"node {node} does not answer; `%sky restart` makes it anew")
+
+    def _in_loop(self, handle: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+        """The same handler, callable from any thread."""
+
+        def hand_over(event: dict[str, Any]) -> None:
+            loop().loop.call_soon_threadsafe(handle, event)
+
+        return hand_over
+
+    def _on_host(self, host: launch.Host, event: dict[str, Any]) -> None:
+        """A host, or a process of it, has ended: without a scheduler nobody can be reached."""
+        if self.state == "ended" or host not in self.hosts:
+            return
+        scheduler = event["event"] == "ended" and event.get("name") == "scheduler"
+        if event["event"] == "gone" or scheduler:
+            self.state = "broken"
+            what = f"the scheduler was {event['text']}" if scheduler else "the pool's processes are gone"
+            text = f"{what}; `%sky restart` makes the pool anew"
+            for run in list(self.runs.values()):
+                if run.left:
+                    run.lose(run.left, text)
+                    run.listener(NoticeEvent(text, run.id))
 
     # -- parts -------------------------------------------------------------------------------------
 
@@ -565,6 +606,3 @@ def _why_not_entered(rank: int, end: Mapping[str, Any]) -> str:
 
 def _last_lines(end: Mapping[str, Any]) -> list[str]:
     return [line for text in end.get("traceback") or end.get("tail") or () for line in plain(text).splitlines()][-30:]
-
-
-

@@ -74,9 +74,7 @@ class Registry:
         with self._lock:
             if self._connection is None:
                 self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._connection = sqlite3.connect(
-                    self.path, timeout=10, isolation_level=None, check_same_thread=False
-                )
+                self._connection = sqlite3.connect(self.path, timeout=10, isolation_level=None, check_same_thread=False)
                 self._connection.execute("PRAGMA journal_mode=WAL")
                 self._connection.execute("PRAGMA synchronous=NORMAL")
                 self._connection.executescript(_SCHEMA)
@@ -141,7 +139,8 @@ class Registry:
 
 def _row(row: tuple[Any, ...]) -> PoolRow:
     folders = json.loads(row[5])
-    return PoolRow(*row[:5], tuple(str(item) for item in folders), row[6], row[7], bool(row[8]))
+    id, name, provider, nodes, state, _, owner, owner_started, keep = row
+    return PoolRow(id, name, provider, nodes, state, tuple(map(str, folders)), owner, owner_started, bool(keep))
 
 
 def sweep(registry: Registry) -> list[str]:

@@ -120,8 +120,8 @@ class CellResult(Sequence[Any]):
         end = self._outcomes[rank].end
         if "unpicklable" in end:
             raise ValueNotHere(
-                f"the value of rank {rank} ({end.get('type')}) stays there: it cannot be pickled ({end['unpicklable']}). "
-                "End the cell with something that can, such as a number, an array or a dict of them"
+                f"the value of rank {rank} ({end.get('type')}) stays there: it cannot be pickled "
+                f"({end['unpicklable']}). End the cell with something that can, such as an array"
             )
         if end.get("large"):
             if self._fetch is None:
@@ -241,19 +241,16 @@ def _headline(failed: Sequence[Outcome], total: int) -> str:
 
 def _blocks(failed: Sequence[Outcome]) -> list[str]:
     groups: dict[tuple[str, str], list[Outcome]] = {}
-    # Ranks that were only stopped because another failed come after what made them stop.
-    for outcome in sorted(failed, key=lambda item: (item.status == "interrupted", item.rank)):
+    # What is most likely the cause comes first; ranks that were only stopped because of it come last.
+    order = {"died": 0, "lost": 0, "error": 1, "interrupted": 2}
+    for outcome in sorted(failed, key=lambda item: (order[item.status], item.rank)):
         text = "\n".join(outcome.end.get("traceback", [])) if outcome.status == "error" else ""
         if not text:
-            text = str(exception_of(outcome)) if len(failed) == 1 or outcome.status != "interrupted" else _stopped(outcome)
+            stopped = outcome.status == "interrupted"
+            text = f"interrupted{outcome.end.get('why', '')}" if stopped else str(exception_of(outcome))
         groups.setdefault((outcome.status, text), []).append(outcome)
     blocks = []
     for (_, text), outcomes in groups.items():
         label = rank_label([outcome.rank for outcome in outcomes])
         blocks.append(f"\x1b[1m── {label} {'─' * max(3, 60 - len(label))}\x1b[22m\n{text}")
     return blocks
-
-
-def _stopped(outcome: Outcome) -> str:
-    return f"interrupted{outcome.end.get('why', '')}"
-

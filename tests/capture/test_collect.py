@@ -187,6 +187,13 @@ def test_names_of_ipython_and_python_are_never_sent() -> None:
     assert names(collect("\n".join(namespace), namespace, Ledger())) == ["_index", "_mine"]
 
 
+def test_ipythons_own_open_is_left_alone_and_the_users_is_not() -> None:
+    namespace = notebook("def open(path):\n    return path")
+    assert names(collect("open('a')", namespace, Ledger())) == ["open"]
+    namespace["open"].__module__ = "IPython.core.interactiveshell"
+    assert names(collect("open('a')", namespace, Ledger())) == []
+
+
 def test_pushed_names_are_sent_and_excluded_ones_are_not() -> None:
     namespace = notebook("x = y = z = 1\ndef f():\n    return y")
     ledger = Ledger()

@@ -1,15 +1,12 @@
-"""What a cell and a function of the notebook are found to read and to write."""
+"""What a cell is found to read and to write."""
 
 from __future__ import annotations
-
-import functools
-import types
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from sky_jupyter.capture.names import analyse, global_reads
+from sky_jupyter.capture.names import analyse
 
 READS = {
     "x": {"x"},
@@ -128,6 +125,11 @@ def test_functions_and_classes_are_kept_with_what_they_use() -> None:
 def test_a_syntax_error_passes_through(source: str) -> None:
     with pytest.raises(SyntaxError):
         analyse(source)
+
+
+def test_a_cells_warnings_are_left_to_where_it_runs(recwarn: pytest.WarningsRecorder) -> None:
+    assert analyse("def f():\n    return x is 1\n'\\d'").uses == {"f": {"x"}}
+    assert not recwarn.list
 
 
 class Initial(int):
@@ -252,40 +254,3 @@ def test_no_name_is_read_from_the_namespace_that_was_not_found(source: str) -> N
         assert not names.sure & untouched - names.reads
     assert namespace.read <= names.reads, source
     assert {key for key in NAMES if namespace.get(key) is not before[key]} <= names.writes
-
-
-def notebook(source: str) -> dict[str, object]:
-    namespace: dict[str, object] = {"__name__": "__main__"}
-    exec(source, namespace)
-    return namespace
-
-
-def test_a_functions_globals_are_found_through_what_wraps_it() -> None:
-    ns = notebook(
-        "import functools\n"
-        "def deco(f):\n"
-        "    @functools.wraps(f)\n"
-        "    def inner(*a):\n        return hidden(f, *a)\n"
-        "    return inner\n"
-        "@deco\ndef f(x, y=lambda: default):\n    def nested():\n        return [deep for _ in x]\n    return nested\n"
-        "part = functools.partial(f, key=lambda: keyword)\n"
-        "class Base:\n    def m(self):\n        return base\n"
-        "class A(Base):\n"
-        "    @property\n    def p(self):\n        return prop\n"
-        "    @staticmethod\n    def s():\n        return static\n"
-        "    @functools.cached_property\n    def c(self):\n        return cached\n"
-        "    @functools.lru_cache\n    def l(self):\n        return lru\n"
-        "a = A()\n"
-    )
-    wrapped = {"hidden", "default", "deep"}
-    assert global_reads(ns["f"], ns) == wrapped
-    assert global_reads(ns["part"], ns) == {*wrapped, "keyword"}
-    of_class = {"base", "prop", "static", "cached", "lru"}
-    for key in ("A", "a"):
-        assert global_reads(ns[key], ns) == of_class
-    assert global_reads(ns["a"].m, ns) == of_class  # type: ignore[attr-defined]
-
-
-def test_functions_of_modules_read_nothing_from_the_notebook() -> None:
-    assert global_reads(functools.wraps, notebook("")) == set()
-    assert global_reads(types.SimpleNamespace(a=1), notebook("")) == set()
