@@ -177,6 +177,8 @@ class Agent(Worker):
     async def sky_restart(self, ranks: list[int] | None = None) -> dict[int, str]:
         """Replace kernels by new ones; returns the failures in words, by rank."""
         chosen = self.mine(ranks)
+        if not chosen:
+            return {}
         for rank in chosen:
             await rank.kill()
         # The watcher of the old process has to see its end before a new one takes its place.

@@ -16,6 +16,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import contextlib
+import faulthandler
 import os
 import sys
 import time
@@ -214,7 +215,10 @@ class SkyKernelApp(IPKernelApp):
 
 def run_kernel(connection_file: str) -> None:
     """Be the kernel that the connection file describes, until the process ends."""
-    SkyKernelApp.launch_instance(
+    # ipykernel puts its pipes in the place of descriptors 1 and 2; a crash must reach the log itself.
+    log = os.fdopen(os.dup(2), "w")
+    app = SkyKernelApp.instance()
+    app.initialize(
         [
             "-f",
             connection_file,
@@ -225,3 +229,5 @@ def run_kernel(connection_file: str) -> None:
             "--IPKernelApp.parent_handle=0",
         ]
     )
+    faulthandler.enable(log)
+    app.start()

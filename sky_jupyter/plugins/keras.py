@@ -57,6 +57,7 @@ def keras(backend: str = "jax", quiet: bool = True) -> Plugin:
         transform=functools.partial(_transform, backend),
         around_process=functools.partial(_around, backend, quiet),
         again=functools.partial(_again, backend),
+        check=functools.partial(_check, backend),
     )
 
 
@@ -102,3 +103,11 @@ def _again(backend: str, info: InstanceInfo) -> None:
         from . import keras_on_jax
 
         keras_on_jax.distribute(info)
+
+
+def _check(backend: str, info: InstanceInfo) -> None:
+    """After an interrupt: ranks that drew differently many random numbers draw the same again."""
+    if backend == "jax" and info.world_size > 1:
+        from . import keras_on_jax
+
+        keras_on_jax.agree_on_seed()

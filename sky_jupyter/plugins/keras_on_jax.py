@@ -11,6 +11,7 @@ import contextlib
 import functools
 import inspect
 import random
+import zlib
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -47,9 +48,7 @@ def joined(info: InstanceInfo) -> Iterator[None]:
 
 def distribute(info: InstanceInfo) -> None:
     """One seed, and every device of every rank for the data; a step of all ranks together."""
-    # Initial weights, dropout and shuffling draw from it, and must agree.
-    seed = multihost_utils.broadcast_one_to_all(jax.numpy.uint32(random.SystemRandom().randrange(2**31)))
-    keras.utils.set_random_seed(int(seed))
+    _set_common_seed()
     keras.distribution.set_distribution(
         keras.distribution.DataParallel(
             devices=keras.distribution.list_devices(),
@@ -57,6 +56,19 @@ def distribute(info: InstanceInfo) -> None:
             auto_shard_dataset=False,
         )
     )
+
+
+def _set_common_seed() -> None:
+    """Initial weights, dropout and shuffling draw from it, and must agree."""
+    seed = multihost_utils.broadcast_one_to_all(jax.numpy.uint32(random.SystemRandom().randrange(2**31)))
+    keras.utils.set_random_seed(int(seed))
+
+
+def agree_on_seed() -> None:
+    """Have all ranks draw the same random numbers from here on, if they would not; all call it together."""
+    state = zlib.crc32(repr(random.getstate()).encode()) % 2**31
+    if len({row[0] for row in _gather([state])}) > 1:
+        _set_common_seed()
 
 
 def _together(name: str, original: Callable[..., Any], model: Any, call: inspect.BoundArguments) -> Any:

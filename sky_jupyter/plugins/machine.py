@@ -7,6 +7,7 @@ psutil, which the control plane brings to every node.
 from __future__ import annotations
 
 import contextlib
+import ipaddress
 import os
 import socket
 import threading
@@ -58,6 +59,9 @@ def cores() -> int:
 def interface(addr: str) -> str | None:
     """The name of the network interface that has this address, such as ``lo`` or ``eth0``."""
     wanted = {str(found[4][0]) for found in socket.getaddrinfo(addr, None)}
+    if any(ipaddress.ip_address(item.split("%")[0]).is_loopback for item in wanted):
+        # All of 127.0.0.0/8 is the loopback interface's, which lists one address.
+        wanted |= {"127.0.0.1", "::1"}
     for name, addresses in psutil.net_if_addrs().items():
         # A link-local IPv6 address carries its scope, as in fe80::1%eth0.
         if any(entry.address.split("%")[0] in wanted for entry in addresses):

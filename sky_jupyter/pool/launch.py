@@ -26,8 +26,16 @@ from . import certificates
 _SOCKET_PATH = 80
 _SHARED_MEMORY = Path("/dev/shm")
 _FAREWELL = 5.0
-# What belongs to the notebook's kernel and must not reach a rank.
-_OWN = ("JPY_PARENT_PID", "JPY_SESSION_NAME", "JPY_INTERRUPT_EVENT", "COMPUTE_POOL", "PYTHONDONTWRITEBYTECODE")
+# What belongs to the notebook's process and must not reach a rank. (Under the last one, ipykernel
+# leaves what native code prints where it falls.)
+_OWN = (
+    "JPY_PARENT_PID",
+    "JPY_SESSION_NAME",
+    "JPY_INTERRUPT_EVENT",
+    "COMPUTE_POOL",
+    "PYTHONDONTWRITEBYTECODE",
+    "PYTEST_CURRENT_TEST",
+)
 
 
 @dataclass

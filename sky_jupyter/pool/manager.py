@@ -60,6 +60,7 @@ class Pool:
         self.spec = spec
         self.id = launch.new_id()
         self.state = "new"
+        self.broken = ""
         self.ledger = Ledger()
         self.registry = Registry()
         self.runs: dict[str, Run] = {}
@@ -192,7 +193,7 @@ class Pool:
 
     def restart(self, listener: Listener = ignore, tick: Tick = _no_tick) -> None:
         """New kernels on the same machines, plugins entered; where an agent is lost, new hosts."""
-        self._must_live()
+        self._must_live(restarting=True)
         self.listener = listener
         assert self.control is not None
         whole = len(self.control.addresses) < self.spec.nodes or self.state == "broken"
@@ -464,8 +465,7 @@ class Pool:
             try:
                 await work
             except Exception as error:
-                self.state = "broken"
-                self.listener(NoticeEvent(f"the kernels could not be replaced: {error}"))
+                self._break(f"the kernels could not be replaced: {error}")
             finally:
                 self.repair = None
 
@@ -542,13 +542,14 @@ class Pool:
             return
         scheduler = event["event"] == "ended" and event.get("name") == "scheduler"
         if event["event"] == "gone" or scheduler:
-            self.state = "broken"
-            what = f"the scheduler was {event['text']}" if scheduler else "the pool's processes are gone"
-            text = f"{what}; `%sky restart` makes the pool anew"
-            for run in list(self.runs.values()):
-                if run.left:
-                    run.lose(run.left, text)
-                    run.listener(NoticeEvent(text, run.id))
+            self._break(f"the scheduler was {event['text']}" if scheduler else "the pool's processes are gone")
+
+    def _break(self, why: str) -> None:
+        """The pool can run nothing until it is restarted; what runs on it is given up."""
+        self.state, self.broken = "broken", why
+        for run in list(self.runs.values()):
+            if run.left:
+                run.lose(run.left, f"{why}; `%sky restart` makes the pool anew")
 
     # -- parts -------------------------------------------------------------------------------------
 
@@ -558,9 +559,11 @@ class Pool:
         assert self.control is not None
         return loop().call(self.control.ask("status"), timeout=5)
 
-    def _must_live(self) -> None:
+    def _must_live(self, *, restarting: bool = False) -> None:
         if self.state == "ended":
             raise PoolError(f"pool {self.spec.name!r} has ended; `%sky up` makes a new one")
+        if self.state == "broken" and not restarting:
+            raise PoolError(f"pool {self.spec.name!r} is broken: {self.broken}; `%sky restart` makes it anew")
         if self.state == "new" or self.control is None:
             raise PoolError(f"pool {self.spec.name!r} has not been started")
 

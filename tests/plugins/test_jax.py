@@ -84,6 +84,12 @@ def test_nothing_listens_beyond_the_nodes_own_address(world: World) -> None:
         assert set(addresses) == {"127.0.0.1"}
 
 
+def test_collectives_listen_on_each_nodes_own_address() -> None:
+    with World([plugins.jax()], 2, peers=("127.0.0.1", "127.0.0.2")) as world:
+        assert [set(found) for found in world.run(listening)] == [{"127.0.0.1"}, {"127.0.0.2"}]
+        assert world.run(psum) == [3.0, 3.0]
+
+
 def test_setting_up_again_works_ten_times_and_leaves_no_port_open(world: World) -> None:
     before = world.run(listening)
     for _ in range(10):
@@ -158,3 +164,24 @@ def test_a_survivor_of_a_killed_peer_gets_an_error_and_ends_well() -> None:
         assert world.run(lambda info: info.rank, ranks=[0]) == [0]
         assert world.leave(0) < 5
     assert world.statuses == {0: 0, 1: -9}
+
+
+def check(info: Any) -> None:
+    plugins.jax().check(info)  # type: ignore[misc]
+
+
+def test_ranks_in_step_pass_the_check_and_those_out_of_step_do_not() -> None:
+    def meet(info: Any) -> None:
+        from jax.experimental import multihost_utils
+
+        multihost_utils.process_allgather(float(info.rank))
+
+    with World([plugins.jax()], 2) as world:
+        world.run(check)
+        world.run(meet)
+        world.run(check)
+        # Rank 0 takes a step that rank 1 was kept from.
+        world.start(0, meet)
+        world.start(0, check)
+        with pytest.raises(RankError, match="rank 1 is out of step"):
+            world.run(check, ranks=[1])

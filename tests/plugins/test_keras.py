@@ -279,6 +279,23 @@ def test_setting_up_again_keeps_values_and_trains_on(world: World) -> None:
     assert 0.005 < largest_difference(after, weights) < 1
 
 
+def test_random_numbers_agree_again_after_an_interrupt_between_the_ranks(world: World) -> None:
+    def draw(info: Any) -> float:
+        import random
+
+        return random.random()
+
+    def check(info: Any) -> None:
+        parse_plugins("jax,keras")[1].check(info)  # type: ignore[misc]
+
+    world.run(draw, ranks=[0])
+    assert len(set(world.run(draw))) == 2
+    world.run(check)
+    assert len(set(world.run(draw))) == 1
+    world.run(check)
+    assert largest_difference(*(after for _, after, _ in world.run(trained))) == 0
+
+
 @pytest.mark.parametrize("text", ["jax,keras", "keras(backend=torch),torch"])
 def test_preloading_leaves_one_thread_and_no_backend_to_fork(text: str) -> None:
     backend = "torch" if "torch" in text else "jax"

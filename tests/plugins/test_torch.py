@@ -126,3 +126,25 @@ def test_a_survivor_of_a_killed_peer_gets_an_error_and_ends_well(killed: int) ->
         assert "RuntimeError" in failed.value.failed[left]
         assert world.leave(left) < 5
     assert world.statuses == {left: 0, killed: -9}
+
+
+def check(info: Any) -> None:
+    plugins.torch().check(info)  # type: ignore[misc]
+
+
+def test_ranks_in_step_pass_the_check_and_those_out_of_step_do_not() -> None:
+    def meet(info: Any) -> None:
+        import torch
+        import torch.distributed as dist
+
+        dist.all_gather([torch.zeros(2, dtype=torch.int64) for _ in range(2)], torch.ones(2, dtype=torch.int64))
+
+    with World([plugins.torch()], 2) as world:
+        world.run(check)
+        world.run(meet)
+        world.run(check)
+        # Rank 0 takes a step that rank 1 was kept from.
+        world.start(0, meet)
+        world.start(0, check)
+        with pytest.raises(RankError, match="rank 1 is out of step"):
+            world.run(check, ranks=[1])

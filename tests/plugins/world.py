@@ -34,6 +34,7 @@ from typing import Any
 import cloudpickle
 import pytest
 
+from sky_jupyter.node import processes
 from sky_jupyter.node.runtime import InstanceInfo
 from sky_jupyter.plugins import Plugin
 from sky_jupyter.spec import PoolSpec
@@ -62,7 +63,9 @@ def free_port() -> int:
         return int(probe.getsockname()[1])
 
 
-def infos(plugins: Sequence[Plugin], nodes: int, ranks_per_node: int = 1) -> list[InstanceInfo]:
+def infos(
+    plugins: Sequence[Plugin], nodes: int, ranks_per_node: int = 1, peers: tuple[str, ...] = ()
+) -> list[InstanceInfo]:
     """What each rank would be told, with fresh ports."""
     ports = {plugin.name: free_port() for plugin in plugins if plugin.collective}
     return [
@@ -75,7 +78,7 @@ def infos(plugins: Sequence[Plugin], nodes: int, ranks_per_node: int = 1) -> lis
             local_rank=rank % ranks_per_node,
             head_addr="127.0.0.1",
             head_port=free_port(),
-            peers=("127.0.0.1",) * nodes,
+            peers=peers or ("127.0.0.1",) * nodes,
             job_id="test",
             ports=ports,
         )
@@ -94,17 +97,26 @@ class World:
         How many nodes, and ranks on each.
     env : dict of str, optional
         More variables for the ranks.
+    peers : tuple of str
+        Each node's address; all of 127.0.0.0/8 is this machine.
     """
 
     def __init__(
-        self, plugins: Sequence[Plugin], nodes: int = 2, *, ranks_per_node: int = 1, env: dict[str, str] | None = None
+        self,
+        plugins: Sequence[Plugin],
+        nodes: int = 2,
+        *,
+        ranks_per_node: int = 1,
+        env: dict[str, str] | None = None,
+        peers: tuple[str, ...] = (),
     ) -> None:
         self.plugins, self.nodes, self.ranks_per_node = tuple(plugins), nodes, ranks_per_node
-        self.env = env or {}
+        self.env, self.peers = env or {}, peers
         self.statuses: dict[int, int] = {}
+        self.orderly = True
 
     def __enter__(self) -> World:
-        self.infos = infos(self.plugins, self.nodes, self.ranks_per_node)
+        self.infos = infos(self.plugins, self.nodes, self.ranks_per_node, self.peers)
         image = PoolSpec(None, nodes=self.nodes, ranks_per_node=self.ranks_per_node, plugins=self.plugins).full_image
         pairs = [socket.socketpair() for _ in self.infos]
         self.connections = [Connection(mine.detach()) for mine, _ in pairs]
@@ -116,6 +128,7 @@ class World:
                 sys.executable,
                 "-m",
                 "tests.plugins.world",
+                str(os.getpid()),
                 self.folder.name,
                 *(str(theirs.fileno()) for _, theirs in pairs),
             ],
@@ -133,7 +146,8 @@ class World:
         try:
             self._answers(range(len(self.infos)))
         except BaseException:
-            self.close(orderly=False)
+            self.orderly = False
+            self.close()
             raise
         return self
 
@@ -155,30 +169,37 @@ class World:
         self._answers(range(len(self.infos)))
 
     def _fresh(self) -> list[InstanceInfo]:
-        return infos(self.plugins, self.nodes, self.ranks_per_node)
+        return infos(self.plugins, self.nodes, self.ranks_per_node, self.peers)
+
+    def start(self, rank: int, function: Callable[..., Any], *args: Any) -> None:
+        """Call ``function(info, *args)`` on one rank and do not wait: the world can only be closed then."""
+        self.orderly = False
+        self.connections[rank].send_bytes(cloudpickle.dumps(("run", function, args)))
 
     def leave(self, rank: int) -> float:
         """Have one rank leave its plugins and end; the seconds that took."""
         begin = time.monotonic()
         with contextlib.suppress(OSError, EOFError):
             self.connections[rank].send_bytes(cloudpickle.dumps(("leave",)))
-            self.connections[rank].recv_bytes()
+            if self.connections[rank].poll(20):
+                self.connections[rank].recv_bytes()
         return time.monotonic() - begin
 
     def kill(self, rank: int) -> None:
         """End one rank by SIGKILL, as the kernel does when memory is short."""
         os.kill(self.run(lambda info: os.getpid(), ranks=[rank])[0], signal.SIGKILL)
 
-    def close(self, orderly: bool = True) -> None:
+    def close(self) -> None:
         """Leave, rank 0 last; afterwards `statuses` holds every rank's exit status."""
-        for rank in reversed(range(len(self.connections))) if orderly else ():
+        for rank in reversed(range(len(self.connections))) if self.orderly else ():
             self.leave(rank)
         for connection in self.connections:
             connection.close()
-        if not orderly:
+        if not self.orderly:
+            # Ranks that hang in a collective go with their mother.
             self.mother.kill()
         try:
-            out, _ = self.mother.communicate(timeout=30)
+            out, _ = self.mother.communicate(timeout=20)
         except subprocess.TimeoutExpired:
             self.mother.kill()
             out, _ = self.mother.communicate()
@@ -220,12 +241,13 @@ def _mother(folder: str, descriptors: list[int]) -> None:
     for plugin in cloudpickle.loads(greetings[0])[0]:
         for module in plugin.preload:
             importlib.import_module(module)
-    ranks = {}
+    ranks, mother = {}, os.getpid()
     for rank, connection in enumerate(connections):
         pid = os.fork()
         if pid == 0:
             status = 1
             try:
+                processes.die_with_parent(mother)
                 log = os.open(f"{folder}/{rank}", os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
                 os.dup2(log, 1)
                 os.dup2(log, 2)
@@ -279,4 +301,5 @@ def _rank(connection: Connection, plugins: Sequence[Plugin], info: InstanceInfo)
 
 
 if __name__ == "__main__":
-    _mother(sys.argv[1], [int(text) for text in sys.argv[2:]])
+    processes.die_with_parent(int(sys.argv[1]))
+    _mother(sys.argv[2], [int(text) for text in sys.argv[3:]])

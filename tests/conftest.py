@@ -1,0 +1,57 @@
+"""What all tests share: a registry of their own, and a look at what is left when a file is done.
+
+Every process of a pool inherits ``SKY_TEST`` from the process that made the pool, so that what the
+tests of one worker left behind can be told from everything else on the machine.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+MARK = "SKY_TEST"
+PATIENCE = 5.0
+
+
+def marked_processes(mark: str) -> list[psutil.Process]:
+    """Processes of pools, running or not yet collected, that carry the mark."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark and "sky_jupyter.node.host" in " ".join(process.cmdline()):
+                found.append(process)
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+    return found
+
+
+def pool_folders(pool: str) -> list[Path]:
+    """Folders of a pool that still exist, in any place where pools keep them."""
+    places = {Path(place) for place in ("/dev/shm", "/tmp", os.environ.get("XDG_RUNTIME_DIR") or "/tmp")}
+    return [path for place in places if place.is_dir() for path in place.glob(f"sky-{pool}-*")]
+
+
+@pytest.fixture(scope="session", autouse=True)
+def _own_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """Tests do not write into the user's registry, and mark what they start."""
+    os.environ["SKY_REGISTRY"] = str(tmp_path_factory.mktemp("registry") / "registry.sqlite")
+    os.environ[MARK] = uuid.uuid4().hex
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    yield
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _nothing_is_left() -> Iterator[None]:
+    """Every file of tests ends its pools' processes: none is there five seconds after its last test."""
+    yield
+    end = time.monotonic() + PATIENCE
+    while left := marked_processes(os.environ[MARK]):
+        if time.monotonic() > end:
+            pytest.fail(f"processes are left: {[(p.pid, p.status()) for p in left]}")
+        time.sleep(0.05)

@@ -1,0 +1,40 @@
+"""Pools for tests, and how to run a cell on one without a notebook."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from sky_jupyter.capture.collect import collect
+from sky_jupyter.plugins import Plugin
+from sky_jupyter.pool.manager import Pool
+from sky_jupyter.pool.results import CellResult
+from sky_jupyter.pool.runs import Run
+from sky_jupyter.providers import Local
+from sky_jupyter.spec import Image, PoolSpec
+
+
+@contextmanager
+def local_pool(nodes: int = 2, ranks_per_node: int = 1, plugins: tuple[Plugin, ...] = (), **more: Any) -> Iterator[Pool]:
+    """A started pool of local nodes, ended afterwards."""
+    spec = PoolSpec(provider=Local(), nodes=nodes, ranks_per_node=ranks_per_node, plugins=plugins, **more)
+    pool = Pool(spec)
+    pool.start()
+    try:
+        yield pool
+    finally:
+        pool.down()
+
+
+def begin(pool: Pool, code: str, namespace: dict[str, Any] | None = None, **options: Any) -> Run:
+    """Start a cell with what it needs of a namespace."""
+    return pool.begin_cell(code, collect(code, {} if namespace is None else namespace, pool.ledger), **options)
+
+
+def run(pool: Pool, code: str, namespace: dict[str, Any] | None = None, **options: Any) -> CellResult:
+    """Run a cell to its end."""
+    return pool.attend(begin(pool, code, namespace, **options))
+
+
+__all__ = ["Image", "begin", "local_pool", "run"]

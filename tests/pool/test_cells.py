@@ -1,0 +1,279 @@
+"""Cells on a pool of two local nodes: what they return, print, keep and raise."""
+
+from __future__ import annotations
+
+import os
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from sky_jupyter.errors import RankDied, SpecError
+from sky_jupyter.pool.events import OutputEvent
+from sky_jupyter.pool.manager import Pool
+from sky_jupyter.pool.results import CellError, RankInterrupted, ValueNotHere
+from tests.pool.pools import begin, local_pool, run
+
+WHO = "import sky_jupyter as sky; rank = sky.instance_info().rank\n"
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with local_pool() as pool:
+        run(pool, WHO)
+        yield pool
+
+
+def test_each_rank_returns_its_last_expression(pool: Pool) -> None:
+    result = run(pool, "rank * 10")
+    assert list(result) == result.values == [0, 10]
+    assert result[1] == 10
+    assert result.head == 0
+    assert result.elapsed > 0
+
+
+def test_every_rank_knows_its_place(pool: Pool) -> None:
+    fields = "node rank total_nodes world_size ranks_per_node local_rank is_head head_addr peers".split()
+    result = run(pool, f"info = sky.instance_info(); [getattr(info, name) for name in {fields!r}]")
+    assert result[0] == [0, 0, 2, 2, 1, 0, True, "127.0.0.1", ("127.0.0.1", "127.0.0.1")]
+    assert result[1] == [1, 1, 2, 2, 1, 0, False, "127.0.0.1", ("127.0.0.1", "127.0.0.1")]
+
+
+def test_the_namespace_is_kept_between_cells(pool: Pool) -> None:
+    run(pool, "kept = [rank]")
+    run(pool, "kept.append('more')")
+    assert run(pool, "kept").values == [[0, "more"], [1, "more"]]
+
+
+def test_the_notebooks_values_and_functions_are_sent(pool: Pool) -> None:
+    namespace: dict[str, Any] = {"base": 40}
+    exec("def add(x):\n    return base + x", namespace)
+    assert run(pool, "add(rank)", namespace).values == [40, 41]
+    namespace["base"] = 50
+    assert run(pool, "add(rank)", namespace).values == [50, 51]
+
+
+def test_a_large_array_is_the_ranks_own_to_write(pool: Pool) -> None:
+    namespace: dict[str, Any] = {"array": np.arange(100_000)}
+    assert run(pool, "array[0] = rank + 7; int(array[0]), int(array[-1])", namespace).values == [(7, 99999), (8, 99999)]
+    assert namespace["array"][0] == 0
+
+
+def test_blobs_are_gone_when_the_run_is(pool: Pool) -> None:
+    run(pool, "len(array)", {"array": np.arange(100_000)})
+    assert list(Path(pool.hosts[0].blobs).iterdir()) == []
+
+
+def test_a_large_value_is_fetched_when_it_is_touched(pool: Pool) -> None:
+    result = run(pool, "import numpy; numpy.full(300_000, float(rank))")
+    assert result._outcomes[1].end.get("large")
+    assert result[1].shape == (300_000,)
+    assert result[1][5] == 1.0
+
+
+def test_a_value_that_cannot_be_pickled_says_so_when_touched(pool: Pool) -> None:
+    result = run(pool, "import threading; threading.Lock()")
+    with pytest.raises(ValueNotHere, match="rank 0 .*_thread.lock"):
+        result.head  # noqa: B018 - touching it is the test
+
+
+def test_a_class_of_the_notebook_comes_back_as_itself(pool: Pool) -> None:
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec("class Point:\n    def __init__(self, x):\n        self.x = x", namespace)
+    result = run(pool, "Point(rank)", namespace)
+    assert [point.x for point in result] == [0, 1]
+
+
+def test_output_of_python_native_code_and_subprocesses_is_kept_in_order(pool: Pool) -> None:
+    code = "import os, subprocess\nprint('one', flush=True)\nos.write(1, b'two\\n')\nsubprocess.run(['echo', 'three'])\n"
+    code += "import sys; print('oops', file=sys.stderr)"
+    result = run(pool, code)
+    for rank in (0, 1):
+        assert sorted(result.stdout(rank).split()) == ["one", "three", "two"]
+        assert result.stderr(rank) == "oops\n"
+
+
+def test_no_line_of_a_flood_is_lost_or_doubled_while_the_listener_is_slow(pool: Pool) -> None:
+    def slow(event: Any) -> None:
+        time.sleep(0.001)
+
+    result = pool.attend(begin(pool, "for i in range(30_000): print(rank, i)", listener=slow))
+    for rank in (0, 1):
+        assert result.stdout(rank).splitlines() == [f"{rank} {i}" for i in range(30_000)]
+
+
+def test_output_comes_while_the_cell_runs(pool: Pool) -> None:
+    seen = threading.Event()
+
+    def listen(event: Any) -> None:
+        if isinstance(event, OutputEvent) and event.event["kind"] == "stream":
+            seen.set()
+
+    current = begin(pool, "import time\nprint('early', flush=True)\ntime.sleep(1.5)", listener=listen)
+    assert seen.wait(1.0)
+    assert current.left == [0, 1]
+    pool.attend(current)
+
+
+def test_a_cell_with_top_level_await_runs(pool: Pool) -> None:
+    assert run(pool, "import asyncio\nawait asyncio.sleep(0.01, rank)").values == [0, 1]
+
+
+def test_shell_lines_and_magics_run_on_the_nodes(pool: Pool) -> None:
+    # What `collect` reads is transformed; what the nodes run is the cell itself.
+    from sky_jupyter.capture.collect import Capture
+
+    result = pool.attend(pool.begin_cell("!echo from {rank}\n%time sum(range(10))", Capture()))
+    assert "from 1" in result.stdout(1)
+
+
+def test_an_error_keeps_its_type_its_line_and_its_rank(pool: Pool) -> None:
+    code = "# %%sky\nx = 1\nif rank == 1:\n    raise FileNotFoundError(2, 'not there', 'data.csv')\nrank"
+    with pytest.raises(CellError) as caught:
+        run(pool, code, count=7)
+    error = caught.value
+    assert list(error.errors) == [1]
+    assert isinstance(error.errors[1], FileNotFoundError)
+    assert error.errors[1].filename == "data.csv"
+    assert "rank 1 (node 1)" in error.errors[1].__notes__[0]
+    assert error.result[0] == 0
+    shown = "\n".join(error._render_traceback_())
+    assert "rank 1" in shown
+    assert "In[7]" in shown
+    assert "line 4" in shown
+    with pytest.raises(FileNotFoundError):
+        error.result[1]  # noqa: B018 - touching it is the test
+
+
+def test_the_errors_of_a_run_can_be_caught_by_their_type(pool: Pool) -> None:
+    with pytest.raises(CellError) as caught:
+        run(pool, "raise KeyError('k') if rank else ValueError('v')")
+    group = caught.value.subgroup(KeyError)
+    assert group is not None
+    assert [type(error) for error in group.exceptions] == [KeyError]
+
+
+def test_the_same_traceback_of_several_ranks_is_shown_once(pool: Pool) -> None:
+    with pytest.raises(CellError) as caught:
+        run(pool, "1 / 0")
+    shown = "\n".join(caught.value._render_traceback_())
+    assert shown.count("division by zero") == 1
+    assert "ranks 0-1" in shown
+
+
+def test_an_exception_of_a_cells_own_class_comes_back_by_name(pool: Pool) -> None:
+    with pytest.raises(CellError) as caught:
+        run(pool, "class Strange(Exception):\n    def __init__(self, a, b): super().__init__('odd')\nraise Strange(1, 2)")
+    assert "Strange" in str(caught.value.errors[0])
+
+
+def test_a_syntax_error_on_the_node_is_the_cells_error(pool: Pool) -> None:
+    from sky_jupyter.capture.collect import Capture
+
+    with pytest.raises(CellError) as caught:
+        pool.attend(pool.begin_cell("x = = 1", Capture()))
+    assert isinstance(caught.value.errors[0], SyntaxError)
+
+
+def test_a_cell_can_run_on_some_ranks_only(pool: Pool) -> None:
+    result = run(pool, "rank", ranks=[1])
+    assert result.ranks == (1,)
+    assert result.head == 1
+
+
+def test_a_rank_that_the_pool_does_not_have_is_refused(pool: Pool) -> None:
+    with pytest.raises(SpecError, match="has ranks 0 to 1, not 2, 9"):
+        begin(pool, "1", ranks=[0, 2, 9])
+
+
+def test_what_was_sent_to_one_rank_only_is_sent_again_to_all(pool: Pool) -> None:
+    namespace = {"for_one": "here"}
+    assert run(pool, "for_one", namespace, ranks=[1]).values == ["here"]
+    assert run(pool, "for_one", namespace).values == ["here", "here"]
+
+
+def test_an_interrupt_reaches_every_rank_and_leaves_the_namespace(pool: Pool) -> None:
+    run(pool, "before = 'kept'")
+    current = begin(pool, "import time\nwhile True: time.sleep(0.05)")
+    threading.Timer(0.3, lambda: pool.interrupt(current)).start()
+    began = time.monotonic()
+    with pytest.raises(CellError) as caught:
+        pool.attend(current)
+    assert time.monotonic() - began < 5
+    assert {type(error) for error in caught.value.errors.values()} == {RankInterrupted}
+    assert run(pool, "before").values == ["kept", "kept"]
+
+
+def test_an_interrupt_reaches_a_subprocess_of_a_rank(pool: Pool) -> None:
+    current = begin(pool, "import subprocess\nsubprocess.run(['sleep', '60'])")
+    threading.Timer(0.3, lambda: pool.interrupt(current)).start()
+    with pytest.raises(CellError):
+        pool.attend(current)
+    sleeping = run(pool, "import psutil; [p.name() for p in psutil.Process().children()]")
+    assert sleeping.values == [[], []]
+
+
+def test_a_cell_is_stopped_when_its_time_is_up(pool: Pool) -> None:
+    with pytest.raises(CellError) as caught:
+        run(pool, "import time; time.sleep(60)", timeout=0.5)
+    assert "longer than 0.5 s" in str(caught.value.errors[0])
+    assert run(pool, "rank").values == [0, 1]
+
+
+def test_other_ranks_get_their_grace_when_one_fails(pool: Pool) -> None:
+    code = "import time\nif rank == 1: raise ValueError('first')\ntime.sleep(1)\n'done'"
+    with pytest.raises(CellError) as caught:
+        run(pool, code, grace=10)
+    assert caught.value.result[0] == "done"
+    with pytest.raises(CellError) as caught:
+        run(pool, code.replace("sleep(1)", "sleep(60)"), grace=0.3)
+    assert isinstance(caught.value.errors[0], RankInterrupted)
+    assert "rank 1 had failed" in str(caught.value.errors[0])
+
+
+def test_a_rank_that_ignores_interrupts_is_replaced(pool: Pool) -> None:
+    run(pool, "mine = rank")
+    code = "import signal, time\nif rank == 1:\n    signal.signal(signal.SIGINT, signal.SIG_IGN)\n    time.sleep(60)\nrank"
+    with pytest.raises(CellError) as caught:
+        run(pool, code, timeout=0.5)
+    assert isinstance(caught.value.errors[1], RankInterrupted | RankDied)
+    assert caught.value.result[0] == 0
+    pool.settle()
+    assert pool.take_restarted() == {1}
+    assert run(pool, "mine", ranks=[0]).values == [0]
+    run(pool, WHO)
+
+
+def test_a_run_id_that_an_agent_knows_is_not_run_twice(pool: Pool) -> None:
+    from sky_jupyter.pool.loop import loop
+
+    run(pool, "counter = 0")
+    current = begin(pool, "counter += 1; counter")
+    assert pool.attend(current).values == [1, 1]
+    assert pool.control is not None
+    content = {"kind": "cell", "code": "counter += 1", "manifest": {"values": [], "modules": []}, "count": 1}
+    answers = loop().call(pool.control.ask("start", run=current.id, ranks=[0, 1], content=content))
+    assert {answer["state"] for answer in answers.values()} == {"known"}
+    assert run(pool, "counter").values == [1, 1]
+
+
+def test_the_journal_holds_every_event_in_order(pool: Pool) -> None:
+    from sky_jupyter.node.journal import lines_of
+    from sky_jupyter.pool.loop import loop
+
+    current = begin(pool, "print('journalled'); rank")
+    pool.attend(current)
+    assert pool.control is not None
+    answer = loop().call(pool.control.ask("read", [1], run=current.id, start=0))[1]
+    events = lines_of(answer["data"])
+    assert [event["seq"] for event in events] == list(range(len(events)))
+    assert [event["kind"] for event in events] == ["stream", "result", "end"]
+    assert answer["over"]
+
+
+def test_a_notebooks_folder_is_the_ranks_working_folder(pool: Pool) -> None:
+    assert run(pool, "import os; os.getcwd()").values == [os.getcwd()] * 2

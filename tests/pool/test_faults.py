@@ -1,0 +1,285 @@
+"""What breaks, and what is left: kernels, agents, schedulers, hosts and owners that end."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from sky_jupyter.errors import BootstrapError, PoolError, RankDied
+from sky_jupyter.plugins import Plugin
+from sky_jupyter.pool.events import OutputEvent
+from sky_jupyter.pool.manager import Pool
+from sky_jupyter.pool.results import CellError
+from sky_jupyter.providers import Local
+from sky_jupyter.spec import Image, PoolSpec
+from tests.conftest import marked_processes, pool_folders
+from tests.pool.pools import begin, local_pool, run
+
+
+def eventually(true: Callable[[], Any], seconds: float = 5.0) -> bool:
+    end = time.monotonic() + seconds
+    while not true():
+        if time.monotonic() > end:
+            return False
+        time.sleep(0.02)
+    return True
+
+
+def kernel_of(pool: Pool, rank: int) -> psutil.Process:
+    return psutil.Process(pool.status()[rank // pool.spec.ranks_per_node]["ranks"][rank]["pid"])
+
+
+def named_children(pool: Pool) -> dict[str, psutil.Process]:
+    """The scheduler and the agents of a pool, by the order in which the host starts them."""
+    host = psutil.Process(pool.hosts[0].command.process.pid)  # type: ignore[attr-defined]
+    children = sorted(host.children(), key=lambda process: process.pid)
+    return dict(zip(["forkserver", "scheduler", "agent 0", "agent 1"], children, strict=True))
+
+
+def test_a_killed_rank_is_named_with_its_signal_within_a_second() -> None:
+    with local_pool() as pool:
+        ended: dict[int, float] = {}
+
+        def listen(event: Any) -> None:
+            if isinstance(event, OutputEvent) and event.event["kind"] == "end":
+                ended[event.rank] = time.monotonic()
+
+        current = begin(pool, "import time; time.sleep(2); 'survived'", listener=listen)
+        time.sleep(0.3)
+        kernel_of(pool, 1).send_signal(signal.SIGKILL)
+        killed = time.monotonic()
+        with pytest.raises(CellError) as caught:
+            pool.attend(current)
+        assert ended[1] - killed < 1.0
+        assert isinstance(caught.value.errors[1], RankDied)
+        assert "rank 1 (node 1)" in str(caught.value.errors[1])
+        assert "killed by SIGKILL (9)" in str(caught.value.errors[1])
+        assert caught.value.result[0] == "survived"
+
+
+def test_only_the_dead_rank_is_replaced_where_ranks_do_not_depend_on_each_other() -> None:
+    with local_pool() as pool:
+        run(pool, "mine = 'kept'")
+        with pytest.raises(CellError):
+            run(pool, "import os\nos._exit(3)", ranks=[1])
+        with pytest.raises(CellError) as caught:
+            run(pool, "mine")
+        assert caught.value.result[0] == "kept"
+        assert isinstance(caught.value.errors[1], NameError)
+
+
+def test_all_ranks_enter_anew_where_the_loss_of_one_breaks_a_plugin() -> None:
+    plugin = Plugin("together", collective=True)
+    with local_pool(plugins=(plugin,)) as pool:
+        job = run(pool, "import sky_jupyter as sky; sky.instance_info().job_id").head
+        with pytest.raises(CellError) as caught:
+            run(pool, "import os\nos.abort()", ranks=[0])
+        assert "SIGABRT" in str(caught.value.errors[0])
+        again = run(pool, "import sky_jupyter as sky; sky.instance_info().job_id").values
+        assert len(set(again)) == 1
+        assert again[0] != job
+        assert pool.take_restarted() == {0, 1}
+
+
+def test_the_last_words_of_a_crashed_kernel_are_shown() -> None:
+    with local_pool(nodes=1) as pool:
+        with pytest.raises(CellError) as caught:
+            run(pool, "import ctypes\nctypes.string_at(0)")
+        assert "SIGSEGV" in str(caught.value.errors[0])
+        assert "Segmentation fault" in str(caught.value.errors[0])
+
+
+def test_a_lost_agent_fails_the_run_on_its_ranks_and_a_restart_makes_it_anew() -> None:
+    with local_pool() as pool:
+        current = begin(pool, "import time; time.sleep(60)", grace=0.2)
+        time.sleep(0.3)
+        named_children(pool)["agent 1"].kill()
+        began = time.monotonic()
+        with pytest.raises(CellError) as caught:
+            pool.attend(current)
+        assert time.monotonic() - began < 5
+        assert "node 1" in str(caught.value.errors[1])
+        pool.restart()
+        assert run(pool, "40 + 2").values == [42, 42]
+
+
+def test_a_lost_scheduler_fails_the_run_and_a_restart_makes_the_pool_anew() -> None:
+    with local_pool() as pool:
+        current = begin(pool, "import time; time.sleep(60)")
+        time.sleep(0.3)
+        named_children(pool)["scheduler"].kill()
+        began = time.monotonic()
+        with pytest.raises(CellError):
+            pool.attend(current)
+        assert time.monotonic() - began < 5
+        with pytest.raises(PoolError, match="broken.*SIGKILL.*%sky restart"):
+            run(pool, "1")
+        pool.restart()
+        assert run(pool, "40 + 2").values == [42, 42]
+
+
+def test_a_killed_host_takes_everything_with_it() -> None:
+    with local_pool() as pool:
+        host = psutil.Process(pool.hosts[0].command.process.pid)  # type: ignore[attr-defined]
+        family = [host, *host.children(recursive=True)]
+        assert len(family) >= 6
+        host.kill()
+        assert eventually(lambda: not any(process.is_running() for process in family[1:]))
+        with pytest.raises(PoolError, match="broken"):
+            eventually(lambda: run(pool, "1") and False)
+    assert pool_folders(pool.id) == []
+
+
+def test_the_end_of_a_pool_leaves_nothing_not_even_daemons_of_the_user() -> None:
+    daemon = "import subprocess, sys\nsubprocess.Popen([sys.executable, '-c', 'import os, time\\nos.setsid()\\n"
+    daemon += "if os.fork() == 0: time.sleep(600)'], start_new_session=True).wait()"
+    with local_pool() as pool:
+        run(pool, daemon)
+        host = psutil.Process(pool.hosts[0].command.process.pid)  # type: ignore[attr-defined]
+        family = [host, *host.children(recursive=True)]
+        listening = [c.laddr for p in family for c in p.net_connections("inet") if c.status == psutil.CONN_LISTEN]
+        assert {address.ip for address in listening} == {"127.0.0.1"}
+        assert len(pool_folders(pool.id)) == 2
+    assert not any(process.is_running() and process.status() != psutil.STATUS_ZOMBIE for process in family)
+    assert pool_folders(pool.id) == []
+
+
+OWNER = """
+import os, sys, time
+from sky_jupyter.pool.manager import Pool
+from sky_jupyter.providers import Local
+from sky_jupyter.spec import PoolSpec
+pool = Pool(PoolSpec(provider=Local(), nodes=2))
+pool.start()
+print(pool.id, flush=True)
+{end}
+"""
+
+
+@pytest.mark.parametrize("end", ["time.sleep(600)", "sys.exit()", "os._exit(1)", "raise SystemError"])
+def test_a_pool_ends_with_its_owner_however_that_ends(end: str) -> None:
+    mark = f"{os.environ['SKY_TEST']}-{abs(hash(end))}"
+    command = [sys.executable, "-c", OWNER.format(end=end)]
+    owner = subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, env={**os.environ, "SKY_TEST": mark}, text=True
+    )
+    assert owner.stdout is not None
+    pool = owner.stdout.readline().strip()
+    if "sleep" in end:
+        assert len(marked_processes(mark)) >= 6
+        owner.kill()
+    owner.wait(10)
+    owner.stdout.close()
+    assert eventually(lambda: not marked_processes(mark), 5)
+    assert eventually(lambda: not pool_folders(pool), 5)
+
+
+def refuse(info: Any) -> Any:
+    if info.rank == 1:
+        raise RuntimeError("no such device on this rank")
+    raise_nothing: Any = __import__("contextlib").nullcontext()
+    return raise_nothing
+
+
+def test_a_plugin_that_fails_on_one_rank_is_named_and_nothing_is_left() -> None:
+    pool = Pool(PoolSpec(provider=Local(), nodes=2, plugins=(Plugin("picky", around_process=refuse),)))
+    with pytest.raises(BootstrapError) as caught:
+        pool.start()
+    assert caught.value.phase == "plugins"
+    assert caught.value.node == 1
+    assert "no such device on this rank" in str(caught.value)
+    assert pool.state == "ended"
+    assert pool_folders(pool.id) == []
+
+
+def test_a_package_that_does_not_exist_fails_in_the_phase_environment(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    pool = Pool(PoolSpec(provider=Local(), image=Image(pip=("no-such-package-anywhere",))))
+    with pytest.raises(BootstrapError, match="no-such-package-anywhere") as caught:
+        pool.start()
+    assert caught.value.phase == "environment"
+    assert pool_folders(pool.id) == []
+    assert [path for path in (tmp_path / "sky_jupyter").rglob("*") if path.is_file()] == []
+
+
+def test_an_interrupt_while_a_pool_starts_leaves_nothing() -> None:
+    script = textwrap.dedent("""
+        import contextlib, time
+        from sky_jupyter.plugins import Plugin
+        from sky_jupyter.pool.manager import Pool
+        from sky_jupyter.providers import Local
+        from sky_jupyter.spec import PoolSpec
+
+        def wait(info):
+            time.sleep(600)
+
+        pool = Pool(PoolSpec(provider=Local(), nodes=2, plugins=(Plugin("slow", around_process=wait),)))
+        print(pool.id, flush=True)
+        try:
+            pool.start(lambda event: print(getattr(event, "phase", ""), flush=True))
+        except KeyboardInterrupt:
+            print("interrupted", flush=True)
+    """)
+    mark = f"{os.environ['SKY_TEST']}-starting"
+    owner = subprocess.Popen(
+        [sys.executable, "-c", script], stdout=subprocess.PIPE, env={**os.environ, "SKY_TEST": mark}, text=True
+    )
+    assert owner.stdout is not None
+    pool = owner.stdout.readline().strip()
+    while owner.stdout.readline().strip() != "plugins":
+        pass
+    time.sleep(0.3)
+    owner.send_signal(signal.SIGINT)
+    rest = owner.stdout.read()
+    assert owner.wait(15) == 0
+    owner.stdout.close()
+    assert rest.strip().endswith("interrupted")
+    assert eventually(lambda: not marked_processes(mark), 5)
+    assert pool_folders(pool) == []
+
+
+def test_a_client_without_the_pools_keys_is_refused() -> None:
+    from distributed import Client
+    from distributed.security import Security
+
+    with local_pool(nodes=1) as pool:
+        for security in (None, Security.temporary()):
+            with pytest.raises(Exception, match=r"(?i)tls|ssl|certificate|encrypt|timed out"):
+                Client(pool.scheduler_address, security=security, timeout=3, set_as_default=False)
+        for name in ("pool.key", "pool.cert", "pool.ca", "host.json"):
+            assert (pool.hosts[0].folder / name).stat().st_mode & 0o077 == 0
+        assert pool.hosts[0].folder.stat().st_mode & 0o077 == 0
+
+
+def test_two_pools_live_beside_each_other() -> None:
+    with local_pool(name="first") as first, local_pool(name="second", nodes=1, ranks_per_node=2) as second:
+        runs = [begin(pool, "import time; time.sleep(0.2); import os; os.getpid()") for pool in (first, second)]
+        pids = [value for pool, current in zip((first, second), runs, strict=True) for value in pool.attend(current)]
+        assert len(set(pids)) == 4
+
+
+def test_broadcasts_from_two_threads_do_not_mix() -> None:
+    with local_pool() as pool:
+        results: list[list[Any]] = []
+        threads = [
+            threading.Thread(target=lambda n=n: results.append(run(pool, f"[{n}] * 2").values)) for n in range(8)
+        ]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        assert sorted(results) == [[[n, n], [n, n]] for n in range(8)]
