@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -46,7 +47,7 @@ class SkyMagics(Magics):
         except CellError:
             raise
         except (SkyError, KeyboardInterrupt) as error:
-            _shorten(error)
+            traceback.short(error)
             raise
 
     sky.__doc__ = MANUAL
@@ -55,11 +56,15 @@ class SkyMagics(Magics):
 
     def cell(self, line: str, body: str, given: Given) -> None:
         """Run a cell on a pool, which is made where there is none."""
+        if not body.strip():
+            raise UsageError(f"%%sky: the cell is empty; `%sky up {line}`".rstrip(" `") + "` makes a pool for later cells")
         code = _numbered(line, body)
         transformed = self.shell.transform_cell(code)
         namespace = self.shell.user_ns
+        # The number that the notebook shows; the shell's own counter may be one ahead of it.
+        count = self.shell.displayhook.prompt_count
         # Everything that can be wrong with the cell itself is said before a pool is made for it.
-        analyse(transformed)
+        traceback.check_syntax(self.shell, transformed, count)
         pool = self.pool_for(given)
         ranks = pool.check_ranks(given.on)
         shown = pool.check_ranks(given.only) if given.only is not None else ranks
@@ -72,7 +77,7 @@ class SkyMagics(Magics):
             code,
             capture,
             ranks=ranks,
-            count=self.shell.execution_count,
+            count=count,
             grace=given.grace,
             timeout=given.timeout,
             listener=view.on_event,
@@ -229,10 +234,10 @@ def _exclude(given: Given) -> Any:
     return "all" if "all" in given.no_capture else frozenset(given.no_capture)
 
 
-def _shorten(error: BaseException) -> None:
-    """Show a person the message; the frames are ours and tell them nothing."""
-    text = f"\x1b[31m{type(error).__name__}\x1b[39m: {error}"
-    error._render_traceback_ = lambda: [text]  # type: ignore[attr-defined]
+def _with_body(lines: list[str]) -> list[str]:
+    """``%%sky`` alone in a cell gets an empty body: IPython refuses a cell magic without one, even for ``--help``."""
+    alone = len(lines) == 1 and re.match(r"%%sky(\s|\Z)", lines[0])
+    return [lines[0].rstrip("\n") + "\n", "\n"] if alone else lines
 
 
 def load(shell: Any) -> None:
@@ -242,6 +247,7 @@ def load(shell: Any) -> None:
     shell.events.register("post_run_cell", magics.after_cell)
     shell.sky_magics = magics
     traceback.install(shell)
+    shell.input_transformers_cleanup.append(_with_body)
     completer = getattr(shell, "Completer", None)
     if completer is not None and sky_matcher not in completer.custom_matchers:
         completer.custom_matchers.append(sky_matcher)
@@ -257,6 +263,8 @@ def unload(shell: Any) -> None:
     pools.end_all()
     shell.events.unregister("post_run_cell", magics.after_cell)
     traceback.remove(shell)
+    if _with_body in shell.input_transformers_cleanup:
+        shell.input_transformers_cleanup.remove(_with_body)
     for kind in ("line", "cell"):
         shell.magics_manager.magics[kind].pop("sky", None)
     completer = getattr(shell, "Completer", None)

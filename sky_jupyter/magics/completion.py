@@ -8,7 +8,7 @@ from typing import Any
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
 from ..pool.live import pools
-from .options import VERBS, options_of, switches_of
+from .options import CONFIG, NAME, VERBS, Option, options_of, switches_of
 
 _LINE = re.compile(r"\s*(?P<mark>%%?)sky(?P<rest>\s.*)?\Z", re.DOTALL)
 
@@ -18,7 +18,7 @@ def candidates(line: str) -> list[str] | None:
     match = _LINE.match(line)
     if match is None or match["rest"] is None:
         return None
-    *before, word = match["rest"].split(" ")
+    *before, word = re.split(r"\s", match["rest"])
     before = [item for item in before if item]
     verb = None
     if match["mark"] == "%":
@@ -28,19 +28,27 @@ def candidates(line: str) -> list[str] | None:
         if verb not in VERBS:
             return []
     options = {option.flag: option for option in options_of(verb)}
+    flag, equals, value = word.partition("=")
+    if equals and flag in options:
+        found = _values(options[flag], value)
+        return found and [f"{flag}={text}" for text in found]
     if before and before[-1] in options:
-        return _values(options[before[-1]].choices, before[-1], word)
+        return _values(options[before[-1]], word)
     flags = [flag for flag in (*options, *switches_of(verb), "--help") if flag not in before]
     return sorted(flag for flag in flags if flag.startswith(word))
 
 
-def _values(choices: tuple[str, ...], flag: str, word: str) -> list[str]:
-    if flag == "--name":
-        choices = tuple(pool.spec.name for pool in pools.all())
+def _values(option: Option, word: str) -> list[str] | None:
+    if option == CONFIG:
+        # A path, which IPython knows how to complete.
+        return None
+    choices = tuple(pool.spec.name for pool in pools.all()) if option == NAME else option.choices
     # A list: complete the item behind the last comma.
     head, comma, last = word.rpartition(",")
-    taken = set(head.split(","))
-    return sorted(f"{head}{comma}{choice}" for choice in choices if choice.startswith(last) and choice not in taken)
+    taken = set(head.lstrip("'\"").split(","))
+    quote = last[:1] if last[:1] in ("'", '"') else ""
+    head, last = head + comma + quote, last[len(quote) :]
+    return sorted(f"{head}{choice}" for choice in choices if choice.startswith(last) and choice not in taken)
 
 
 @context_matcher()

@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import argparse
+import keyword
 import re
 import shlex
 import sys
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
 from IPython.core.error import UsageError
 
-from ..errors import SpecError, nearest
+from ..bootstrap.requirements import parse as parse_requirement
+from ..errors import SpecError, nearest, rank_label
 from ..plugins import parse_plugins
+from ..plugins.parse import FACTORIES
 from ..pool.manager import DEFAULT_GRACE
 from ..providers import Local
 from ..spec import PoolSpec
@@ -46,20 +49,24 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _identifier(text: str) -> str:
-    if not text.isidentifier():
+    if not text.isidentifier() or keyword.iskeyword(text):
         raise ValueError
     return text
 
 
-def _assignments(text: str) -> dict[str, str]:
-    pairs = {}
+def _identifiers(text: str) -> tuple[str, ...]:
+    return tuple(_identifier(word) for word in _words(text))
+
+
+def _assignments(text: str) -> tuple[tuple[str, str], ...]:
+    pairs = []
     # A comma parts two assignments only where another NAME= follows it.
-    for part in re.split(r",(?=[A-Za-z_]\w*=)", text):
+    for part in re.split(r",(?=\s*[A-Za-z_]\w*=)", text):
         name, equals, value = part.partition("=")
         if not equals:
             raise ValueError
-        pairs[name.strip()] = value
-    return pairs
+        pairs.append((name.strip(), value))
+    return tuple(pairs)
 
 
 def ranks(text: str) -> tuple[int, ...]:
@@ -104,7 +111,7 @@ POOL = (
         str,
         "names with a comma between, such as jax,keras",
         "frameworks to set up on every rank, in this order",
-        ("jax", "keras", "torch"),
+        tuple(FACTORIES),
     ),
     Option("--provider", "NAME", str, "a provider's name", "what makes the nodes (local)", tuple(PROVIDERS)),
     Option("--pip", "X,Y", _words, "requirements with a comma between", "packages that the nodes need besides"),
@@ -116,8 +123,8 @@ CELL = (
     Option("--on", "0,2-5|head", ranks, _RANKS, "the ranks that run the cell (all)", ("head",)),
     Option("--out", "NAME", _identifier, "a Python name", "where the CellResult goes, besides _sky"),
     Option("--only", "0,2-5|head", ranks, _RANKS, "the ranks whose output is shown (all)", ("head",)),
-    Option("--push", "A,B", _words, _NAMES, "send these names whatever the cell reads"),
-    Option("--no-capture", "A,B|all", _words, f"{_NAMES}, or all", "do not send these names", ("all",)),
+    Option("--push", "A,B", _identifiers, _NAMES, "send these names whatever the cell reads"),
+    Option("--no-capture", "A,B|all", _identifiers, f"{_NAMES}, or all", "do not send these names", ("all",)),
     Option("--timeout", "S", _number, "a number of seconds above 0", "stop the cell after this many seconds"),
     Option("--grace", "S", _grace, "a number of seconds", f"what other ranks get after one failed ({DEFAULT_GRACE:g})"),
 )
@@ -141,7 +148,7 @@ def options_of(verb: str | None) -> tuple[Option, ...]:
 
 def switches_of(verb: str | None) -> tuple[str, ...]:
     """The options without a value that a verb takes."""
-    return (QUIET,) if verb is None else ("--all",) if verb == "down" else ()
+    return (QUIET,) if verb is None else (ALL,) if verb == "down" else ()
 
 
 @dataclass(frozen=True)
@@ -237,17 +244,21 @@ def parse(line: str, *, cell: bool) -> Given:
 def _verb(words: list[str]) -> tuple[str, list[str]]:
     if not words:
         return "status", words
-    if words[0] in ("-h", "--help"):
-        raise HelpAsked("\n".join(["%sky VERB [options]", *(f"  {verb:10} {text}" for verb, text in VERBS.items())]))
-    if words[0] not in VERBS:
-        raise UsageError(f"%sky: unknown verb {words[0]!r}{nearest(words[0], VERBS)}; verbs are {', '.join(VERBS)}")
-    return words[0], words[1:]
+    word = words[0]
+    if word in ("-h", "--help"):
+        rows = [f"  {verb:10} {text}" for verb, text in VERBS.items()]
+        raise HelpAsked("\n".join(["%sky VERB [options]", *rows, "`%sky VERB --help` and `%%sky?` say more."]))
+    if word not in VERBS:
+        if word.startswith("-"):
+            raise UsageError(f"%sky: a verb comes before {word}, such as `%sky up {word}`; `%%sky` goes over a cell")
+        raise UsageError(f"%sky: unknown verb {word!r}{nearest(word, VERBS)}; verbs are {', '.join(VERBS)}")
+    return word, words[1:]
 
 
 def _unknown(word: str, verb: str | None) -> str:
     flags = [*(option.flag for option in options_of(verb)), *switches_of(verb)]
     if not word.startswith("-"):
-        hint = "; an option's value must not hold a space unless it is quoted" if verb is None else ""
+        hint = "; a value with a space in it needs quotes" if verb in (None, "up", "restart") else ""
         return f"{word!r} is not an option{hint}; options are {', '.join(flags)}"
     flag = word.partition("=")[0]
     near = nearest(flag, flags)
@@ -256,48 +267,70 @@ def _unknown(word: str, verb: str | None) -> str:
 
 def _given(verb: str | None, prog: str, parsed: dict[str, Any]) -> Given:
     by_key = {option.key: option for option in options_of(verb)}
-    texts: dict[str, Any] = {key: values for key, values in parsed.items() if key in by_key and values is not None}
+    texts: dict[str, list[str]] = {
+        key: given for key, given in parsed.items() if key in by_key and given is not None
+    }
+    switches = {key: True for key in ("quiet", "all") if parsed.get(key)}
+    values: dict[str, Any] = {}
     if "config" in texts:
-        section = _section(_once(by_key["config"], texts.pop("config"), prog))
-        texts = {**_checked(section, by_key), **texts}
-    values = {key: _value(by_key[key], given, prog) for key, given in texts.items()}
+        config = str(_value(CONFIG, texts.pop("config"), prog))
+        section = _section(config)
+        if "quiet" in section and verb is None:
+            switches["quiet"] = _switch("quiet", section.pop("quiet"), config) or "quiet" in switches
+        values = {key: _value(by_key[key], given, f"{prog}: {config}") for key, given in _checked(section, by_key)}
+    values.update({key: _value(by_key[key], given, prog) for key, given in texts.items()})
     pool_keys = {option.key for option in POOL}
     pool = {key: values.pop(key) for key in list(values) if key in pool_keys}
     if "provider" in pool:
         pool["provider"] = _provider(pool["provider"])
     if "plugins" in pool:
         pool["plugins"] = parse_plugins(pool["plugins"])
-    for switch in ("quiet", "all"):
-        if parsed.get(switch):
-            values[switch] = True
-    given = Given(verb=verb, pool=pool, **values)
+    for text in pool.get("pip", ()):
+        parse_requirement(text)
+    given = Given(verb=verb, pool=pool, **values, **switches)
+    _agree(given, prog)
     given.spec()
     return given
 
 
-def _once(option: Option, texts: Any, prog: str) -> str:
-    if isinstance(texts, list):
-        if len(texts) > 1:
-            raise UsageError(f"{prog}: {option.flag} is given {len(texts)} times")
-        texts = texts[0]
-    return str(texts)
+def _agree(given: Given, prog: str) -> None:
+    """Refuse options that contradict each other."""
+    if given.all and given.name is not None:
+        raise UsageError(f"{prog}: {ALL} and --name contradict each other; give one of them")
+    if given.on is not None and given.only is not None and not set(given.only) <= set(given.on):
+        missing = rank_label(sorted(set(given.only) - set(given.on)))
+        raise UsageError(f"{prog}: --only asks for {missing}, which --on leaves out")
+    both = sorted(set(given.push) & set(given.no_capture))
+    if both:
+        raise UsageError(f"{prog}: {', '.join(both)} cannot be in both --push and --no-capture")
 
 
-def _value(option: Option, given: Any, prog: str) -> Any:
-    """The value of an option, from the texts of the line or from a TOML table."""
+def _value(option: Option, given: list[Any], prog: str) -> Any:
+    """The value of an option, from the texts that were given for it."""
+    if option.key == "env":
+        # A table's variables are pairs already: their values may hold anything.
+        pairs = [[item] if isinstance(item, tuple) else _read(option, item, prog) for item in given]
+        return _variables([pair for several in pairs for pair in several], prog)
+    if option.key in ("pip", "push", "no_capture"):
+        return tuple(word for text in given for word in _read(option, text, prog))
+    if len(given) > 1:
+        raise UsageError(f"{prog}: {option.flag} is given {len(given)} times")
+    return _read(option, given[0], prog)
+
+
+def _read(option: Option, text: str, prog: str) -> Any:
     try:
-        if option.key == "env" and isinstance(given, dict):
-            return {str(key): str(value) for key, value in given.items()}
-        if option.key == "env":
-            return {key: value for text in given for key, value in option.read(text).items()}
-        if option.key in ("pip", "push", "no_capture") and isinstance(given, list):
-            return tuple(word for text in given for word in option.read(str(text)))
-        return option.read(_once(option, given, prog))
-    except ValueError as error:
-        if isinstance(error, SpecError):
-            raise
-        shown = given if not isinstance(given, list) else given[-1]
-        raise UsageError(f"{prog}: {option.flag} takes {option.form}, not {shown!r}") from None
+        return option.read(text)
+    except ValueError:
+        raise UsageError(f"{prog}: {option.flag} takes {option.form}, not {text!r}") from None
+
+
+def _variables(pairs: list[tuple[str, str]], prog: str) -> dict[str, str]:
+    names = [name for name, _ in pairs]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        raise UsageError(f"{prog}: --env sets {twice} {names.count(twice)} times")
+    return dict(pairs)
 
 
 def _provider(name: str) -> Any:
@@ -306,45 +339,55 @@ def _provider(name: str) -> Any:
     return PROVIDERS[name]()
 
 
-def _section(text: str) -> dict[str, Any]:
+def _section(config: str) -> dict[str, Any]:
+    """The TOML table that ``FILE.toml#SECTION`` names; the whole file without a section."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
         import tomli as tomllib
 
-    name, _, section = text.partition("#")
-    path = Path(name).expanduser()
+    name, _, section = config.partition("#")
     try:
-        table: Any = tomllib.loads(path.read_text())
+        table: Any = tomllib.loads(Path(name).expanduser().read_text(encoding="utf-8"))
     except OSError as error:
-        raise SpecError(f"--config: {path} cannot be read: {error.strerror}") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise SpecError(f"--config: {path} is not TOML: {error}") from None
+        raise SpecError(f"--config: {name} cannot be read: {error.strerror}") from None
+    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        raise SpecError(f"--config: {name} is not TOML: {error}") from None
+    except (RuntimeError, ValueError) as error:
+        raise SpecError(f"--config: {name!r} is no path: {error}") from None
     for part in section.split(".") if section else ():
         if not isinstance(table, dict) or part not in table:
-            known = sorted(table) if isinstance(table, dict) else []
-            raise SpecError(f"--config: {path} has no section {section!r}{nearest(part, known)}")
+            known = [key for key, value in table.items() if isinstance(value, dict)] if isinstance(table, dict) else []
+            there = f"; it has {', '.join(known)}" if known else ""
+            raise SpecError(f"--config: {name} has no section {section!r}{nearest(part, known) or there}")
         table = table[part]
     if not isinstance(table, dict):
-        raise SpecError(f"--config: {section!r} in {path} is not a table")
-    return table
+        raise SpecError(f"--config: {section!r} in {name} is a value, and not a section")
+    return dict(table)
 
 
-def _checked(section: dict[str, Any], by_key: dict[str, Option]) -> dict[str, Any]:
-    values: dict[str, Any] = {}
+def _checked(section: dict[str, Any], by_key: dict[str, Option]) -> Iterator[tuple[str, list[Any]]]:
+    """The options of a TOML table as the texts that a line would give, variables as pairs."""
     for name, value in section.items():
         key = name.replace("-", "_")
         if key not in by_key or key == "config":
-            raise SpecError(f"--config: unknown option {name!r}{nearest(key, by_key)}")
-        values[key] = value if isinstance(value, (list, dict)) else [str(value)]
-        if key == "plugins" and isinstance(value, list):
-            values[key] = ",".join(map(str, value))
-    return values
+            if isinstance(value, dict):
+                raise SpecError(f"--config: {name!r} is a section; write FILE.toml#{name} to read its options")
+            raise SpecError(f"--config: unknown option {name!r}{nearest(key, [*by_key, 'quiet'])}")
+        if isinstance(value, dict):
+            if key != "env":
+                raise SpecError(f"--config: {name} takes {by_key[key].form}, and not a table")
+            yield key, [(variable, str(text)) for variable, text in value.items()]
+        elif isinstance(value, list):
+            texts = [str(item) for item in value]
+            yield key, texts if key in ("env", "pip", "push", "no_capture") else [",".join(texts)]
+        else:
+            yield key, [str(value)]
 
 
-def words_before(text: str) -> Sequence[str]:
-    """The words of a line as far as it is typed, however its quotes stand."""
-    try:
-        return shlex.split(text)
-    except ValueError:
-        return text.split()
+def _switch(name: str, value: Any, config: str) -> bool:
+    if not isinstance(value, bool):
+        raise SpecError(f"{config}: {name} takes true or false, not {value!r}")
+    return value
+
+

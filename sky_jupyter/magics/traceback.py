@@ -1,30 +1,77 @@
-"""How IPython shows a `CellError`.
+"""How IPython shows the errors of ``%%sky``: each rank's traceback once, and a cell's faulty line as Python would.
 
-IPython prints exception groups natively, as text of our own frames. Its hook for custom exceptions
-lets a `CellError` be what it is for a notebook: an error output with each rank's traceback once.
+IPython prints exception groups natively, as text of our own frames, and syntax errors with the
+frames of whoever found them. Its hook for custom exceptions lets both be what they are for a notebook.
 """
 
 from __future__ import annotations
 
+import ast
+import warnings
 from typing import Any
 
 from ..pool.results import CellError
 
 
+class CellSyntaxError(SyntaxError):
+    """A ``%%sky`` cell that Python cannot read, found before anything was sent; brings its own lines."""
+
+
+OURS = (CellError, CellSyntaxError)
+
+
 def install(shell: Any) -> None:
-    """Show `CellError` our way; what was set for other exceptions stays."""
+    """Show our errors our way; what was set for other exceptions stays."""
     before, earlier = tuple(shell.custom_exceptions), shell.CustomTB
 
     def show(self: Any, etype: Any, value: Any, tb: Any, tb_offset: int | None = None) -> Any:
-        if not isinstance(value, CellError):
+        if not isinstance(value, OURS):
             return earlier(etype, value, tb, tb_offset=tb_offset)
         lines = value._render_traceback_()
         self._showtraceback(etype, value, lines)
         return lines
 
-    shell.set_custom_exc((*before, CellError), show)
+    shell.set_custom_exc((*before, *OURS), show)
+    shell.sky_earlier_exceptions = before, shell.CustomTB, earlier
 
 
 def remove(shell: Any) -> None:
     """Undo `install`."""
-    shell.custom_exceptions = tuple(item for item in shell.custom_exceptions if item is not CellError)
+    before, ours, earlier = shell.sky_earlier_exceptions
+    del shell.sky_earlier_exceptions
+    if shell.CustomTB == ours:
+        shell.custom_exceptions, shell.CustomTB = before, earlier
+    else:  # someone has put theirs around ours
+        shell.custom_exceptions = tuple(item for item in shell.custom_exceptions if item not in OURS)
+
+
+def short(error: BaseException) -> None:
+    """Have IPython show a person the message; the frames are ours and tell them nothing."""
+    text = f"\x1b[31m{type(error).__name__}\x1b[39m"
+    if str(error):
+        text += f": {error}"
+    error._render_traceback_ = lambda: [text]  # type: ignore[attr-defined]
+
+
+def check_syntax(shell: Any, code: str, count: int) -> None:
+    """Refuse a cell that is no Python, as the notebook would: `count` is the cell's number.
+
+    Raises
+    ------
+    SyntaxError
+        That shows as ``Cell In[3], line 2``, with the line.
+    """
+    name = shell.compile.cache(code, count)
+    try:
+        with warnings.catch_warnings():
+            # The ranks say them.
+            warnings.simplefilter("ignore")
+            compile(code, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | shell.compile.flags, dont_inherit=True)
+    except SyntaxError as error:
+        kind = type(error)
+        # The same name and fields, so that it reads and is caught as what it is.
+        shown = type(kind.__name__, (CellSyntaxError, kind) if kind is not SyntaxError else (CellSyntaxError,), {})
+        ours = shown(*error.args)
+        lines = shell.SyntaxTB.structured_traceback(kind, error, [])
+        ours._render_traceback_ = lambda: lines
+        raise ours from None

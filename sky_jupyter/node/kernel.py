@@ -229,5 +229,6 @@ def run_kernel(connection_file: str) -> None:
             "--IPKernelApp.parent_handle=0",
         ]
     )
-    faulthandler.enable(log)
+    # Of the crashed thread only: all of them would push the reason out of the lines that are shown.
+    faulthandler.enable(log, all_threads=False)
     app.start()

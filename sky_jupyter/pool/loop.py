@@ -8,11 +8,40 @@ from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
-from concurrent.futures import Future
+from collections.abc import Callable, Coroutine
+from concurrent.futures import CancelledError, Future
+from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar
 
+from ..errors import PoolError
+
 T = TypeVar("T")
+Tick = Callable[[], None]
+_TICK = 0.05
+
+
+def no_tick() -> None:
+    """For those who have nothing to do while they wait."""
+
+
+def wait_ticking(future: Future[Any], tick: Tick) -> None:
+    """Wait for a future while ``tick`` is called several times a second; its error is raised.
+
+    Raises
+    ------
+    PoolError
+        When what is waited for was given up because the pool ended.
+    """
+    while True:
+        try:
+            future.result(_TICK)
+            return
+        except FutureTimeout:
+            if future.done():
+                raise
+        except CancelledError:
+            raise PoolError("the pool has ended meanwhile") from None
+        tick()
 
 
 class LoopThread:

@@ -10,8 +10,7 @@ import shutil
 import signal
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
-from concurrent.futures import CancelledError, Future
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from pathlib import Path
 from typing import Any
@@ -22,26 +21,19 @@ from ..bootstrap import environment
 from ..capture.collect import Capture
 from ..capture.ledger import Ledger
 from ..capture.payload import Blob, write_blob
-from ..errors import BootstrapError, NodeLost, PoolError, SpecError, plain, rank_label
+from ..errors import BootstrapError, PoolError, SpecError, plain, rank_label
 from ..spec import PoolSpec
 from . import launch
 from .control import Control
-from .events import Event, Listener, NoticeEvent, PhaseEvent, ignore
-from .loop import loop
+from .events import Listener, PhaseEvent, ignore
+from .loop import Tick, loop, no_tick, wait_ticking
 from .registry import Registry
 from .results import CellError, CellResult
 from .runs import Run
+from .supervisor import Supervisor
 
 AGENT_TIMEOUT = 60.0
-_INTERRUPT_PATIENCE = 1.0
-_TICK = 0.05
-_KEEP_RUNS = 1000
 DEFAULT_GRACE = 5.0
-Tick = Callable[[], None]
-
-
-def _no_tick() -> None:
-    """For those who have nothing to do while they wait."""
 
 
 class Pool:
@@ -63,29 +55,23 @@ class Pool:
         self.broken = ""
         self.ledger = Ledger()
         self.registry = Registry()
-        self.runs: dict[str, Run] = {}
+        self.supervisor = Supervisor(spec, self._renew, self._break)
         self.hosts: list[launch.Host] = []
         self.ids: Sequence[str] = ()
         self.control: Control | None = None
         self.current: Run | None = None
         self.began = 0.0
         self.listener: Listener = ignore
-        self.repair: asyncio.Future[None] | None = None
-        self.restarted: set[int] = set()
         # Names that the nodes have as modules: nobody misses them for long.
         self.modules: set[str] = set()
         self.scheduler_address = ""
         self.owner = os.getpid()
         self._epoch = 0
-        # Two broadcasts at once could reach two ranks in different orders, and their collectives
-        # would wait for each other.
-        self._turn = asyncio.Lock()
         self._stop = threading.Event()
-        self._background: set[asyncio.Task[Any]] = set()
 
     # -- life --------------------------------------------------------------------------------------
 
-    def start(self, listener: Listener = ignore, tick: Tick = _no_tick) -> None:
+    def start(self, listener: Listener = ignore, tick: Tick = no_tick) -> None:
         """Make the machines, prepare them and enter the plugins; whatever fails leaves nothing.
 
         Parameters
@@ -104,7 +90,7 @@ class Pool:
         self.began = time.perf_counter()
         self.registry.intend(self.id, self.spec.name, self.spec.provider.kind, self.spec.nodes, self.spec.keep)
         try:
-            self._wait(loop().submit(self._start()), tick)
+            wait_ticking(loop().submit(self._start()), tick)
         except BaseException:
             # What runs in a thread is not reached by an interrupt: it is asked to end.
             self._stop.set()
@@ -127,7 +113,8 @@ class Pool:
             # The client's import takes as long as the hosts' start; beside it, it costs nothing.
             await asyncio.to_thread(_import_client)
             self.scheduler_address = await launching
-            self.control = Control(self._on_batch, self._on_lost)
+            self.control = Control(self.supervisor.on_batch, self.supervisor.on_lost)
+            self.supervisor.control = self.control
             for host in self.hosts:
                 host.on_event = self._in_loop(functools.partial(self._on_host, host))
             await self.control.connect(self.scheduler_address, self.hosts[0].folder, spec.nodes, AGENT_TIMEOUT)
@@ -178,8 +165,7 @@ class Pool:
             self.registry.close()
 
     async def _leave(self) -> None:
-        for task in list(self._background):
-            task.cancel()
+        self.supervisor.close()
         if self.control is None:
             return
         self.control.closing = True
@@ -191,15 +177,15 @@ class Pool:
                 await asyncio.wait_for(self.control.ask("leave", ranks=ranks[:1]), 5)
         await self.control.close()
 
-    def restart(self, listener: Listener = ignore, tick: Tick = _no_tick) -> None:
+    def restart(self, listener: Listener = ignore, tick: Tick = no_tick) -> None:
         """New kernels on the same machines, plugins entered; where an agent is lost, new hosts."""
         self._must_live(restarting=True)
         self.listener = listener
         assert self.control is not None
         whole = len(self.control.addresses) < self.spec.nodes or self.state == "broken"
-        self._wait(loop().submit(self._relaunch() if whole else self._renew(None)), tick)
+        wait_ticking(loop().submit(self._relaunch() if whole else self._renew(None)), tick)
         self.state = "ready"
-        self.restarted.update(range(self.spec.world_size))
+        self.supervisor.restarted.update(range(self.spec.world_size))
 
     async def _relaunch(self) -> None:
         assert self.control is not None
@@ -269,7 +255,7 @@ class Pool:
         run = self._new_run(chosen, listener, capture)
         content = self._call_content(run, call, capture)
         self.registry.run_began(run.id, self.id, "a function call")
-        run.task = loop().submit(self._submit(run, content, rank))
+        run.task = loop().submit(self.supervisor.submit(run, content, rank))
         return run
 
     def _call_content(self, run: Run, call: Blob, capture: Capture) -> dict[str, Any]:
@@ -280,9 +266,7 @@ class Pool:
         self._must_live()
         run = Run(launch.new_id(), {rank: rank // self.spec.ranks_per_node for rank in ranks}, listener)
         run.capture = capture
-        self.runs[run.id] = run
-        while len(self.runs) > _KEEP_RUNS:
-            self.runs.pop(next(iter(self.runs)))
+        self.supervisor.add(run)
         return run
 
     def _folder(self, run: Run) -> Path:
@@ -294,22 +278,8 @@ class Pool:
     def _begin(self, run: Run, content: dict[str, Any], code: str, grace: float, timeout: float | None) -> Run:
         self.current = run
         self.registry.run_began(run.id, self.id, code)
-        run.task = loop().submit(self._execute(run, content, grace, timeout))
+        run.task = loop().submit(self.supervisor.execute(run, content, grace, timeout))
         return run
-
-    async def _submit(self, run: Run, content: dict[str, Any], rank: int | None) -> None:
-        """A function call's life on the loop: a Dask task that waits in an agent for a rank."""
-        from ..node.agent import call
-
-        assert self.control is not None
-        assert self.control.client is not None
-        await self._settle()
-        node = None if rank is None else rank // self.spec.ranks_per_node
-        where = {} if node is None else {"workers": [self.control.addresses[node]], "allow_other_workers": False}
-        answer = await self.control.client.submit(call, run.id, content, rank, key=f"sky-{run.id}", pure=False, **where)
-        run.place(answer["rank"], answer["node"])
-        await self._read(run, answer["node"], run.next(answer["node"]))
-        self._mend(run)
 
     def check_ranks(self, ranks: Sequence[int] | None) -> list[int]:
         """The ranks, all where none are given; one that the pool does not have raises SpecError."""
@@ -320,53 +290,7 @@ class Pool:
             raise SpecError(f"pool {self.spec.name!r} has ranks 0 to {top}, not {', '.join(map(str, wrong)) or 'none'}")
         return chosen
 
-    async def _execute(self, run: Run, content: dict[str, Any], grace: float, timeout: float | None) -> None:
-        """A run's whole life on the loop: start it, watch over it, and mend what it broke."""
-        async with self._turn:
-            await self._execute_alone(run, content, grace, timeout)
-
-    async def _execute_alone(self, run: Run, content: dict[str, Any], grace: float, timeout: float | None) -> None:
-        assert self.control is not None
-        await self._settle()
-        nodes = sorted({outcome.node for outcome in run.outcomes.values()})
-        run.start_clock()
-        try:
-            answers = await self.control.ask("start", nodes, run=run.id, ranks=list(run.outcomes), content=content)
-        except (NodeLost, OSError) as error:
-            run.lose(run.left, str(error))
-        else:
-            for node, answer in answers.items():
-                self._take(run, node, answer["first"], answer["count"], answer["data"])
-            await self._watch(run, grace, timeout)
-        self._mend(run)
-
-    async def _watch(self, run: Run, grace: float, timeout: float | None) -> None:
-        """Wait for the end; where a rank fails or time is up, the others are stopped after their grace."""
-        assert self.control is not None
-        end = None if timeout is None else time.monotonic() + timeout
-        in_time = await run.until(lambda: not run.left or bool(run.failed), timeout)
-        if in_time and run.left:
-            patience = grace if end is None else min(grace, end - time.monotonic())
-            await run.until(lambda: not run.left, patience)
-        if not run.left:
-            return
-        if in_time:
-            late = f"and it did not end within {grace:g} s (--grace)"
-            run.why = run.why or f": {rank_label(run.failed)} had failed, {late}"
-        else:
-            run.why = f": the run took longer than {timeout:g} s (--timeout)"
-        await self._signal(run, signal.SIGINT)
-        if not await run.until(lambda: not run.left, _INTERRUPT_PATIENCE):
-            await self._signal(run, signal.SIGKILL)
-            await run.until(lambda: not run.left, AGENT_TIMEOUT)
-
-    async def _signal(self, run: Run, number: int) -> None:
-        assert self.control is not None
-        with contextlib.suppress(NodeLost, OSError):
-            nodes = {run.outcomes[rank].node for rank in run.left} & set(self.control.addresses)
-            await self.control.ask("signal", sorted(nodes), number=int(number), ranks=run.left, run=run.id)
-
-    def attend(self, run: Run, tick: Tick = _no_tick) -> CellResult:
+    def attend(self, run: Run, tick: Tick = no_tick) -> CellResult:
         """Wait for a run's end while ``tick`` is called; an interrupt goes to the ranks.
 
         The first interrupt raises KeyboardInterrupt in every rank; the second replaces the kernels
@@ -389,23 +313,19 @@ class Pool:
 
     def settle(self) -> None:
         """Wait until what the last run broke has been mended."""
-        loop().call(self._settle())
-
-    async def _settle(self) -> None:
-        if self.repair is not None:
-            await self.repair
+        loop().call(self.supervisor.settle())
 
     def take_restarted(self) -> set[int]:
         """Ranks whose kernels are new since this was last asked."""
-        fresh, self.restarted = self.restarted, set()
+        fresh, self.supervisor.restarted = self.supervisor.restarted, set()
         return fresh
 
-    def wait(self, run: Run, tick: Tick = _no_tick) -> bool:
+    def wait(self, run: Run, tick: Tick = no_tick) -> bool:
         """Wait until a run's task is done; whether it was interrupted from here. See `attend`."""
         presses = 0
         while not run.task.done():
             try:
-                self._wait(run.task, tick)
+                wait_ticking(run.task, tick)
             except KeyboardInterrupt:
                 presses += 1
                 self.interrupt(run, hard=presses > 1)
@@ -423,20 +343,6 @@ class Pool:
             run.capture.commit(self.ledger)
         return CellResult(outcomes, run.elapsed, lambda rank: self.fetch(run.id, rank), run.id)
 
-    def _wait(self, future: Future[Any], tick: Tick) -> None:
-        while True:
-            try:
-                future.result(_TICK)
-                return
-            except FutureTimeout:
-                if future.done():
-                    raise
-            except CancelledError:
-                raise PoolError(f"pool {self.spec.name!r} ended meanwhile") from None
-            except KeyboardInterrupt:
-                raise
-            tick()
-
     def interrupt(self, run: Run | None = None, *, hard: bool = False) -> None:
         """Raise KeyboardInterrupt in every rank that works on the run; ``hard`` replaces their kernels."""
         run = run or self.current
@@ -444,46 +350,7 @@ class Pool:
             return
         run.why = " by you"
         with contextlib.suppress(FutureTimeout):
-            loop().call(self._signal(run, signal.SIGKILL if hard else signal.SIGINT), timeout=5)
-
-    def _mend(self, run: Run) -> None:
-        """Begin to replace what the run lost; the next run waits for it."""
-        lost = [rank for rank, outcome in run.outcomes.items() if outcome.end.get("text") and outcome.status != "lost"]
-        stopped = [rank for rank, outcome in run.outcomes.items() if outcome.status == "interrupted"]
-        together = self.spec.world_size > 1 and any(plugin.collective for plugin in self.spec.plugins)
-        if lost:
-            ranks = list(range(self.spec.world_size)) if together else lost
-            self.restarted.update(ranks)
-            why = f"{rank_label(lost)} ended"
-            run.listener(NoticeEvent(f"{why}: new kernels for {rank_label(ranks)}", run.id))
-            self._mend_with(self._renew(ranks))
-        elif stopped and together:
-            self._mend_with(self._resume(run))
-
-    def _mend_with(self, work: Coroutine[Any, Any, None]) -> None:
-        async def mend() -> None:
-            try:
-                await work
-            except Exception as error:
-                self._break(f"the kernels could not be replaced: {error}")
-            finally:
-                self.repair = None
-
-        self.repair = self._keep_task(mend())
-
-    async def _resume(self, run: Run) -> None:
-        """After an interrupt: see whether the ranks are still in step, and start anew where not.
-
-        A rank that was stopped before a collective and one that was stopped after it would wait for
-        each other, or mix their numbers up.
-        """
-        assert self.control is not None
-        checks = await self.control.ask("check", patience=3.0)
-        if all(answer for answer in checks.values()):
-            return
-        ranks = list(range(self.spec.world_size))
-        self.restarted.update(ranks)
-        await self._renew(ranks)
+            loop().call(self.supervisor.signal(run, signal.SIGKILL if hard else signal.SIGINT), timeout=5)
 
     def fetch(self, run: str, rank: int) -> bytes:
         """The pickled value of a run that stayed on its rank.
@@ -501,32 +368,6 @@ class Pool:
             why = answer["end"].get("evalue", "its kernel is new")
             raise PoolError(f"the value of rank {rank} cannot be fetched: {why}")
         return bytes(answer["data"])
-
-    # -- what the nodes say ------------------------------------------------------------------------
-
-    def _on_batch(self, batch: dict[str, Any]) -> None:
-        run = self.runs.get(batch["run"])
-        if run is not None:
-            self._take(run, batch["node"], batch["first"], batch["count"], batch["data"])
-
-    def _take(self, run: Run, node: int, first: int, count: int, data: bytes) -> None:
-        missing = run.take(node, first, count, data)
-        if missing is not None:
-            self._keep_task(self._read(run, node, missing))
-
-    async def _read(self, run: Run, node: int, start: int) -> None:
-        """Ask for events that did not come."""
-        assert self.control is not None
-        answer = (await self.control.ask("read", [node], run=run.id, start=start))[node]
-        self._take(run, node, answer["first"], answer["next"] - answer["first"], answer["data"])
-
-    def _on_lost(self, node: int) -> None:
-        """An agent is gone: its ranks are given up in the run that they work on."""
-        self.listener(NoticeEvent(f"node {node} is lost: its agent does not answer"))
-        for run in self.runs.values():
-            ranks = [rank for rank in run.left if run.outcomes[rank].node == node]
-            if ranks:
-                run.lose(ranks, f"node {node} does not answer; `%sky restart` makes it anew")
 
     def _in_loop(self, handle: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
         """The same handler, callable from any thread."""
@@ -547,9 +388,7 @@ class Pool:
     def _break(self, why: str) -> None:
         """The pool can run nothing until it is restarted; what runs on it is given up."""
         self.state, self.broken = "broken", why
-        for run in list(self.runs.values()):
-            if run.left:
-                run.lose(run.left, f"{why}; `%sky restart` makes the pool anew")
+        self.supervisor.lose_all(f"{why}; `%sky restart` makes the pool anew")
 
     # -- parts -------------------------------------------------------------------------------------
 
@@ -567,26 +406,17 @@ class Pool:
         if self.state == "new" or self.control is None:
             raise PoolError(f"pool {self.spec.name!r} has not been started")
 
-    def _keep_task(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.ensure_future(work)
-        self._background.add(task)
-        task.add_done_callback(self._background.discard)
-        return task
-
     @contextlib.contextmanager
     def _phase(self, phase: str, text: str) -> Iterator[Callable[[str], None]]:
         """Tell the listener of a phase's begin, lines and end."""
         began = time.perf_counter()
 
         def say(line: str) -> None:
-            self._tell(PhaseEvent(phase, line, time.perf_counter() - began))
+            self.listener(PhaseEvent(phase, line, time.perf_counter() - began))
 
         say(text)
         yield say
-        self._tell(PhaseEvent(phase, text, time.perf_counter() - began, done=True))
-
-    def _tell(self, event: Event) -> None:
-        self.listener(event)
+        self.listener(PhaseEvent(phase, text, time.perf_counter() - began, done=True))
 
     def __repr__(self) -> str:
         return f"<Pool {self.spec.name!r}: {self.spec.nodes} nodes, {self.spec.world_size} ranks, {self.state}>"
