@@ -20,7 +20,9 @@ from jupyter_client.session import Session
 from .provisioner import ForkProvisioner, Forkserver
 
 _LOG_TAIL = 30
-_LOG_BYTES = 8192
+_LOG_BYTES = 1 << 16
+_CRASH = "Fatal Python error"
+_CRASH_LINES = 12
 OnEvent = Callable[[str, dict[str, Any]], None]
 
 
@@ -147,7 +149,10 @@ class Rank:
             end = file.seek(0, os.SEEK_END)
             file.seek(max(self._log_start, end - _LOG_BYTES))
             text = file.read().decode(errors="replace")
-            return (self.noise.sub("", text) if self.noise else text).splitlines()[-_LOG_TAIL:]
+            lines = (self.noise.sub("", text) if self.noise else text).splitlines()
+            # A crash begins with what it was and where; the frames of the kernel's own loop follow.
+            crashes = [index for index, line in enumerate(lines) if line.startswith(_CRASH)]
+            return lines[crashes[-1] :][:_CRASH_LINES] if crashes else lines[-_LOG_TAIL:]
         return []
 
     async def _watch(self, provisioner: ForkProvisioner) -> None:

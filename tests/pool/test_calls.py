@@ -1,0 +1,141 @@
+"""Functions on a pool through the library API: every rank, one rank, their errors and output."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+import sky_jupyter as sky
+
+FACTOR = 10
+
+
+@sky.function
+def scaled(value: int) -> tuple[int, int]:
+    """The value times this module's factor, and the rank."""
+    return value * FACTOR, sky.instance_info().rank
+
+
+@sky.function
+def failing(rank: int) -> str:
+    if sky.instance_info().rank == rank:
+        raise FileNotFoundError(2, "not there", "data.csv")
+    return "fine"
+
+
+@sky.function
+def who_am_i() -> int:
+    import os
+
+    return os.getpid()
+
+
+@sky.stdout(only="head")
+@sky.function
+def loud() -> None:
+    print("heard from", sky.instance_info().rank)
+
+
+@sky.function
+@sky.stdout(only=lambda info: info.rank == 1)
+def loud_below() -> None:
+    print("heard below from", sky.instance_info().rank)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[sky.Compute]:
+    with sky.Compute(provider=sky.Local(), nodes=2, name="calls") as compute:
+        yield compute
+
+
+def test_a_broadcast_gives_a_list_in_rank_order(pool: sky.Compute) -> None:
+    assert scaled(4) @ pool == [(40, 0), (40, 1)]
+
+
+def test_one_rank_gives_its_value(pool: sky.Compute) -> None:
+    value, rank = scaled(5) >> pool
+    assert value == 50
+    assert rank in (0, 1)
+
+
+def test_an_error_on_one_rank_keeps_its_type_and_names_the_rank(pool: sky.Compute) -> None:
+    with pytest.raises(FileNotFoundError) as caught:
+        sky.function(lambda: open("/no/such/file"))() >> pool
+    assert "raised on rank" in caught.value.__notes__[0]
+
+
+def test_an_error_in_a_broadcast_keeps_the_other_ranks_results(pool: sky.Compute) -> None:
+    with pytest.raises(sky.CellError) as caught:
+        failing(1) @ pool
+    assert isinstance(caught.value.errors[1], FileNotFoundError)
+    assert caught.value.result[0] == "fine"
+
+
+def test_calls_from_threads_are_spread_over_the_ranks(pool: sky.Compute) -> None:
+    @sky.function
+    def slow() -> int:
+        import time
+
+        time.sleep(0.5)
+        return sky.instance_info().rank
+
+    ranks: list[int] = []
+    threads = [threading.Thread(target=lambda: ranks.append(slow() >> pool)) for _ in range(2)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert sorted(ranks) == [0, 1]
+
+
+def test_functions_run_in_the_same_processes_as_cells(pool: sky.Compute) -> None:
+    assert pool.pool is not None
+    pids = [facts["pid"] for node in pool.pool.status().values() for facts in node["ranks"].values()]
+    assert sorted(who_am_i() @ pool) == sorted(pids)
+
+
+@pytest.mark.parametrize(("call", "seen"), [(loud, "heard from 0"), (loud_below, "heard below from 1")])
+def test_output_can_be_shown_from_some_ranks_only(
+    pool: sky.Compute, capsys: pytest.CaptureFixture[str], call: object, seen: str
+) -> None:
+    call() @ pool  # type: ignore[operator]
+    printed = capsys.readouterr().out
+    assert seen in printed
+    assert printed.count("heard") == 1
+
+
+def test_equal_lines_of_several_ranks_are_printed_once(pool: sky.Compute, capsys: pytest.CaptureFixture[str]) -> None:
+    sky.function(lambda: print("all of us"))() @ pool
+    assert capsys.readouterr().out == "[0-1] all of us\n"
+
+
+def test_a_result_over_a_megabyte_comes_back_from_one_rank_and_from_all(pool: sky.Compute) -> None:
+    large = sky.function(lambda: bytes(3_000_000))
+    assert len(large() >> pool) == 3_000_000
+    assert [len(value) for value in large() @ pool] == [3_000_000] * 2
+
+
+def test_a_wrong_call_is_refused_before_anything_runs() -> None:
+    with pytest.raises(TypeError, match="missing a required argument"):
+        scaled()
+
+
+def test_a_call_on_a_pool_that_is_not_started_says_so() -> None:
+    with pytest.raises(sky.PoolError, match="not started"):
+        scaled(1) @ sky.Compute(nodes=2)
+
+
+def test_a_spec_that_cannot_be_is_refused_at_once() -> None:
+    with pytest.raises(sky.SpecError, match="nodes must be a whole number from 1"):
+        sky.Compute(nodes=0)
+    with pytest.raises(sky.SpecError, match="jax"):
+        sky.Compute(plugins=["jaxx"])
+    with pytest.raises(sky.SpecError, match="A100"):
+        sky.Compute(accelerator="A100:0")
+
+
+def test_two_pools_of_one_name_are_refused(pool: sky.Compute) -> None:
+    with pytest.raises(sky.PoolError, match="'calls' lives already"), sky.Compute(name="calls"):
+        pass

@@ -1,0 +1,97 @@
+"""Results and errors by themselves: how outcomes become values, groups and tracebacks."""
+
+from __future__ import annotations
+
+import base64
+import pickle
+
+import pytest
+
+from sky_jupyter.errors import RankDied, RemoteError, SkyError
+from sky_jupyter.pool.results import CellError, CellResult, Outcome, RankInterrupted, ValueNotHere
+
+
+def ok(rank: int, value: object) -> Outcome:
+    return Outcome(rank, rank, "ok", {"value": base64.b64encode(pickle.dumps(value)).decode(), "type": "x"})
+
+
+def failed(rank: int, error: BaseException, traceback: str = "") -> Outcome:
+    end = {"ename": type(error).__name__, "evalue": str(error), "traceback": [traceback or repr(error)]}
+    return Outcome(rank, rank, "error", {**end, "exception": base64.b64encode(pickle.dumps(error)).decode()})
+
+
+def test_a_result_is_a_sequence_in_rank_order() -> None:
+    result = CellResult([ok(1, "b"), ok(0, "a")], 1.5)
+    assert list(result) == ["a", "b"]
+    assert len(result) == 2
+    assert result[0] == result.head == "a"
+    assert result[-1] == "b"
+    assert result[0:2] == ["a", "b"]
+    assert "2 ranks" in repr(result)
+
+
+def test_a_result_of_some_ranks_says_which_it_has() -> None:
+    result = CellResult([ok(3, "c")], 0.1)
+    assert result.ranks == (3,)
+    assert result.value(3) == "c"
+    with pytest.raises(KeyError, match="rank 0 took no part"):
+        result.value(0)
+
+
+def test_values_leave_out_ranks_that_failed() -> None:
+    result = CellResult([ok(0, "a"), failed(1, ValueError("v"))], 0.1)
+    assert result.values == ["a"]
+    assert isinstance(result.errors[1], ValueError)
+    with pytest.raises(ValueError, match="v"):
+        result[1]  # noqa: B018 - touching it is the test
+
+
+def test_a_value_that_cannot_be_rebuilt_here_says_why() -> None:
+    outcome = Outcome(0, 0, "ok", {"value": base64.b64encode(b"cno_such_module\nthing\n.").decode(), "type": "t"})
+    with pytest.raises(ValueNotHere, match="ModuleNotFoundError.*no_such_module"):
+        CellResult([outcome], 0.1).head  # noqa: B018 - touching it is the test
+
+
+def test_an_exception_that_does_not_travel_becomes_a_remote_error() -> None:
+    end = {"ename": "Weird", "evalue": "odd", "traceback": ["\x1b[31mthere\x1b[39m"], "exception": "bm90IGEgcGlja2xl"}
+    error = CellResult([Outcome(0, 0, "error", end)], 0.1).errors[0]
+    assert isinstance(error, RemoteError)
+    assert "Weird: odd" in str(error)
+    assert "\x1b" not in error.__notes__[0]
+
+
+def test_a_system_exit_of_a_rank_does_not_end_the_notebook() -> None:
+    error = CellResult([failed(0, SystemExit(3))], 0.1).errors[0]
+    assert isinstance(error, RemoteError)
+
+
+def test_what_is_likely_the_cause_is_shown_first_and_the_stopped_last() -> None:
+    outcomes = [
+        Outcome(0, 0, "interrupted", {"why": ": rank 2 had failed"}),
+        failed(1, ConnectionError("peer gone")),
+        Outcome(2, 2, "died", {"text": "killed by SIGKILL (9)"}),
+    ]
+    error = CellError(CellResult(outcomes, 0.1), outcomes)
+    shown = "\n".join(error._render_traceback_())
+    assert shown.index("SIGKILL") < shown.index("peer gone") < shown.index("interrupted: rank 2 had failed")
+    assert isinstance(error, SkyError)
+    assert [type(one) for one in error.exceptions] == [RankInterrupted, ConnectionError, RankDied]
+
+
+def test_ranks_with_the_same_traceback_are_grouped() -> None:
+    outcomes = [failed(rank, ValueError("same"), "the same text") for rank in (0, 1, 2, 5)]
+    outcomes.append(failed(3, ValueError("other"), "another text"))
+    error = CellError(CellResult(outcomes, 0.1), outcomes)
+    shown = "\n".join(error._render_traceback_())
+    assert shown.count("the same text") == 1
+    assert "ranks 0-2, 5" in shown
+    assert "rank 3" in shown
+
+
+def test_a_cell_error_can_be_split_by_type() -> None:
+    outcomes = [failed(0, ValueError("v")), failed(1, KeyError("k"))]
+    matched, rest = CellError(CellResult(outcomes, 0.1), outcomes).split(ValueError)
+    assert matched is not None
+    assert rest is not None
+    assert [type(one) for one in matched.exceptions] == [ValueError]
+    assert [type(one) for one in rest.exceptions] == [KeyError]
