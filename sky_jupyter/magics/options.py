@@ -250,7 +250,8 @@ def _verb(words: list[str]) -> tuple[str, list[str]]:
         raise HelpAsked("\n".join(["%sky VERB [options]", *rows, "`%sky VERB --help` and `%%sky?` say more."]))
     if word not in VERBS:
         if word.startswith("-"):
-            raise UsageError(f"%sky: a verb comes before {word}, such as `%sky up {word}`; `%%sky` goes over a cell")
+            line = shlex.join(words)
+            raise UsageError(f"%sky: a verb comes first, such as `%sky up {line}`; `%%sky` goes over a cell")
         raise UsageError(f"%sky: unknown verb {word!r}{nearest(word, VERBS)}; verbs are {', '.join(VERBS)}")
     return word, words[1:]
 
@@ -370,6 +371,8 @@ def _checked(section: dict[str, Any], by_key: dict[str, Option]) -> Iterator[tup
     """The options of a TOML table as the texts that a line would give, variables as pairs."""
     for name, value in section.items():
         key = name.replace("-", "_")
+        if key != name and key in section:
+            raise SpecError(f"--config: {key} is given twice, with and without a dash")
         if key not in by_key or key == "config":
             if isinstance(value, dict):
                 raise SpecError(f"--config: {name!r} is a section; write FILE.toml#{name} to read its options")

@@ -1,0 +1,178 @@
+"""A real JupyterLab or Notebook 7 in a folder of its own, and a real browser to look at it.
+
+`server` starts a Jupyter server that knows nothing of the user's settings; `browser` starts
+Chromium; `Page` opens a notebook in one and asks it things. All end with their `with` block.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
+_PATIENCE = 60.0
+_SETTINGS = {
+    "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
+    # Autosaving in the middle of a test would race with what the test itself saves.
+    "@jupyterlab/docmanager-extension/plugin": {"autosave": False},
+}
+_QUIET = (
+    "--headless=new",
+    "--no-sandbox",
+    "--disable-gpu",
+    "--disable-dev-shm-usage",
+    "--disable-background-networking",
+    "--disable-component-update",
+    "--disable-sync",
+    "--no-first-run",
+)
+
+
+def missing() -> str:
+    """What has to be installed before a browser test can run; empty where nothing is missing."""
+    lacks = []
+    for module, package in (("jupyterlab", "jupyterlab"), ("playwright", "playwright")):
+        try:
+            __import__(module)
+        except ImportError:
+            lacks.append(f"the Python package {package}")
+    if executable() is None:
+        lacks.append("Chromium (Debian: apt-get install chromium fonts-dejavu)")
+    return " and ".join(lacks)
+
+
+def executable() -> str | None:
+    """The browser's path: ``CHROMIUM`` where it is set, else the first that is installed."""
+    return os.environ.get("CHROMIUM") or next(filter(None, map(shutil.which, CHROMIUMS)), None)
+
+
+class Server:
+    """A running Jupyter server; `root` is where its notebooks lie."""
+
+    def __init__(self, process: subprocess.Popen[bytes], root: Path, url: str, token: str) -> None:
+        self.process, self.root, self.url, self.token = process, root, url, token
+
+    def address(self, path: str, *, app: str = "lab") -> str:
+        """Where a notebook is shown: by JupyterLab in a fresh workspace, or by Notebook 7."""
+        place = f"lab/workspaces/w{time.monotonic_ns()}/tree" if app == "lab" else "notebooks"
+        return f"{self.url}{place}/{path}?token={self.token}"
+
+
+@contextlib.contextmanager
+def server(folder: Path, *, app: str = "lab", dark: bool = False) -> Iterator[Server]:
+    """Start JupyterLab, or Notebook 7 for ``app="notebook"``, with all of its files in ``folder``."""
+    root, runtime, settings = folder / "root", folder / "runtime", folder / "settings"
+    for path in (root, runtime, settings):
+        path.mkdir(parents=True, exist_ok=True)
+    theme = {"theme": f"JupyterLab {'Dark' if dark else 'Light'}"}
+    for name, values in {**_SETTINGS, "@jupyterlab/apputils-extension/themes": theme}.items():
+        path = settings / f"{name}.jupyterlab-settings"
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(json.dumps(values))
+    environment = {
+        **os.environ,
+        "JUPYTER_CONFIG_DIR": str(folder / "config"),
+        "JUPYTER_DATA_DIR": str(folder / "data"),
+        "JUPYTER_RUNTIME_DIR": str(runtime),
+        "JUPYTERLAB_SETTINGS_DIR": str(settings),
+        "JUPYTERLAB_WORKSPACES_DIR": str(folder / "workspaces"),
+        "JUPYTER_NO_CONFIG": "1",
+        "IPYTHONDIR": str(folder / "ipython"),
+        "SKY_REGISTRY": str(folder / "registry.sqlite"),
+    }
+    environment.pop("JUPYTER_TOKEN", None)
+    command = [sys.executable, "-m", "jupyterlab" if app == "lab" else "notebook", "--no-browser"]
+    command += ["--ip=127.0.0.1", "--port=0", f"--ServerApp.root_dir={root}", "--LabApp.expose_app_in_browser=True"]
+    command += ["--JupyterNotebookApp.expose_app_in_browser=True"] if app != "lab" else []
+    # Containers run tests as root, which the server refuses unless it is told.
+    command += ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
+    with (folder / "server.log").open("wb") as log:
+        process = subprocess.Popen(command, env=environment, stdout=log, stderr=log, start_new_session=True)
+    try:
+        facts = _facts(process, runtime, folder / "server.log")
+        yield Server(process, root, facts["url"], facts["token"])
+    finally:
+        # The first asks for an orderly end, in which the server ends its kernels.
+        for number in (signal.SIGTERM, signal.SIGKILL):
+            with contextlib.suppress(ProcessLookupError):
+                process.send_signal(number)
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(15)
+                break
+
+
+def _facts(process: subprocess.Popen[bytes], runtime: Path, log: Path) -> dict[str, Any]:
+    """What the server says of itself, once it listens."""
+    path = runtime / f"jpserver-{process.pid}.json"
+    end = time.monotonic() + _PATIENCE
+    while time.monotonic() < end:
+        if process.poll() is not None:
+            break
+        with contextlib.suppress(OSError, ValueError):
+            return json.loads(path.read_text())
+        time.sleep(0.05)
+    raise RuntimeError(f"the Jupyter server did not start:\n{log.read_text()[-2000:]}")
+
+
+@contextlib.contextmanager
+def browser() -> Iterator[Any]:
+    """Start Chromium; gives Playwright's browser."""
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        chromium = playwright.chromium.launch(executable_path=executable(), args=list(_QUIET))
+        try:
+            yield chromium
+        finally:
+            chromium.close()
+
+
+class Page:
+    """A notebook as a person sees it; `log` holds what the page wrote on its console."""
+
+    def __init__(self, chromium: Any, address: str, *, width: int = 1000, height: int = 900) -> None:
+        self.page = chromium.new_page(viewport={"width": width, "height": height})
+        self.log: list[tuple[str, str]] = []
+        self.page.on("console", lambda message: self.log.append((message.type, message.text)))
+        self.page.on("pageerror", lambda error: self.log.append(("error", str(error))))
+        self.page.goto(address)
+
+    def wait_until_ready(self) -> None:
+        """Wait until the notebook has a kernel that waits for work."""
+        self.page.wait_for_function(
+            """() => {
+                const panel = window.jupyterapp?.shell.currentWidget;
+                const session = panel?.sessionContext;
+                return session?.isReady && session.session?.kernel?.status === "idle";
+            }""",
+            timeout=_PATIENCE * 1000,
+        )
+
+    def command(self, name: str) -> None:
+        """Run one of the front end's commands, without waiting for its end."""
+        self.page.evaluate("name => { void window.jupyterapp.commands.execute(name); }", name)
+
+    def outputs(self, cell: int) -> str:
+        """The text of a cell's outputs, as it is seen now; cells count from 0."""
+        cells = self.page.locator(".jp-Notebook .jp-Cell")
+        return str(cells.nth(cell).locator(".jp-Cell-outputArea").inner_text())
+
+    def wait_for(self, cell: int, text: str, *, timeout: float = 30.0) -> str:
+        """Wait until a cell's outputs hold ``text``; returns them."""
+        end = time.monotonic() + timeout
+        while time.monotonic() < end:
+            with contextlib.suppress(Exception):
+                seen = self.outputs(cell)
+                if text in seen:
+                    return seen
+            self.page.wait_for_timeout(50)
+        raise AssertionError(f"cell {cell} does not show {text!r} after {timeout:g} s, but:\n{self.outputs(cell)}")

@@ -1,0 +1,131 @@
+"""Tab completion: our own candidates, and that IPython's completer offers exactly them."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from IPython.core.completer import provisionalcompleter
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets.config import Config
+
+from sky_jupyter.magics import completion, load, unload
+from sky_jupyter.magics.completion import candidates
+from sky_jupyter.magics.options import VERBS, options_of, switches_of
+from sky_jupyter.plugins.parse import FACTORIES
+
+CELL_FLAGS = sorted([*(option.flag for option in options_of(None)), *switches_of(None), "--help"])
+
+
+class Named:
+    """Stands for a live pool, of which completion reads the name only."""
+
+    def __init__(self, name):
+        self.spec = self
+        self.name = name
+
+
+@pytest.fixture
+def live(monkeypatch):
+    monkeypatch.setattr(completion.pools, "all", lambda: [Named("default"), Named("trainers")])
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("%%sky ", CELL_FLAGS),
+        ("%%sky --n", ["--name", "--no-capture", "--nodes"]),
+        ("%%sky --nodes 2 --no", ["--no-capture"]),
+        ("%%sky --nodes ", []),
+        ("%%sky --nodes 2 --plugins ", sorted(FACTORIES)),
+        ("%%sky --plugins jax,", ["jax,keras", "jax,torch"]),
+        ("%%sky --plugins=jax,k", ["--plugins=jax,keras"]),
+        ('%%sky --plugins "jax,k', ['"jax,keras']),
+        ('%%sky --plugins "', [f'"{name}' for name in sorted(FACTORIES)]),
+        ("%%sky --provider ", ["local"]),
+        ("%%sky --on h", ["head"]),
+        ("%%sky --no-capture a", ["all"]),
+        ("%%sky --xyzzy", []),
+        ("%%sky --name ", ["default", "trainers"]),
+        ("%sky ", sorted(VERBS)),
+        ("%sky re", ["restart"]),
+        ("%sky down --", ["--all", "--help", "--name"]),
+        ("%sky down --name t", ["trainers"]),
+        ("%sky xyzzy --", []),
+        ("%sky status --na", ["--name"]),
+        ("    %sky re", ["restart"]),
+        ("%%sky\t--qui", ["--quiet"]),
+    ],
+)
+def test_candidates_fit_where_the_line_ends(live, line, found):
+    assert candidates(line) == found
+
+
+@pytest.mark.parametrize("line", ["", "x", "%sk", "%sky", "%skyline --", "%%time", "x = %sky", "%%sky --config po"])
+def test_other_lines_and_paths_are_left_to_ipython(line):
+    assert candidates(line) is None
+
+
+@given(st.text(max_size=40), st.sampled_from(["%sky ", "%%sky ", ""]))
+def test_any_line_can_be_completed(text, start):
+    found = candidates(start + text)
+    assert found is None or all(isinstance(item, str) for item in found)
+
+
+@pytest.fixture
+def shell(tmp_path, monkeypatch):
+    monkeypatch.setenv("SKY_REGISTRY", str(tmp_path / "registry.sqlite"))
+    monkeypatch.setenv("IPYTHONDIR", str(tmp_path / "ipython"))
+    shell = InteractiveShell(config=Config({"HistoryManager": {"enabled": False}}))
+    load(shell)
+    yield shell
+    unload(shell)
+
+
+def offered(shell, text):
+    """What the line would be after each completion that IPython offers at its end."""
+    with provisionalcompleter():
+        return sorted(text[: item.start] + item.text for item in shell.Completer.completions(text, len(text)))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ("%%sky --nod", ["%%sky --nodes"]),
+        ("%%sky --ranks-p", ["%%sky --ranks-per-node"]),
+        ("%%sky --nodes 2 --plugins jax,ke", ["%%sky --nodes 2 --plugins jax,keras"]),
+        ("%%sky --plugins=to", ["%%sky --plugins=torch"]),
+        ('%%sky --plugins "keras(backend=torch),to', ['%%sky --plugins "keras(backend=torch),torch']),
+        ("%sky st", ["%sky status"]),
+        ("%sky ", [f"%sky {verb}" for verb in sorted(VERBS)]),
+    ],
+)
+def test_ipython_offers_our_candidates_and_nothing_else(shell, text, found):
+    assert offered(shell, text) == found
+
+
+def test_lines_of_the_cell_are_completed_as_ever(shell):
+    shell.user_ns["wonderful"] = 1
+    text = "%%sky --nodes 2\nwonder"
+    assert offered(shell, text) == ["%%sky --nodes 2\nwonderful"]
+
+
+def test_paths_after_config_are_completed_by_ipython(shell, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "pools.toml").touch()
+    assert "%%sky --config pools.toml" in offered(shell, "%%sky --config poo")
+
+
+def test_the_magics_names_are_completed(shell):
+    assert offered(shell, "%%sk") == ["%%sky"]
+
+
+def test_unloading_takes_the_completion_and_the_magics_away(shell):
+    unload(shell)
+    assert offered(shell, "%%sky --nod") == []
+    assert "sky" not in shell.magics_manager.magics["cell"]
+    assert "sky" not in shell.magics_manager.magics["line"]
+    assert shell.custom_exceptions == ()
+    assert shell.input_transformers_cleanup == InteractiveShell(config=shell.config).input_transformers_cleanup
+    load(shell)
+    assert offered(shell, "%%sky --nod") == ["%%sky --nodes"]

@@ -1,0 +1,43 @@
+"""The manual page that ``%%sky?`` shows says everything that the parser knows, and its examples hold."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+
+from sky_jupyter.magics import SkyMagics
+from sky_jupyter.magics.manual import MANUAL
+from sky_jupyter.magics.options import VERBS, options_of, parse, switches_of
+
+EXAMPLES = [line.strip() for line in MANUAL.partition("Examples::")[2].splitlines() if "%sky" in line]
+
+
+def test_the_manual_is_the_magics_documentation():
+    assert SkyMagics.sky.__doc__ == MANUAL
+
+
+@pytest.mark.parametrize("option", options_of(None), ids=lambda option: option.flag)
+def test_every_option_has_a_line(option):
+    assert re.search(rf"^  {re.escape(option.flag)} \S.* {re.escape(option.help)}$", MANUAL, re.MULTILINE)
+
+
+def test_switches_and_verbs_have_a_line():
+    for flag in switches_of(None):
+        assert re.search(rf"^  {flag} ", MANUAL, re.MULTILINE)
+    for verb, text in VERBS.items():
+        assert re.search(rf"^  {verb} +{re.escape(text)}$", MANUAL, re.MULTILINE)
+
+
+def test_no_line_is_wider_than_a_terminal_of_120():
+    assert max(map(len, MANUAL.splitlines())) <= 120
+
+
+@pytest.mark.parametrize("line", EXAMPLES)
+def test_every_example_parses(line):
+    mark, _, rest = line.partition("sky")
+    parse(rest, cell=mark == "%%")
+
+
+def test_there_are_examples_of_cells_and_of_verbs():
+    assert {line.partition("sky")[0] for line in EXAMPLES} == {"%", "%%"}

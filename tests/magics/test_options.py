@@ -1,0 +1,369 @@
+"""What a line of ``%%sky`` or ``%sky`` means, and how each mistake in one is told."""
+
+from __future__ import annotations
+
+import json
+import shlex
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+from IPython.core.error import UsageError
+
+from sky_jupyter.errors import SpecError
+from sky_jupyter.magics.options import CELL, CONFIG, NAME, POOL, VERBS, Given, HelpAsked, options_of, parse, switches_of
+from sky_jupyter.plugins import parse_plugins
+from sky_jupyter.pool.manager import DEFAULT_GRACE
+from sky_jupyter.providers import Local
+from sky_jupyter.spec import Image, PoolSpec
+
+
+def cell(line: str) -> Given:
+    return parse(line, cell=True)
+
+
+def verb(line: str) -> Given:
+    return parse(line, cell=False)
+
+
+def refusal(line: str, *, over_cell: bool = True) -> str:
+    """What the user is told; one line, whatever it is about."""
+    with pytest.raises(UsageError) as caught:
+        parse(line, cell=over_cell)
+    text = str(caught.value)
+    assert text
+    assert "\n" not in text
+    return text
+
+
+# What each option means.
+
+
+def test_a_line_without_options_asks_for_one_local_node_or_what_there_is():
+    given = cell("")
+    assert given == Given(verb=None)
+    assert given.spec() == PoolSpec(provider=Local())
+    live = PoolSpec(provider=Local(), nodes=3, ranks_per_node=2, name="trainers", image=Image(env={"A": "1"}))
+    assert given.spec(live) == live
+
+
+def test_every_option_is_read_into_its_value():
+    given = cell(
+        '--nodes 2 --ranks-per-node 4 --plugins "keras(backend=torch),torch" --provider local --pip "x>=1,y" '
+        "--env A=1 --name trainers --on 0,2-4 --out losses --only 2-3 --push a,b --no-capture c --timeout 1.5 "
+        "--grace 0 --quiet"
+    )
+    assert given.spec() == PoolSpec(
+        provider=Local(),
+        nodes=2,
+        ranks_per_node=4,
+        image=Image(pip=("x>=1", "y"), env={"A": "1"}),
+        plugins=parse_plugins("keras(backend=torch),torch"),
+        name="trainers",
+    )
+    assert (given.on, given.only, given.out, given.push) == ((0, 2, 3, 4), (2, 3), "losses", ("a", "b"))
+    assert (given.no_capture, given.timeout, given.grace, given.quiet) == (("c",), 1.5, 0.0, True)
+    assert cell("").grace == DEFAULT_GRACE
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [("head", (0,)), ("0", (0,)), ("3,1", (1, 3)), ("0,2-5", (0, 2, 3, 4, 5)), ("1-1", (1,)), ("' 0 , 1 '", (0, 1))],
+)
+def test_ranks_are_numbers_ranges_or_the_head(text, ranks):
+    assert cell(f"--on {text}").on == ranks
+    assert cell(f"--only {text}").only == ranks
+
+
+@pytest.mark.parametrize(
+    ("line", "variables"),
+    [
+        ("--env A=1", {"A": "1"}),
+        ("--env A=1,B=2", {"A": "1", "B": "2"}),
+        ("--env A=1 --env B=2", {"A": "1", "B": "2"}),
+        ("--env PATHS=/a,/b", {"PATHS": "/a,/b"}),
+        ("--env A=", {"A": ""}),
+        ("--env URL=http://x?a=b", {"URL": "http://x?a=b"}),
+        ("--env 'TEXT=two words, B=2'", {"TEXT": "two words", "B": "2"}),
+    ],
+)
+def test_variables_are_assignments(line, variables):
+    assert cell(line).spec().image.env == variables
+
+
+def test_lists_may_be_given_in_several_pieces():
+    given = cell("--pip a --pip 'b, c' --push x --push y,z")
+    assert given.spec().image.pip == ("a", "b", "c")
+    assert given.push == ("x", "y", "z")
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '--plugins "keras(backend=torch),torch"',
+        "--plugins 'keras(backend=\"torch\"), torch'",
+        "--plugins keras(backend=torch),torch",
+        '--plugins=keras(backend="torch"),torch',
+    ],
+)
+def test_plugins_take_arguments_however_they_are_quoted(text):
+    assert cell(text).spec().plugins == parse_plugins("keras(backend=torch),torch")
+
+
+def test_options_change_only_what_they_name():
+    live = PoolSpec(provider=Local(), nodes=2, image=Image(pip=("x",), env={"A": "1"}), name="n")
+    assert cell("--nodes 3").spec(live).differences(live) == ["nodes: 3 -> 2"]
+    changed = cell("--env B=2").spec(live)
+    assert changed.image == Image(pip=("x",), env={"B": "2"})
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_each_verb_takes_its_own_options(name):
+    assert verb(f"{name} --name trainers").verb == name
+    assert verb(f"{name} --name trainers").name == "trainers"
+    if name in ("up", "restart"):
+        assert verb(f"{name} --nodes 2 --plugins jax").spec().nodes == 2
+    else:
+        assert "unknown option --nodes" in refusal(f"{name} --nodes 2", over_cell=False)
+    assert "unknown option --out" in refusal(f"{name} --out x", over_cell=False)
+
+
+def test_a_line_without_a_verb_asks_for_the_status():
+    assert verb("").verb == "status"
+    assert verb("down --all").all
+
+
+# What cannot be.
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("--nodez 2", "unknown option --nodez; did you mean '--nodes'?"),
+        ("--node 2", "did you mean '--nodes'?"),
+        ("--rank-per-node=2", "unknown option --rank-per-node; did you mean '--ranks-per-node'?"),
+        ("--xyzzy", "options are --nodes, --ranks-per-node"),
+        ("-n 2", "unknown option -n"),
+        ("2", "'2' is not an option"),
+        ("--plugins jax, keras", "a value with a space in it needs quotes"),
+        ("--nodes two", "--nodes takes a whole number, not 'two'"),
+        ("--nodes 1.5", "--nodes takes a whole number, not '1.5'"),
+        ("--nodes 0", "nodes must be a whole number from 1 to"),
+        ("--nodes -1", "nodes must be a whole number from 1 to"),
+        ("--nodes", "expected one argument"),
+        ("--nodes 2 --nodes 3", "--nodes is given 2 times"),
+        ("--ranks-per-node 1000", "ranks_per_node must be a whole number"),
+        ("--plugins jaxx", "unknown plugin 'jaxx'; the plugins are jax, keras, torch; did you mean 'jax'?"),
+        ("--plugins jax(cudda=cu128)", "did you mean 'cuda'?"),
+        ("--plugins keras,jax", "write --plugins jax,keras"),
+        ("--plugins 'jax(cuda=cu'", "a closing ) is missing"),
+        ("--provider lokal", "unknown provider 'lokal'; did you mean 'local'?"),
+        ("--pip 'numpy=>1'", "requirement 'numpy=>1' cannot be read"),
+        ("--env A", "--env takes K=V, with a comma before another K=V, not 'A'"),
+        ("--env 1A=x", "environment variable '1A' is not a valid name"),
+        ("--env =x", "environment variable '' is not a valid name"),
+        ("--env A=1,A=2", "--env sets A 2 times"),
+        ("--env A=1 --env A=2", "--env sets A 2 times"),
+        ("--name 'a b'", "pool name 'a b' is not valid"),
+        ("--on -1", "--on takes ranks such as 0,2-5, or head, not '-1'"),
+        ("--on 3-1", "--on takes ranks"),
+        ("--on ''", "--on takes ranks"),
+        ("--on tail", "--on takes ranks"),
+        ("--on 0-99999999999", "--on takes ranks"),
+        ("--on 0 --only 1", "--only asks for rank 1, which --on leaves out"),
+        ("--on 0-1 --only 1-3", "--only asks for ranks 2-3, which --on leaves out"),
+        ("--out 1x", "--out takes a Python name, not '1x'"),
+        ("--out class", "--out takes a Python name, not 'class'"),
+        ("--push a.b", "--push takes names with a comma between, not 'a.b'"),
+        ("--no-capture 'a b'", "--no-capture takes names with a comma between, or all, not 'a b'"),
+        ("--push a,b --no-capture b", "b cannot be in both --push and --no-capture"),
+        ("--timeout 0", "--timeout takes a number of seconds above 0, not '0'"),
+        ("--timeout nan", "--timeout takes a number"),
+        ("--timeout 10s", "--timeout takes a number"),
+        ("--grace -1", "--grace takes a number of seconds, not '-1'"),
+        ("--grace inf", "--grace takes a number of seconds"),
+        ("--quiet=yes", "--quiet"),
+        ("--name 'x", "a quote that is not closed?"),
+    ],
+)
+def test_a_mistake_over_a_cell_is_told_in_a_line(line, told):
+    text = refusal(line)
+    assert told in text
+    assert text.startswith("%%sky: ")
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("statsu", "unknown verb 'statsu'; did you mean 'status'?; verbs are up, status"),
+        ("xyzzy", "unknown verb 'xyzzy'; verbs are up, status"),
+        ("--nodes 2", "a verb comes first, such as `%sky up --nodes 2`"),
+        ("down trainers", "'trainers' is not an option; options are --name, --all"),
+        ("down --all --name x", "--all and --name contradict each other"),
+        ("up --al", "unknown option --al"),
+        ("up --plugins jax, keras", "a value with a space in it needs quotes"),
+    ],
+)
+def test_a_mistake_after_a_verb_is_told_in_a_line(line, told):
+    text = refusal(line, over_cell=False)
+    assert told in text
+    assert text.startswith("%sky")
+
+
+# Options from a file.
+
+
+def test_a_section_of_a_file_gives_options_and_the_line_wins(tmp_path):
+    path = tmp_path / "pools.toml"
+    path.write_text(
+        """
+        nodes = 9
+        [gpu.big]
+        nodes = 2
+        ranks-per-node = 4
+        plugins = ["jax", "keras(backend=jax)"]
+        pip = ["x>=1", "y"]
+        env = { A = 1, TEXT = "a,B=2" }
+        name = "trainers"
+        on = [0, "2-3"]
+        out = "losses"
+        timeout = 1.5
+        quiet = true
+        """
+    )
+    given = cell(f"--config {path}#gpu.big --nodes 3 --out other")
+    assert given.spec() == PoolSpec(
+        provider=Local(),
+        nodes=3,
+        ranks_per_node=4,
+        image=Image(pip=("x>=1", "y"), env={"A": "1", "TEXT": "a,B=2"}),
+        plugins=parse_plugins("jax,keras(backend=jax)"),
+        name="trainers",
+    )
+    assert (given.on, given.out, given.timeout, given.quiet) == ((0, 2, 3), "other", 1.5, True)
+
+
+def test_a_file_without_sections_is_read_whole(tmp_path):
+    path = tmp_path / "with space.toml"
+    path.write_text('nodes = 2\nplugins = "jax,keras"\nenv = "A=1"\nquiet = false\n')
+    given = cell(f"--config {shlex.quote(str(path))}")
+    assert given.spec().nodes == 2
+    assert given.spec().plugins == parse_plugins("jax,keras")
+    assert given.spec().image.env == {"A": "1"}
+    assert not given.quiet
+
+
+@pytest.mark.parametrize(
+    ("content", "section", "told"),
+    [
+        ("nodez = 2", "", "unknown option 'nodez'; did you mean 'nodes'?"),
+        ("ranks-per-node = 2\nranks_per_node = 2", "", "ranks_per_node is given twice"),
+        ("config = 'x'", "", "unknown option 'config'"),
+        ("xyzzy = 2", "", "unknown option 'xyzzy'"),
+        ("[gpu]\nnodes = 2", "", "'gpu' is a section; write FILE.toml#gpu"),
+        ("[gpu]\nnodes = 2", "#gqu", "has no section 'gqu'; did you mean 'gpu'?"),
+        ("[gpu]\nnodes = 2", "#xyz", "has no section 'xyz'; it has gpu"),
+        ("[gpu]\nnodes = 2", "#gpu.nodes", "'gpu.nodes' in"),
+        ("[gpu]\nnodes = 2", "#gpu.nodes.x", "has no section 'gpu.nodes.x'"),
+        ("nodes = 'two'", "", "--nodes takes a whole number, not 'two'"),
+        ("nodes = true", "", "--nodes takes a whole number, not 'True'"),
+        ("nodes = { a = 1 }", "", "nodes takes a whole number, and not a table"),
+        ("quiet = 1", "", "quiet takes true or false, not 1"),
+        ("nodes = ", "", "is not TOML"),
+        ("env = [1]", "", "--env takes K=V"),
+        ("plugins = ['keras', 'jax']", "", "write --plugins jax,keras"),
+    ],
+)
+def test_a_mistake_in_a_file_names_the_file_or_the_option(tmp_path, content, section, told):
+    path = tmp_path / "pools.toml"
+    path.write_text(content)
+    assert told in refusal(f"--config {path}{section}")
+
+
+def test_a_file_that_cannot_be_read_is_told(tmp_path):
+    assert "cannot be read: No such file" in refusal(f"--config {tmp_path}/none.toml")
+    assert "cannot be read: Is a directory" in refusal(f"--config {tmp_path}")
+    (tmp_path / "latin.toml").write_bytes(b"name = '\xe9'")
+    assert "is not TOML" in refusal(f"--config {tmp_path}/latin.toml")
+    assert "is no path" in refusal("--config '~nobody-of-this-name/x.toml'")
+    assert "--config is given 2 times" in refusal("--config a --config b")
+
+
+# Help.
+
+
+@pytest.mark.parametrize("line", ["--help", "-h", "--nodes 2 --help", "--on x --help"])
+def test_help_names_every_option_of_a_cell(line):
+    with pytest.raises(HelpAsked) as caught:
+        cell(line)
+    text = str(caught.value)
+    for option in (*POOL, NAME, CONFIG, *CELL):
+        assert option.flag in text
+        assert option.help in text
+    assert "--quiet" in text
+
+
+@pytest.mark.parametrize("name", VERBS)
+def test_help_of_a_verb_names_its_options_only(name):
+    with pytest.raises(HelpAsked) as caught:
+        verb(f"{name} --help")
+    text = str(caught.value)
+    for option in (*POOL, NAME, CONFIG, *CELL):
+        assert (option.flag in text) == (option in options_of(name))
+    assert ("--all" in text) == ("--all" in switches_of(name))
+
+
+def test_help_without_a_verb_names_the_verbs():
+    with pytest.raises(HelpAsked) as caught:
+        verb("--help")
+    assert all(f"  {name} " in str(caught.value) for name in VERBS)
+
+
+# Whatever is typed.
+
+_FLAGS = sorted({option.flag for option in (*POOL, NAME, CONFIG, *CELL)} | {"--quiet", "--all", "--", "-"})
+_VALUES = ["2", "head", "0-3", "jax", "keras(backend='torch'),torch", "A=1,B=2", "x>=1", "all", "nan", "1e999", "'", '"']
+_WORDS = st.one_of(st.sampled_from(_FLAGS), st.sampled_from(_VALUES), st.text(max_size=12))
+_LINES = st.one_of(
+    st.text(max_size=60),
+    st.lists(_WORDS, max_size=6).map(" ".join),
+    st.lists(_WORDS, max_size=6).map(shlex.join),
+    st.builds(lambda flag, value: f"{flag}={value}", st.sampled_from(_FLAGS), st.text(max_size=12)),
+)
+
+
+@settings(max_examples=400, deadline=None)
+@given(line=_LINES, word=st.sampled_from([None, "", *VERBS]))
+@example(line="--config '\0'", word=None)
+@example(line="--plugins jax(", word="up")
+@example(line="--nodes " + "9" * 5000, word=None)
+def test_whatever_is_typed_is_a_request_or_a_usage_error(line, word):
+    try:
+        asked = parse(line, cell=True) if word is None else parse(f"{word} {line}", cell=False)
+    except (UsageError, HelpAsked, SpecError) as error:
+        assert str(error)
+    else:
+        assert isinstance(asked.spec(), PoolSpec)
+
+
+_TOML = st.recursive(
+    st.one_of(st.booleans(), st.integers(-10, 10), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=8)),
+    lambda inner: st.lists(inner, max_size=3),
+    max_leaves=4,
+)
+_KEYS = st.sampled_from([*(flag.lstrip("-") for flag in _FLAGS if len(flag) > 2), "quiet", "nodez", "config"])
+
+
+@settings(max_examples=200, deadline=None)
+@given(table=st.dictionaries(_KEYS, _TOML, max_size=4), variables=st.dictionaries(st.text(max_size=4), _TOML, max_size=2))
+def test_whatever_a_file_holds_is_a_request_or_a_usage_error(tmp_path_factory, table, variables):
+    path = tmp_path_factory.getbasetemp() / "fuzz.toml"
+    lines = [f"{key} = {json.dumps(value)}" for key, value in table.items()]
+    lines += ["[env]", *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in variables.items())]
+    path.write_text("\n".join(lines))
+    try:
+        asked = parse(f"--config {path}", cell=True)
+    except (UsageError, SpecError) as error:
+        assert str(error)
+    else:
+        assert isinstance(asked.spec(), PoolSpec)
