@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import Any
 
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-_PATIENCE = 60.0
+_PATIENCE = 25.0
 _SETTINGS = {
     "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
     # Autosaving in the middle of a test would race with what the test itself saves.
