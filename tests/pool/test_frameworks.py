@@ -1,0 +1,212 @@
+"""Frameworks on real pools: entered before the first cell, and in order again after what goes wrong."""
+
+from __future__ import annotations
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import sky_jupyter as sky
+from sky_jupyter.errors import RankDied
+from sky_jupyter.pool.manager import Pool
+from sky_jupyter.pool.results import CellError
+from tests.pool.pools import begin, local_pool, run
+from tests.pool.test_faults import eventually, kernel_of
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("jax", reason="needs the extra jax")
+pytest.importorskip("torch", reason="needs the extra torch")
+
+DEVICES = "import jax; (jax.device_count(), jax.local_device_count(), jax.process_index())"
+GATHER = "from jax.experimental import multihost_utils; import numpy, sky_jupyter as sky\n"
+GATHER += "rank = sky.instance_info().rank\n"
+ALL_RANKS = "multihost_utils.process_allgather(numpy.array([rank])).ravel().tolist()"
+
+
+@pytest.fixture(scope="module")
+def jax_pool() -> Iterator[Pool]:
+    with local_pool(plugins=(sky.plugins.jax(), sky.plugins.keras())) as pool:
+        run(pool, GATHER + "kept = 'here'")
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def torch_pool() -> Iterator[Pool]:
+    with local_pool(plugins=(sky.plugins.torch(),)) as pool:
+        yield pool
+
+
+def fresh(pool: Pool) -> None:
+    """What a test broke is mended; the names that other tests use are there."""
+    pool.settle()
+    pool.take_restarted()
+    run(pool, GATHER + "kept = 'here'")
+
+
+def test_every_rank_sees_the_devices_of_all(jax_pool: Pool) -> None:
+    assert run(jax_pool, DEVICES).values == [(2, 1, 0), (2, 1, 1)]
+    assert run(jax_pool, ALL_RANKS).values == [[0, 1], [0, 1]]
+
+
+def test_what_the_frameworks_print_from_native_code_stays_out_of_cells(jax_pool: Pool) -> None:
+    result = run(jax_pool, ALL_RANKS)
+    assert [result.stdout(rank) + result.stderr(rank) for rank in (0, 1)] == ["", ""]
+
+
+def test_a_sharded_array_comes_back_as_each_ranks_part_and_a_replicated_one_whole(jax_pool: Pool) -> None:
+    code = """
+import jax, jax.numpy as jnp, numpy
+from jax.sharding import NamedSharding, PartitionSpec as P
+mesh = jax.make_mesh((2,), ("x",), axis_types=(jax.sharding.AxisType.Auto,))
+split = jax.make_array_from_process_local_data(NamedSharding(mesh, P("x")), numpy.full((3, 2), float(rank)))
+whole = jax.jit(lambda x: x + 0, out_shardings=NamedSharding(mesh, P()))(split)
+"""
+    run(jax_pool, code)
+    parts = run(jax_pool, "split")
+    assert [part.tolist() for part in parts] == [[[float(rank)] * 2] * 3 for rank in (0, 1)]
+    assert [part.shape for part in run(jax_pool, "whole")] == [(6, 2), (6, 2)]
+
+
+def test_a_rank_that_raises_frees_those_that_wait_in_a_collective(jax_pool: Pool) -> None:
+    began = time.monotonic()
+    with pytest.raises(CellError) as caught:
+        run(jax_pool, f"if rank == 1: raise ValueError('first')\n{ALL_RANKS}", grace=0.5)
+    assert time.monotonic() - began < 10
+    assert isinstance(caught.value.errors[1], ValueError)
+    assert "rank 1 had failed" in str(caught.value.errors[0])
+    fresh(jax_pool)
+    assert run(jax_pool, ALL_RANKS).values == [[0, 1], [0, 1]]
+
+
+@pytest.mark.parametrize("victim", [0, 1])
+def test_a_killed_rank_frees_those_that_wait_and_the_next_cell_works(jax_pool: Pool, victim: int) -> None:
+    code = f"import time\nif rank == {victim}: time.sleep(60)\n{ALL_RANKS}"
+    current = begin(jax_pool, code, grace=0.5)
+    time.sleep(0.5)
+    kernel_of(jax_pool, victim).send_signal(signal.SIGKILL)
+    killed = time.monotonic()
+    assert eventually(lambda: current.outcomes[victim].status == "died", 1.0)
+    with pytest.raises(CellError) as caught:
+        jax_pool.attend(current)
+    assert time.monotonic() - killed < 10
+    assert isinstance(caught.value.errors[victim], RankDied)
+    assert "SIGKILL" in str(caught.value.errors[victim])
+    fresh(jax_pool)
+    assert run(jax_pool, ALL_RANKS).values == [[0, 1], [0, 1]]
+
+
+def test_an_interrupt_between_collectives_keeps_every_namespace(jax_pool: Pool) -> None:
+    run(jax_pool, "precious = rank + 100")
+    current = begin(jax_pool, f"import time\nwhile True:\n    {ALL_RANKS}\n    time.sleep(0.3)")
+    time.sleep(1.0)
+    jax_pool.interrupt(current)
+    with pytest.raises(CellError):
+        jax_pool.attend(current)
+    jax_pool.settle()
+    # Whether the ranks were in step when it came is chance; either way the next cell works, and what
+    # was lost is known.
+    if jax_pool.take_restarted():
+        fresh(jax_pool)
+    else:
+        assert run(jax_pool, "precious").values == [100, 101]
+    assert run(jax_pool, ALL_RANKS).values == [[0, 1], [0, 1]]
+
+
+def test_an_interrupt_outside_of_collectives_restarts_nothing(jax_pool: Pool) -> None:
+    run(jax_pool, "precious = rank + 100")
+    current = begin(jax_pool, "import time\ntime.sleep(60)")
+    threading.Timer(0.5, lambda: jax_pool.interrupt(current)).start()
+    with pytest.raises(CellError):
+        jax_pool.attend(current)
+    jax_pool.settle()
+    assert jax_pool.take_restarted() == set()
+    assert run(jax_pool, "precious").values == [100, 101]
+
+
+def test_keras_trains_the_same_weights_on_all_ranks_of_a_pool(jax_pool: Pool) -> None:
+    code = """
+import keras, numpy
+keras.utils.set_random_seed(1)
+x = numpy.random.default_rng(0).normal(size=(64, 8)).astype("float32")
+y = (x.sum(axis=1) > 0).astype("int32")
+x, y = sky.shard(x, y, drop_last=True)
+model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(4, "relu"), keras.layers.Dense(2)])
+model.compile("sgd", keras.losses.SparseCategoricalCrossentropy(from_logits=True))
+model.fit(x, y, batch_size=8, epochs=2)
+[weight.tolist() for weight in model.get_weights()]
+"""
+    result = run(jax_pool, code)
+    assert result[0] == result[1]
+    assert "Epoch 2/2" in result.stdout(0)
+    assert result.stdout(1) == ""
+
+
+def test_a_restart_enters_the_plugins_again(jax_pool: Pool) -> None:
+    jax_pool.restart()
+    assert jax_pool.take_restarted() == {0, 1}
+    assert run(jax_pool, DEVICES).values == [(2, 1, 0), (2, 1, 1)]
+    fresh(jax_pool)
+
+
+def test_torch_ranks_reduce_together_and_know_their_environment(torch_pool: Pool) -> None:
+    code = """
+import os, torch, torch.distributed as dist, sky_jupyter as sky
+rank = sky.instance_info().rank
+total = torch.tensor([rank + 1.0]); dist.all_reduce(total)
+(total.item(), [os.environ[name] for name in ("RANK", "WORLD_SIZE", "LOCAL_RANK", "NODE_RANK", "LOCAL_WORLD_SIZE")])
+"""
+    assert run(torch_pool, code).values == [(3.0, ["0", "2", "0", "0", "1"]), (3.0, ["1", "2", "0", "1", "1"])]
+
+
+def test_a_killed_torch_rank_frees_those_that_wait_and_the_next_cell_works(torch_pool: Pool) -> None:
+    setup = "import torch, torch.distributed as dist, os, signal; rank = dist.get_rank()\n"
+    code = setup + "if rank == 1: os.kill(os.getpid(), signal.SIGKILL)\ndist.all_reduce(torch.ones(1))"
+    with pytest.raises(CellError) as caught:
+        run(torch_pool, code, grace=0.5)
+    assert isinstance(caught.value.errors[1], RankDied)
+    assert run(torch_pool, setup + "t = torch.ones(1); dist.all_reduce(t); t.item()").values == [2.0, 2.0]
+    torch_pool.take_restarted()
+
+
+def test_a_torch_rank_that_raises_frees_those_that_wait(torch_pool: Pool) -> None:
+    setup = "import torch, torch.distributed as dist; rank = dist.get_rank()\n"
+    with pytest.raises(CellError) as caught:
+        run(torch_pool, setup + "if rank == 0: raise KeyError('k')\ndist.barrier()", grace=0.5)
+    assert isinstance(caught.value.errors[0], KeyError)
+    assert run(torch_pool, setup + "t = torch.ones(1); dist.all_reduce(t); t.item()").values == [2.0, 2.0]
+
+
+def test_keras_on_torch_trains_together_in_either_order() -> None:
+    plugins = sky.plugins.parse_plugins("keras(backend=torch),torch")
+    code = """
+import keras, numpy, sky_jupyter as sky
+keras.utils.set_random_seed(1)
+x = numpy.random.default_rng(0).normal(size=(32, 4)).astype("float32")
+x, y = sky.shard(x, x.sum(axis=1), drop_last=True)
+model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+model.compile("sgd", "mse")
+model.fit(x, y, batch_size=4, epochs=1)
+(keras.backend.backend(), [weight.tolist() for weight in model.get_weights()])
+"""
+    with local_pool(plugins=plugins) as pool:
+        result = run(pool, code)
+        assert result[0][0] == "torch"
+        assert result[0] == result[1]
+
+
+def test_two_ranks_a_node_are_one_world(monkeypatch: pytest.MonkeyPatch) -> None:
+    with local_pool(nodes=1, ranks_per_node=2, plugins=(sky.plugins.jax(),)) as pool:
+        assert run(pool, DEVICES).values == [(2, 1, 0), (2, 1, 1)]
+        code = "import sky_jupyter as sky; i = sky.instance_info(); (i.node, i.local_rank, i.ranks_per_node)"
+        assert run(pool, code).values == [(0, 0, 2), (0, 1, 2)]
+
+
+def test_a_variable_of_the_image_is_there_before_a_framework_is_imported() -> None:
+    image = sky.Image(env={"JAX_ENABLE_X64": "1"})
+    with local_pool(nodes=1, plugins=(sky.plugins.jax(),), image=image) as pool:
+        assert run(pool, "import jax.numpy as jnp; str(jnp.ones(1).dtype)").head == "float64"
+    assert "JAX_ENABLE_X64" not in os.environ
