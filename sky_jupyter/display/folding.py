@@ -5,24 +5,14 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
+from ..errors import rank_label
+
 Item = TypeVar("Item", bound=Hashable)
-
-
-def rank_label(ranks: Iterable[int]) -> str:
-    """``"rank 2"`` or ``"ranks 0-3, 5"``."""
-    numbers = sorted(set(ranks))
-    return f"rank{'s' * (len(numbers) != 1)} {rank_numbers(numbers)}"
 
 
 def rank_numbers(ranks: Iterable[int]) -> str:
     """``"0-3, 5"``."""
-    stretches: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if stretches and rank == stretches[-1][-1] + 1:
-            stretches[-1].append(rank)
-        else:
-            stretches.append([rank])
-    return ", ".join(str(part[0]) if len(part) == 1 else f"{part[0]}-{part[-1]}" for part in stretches)
+    return rank_label(sorted(set(ranks))).partition(" ")[2]
 
 
 def fold(items: Mapping[int, Item]) -> list[tuple[list[int], Item]]:

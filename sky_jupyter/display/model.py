@@ -53,7 +53,7 @@ class RunModel:
         output, item, view = self._outputs[event.rank], event.event, self._views[event.rank]
         kind = item["kind"]
         if kind == "stream":
-            output.feed(item["text"])
+            output.feed(item["text"], item["name"])
         elif kind == "display":
             output.show(item["data"], item["metadata"], item.get("display_id"))
         elif kind == "update" and item.get("display_id"):
@@ -82,4 +82,4 @@ class RunModel:
                 segments, dropped = self._outputs[rank].segments(max_lines)
                 ranks.append(RankView(rank, segments, dropped, view.state, view.note, view.result))
             elapsed = time.perf_counter() - self.began if self._elapsed is None else self._elapsed
-            return RunViewModel(self.title, elapsed, tuple(ranks), self._elapsed is not None)
+            return RunViewModel(self.title, elapsed, tuple(ranks), self._elapsed is not None, tuple(self.notices))

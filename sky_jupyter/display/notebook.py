@@ -6,7 +6,6 @@ update it, and a saved notebook keeps the last state, without a kernel and witho
 
 from __future__ import annotations
 
-import html
 import time
 from typing import Any
 
@@ -18,6 +17,8 @@ _LIVE_LINES = 100
 _FINAL_LINES = 1000
 _PATIENCE = 0.15
 _INTERVAL = 0.1
+# Phases that took less are not worth a word.
+_SLOW = 0.5
 
 
 class _Slot:
@@ -71,11 +72,7 @@ class NotebookRunView:
     def _draw(self, lines: int) -> None:
         self._drawn = self.model.version
         shown = self.model.snapshot(lines)
-        page, text = render.to_html(shown, lines), render.to_text(shown, lines, colours=False)
-        for notice in self.model.notices:
-            page += f'<div style="opacity:0.7">{html.escape(notice)}</div>'
-            text += f"\n{notice}"
-        self._slot.show(page, text)
+        self._slot.show(render.to_html(shown, lines), render.to_text(shown, lines, colours=False))
 
 
 class NotebookStartView:
@@ -103,14 +100,14 @@ class NotebookStartView:
         now = time.perf_counter()
         if now >= self._next and self._now is not None:
             self._next = now + _INTERVAL
-            self._say(f"{self.title}: {self._now.phase} · {self._now.text}")
+            self._say(self._now.text, "running")
 
-    def finish(self, ready: str) -> None:
+    def finish(self, ready: str, *, ok: bool = True) -> None:
         """Say that the pool is ready, or why not."""
-        phases = ", ".join(f"{event.phase} {event.elapsed:.1f} s" for event in self._done if event.elapsed >= 0.05)
-        self._say(f"{self.title}: {ready}", f" ({phases})" if phases else "")
+        slow = [event for event in self._done if event.elapsed >= _SLOW]
+        phases = ", ".join(f"{event.phase} {render.duration(event.elapsed)}" for event in slow)
+        self._say(ready, "done" if ok else "failed", f" ({phases})" if len(slow) > 1 else "")
 
-    def _say(self, text: str, more: str = "") -> None:
-        elapsed = f" · {time.perf_counter() - self.began:.1f} s"
-        muted = f'<span style="opacity:0.6">{html.escape(elapsed + more)}</span>'
-        self._slot.show(f"<div>{html.escape(text)}{muted}</div>", text + elapsed + more)
+    def _say(self, what: str, state: render.State, more: str = "") -> None:
+        text = f"{self.title} · {what} · {render.duration(time.perf_counter() - self.began)}"
+        self._slot.show(render.html_start(text, state=state, aside=more), text + more)

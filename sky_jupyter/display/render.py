@@ -15,8 +15,9 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
+from ..errors import rank_label
 from . import ansi
-from .folding import common_end, common_start, fold, rank_label, rank_numbers
+from .folding import common_end, common_start, fold, rank_numbers
 from .transcript import Rich, Segment, Text
 
 State = Literal["running", "done", "failed", "died", "interrupted"]
@@ -64,12 +65,15 @@ class RunViewModel:
         Those whose output is shown.
     finished : bool
         Whether nothing will change any more.
+    notices : tuple of str
+        What else there is to say about the run, such as that kernels are new.
     """
 
     title: str
     elapsed: float
     ranks: tuple[RankView, ...]
     finished: bool = False
+    notices: tuple[str, ...] = ()
 
 
 class Shown(NamedTuple):
@@ -94,7 +98,13 @@ class Block(NamedTuple):
 # Jupyter's order of preference, but an image before the text that describes it.
 _KINDS = ("text/html", "image/svg+xml", "image/png", "image/jpeg", "image/gif")
 _TEXTS = ("text/markdown", "text/latex", "text/plain")
+_TROUBLES: tuple[State, ...] = ("died", "failed", "interrupted")
 _COLOURS = {"running": "34", "done": "32", "failed": "31", "died": "31", "interrupted": "33"}
+# Jupyter's own text outputs stand a little to the right of where HTML begins.
+_OUTER = "margin:0;padding:0 0 0 8px"
+# Where a page has no such variable, or a sanitizer drops it, the size before it holds.
+_CODE = "font-size:13px;font-size:var(--jp-code-font-size,13px)"
+_MUTED = "opacity:0.75;font-size:85%"
 # So many groups may fill their share of lines; more groups share what these have.
 _FULL_GROUPS = 4
 # A line that is so much longer counts for several.
@@ -130,9 +140,8 @@ def to_html(model: RunViewModel, max_lines: int = 1000) -> str:
         red = f'<span style="{ansi.css(_COLOURS[state])}">{rank_label(ranks)} {state}: </span>'
         rows.append(_html_row("", _pre(red + ansi.to_html(note))))
     quiet = _quiet_ranks(model)
-    if quiet:
-        rows.append(f'<div style="opacity:0.6;font-size:85%">{rank_label(quiet)}: no output</div>')
-    return f'<div style="margin:0">{"".join(rows)}</div>'
+    rows.extend(_html_aside(text) for text in [f"{rank_label(quiet)}: no output"] * bool(quiet) + [*model.notices])
+    return f'<div style="{_OUTER}">{"".join(rows)}</div>'
 
 
 def to_text(model: RunViewModel, max_lines: int = 1000, *, colours: bool = True) -> str:
@@ -152,7 +161,7 @@ def to_text(model: RunViewModel, max_lines: int = 1000, *, colours: bool = True)
     str
         Lines, without a newline after the last.
     """
-    rows = [" · ".join([*_header(model), *(f"{rank_label(ranks)} {state}" for ranks, state in _troubles(model))])]
+    rows = [" · ".join(_header(model))]
 
     def add(ranks: Iterable[int], lines: Iterable[str]) -> None:
         mark = f"[{rank_numbers(ranks).replace(' ', '')}] " if len(model.ranks) > 1 else ""
@@ -166,7 +175,7 @@ def to_text(model: RunViewModel, max_lines: int = 1000, *, colours: bool = True)
         add(ranks, (("Out: " if index == 0 else "     ") + str(line) for index, line in enumerate(shown)))
     for ranks, state, note in _notes(model):
         add(ranks, f"{state}: {note}".splitlines())
-    text = "\n".join(rows)
+    text = "\n".join([*rows, *model.notices])
     return text if colours else ansi.strip(text)
 
 
@@ -243,7 +252,9 @@ def _results(model: RunViewModel, pick: Callable[[Rich], tuple[Atom, ...]]) -> l
 
 
 def _troubles(model: RunViewModel) -> list[tuple[list[int], State]]:
-    return fold({view.rank: view.state for view in model.ranks if view.state not in ("running", "done")})
+    """The ranks that did not end well; what is most likely the cause comes first."""
+    found = fold({view.rank: view.state for view in model.ranks if view.state in _TROUBLES})
+    return sorted(found, key=lambda item: _TROUBLES.index(item[1]))
 
 
 def _notes(model: RunViewModel) -> list[tuple[list[int], State, str]]:
@@ -252,26 +263,31 @@ def _notes(model: RunViewModel) -> list[tuple[list[int], State, str]]:
 
 
 def _quiet_ranks(model: RunViewModel) -> list[int]:
-    """The ranks that showed nothing in a finished run in which others did."""
-    quiet = [view.rank for view in model.ranks if not (view.segments or view.dropped or view.result or view.note)]
+    """The ranks that ended well and showed nothing, in a finished run in which others did."""
+    silent = [view for view in model.ranks if not (view.segments or view.dropped or view.result or view.note)]
+    quiet = [view.rank for view in silent if view.state == "done"]
     return quiet if model.finished and len(quiet) < len(model.ranks) else []
 
 
 def _header(model: RunViewModel) -> list[str]:
     count = len(model.ranks)
-    return [model.title, f"{count} rank{'s' * (count != 1)}", _duration(model.elapsed), _status(model)]
+    return [model.title, f"{count} rank{'s' * (count != 1)}", duration(model.elapsed), *_status(model)]
 
 
-def _status(model: RunViewModel) -> str:
-    if _troubles(model):
-        return "failed" if model.finished else "failing"
-    done = sum(view.state == "done" for view in model.ranks)
-    if model.finished:
-        return "done"
-    return f"running, {done} of {len(model.ranks)} done" if done else "running"
+def _status(model: RunViewModel) -> list[str]:
+    """Such as ``["running, 1 of 2 done"]`` or ``["rank 0 failed", "rank 1 interrupted"]``."""
+    troubles = _troubles(model)
+    words = [f"{rank_label(ranks)} {state}" for ranks, state in troubles]
+    if not model.finished:
+        done = sum(view.state == "done" for view in model.ranks)
+        return [f"running, {done} of {len(model.ranks)} done" if done else "running", *words]
+    if len(troubles) == 1 and len(troubles[0][0]) == len(model.ranks):
+        return [troubles[0][1]]
+    return words or ["done"]
 
 
-def _duration(seconds: float) -> str:
+def duration(seconds: float) -> str:
+    """Seconds as people say them: ``1.3 s``, ``2 min 5 s``."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -321,16 +337,26 @@ def _size(metadata: Any) -> str:
 # HTML.
 
 
+def html_line(text: str, *, state: State, aside: str = "") -> str:
+    """A line that says how something fares, with a dot in the state's colour; ``aside`` is said more quietly."""
+    dot = f'<span style="{ansi.css(_COLOURS[state])}">●</span>'
+    quiet = f'<span style="opacity:0.75">{html.escape(aside)}</span>' if aside else ""
+    return f'<div style="font-size:85%;margin:0 0 4px 0">{dot} {html.escape(text)}{quiet}</div>'
+
+
+def html_start(text: str, *, state: State, aside: str = "") -> str:
+    """`html_line` as an output of its own."""
+    return f'<div style="{_OUTER}">{html_line(text, state=state, aside=aside)}</div>'
+
+
 def _html_header(model: RunViewModel) -> str:
-    status = _status(model)
-    dot = _dot("running" if status.startswith("running") else "done" if status == "done" else "failed")
-    parts = " · ".join(map(html.escape, _header(model)))
-    bad = "".join(f" {_dot(state)} {rank_label(ranks)} {state}" for ranks, state in _troubles(model))
-    return f'<div style="font-size:85%;margin:0 0 4px 0">{dot} <span style="opacity:0.75">{parts}</span>{bad}</div>'
+    troubles = _troubles(model)
+    state: State = troubles[0][1] if troubles else "done" if model.finished else "running"
+    return html_line(" · ".join(_header(model)), state=state)
 
 
-def _dot(state: str) -> str:
-    return f'<span style="{ansi.css(_COLOURS[state])}">●</span>'
+def _html_aside(text: str) -> str:
+    return f'<div style="{_MUTED};margin:0 0 2px 0">{html.escape(text)}</div>'
 
 
 def _html_row(label: str, content: str) -> str:
@@ -338,8 +364,8 @@ def _html_row(label: str, content: str) -> str:
         return f'<div style="margin:0 0 2px 0">{content}</div>'
     return (
         '<div style="display:flex;margin:0 0 2px 0">'
-        '<div style="min-width:8em;max-width:12em;font-size:85%;opacity:0.6;padding:1px 8px 0 0">'
-        f'{label}</div><div style="min-width:0;width:100%;border-left:2px solid #7f7f7f;padding-left:8px">'
+        f'<div style="min-width:7em;max-width:7em;{_MUTED};padding:1px 8px 0 0">'
+        f'{label}</div><div style="min-width:0;width:100%;border-left:2px solid #9e9e9e;padding-left:8px">'
         f"{content}</div></div>"
     )
 
@@ -347,7 +373,7 @@ def _html_row(label: str, content: str) -> str:
 def _html_block(block: Block) -> str:
     parts = []
     if block.left_out:
-        parts.append(f'<div style="font-size:85%;opacity:0.6">{_left_out(block.left_out)}</div>')
+        parts.append(_html_aside(_left_out(block.left_out)))
     for is_text, atoms in itertools.groupby(block.atoms, lambda atom: isinstance(atom, str)):
         if is_text:
             parts.append(_pre(ansi.to_html("\n".join(map(str, atoms)))))
@@ -359,7 +385,7 @@ def _html_block(block: Block) -> str:
 def _pre(content: str) -> str:
     # A browser drops one newline right after the tag.
     content = "\n" * content.startswith("\n") + content
-    style = "margin:0;padding:0;background:transparent;white-space:pre-wrap;word-wrap:break-word;line-height:1.3"
+    style = f"margin:0;padding:0;background:transparent;white-space:pre-wrap;word-wrap:break-word;{_CODE};line-height:1.3"
     return f'<pre style="{style}">{content}</pre>'
 
 

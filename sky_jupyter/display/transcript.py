@@ -93,6 +93,11 @@ class Transcript:
         self._size += len(text)
         self._trim()
 
+    def end_line(self) -> None:
+        """Begin a new line, unless the last one is empty."""
+        if len(self) == len(self._rows):
+            self.feed("\n" * (len(self._rows) - self._row))
+
     def _at_end(self) -> bool:
         return self._column is None and self._row == len(self._rows) - 1
 
@@ -253,14 +258,20 @@ class RankOutput:
         self._parts: list[Transcript | Rich] = []
         self._by_id: dict[str, list[int]] = {}
         self._clear_next = False
+        self._stream = ""
 
-    def feed(self, text: str) -> None:
-        """Take text of stdout or stderr."""
+    def feed(self, text: str, name: str = "stdout") -> None:
+        """Take text of stdout or stderr, as `name` says; what one of them leaves open the other does not go on."""
         self._cleared()
         if not self._parts or not isinstance(self._parts[-1], Transcript):
             self._parts.append(Transcript(self.max_lines))
         part = self._parts[-1]
         assert isinstance(part, Transcript)
+        if name != self._stream:
+            self._stream = name
+            # The newline that ends a progress bar may come late, after what was printed next.
+            if not text.startswith(("\n", "\r\n")):
+                part.end_line()
         part.feed(text)
 
     def show(

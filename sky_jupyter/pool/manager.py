@@ -21,7 +21,7 @@ from ..bootstrap import environment
 from ..capture.collect import Capture
 from ..capture.ledger import Ledger
 from ..capture.payload import Blob, write_blob
-from ..errors import BootstrapError, PoolError, SpecError, plain, rank_label
+from ..errors import BootstrapError, CaptureError, PoolError, SpecError, plain, rank_label
 from ..spec import PoolSpec
 from . import launch
 from .control import Control
@@ -34,6 +34,7 @@ from .supervisor import Supervisor
 
 AGENT_TIMEOUT = 60.0
 DEFAULT_GRACE = 5.0
+_SPARE_ROOM = 64 << 20
 
 
 class Pool:
@@ -233,7 +234,7 @@ class Pool:
             Seconds after which all ranks are stopped.
         """
         run = self._new_run(self.check_ranks(ranks), listener, capture)
-        content = {"kind": "cell", "code": code, "manifest": capture.manifest(self._folder(run)), "count": count}
+        content = {"kind": "cell", "code": code, "count": count, **self._ship(run)}
         return self._begin(run, content, code, grace, timeout)
 
     def begin_call(
@@ -247,36 +248,60 @@ class Pool:
     ) -> Run:
         """Start a function on ranks (all, unless given), which its blob and capture hold; see `begin_cell`."""
         run = self._new_run(self.check_ranks(ranks), listener, capture)
-        return self._begin(run, self._call_content(run, call, capture), "a function call", DEFAULT_GRACE, timeout)
+        content = {"kind": "call", **self._ship(run, call)}
+        return self._begin(run, content, "a function call", DEFAULT_GRACE, timeout)
 
     def begin_one(self, call: Blob, capture: Capture, *, rank: int | None = None, listener: Listener = ignore) -> Run:
         """Start a function on one rank, the least busy unless given, as a Dask task."""
         chosen = [] if rank is None else self.check_ranks([rank])
         run = self._new_run(chosen, listener, capture)
-        content = self._call_content(run, call, capture)
+        content = {"kind": "call", **self._ship(run, call)}
+        self.supervisor.add(run)
         self.registry.run_began(run.id, self.id, "a function call")
         run.task = loop().submit(self.supervisor.submit(run, content, rank))
         return run
-
-    def _call_content(self, run: Run, call: Blob, capture: Capture) -> dict[str, Any]:
-        folder = self._folder(run)
-        return {"kind": "call", "blob": str(write_blob(call, folder)), "manifest": capture.manifest(folder)}
 
     def _new_run(self, ranks: Sequence[int], listener: Listener, capture: Capture) -> Run:
         self._must_live()
         run = Run(launch.new_id(), {rank: rank // self.spec.ranks_per_node for rank in ranks}, listener)
         run.capture = capture
-        self.supervisor.add(run)
         return run
 
-    def _folder(self, run: Run) -> Path:
-        """Where a run's blobs lie while it is on; kernels that have mapped them need no name."""
-        folder = self.hosts[0].blobs / run.id
-        folder.mkdir(mode=0o700)
-        return folder
+    def _ship(self, run: Run, call: Blob | None = None) -> dict[str, Any]:
+        """Write a run's blobs where the nodes find them; what goes wrong leaves none.
+
+        Raises
+        ------
+        CaptureError
+            When there is no room for them.
+        """
+        blobs = [*run.capture.blobs, *([call] if call is not None else [])]
+        run.folder = self._room(sum(blob.size for blob in blobs)) / run.id
+        run.folder.mkdir(mode=0o700)
+        try:
+            shipped: dict[str, Any] = {"manifest": run.capture.manifest(run.folder)}
+            if call is not None:
+                shipped["blob"] = str(write_blob(call, run.folder))
+        except BaseException:
+            shutil.rmtree(run.folder, ignore_errors=True)
+            raise
+        return shipped
+
+    def _room(self, size: int) -> Path:
+        """The folder for blobs of this many bytes in all: shared memory, or else the disk."""
+        host = self.hosts[0]
+        for folder in (host.blobs, host.folder):
+            if shutil.disk_usage(folder).free > size + _SPARE_ROOM:
+                return folder
+        free = shutil.disk_usage(host.folder).free
+        raise CaptureError(
+            f"the cell needs {size / 1e9:.1f} GB of the notebook's values on the nodes, and {host.folder} has room for "
+            f"{free / 1e9:.1f} GB; make large values inside the cell, or set TMPDIR to a larger disk"
+        )
 
     def _begin(self, run: Run, content: dict[str, Any], code: str, grace: float, timeout: float | None) -> Run:
         self.current = run
+        self.supervisor.add(run)
         self.registry.run_began(run.id, self.id, code)
         run.task = loop().submit(self.supervisor.execute(run, content, grace, timeout))
         return run
@@ -334,7 +359,9 @@ class Pool:
     def finish(self, run: Run) -> CellResult:
         """A run's result once its task is done; its blobs go, and the registry and ledger hear of it."""
         run.task.result()
-        shutil.rmtree(self.hosts[0].blobs / run.id, ignore_errors=True)
+        self.supervisor.discard(run)
+        # Kernels that have mapped a blob need its name no more.
+        shutil.rmtree(run.folder, ignore_errors=True)
         self.registry.run_ended(run.id, "failed" if run.failed else "ok", run.elapsed)
         outcomes = list(run.outcomes.values())
         # What only some of the ranks have bound is sent again.
@@ -388,6 +415,9 @@ class Pool:
     def _break(self, why: str) -> None:
         """The pool can run nothing until it is restarted; what runs on it is given up."""
         self.state, self.broken = "broken", why
+        if self.control is not None:
+            # It would look for its scheduler, and say so in the notebook, for ever.
+            asyncio.ensure_future(self.control.close())  # noqa: RUF006 - it ends by itself
         self.supervisor.lose_all(f"{why}; `%sky restart` makes the pool anew")
 
     # -- parts -------------------------------------------------------------------------------------

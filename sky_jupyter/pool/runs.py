@@ -7,6 +7,7 @@ import threading
 import time
 from collections.abc import Callable, Iterable
 from concurrent.futures import Future
+from pathlib import Path
 from typing import Any
 
 from ..capture.collect import Capture
@@ -33,6 +34,8 @@ class Run:
         self.outcomes = {rank: Outcome(rank, node) for rank, node in sorted(nodes.items())}
         self.listener = listener
         self.capture = Capture()
+        # Where its blobs lie while it is on.
+        self.folder = Path()
         self.elapsed = 0.0
         # Names that the ranks bound or deleted, and those of them that are modules.
         self.writes: set[str] = set()

@@ -18,7 +18,6 @@ from .runs import Run
 _INTERRUPT_PATIENCE = 1.0
 _KILL_PATIENCE = 60.0
 _CHECK_PATIENCE = 3.0
-_KEEP_RUNS = 1000
 
 
 class Supervisor:
@@ -53,8 +52,10 @@ class Supervisor:
     def add(self, run: Run) -> None:
         """Take in a run that is about to be started."""
         self.runs[run.id] = run
-        while len(self.runs) > _KEEP_RUNS:
-            self.runs.pop(next(iter(self.runs)))
+
+    def discard(self, run: Run) -> None:
+        """Forget a run that is over."""
+        self.runs.pop(run.id, None)
 
     def close(self) -> None:
         """Stop what is still to be done for the pool."""

