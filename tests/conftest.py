@@ -38,12 +38,11 @@ def pool_folders(pool: str) -> list[Path]:
 
 
 @pytest.fixture(scope="session", autouse=True)
-def _own_registry(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+def _own_registry(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Tests do not write into the user's registry, and mark what they start."""
     os.environ["SKY_REGISTRY"] = str(tmp_path_factory.mktemp("registry") / "registry.sqlite")
     os.environ[MARK] = uuid.uuid4().hex
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
-    yield
 
 
 @pytest.fixture(scope="module", autouse=True)

@@ -35,8 +35,8 @@ class StartView(Protocol):
     def refresh(self) -> None:
         """Draw what is new; main thread."""
 
-    def finish(self, ready: str) -> None:
-        """Say how it ended."""
+    def finish(self, ready: str, *, ok: bool = True) -> None:
+        """Say how it ended, and whether well."""
 
 
 class Silent:
@@ -48,7 +48,7 @@ class Silent:
     def refresh(self) -> None:
         """Nothing."""
 
-    def finish(self, ready: object) -> None:
+    def finish(self, ready: object, *, ok: bool = True) -> None:
         """Nothing."""
 
 

@@ -82,8 +82,9 @@ class NotebookStartView:
         self.title = title
         self.began = time.perf_counter()
         self._slot = _Slot()
-        self._now: PhaseEvent | None = None
+        self._now: str | None = None
         self._done: list[PhaseEvent] = []
+        self._begun: dict[str, str] = {}
         self._next = time.perf_counter() + _PATIENCE
 
     def on_event(self, event: Event) -> None:
@@ -91,16 +92,18 @@ class NotebookStartView:
         if isinstance(event, PhaseEvent):
             if event.done:
                 self._done.append(event)
-            self._now = event
+            # What a phase says of itself first can stand alone; what its commands print later cannot.
+            heading = self._begun.setdefault(event.phase, event.text)
+            self._now = event.text if event.text == heading else f"{event.phase}: {event.text}"
         elif isinstance(event, NoticeEvent):
-            self._now = PhaseEvent("notice", event.text, 0.0)
+            self._now = event.text
 
     def refresh(self) -> None:
         """Draw what is new; main thread only."""
         now = time.perf_counter()
         if now >= self._next and self._now is not None:
             self._next = now + _INTERVAL
-            self._say(self._now.text, "running")
+            self._say(self._now, "running")
 
     def finish(self, ready: str, *, ok: bool = True) -> None:
         """Say that the pool is ready, or why not."""

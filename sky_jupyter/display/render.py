@@ -364,7 +364,7 @@ def _html_row(label: str, content: str) -> str:
         return f'<div style="margin:0 0 2px 0">{content}</div>'
     return (
         '<div style="display:flex;margin:0 0 2px 0">'
-        f'<div style="min-width:7em;max-width:7em;{_MUTED};padding:1px 8px 0 0">'
+        f'<div style="min-width:8em;max-width:8em;{_MUTED};line-height:1.4;padding:0 8px 0 0">'
         f'{label}</div><div style="min-width:0;width:100%;border-left:2px solid #9e9e9e;padding-left:8px">'
         f"{content}</div></div>"
     )
@@ -385,7 +385,9 @@ def _html_block(block: Block) -> str:
 def _pre(content: str) -> str:
     # A browser drops one newline right after the tag.
     content = "\n" * content.startswith("\n") + content
-    style = f"margin:0;padding:0;background:transparent;white-space:pre-wrap;word-wrap:break-word;{_CODE};line-height:1.3"
+    style = (
+        f"margin:0;padding:0;background:transparent;white-space:pre-wrap;word-wrap:break-word;{_CODE};line-height:1.3"
+    )
     return f'<pre style="{style}">{content}</pre>'
 
 

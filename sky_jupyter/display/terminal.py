@@ -132,7 +132,7 @@ class TerminalStartView:
         while self._lines:
             print(f"{self.title}: {self._lines.popleft()}", file=sys.stderr)
 
-    def finish(self, ready: str) -> None:
+    def finish(self, ready: str, *, ok: bool = True) -> None:
         """Say that the pool is ready, or why not."""
         self.refresh()
         print(f"{self.title}: {ready} · {time.perf_counter() - self.began:.1f} s", file=sys.stderr)

@@ -57,7 +57,9 @@ class SkyMagics(Magics):
     def cell(self, line: str, body: str, given: Given) -> None:
         """Run a cell on a pool, which is made where there is none."""
         if not body.strip():
-            raise UsageError(f"%%sky: the cell is empty; `%sky up {line}`".rstrip(" `") + "` makes a pool for later cells")
+            raise UsageError(
+                f"%%sky: the cell is empty; `%sky up {line}`".rstrip(" `") + "` makes a pool for later cells"
+            )
         code = _numbered(line, body)
         transformed = self.shell.transform_cell(code)
         namespace = self.shell.user_ns
@@ -126,16 +128,16 @@ class SkyMagics(Magics):
             return
         if len(fresh) == pool.spec.world_size:
             lost = pool.ledger.forget_nodes(self.shell.user_ns) - pool.modules
-            text = "all kernels are new" + _listing("only the nodes had, and lost", lost)
+            text = "all kernels are new" + _listing("; lost, as only the nodes had them", lost)
         else:
             lost = pool.ledger.nodes_own - pool.modules
             pool.ledger = pool.ledger.unsent()
-            text = f"new kernels for {rank_label(sorted(fresh))}" + _listing(
-                "which the others have and they lack", lost
-            )
+            text = f"{rank_label(sorted(fresh))}: new kernel{'s' * (len(fresh) > 1)}"
+            text += _listing(", without what the other ranks still have", lost)
         if view is None:
             print(text)
-        else:
+        elif lost:
+            # That kernels are new has been said when they were replaced.
             view.on_event(NoticeEvent(text))
 
     # -- %sky --------------------------------------------------------------------------------------
@@ -168,7 +170,7 @@ class SkyMagics(Magics):
         try:
             pool.restart(view.on_event, view.refresh)
         except BaseException:
-            view.finish("the restart failed")
+            view.finish("the restart failed", ok=False)
             raise
         view.finish("new kernels on all ranks")
         self.take_restarts(pool, None)
@@ -213,8 +215,8 @@ def status_text(pool: Pool, *, current: bool) -> str:
             lines.append(f"  node {node}: lost; `%sky restart` makes it anew")
             continue
         for rank, facts in nodes[node]["ranks"].items():
-            state = "busy" if facts["busy_with"] else "idle" if facts["pid"] else "has no kernel"
-            lines.append(f"  node {node}, rank {rank}: {state} (process {facts['pid']})")
+            state = f"{'busy' if facts['busy_with'] else 'idle'} (process {facts['pid']})"
+            lines.append(f"  node {node}, rank {rank}: {state if facts['pid'] else 'its kernel is being replaced'}")
     return "\n".join(lines)
 
 
@@ -227,7 +229,7 @@ def _numbered(line: str, body: str) -> str:
 
 
 def _listing(what: str, names: Iterable[str]) -> str:
-    return f"; {what}: {', '.join(sorted(names))}" if names else ""
+    return f"{what}: {', '.join(sorted(names))}" if names else ""
 
 
 def _exclude(given: Given) -> Any:

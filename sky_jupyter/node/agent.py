@@ -14,12 +14,14 @@ import os
 import re
 import signal
 import socket
+import sys
 import time
 import traceback
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
+import cloudpickle
 import dask.config
 from distributed import Worker
 from distributed.worker import get_worker
@@ -87,7 +89,7 @@ class Run:
         return batch[0][0], sum(count for _, count, _ in batch), b"".join(data for _, _, data in batch)
 
 
-class Agent(Worker):
+class Agent(control.WithoutHttp, Worker):
     """One a node, made by `serve`; ends with its process.
 
     Parameters
@@ -98,9 +100,20 @@ class Agent(Worker):
         The pool's shape.
     node : int
         This node's number.
+    accelerators : tuple of int and str
+        How many accelerators it has, and their kind.
     """
 
-    def __init__(self, scheduler: str, pool_folder: Path, config: HostConfig, node: int) -> None:
+    def __init__(
+        self,
+        scheduler: str,
+        pool_folder: Path,
+        config: HostConfig,
+        node: int,
+        accelerators: tuple[int, str | None] = (0, None),
+    ) -> None:
+        self.accelerators = accelerators
+        self.apps = contextlib.ExitStack()
         self.folder = pool_folder / f"n{node}"
         self.pool_folder = pool_folder
         self.config = config
@@ -188,9 +201,20 @@ class Agent(Worker):
         return {n: str(task.exception()) for n, task in self.starting.items() if task.exception() is not None}
 
     async def sky_enter(
-        self, plugins: bytes, ports: dict[str, int], job: str, noise: list[str], ranks: list[int] | None = None
+        self,
+        plugins: bytes,
+        ports: dict[str, int],
+        job: str,
+        noise: list[str],
+        apps: bytes = b"",
+        ranks: list[int] | None = None,
     ) -> dict[int, dict[str, Any]]:
-        """Have ranks enter the plugins, once their kernels answer; returns how each ended."""
+        """Have ranks enter the plugins, once their kernels answer; returns how each ended.
+
+        ``apps`` is given at a pool's first entering: what plugins do in the agent itself.
+        """
+        for around in cloudpickle.loads(apps) if apps else ():
+            self.apps.enter_context(around(self.info(min(self.ranks), ports, job)))
         every = "|".join(f"^(?:{expression})(?:\n|\\Z)" for expression in noise)
         self.noise = re.compile(every, re.MULTILINE) if noise else None
         for rank in self.mine(ranks):
@@ -335,6 +359,8 @@ class Agent(Worker):
             peers=tuple(self.config.addresses),
             job_id=job,
             ports=ports,
+            accelerators=self.accelerators[0],
+            accelerator=self.accelerators[1],
         )
 
     def background(self, work: Any) -> None:
@@ -359,22 +385,27 @@ async def call(run: str, content: dict[str, Any], rank: int | None = None) -> di
     return {"rank": chosen.number, "node": agent.node}
 
 
-def serve(folder: Path, config: HostConfig, node: int, scheduler: str) -> None:
+def serve(folder: Path, config: HostConfig, node: int, scheduler: str, accelerators: tuple[int, str | None]) -> None:
     """Be the agent of a node until the process is asked to end."""
     dask.config.set(control.DASK_SETTINGS)
-    asyncio.run(_serve(folder, config, node, scheduler))
+    asyncio.run(_serve(lambda: Agent(scheduler, folder, config, node, accelerators)))
 
 
-async def _serve(folder: Path, config: HostConfig, node: int, scheduler: str) -> None:
-    agent = Agent(scheduler, folder, config, node)
+async def _serve(make: Callable[[], Agent]) -> None:
+    agent = make()
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     starting = asyncio.create_task(agent.start_ranks())
     # A handler may be called as soon as the scheduler knows this worker.
     agent.starting = dict.fromkeys(agent.ranks, starting)
-    async with agent:
-        try:
+    try:
+        async with agent:
             done = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(agent.finished())]
             await asyncio.wait(done, return_when=asyncio.FIRST_COMPLETED)
-        except Exception:
-            traceback.print_exc()
+    except Exception:
+        # Dask's own tasks would be waited for; an agent that cannot start has nothing to save.
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    finally:
+        agent.apps.close()

@@ -82,6 +82,7 @@ class Host:
         self.children: dict[int, str] = {}
         self.ending = False
         self.scheduler_address = self.config.scheduler
+        self.accelerators: tuple[int, str | None] = (0, None)
 
     def run(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -112,8 +113,9 @@ class Host:
         self.fork("forkserver", lambda: forkserver.serve(listener, self.config.preload), log="forkserver.log")
         listener.close()
         # After the forkserver: it must not carry the control plane's modules, nor wait for them.
-        from . import agent, scheduler
+        from . import accelerators, agent, scheduler
 
+        self.accelerators = accelerators.present()
         if self.scheduler_address is None:
             self.scheduler_address = self.start_scheduler(scheduler.serve)
         for node in self.config.nodes:
@@ -134,8 +136,8 @@ class Host:
     def start_agent(self, serve: Callable[..., None], node: int) -> None:
         folder = self.folder / f"n{node}"
         folder.mkdir(mode=0o700, exist_ok=True)
-        scheduler = self.scheduler_address
-        self.fork(f"agent {node}", lambda: serve(self.folder, self.config, node, scheduler), log=f"n{node}/agent.log")
+        arguments = (self.folder, self.config, node, self.scheduler_address, self.accelerators)
+        self.fork(f"agent {node}", lambda: serve(*arguments), log=f"n{node}/agent.log")
 
     def fork(self, name: str, work: Callable[[], None], log: str) -> int:
         """Run ``work`` in a child that dies with this process; its output goes to the named log."""

@@ -9,7 +9,9 @@ from typing import Any
 
 import dask.config
 from distributed import Scheduler
+from distributed.http.routing import RoutingApplication
 from distributed.security import Security
+from tornado.httpserver import HTTPServer
 
 # The default for both sides: certificates of the pool only, nothing in the clear.
 DASK_SETTINGS: dict[str, Any] = {
@@ -32,6 +34,19 @@ DASK_SETTINGS: dict[str, Any] = {
 }
 
 
+class WithoutHttp:
+    """A Dask server without its web server, which would listen on one port more, in the clear."""
+
+    def start_http_server(self, *arguments: Any, **options: Any) -> None:
+        """Nothing is listened to; what Dask looks for when it stops is there."""
+        self.http_application = RoutingApplication([])
+        self.http_server = HTTPServer(self.http_application)
+
+
+class PoolScheduler(WithoutHttp, Scheduler):
+    """A pool's scheduler."""
+
+
 def security(folder: Path) -> Security:
     """The pool's TLS material, as the manager laid it into the pool's folder."""
     names = {
@@ -44,12 +59,14 @@ def security(folder: Path) -> Security:
 
 def serve(folder: Path, address: str, write: int) -> None:
     """Run the scheduler until the process ends; its address goes to the file descriptor ``write``."""
-    dask.config.set(DASK_SETTINGS)
+    dask.config.set({**DASK_SETTINGS, "temporary-directory": str(folder)})
     asyncio.run(_serve(folder, address, write))
 
 
 async def _serve(folder: Path, address: str, write: int) -> None:
-    async with Scheduler(protocol="tls", host=address, port=0, dashboard=False, security=security(folder)) as scheduler:
+    async with PoolScheduler(
+        protocol="tls", host=address, port=0, dashboard=False, security=security(folder)
+    ) as scheduler:
         os.write(write, f"{scheduler.address}\n".encode())
         os.close(write)
         await scheduler.finished()

@@ -25,13 +25,13 @@ class Control:
         self.client: Client | None = None
         self.closing = False
 
-    async def connect(self, address: str, folder: Path, nodes: int, timeout: float) -> None:
-        """Connect to the scheduler and wait until all agents are there.
+    async def connect(self, address: str, folder: Path, nodes: int, timeout: float, broken: Callable[[], str]) -> None:
+        """Connect to the scheduler and wait until all agents are there, or ``broken()`` says why not.
 
         Raises
         ------
         NodeLost
-            When some of them are not there in time.
+            When some of them are not there in time, or never will be.
         """
         import dask.config
         from distributed import Client
@@ -47,6 +47,8 @@ class Control:
         end = asyncio.get_running_loop().time() + timeout
         while len(self.addresses) < nodes:
             await self._learn()
+            if why := broken():
+                raise NodeLost(why)
             if asyncio.get_running_loop().time() > end:
                 absent = sorted(set(range(nodes)) - set(self.addresses))
                 raise NodeLost(f"the agents of nodes {absent} did not come up in {timeout:.0f} s")

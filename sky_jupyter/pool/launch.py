@@ -60,6 +60,20 @@ class Host:
             raise BootstrapError("agent", event.get("message", "the host ended"), lines=self.log())
         return event
 
+    def listen(self, on_event: Callable[[dict[str, Any]], None]) -> None:
+        """Have a handler told, in a thread, what the host has said and will say."""
+        self.on_event = on_event
+        with contextlib.suppress(queue.Empty):
+            while True:
+                on_event(self.events.get_nowait())
+
+    def last_words(self, agent: str) -> list[str]:
+        """The last lines of an agent's log, to be read below a message."""
+        log = self.folder / f"n{agent.rpartition(' ')[2]}" / "agent.log"
+        with contextlib.suppress(OSError):
+            return [f"\n  | {line}" for line in log.read_text(errors="replace").splitlines()[-30:]]
+        return []
+
     def log(self) -> list[str]:
         """The last lines of the host's own log."""
         with contextlib.suppress(OSError):

@@ -17,7 +17,7 @@ from typing import Any
 
 import cloudpickle
 
-from ..bootstrap import environment
+from ..bootstrap import environment, steps
 from ..capture.collect import Capture
 from ..capture.ledger import Ledger
 from ..capture.payload import Blob, write_blob
@@ -69,6 +69,8 @@ class Pool:
         self.owner = os.getpid()
         self._epoch = 0
         self._stop = threading.Event()
+        # What plugins entered here, for the pool's life.
+        self._client = contextlib.ExitStack()
 
     # -- life --------------------------------------------------------------------------------------
 
@@ -98,6 +100,13 @@ class Pool:
             self.down()
             raise
         self.state = "ready"
+        try:
+            for plugin in self.spec.plugins:
+                if plugin.around_client is not None:
+                    self._client.enter_context(plugin.around_client(self))
+        except BaseException:
+            self.down()
+            raise
         folders = tuple(str(path) for host in self.hosts for path in (host.folder, host.blobs))
         self.registry.update(self.id, "ready", folders)
 
@@ -107,6 +116,7 @@ class Pool:
         with self._phase("environment", "checking what is installed") as say:
             machines = await asyncio.to_thread(self._machines)
             env = await asyncio.to_thread(environment.ensure, image, on_line=say, stop=self._stop)
+            await asyncio.to_thread(steps.run, spec, machines, launch.node_environment(image.env), say)
         with self._phase("agent", f"starting {spec.nodes} node{'s' if spec.nodes > 1 else ''} ({provider.kind})"):
             launching = asyncio.ensure_future(
                 asyncio.to_thread(launch.launch, self.id, spec, machines, env.python, image.env, self.hosts.append)
@@ -117,8 +127,9 @@ class Pool:
             self.control = Control(self.supervisor.on_batch, self.supervisor.on_lost)
             self.supervisor.control = self.control
             for host in self.hosts:
-                host.on_event = self._in_loop(functools.partial(self._on_host, host))
-            await self.control.connect(self.scheduler_address, self.hosts[0].folder, spec.nodes, AGENT_TIMEOUT)
+                host.listen(self._in_loop(functools.partial(self._on_host, host)))
+            folder = self.hosts[0].folder
+            await self.control.connect(self.scheduler_address, folder, spec.nodes, AGENT_TIMEOUT, lambda: self.broken)
         names = ", ".join(str(plugin) for plugin in spec.plugins)
         with self._phase("plugins", f"starting kernels{', entering ' + names if names else ''}"):
             await self._enter()
@@ -134,6 +145,7 @@ class Pool:
         # An address of the pool's coordinators must never be used twice: a late peer of the last
         # start could join the new one.
         names = [plugin.name for plugin in plugins if plugin.collective] or ["pool"]
+        apps = [plugin.around_app for plugin in plugins if plugin.around_app is not None]
         ports = (await self.control.ask("ports", [0], count=len(names)))[0]
         self._epoch += 1
         answers = await self.control.ask(
@@ -141,6 +153,7 @@ class Pool:
             plugins=cloudpickle.dumps(plugins),
             ports=dict(zip(names, ports, strict=True)),
             job=f"{self.id}-{self._epoch}",
+            apps=cloudpickle.dumps(apps) if apps and self._epoch == 1 else b"",
             noise=[expression for plugin in plugins for expression in plugin.noise],
             ranks=ranks,
         )
@@ -154,6 +167,8 @@ class Pool:
         if self.state == "ended":
             return
         self.state = "ended"
+        with contextlib.suppress(Exception):
+            self._client.close()
         with contextlib.suppress(Exception):
             loop().call(self._leave(), timeout=10)
         for host in self.hosts:
@@ -194,6 +209,7 @@ class Pool:
         for host in self.hosts:
             await asyncio.to_thread(host.end)
         self.hosts.clear()
+        self._epoch = 0
         await self._start()
 
     async def _renew(self, ranks: Sequence[int] | None) -> None:
@@ -408,9 +424,14 @@ class Pool:
         """A host, or a process of it, has ended: without a scheduler nobody can be reached."""
         if self.state == "ended" or host not in self.hosts:
             return
-        scheduler = event["event"] == "ended" and event.get("name") == "scheduler"
-        if event["event"] == "gone" or scheduler:
-            self._break(f"the scheduler was {event['text']}" if scheduler else "the pool's processes are gone")
+        name = str(event.get("name", ""))
+        if event["event"] == "gone":
+            self._break("the pool's processes are gone")
+        elif name in ("scheduler", "forkserver"):
+            self._break(f"the {name} ended ({event['text']})")
+        elif name and self.state == "new":
+            # Once the pool is ready, the scheduler tells which node is lost, and the others go on.
+            self._break(f"{name} ended ({event['text']}) before it was ready" + "".join(host.last_words(name)))
 
     def _break(self, why: str) -> None:
         """The pool can run nothing until it is restarted; what runs on it is given up."""

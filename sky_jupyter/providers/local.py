@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+from ..errors import ProvisionError
 from ..machines.local import LocalMachine
+from ..node import accelerators
 from ..spec import PoolSpec
 from .base import MachineRecord, Offer
 
@@ -21,7 +23,19 @@ class Local:
         return [Offer("this machine", 0.0)]
 
     def create(self, spec: PoolSpec, count: int, pool: str) -> Sequence[str]:
-        """Ids only: the processes come with the host, which ends with the pool."""
+        """Ids only: the processes come with the host, which ends with the pool.
+
+        Raises
+        ------
+        ProvisionError
+            When the spec asks for accelerators that this machine does not have.
+        """
+        if spec.accelerator is not None:
+            have, kind = accelerators.present()
+            # A driver says "NVIDIA A100-SXM4-80GB" where people say A100.
+            if have < spec.accelerator.count or spec.accelerator.kind.lower() not in str(kind).lower():
+                found = f"{have} of {kind}" if have else "no accelerator"
+                raise ProvisionError(f"the pool needs {spec.accelerator} on each node; this machine has {found}")
         return [f"{pool}-{number}" for number in range(count)]
 
     def list(self, pool: str) -> Sequence[MachineRecord]:

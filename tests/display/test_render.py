@@ -80,7 +80,7 @@ def training_run():
 
 def test_a_realistic_run_of_four_ranks_is_folded():
     assert to_text(training_run(), colours=False).split("\n") == [
-        "sky · 4 ranks · 1 min 15 s · failed · rank 3 died",
+        "sky · 4 ranks · 1 min 15 s · rank 3 died",
         "[0-3] WARNING: a < b is deprecated",
         "[0-3] 8 devices on 4 processes",
         "[0] 100/100 ━━━━━━━━━━━━━━━━━━━━ loss: 0.01",
@@ -110,7 +110,7 @@ def test_html_uses_only_what_the_sanitizer_of_untrusted_notebooks_keeps():
         "background-color": r"#[0-9a-f]{6}",
         "background": "transparent",
         "font-weight": "bold",
-        "font-size": r"\d+%",
+        "font-size": r"\d+(%|px)",
         "opacity": r"0\.\d+",
         "margin": r"(0|\d+px)( (0|\d+px)){0,3}",
         "padding": r"(0|\d+px)( (0|\d+px)){0,3}",
@@ -245,16 +245,31 @@ def test_silent_ranks_are_mentioned_only_beside_others_and_in_the_end():
         (["running", "running"], False, 0.04, "sky · 2 ranks · 0.0 s · running"),
         (["done", "running"], False, 59.9, "sky · 2 ranks · 59.9 s · running, 1 of 2 done"),
         (["done"], True, 3700, "sky · 1 rank · 1 h 1 min · done"),
-        (["failed", "running"], False, 61, "sky · 2 ranks · 1 min 1 s · failing · rank 0 failed"),
-        (["failed", "interrupted", "interrupted"], True, 1, "sky · 3 ranks · 1.0 s · failed"),
+        (["failed", "running"], False, 61, "sky · 2 ranks · 1 min 1 s · running · rank 0 failed"),
+        (["failed", "failed"], True, 1, "sky · 2 ranks · 1.0 s · failed"),
+        (["interrupted"], True, 1, "sky · 1 rank · 1.0 s · interrupted"),
+        (["interrupted", "failed"], True, 1, "sky · 2 ranks · 1.0 s · rank 1 failed · rank 0 interrupted"),
+        (["failed", "interrupted", "interrupted"], True, 1, "sky · 3 ranks · 1.0 s · rank 0 failed"),
     ],
 )
 def test_the_header_says_how_the_run_fares(states, finished, elapsed, header):
     shown = model(*(view(rank, state=state) for rank, state in enumerate(states)), finished=finished, elapsed=elapsed)
     assert to_text(shown).startswith(header)
-    if "interrupted" in states:
+    if len(states) == 3:
         assert to_text(shown).endswith("rank 0 failed · ranks 1-2 interrupted")
         assert "ranks 1-2 interrupted" in Page(to_html(shown)).text
+
+
+def test_ranks_that_failed_without_a_word_are_not_called_silent():
+    shown = model(view(0, "a"), view(1, state="failed"), view(2))
+    assert "rank 2: no output" in to_html(shown)
+    assert "rank 1: no output" not in to_html(shown)
+
+
+def test_notices_stand_at_the_end():
+    shown = RunViewModel("sky", 1, (view(0, "a"),), True, ("<rank 0> ended",))
+    assert to_text(shown).endswith("\na\n<rank 0> ended")
+    assert "&lt;rank 0&gt; ended</div></div>" in to_html(shown)
 
 
 def test_titles_and_notes_are_escaped_and_equal_notes_fold():

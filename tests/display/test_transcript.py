@@ -166,3 +166,22 @@ def test_clear_output_waits_when_asked_to():
     assert output.segments(10)[0] == (Text(("b",)),)
     output.clear()
     assert output.segments(10) == ((), 0)
+
+
+@pytest.mark.parametrize(
+    ("pieces", "shown"),
+    [
+        # A bar's last newline comes late: stderr is sent after what was printed next.
+        ([("stderr", "\r10/10"), ("stdout", "done\n"), ("stderr", "\n")], ["10/10", "done", ""]),
+        ([("stderr", "\r10/10"), ("stderr", "\n"), ("stdout", "done\n")], ["10/10", "done"]),
+        ([("stderr", "\r10/10"), ("stdout", "\n"), ("stdout", "done")], ["10/10", "done"]),
+        ([("stdout", "half "), ("stderr", "warning\n"), ("stdout", "a line\n")], ["half ", "warning", "a line"]),
+        ([("stdout", "a\n"), ("stderr", "b\n"), ("stdout", "c")], ["a", "b", "c"]),
+        ([("stdout", "a\nb\x1b[A"), ("stderr", "c")], ["a", "b", "c"]),
+    ],
+)
+def test_stdout_and_stderr_do_not_share_a_line(pieces, shown):
+    output = RankOutput()
+    for name, text in pieces:
+        output.feed(text, name)
+    assert [ansi.strip(line) for segment in output.segments(100)[0] for line in segment.lines] == shown

@@ -322,7 +322,20 @@ def test_help_without_a_verb_names_the_verbs():
 # Whatever is typed.
 
 _FLAGS = sorted({option.flag for option in (*POOL, NAME, CONFIG, *CELL)} | {"--quiet", "--all", "--", "-"})
-_VALUES = ["2", "head", "0-3", "jax", "keras(backend='torch'),torch", "A=1,B=2", "x>=1", "all", "nan", "1e999", "'", '"']
+_VALUES = [
+    "2",
+    "head",
+    "0-3",
+    "jax",
+    "keras(backend='torch'),torch",
+    "A=1,B=2",
+    "x>=1",
+    "all",
+    "nan",
+    "1e999",
+    "'",
+    '"',
+]
 _WORDS = st.one_of(st.sampled_from(_FLAGS), st.sampled_from(_VALUES), st.text(max_size=12))
 _LINES = st.one_of(
     st.text(max_size=60),
@@ -347,7 +360,9 @@ def test_whatever_is_typed_is_a_request_or_a_usage_error(line, word):
 
 
 _TOML = st.recursive(
-    st.one_of(st.booleans(), st.integers(-10, 10), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=8)),
+    st.one_of(
+        st.booleans(), st.integers(-10, 10), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=8)
+    ),
     lambda inner: st.lists(inner, max_size=3),
     max_leaves=4,
 )
@@ -355,7 +370,9 @@ _KEYS = st.sampled_from([*(flag.lstrip("-") for flag in _FLAGS if len(flag) > 2)
 
 
 @settings(max_examples=200, deadline=None)
-@given(table=st.dictionaries(_KEYS, _TOML, max_size=4), variables=st.dictionaries(st.text(max_size=4), _TOML, max_size=2))
+@given(
+    table=st.dictionaries(_KEYS, _TOML, max_size=4), variables=st.dictionaries(st.text(max_size=4), _TOML, max_size=2)
+)
 def test_whatever_a_file_holds_is_a_request_or_a_usage_error(tmp_path_factory, table, variables):
     path = tmp_path_factory.getbasetemp() / "fuzz.toml"
     lines = [f"{key} = {json.dumps(value)}" for key, value in table.items()]

@@ -16,7 +16,9 @@ from sky_jupyter.spec import Image, PoolSpec
 
 
 @contextmanager
-def local_pool(nodes: int = 2, ranks_per_node: int = 1, plugins: tuple[Plugin, ...] = (), **more: Any) -> Iterator[Pool]:
+def local_pool(
+    nodes: int = 2, ranks_per_node: int = 1, plugins: tuple[Plugin, ...] = (), **more: Any
+) -> Iterator[Pool]:
     """A started pool of local nodes, ended afterwards."""
     spec = PoolSpec(provider=Local(), nodes=nodes, ranks_per_node=ranks_per_node, plugins=plugins, **more)
     pool = Pool(spec)

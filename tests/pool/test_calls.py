@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from collections.abc import Iterator
 
@@ -62,7 +63,7 @@ def test_one_rank_gives_its_value(pool: sky.Compute) -> None:
 
 def test_an_error_on_one_rank_keeps_its_type_and_names_the_rank(pool: sky.Compute) -> None:
     with pytest.raises(FileNotFoundError) as caught:
-        sky.function(lambda: open("/no/such/file"))() >> pool
+        sky.function(lambda: os.stat("/no/such/file"))() >> pool
     assert "raised on rank" in caught.value.__notes__[0]
 
 

@@ -37,7 +37,8 @@ def test_each_rank_returns_its_last_expression(pool: Pool) -> None:
 
 
 def test_every_rank_knows_its_place(pool: Pool) -> None:
-    fields = "node rank total_nodes world_size ranks_per_node local_rank is_head head_addr peers".split()
+    fields = ["node", "rank", "total_nodes", "world_size", "ranks_per_node", "local_rank", "is_head"]
+    fields += ["head_addr", "peers"]
     result = run(pool, f"info = sky.instance_info(); [getattr(info, name) for name in {fields!r}]")
     assert result[0] == [0, 0, 2, 2, 1, 0, True, "127.0.0.1", ("127.0.0.1", "127.0.0.1")]
     assert result[1] == [1, 1, 2, 2, 1, 0, False, "127.0.0.1", ("127.0.0.1", "127.0.0.1")]
@@ -77,7 +78,7 @@ def test_a_large_value_is_fetched_when_it_is_touched(pool: Pool) -> None:
 
 def test_a_value_that_cannot_be_pickled_says_so_when_touched(pool: Pool) -> None:
     result = run(pool, "import threading; threading.Lock()")
-    with pytest.raises(ValueNotHere, match="rank 0 .*_thread.lock"):
+    with pytest.raises(ValueNotHere, match=r"rank 0 .*_thread.lock"):
         result.head  # noqa: B018 - touching it is the test
 
 
@@ -89,7 +90,9 @@ def test_a_class_of_the_notebook_comes_back_as_itself(pool: Pool) -> None:
 
 
 def test_output_of_python_native_code_and_subprocesses_is_kept_in_order(pool: Pool) -> None:
-    code = "import os, subprocess\nprint('one', flush=True)\nos.write(1, b'two\\n')\nsubprocess.run(['echo', 'three'])\n"
+    code = (
+        "import os, subprocess\nprint('one', flush=True)\nos.write(1, b'two\\n')\nsubprocess.run(['echo', 'three'])\n"
+    )
     code += "import sys; print('oops', file=sys.stderr)"
     result = run(pool, code)
     for rank in (0, 1):
@@ -146,7 +149,7 @@ def test_an_error_keeps_its_type_its_line_and_its_rank(pool: Pool) -> None:
     assert "In[7]" in shown
     assert "line 4" in shown
     with pytest.raises(FileNotFoundError):
-        error.result[1]  # noqa: B018 - touching it is the test
+        error.result[1]
 
 
 def test_the_errors_of_a_run_can_be_caught_by_their_type(pool: Pool) -> None:
@@ -167,7 +170,10 @@ def test_the_same_traceback_of_several_ranks_is_shown_once(pool: Pool) -> None:
 
 def test_an_exception_of_a_cells_own_class_comes_back_by_name(pool: Pool) -> None:
     with pytest.raises(CellError) as caught:
-        run(pool, "class Strange(Exception):\n    def __init__(self, a, b): super().__init__('odd')\nraise Strange(1, 2)")
+        run(
+            pool,
+            "class Strange(Exception):\n    def __init__(self, a, b): super().__init__('odd')\nraise Strange(1, 2)",
+        )
     assert "Strange" in str(caught.value.errors[0])
 
 
@@ -237,7 +243,9 @@ def test_other_ranks_get_their_grace_when_one_fails(pool: Pool) -> None:
 
 def test_a_rank_that_ignores_interrupts_is_replaced(pool: Pool) -> None:
     run(pool, "mine = rank")
-    code = "import signal, time\nif rank == 1:\n    signal.signal(signal.SIGINT, signal.SIG_IGN)\n    time.sleep(60)\nrank"
+    code = (
+        "import signal, time\nif rank == 1:\n    signal.signal(signal.SIGINT, signal.SIG_IGN)\n    time.sleep(60)\nrank"
+    )
     with pytest.raises(CellError) as caught:
         run(pool, code, timeout=0.5)
     assert isinstance(caught.value.errors[1], RankInterrupted | RankDied)

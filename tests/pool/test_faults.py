@@ -123,7 +123,7 @@ def test_a_lost_scheduler_fails_the_run_and_a_restart_makes_the_pool_anew() -> N
         with pytest.raises(CellError):
             pool.attend(current)
         assert time.monotonic() - began < 5
-        with pytest.raises(PoolError, match="broken.*SIGKILL.*%sky restart"):
+        with pytest.raises(PoolError, match=r"broken.*SIGKILL.*%sky restart"):
             run(pool, "1")
         pool.restart()
         assert run(pool, "40 + 2").values == [42, 42]

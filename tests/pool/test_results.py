@@ -43,12 +43,12 @@ def test_values_leave_out_ranks_that_failed() -> None:
     assert result.values == ["a"]
     assert isinstance(result.errors[1], ValueError)
     with pytest.raises(ValueError, match="v"):
-        result[1]  # noqa: B018 - touching it is the test
+        result[1]
 
 
 def test_a_value_that_cannot_be_rebuilt_here_says_why() -> None:
     outcome = Outcome(0, 0, "ok", {"value": base64.b64encode(b"cno_such_module\nthing\n.").decode(), "type": "t"})
-    with pytest.raises(ValueNotHere, match="ModuleNotFoundError.*no_such_module"):
+    with pytest.raises(ValueNotHere, match=r"ModuleNotFoundError.*no_such_module"):
         CellResult([outcome], 0.1).head  # noqa: B018 - touching it is the test
 
 

@@ -1,0 +1,1 @@
+"""Figures as ratios: each benchmark measures ours and its peers by turns, in one run."""

@@ -1,0 +1,82 @@
+"""``python -m benchmarks [names]``: measure, print the rows, and with ``--save`` put them into README.md."""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import importlib
+import os
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+
+from . import report
+from .measure import HEAD, Options, Row
+
+SUBJECTS = {
+    "import": "imports",
+    "cell": "cell",
+    "start": "start",
+    "output": "output",
+    "array": "array",
+    "frameworks": "frameworks",
+    "training": "training",
+}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Read the command line and measure; returns the exit status."""
+    parser = argparse.ArgumentParser(prog="benchmarks", description=__doc__)
+    parser.add_argument("names", nargs="*", metavar="name", help=f"some of: {', '.join(SUBJECTS)}; all unless given")
+    parser.add_argument("--quick", action="store_true", help="fewer repetitions and smaller data; under two minutes")
+    parser.add_argument("--repeat", type=int, metavar="N", help="repetitions of each, instead of its own number")
+    parser.add_argument("--save", action="store_true", help="write the figures into README.md")
+    given = parser.parse_args(arguments)
+    if unknown := [name for name in given.names if name not in SUBJECTS]:
+        parser.error(f"no benchmark {', '.join(unknown)}; there are {', '.join(SUBJECTS)}")
+    if given.repeat is not None and given.repeat < 1:
+        parser.error("--repeat must be 1 or more")
+    if given.save and (given.names or given.quick or given.repeat):
+        parser.error("--save is for the whole set as it is: leave names, --quick and --repeat out")
+    began = time.perf_counter()
+    found: dict[str, list[Row]] = {}
+    with own_places():
+        for name in given.names or SUBJECTS:
+            found[name] = measured(name, Options(given.quick, given.repeat))
+    took = time.perf_counter() - began
+    print(f"{took:.0f} s in all; {report.machine()}")
+    if given.save:
+        report.save(found, took)
+    return 0
+
+
+def measured(name: str, options: Options) -> list[Row]:
+    """One benchmark's rows, printed."""
+    began = time.perf_counter()
+    rows: list[Row] = importlib.import_module(f"benchmarks.{SUBJECTS[name]}").measure(options)
+    print(f"\n{name} ({time.perf_counter() - began:.0f} s)")
+    table = [HEAD, *(row.cells for row in rows)]
+    widths = [max(len(line[column]) for line in table) for column in range(len(HEAD))]
+    for line in table:
+        print("  " + "  ".join(text.ljust(width) for text, width in zip(line, widths, strict=True)).rstrip())
+    sys.stdout.flush()
+    return rows
+
+
+@contextlib.contextmanager
+def own_places() -> Iterator[None]:
+    """Folders for whatever ours and the peers write, gone in the end; nothing of the user's is touched.
+
+    With bytecode, without which every start would compile all that it imports.
+    """
+    os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+    with tempfile.TemporaryDirectory(prefix="bench-", ignore_cleanup_errors=True) as folder:
+        for name in ("IPYTHONDIR", "JUPYTER_RUNTIME_DIR", "JUPYTER_CONFIG_DIR", "JUPYTER_DATA_DIR"):
+            os.environ[name] = os.path.join(folder, name.lower())
+        os.environ["SKY_REGISTRY"] = os.path.join(folder, "registry.sqlite")
+        yield
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,1 @@
+"""Programs as people write them by hand, without a pool: what ours is measured against."""

@@ -1,0 +1,47 @@
+"""The same training in a cell and in two processes by hand, from the first step to the last."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from .byhand import ByHand
+from .engines import Ours
+from .measure import Options, Row, by_turns, rows
+
+OURS = "in a cell"
+BY_HAND = "2 processes by hand"
+SCRIPT = Path(__file__).resolve().parent / "scripts" / "digits.py"
+SECONDS = 10.0
+QUICK_SECONDS = 3.0
+
+
+def measure(options: Options) -> list[Row]:
+    """Both jobs live side by side and train by turns; while one does, the other only waits."""
+    pool = Ours()
+    pool.start(2, ("jax", "keras"))
+    try:
+        pool.run(f"{SCRIPT.read_text()}\nimport sky_jupyter as sky\nme = sky.instance_info()")
+        by_hand = ByHand()
+        try:
+            epochs = calibrated(by_hand, QUICK_SECONDS if options.quick else SECONDS)
+            jobs = {OURS: lambda: {"s": in_cell(pool, epochs)}, BY_HAND: lambda: {"s": by_hand.train(epochs)}}
+            by_turns(jobs, 1)  # the first round of each is slower
+            samples = by_turns(jobs, options.times(5, quick=2))
+        finally:
+            by_hand.close()
+    finally:
+        pool.close()
+    return rows(f"{epochs} epochs of Keras on 2 ranks", samples, "s", ours=OURS, best=1.02)
+
+
+def in_cell(pool: Ours, epochs: int) -> float:
+    """Train in a cell; the seconds that the slowest rank took."""
+    said = pool.run(f"print(); print('seconds', train(me.rank, me.world_size, {epochs}))")
+    return max(float(line.split()[1]) for text in said for line in text.splitlines() if line.startswith("seconds"))
+
+
+def calibrated(by_hand: ByHand, seconds: float) -> int:
+    """The epochs that take about so long on this machine."""
+    few = 5
+    by_hand.train(few)
+    return max(few, round(few * seconds / by_hand.train(few)))

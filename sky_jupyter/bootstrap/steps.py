@@ -1,0 +1,55 @@
+"""The commands that plugins run on each machine before a pool's processes start there."""
+
+from __future__ import annotations
+
+import shlex
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+
+from ..errors import BootstrapError
+from ..machines.base import Machine
+from ..spec import PoolSpec
+
+_LAST = 30
+
+
+def run(spec: PoolSpec, machines: Sequence[Machine], env: Mapping[str, str], on_line: Callable[[str], None]) -> None:
+    """Run every plugin's commands, in order, once on each machine.
+
+    Raises
+    ------
+    BootstrapError
+        For a command that fails: phase ``"plugins"``, the node, and its last lines.
+    """
+    commands = [argv for plugin in spec.plugins if plugin.bootstrap is not None for argv in plugin.bootstrap(spec)]
+    done: set[str] = set()
+    for node, machine in enumerate(machines):
+        if machine.key in done:
+            continue
+        done.add(machine.key)
+        for argv in commands:
+            _run_one(node, machine, argv, env, on_line)
+
+
+def _run_one(
+    node: int, machine: Machine, argv: Sequence[str], env: Mapping[str, str], on_line: Callable[[str], None]
+) -> None:
+    with tempfile.TemporaryDirectory(prefix="sky-step-") as folder:
+        log = Path(folder) / "stderr"
+        command = machine.exec(argv, env=env, cwd=folder, log=log)
+        lines = []
+        try:
+            for line in command.lines():
+                lines.append(line)
+                on_line(line)
+            status = command.wait()
+        except BaseException:
+            command.kill()
+            command.wait()
+            raise
+        if status:
+            lines += log.read_text(errors="replace").splitlines()
+            raise BootstrapError(
+                "plugins", f"exit status {status}", node=node, command=shlex.join(argv), lines=lines[-_LAST:]
+            )

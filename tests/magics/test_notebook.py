@@ -1,0 +1,442 @@
+"""``%%sky`` and ``%sky`` in a real kernel, as the user of a notebook meets them.
+
+All tests share a kernel; each asks for the pool that it needs, so that they run in any order.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import nbformat
+import pytest
+from nbclient import NotebookClient
+from nbclient.exceptions import CellExecutionError
+
+from tests.conftest import MARK, marked_processes
+from tests.magics.notebook import Notebook, OwnKernelSpecs, notebook
+
+RANK = "import sky_jupyter; rank = sky_jupyter.instance_info().rank"
+
+
+@pytest.fixture(scope="module")
+def book(tmp_path_factory) -> Iterator[Notebook]:
+    folder = tmp_path_factory.mktemp("book")
+    with notebook(folder) as opened:
+        assert opened.run("%load_ext sky_jupyter").status == "ok"
+        yield opened
+    end = time.monotonic() + 5
+    while marked_processes(os.environ[MARK]):
+        assert time.monotonic() < end, "the notebook's pools outlive it"
+        time.sleep(0.05)
+
+
+@pytest.fixture
+def two(book) -> Notebook:
+    """The notebook with a current pool of two nodes whose ranks know their number."""
+    up = book.run("%sky up --name default --nodes 2")
+    assert up.status == "ok", up.outputs
+    assert book.run(f"%%sky --quiet\n{RANK}").status == "ok"
+    return book
+
+
+def pools_of(book: Notebook) -> list[str]:
+    return re.findall(r"^pool ([\w-]+)", book.run("%sky").stream(), re.MULTILINE)
+
+
+# The flow.
+
+
+def test_the_first_cell_makes_the_pool_and_later_ones_use_it(book):
+    book.run("%sky down --all")
+    first = book.run("%%sky --nodes 2\nimport os\nprint('hello')\nos.getpid()")
+    start, shown = first.displays
+    assert re.fullmatch(r"pool default · 2 local nodes ready · [\d.]+ s( \(.*\))?", start.data["text/plain"])
+    assert re.match(r"sky · 2 ranks · [\d.]+ s · done\n\[0-1\] hello\n\[0\] Out: \d+\n\[1\] Out: \d+\Z", first.run)
+    pids = book.value("_sky.values")
+    assert len(set(pids)) == 2
+    for line in ("%%sky", "%%sky --nodes 2", "%%sky --nodes 2 --provider local"):
+        again = book.run(f"{line}\nos.getpid()")
+        assert len(again.displays) == 1
+        assert book.value("_sky.values") == pids
+
+
+def test_what_a_cell_assigns_stays_on_the_nodes_and_the_last_writer_wins(two):
+    two.run("%%sky\nkept = rank + 10")
+    assert two.run("%%sky\nkept").body == ["[0] Out: 10", "[1] Out: 11"]
+    two.run("kept = 5")
+    assert two.run("%%sky\nkept").body == ["[0-1] Out: 5"]
+    assert two.run("kept").outputs[0].data["text/plain"] == "5"
+
+
+def test_another_spec_on_a_live_name_says_what_differs_and_starts_nothing(two):
+    for line in ("--nodes 3", "--nodes 3 --name default"):
+        cell = two.run(f"%%sky {line}\n1")
+        assert cell.error_name == "PoolError"
+        assert "nodes: 2 -> 3" in cell.error
+        assert "%sky restart --name default" in cell.error
+        assert "Traceback" not in cell.error
+        assert not cell.displays
+    assert "image: " in two.run("%%sky --env A=1\n1").error
+    assert pools_of(two) == ["default"]
+
+
+def test_several_pools_live_side_by_side_and_are_told_apart_by_name(two):
+    other = two.run("%%sky --name other --env WHO=other\nimport os\nos.environ['WHO']")
+    assert other.displays[0].data["text/plain"].startswith("pool other · 1 local node ready")
+    assert other.run.startswith("sky · other · 1 rank · ")
+    assert other.body == ["Out: 'other'"]
+    assert sorted(pools_of(two)) == ["default", "other"]
+    # The one used last is the current one.
+    assert two.run("%%sky\n1").run.startswith("sky · other · ")
+    assert two.run("%%sky --name default\n1").run.startswith("sky · 2 ranks")
+    assert two.run("%%sky\n1").run.startswith("sky · 2 ranks")
+    assert two.run("%sky down --name other").stream() == "pool other: ended\n"
+    assert pools_of(two) == ["default"]
+
+
+def test_options_come_from_a_file_too(two):
+    config = Path(two.value("__import__('os').getcwd()"), "pools.toml")
+    config.write_text("[one]\nname = 'filed'\nnodes = 1\nenv = { COLOUR = 'green' }\nout = 'found'\n")
+    two.run("%%sky --config pools.toml#one\nimport os\nos.environ['COLOUR']")
+    assert two.value("found.values") == ["green"]
+    two.run("%sky down --name filed")
+    config.write_text("nodez = 1")
+    assert "unknown option 'nodez'" in two.run("%%sky --config pools.toml\n1").stream("stderr")
+
+
+# The cell's options.
+
+
+def test_on_chooses_the_ranks(two):
+    assert two.run("%%sky --on 1\nrank").run.endswith("Out: 1")
+    assert two.value("_sky.ranks") == (1,)
+    assert two.run("%%sky --on head\nrank").run.endswith("Out: 0")
+    assert "pool 'default' has ranks 0 to 1, not 2" in two.run("%%sky --on 2\nrank").stream("stderr")
+
+
+def test_only_chooses_whose_output_is_shown(two):
+    cell = two.run("%%sky --only 1\nprint('from', rank)\nrank")
+    assert cell.body == ["from 1", "Out: 1"]
+    assert two.value("_sky.values") == [0, 1]
+    assert two.value("_sky.stdout(0)") == "from 0\n"
+
+
+def test_results_are_kept_under_sky_and_the_given_name(two):
+    two.run("%%sky --out answer\nprint('x')\nrank * 2")
+    assert two.value("(answer.values, answer.head, len(answer), answer[1], answer is _sky)") == ([0, 2], 0, 2, 2, True)
+    assert two.value("answer.elapsed") < 5
+
+
+def test_quiet_shows_nothing_but_errors(two):
+    cell = two.run("%%sky --quiet\nprint('x')\nrank")
+    assert cell.outputs == []
+    assert two.value("_sky.values") == [0, 1]
+    assert two.run("%%sky --quiet\n1/0").error_name == "CellError"
+
+
+def test_a_cell_that_takes_too_long_is_stopped(two):
+    cell = two.run("%%sky --timeout 0.3\nimport time\ntime.sleep(30)")
+    assert cell.elapsed < 5
+    assert "the run took longer than 0.3 s (--timeout)" in cell.error
+    assert cell.run.endswith("· interrupted")
+    assert two.run("%%sky\nrank").body == ["[0] Out: 0", "[1] Out: 1"]
+
+
+def test_ranks_that_wait_for_a_failed_one_get_their_grace(two):
+    cell = two.run("%%sky --grace 0.3\nimport time\nif rank == 1: raise ValueError('bad shape')\ntime.sleep(30)")
+    assert cell.elapsed < 5
+    assert cell.run.endswith("rank 1 failed · rank 0 interrupted")
+    assert "ValueError: bad shape" in cell.error
+    assert "rank 1 had failed, and it did not end within 0.3 s (--grace)" in cell.error
+    assert two.run("%%sky\nrank").status == "ok"
+
+
+def test_names_are_pushed_and_left_out_as_asked(two):
+    two.run("secret = 42")
+    assert "NameError: name 'secret' is not defined" in two.run("%%sky --no-capture secret\nsecret").error
+    assert two.run("%%sky --push secret\neval('secret')").body == ["[0-1] Out: 42"]
+
+
+# What is shown.
+
+
+def test_lines_are_shown_while_the_cell_runs_in_one_output(two):
+    cell = two.run("%%sky\nimport time\nfor step in range(4):\n    print(rank, step, flush=True)\n    time.sleep(0.3)")
+    assert len(cell.outputs) == 1
+    early = [text for text in cell.updates if "[1] 1 0" in text and "[1] 1 3" not in text]
+    assert early
+    assert all("running" in text for text in early)
+    assert "[0] 0 3\n[1] 1 0" in cell.run
+
+
+def test_what_ranks_have_in_common_is_shown_once(two):
+    cell = two.run("%%sky\nprint('same')\nprint('own', rank)\nprint('end')\n'value'")
+    assert cell.body == ["[0-1] same", "[0] own 0", "[1] own 1", "[0-1] end", "[0-1] Out: 'value'"]
+    assert cell.html.count("same") == cell.html.count("end<") == 1
+    assert "ranks 0-1" in cell.html
+
+
+def test_a_progress_bar_stays_on_its_line(two):
+    pytest.importorskip("tqdm")
+    cell = two.run(
+        "%%sky\nimport time\nfrom tqdm import tqdm\n"
+        "for _ in tqdm(range(10), bar_format='{n_fmt}/{total_fmt}'):\n    time.sleep(0.05)\nprint('after')"
+    )
+    assert [line for line in cell.body if line.strip("[]01- ")] == ["[0-1] 10/10", "[0-1] after"]
+    assert any(re.search(r"\] [1-9]/10", text) for text in cell.updates)
+    assert "\r" not in cell.html
+
+
+def test_plots_and_tables_are_shown_as_themselves(two):
+    pytest.importorskip("matplotlib")
+    pytest.importorskip("pandas")
+    cell = two.run(
+        "%%sky\nimport matplotlib.pyplot as plt\nimport pandas as pd\nprint('before')\nplt.plot([1, 2])\nplt.show()\n"
+        "pd.DataFrame({'loss': [0.5, 0.25]})",
+        timeout=120,
+    )
+    assert cell.html.count("data:image/png;base64,") == 1
+    assert cell.html.count("<table") == 1
+    assert cell.html.index("before") < cell.html.index("data:image") < cell.html.index("<table")
+    assert "[0-1] Out:    loss" in cell.run
+
+
+def test_shell_lines_and_magics_run_on_the_nodes(two):
+    cell = two.run("%%sky --on 0\n!echo from $SHELL_WORD the shell\n%env SHELL_WORD=x")
+    assert cell.body[0] == "from the shell"
+    timed = two.run("%%sky --on 0\n%%time\nprint('timed')")
+    assert timed.body[0] == "timed"
+    assert "Wall time" in timed.run
+
+
+def test_the_saved_outputs_name_nothing_of_this_machine(two):
+    two.run("%sky restart")
+    cell = two.run(f"%%sky\n{RANK}\nprint('hello')\n1")
+    failed = two.run("%%sky\ndef f():\n    1/0\nf()")
+    text = str([*cell.outputs, *failed.outputs])
+    for word in (os.path.expanduser("~"), str(Path(__file__).parents[2]), "site-packages", "/tmp/", "/dev/shm"):
+        assert word not in text
+    assert all(set(output.data) == {"text/html", "text/plain"} for output in cell.outputs)
+    assert "widget" not in text
+
+
+# Errors.
+
+
+def test_a_failure_of_all_ranks_is_shown_once_with_the_cells_own_lines(two):
+    cell = two.run("%%sky\nx = 1\n\ndef f(n):\n    return n / 0\n\nf(x)")
+    assert [output.output_type for output in cell.outputs] == ["display_data", "error"]
+    assert cell.error_name == "CellError"
+    assert cell.error.count("ZeroDivisionError: division by zero") == 1
+    assert "the cell failed on all 2 ranks" in cell.error
+    assert re.search(r"── ranks 0-1 ─+\n", cell.error)
+    assert f"Cell In[{cell.number}], line 7" in cell.error
+    assert f"Cell In[{cell.number}], line 5, in f(n)" in cell.error
+    assert "----> 5     return n / 0" in cell.error
+    assert "sky_jupyter" not in cell.error
+    assert cell.status == "error"
+    assert cell.run.endswith("· failed")
+
+
+def test_different_failures_are_shown_apart(two):
+    cell = two.run("%%sky\nif rank:\n    raise KeyError('one')\nraise ValueError('zero')")
+    assert re.search(r"── rank 0 ─+\n.*ValueError: zero.*── rank 1 ─+\n.*KeyError: 'one'", cell.error, re.DOTALL)
+    assert two.value("[type(error).__name__ for error in _sky.errors.values()]") == ["ValueError", "KeyError"]
+
+
+def test_the_other_ranks_results_are_kept(two):
+    cell = two.run("%%sky --out partial\nif rank:\n    raise KeyError('one')\nrank")
+    assert "the cell failed on rank 1 of 2" in cell.error
+    assert cell.body == ["[0] Out: 0"]
+    assert two.value("(partial.values, list(partial.errors))") == ([0], [1])
+
+
+def test_a_failure_is_catchable_by_its_own_type(two):
+    cell = two.run(
+        "try:\n    get_ipython().run_cell_magic('sky', '--quiet', '1/0')\n"
+        "except Exception as error:\n    print(type(error).__name__, [type(e).__name__ for e in error.exceptions])"
+    )
+    assert cell.stream() == "CellError ['ZeroDivisionError', 'ZeroDivisionError']\n"
+
+
+@pytest.mark.parametrize(
+    ("source", "line", "name"),
+    [("x = 1\n1 +", 3, "SyntaxError"), ("return 1", 2, "SyntaxError"), ("if True:\npass", 3, "IndentationError")],
+)
+def test_a_cell_that_is_no_python_is_refused_before_anything_starts(book, source, line, name):
+    cell = book.run(f"%%sky --name never --nodes 2\n{source}")
+    assert cell.error_name == name
+    assert f"Cell In[{cell.number}], line {line}" in cell.error
+    assert "sky_jupyter" not in cell.error
+    assert not cell.displays
+    assert "never" not in pools_of(book)
+
+
+def test_a_wrong_option_is_told_in_a_line_before_anything_starts(book):
+    cell = book.run("%%sky --name never --nodez 2\n1")
+    assert cell.stream("stderr") == "UsageError: %%sky: unknown option --nodez; did you mean '--nodes'?\n"
+    assert cell.status == "error"
+    assert len(cell.outputs) == 1
+    assert "never" not in pools_of(book)
+
+
+def test_a_value_that_cannot_be_sent_is_told_in_short(two):
+    two.run("import sqlite3\nconnection = sqlite3.connect(':memory:')")
+    cell = two.run("%%sky\nconnection")
+    assert cell.error_name == "CaptureError"
+    assert cell.error.startswith("CaptureError: connection: sqlite3.Connection cannot be pickled")
+    assert "--no-capture connection" in cell.error
+    assert len(cell.error.splitlines()) <= 3
+    assert not cell.displays
+
+
+def test_a_killed_rank_is_named_and_replaced(two):
+    cell = two.run("%%sky\nimport os, signal, time\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)")
+    assert cell.elapsed < 5
+    assert "rank 1 died" in cell.run.split("\n")[0]
+    assert "[1] died: killed by SIGKILL" in cell.run
+    assert "SIGKILL" in cell.error
+    later = two.run(f"%%sky\n{RANK}\nrank")
+    assert later.body == ["[0] Out: 0", "[1] Out: 1"]
+
+
+# Interrupts.
+
+
+def test_an_interrupt_of_the_notebook_reaches_every_rank(two):
+    cell = two.run(
+        "%%sky\nimport time\nprint('begun', flush=True)\ntry:\n    time.sleep(60)\nfinally:\n    print('stopped', rank)",
+        until=lambda cell: bool(cell.displays) and "[0-1] begun" in cell.run,
+    )
+    assert cell.elapsed < 10
+    assert cell.error_name == "KeyboardInterrupt"
+    assert cell.error == "KeyboardInterrupt: ranks 0-1 interrupted"
+    assert cell.body == ["[0-1] begun", "[0] stopped 0", "[1] stopped 1"]
+    assert cell.run.split("\n")[0].endswith("· interrupted")
+    assert two.run("%%sky\nrank").body == ["[0] Out: 0", "[1] Out: 1"]
+
+
+def test_an_interrupt_while_a_pool_starts_leaves_no_pool(book):
+    cell = book.run("%sky up --nodes 3 --name early", until=lambda cell: bool(cell.displays))
+    assert cell.error_name == "KeyboardInterrupt"
+    assert len(cell.error.splitlines()) == 1
+    assert "interrupted" in cell.run
+    assert "early" not in pools_of(book)
+
+
+# Verbs.
+
+
+def test_status_shows_each_rank(two):
+    lines = two.run("%sky status").stream().splitlines()
+    assert lines[0] == "pool default (current): 2 local nodes, ready"
+    assert [re.sub(r"\d+\)", "N)", line) for line in lines[1:3]] == [
+        "  node 0, rank 0: idle (process N)",
+        "  node 1, rank 1: idle (process N)",
+    ]
+    assert two.run("%sky").stream() == two.run("%sky status").stream()
+
+
+def test_up_of_what_is_there_says_so(two):
+    assert two.run("%sky up --nodes 2").stream() == "pool default: 2 local nodes, live\n"
+
+
+def test_restart_gives_new_kernels_on_the_same_nodes(two):
+    two.run("%%sky\nimport os\nlost = 1\nos.getpid()")
+    before = two.value("_sky.values")
+    cell = two.run("%sky restart")
+    assert "new kernels on all ranks" in cell.displays[0].data["text/plain"]
+    assert "lost, as only the nodes had them: " in cell.stream()
+    assert "lost" in cell.stream().partition(": ")[2]
+    two.run(f"%%sky\nimport os\n{RANK}\nos.getpid()")
+    assert not set(before) & set(two.value("_sky.values"))
+    assert "NameError" in two.run("%%sky\nlost").error
+
+
+def test_restart_with_other_options_makes_another_pool(book):
+    book.run("%sky up --name changing")
+    cell = book.run("%sky restart --name changing --nodes 2 --env A=1")
+    assert "2 local nodes ready" in cell.displays[0].data["text/plain"]
+    assert book.run("%%sky\nimport os\nos.environ['A']").body == ["[0-1] Out: '1'"]
+    book.run("%sky down --name changing")
+
+
+def test_interrupt_of_an_idle_pool_says_that_nothing_runs(two):
+    assert two.run("%sky interrupt").stream() == "pool default: nothing runs\n"
+
+
+def test_verbs_name_the_pools_there_are(two):
+    cell = two.run("%sky down --name defalt")
+    assert cell.error.startswith("PoolError: there is no pool 'defalt'; did you mean 'default'?; live: default")
+
+
+def test_down_ends_all_pools_and_status_says_how_to_make_one(book):
+    book.run("%sky up")
+    assert "ended" in book.run("%sky down --all").stream()
+    assert book.run("%sky down --all").stream() == ""
+    assert "%sky up --nodes 2" in book.run("%sky").stream()
+    assert "there is no pool" in book.run("%sky down").error
+
+
+# Help and completion, through the kernel.
+
+
+def test_help_is_printed_even_where_the_cell_is_empty(book):
+    for source in ("%%sky --help", "%%sky --help\n1", "%%sky -h"):
+        text = book.run(source).stream()
+        assert text.startswith("usage: %%sky")
+        assert "--ranks-per-node N" in text
+    assert "End a pool" in book.run("%sky down --help").stream()
+    assert "the cell is empty; `%sky up --nodes 2` makes a pool" in book.run("%%sky --nodes 2").stream("stderr")
+
+
+@pytest.mark.parametrize("source", ["%%sky?", "%sky?", "?%%sky"])
+def test_a_question_mark_shows_the_manual(book, source):
+    (page,) = book.run(source).payload
+    assert "Run the cell on every rank of a pool of nodes." in page["data"]["text/plain"]
+
+
+def test_tab_completes_options(book):
+    assert book.complete("%%sky --nod") == ["%%sky --nodes"]
+    assert book.complete("%sky dow") == ["%sky down"]
+    book.run("%sky up --name finder")
+    assert book.complete("%%sky --name fi") == ["%%sky --name finder"]
+    book.run("%sky down --name finder")
+
+
+# Loading, unloading, running all.
+
+
+def test_unloading_ends_the_pools_and_loading_again_works(tmp_path):
+    with notebook(tmp_path) as book:
+        book.run("%load_ext sky_jupyter")
+        assert book.run("%%sky\n1").status == "ok"
+        assert book.run("%reload_ext sky_jupyter").outputs == []
+        assert pools_of(book) == []
+        assert book.run("%%sky\n1/0").error.count("ZeroDivisionError: division by zero") == 1
+        book.run("%unload_ext sky_jupyter")
+        assert "not found" in book.run("%sky").stream("stderr")
+        assert "Traceback" in book.run("1/0").error
+        book.run("%load_ext sky_jupyter")
+        assert "no pool lives" in book.run("%sky").stream()
+
+
+def test_run_all_stops_at_a_failing_cell_and_the_file_keeps_what_was_shown(tmp_path):
+    cells = ["%load_ext sky_jupyter", "%%sky --nodes 2\nprint('hello')", "%%sky\n1/0", "print('never')"]
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
+    client = NotebookClient(book, timeout=60, resources={"metadata": {"path": str(tmp_path)}})
+    client.create_kernel_manager().kernel_spec_manager = OwnKernelSpecs()
+    with pytest.raises(CellExecutionError, match="division by zero"):
+        client.execute()
+    nbformat.validate(book)
+    assert "widgets" not in book.metadata
+    start, shown = book.cells[1].outputs
+    assert start.data["text/plain"].startswith("pool default · 2 local nodes ready")
+    assert shown.data["text/plain"].endswith("· done\n[0-1] hello")
+    assert book.cells[2].outputs[-1].ename == "CellError"
+    assert book.cells[3].outputs == []
+    assert book.cells[3].execution_count is None

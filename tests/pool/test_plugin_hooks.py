@@ -1,0 +1,96 @@
+"""A plugin's hooks: each is called where and when the contract says."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sky_jupyter as sky
+from sky_jupyter.errors import BootstrapError, ProvisionError
+from sky_jupyter.pool.manager import Pool
+from sky_jupyter.providers import Local
+from sky_jupyter.spec import Accelerator, Image, PoolSpec
+from tests.pool.pools import local_pool, run
+
+
+@contextlib.contextmanager
+def note(path: Path, text: str) -> Iterator[None]:
+    """Write when entered and when left."""
+    with path.open("a") as file:
+        file.write(f"enter {text}\n")
+    yield
+    with path.open("a") as file:
+        file.write(f"leave {text}\n")
+
+
+def test_ranks_enter_before_the_first_cell_and_the_head_leaves_last(tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    around = lambda info: note(path, f"rank {info.rank}")  # noqa: E731 - it has to travel by value
+    with local_pool(plugins=(sky.Plugin.create("noting").with_around_process(around),)) as pool:
+        run(pool, "1")
+        assert sorted(path.read_text().splitlines()) == ["enter rank 0", "enter rank 1"]
+    assert path.read_text().splitlines()[2:] == ["leave rank 1", "leave rank 0"]
+
+
+def test_agents_and_the_notebook_enter_too(tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    plugin = (
+        sky.Plugin.create("noting")
+        .with_around_app(lambda info: note(path, f"agent {info.node}"))
+        .with_around_client(lambda pool: note(path, f"notebook {pool.spec.nodes}"))
+    )
+    with local_pool(plugins=(plugin,)) as pool:
+        pool.restart()
+        entered = path.read_text().splitlines()
+    assert sorted(entered) == ["enter agent 0", "enter agent 1", "enter notebook 2"]
+    assert sorted(path.read_text().splitlines()[3:]) == ["leave agent 0", "leave agent 1", "leave notebook 2"]
+
+
+def test_an_image_is_changed_and_modules_are_imported_before_the_ranks_are_forked() -> None:
+    def transform(image: Image, spec: PoolSpec) -> Image:
+        return image.adding(env={"NODES": str(spec.nodes)})
+
+    plugin = sky.Plugin.create("mine").with_image_transform(transform).with_preload("colorsys")
+    with local_pool(plugins=(plugin,)) as pool:
+        assert run(pool, "import os, sys; os.environ['NODES'], 'colorsys' in sys.modules").values == [("2", True)] * 2
+
+
+def test_functions_are_wrapped() -> None:
+    plugin = sky.Plugin.create("doubling").with_decorate(lambda function: lambda *args: 2 * function(*args))
+    with sky.Compute(nodes=1, plugins=[plugin], name="wrapped") as pool:
+        assert sky.function(lambda x: x + 1)(4) >> pool == 10
+
+
+def test_bootstrap_commands_run_once_a_machine_and_their_failure_is_told(tmp_path: Path) -> None:
+    write = [sys.executable, "-c", f"open({str(tmp_path / 'ran')!r}, 'a').write('x')"]
+    with local_pool(plugins=(sky.Plugin.create("steps").with_bootstrap(lambda spec: [write]),)):
+        assert (tmp_path / "ran").read_text() == "x"
+    fail = [sys.executable, "-c", "import sys; print('so far'); sys.exit('and no further')"]
+    pool = Pool(PoolSpec(provider=Local(), plugins=(sky.Plugin.create("steps").with_bootstrap(lambda spec: [fail]),)))
+    with pytest.raises(BootstrapError, match=r"phase 'plugins'(?s:.*)so far(?s:.*)and no further") as caught:
+        pool.start()
+    assert caught.value.node == 0
+    assert pool.state == "ended"
+
+
+def test_a_preload_that_fails_is_told_when_the_plugin_fails() -> None:
+    def enter(info: Any) -> Any:
+        import no_such_module_of_ours
+
+        return no_such_module_of_ours
+
+    plugin = sky.Plugin.create("absent").with_preload("no_such_module_of_ours").with_around_process(enter)
+    with pytest.raises(BootstrapError, match="no_such_module_of_ours could not be imported: ModuleNotFoundError"):
+        Pool(PoolSpec(provider=Local(), plugins=(plugin,))).start()
+
+
+def test_an_accelerator_that_this_machine_lacks_is_refused() -> None:
+    pool = Pool(PoolSpec(provider=Local(), accelerator=Accelerator("Imaginary9000", 3)))
+    with pytest.raises(ProvisionError, match="Imaginary9000:3 on each node; this machine has"):
+        pool.start()
+    assert pool.state == "ended"
