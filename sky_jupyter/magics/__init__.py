@@ -71,7 +71,9 @@ class SkyMagics(Magics):
         ranks = pool.check_ranks(given.on)
         shown = pool.check_ranks(given.only) if given.only is not None else ranks
         pool.settle()
-        self.take_restarts(pool, None)
+        news = "; ".join(filter(None, self.take_restarts(pool)))
+        if news:
+            print(news)
         capture = collect(transformed, namespace, pool.ledger, exclude=_exclude(given), push=given.push)
         title = f"sky · {pool.spec.name}" if pool.spec.name != "default" else "sky"
         view: Any = display.Silent() if given.quiet else display.run_view(title, [r for r in ranks if r in shown])
@@ -94,7 +96,10 @@ class SkyMagics(Magics):
             # A rank sees that a name is bound anew by the object; to an equal small number, it does not.
             sure = frozenset() if run.failed else capture.names.sure
             pool.ledger.nodes_wrote(run.writes | sure, namespace, uses=capture.names.uses)
-            self.take_restarts(pool, view)
+            # That kernels are new has been told when they were replaced.
+            _, lost = self.take_restarts(pool)
+            if lost:
+                view.on_event(NoticeEvent(lost))
             view.finish(run.elapsed)
         self.bind(given, result)
 
@@ -121,24 +126,18 @@ class SkyMagics(Magics):
         pools.use(live)
         return live
 
-    def take_restarts(self, pool: Pool, view: Any) -> None:
-        """Tell the ledger, and the user, of kernels that are new since the last look."""
+    def take_restarts(self, pool: Pool) -> tuple[str, str]:
+        """Tell the ledger of kernels that are new since the last look; what is new, and what is lost with the old."""
         fresh = pool.take_restarted()
         if not fresh:
-            return
+            return "", ""
         if len(fresh) == pool.spec.world_size:
             lost = pool.ledger.forget_nodes(self.shell.user_ns) - pool.modules
-            text = "all kernels are new" + _listing("; lost, as only the nodes had them", lost)
-        else:
-            lost = pool.ledger.nodes_own - pool.modules
-            pool.ledger = pool.ledger.unsent()
-            text = f"{rank_label(sorted(fresh))}: new kernel{'s' * (len(fresh) > 1)}"
-            text += _listing(", without what the other ranks still have", lost)
-        if view is None:
-            print(text)
-        elif lost:
-            # That kernels are new has been said when they were replaced.
-            view.on_event(NoticeEvent(text))
+            return "all kernels are new", _listing("lost, as only the nodes had them", lost)
+        lost = pool.ledger.nodes_own - pool.modules
+        pool.ledger = pool.ledger.unsent()
+        ranks = rank_label(sorted(fresh))
+        return f"new kernels: {ranks}", _listing(f"missing on {ranks}, while the others have them", lost)
 
     # -- %sky --------------------------------------------------------------------------------------
 
@@ -173,7 +172,9 @@ class SkyMagics(Magics):
             view.finish("the restart failed", ok=False)
             raise
         view.finish("new kernels on all ranks")
-        self.take_restarts(pool, None)
+        _, lost = self.take_restarts(pool)
+        if lost:
+            print(lost)
 
     def do_interrupt(self, given: Given) -> None:
         pool = pools.need(given.name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -93,7 +94,12 @@ class Control:
         return {by_address[address]: answer for address, answer in answers.items()}
 
     async def close(self) -> None:
-        """Let go of the scheduler."""
+        """Let go of the scheduler, which may be gone: Dask's complaints of that are not for a notebook."""
         self.closing = True
         if self.client is not None:
-            await self.client.close(timeout=1)
+            logger = logging.getLogger("distributed.client")
+            logger.disabled = True
+            try:
+                await self.client.close(timeout=1)
+            finally:
+                logger.disabled = False

@@ -205,11 +205,12 @@ class Pool:
 
     async def _relaunch(self) -> None:
         assert self.control is not None
+        # From here on, what the old hosts say concerns nobody.
+        hosts, self.hosts = self.hosts, []
+        self.state, self.broken, self._epoch = "new", "", 0
         await self.control.close()
-        for host in self.hosts:
+        for host in hosts:
             await asyncio.to_thread(host.end)
-        self.hosts.clear()
-        self._epoch = 0
         await self._start()
 
     async def _renew(self, ranks: Sequence[int] | None) -> None:
