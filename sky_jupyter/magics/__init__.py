@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable
+from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -210,7 +211,10 @@ class SkyMagics(Magics):
 def status_text(pool: Pool, *, current: bool) -> str:
     """A pool and what its ranks do, in lines."""
     lines = [f"pool {pool.spec.name}{' (current)' if current else ''}: {describe(pool.spec)}, {pool.state}"]
-    nodes = pool.status()
+    try:
+        nodes = pool.status()
+    except (SkyError, OSError, FutureTimeout) as error:
+        return "\n".join([*lines, f"  {error or 'its nodes do not answer'}"])
     for node in range(pool.spec.nodes):
         if node not in nodes:
             lines.append(f"  node {node}: lost; `%sky restart` makes it anew")
@@ -241,6 +245,10 @@ def _with_body(lines: list[str]) -> list[str]:
     """``%%sky`` alone in a cell gets an empty body: IPython refuses a cell magic without one, even for ``--help``."""
     alone = len(lines) == 1 and re.match(r"%%sky(\s|\Z)", lines[0])
     return [lines[0].rstrip("\n") + "\n", "\n"] if alone else lines
+
+
+# IPython leaves such transformers out where it asks whether a cell is finished: a terminal waits for its lines.
+_with_body.has_side_effects = True  # type: ignore[attr-defined]
 
 
 def load(shell: Any) -> None:

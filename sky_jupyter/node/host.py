@@ -20,57 +20,14 @@ import sys
 import time
 import traceback
 from collections.abc import Callable
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from . import processes
+from .config import HostConfig
 
 _WATCH = 0.25
 _FAREWELL = 0.5
-
-
-@dataclass(frozen=True)
-class HostConfig:
-    """What host.json holds.
-
-    Parameters
-    ----------
-    pool : str
-        The pool's id.
-    nodes : list of int
-        Numbers of the nodes that live on this machine.
-    ranks_per_node, total_nodes : int
-        The pool's shape.
-    addresses : list of str
-        Each node's address, by number; the scheduler and agents listen on their own only.
-    scheduler : str or None
-        Where the scheduler is; None on the head's machine, which starts it.
-    preload : list of str
-        Modules that the forkserver imports.
-    cwd : str
-        The ranks' working folder.
-    blobs : str
-        Folder of the payload's blobs; removed at the end with the pool's own folder.
-    owner : int or None
-        Process that this pool ends with; None where it is kept.
-    """
-
-    pool: str
-    nodes: list[int]
-    total_nodes: int
-    ranks_per_node: int
-    addresses: list[str]
-    preload: list[str]
-    cwd: str
-    blobs: str
-    scheduler: str | None = None
-    owner: int | None = None
-
-    @classmethod
-    def read(cls, folder: Path) -> HostConfig:
-        """Read host.json of ``folder``."""
-        return cls(**json.loads((folder / "host.json").read_text()))
 
 
 class Host:

@@ -19,7 +19,7 @@ from typing import Any
 
 from ..errors import BootstrapError
 from ..machines.base import Command, Machine
-from ..node.host import HostConfig
+from ..node.config import HostConfig
 from ..spec import PoolSpec
 from . import certificates
 

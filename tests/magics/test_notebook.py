@@ -53,7 +53,7 @@ def pools_of(book: Notebook) -> list[str]:
 def test_the_first_cell_makes_the_pool_and_later_ones_use_it(book):
     book.run("%sky down --all")
     first = book.run("%%sky --nodes 2\nimport os\nprint('hello')\nos.getpid()")
-    start, shown = first.displays
+    start, _ = first.displays
     assert re.fullmatch(r"pool default · 2 local nodes ready · [\d.]+ s( \(.*\))?", start.data["text/plain"])
     assert re.match(r"sky · 2 ranks · [\d.]+ s · done\n\[0-1\] hello\n\[0\] Out: \d+\n\[1\] Out: \d+\Z", first.run)
     pids = book.value("_sky.values")
@@ -309,7 +309,8 @@ def test_a_killed_rank_is_named_and_replaced(two):
 
 def test_an_interrupt_of_the_notebook_reaches_every_rank(two):
     cell = two.run(
-        "%%sky\nimport time\nprint('begun', flush=True)\ntry:\n    time.sleep(60)\nfinally:\n    print('stopped', rank)",
+        "%%sky\nimport time\nprint('begun', flush=True)\n"
+        "try:\n    time.sleep(60)\nfinally:\n    print('stopped', rank)",
         until=lambda cell: bool(cell.displays) and "[0-1] begun" in cell.run,
     )
     assert cell.elapsed < 10

@@ -354,9 +354,10 @@ def test_whatever_is_typed_is_a_request_or_a_usage_error(line, word):
     try:
         asked = parse(line, cell=True) if word is None else parse(f"{word} {line}", cell=False)
     except (UsageError, HelpAsked, SpecError) as error:
-        assert str(error)
+        told = str(error)
     else:
-        assert isinstance(asked.spec(), PoolSpec)
+        told = str(asked.spec())
+    assert told
 
 
 _TOML = st.recursive(
@@ -381,6 +382,7 @@ def test_whatever_a_file_holds_is_a_request_or_a_usage_error(tmp_path_factory, t
     try:
         asked = parse(f"--config {path}", cell=True)
     except (UsageError, SpecError) as error:
-        assert str(error)
+        told = str(error)
     else:
-        assert isinstance(asked.spec(), PoolSpec)
+        told = str(asked.spec())
+    assert told

@@ -1,0 +1,50 @@
+"""What a host and its agents are told of the pool: the file host.json in the pool's folder."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+
+@dataclass(frozen=True)
+class HostConfig:
+    """What host.json holds.
+
+    Parameters
+    ----------
+    pool : str
+        The pool's id.
+    nodes : list of int
+        Numbers of the nodes that live on this machine.
+    ranks_per_node, total_nodes : int
+        The pool's shape.
+    addresses : list of str
+        Each node's address, by number; the scheduler and agents listen on their own only.
+    scheduler : str or None
+        Where the scheduler is; None on the head's machine, which starts it.
+    preload : list of str
+        Modules that the forkserver imports.
+    cwd : str
+        The ranks' working folder.
+    blobs : str
+        Folder of the payload's blobs; removed at the end with the pool's own folder.
+    owner : int or None
+        Process that this pool ends with; None where it is kept.
+    """
+
+    pool: str
+    nodes: list[int]
+    total_nodes: int
+    ranks_per_node: int
+    addresses: list[str]
+    preload: list[str]
+    cwd: str
+    blobs: str
+    scheduler: str | None = None
+    owner: int | None = None
+
+    @classmethod
+    def read(cls, folder: Path) -> HostConfig:
+        """Read host.json of ``folder``."""
+        return cls(**json.loads((folder / "host.json").read_text()))
