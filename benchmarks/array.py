@@ -9,7 +9,7 @@ from pathlib import Path
 import psutil
 
 from . import fresh
-from .engines import BARE, ENGINES, IPP_QUICK, OURS, there
+from .engines import BARE, ENGINES, IPP, OURS, there
 from .measure import Figures, Options, Row, by_turns, clock, rows
 
 RANKS = 4
@@ -22,7 +22,7 @@ def measure(options: Options) -> list[Row]:
     megabytes = QUICK_MEGABYTES if options.quick else MEGABYTES
     jobs = {
         name: (lambda name=name: fresh.call("array", "once", engine=name, megabytes=megabytes))
-        for name in there(OURS, IPP_QUICK, BARE)
+        for name in there(OURS, IPP, BARE)
     }
     samples = by_turns(jobs, options.times(3, quick=1))
     what, whole = f"{megabytes} MB to {RANKS} ranks", not options.quick

@@ -12,15 +12,20 @@ WARM = 20
 
 def measure(options: Options) -> list[Row]:
     """Ours through the manager, the magic and a whole notebook kernel, each beside its like."""
-    with live(OURS, OURS_MAGIC, OURS_NOTEBOOK, IPP, IPP_MAGIC, IPP_NOTEBOOK, BARE, JD) as engines:
-        jobs = {name: job(engine) for name, engine in engines.items()}
-        by_turns(jobs, min(WARM, options.times(WARM, quick=WARM)))
-        samples = by_turns(jobs, options.times(300, quick=60))
     return [
-        *rows("x = 1", samples, "ms", ours=OURS, unit="ms", peers=(IPP, BARE), best=1.0),
-        *rows("x = 1, magic", samples, "ms", ours=OURS_MAGIC, unit="ms", peers=(IPP_MAGIC,), best=1.0),
-        *rows("x = 1, notebook", samples, "ms", ours=OURS_NOTEBOOK, unit="ms", peers=(IPP_NOTEBOOK, JD), best=1.0),
+        *group("x = 1", options, OURS, IPP, BARE),
+        *group("x = 1, magic", options, OURS_MAGIC, IPP_MAGIC),
+        *group("x = 1, notebook", options, OURS_NOTEBOOK, IPP_NOTEBOOK, JD),
     ]
+
+
+def group(what: str, options: Options, ours: str, *peers: str) -> list[Row]:
+    """Ours and its like, which alone live meanwhile."""
+    with live(ours, *peers) as engines:
+        jobs = {name: job(engine) for name, engine in engines.items()}
+        by_turns(jobs, WARM)
+        samples = by_turns(jobs, options.times(300, quick=60))
+    return rows(what, samples, "ms", ours=ours, unit="ms", best=1.0)
 
 
 def job(engine: Engine) -> Callable[[], Figures]:

@@ -22,11 +22,14 @@ OURS = "sky_jupyter"
 OURS_MAGIC = "%%sky in IPython"
 OURS_NOTEBOOK = "%%sky in a kernel"
 IPP = "ipyparallel"
-IPP_QUICK = "ipyparallel, heartbeat 100 ms"
+IPP_DEFAULT = "ipyparallel as it is"
+IPP_100 = "ipyparallel, heartbeat 100 ms"
 IPP_MAGIC = "%%px in IPython"
 IPP_NOTEBOOK = "%%px in a kernel"
 BARE = "bare kernels"
 JD = "jupyter-distributed"
+HEARTBEAT = 1000
+"""Milliseconds; what ipyparallel is started with where its start is not what is measured."""
 
 
 class Engine(Protocol):
@@ -75,11 +78,11 @@ class Ipyparallel:
     Parameters
     ----------
     heartbeat : int, optional
-        Milliseconds between the controller's heartbeats; 3000 unless given. An engine is registered
-        with the second one that it answers, so the start waits for them.
+        Milliseconds between the controller's heartbeats; its own 3000 where None. An engine is registered
+        with the second one that it answers, so a start waits for them; nothing else depends on them.
     """
 
-    def __init__(self, heartbeat: int | None = None) -> None:
+    def __init__(self, heartbeat: int | None = HEARTBEAT) -> None:
         self._args = [] if heartbeat is None else [f"--HeartMonitor.period={heartbeat}"]
 
     def start(self, nodes: int) -> None:
@@ -214,7 +217,8 @@ _SKY_AFTER = "%sky down"
 def _px_before(nodes: int) -> str:
     return (
         "import logging, ipyparallel\n"
-        f"_cluster = ipyparallel.Cluster(n={nodes}, log_level=logging.ERROR)\n"
+        f"_args = ['--HeartMonitor.period={HEARTBEAT}']\n"
+        f"_cluster = ipyparallel.Cluster(n={nodes}, log_level=logging.ERROR, controller_args=_args)\n"
         "_cluster.start_cluster_sync()\n"
         "_client = _cluster.connect_client_sync()\n"
         f"_client.wait_for_engines({nodes}, interactive=False, timeout=60)\n"
@@ -231,14 +235,15 @@ ENGINES: dict[str, Callable[[], Any]] = {
     OURS_MAGIC: lambda: Shell(_sky_before, "%%sky", _SKY_AFTER),
     OURS_NOTEBOOK: lambda: Notebook(_sky_before, "%%sky", _SKY_AFTER),
     IPP: Ipyparallel,
-    IPP_QUICK: lambda: Ipyparallel(heartbeat=100),
+    IPP_DEFAULT: lambda: Ipyparallel(heartbeat=None),
+    IPP_100: lambda: Ipyparallel(heartbeat=100),
     IPP_MAGIC: lambda: Shell(_px_before, "%%px", _PX_AFTER),
     IPP_NOTEBOOK: lambda: Notebook(_px_before, "%%px", _PX_AFTER),
     BARE: Bare,
     JD: JupyterDistributed,
 }
-_NEEDS = {IPP: "ipyparallel", IPP_QUICK: "ipyparallel", IPP_MAGIC: "ipyparallel", IPP_NOTEBOOK: "ipyparallel"}
-_NEEDS |= {JD: "jupyter_distributed"}
+_NEEDS = dict.fromkeys([IPP, IPP_DEFAULT, IPP_100, IPP_MAGIC, IPP_NOTEBOOK], "ipyparallel")
+_NEEDS[JD] = "jupyter_distributed"
 
 
 def there(*names: str) -> list[str]:

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from ..pool.events import Event, NoticeEvent, OutputEvent
+from ..pool.events import Event, NoticeEvent, OutputEvent, PhaseEvent
 from .render import RankView, RunViewModel, State
 from .transcript import RankOutput, Rich
 
@@ -17,6 +17,27 @@ _STATES: dict[str, State] = {
     "died": "died",
     "lost": "died",
 }
+
+
+class StartModel:
+    """What a pool's start is at; one a start view. `on_event` is its listener."""
+
+    def __init__(self) -> None:
+        self.done: list[PhaseEvent] = []
+        self._headings: dict[str, str] = {}
+
+    def on_event(self, event: Event) -> str:
+        """What to say of an event, empty where there is nothing; callable from any thread."""
+        if isinstance(event, NoticeEvent):
+            return event.text
+        if not isinstance(event, PhaseEvent):
+            return ""
+        if event.done:
+            self.done.append(event)
+            return ""
+        # What a phase says of itself first can stand alone; what its commands print later cannot.
+        heading = self._headings.setdefault(event.phase, event.text)
+        return event.text if event.text == heading else f"{event.phase}: {event.text}"
 
 
 class RunModel:

@@ -9,9 +9,9 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ..pool.events import Event, NoticeEvent, PhaseEvent
+from ..pool.events import Event
 from . import render
-from .model import RunModel
+from .model import RunModel, StartModel
 
 _LIVE_LINES = 100
 _FINAL_LINES = 1000
@@ -82,32 +82,24 @@ class NotebookStartView:
         self.title = title
         self.began = time.perf_counter()
         self._slot = _Slot()
-        self._now: str | None = None
-        self._done: list[PhaseEvent] = []
-        self._begun: dict[str, str] = {}
+        self._model = StartModel()
+        self._now = ""
         self._next = time.perf_counter() + _PATIENCE
 
     def on_event(self, event: Event) -> None:
         """The pool's listener; callable from any thread."""
-        if isinstance(event, PhaseEvent):
-            if event.done:
-                self._done.append(event)
-            # What a phase says of itself first can stand alone; what its commands print later cannot.
-            heading = self._begun.setdefault(event.phase, event.text)
-            self._now = event.text if event.text == heading else f"{event.phase}: {event.text}"
-        elif isinstance(event, NoticeEvent):
-            self._now = event.text
+        self._now = self._model.on_event(event) or self._now
 
     def refresh(self) -> None:
         """Draw what is new; main thread only."""
         now = time.perf_counter()
-        if now >= self._next and self._now is not None:
+        if now >= self._next and self._now:
             self._next = now + _INTERVAL
             self._say(self._now, "running")
 
     def finish(self, ready: str, *, ok: bool = True) -> None:
         """Say that the pool is ready, or why not."""
-        slow = [event for event in self._done if event.elapsed >= _SLOW]
+        slow = [event for event in self._model.done if event.elapsed >= _SLOW]
         phases = ", ".join(f"{event.phase} {render.duration(event.elapsed)}" for event in slow)
         self._say(ready, "done" if ok else "failed", f" ({phases})" if len(slow) > 1 else "")
 

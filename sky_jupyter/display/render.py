@@ -103,7 +103,10 @@ _COLOURS = {"running": "34", "done": "32", "failed": "31", "died": "31", "interr
 # Jupyter's own text outputs stand a little to the right of where HTML begins.
 _OUTER = "margin:0;padding:0 0 0 8px"
 # Where a page has no such variable, or a sanitizer drops it, the size before it holds.
-_CODE = "font-size:13px;font-size:var(--jp-code-font-size,13px)"
+_CODE = (
+    "font-size:13px;font-size:var(--jp-code-font-size,13px);"
+    "font-family:monospace;font-family:var(--jp-code-font-family,monospace)"
+)
 _MUTED = "opacity:0.75;font-size:85%"
 # So many groups may fill their share of lines; more groups share what these have.
 _FULL_GROUPS = 4

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ..pool.events import Event, NoticeEvent, OutputEvent, PhaseEvent
-from .folding import rank_numbers
-from .transcript import Transcript
+from ..pool.events import Event, NoticeEvent, OutputEvent
+from . import ansi
+from .folding import fold, rank_numbers
+from .model import StartModel
+from .render import duration
+from .transcript import Streams, Transcript
 
 _PATIENCE = 0.25
 
@@ -22,22 +26,36 @@ class _Line(NamedTuple):
 
 
 class _Lines:
-    """A rank's finished lines, with carriage returns carried out."""
+    """A rank's finished lines, with carriage returns carried out, and the one that is not finished."""
 
     def __init__(self) -> None:
         self.queue: deque[_Line] = deque()
         self.running = True
         self._open = ""
+        self._streams = Streams()
 
-    def feed(self, text: str) -> None:
+    @property
+    def open(self) -> str:
+        """The unfinished line as it looks now."""
+        return _carried_out(self._open)
+
+    def feed(self, text: str, name: str = "stdout") -> None:
+        fresh, text = self._streams.next(name, text, open=bool(self._open))
+        if fresh:
+            text = "\n" + text
         *whole, self._open = (self._open + text).split("\n")
         now = time.monotonic()
         self.queue.extend(_Line(_carried_out(line), now) for line in whole)
+        if self._open.count("\r") > 1:
+            # A bar comes back to the start of its line thousands of times.
+            before, _, last = self._open.rpartition("\r")
+            self._open = f"{_carried_out(before)}\r{last}"
 
     def close(self) -> None:
         self.running = False
         if self._open:
-            self.feed("\n")
+            self.queue.append(_Line(self.open, time.monotonic()))
+            self._open = ""
 
 
 def _carried_out(line: str) -> str:
@@ -56,6 +74,7 @@ class TerminalRunView:
         self._several = len(ranks) > 1
         self._results = results
         self._notices: deque[str] = deque()
+        self._below: list[str] = []
         self._lock = threading.Lock()
 
     def on_event(self, event: Event) -> None:
@@ -69,23 +88,41 @@ class TerminalRunView:
     def _take(self, lines: _Lines, event: OutputEvent) -> None:
         item = event.event
         if item["kind"] == "stream":
-            lines.feed(item["text"])
-        elif item["kind"] in ("display", "result") and (item["kind"] == "display" or self._results):
-            lines.feed(str(item["data"].get("text/plain", "")) + "\n")
+            lines.feed(item["text"], item["name"])
+        elif item["kind"] == "display":
+            lines.feed(str(item["data"].get("text/plain", "")) + "\n", "display")
+        elif item["kind"] == "result" and self._results:
+            lines.feed(f"Out: {item['data'].get('text/plain', '')}\n".replace("\n", "\n     ").rstrip(" "), "result")
         elif item["kind"] == "end":
             lines.close()
 
     def refresh(self, *, finished: bool = False) -> None:
         """Print what is new; a line waits a moment for its equals from other ranks."""
         with self._lock:
-            rows = list(self._due(finished))
+            rows = [self._marked(*row) for row in self._due(finished)]
             notices, self._notices = list(self._notices), deque()
-        for ranks, text in rows:
-            print(f"[{rank_numbers(ranks).replace(' ', '')}] {text}" if self._several else text)
-        for text in notices:
-            print(text, file=sys.stderr)
-        if rows:
+            unfinished = self._unfinished() if not finished and sys.stdout.isatty() else []
+        if rows or notices or unfinished != self._below:
+            # What is not finished stands below all else, and is drawn anew each time.
+            sys.stdout.write(f"\x1b[{len(self._below)}A\x1b[J" * bool(self._below))
+            sys.stdout.write("".join(f"{row}\n" for row in rows))
             sys.stdout.flush()
+            for text in notices:
+                print(text, file=sys.stderr)
+            sys.stdout.write("".join(f"{row}\n" for row in unfinished))
+            sys.stdout.flush()
+            self._below = unfinished
+
+    def _marked(self, ranks: Iterable[int], text: str) -> str:
+        return f"[{rank_numbers(ranks).replace(' ', '')}] {text}" if self._several else text
+
+    def _unfinished(self) -> list[str]:
+        """The unfinished lines of ranks without finished ones, as far as the terminal has room for them."""
+        size = shutil.get_terminal_size()
+        texts = {rank: lines.open for rank, lines in self._ranks.items() if not lines.queue and lines.open}
+        rows = [self._marked(ranks, text) for ranks, text in fold(texts)]
+        # Without colours, so that a line can be cut to the width: a longer one would take two.
+        return [ansi.strip(row)[: size.columns - 1] for row in rows][-max(1, size.lines - 2) :]
 
     def finish(self, elapsed: float) -> None:
         """Print what is left."""
@@ -117,22 +154,23 @@ class TerminalStartView:
     def __init__(self, title: str) -> None:
         self.title = title
         self.began = time.perf_counter()
+        self._model = StartModel()
         self._lines: deque[str] = deque()
         self._last = ""
 
     def on_event(self, event: Event) -> None:
         """The pool's listener; callable from any thread."""
-        text = f"{event.phase}: {event.text}" if isinstance(event, PhaseEvent) else getattr(event, "text", "")
-        if text != self._last and not (isinstance(event, PhaseEvent) and event.done):
+        text = self._model.on_event(event)
+        if text and text != self._last:
             self._last = text
             self._lines.append(text)
 
     def refresh(self) -> None:
         """Print what is new."""
         while self._lines:
-            print(f"{self.title}: {self._lines.popleft()}", file=sys.stderr)
+            print(f"{self.title} · {self._lines.popleft()}", file=sys.stderr)
 
     def finish(self, ready: str, *, ok: bool = True) -> None:
         """Say that the pool is ready, or why not."""
         self.refresh()
-        print(f"{self.title}: {ready} · {time.perf_counter() - self.began:.1f} s", file=sys.stderr)
+        print(f"{self.title} · {ready} · {duration(time.perf_counter() - self.began)}", file=sys.stderr)

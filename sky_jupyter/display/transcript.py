@@ -18,6 +18,7 @@ Cell = tuple[ansi.Style, str]
 _CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _TOKEN = re.compile(rf"(?P<text>[^\x00-\x08\x0a-\x1f\x7f-\x9f]+)|(?P<move>[\n\r\b])|{ansi.ESCAPE.pattern}|.", re.DOTALL)
 _UNFINISHED = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b]*\x1b?|[ -/]+)?\Z")
+_NEWLINE = re.compile(r"\r?\n")
 # How much of an escape that is not ended yet is held back; what is longer is shown as text.
 _MAX_HELD = 4096
 # Where a cursor can be moved to beyond the end of its line, as if the terminal were so wide.
@@ -94,9 +95,14 @@ class Transcript:
         self._trim()
 
     def end_line(self) -> None:
-        """Begin a new line, unless the last one is empty."""
-        if len(self) == len(self._rows):
+        """Begin a new line below all others, unless there is one."""
+        if self.open:
             self.feed("\n" * (len(self._rows) - self._row))
+
+    @property
+    def open(self) -> bool:
+        """Whether the last line is not finished."""
+        return len(self) == len(self._rows)
 
     def _at_end(self) -> bool:
         return self._column is None and self._row == len(self._rows) - 1
@@ -226,6 +232,40 @@ class Transcript:
             self._size = sum(sizes[-keep:])
 
 
+class Streams:
+    """Keeps a rank's stdout and stderr off each other's lines.
+
+    They come one by one, each with what it has gathered: the newline that ends a progress bar on
+    stderr may come after what was printed next to stdout.
+    """
+
+    def __init__(self) -> None:
+        self._last = ""
+        self._ended: set[str] = set()
+
+    def next(self, name: str, text: str, *, open: bool) -> tuple[bool, str]:
+        """Whether the text that comes from stream `name` needs a line of its own, and what of it is to be shown.
+
+        Parameters
+        ----------
+        open : bool
+            Whether the last line is not finished.
+        """
+        late = _NEWLINE.match(text) if name in self._ended else None
+        if text:
+            self._ended.discard(name)
+        if late:
+            # The line that it ends has been ended for it.
+            text = text[late.end() :]
+        if not text or name == self._last:
+            return False, text
+        last, self._last = self._last, name
+        if not open or _NEWLINE.match(text):
+            return False, text
+        self._ended.add(last)
+        return True, text
+
+
 @dataclass(frozen=True)
 class Text:
     """Lines that a rank printed between two rich items."""
@@ -258,7 +298,7 @@ class RankOutput:
         self._parts: list[Transcript | Rich] = []
         self._by_id: dict[str, list[int]] = {}
         self._clear_next = False
-        self._stream = ""
+        self._streams = Streams()
 
     def feed(self, text: str, name: str = "stdout") -> None:
         """Take text of stdout or stderr, as `name` says; what one of them leaves open the other does not go on."""
@@ -267,11 +307,9 @@ class RankOutput:
             self._parts.append(Transcript(self.max_lines))
         part = self._parts[-1]
         assert isinstance(part, Transcript)
-        if name != self._stream:
-            self._stream = name
-            # The newline that ends a progress bar may come late, after what was printed next.
-            if not text.startswith(("\n", "\r\n")):
-                part.end_line()
+        fresh, text = self._streams.next(name, text, open=part.open)
+        if fresh:
+            part.end_line()
         part.feed(text)
 
     def show(

@@ -269,7 +269,7 @@ def _unknown(word: str, verb: str | None) -> str:
 def _given(verb: str | None, prog: str, parsed: dict[str, Any]) -> Given:
     by_key = {option.key: option for option in options_of(verb)}
     texts: dict[str, list[str]] = {key: given for key, given in parsed.items() if key in by_key and given is not None}
-    switches = {key: True for key in ("quiet", "all") if parsed.get(key)}
+    switches: dict[str, Any] = {key: True for key in ("quiet", "all") if parsed.get(key)}
     values: dict[str, Any] = {}
     if "config" in texts:
         config = str(_value(CONFIG, texts.pop("config"), prog))

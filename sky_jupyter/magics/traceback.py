@@ -16,6 +16,11 @@ from ..pool.results import CellError
 class CellSyntaxError(SyntaxError):
     """A ``%%sky`` cell that Python cannot read, found before anything was sent; brings its own lines."""
 
+    sky_lines: list[str]
+
+    def _render_traceback_(self) -> list[str]:
+        return self.sky_lines
+
 
 OURS = (CellError, CellSyntaxError)
 
@@ -72,6 +77,5 @@ def check_syntax(shell: Any, code: str, count: int) -> None:
         # The same name and fields, so that it reads and is caught as what it is.
         shown = type(kind.__name__, (CellSyntaxError, kind) if kind is not SyntaxError else (CellSyntaxError,), {})
         ours = shown(*error.args)
-        lines = shell.SyntaxTB.structured_traceback(kind, error, [])
-        ours._render_traceback_ = lambda: lines
+        ours.sky_lines = shell.SyntaxTB.structured_traceback(kind, error, [])
         raise ours from None

@@ -53,6 +53,11 @@ class Plugin:
         ``(info) -> context manager``, entered in each rank before any user code.
     again : callable, optional
         ``(info) -> None``, sets the framework up anew in a living process after a soft abort.
+    abort : callable, optional
+        ``(info) -> None``, breaks a collective that this rank is blocked in, from a thread beside it.
+        What was blocked raises; `again` must be able to set the framework up anew afterwards.
+    gone : str
+        What of the framework's does not survive `again`, to tell the user.
     check : callable, optional
         ``(info) -> None``, a cheap collective that raises when the ranks are out of step; called on
         all ranks together after an interrupt.
@@ -75,6 +80,8 @@ class Plugin:
     bootstrap: Callable[[PoolSpec], Sequence[Sequence[str]]] | None = field(default=None, compare=False, repr=False)
     around_process: AroundProcess | None = field(default=None, compare=False, repr=False)
     again: Callable[[InstanceInfo], None] | None = field(default=None, compare=False, repr=False)
+    abort: Callable[[InstanceInfo], None] | None = field(default=None, compare=False, repr=False)
+    gone: str = field(default="", compare=False, repr=False)
     check: Callable[[InstanceInfo], None] | None = field(default=None, compare=False, repr=False)
     around_app: AroundProcess | None = field(default=None, compare=False, repr=False)
     decorate: Callable[[Callable[..., Any]], Callable[..., Any]] | None = field(default=None, compare=False, repr=False)

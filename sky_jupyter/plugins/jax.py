@@ -173,7 +173,8 @@ def _join(info: InstanceInfo) -> None:
     options = _initialize_options(info)
     known = inspect.signature(jax.distributed.initialize).parameters
     jax.distributed.initialize(**{key: value for key, value in options.items() if key in known})
-    multihost_utils.sync_global_devices("sky_jupyter: all ranks are in")
+    with machine.noting_connections("jax"):
+        multihost_utils.sync_global_devices("sky_jupyter: all ranks are in")
     os.environ["JAX_LOCAL_DEVICE_COUNT"] = str(jax.local_device_count())
 
 
@@ -262,6 +263,11 @@ def again(info: InstanceInfo) -> None:
         # Only now: a rank that still holds on to the old service would be aborted. All have
         # joined the new one, so all have left the old one.
         machine.within(machine.LEAVE_SECONDS, service.shutdown)
+
+
+def abort(info: InstanceInfo) -> None:
+    """Free this rank from a collective that it is blocked in; `again` must follow on all ranks."""
+    machine.break_connections("jax")
 
 
 def check(info: InstanceInfo) -> None:

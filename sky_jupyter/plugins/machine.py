@@ -12,7 +12,7 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -67,6 +67,54 @@ def interface(addr: str) -> str | None:
         if any(entry.address.split("%")[0] in wanted for entry in addresses):
             return name
     return None
+
+
+_collectives: dict[str, dict[int, str]] = {}
+
+
+@contextlib.contextmanager
+def noting_connections(name: str) -> Iterator[None]:
+    """Remember the connections that a framework opens inside, as those of its collectives."""
+    before = _connections()
+    yield
+    _collectives[name] = {fd: inode for fd, inode in _connections().items() if before.get(fd) != inode}
+
+
+def break_connections(name: str) -> None:
+    """Shut the noted connections down, so that a collective that waits on one raises at once.
+
+    Established ones only: some frameworks end the process when a socket that listens fails. From
+    `shutdown(2)`, both ends learn of it.
+    """
+    now = _connections()
+    for fd, inode in _collectives.get(name, {}).items():
+        # A number is used again; the inode tells whether it is still the same connection.
+        if now.get(fd) == inode:
+            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
+                connection.shutdown(socket.SHUT_RDWR)
+
+
+def _connections() -> dict[int, str]:
+    """This process's established TCP connections: file descriptor -> inode. Linux tells; others do not."""
+    found: dict[int, str] = {}
+    with contextlib.suppress(OSError):
+        for name in os.listdir("/proc/self/fd"):
+            with contextlib.suppress(OSError):
+                target = os.readlink(f"/proc/self/fd/{name}")
+                if target.startswith("socket:") and _is_connection(int(name)):
+                    found[int(name)] = target
+    return found
+
+
+def _is_connection(fd: int) -> bool:
+    with socket.socket(fileno=os.dup(fd)) as candidate:
+        if candidate.family not in (socket.AF_INET, socket.AF_INET6) or candidate.type != socket.SOCK_STREAM:
+            return False
+        try:
+            candidate.getpeername()
+        except OSError:
+            return False
+        return True
 
 
 def endpoint(addr: str, port: int) -> str:

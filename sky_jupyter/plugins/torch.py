@@ -131,15 +131,17 @@ def _join(backend: str | None, timeout: float, info: InstanceInfo) -> None:
         backend = "nccl" if own else "gloo"
     if backend == "nccl" and own:
         torch.cuda.set_device(own[0])
-    dist.init_process_group(
-        backend,
-        store=_store(info),
-        rank=info.rank,
-        world_size=info.world_size,
-        timeout=timedelta(seconds=timeout),
-    )
-    # The first collective opens the connections; it also finds a peer that cannot be reached.
-    dist.barrier()
+    store = _store(info)
+    with machine.noting_connections("torch"):
+        dist.init_process_group(
+            backend,
+            store=store,
+            rank=info.rank,
+            world_size=info.world_size,
+            timeout=timedelta(seconds=timeout),
+        )
+        # The first collective opens the connections; it also finds a peer that cannot be reached.
+        dist.barrier()
 
 
 def _store(info: InstanceInfo) -> Any:
@@ -158,6 +160,11 @@ def _store(info: InstanceInfo) -> Any:
         listener.listen(1024)
         options["master_listen_fd"] = listener.detach()
     return dist.TCPStore(info.head_addr, info.port("torch"), info.world_size, info.is_head, **options)
+
+
+def abort(info: InstanceInfo) -> None:
+    """Free this rank from a collective that it is blocked in; `again` must follow on all ranks."""
+    machine.break_connections("torch")
 
 
 def check(info: InstanceInfo) -> None:

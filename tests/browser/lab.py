@@ -14,12 +14,12 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
-_PATIENCE = 25.0
+_PATIENCE = 60.0
 _SETTINGS = {
     "@jupyterlab/apputils-extension/notification": {"fetchNews": "false", "checkForUpdates": False},
     # Autosaving in the middle of a test would race with what the test itself saves.
@@ -166,6 +166,13 @@ class Page:
         """The text of a cell's outputs, as it is seen now; cells count from 0."""
         cells = self.page.locator(".jp-Notebook .jp-Cell")
         return str(cells.nth(cell).locator(".jp-Cell-outputArea").inner_text())
+
+    def wait_until(self, condition: Callable[[], bool], *, timeout: float = 30.0) -> None:
+        """Wait for something outside of the page."""
+        end = time.monotonic() + timeout
+        while not condition():
+            assert time.monotonic() < end, f"nothing came of it within {timeout:g} s"
+            self.page.wait_for_timeout(50)
 
     def wait_for(self, cell: int, text: str, *, timeout: float = 30.0) -> str:
         """Wait until a cell's outputs hold ``text``; returns them."""

@@ -111,6 +111,7 @@ def test_html_uses_only_what_the_sanitizer_of_untrusted_notebooks_keeps():
         "background": "transparent",
         "font-weight": "bold",
         "font-size": r"\d+(%|px)",
+        "font-family": "monospace",
         "opacity": r"0\.\d+",
         "margin": r"(0|\d+px)( (0|\d+px)){0,3}",
         "padding": r"(0|\d+px)( (0|\d+px)){0,3}",

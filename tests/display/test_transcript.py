@@ -172,7 +172,12 @@ def test_clear_output_waits_when_asked_to():
     ("pieces", "shown"),
     [
         # A bar's last newline comes late: stderr is sent after what was printed next.
-        ([("stderr", "\r10/10"), ("stdout", "done\n"), ("stderr", "\n")], ["10/10", "done", ""]),
+        ([("stderr", "\r10/10"), ("stdout", "done\n"), ("stderr", "\n")], ["10/10", "done"]),
+        ([("stderr", "\r10/10"), ("stdout", "done\n"), ("stderr", "\n\nlate\n")], ["10/10", "done", "", "late"]),
+        (
+            [("stderr", "\r5/10"), ("stdout", "news\n"), ("stderr", "\r6/10"), ("stderr", "\n")],
+            ["5/10", "news", "6/10"],
+        ),
         ([("stderr", "\r10/10"), ("stderr", "\n"), ("stdout", "done\n")], ["10/10", "done"]),
         ([("stderr", "\r10/10"), ("stdout", "\n"), ("stdout", "done")], ["10/10", "done"]),
         ([("stdout", "half "), ("stderr", "warning\n"), ("stdout", "a line\n")], ["half ", "warning", "a line"]),
