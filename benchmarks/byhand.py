@@ -28,7 +28,7 @@ class ByHand:
         with socket.socket() as probe:
             probe.bind(("127.0.0.1", 0))
             port = probe.getsockname()[1]
-        self._said = tempfile.TemporaryFile()
+        self._said = tempfile.TemporaryFile()  # noqa: SIM115 - closed by `close`
         command = [sys.executable, str(SCRIPT)]
         self._processes: list[subprocess.Popen[Any]] = [
             subprocess.Popen(

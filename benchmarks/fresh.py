@@ -29,9 +29,10 @@ def call(module: str, function: str, **arguments: Any) -> Any:
         With the process's last lines, when it fails or takes longer than `PATIENCE`.
     """
     command = [sys.executable, "-m", "benchmarks.fresh", module, function, json.dumps(arguments)]
-    with tempfile.TemporaryFile() as said, subprocess.Popen(
-        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=said, text=True
-    ) as process:
+    with (
+        tempfile.TemporaryFile() as said,
+        subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=said, text=True) as process,
+    ):
         try:
             answer, _ = process.communicate(timeout=PATIENCE)
             status = f"ended with status {process.returncode}" if process.returncode else ""

@@ -68,7 +68,7 @@ class Row:
     def budget(self) -> str:
         """The budget in words; empty where there is none."""
         if self.most_ratio is not None:
-            return f"{self.most_ratio:g} ×"
+            return f"{self.most_ratio:g} x"
         return "" if self.most is None else f"{self.most:g} {self.unit}"
 
     @property

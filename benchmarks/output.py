@@ -17,7 +17,7 @@ def measure(options: Options) -> list[Row]:
     lines = QUICK_LINES if options.quick else LINES
     with live(OURS, IPP, BARE) as engines:
         samples = by_turns({name: job(engine, lines) for name, engine in engines.items()}, options.times(3, quick=1))
-    what = f"2 ranks × {lines:,} lines"
+    what = f"{lines:,} lines on each of 2 ranks"
     return [
         *rows(what, samples, "s", ours=OURS),
         *rows(f"{what}: lost", samples, "lost", ours=OURS, unit="lines", most=0),

@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +38,10 @@ _BATCH = 0.05
 # A reply that waits this long brings a short run's end along, instead of a second message.
 _LINGER = 0.02
 _KEEP_RUNS = 200
-_CALLS = ("start", "read", "signal", "restart", "enter", "check", "leave", "status", "ports", "fetch", "forget")
+_CALLS = (
+    *("start", "read", "fetch", "forget", "status"),
+    *("signal", "abort", "restart", "enter", "check", "again", "leave", "ports"),
+)
 
 
 class Agent(control.WithoutHttp, Worker):
@@ -139,6 +142,11 @@ class Agent(control.WithoutHttp, Worker):
                 reached.append(rank.number)
         return reached
 
+    async def sky_abort(self, ranks: list[int] | None = None) -> None:
+        """Break the collectives that ranks are blocked in."""
+        for rank in self.mine(ranks):
+            rank.abort()
+
     async def sky_restart(self, ranks: list[int] | None = None) -> dict[int, str]:
         """Replace kernels by new ones; returns the failures in words, by rank."""
         chosen = self.mine(ranks)
@@ -194,8 +202,20 @@ class Agent(control.WithoutHttp, Worker):
             asyncio.ensure_future(rank.request(f"check-{rank.number}-{time.time_ns()}", {"kind": "check"}))
             for rank in self.ranks.values()
         ]
-        done, _ = await asyncio.wait(requests, timeout=patience)
-        return len(done) == len(requests) and all(task.result()["status"] == "ok" for task in done)
+        return await self.all_well(requests, patience)
+
+    async def sky_again(self, ports: dict[str, int], job: str, patience: float) -> bool:
+        """Have this node's ranks set their frameworks up anew; whether all did, in time."""
+        requests = [
+            asyncio.ensure_future(
+                rank.request(
+                    f"again-{job}-{rank.number}",
+                    {"kind": "again", "info": self.info(rank.number, ports, job).to_json()},
+                )
+            )
+            for rank in self.ranks.values()
+        ]
+        return await self.all_well(requests, patience)
 
     async def sky_leave(self, ranks: list[int] | None = None, patience: float = 5.0) -> None:
         """Have ranks leave the plugins; one that is busy or slow is not waited for."""
@@ -296,6 +316,11 @@ class Agent(control.WithoutHttp, Worker):
     def mine(self, ranks: Iterable[int] | None) -> list[Rank]:
         """Those of the given ranks that live here; all of them where none are given."""
         return [rank for number, rank in self.ranks.items() if ranks is None or number in ranks]
+
+    async def all_well(self, requests: Sequence[asyncio.Future[dict[str, Any]]], patience: float) -> bool:
+        """Whether all requests ended well in time."""
+        done, _ = await asyncio.wait(requests, timeout=patience)
+        return len(done) == len(requests) and all(task.result()["status"] == "ok" for task in done)
 
     def info(self, rank: int, ports: dict[str, int], job: str) -> InstanceInfo:
         per_node = self.config.ranks_per_node

@@ -8,7 +8,11 @@ cell    bind the captured names and run the cell in this rank's namespace
 call    unpickle a function with its arguments, call it, keep what it returns
 fetch   write an earlier run's value to a file
 check   go through the plugins' checks, with all other ranks
+again   set the frameworks up anew in this process, with all other ranks
 leave   leave the plugins
+
+One more, `sky_abort`, comes on the control channel while a request is worked on: it breaks the
+collective that the main thread is blocked in.
 """
 
 from __future__ import annotations
@@ -31,7 +35,7 @@ from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelapp import IPKernelApp
 
 from . import payload, results
-from .runtime import POOL_VARIABLE
+from .runtime import POOL_VARIABLE, instance_info
 
 _KEEP_VALUES = 16
 _NATIVE_PATIENCE = 0.2
@@ -47,6 +51,7 @@ class SkyKernel(IPythonKernel):
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
         self.shell_handlers["sky_request"] = self.sky_request
+        self.control_handlers["sky_abort"] = self.sky_abort
         self.sky_stack = contextlib.ExitStack()
         self.sky_plugins: tuple[Any, ...] = ()
         self.sky_values: OrderedDict[str, Any] = OrderedDict()
@@ -72,12 +77,16 @@ class SkyKernel(IPythonKernel):
             self.iopub_socket, "sky_end", end, parent=self.get_parent("shell"), ident=self._topic("sky_end")
         )
 
+    async def sky_abort(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+        """Runs in the control thread: native code that waits for a peer has let go of the GIL."""
+        for plugin in self.sky_plugins:
+            if plugin.abort is not None:
+                plugin.abort(instance_info())
+
     # -- kinds -------------------------------------------------------------------------------------
 
     async def sky_enter(self, content: dict[str, Any]) -> dict[str, Any]:
         os.environ[POOL_VARIABLE] = content["info"]
-        from .runtime import instance_info
-
         info = instance_info()
         self.sky_plugins = cloudpickle.loads(base64.b64decode(content["plugins"]))
         for plugin in self.sky_plugins:
@@ -86,11 +95,16 @@ class SkyKernel(IPythonKernel):
         return {"status": "ok"}
 
     async def sky_check(self, content: dict[str, Any]) -> dict[str, Any]:
-        from .runtime import instance_info
-
         for plugin in self.sky_plugins:
             if plugin.check is not None:
                 plugin.check(instance_info())
+        return {"status": "ok"}
+
+    async def sky_again(self, content: dict[str, Any]) -> dict[str, Any]:
+        os.environ[POOL_VARIABLE] = content["info"]
+        for plugin in self.sky_plugins:
+            if plugin.again is not None:
+                plugin.again(instance_info())
         return {"status": "ok"}
 
     async def sky_leave(self, content: dict[str, Any]) -> dict[str, Any]:

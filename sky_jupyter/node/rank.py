@@ -87,6 +87,7 @@ class Rank:
         )
         self._session = Session(key=info["key"].encode(), signature_scheme="hmac-sha256", username="sky")
         self._shell = self._socket(zmq.DEALER, f"ipc://{prefix}-{ports['shell_port']}")
+        self._control = self._socket(zmq.DEALER, f"ipc://{prefix}-{ports['control_port']}")
         self._iopub = self._socket(zmq.SUB, f"ipc://{prefix}-{ports['iopub_port']}")
         self._iopub.subscribe(b"")
         self._provisioner = ForkProvisioner(forkserver)
@@ -137,6 +138,11 @@ class Rank:
         if self._provisioner is not None:
             await self._provisioner.send_signal(number)
 
+    def abort(self) -> None:
+        """Have the kernel break the collective that it is blocked in; nothing where it has ended."""
+        if self.pid:
+            self._session.send(self._control, "sky_abort", {})
+
     async def kill(self) -> None:
         """End the kernel process, at once, and wait for it."""
         if self._provisioner is not None and self._provisioner.has_process:
@@ -168,7 +174,7 @@ class Rank:
         await asyncio.sleep(0.02)
         if self._reader is not None:
             self._reader.cancel()
-        for socket in (self._shell, self._iopub):
+        for socket in (self._shell, self._control, self._iopub):
             socket.close()
         for path in self.folder.glob(f"k{self.number}-{self.generation}*"):
             path.unlink(missing_ok=True)

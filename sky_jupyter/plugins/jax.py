@@ -78,6 +78,8 @@ def jax(cuda: str | None = None, devices: int | None = None) -> Plugin:
         around_process=functools.partial(_around, devices),
         again=again,
         check=check,
+        abort=abort,
+        gone="arrays that span ranks, and compiled functions",
     )
 
 

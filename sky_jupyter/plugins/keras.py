@@ -58,7 +58,14 @@ def keras(backend: str = "jax", quiet: bool = True) -> Plugin:
         around_process=functools.partial(_around, backend, quiet),
         again=functools.partial(_again, backend),
         check=functools.partial(_check, backend),
+        gone=_GONE if backend == "jax" else "",
     )
+
+
+_GONE = (
+    "Keras models made before (to have one back: weights = model.get_weights(), make the model again, "
+    "model.set_weights(weights)); one that was inside fit() has lost the weights that its step had taken"
+)
 
 
 def _transform(backend: str, image: Image, spec: PoolSpec) -> Image:

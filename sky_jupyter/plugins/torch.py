@@ -72,6 +72,8 @@ def torch(
         around_process=functools.partial(_around, backend, timeout),
         again=functools.partial(_again, backend, timeout),
         check=check,
+        abort=abort,
+        gone="process groups made by dist.new_group, and models in DistributedDataParallel",
     )
 
 

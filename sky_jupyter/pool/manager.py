@@ -7,7 +7,6 @@ import contextlib
 import functools
 import os
 import shutil
-import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -33,6 +32,7 @@ from .runs import Run
 from .supervisor import Supervisor
 
 AGENT_TIMEOUT = 60.0
+_AGAIN_PATIENCE = 20.0
 DEFAULT_GRACE = 5.0
 _SPARE_ROOM = 64 << 20
 
@@ -56,7 +56,7 @@ class Pool:
         self.broken = ""
         self.ledger = Ledger()
         self.registry = Registry()
-        self.supervisor = Supervisor(spec, self._renew, self._break)
+        self.supervisor = Supervisor(spec, self._renew, self._again, self._break)
         self.hosts: list[launch.Host] = []
         self.ids: Sequence[str] = ()
         self.control: Control | None = None
@@ -142,17 +142,13 @@ class Pool:
         """Have ranks take their place and enter the plugins, all at the same time."""
         assert self.control is not None
         plugins = self.spec.plugins
-        # An address of the pool's coordinators must never be used twice: a late peer of the last
-        # start could join the new one.
-        names = [plugin.name for plugin in plugins if plugin.collective] or ["pool"]
         apps = [plugin.around_app for plugin in plugins if plugin.around_app is not None]
-        ports = (await self.control.ask("ports", [0], count=len(names)))[0]
-        self._epoch += 1
+        ports, job = await self._new_epoch()
         answers = await self.control.ask(
             "enter",
             plugins=cloudpickle.dumps(plugins),
-            ports=dict(zip(names, ports, strict=True)),
-            job=f"{self.id}-{self._epoch}",
+            ports=ports,
+            job=job,
             apps=cloudpickle.dumps(apps) if apps and self._epoch == 1 else b"",
             noise=[expression for plugin in plugins for expression in plugin.noise],
             ranks=ranks,
@@ -161,6 +157,24 @@ class Pool:
             for rank, end in ends.items():
                 if end["status"] != "ok":
                     raise BootstrapError("plugins", _why_not_entered(int(rank), end), node=node, lines=_last_lines(end))
+
+    async def _new_epoch(self) -> tuple[dict[str, int], str]:
+        """Ports for the frameworks' coordinators and a name, for a new start of the ranks.
+
+        No address of a coordinator is used twice: a late peer of the last start could join it.
+        """
+        assert self.control is not None
+        names = [plugin.name for plugin in self.spec.plugins if plugin.collective] or ["pool"]
+        ports = (await self.control.ask("ports", [0], count=len(names)))[0]
+        self._epoch += 1
+        return dict(zip(names, ports, strict=True)), f"{self.id}-{self._epoch}"
+
+    async def _again(self) -> bool:
+        """Have all living ranks set their frameworks up anew; whether all could."""
+        assert self.control is not None
+        ports, job = await self._new_epoch()
+        answers = await self.control.ask("again", ports=ports, job=job, patience=_AGAIN_PATIENCE)
+        return all(answers.values())
 
     def down(self) -> None:
         """End the pool: every process, socket and file of it. Safe to call at any time, and twice."""
@@ -394,7 +408,7 @@ class Pool:
             return
         run.why = " by you"
         with contextlib.suppress(FutureTimeout):
-            loop().call(self.supervisor.signal(run, signal.SIGKILL if hard else signal.SIGINT), timeout=5)
+            loop().call(self.supervisor.interrupt(run, hard=hard), timeout=5)
 
     def fetch(self, run: str, rank: int) -> bytes:
         """The pickled value of a run that stayed on its rank.

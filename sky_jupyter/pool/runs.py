@@ -47,6 +47,8 @@ class Run:
         self.task: Future[None] = Future()
         # Why ranks were stopped, where the manager stopped them.
         self.why = ""
+        # Ranks that were freed from a collective: what they raise then is our doing.
+        self.aborted: set[int] = set()
         self._began = time.perf_counter()
         self._next: dict[int, int] = dict.fromkeys(nodes.values(), 0)
         self._anywhere = not nodes
@@ -108,7 +110,8 @@ class Run:
         elif kind == "end":
             if outcome.status != "running":
                 return
-            if self.why and event["status"] in ("interrupted", "died"):
+            ours = event["status"] in ("interrupted", "died") or outcome.rank in self.aborted
+            if self.why and ours and event["status"] != "ok":
                 # We ended it ourselves: what matters is why.
                 event = {**event, "status": "interrupted", "why": self.why}
             outcome.status, outcome.end = event["status"], event

@@ -16,6 +16,8 @@ from .events import NoticeEvent
 from .runs import Run
 
 _INTERRUPT_PATIENCE = 1.0
+# A rank may still be compiling what will then fail at once.
+_ABORT_PATIENCE = 8.0
 _KILL_PATIENCE = 60.0
 _CHECK_PATIENCE = 3.0
 
@@ -29,15 +31,27 @@ class Supervisor:
         The pool's.
     renew : callable
         ``await renew(ranks)`` replaces kernels and has the new ones enter the plugins.
+    again : callable
+        ``await again()`` has living ranks set their frameworks up anew; whether all could.
     on_broken : callable
         Told why the pool can run nothing more.
     """
 
     def __init__(
-        self, spec: PoolSpec, renew: Callable[[Sequence[int]], Awaitable[None]], on_broken: Callable[[str], None]
+        self,
+        spec: PoolSpec,
+        renew: Callable[[Sequence[int]], Awaitable[None]],
+        again: Callable[[], Awaitable[bool]],
+        on_broken: Callable[[str], None],
     ) -> None:
         self.spec = spec
         self.renew = renew
+        self.again = again
+        collective = [plugin for plugin in spec.plugins if plugin.collective] if spec.world_size > 1 else []
+        # Whether the loss of one rank, or a broken collective, concerns all.
+        self.together = bool(collective)
+        # Whether blocked ranks can be freed with their namespaces kept.
+        self.gentle = all(plugin.again for plugin in collective) and any(plugin.abort for plugin in collective)
         self.on_broken = on_broken
         self.control: Control | None = None
         self.runs: dict[str, Run] = {}
@@ -84,23 +98,49 @@ class Supervisor:
 
     async def _watch(self, run: Run, grace: float, timeout: float | None) -> None:
         """Wait for the end; where a rank fails or time is up, the others are stopped after their grace."""
-        assert self.control is not None
         end = None if timeout is None else time.monotonic() + timeout
-        in_time = await run.until(lambda: not run.left or bool(run.failed), timeout)
+        in_time = await run.until(lambda: not run.left or bool(run.failed) or bool(run.why), timeout)
         if in_time and run.left:
-            patience = grace if end is None else min(grace, end - time.monotonic())
-            await run.until(lambda: not run.left, patience)
+            # After an interrupt by the user, ranks wait for nothing that could still come.
+            patience = _INTERRUPT_PATIENCE if run.why else grace
+            left = patience if end is None else min(patience, end - time.monotonic())
+            await run.until(lambda: not run.left, left)
         if not run.left:
             return
-        if in_time:
-            late = f"and it did not end within {grace:g} s (--grace)"
-            run.why = run.why or f": {rank_label(run.failed)} had failed, {late}"
-        else:
+        asked = bool(run.why)
+        if not asked and in_time:
+            run.why = f": {rank_label(run.failed)} had failed, and it did not end within {grace:g} s (--grace)"
+        elif not asked:
             run.why = f": the run took longer than {timeout:g} s (--timeout)"
+        await self._stop(run, to_the_end=not asked)
+
+    async def _stop(self, run: Run, *, to_the_end: bool) -> None:
+        """Stop the ranks that are left: by an interrupt, by breaking what blocks them, by a kill.
+
+        A kill loses a namespace: what the user interrupted waits for a second interrupt instead.
+        """
         await self.signal(run, signal.SIGINT)
-        if not await run.until(lambda: not run.left, _INTERRUPT_PATIENCE):
+        if await run.until(lambda: not run.left, _INTERRUPT_PATIENCE):
+            return
+        if self.gentle:
+            await self.abort(run)
+            if await run.until(lambda: not run.left, _ABORT_PATIENCE):
+                return
+        if to_the_end:
             await self.signal(run, signal.SIGKILL)
-            await run.until(lambda: not run.left, _KILL_PATIENCE)
+        await run.until(lambda: not run.left, _KILL_PATIENCE if to_the_end else None)
+
+    async def interrupt(self, run: Run, *, hard: bool) -> None:
+        """What the user's interrupt does; `_watch` sees to ranks that do not heed it."""
+        await self.signal(run, signal.SIGKILL if hard else signal.SIGINT)
+        run.changed.set()
+
+    async def abort(self, run: Run) -> None:
+        """Break the collectives that a run's ranks are blocked in."""
+        assert self.control is not None
+        run.aborted.update(run.left)
+        with contextlib.suppress(NodeLost, OSError):
+            await self.control.ask("abort", ranks=run.left)
 
     async def signal(self, run: Run, number: int) -> None:
         """Signal the kernels that still work on a run."""
@@ -132,15 +172,22 @@ class Supervisor:
         """Begin to replace what the run lost; the next run waits for it."""
         lost = [rank for rank, outcome in run.outcomes.items() if outcome.end.get("text") and outcome.status != "lost"]
         stopped = [rank for rank, outcome in run.outcomes.items() if outcome.status == "interrupted"]
-        together = self.spec.world_size > 1 and any(plugin.collective for plugin in self.spec.plugins)
         if lost:
-            ranks = list(range(self.spec.world_size)) if together else lost
+            ranks = list(range(self.spec.world_size)) if self.together else lost
             self.restarted.update(ranks)
-            why = f"{rank_label(lost)} ended"
-            run.listener(NoticeEvent(f"{why}: new kernels for {rank_label(ranks)}", run.id))
+            text = f"{rank_label(lost)} ended: new kernels for {rank_label(ranks)}"
+            run.listener(NoticeEvent(text, run.id))
             self._mend_with(self.renew(ranks))
-        elif stopped and together:
-            self._mend_with(self._resume(run))
+        elif run.aborted:
+            run.listener(NoticeEvent(self._aborted_text(run), run.id))
+            self._mend_with(self._set_up_again())
+        elif stopped and self.together:
+            self._mend_with(self._resume())
+
+    def _aborted_text(self, run: Run) -> str:
+        gone = "; ".join(plugin.gone for plugin in self.spec.plugins if plugin.gone)
+        text = f"{rank_label(sorted(run.aborted))} freed from a collective; every name is kept"
+        return text + (f", but these take part no more: {gone}" if gone else "")
 
     def _mend_with(self, work: Awaitable[None]) -> None:
         async def mend() -> None:
@@ -153,8 +200,8 @@ class Supervisor:
 
         self._repair = self._keep_task(mend())
 
-    async def _resume(self, run: Run) -> None:
-        """After an interrupt: see whether the ranks are still in step, and start anew where not.
+    async def _resume(self) -> None:
+        """After an interrupt: see whether the ranks are still in step, and set up anew where not.
 
         A rank that was stopped before a collective and one that was stopped after it would wait for
         each other, or mix their numbers up.
@@ -162,6 +209,15 @@ class Supervisor:
         assert self.control is not None
         checks = await self.control.ask("check", patience=_CHECK_PATIENCE)
         if all(answer for answer in checks.values()):
+            return
+        if self.gentle:
+            # Those that are out of step may wait in the check itself.
+            await self.control.ask("abort")
+        await self._set_up_again()
+
+    async def _set_up_again(self) -> None:
+        """Have the frameworks set up anew in the living ranks; where that fails, in new kernels."""
+        if self.gentle and await self.again():
             return
         ranks = list(range(self.spec.world_size))
         self.restarted.update(ranks)

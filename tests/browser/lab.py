@@ -7,6 +7,7 @@ Chromium; `Page` opens a notebook in one and asks it things. All end with their 
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import json
 import os
 import shutil
@@ -39,12 +40,8 @@ _QUIET = (
 
 def missing() -> str:
     """What has to be installed before a browser test can run; empty where nothing is missing."""
-    lacks = []
-    for module, package in (("jupyterlab", "jupyterlab"), ("playwright", "playwright")):
-        try:
-            __import__(module)
-        except ImportError:
-            lacks.append(f"the Python package {package}")
+    packages = [name for name in ("jupyterlab", "playwright") if importlib.util.find_spec(name) is None]
+    lacks = [f"the Python package {name}" for name in packages]
     if executable() is None:
         lacks.append("Chromium (Debian: apt-get install chromium fonts-dejavu)")
     return " and ".join(lacks)

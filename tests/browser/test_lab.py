@@ -76,7 +76,7 @@ def seen(request: pytest.FixtureRequest, chromium: Any, tmp_path_factory: pytest
         page.command("notebook:run-all-cells")
         running = page.wait_for(LIVE, "rank 1 step 2")
         (server.root / "go").touch()
-        finished = page.wait_for(LIVE, "done")
+        finished = page.wait_for(LIVE, "s · done")
         page.wait_for(DOWN, "ended")
         failed = page.outputs(FAILING)
         page.command("docmanager:save")
@@ -128,7 +128,7 @@ def test_a_saved_notebook_from_someone_else_reads_the_same(seen, chromium):
     del book["metadata"]["kernelspec"]
     (seen.server.root / "other.ipynb").write_text(json.dumps(book))
     page = lab.Page(chromium, seen.server.address("other.ipynb", app=seen.app))
-    shown = page.wait_for(LIVE, "done")
+    shown = page.wait_for(LIVE, "s · done")
     assert shown.split("\n") == seen.finished.split("\n")
     output = page.page.locator(".jp-Notebook .jp-Cell").nth(LIVE).locator(".jp-OutputArea-output").nth(1)
     assert output.get_attribute("data-mime-type") == "text/html"

@@ -140,7 +140,7 @@ def test_quiet_shows_nothing_but_errors(two):
 
 def test_a_cell_that_takes_too_long_is_stopped(two):
     cell = two.run("%%sky --timeout 0.3\nimport time\ntime.sleep(30)")
-    assert cell.elapsed < 5
+    assert cell.elapsed < 10
     assert "the run took longer than 0.3 s (--timeout)" in cell.error
     assert cell.run.endswith("· interrupted")
     assert two.run("%%sky\nrank").body == ["[0] Out: 0", "[1] Out: 1"]
@@ -148,7 +148,7 @@ def test_a_cell_that_takes_too_long_is_stopped(two):
 
 def test_ranks_that_wait_for_a_failed_one_get_their_grace(two):
     cell = two.run("%%sky --grace 0.3\nimport time\nif rank == 1: raise ValueError('bad shape')\ntime.sleep(30)")
-    assert cell.elapsed < 5
+    assert cell.elapsed < 10
     assert cell.run.endswith("rank 1 failed · rank 0 interrupted")
     assert "ValueError: bad shape" in cell.error
     assert "rank 1 had failed, and it did not end within 0.3 s (--grace)" in cell.error
@@ -296,7 +296,7 @@ def test_a_value_that_cannot_be_sent_is_told_in_short(two):
 
 def test_a_killed_rank_is_named_and_replaced(two):
     cell = two.run("%%sky\nimport os, signal, time\nif rank == 1:\n    os.kill(os.getpid(), signal.SIGKILL)")
-    assert cell.elapsed < 5
+    assert cell.elapsed < 10
     assert "rank 1 died" in cell.run.split("\n")[0]
     assert "[1] died: killed by SIGKILL" in cell.run
     assert "SIGKILL" in cell.error

@@ -1,0 +1,132 @@
+"""A blocked collective is broken from inside, and the ranks go on with every name that they had."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from collections.abc import Iterator
+
+import pytest
+
+import sky_jupyter as sky
+from sky_jupyter.pool.manager import Pool
+from sky_jupyter.pool.results import CellError, RankInterrupted
+from tests.pool.pools import begin, local_pool, run
+from tests.pool.test_faults import eventually
+
+pytestmark = pytest.mark.slow
+pytest.importorskip("jax", reason="needs the extra jax")
+pytest.importorskip("torch", reason="needs the extra torch")
+
+JAX = """
+import jax, numpy, sky_jupyter as sky
+from jax.experimental import multihost_utils
+rank, n = sky.instance_info().rank, sky.instance_info().world_size
+def reduce(): return float(multihost_utils.process_allgather(numpy.array([rank + 1.0])).sum())
+"""
+TORCH = """
+import torch, torch.distributed as dist, sky_jupyter as sky
+rank, n = dist.get_rank(), dist.get_world_size()
+def reduce():
+    total = torch.tensor([rank + 1.0]); dist.all_reduce(total); return total.item()
+"""
+KINDS = {"jax": (JAX, sky.plugins.jax), "torch": (TORCH, sky.plugins.torch)}
+
+
+@pytest.fixture(scope="module", params=[("jax", 2), ("torch", 2), ("jax", 4), ("torch", 4)], ids=str)
+def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
+    kind, nodes = request.param
+    code, plugin = KINDS[kind]
+    with local_pool(nodes=nodes, plugins=(plugin(),)) as pool:
+        run(pool, code + "kept = {'rank': rank}; array = __import__('numpy').arange(5) + rank")
+        yield pool
+
+
+def total(pool: Pool) -> float:
+    return float(sum(range(1, pool.spec.world_size + 1)))
+
+
+def test_aborts_in_a_row_keep_every_name(pool: Pool) -> None:
+    for attempt in range(10 if pool.spec.world_size == 2 else 4):
+        failing = attempt % pool.spec.world_size
+        with pytest.raises(CellError) as caught:
+            run(pool, f"if rank == {failing}: raise ValueError('boom {attempt}')\nreduce()", grace=0.1)
+        assert str(caught.value.errors[failing]) == f"boom {attempt}"
+        others = [error for rank, error in caught.value.errors.items() if rank != failing]
+        assert all(isinstance(error, RankInterrupted) for error in others)
+        assert len(others) == pool.spec.world_size - 1
+        assert run(pool, "reduce()").values == [total(pool)] * pool.spec.world_size
+    assert pool.take_restarted() == set()
+    kept = [({"rank": rank}, [rank + i for i in range(5)]) for rank in range(pool.spec.world_size)]
+    assert run(pool, "kept, array.tolist()").values == kept
+
+
+def test_an_interrupt_frees_ranks_that_wait_for_one_that_never_comes(pool: Pool) -> None:
+    current = begin(pool, "if rank != 0: reduce()\nelse:\n    import time; time.sleep(60)")
+    time.sleep(0.5)
+    began = time.monotonic()
+    pool.interrupt(current)
+    with pytest.raises(CellError) as caught:
+        pool.attend(current)
+    assert time.monotonic() - began < 5
+    assert {type(error) for error in caught.value.errors.values()} == {RankInterrupted}
+    assert run(pool, "reduce()").values == [total(pool)] * pool.spec.world_size
+    assert pool.take_restarted() == set()
+
+
+def test_an_interrupt_frees_ranks_that_all_wait(pool: Pool) -> None:
+    # Each rank but the last enters one collective more than the next: nobody can go on.
+    current = begin(pool, "reduce()\nif rank < n - 1: reduce()\nelse:\n    import threading; threading.Event().wait()")
+    time.sleep(0.5)
+    pool.interrupt(current)
+    assert eventually(lambda: not current.left, 5)
+    with pytest.raises(CellError):
+        pool.attend(current)
+    assert run(pool, "reduce(), kept['rank']").values == [(total(pool), r) for r in range(pool.spec.world_size)]
+
+
+def test_ranks_that_were_interrupted_out_of_step_are_in_step_again(pool: Pool) -> None:
+    code = "import time\nwhile True:\n    reduce()\n    time.sleep(0.05 * rank)"
+    for _ in range(3):
+        current = begin(pool, code)
+        time.sleep(0.4)
+        pool.interrupt(current)
+        with pytest.raises(CellError):
+            pool.attend(current)
+        assert run(pool, "reduce()").values == [total(pool)] * pool.spec.world_size
+    assert pool.take_restarted() == set()
+    assert run(pool, "kept['rank']").values == list(range(pool.spec.world_size))
+
+
+def test_a_keras_model_goes_on_from_its_weights_after_an_abort() -> None:
+    if importlib.util.find_spec("keras") is None:
+        pytest.skip("needs the extra keras")
+    make = """
+def make():
+    model = keras.Sequential([keras.layers.Input((8,)), keras.layers.Dense(4), keras.layers.Dense(1)])
+    model.compile("sgd", "mse")
+    return model
+"""
+    setup = f"""
+import keras, numpy, sky_jupyter as sky
+keras.utils.set_random_seed(0)
+x = numpy.random.default_rng(0).normal(size=(64, 8)).astype("float32")
+x, y = sky.shard(x, x.sum(axis=1), drop_last=True)
+{make}
+model = make()
+model.fit(x, y, batch_size=8, epochs=1, verbose=0)
+before = model.get_weights()
+"""
+    with local_pool(plugins=(sky.plugins.jax(), sky.plugins.keras())) as pool:
+        run(pool, setup)
+        # A model's training takes part in collectives: one rank that leaves early blocks the other.
+        with pytest.raises(CellError):
+            run(pool, JAX + "if rank == 1: raise ValueError('early')\nreduce()", grace=0.1)
+        pool.settle()
+        assert pool.take_restarted() == set()
+        again = "weights = model.get_weights(); model = make(); model.set_weights(weights)\n"
+        again += "[float(abs(a - b).sum()) for a, b in zip(weights, model.get_weights())]"
+        assert run(pool, again).values == [[0.0] * 4] * 2
+        trained = run(pool, "model.fit(x, y, batch_size=8, verbose=0); [w.tolist() for w in model.get_weights()]")
+        assert trained[0] == trained[1]
+        assert run(pool, "[w.shape for w in before]").head == [(8, 4), (4,), (4, 1), (1,)]

@@ -1,0 +1,129 @@
+"""The benchmarks run, their rows hold ratios, and nothing of them is left; how fast it was is no test's business."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+import tempfile
+import time
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from benchmarks import report
+from benchmarks.__main__ import SUBJECTS
+from benchmarks.measure import HEAD, Options, Row, by_turns, rows
+
+ROOT = Path(__file__).resolve().parent.parent
+MARK = "SKY_BENCHMARK"
+PATIENCE = 5.0
+RATIO = re.compile(r"\d+\.\d\d \(\d+\.\d\d-\d+\.\d\d\)")
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    """A temporary folder whose path is short enough for unix sockets in it."""
+    with tempfile.TemporaryDirectory(prefix="b-") as path:
+        yield Path(path)
+
+
+def run(folder: Path, *arguments: str) -> tuple[subprocess.CompletedProcess[str], str]:
+    """Run the benchmarks with their temporary files in the folder; also the mark that their processes carry."""
+    mark = uuid.uuid4().hex
+    done = subprocess.run(
+        [sys.executable, "-m", "benchmarks", *arguments],
+        cwd=ROOT,
+        env={**os.environ, MARK: mark, "TMPDIR": str(folder)},
+        capture_output=True,
+        text=True,
+        timeout=200,
+    )
+    return done, mark
+
+
+def marked(mark: str) -> list[str]:
+    """Processes that carry the mark."""
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if process.environ().get(MARK) == mark:
+                found.append(" ".join(process.cmdline()))
+        except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
+            continue
+    return found
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["import", "cell", "output"])
+def test_a_quick_run_prints_ratios_and_leaves_nothing(name: str, folder: Path) -> None:
+    done, mark = run(folder, name, "--quick", "--repeat", "1")
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    head = next(line for line in lines if line.split()[:2] == ["what", "ours"])
+    assert all(column in head for column in HEAD)
+    with_ratio = [line for line in lines if RATIO.search(line)]
+    assert len(with_ratio) >= 2, done.stdout
+    end = time.monotonic() + PATIENCE
+    while left := marked(mark):
+        assert time.monotonic() < end, left
+        time.sleep(0.05)
+    assert [path.name for path in folder.iterdir()] == []
+
+
+def test_an_unknown_benchmark_is_refused_with_those_there_are(folder: Path) -> None:
+    done, _ = run(folder, "cells")
+    assert done.returncode == 2
+    assert "no benchmark cells" in done.stderr
+    assert all(name in done.stderr for name in SUBJECTS)
+
+
+def test_only_the_whole_set_is_saved(folder: Path) -> None:
+    done, _ = run(folder, "cell", "--save")
+    assert done.returncode == 2
+    assert "--save is for the whole set" in done.stderr
+
+
+def test_jobs_take_turns_and_none_always_comes_first() -> None:
+    order: list[str] = []
+    jobs = {name: (lambda name=name: order.append(name) or {"s": float(len(order))}) for name in "abc"}
+    samples = by_turns(jobs, 3)
+    assert order == [*"abc", *"bca", *"cab"]
+    assert samples["a"]["s"] == [1.0, 6.0, 8.0]
+
+
+def test_the_budget_stands_with_the_best_peer() -> None:
+    samples = {"ours": {"s": [2.0, 2.0]}, "slow": {"s": [8.0, 8.0]}, "fast": {"s": [1.0, 1.0]}}
+    first, second = rows("x", samples, "s", ours="ours", best=1.5)
+    assert (first.peer_name, first.ratio, first.budget, first.within) == ("fast", 2.0, "1.5 x", False)
+    assert (second.peer_name, second.ratio, second.budget, second.within) == ("slow", 0.25, "", None)
+    assert first.cells[-1] == "1.5 x OVER"
+    own = rows("x", samples, "s", ours="ours", most=2.0)[0]
+    assert (own.budget, own.within) == ("2 s", True)
+
+
+def test_saved_figures_take_the_place_of_the_old_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    readme = tmp_path / "README.md"
+    readme.write_text(f"# before\n{report.BEGIN}\nold\n{report.END}\nafter\n")
+    monkeypatch.setattr(report, "README", readme)
+    found = {"cell": [Row("x = 1", [8.0], [10.0], "a peer", "ms", most_ratio=1.0)]}
+    for _ in range(2):
+        report.save(found, took=1.0)
+    text = readme.read_text()
+    assert text.startswith("# before\n")
+    assert text.endswith("after\n")
+    assert "old" not in text
+    assert (
+        text.count("| x = 1 | 8.00 (8.00-8.00) ms | a peer | 10.0 (10.0-10.0) ms | 0.80 (0.80-0.80) | 1 x kept |") == 1
+    )
+    assert "cores" in text
+
+
+def test_quick_and_repeat_choose_the_number_of_repetitions() -> None:
+    assert Options().times(300, quick=60) == 300
+    assert Options(quick=True).times(300, quick=60) == 60
+    assert Options(quick=True, repeat=1).times(300, quick=60) == 1
