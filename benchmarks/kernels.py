@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -39,7 +40,9 @@ class Kernels:
             )
             if argv:
                 manager.kernel_spec.argv = list(argv)
-            manager.start_kernel(**({} if env is None else {"env": dict(env)}))
+            # What a kernel says outside of cells is for a log, and nobody reads one here.
+            quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+            manager.start_kernel(**quiet, **({} if env is None else {"env": dict(env)}))
             self.managers.append(manager)
         self.clients = [manager.blocking_client() for manager in self.managers]
         self._poller = zmq.Poller()

@@ -222,7 +222,7 @@ def start_pool(spec: PoolSpec) -> Pool:
     try:
         pool.start(view.on_event, view.refresh)
     except BaseException as error:
-        view.finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed")
+        view.finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", ok=False)
         raise
     pools.add(pool)
     view.finish(f"{describe(spec)} ready")

@@ -81,16 +81,16 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
-def rank_label(ranks: Sequence[int]) -> str:
+def rank_label(ranks: Iterable[int]) -> str:
     """``"rank 2"`` or ``"ranks 0-3, 5"``."""
     runs: list[list[int]] = []
-    for rank in sorted(ranks):
+    for rank in sorted(set(ranks)):
         if runs and rank == runs[-1][-1] + 1:
             runs[-1].append(rank)
         else:
             runs.append([rank])
     text = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-    return f"rank{'' if len(ranks) == 1 else 's'} {text}"
+    return f"rank{'' if [len(run) for run in runs] == [1] else 's'} {text}"
 
 
 def plain(text: str) -> str:

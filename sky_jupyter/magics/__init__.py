@@ -26,6 +26,7 @@ from .manual import MANUAL
 from .options import Given, HelpAsked, parse
 
 RESULT = "_sky"
+_NAMES_SHOWN = 12
 
 
 @magics_class
@@ -234,7 +235,9 @@ def _numbered(line: str, body: str) -> str:
 
 
 def _listing(what: str, names: Iterable[str]) -> str:
-    return f"{what}: {', '.join(sorted(names))}" if names else ""
+    shown = sorted(names)
+    more = f" and {len(shown) - _NAMES_SHOWN} more" if len(shown) > _NAMES_SHOWN else ""
+    return f"{what}: {', '.join(shown[:_NAMES_SHOWN])}{more}" if shown else ""
 
 
 def _exclude(given: Given) -> Any:

@@ -267,7 +267,7 @@ class Agent(control.WithoutHttp, Worker):
 
     def on_event(self, rank: int, run: str, event: dict[str, Any]) -> None:
         record = self.runs.get(run)
-        if event["kind"] == "stream" and self.noise is not None and "[" in event["text"]:
+        if event["kind"] == "stream" and self.noise is not None:
             quiet = self.noise.sub("", event["text"])
             if quiet != event["text"]:
                 if not quiet:

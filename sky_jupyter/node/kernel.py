@@ -27,12 +27,14 @@ import time
 import types
 from collections import OrderedDict
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import cloudpickle
 import zmq
+from ipykernel.iostream import OutStream
 from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelapp import IPKernelApp
+from traitlets import DottedObjectName
 
 from . import payload, results
 from .runtime import POOL_VARIABLE, instance_info
@@ -217,9 +219,27 @@ def _error(error: Any, ename: str, evalue: str, traceback: list[str]) -> dict[st
     }
 
 
+class OrderedStream(OutStream):
+    """Standard output or error of a rank: what one says before the other writes is sent before it.
+
+    ipykernel gathers each for itself, for up to 0.2 s, and their order is lost.
+    """
+
+    _last: ClassVar[OrderedStream | None] = None
+
+    def write(self, string: str) -> int | None:
+        other = OrderedStream._last
+        if other is not self:
+            OrderedStream._last = self
+            if other is not None:
+                other.flush()
+        return super().write(string)
+
+
 class SkyKernelApp(IPKernelApp):
     """IPython's kernel application, whose output socket waits for a slow reader instead of dropping."""
 
+    outstream_class = DottedObjectName(f"{__name__}.OrderedStream")
     kernel_class = SkyKernel
 
     def init_iopub(self, context: zmq.Context[Any]) -> None:

@@ -93,7 +93,7 @@ class Rank:
         self._provisioner = ForkProvisioner(forkserver)
         await self._provisioner.launch_kernel([file], env=self.env, cwd=self.cwd, log=str(self.log))
         self.preload_failed = self._provisioner.preload_failed
-        self._reader = asyncio.create_task(self._read(self._iopub))
+        self._reader = asyncio.create_task(self._read(self._iopub, self._session))
         asyncio.create_task(self._watch(self._provisioner))  # noqa: RUF006 - it ends with the process
         waits = [asyncio.ensure_future(self.ready.wait()), asyncio.ensure_future(self._provisioner.wait())]
         _, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
@@ -182,12 +182,12 @@ class Rank:
         for run in list(self.ended):
             self._finish(run, {"kind": "end", "status": "died", "text": text, "tail": self.tail()})
 
-    async def _read(self, socket: zmq.asyncio.Socket) -> None:
+    async def _read(self, socket: zmq.asyncio.Socket, session: Session) -> None:
         while True:
             frames = await socket.recv_multipart()
             try:
-                _, frames = self._session.feed_identities(frames)
-                message = self._session.deserialize(frames)
+                _, frames = session.feed_identities(frames)
+                message = session.deserialize(frames)
             except (ValueError, TypeError, KeyError) as error:
                 self.note(f"a message of the kernel was refused: {error}\n")
                 continue

@@ -37,7 +37,7 @@ MODULES = (
 )
 # Written from C++ to file descriptors 1 and 2 whenever ranks meet.
 NOISE = (
-    r"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\..*",
+    machine.GLOO_NOISE,
     r"W\d{4} .*\] Using experimental recoverable task feature\..*",
 )
 # JAX ends the process with SIGABRT when its peers have not come by then.

@@ -23,6 +23,12 @@ from ..spec import PoolSpec
 if TYPE_CHECKING:
     from ..node.runtime import InstanceInfo
 
+# What gloo prints, from native code, for each group of ranks. Threads of one process that do so at
+# the same time mix their pieces up, so that any order of the pieces is such a line.
+GLOO_NOISE = (
+    r"(?=.*(?:\[Gloo\]|is connected to|peer ranks))"
+    r"(?:\[Gloo\] Rank |\d+| ?is connected to | ?peer ranks\. ?|Expected number of connected peer ranks is : ?)+"
+)
 # How long a rank's end may wait for a framework that waits for others.
 LEAVE_SECONDS = 3.0
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # What the first use of torch across ranks would import; none starts a thread or touches a GPU.
 MODULES = ("torch", "torch.distributed", "torch.nn.parallel")
-NOISE = (r"\[Gloo\] Rank \d+ is connected to \d+ peer ranks\..*",)
+NOISE = (machine.GLOO_NOISE,)
 BACKENDS = ("gloo", "nccl")
 JOIN_SECONDS = 60
 _CUDA = re.compile(r"cu[0-9]{3}\Z")

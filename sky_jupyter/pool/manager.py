@@ -399,7 +399,8 @@ class Pool:
         everywhere = len(outcomes) == self.spec.world_size
         if everywhere and all(outcome.end.get("bound") for outcome in outcomes):
             run.capture.commit(self.ledger)
-        return CellResult(outcomes, run.elapsed, lambda rank: self.fetch(run.id, rank), run.id)
+        # The run itself, with its listener and all that it showed, is not to be kept with its result.
+        return CellResult(outcomes, run.elapsed, functools.partial(self.fetch, run.id), run.id)
 
     def interrupt(self, run: Run | None = None, *, hard: bool = False) -> None:
         """Raise KeyboardInterrupt in every rank that works on the run; ``hard`` replaces their kernels."""

@@ -158,6 +158,16 @@ class CellResult(Sequence[Any]):
     def __iter__(self) -> Iterator[Any]:
         return (self.value(rank) for rank in self._outcomes)
 
+    def __getstate__(self) -> dict[str, Any]:
+        """What travels when a cell reads a result: the values, large ones too, and the errors."""
+        outcomes = {}
+        for rank, outcome in self._outcomes.items():
+            end = dict(outcome.end)
+            if end.pop("large", False) and self._fetch is not None:
+                end["value"] = base64.b64encode(self._fetch(rank)).decode()
+            outcomes[rank] = Outcome(rank, outcome.node, outcome.status, end, outcome.stdout, outcome.stderr)
+        return {**vars(self), "_outcomes": outcomes, "_fetch": None, "_values": {}, "_exceptions": {}}
+
     def __repr__(self) -> str:
         failed = [rank for rank, outcome in self._outcomes.items() if outcome.failed]
         state = f", failed on {failed}" if failed else ""
@@ -218,6 +228,9 @@ class CellError(ExceptionGroup[Exception], SkyError):
     def __init__(self, result: CellResult, outcomes: Sequence[Outcome]) -> None:
         super().__init__(self.message, self.exceptions)
 
+    def __str__(self) -> str:
+        return self.message
+
     def derive(self, excs: Sequence[Exception]) -> ExceptionGroup[Exception]:
         """A plain group: what `split` and ``except*`` leave over."""
         return ExceptionGroup(self.message, excs)
@@ -233,24 +246,36 @@ class CellError(ExceptionGroup[Exception], SkyError):
 
 
 def _headline(failed: Sequence[Outcome], total: int) -> str:
-    ranks = rank_label([outcome.rank for outcome in failed])
-    if len(failed) == total:
+    # Ranks that were only stopped because of the others did not fail themselves.
+    causes = [outcome.rank for outcome in failed if outcome.status != "interrupted"]
+    if not causes:
+        return f"{rank_label([outcome.rank for outcome in failed])} interrupted"
+    if len(causes) == total:
         return f"the cell failed on {'its only rank' if total == 1 else f'all {total} ranks'}"
-    return f"the cell failed on {ranks} of {total}"
+    return f"the cell failed on {rank_label(causes)} of {total}"
 
 
 def _blocks(failed: Sequence[Outcome]) -> list[str]:
-    groups: dict[tuple[str, str], list[Outcome]] = {}
+    groups: dict[str, list[Outcome]] = {}
     # What is most likely the cause comes first; ranks that were only stopped because of it come last.
     order = {"died": 0, "lost": 0, "error": 1, "interrupted": 2}
     for outcome in sorted(failed, key=lambda item: (order[item.status], item.rank)):
-        text = "\n".join(outcome.end.get("traceback", [])) if outcome.status == "error" else ""
-        if not text:
-            stopped = outcome.status == "interrupted"
-            text = f"interrupted{outcome.end.get('why', '')}" if stopped else str(exception_of(outcome))
-        groups.setdefault((outcome.status, text), []).append(outcome)
+        groups.setdefault(_told(outcome), []).append(outcome)
     blocks = []
-    for (_, text), outcomes in groups.items():
+    for text, outcomes in groups.items():
         label = rank_label([outcome.rank for outcome in outcomes])
         blocks.append(f"\x1b[1m── {label} {'─' * max(3, 60 - len(label))}\x1b[22m\n{text}")
     return blocks
+
+
+def _told(outcome: Outcome) -> str:
+    """What is to be said of a failed rank, without its number, so that equal fates are told once."""
+    end = outcome.end
+    if outcome.status == "interrupted":
+        return f"interrupted{end.get('why', '')}"
+    if outcome.status == "error":
+        lines = "\n".join(end.get("traceback", [])).splitlines()
+        # IPython's rule would stand right below ours.
+        return "\n".join(lines[1:] if lines and set(plain(lines[0])) == {"-"} else lines)
+    what = "the process ended" if outcome.status == "died" else "the rank is lost"
+    return f"{what}: {end.get('text', '')}" + "".join(f"\n  | {line}" for line in end.get("tail") or [])

@@ -175,7 +175,8 @@ class Supervisor:
         if lost:
             ranks = list(range(self.spec.world_size)) if self.together else lost
             self.restarted.update(ranks)
-            text = f"{rank_label(lost)} ended: new kernels for {rank_label(ranks)}"
+            fresh = "a new kernel is" if len(ranks) == 1 else "new kernels are"
+            text = f"{rank_label(lost)} ended; {fresh} made for {rank_label(ranks)}"
             run.listener(NoticeEvent(text, run.id))
             self._mend_with(self.renew(ranks))
         elif run.aborted:

@@ -100,6 +100,24 @@ def test_output_of_python_native_code_and_subprocesses_is_kept_in_order(pool: Po
         assert result.stderr(rank) == "oops\n"
 
 
+def test_what_goes_to_stdout_and_stderr_in_turn_keeps_its_order(pool: Pool) -> None:
+    texts: list[str] = []
+
+    def listen(event: Any) -> None:
+        if isinstance(event, OutputEvent) and event.rank == 0 and event.event["kind"] == "stream":
+            texts.append(event.event["text"])
+
+    code = "import sys\nfor i in range(5): print('out', i); print('err', i, file=sys.stderr)"
+    pool.attend(begin(pool, code, listener=listen))
+    assert "".join(texts).split("\n")[:4] == ["out 0", "err 0", "out 1", "err 1"]
+
+
+def test_a_result_can_be_sent_to_the_nodes(pool: Pool) -> None:
+    result = run(pool, "import numpy; numpy.full(200_000, rank)")
+    sent = run(pool, "answer.errors, [int(part[0]) for part in answer]", {"answer": result})
+    assert sent.values == [({}, [0, 1])] * 2
+
+
 def test_no_line_of_a_flood_is_lost_or_doubled_while_the_listener_is_slow(pool: Pool) -> None:
     def slow(event: Any) -> None:
         time.sleep(0.001)
