@@ -38,6 +38,8 @@ class ByHand:
                 stdout=subprocess.PIPE,
                 stderr=self._said,
                 text=True,
+                # As in two terminals: the system shares a busy machine out among sessions.
+                start_new_session=True,
             )
             for rank in range(ranks)
         ]

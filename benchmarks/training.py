@@ -11,7 +11,8 @@ from .measure import Options, Row, by_turns, rows
 OURS = "in a cell"
 BY_HAND = "2 processes by hand"
 SCRIPT = Path(__file__).resolve().parent / "scripts" / "digits.py"
-SECONDS = 10.0
+PREPARE = "import sky_jupyter as sky; me = sky.instance_info(); train = prepared(me.rank, me.world_size)"
+SECONDS = 5.0
 QUICK_SECONDS = 2.0
 
 
@@ -20,13 +21,12 @@ def measure(options: Options) -> list[Row]:
     pool = Ours()
     pool.start(2, ("jax", "keras"))
     try:
-        pool.run(f"{SCRIPT.read_text()}\nimport sky_jupyter as sky\nme = sky.instance_info()")
+        pool.run(f"{SCRIPT.read_text()}\n{PREPARE}")
         by_hand = ByHand()
         try:
             epochs = calibrated(by_hand, QUICK_SECONDS if options.quick else SECONDS)
             jobs = {OURS: lambda: {"s": in_cell(pool, epochs)}, BY_HAND: lambda: {"s": by_hand.train(epochs)}}
-            by_turns(jobs, 1)  # the first round of each is slower
-            samples = by_turns(jobs, options.times(5, quick=1))
+            samples = by_turns(jobs, options.times(10, quick=2))
         finally:
             by_hand.close()
     finally:
@@ -36,7 +36,7 @@ def measure(options: Options) -> list[Row]:
 
 def in_cell(pool: Ours, epochs: int) -> float:
     """Train in a cell; the seconds that the slowest rank took."""
-    said = pool.run(f"print(); print('seconds', train(me.rank, me.world_size, {epochs}))")
+    said = pool.run(f"print(); print('seconds', train({epochs}))")
     return max(float(line.split()[1]) for text in said for line in text.splitlines() if line.startswith("seconds"))
 
 

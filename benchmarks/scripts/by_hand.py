@@ -1,7 +1,7 @@
 """JAX and Keras on several ranks without a pool: ``KERAS_BACKEND=jax python by_hand.py RANK RANKS PORT``.
 
 Says ``ready`` once all have met in a collective. Then, for each number of epochs that it reads, it
-trains and says ``seconds`` and how many.
+trains on the digits and says ``seconds`` and how many.
 """
 
 import sys
@@ -17,8 +17,11 @@ everything = keras.distribution.list_devices()
 keras.distribution.set_distribution(keras.distribution.DataParallel(devices=everything, auto_shard_dataset=False))
 print("ready", flush=True)
 
+train = None
 for line in sys.stdin:
-    from digits import train
+    if train is None:
+        from digits import prepared
 
-    print("seconds", train(rank, ranks, int(line)), flush=True)
+        train = prepared(rank, ranks)
+    print("seconds", train(int(line)), flush=True)
 jax.distributed.shutdown()

@@ -249,7 +249,7 @@ def _headline(failed: Sequence[Outcome], total: int) -> str:
     # Ranks that were only stopped because of the others did not fail themselves.
     causes = [outcome.rank for outcome in failed if outcome.status != "interrupted"]
     if not causes:
-        return f"{rank_label([outcome.rank for outcome in failed])} interrupted"
+        return f"the cell was stopped on {rank_label(outcome.rank for outcome in failed)} of {total}"
     if len(causes) == total:
         return f"the cell failed on {'its only rank' if total == 1 else f'all {total} ranks'}"
     return f"the cell failed on {rank_label(causes)} of {total}"
