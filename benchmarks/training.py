@@ -26,7 +26,7 @@ def measure(options: Options) -> list[Row]:
         try:
             epochs = calibrated(by_hand, QUICK_SECONDS if options.quick else SECONDS)
             jobs = {OURS: lambda: {"s": in_cell(pool, epochs)}, BY_HAND: lambda: {"s": by_hand.train(epochs)}}
-            samples = by_turns(jobs, options.times(10, quick=2))
+            samples = by_turns(jobs, options.times(8, quick=2))
         finally:
             by_hand.close()
     finally:

@@ -73,8 +73,7 @@ class SkyMagics(Magics):
         ranks = pool.check_ranks(given.on)
         shown = pool.check_ranks(given.only) if given.only is not None else ranks
         pool.settle()
-        news = "; ".join(filter(None, self.take_restarts(pool)))
-        if news:
+        for news in filter(None, [*pool.take_news(), "; ".join(filter(None, self.take_restarts(pool)))]):
             print(news)
         capture = collect(transformed, namespace, pool.ledger, exclude=_exclude(given), push=given.push)
         title = f"sky · {pool.spec.name}" if pool.spec.name != "default" else "sky"

@@ -371,6 +371,11 @@ class Pool:
         """Wait until what the last run broke has been mended."""
         loop().call(self.supervisor.settle())
 
+    def take_news(self) -> list[str]:
+        """What happened since this was last asked, and was shown nowhere."""
+        news, self.supervisor.news = self.supervisor.news, []
+        return news
+
     def take_restarted(self) -> set[int]:
         """Ranks whose kernels are new since this was last asked."""
         fresh, self.supervisor.restarted = self.supervisor.restarted, set()

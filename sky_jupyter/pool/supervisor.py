@@ -57,6 +57,8 @@ class Supervisor:
         self.runs: dict[str, Run] = {}
         # Ranks whose kernels are new; whoever keeps the ledger takes them out.
         self.restarted: set[int] = set()
+        # What happened after a run was over and shown.
+        self.news: list[str] = []
         self._repair: asyncio.Future[None] | None = None
         # Two broadcasts at once could reach two ranks in different orders, and their collectives
         # would wait for each other.
@@ -171,7 +173,6 @@ class Supervisor:
     def _mend(self, run: Run) -> None:
         """Begin to replace what the run lost; the next run waits for it."""
         lost = [rank for rank, outcome in run.outcomes.items() if outcome.end.get("text") and outcome.status != "lost"]
-        stopped = [rank for rank, outcome in run.outcomes.items() if outcome.status == "interrupted"]
         if lost:
             ranks = list(range(self.spec.world_size)) if self.together else lost
             self.restarted.update(ranks)
@@ -180,15 +181,15 @@ class Supervisor:
             run.listener(NoticeEvent(text, run.id))
             self._mend_with(self.renew(ranks))
         elif run.aborted:
-            run.listener(NoticeEvent(self._aborted_text(run), run.id))
+            text = f"{rank_label(run.aborted)} freed from a collective; every name is kept{self._gone()}"
+            run.listener(NoticeEvent(text, run.id))
             self._mend_with(self._set_up_again())
-        elif stopped and self.together:
+        elif run.failed and self.together:
             self._mend_with(self._resume())
 
-    def _aborted_text(self, run: Run) -> str:
+    def _gone(self) -> str:
         gone = "; ".join(plugin.gone for plugin in self.spec.plugins if plugin.gone)
-        text = f"{rank_label(sorted(run.aborted))} freed from a collective; every name is kept"
-        return text + (f", but these take part no more: {gone}" if gone else "")
+        return f", but these take part no more: {gone}" if gone else ""
 
     def _mend_with(self, work: Awaitable[None]) -> None:
         async def mend() -> None:
@@ -202,10 +203,10 @@ class Supervisor:
         self._repair = self._keep_task(mend())
 
     async def _resume(self) -> None:
-        """After an interrupt: see whether the ranks are still in step, and set up anew where not.
+        """After a failure: see whether the ranks are still in step, and set up anew where not.
 
-        A rank that was stopped before a collective and one that was stopped after it would wait for
-        each other, or mix their numbers up.
+        A rank that stopped before a collective and one that stopped after it, or that has one on its
+        way in the background, would wait for each other, or mix their numbers up.
         """
         assert self.control is not None
         checks = await self.control.ask("check", patience=_CHECK_PATIENCE)
@@ -214,6 +215,7 @@ class Supervisor:
         if self.gentle:
             # Those that are out of step may wait in the check itself.
             await self.control.ask("abort")
+        self.news.append(f"the ranks were out of step: their frameworks are set up again{self._gone()}")
         await self._set_up_again()
 
     async def _set_up_again(self) -> None:

@@ -98,6 +98,18 @@ def test_ranks_that_were_interrupted_out_of_step_are_in_step_again(pool: Pool) -
     assert run(pool, "kept['rank']").values == list(range(pool.spec.world_size))
 
 
+def test_a_collective_left_in_the_background_does_not_disturb_the_next_cell() -> None:
+    # JAX on CPUs waits where it starts a collective; torch need not.
+    with local_pool(plugins=(sky.plugins.torch(),)) as pool:
+        run(pool, TORCH + "mine = torch.ones(3)")
+        with pytest.raises(CellError) as caught:
+            run(pool, "if rank == 1: raise ValueError('early')\npending = dist.all_reduce(mine, async_op=True)\n'well'")
+        assert caught.value.result[0] == "well"
+        assert run(pool, "reduce(), n").values == [(3.0, 2), (3.0, 2)]
+        assert pool.take_restarted() == set()
+        assert "out of step" in pool.take_news()[0]
+
+
 def test_a_keras_model_goes_on_from_its_weights_after_an_abort() -> None:
     if importlib.util.find_spec("keras") is None:
         pytest.skip("needs the extra keras")
