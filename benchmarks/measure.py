@@ -82,7 +82,7 @@ class Row:
     def cells(self) -> tuple[str, ...]:
         """The row's texts, for the columns of `HEAD`."""
         verdict = {True: "kept", False: "OVER", None: ""}[self.within]
-        ratio = f"{self.ratio:.2f} ({_spread(_pairwise(self.ours, self.peer), '{:.2f}')})"
+        ratio = f"{self.ratio:.3f} ({_spread(_pairwise(self.ours, self.peer), '{:.2f}')})"
         return (
             self.what,
             figure(self.ours, self.unit),

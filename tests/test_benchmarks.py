@@ -22,7 +22,7 @@ from benchmarks.measure import HEAD, Options, Row, by_turns, rows
 ROOT = Path(__file__).resolve().parent.parent
 MARK = "SKY_BENCHMARK"
 PATIENCE = 5.0
-RATIO = re.compile(r"\d+\.\d\d \(\d+\.\d\d-\d+\.\d\d\)")
+RATIO = re.compile(r"\d+\.\d{3} \(\d+\.\d\d-\d+\.\d\d\)")
 
 
 @pytest.fixture
@@ -118,7 +118,7 @@ def test_saved_figures_take_the_place_of_the_old_ones(tmp_path: Path, monkeypatc
     assert text.endswith("after\n")
     assert "old" not in text
     assert (
-        text.count("| x = 1 | 8.00 (8.00-8.00) ms | a peer | 10.0 (10.0-10.0) ms | 0.80 (0.80-0.80) | 1 x kept |") == 1
+        text.count("| x = 1 | 8.00 (8.00-8.00) ms | a peer | 10.0 (10.0-10.0) ms | 0.800 (0.80-0.80) | 1 x kept |") == 1
     )
     assert "cores" in text
 
