@@ -251,7 +251,7 @@ class _Collector:
     def submodules(self) -> tuple[str, ...]:
         """Loaded submodules that the code may reach by attributes, such as `xml.dom` from `xml`."""
         found = []
-        for name in sorted(sys.modules):
+        for name in sorted(sys.modules) if self.modules else ():
             for module in self.modules:
                 if name.startswith(f"{module}.") and self.attributes.issuperset(name[len(module) + 1 :].split(".")):
                     found.append(name)

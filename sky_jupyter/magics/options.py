@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import functools
 import keyword
 import re
 import shlex
@@ -194,6 +195,7 @@ class _Parser(argparse.ArgumentParser):
         raise HelpAsked(self.format_help())
 
 
+@functools.cache
 def _parser(verb: str | None) -> _Parser:
     prog = "%%sky" if verb is None else f"%sky {verb}"
     about = "Run the cell on every rank of a pool." if verb is None else VERBS[verb].capitalize() + "."

@@ -303,9 +303,10 @@ class Agent(control.WithoutHttp, Worker):
 
     def open_run(self, run: str, ranks: Iterable[int]) -> Run:
         record = self.runs[run] = Run(run, ranks, self.folder / "journal" / f"{run}.jsonl")
-        finished = [key for key, item in self.runs.items() if item.over.is_set()]
-        for key in finished[: max(0, len(self.runs) - _KEEP_RUNS)]:
-            self.background(self.sky_forget(key))
+        if len(self.runs) > _KEEP_RUNS:
+            finished = [key for key, item in self.runs.items() if item.over.is_set()]
+            for key in finished[: max(0, len(self.runs) - _KEEP_RUNS)]:
+                self.background(self.sky_forget(key))
         return record
 
     def known(self, run: str) -> Run:

@@ -51,12 +51,13 @@ def preload(modules: Iterable[str]) -> dict[str, str]:
 
 def serve(listener: socket.socket, modules: Iterable[str]) -> None:
     """Import, then fork kernels for whoever connects, until the host ends this process."""
-    # User modules lie in the notebook's folder, but a preload must not pick up a `random.py` there.
+    # Collections would only look at modules that stay, again and again.
+    gc.disable()
     preload(KERNEL_MODULES)
     failed = preload(modules)
-    # What is imported is never freed: forks need not copy its pages for a collection.
-    gc.collect()
+    # What is imported is never freed: forks need not copy its pages for a collection either.
     gc.freeze()
+    gc.enable()
     _Server(listener, failed).run()
 
 

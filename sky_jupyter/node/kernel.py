@@ -176,7 +176,19 @@ class SkyKernel(IPythonKernel):
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 _await_empty(getattr(stream, "_fid", None))
-                stream.flush()
+                _flush_soon(stream)
+
+
+def _flush_soon(stream: Any) -> None:
+    """Have what a stream has gathered sent before what is sent next, without waiting for it.
+
+    The thread that flushes sends iopub's messages too, in the order in which it is asked.
+    """
+    thread, flush = getattr(stream, "pub_thread", None), getattr(stream, "_flush", None)
+    if thread is None or flush is None:
+        stream.flush()
+    else:
+        thread.schedule(flush)
 
 
 def _await_empty(descriptor: int | None) -> None:

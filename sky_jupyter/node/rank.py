@@ -185,6 +185,9 @@ class Rank:
     async def _read(self, socket: zmq.asyncio.Socket, session: Session) -> None:
         while True:
             frames = await socket.recv_multipart()
+            # Two of three messages of a short cell, which tell nothing here.
+            if frames[0].endswith((b".status", b".execute_input")):
+                continue
             try:
                 _, frames = session.feed_identities(frames)
                 message = session.deserialize(frames)

@@ -21,6 +21,7 @@ from ..capture.collect import Capture
 from ..capture.ledger import Ledger
 from ..capture.payload import Blob, write_blob
 from ..errors import BootstrapError, CaptureError, PoolError, SpecError, plain, rank_label
+from ..machines.local import LocalMachine
 from ..spec import PoolSpec
 from . import launch
 from .control import Control
@@ -124,7 +125,12 @@ class Pool:
             # The client's import takes as long as the hosts' start; beside it, it costs nothing.
             await asyncio.to_thread(_import_client)
             self.scheduler_address = await launching
-            self.control = Control(self.supervisor.on_batch, self.supervisor.on_lost)
+            self.control = Control(
+                self.supervisor.on_batch,
+                self.supervisor.on_lost,
+                # Of remote machines, one port is reachable from here: the scheduler's.
+                direct=all(machine.key == LocalMachine.key for machine in machines),
+            )
             self.supervisor.control = self.control
             for host in self.hosts:
                 host.listen(self._in_loop(functools.partial(self._on_host, host)))
@@ -369,7 +375,8 @@ class Pool:
 
     def settle(self) -> None:
         """Wait until what the last run broke has been mended."""
-        loop().call(self.supervisor.settle())
+        if self.supervisor.mending:
+            loop().call(self.supervisor.settle())
 
     def take_news(self) -> list[str]:
         """What happened since this was last asked, and was shown nowhere."""

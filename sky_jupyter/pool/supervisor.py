@@ -165,6 +165,11 @@ class Supervisor:
         await self._read(run, answer["node"], run.next(answer["node"]))
         self._mend(run)
 
+    @property
+    def mending(self) -> bool:
+        """Whether what earlier runs broke is still being mended."""
+        return self._repair is not None
+
     async def settle(self) -> None:
         """Wait until what earlier runs broke has been mended."""
         if self._repair is not None:
