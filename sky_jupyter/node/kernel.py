@@ -21,6 +21,7 @@ import asyncio
 import base64
 import contextlib
 import faulthandler
+import functools
 import os
 import sys
 import time
@@ -75,9 +76,17 @@ class SkyKernel(IPythonKernel):
             end = self.failure(error)
         end["elapsed"] = time.perf_counter() - began
         self.drain_native_output()
-        self.session.send(
-            self.iopub_socket, "sky_end", end, parent=self.get_parent("shell"), ident=self._topic("sky_end")
+        send = functools.partial(
+            self.session.send,
+            self.iopub_socket,
+            "sky_end",
+            end,
+            parent=self.get_parent("shell"),
+            ident=self._topic("sky_end"),
         )
+        # Sent by the thread that flushes, and not before its turn: a flush only puts its text at
+        # the end of what that thread is to send.
+        self.iopub_socket.io_thread.schedule(send)
 
     async def sky_abort(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """Runs in the control thread: native code that waits for a peer has let go of the GIL."""
@@ -182,7 +191,7 @@ class SkyKernel(IPythonKernel):
 def _flush_soon(stream: Any) -> None:
     """Have what a stream has gathered sent before what is sent next, without waiting for it.
 
-    The thread that flushes sends iopub's messages too, in the order in which it is asked.
+    The thread that flushes does what it is asked in order; see `sky_request` for what follows.
     """
     thread, flush = getattr(stream, "pub_thread", None), getattr(stream, "_flush", None)
     if thread is None or flush is None:
