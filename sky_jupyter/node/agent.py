@@ -17,7 +17,7 @@ import socket
 import sys
 import time
 import traceback
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
@@ -198,24 +198,13 @@ class Agent(control.WithoutHttp, Worker):
 
     async def sky_check(self, patience: float) -> bool:
         """Whether this node's ranks, with all others, get through the plugins' checks in time."""
-        requests = [
-            asyncio.ensure_future(rank.request(f"check-{rank.number}-{time.time_ns()}", {"kind": "check"}))
-            for rank in self.ranks.values()
-        ]
-        return await self.all_well(requests, patience)
+        contents = {rank: {"kind": "check"} for rank in self.ranks}
+        return await self.all_well(f"check-{time.time_ns()}", contents, patience)
 
     async def sky_again(self, ports: dict[str, int], job: str, patience: float) -> bool:
         """Have this node's ranks set their frameworks up anew; whether all did, in time."""
-        requests = [
-            asyncio.ensure_future(
-                rank.request(
-                    f"again-{job}-{rank.number}",
-                    {"kind": "again", "info": self.info(rank.number, ports, job).to_json()},
-                )
-            )
-            for rank in self.ranks.values()
-        ]
-        return await self.all_well(requests, patience)
+        contents = {rank: {"kind": "again", "info": self.info(rank, ports, job).to_json()} for rank in self.ranks}
+        return await self.all_well(f"again-{job}", contents, patience)
 
     async def sky_leave(self, ranks: list[int] | None = None, patience: float = 5.0) -> None:
         """Have ranks leave the plugins; one that is busy or slow is not waited for."""
@@ -318,8 +307,12 @@ class Agent(control.WithoutHttp, Worker):
         """Those of the given ranks that live here; all of them where none are given."""
         return [rank for number, rank in self.ranks.items() if ranks is None or number in ranks]
 
-    async def all_well(self, requests: Sequence[asyncio.Future[dict[str, Any]]], patience: float) -> bool:
-        """Whether all requests ended well in time."""
+    async def all_well(self, name: str, contents: dict[int, dict[str, Any]], patience: float) -> bool:
+        """Make a request of each rank, all at once; whether all ended well in time."""
+        requests = [
+            asyncio.ensure_future(self.ranks[rank].request(f"{name}-{rank}", content))
+            for rank, content in contents.items()
+        ]
         done, _ = await asyncio.wait(requests, timeout=patience)
         return len(done) == len(requests) and all(task.result()["status"] == "ok" for task in done)
 
