@@ -1,6 +1,8 @@
 """The registry: one SQLite file of all pools and runs of this user, so that none goes unknown.
 
-A row is written before anything is made and changed when it is there, and when it has ended.
+A row is written before anything is made and changed when it is there, and when it has ended. Each
+pool has at most one owner, the process that manages it; an owner's generation tells it from those
+that were before it.
 """
 
 from __future__ import annotations
@@ -9,14 +11,22 @@ import contextlib
 import json
 import os
 import sqlite3
+import stat
 import threading
 import time
-from collections.abc import Iterator
-from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from collections import deque
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
+from ..errors import PoolError
+from . import folders as pool_folders
+from . import identity
+from .rows import MAX_CODE, MAX_RANKS, POOL_COLUMNS, RUN_COLUMNS, BadRow, PoolRow, RunRow, lenient, pool_row, ranges
+from .rows import run_row as read_run
+
+VERSION = 1
 _SCHEMA = """
 CREATE TABLE IF NOT EXISTS pools (
     id TEXT PRIMARY KEY, name TEXT NOT NULL, provider TEXT NOT NULL, nodes INTEGER NOT NULL,
@@ -28,22 +38,26 @@ CREATE TABLE IF NOT EXISTS runs (
     began REAL NOT NULL, elapsed REAL
 );
 """
-_MAX_CODE = 10_000
-
-
-@dataclass(frozen=True)
-class PoolRow:
-    """A pool as the registry knows it."""
-
-    id: str
-    name: str
-    provider: str
-    nodes: int
-    state: str
-    folders: tuple[str, ...]
-    owner: int
-    owner_started: float
-    keep: bool
+# What each version added to the one before it; the tables above are version 0.
+_ADDED = {
+    1: (
+        "ALTER TABLE pools ADD COLUMN generation INTEGER NOT NULL DEFAULT 1",
+        "ALTER TABLE pools ADD COLUMN owner_name TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE pools ADD COLUMN owner_host TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE pools ADD COLUMN owner_since REAL NOT NULL DEFAULT 0",
+        "ALTER TABLE pools ADD COLUMN machine TEXT NOT NULL DEFAULT ''",
+        "ALTER TABLE pools ADD COLUMN host_pid INTEGER NOT NULL DEFAULT 0",
+        "ALTER TABLE pools ADD COLUMN host_started REAL NOT NULL DEFAULT 0",
+        "ALTER TABLE runs ADD COLUMN ranks TEXT NOT NULL DEFAULT ''",
+    )
+}
+PATIENCE = 10.0
+KEPT_RUNS, KEPT_POOLS = 1000, 200
+_TIDY_EVERY = 500
+_MAX_POOLS = 1000
+_MAX_TOLD = 100
+# A pool of another machine about which nobody said anything for so long is taken for ended.
+_FORGOTTEN = 30 * 86_400.0
 
 
 def default_path() -> Path:
@@ -60,110 +74,527 @@ class Registry:
     """One connection a manager, made when first used; any thread may call, any kernel may write too.
 
     What is told of a run is written by a thread of the registry's own, in order: the disk must not
-    stand on the path of a cell.
+    stand on the path of a cell, and what cannot be written is a warning (`take_warnings`). What is
+    told of a pool is written before the call returns, or the call raises PoolError.
+
+    Parameters
+    ----------
+    path : Path, optional
+        The file; `default_path` unless given.
+    patience : float
+        Seconds to wait for another process that writes.
     """
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, patience: float = PATIENCE) -> None:
         self.path = path or default_path()
+        self.patience = patience
         self._lock = threading.Lock()
         self._connection: sqlite3.Connection | None = None
-        self._later: ThreadPoolExecutor | None = None
+        self._file = (0, 0)
+        self._writer = _writer()
+        self._unwritten: deque[tuple[str, tuple[Any, ...]]] = deque()
+        self._ends = 0
+        self._warnings: list[str] = []
+        self._told: set[str] = set()
+
+    # -- the file ----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
     def _open(self) -> Iterator[sqlite3.Connection]:
+        """The connection, for as long as nobody else of this process uses it.
+
+        Raises
+        ------
+        PoolError
+            When the file cannot be used, whatever the reason.
+        """
         with self._lock:
-            if self._connection is None:
-                self.path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-                self._connection = sqlite3.connect(self.path, timeout=10, isolation_level=None, check_same_thread=False)
-                self._connection.execute("PRAGMA journal_mode=WAL")
-                self._connection.execute("PRAGMA synchronous=NORMAL")
-                self._connection.executescript(_SCHEMA)
-            yield self._connection
+            try:
+                if self._connection is not None and self._file != _inode(self.path):
+                    # Somebody moved the file away: what went into it now would be seen by nobody.
+                    self._connection.close()
+                    self._connection = None
+                if self._connection is None:
+                    self._connection = _connect(self.path, self.patience)
+                    self._file = _inode(self.path)
+                yield self._connection
+            except (sqlite3.Error, OSError) as error:
+                raise PoolError(_why_not(self.path, error)) from error
 
-    def _write_later(self, statement: str, values: tuple[Any, ...]) -> None:
-        def write() -> None:
-            with self._open() as connection:
-                connection.execute(statement, values)
-
-        if self._later is None:
-            self._later = ThreadPoolExecutor(1, thread_name_prefix="sky-registry")
-        self._later.submit(write)
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        """All that is written inside, or nothing of it; nobody else writes meanwhile."""
+        with self._open() as connection:
+            with _all_or_nothing(connection):
+                yield connection
 
     def close(self) -> None:
         """Write what is still to be written, and close the file."""
-        if self._later is not None:
-            self._later.shutdown(wait=True)
-            self._later = None
+        writer, self._writer = self._writer, _writer()
+        writer.shutdown(wait=True)
         with self._lock:
             if self._connection is not None:
                 self._connection.close()
                 self._connection = None
 
-    def intend(self, id: str, name: str, provider: str, nodes: int, keep: bool) -> None:
-        """Record a pool before anything of it is made."""
-        import psutil
+    def take_warnings(self) -> list[str]:
+        """What could not be written or read since this was last asked; each thing is told once."""
+        told, self._warnings = self._warnings, []
+        return told
 
-        me = psutil.Process()
-        with self._open() as connection:
-            connection.execute(
-                "INSERT INTO pools VALUES (?, ?, ?, ?, 'starting', '[]', ?, ?, ?, ?, NULL)",
-                (id, name, provider, nodes, me.pid, me.create_time(), int(keep), time.time()),
-            )
+    def _warn(self, text: str) -> None:
+        if text not in self._told and len(self._told) < _MAX_TOLD:
+            self._told.add(text)
+            self._warnings.append(text)
 
-    def update(self, id: str, state: str, folders: tuple[str, ...] = ()) -> None:
-        """Record a pool's state, and its folders where they are given."""
+    # -- pools -------------------------------------------------------------------------------------
+
+    def intend(self, id: str, name: str, provider: str, nodes: int, keep: bool) -> int:
+        """Record a pool before anything of it is made; this process is its owner.
+
+        Returns
+        -------
+        int
+            Its generation.
+
+        Raises
+        ------
+        PoolError
+            When a kept pool of this name lives, for a pool that is to be kept; or when it cannot
+            be recorded.
+        """
+        now = time.time()
+        me = identity.this()
+        values = (id, name, provider, nodes, *me, int(keep), now, identity.own_name(), identity.here(), now)
         with self._open() as connection:
+            # Not even a loss of power may make a machine unknown.
+            connection.execute("PRAGMA synchronous=FULL")
+            try:
+                with _all_or_nothing(connection):
+                    if keep:
+                        self._refuse_namesake(connection, name)
+                    connection.execute(
+                        "INSERT INTO pools (id, name, provider, nodes, state, folders, owner, owner_started, keep, "
+                        "began, generation, owner_name, owner_host, owner_since, machine) "
+                        "VALUES (?, ?, ?, ?, 'starting', '[]', ?, ?, ?, ?, 1, ?, ?, ?, ?)",
+                        (*values, identity.here()),
+                    )
+            finally:
+                connection.execute("PRAGMA synchronous=NORMAL")
+        return 1
+
+    def _refuse_namesake(self, connection: sqlite3.Connection, name: str) -> None:
+        for row in self._pools(connection, "name = ? AND keep = 1", name):
+            # One that is being started has no host yet.
+            if row.is_here and (row.host_lives or row.owner_lives):
+                raise PoolError(
+                    f"a kept pool {name!r} lives already, managed by {row.who}: use it with `%sky attach {name}`, "
+                    "or give another --name"
+                )
+
+    def update(self, id: str, state: str, folders: Sequence[str] = (), host: tuple[int, float] | None = None) -> None:
+        """Record a pool's state, and its folders and host process where they are given.
+
+        Parameters
+        ----------
+        host : tuple of int and float, optional
+            The number of the process at the pool's root on this machine, and its `identity.started`.
+
+        Raises
+        ------
+        PoolError
+            When another process owns the pool.
+        """
+        with self._transaction() as connection:
+            row = self._find(connection, id)
+            if row is not None and row.owner and not row.is_mine:
+                raise PoolError(f"pool {row.name!r} is managed by {row.who}, and no more by this process")
             ended = time.time() if state == "ended" else None
             connection.execute("UPDATE pools SET state = ?, ended = ? WHERE id = ?", (state, ended, id))
             if folders:
-                connection.execute("UPDATE pools SET folders = ? WHERE id = ?", (json.dumps(folders), id))
+                connection.execute("UPDATE pools SET folders = ? WHERE id = ?", (json.dumps(list(folders)), id))
+            if host is not None:
+                connection.execute("UPDATE pools SET host_pid = ?, host_started = ? WHERE id = ?", (*host, id))
+            if state == "ended":
+                _lose_runs(connection)
+
+    def own(self, id: str, take_over: bool = False) -> int:
+        """Make this process the owner of a pool that nobody else manages, or of any with ``take_over``.
+
+        Returns
+        -------
+        int
+            The pool's generation: higher than that of any owner before, unless this process was its owner already.
+
+        Raises
+        ------
+        PoolError
+            When another live process manages it; it says who, and how to take the pool over.
+        """
+        with self._transaction() as connection:
+            row = self._find(connection, id)
+            if row is None:
+                raise PoolError(f"there is no live pool {id!r} in the registry; `%sky status` lists those there are")
+            if row.is_mine:
+                return row.generation
+            if row.provider == "local" and not row.is_here:
+                raise PoolError(f"pool {row.name!r} runs on machine {row.machine}, and can be attached to only there")
+            if row.owner_lives and not take_over:
+                raise PoolError(
+                    f"pool {row.name!r} is managed by {row.who}; `%sky attach {row.name} --take-over` takes it over"
+                )
+            return self._claim(connection, row)
+
+    def _claim(self, connection: sqlite3.Connection, row: PoolRow) -> int:
+        connection.execute(
+            "UPDATE pools SET owner = ?, owner_started = ?, owner_name = ?, owner_host = ?, owner_since = ?, "
+            "generation = ? WHERE id = ?",
+            (*identity.this(), identity.own_name(), identity.here(), time.time(), row.generation + 1, row.id),
+        )
+        return row.generation + 1
+
+    def release(self, id: str) -> None:
+        """Leave a pool to whoever attaches to it next; nothing where this process does not own it."""
+        with self._transaction() as connection:
+            row = self._find(connection, id)
+            if row is not None and row.is_mine:
+                _disown(connection, id)
+
+    def owns(self, id: str, generation: int) -> bool:
+        """Whether this process is the pool's owner, and has been since it was given this generation."""
+        with self._open() as connection:
+            row = self._find(connection, id)
+        return row is not None and row.is_mine and row.generation == generation
 
     def pools(self) -> list[PoolRow]:
-        """Pools that have not ended, as far as anybody said."""
+        """Pools that have not ended, as far as anybody said, the oldest first."""
         with self._open() as connection:
-            rows = connection.execute(
-                "SELECT id, name, provider, nodes, state, folders, owner, owner_started, keep "
-                "FROM pools WHERE state != 'ended' ORDER BY began"
-            ).fetchall()
-        return [_row(row) for row in rows]
+            return self._pools(connection)
 
-    def run_began(self, id: str, pool: str, code: str) -> None:
-        """Record that a run begins."""
-        values = (id, pool, code[:_MAX_CODE], time.time())
-        self._write_later("INSERT INTO runs VALUES (?, ?, 'running', ?, ?, NULL)", values)
+    def pool(self, name_or_id: str) -> PoolRow | None:
+        """The live pool of this id or else name; of several, one that is kept, is here, and is the newest."""
+        rows = self.pools()
+        same = [row for row in rows if row.id == name_or_id] or [row for row in rows if row.name == name_or_id]
+        order = {row.id: number for number, row in enumerate(same)}
+        return max(same, key=lambda row: (row.keep, row.is_here, order[row.id]), default=None)
+
+    def _find(self, connection: sqlite3.Connection, id: str) -> PoolRow | None:
+        return next(iter(self._pools(connection, "id = ?", id)), None)
+
+    def _pools(self, connection: sqlite3.Connection, where: str = "1", *values: Any) -> list[PoolRow]:
+        rows = connection.execute(
+            f"SELECT {POOL_COLUMNS} FROM pools WHERE state != 'ended' AND {where} ORDER BY rowid DESC LIMIT ?",
+            (*values, _MAX_POOLS),
+        ).fetchall()
+        return [row for values in reversed(rows) if (row := self._readable(pool_row, values, "pool")) is not None]
+
+    def _readable(self, read: Any, values: tuple[Any, ...], what: str) -> Any:
+        try:
+            return read(values)
+        except BadRow as error:
+            self._warn(f"the registry {self.path} has a {what} with an impossible {error}; it is left out")
+            return None
+
+    # -- runs --------------------------------------------------------------------------------------
+
+    def run_began(self, id: str, pool: str, code: str, ranks: Sequence[int] = ()) -> None:
+        """Record that a run begins, on these ranks or on all."""
+        # Code may hold halves of characters, which no file can.
+        text = code[:MAX_CODE].encode("utf-8", "replace").decode()
+        values = (id, pool, text, time.time(), ranges(ranks[:MAX_RANKS]))
+        self._write_later(
+            "INSERT OR IGNORE INTO runs (id, pool, state, code, began, ranks) VALUES (?, ?, 'running', ?, ?, ?)", values
+        )
 
     def run_ended(self, id: str, state: str, elapsed: float) -> None:
         """Record how a run ended."""
         self._write_later("UPDATE runs SET state = ?, elapsed = ? WHERE id = ?", (state, elapsed, id))
+        self._ends += 1
+        if self._ends % _TIDY_EVERY == 0:
+            for statement, count in _forgetting(KEPT_RUNS, KEPT_POOLS):
+                self._write_later(statement, (count,))
+
+    def runs(self, pool: str | None = None, limit: int = 50) -> list[RunRow]:
+        """Runs, of one pool (its id) where it is given, the newest first."""
+        where, values = ("pool = ?", (pool,)) if pool is not None else ("1", ())
+        return self._runs(where, values, limit)
+
+    def run(self, id_or_prefix: str) -> RunRow | None:
+        """The run of this id, or whose id begins like this.
+
+        Raises
+        ------
+        PoolError
+            When several do; it says which.
+        """
+        found = self._runs("substr(id, 1, ?) = ?", (len(id_or_prefix), id_or_prefix), 10) if id_or_prefix else []
+        exact = [row for row in found if row.id == id_or_prefix] or found
+        if len(exact) > 1:
+            raise PoolError(f"several runs begin with {id_or_prefix!r}: {', '.join(row.id for row in exact)}")
+        return exact[0] if exact else None
+
+    def _runs(self, where: str, values: tuple[Any, ...], limit: int) -> list[RunRow]:
+        self.flush()
+        with self._open() as connection:
+            rows = connection.execute(
+                f"SELECT {RUN_COLUMNS} FROM runs WHERE {where} ORDER BY rowid DESC LIMIT ?", (*values, limit)
+            ).fetchall()
+        return [row for values in rows if (row := self._readable(read_run, values, "run")) is not None]
+
+    def forget_ended(self, runs: int = KEPT_RUNS, pools: int = KEPT_POOLS) -> None:
+        """Keep the newest of the runs and pools that have ended, so that the file stays small."""
+        with self._transaction() as connection:
+            for statement, count in _forgetting(runs, pools):
+                connection.execute(statement, (count,))
+
+    # -- the writer --------------------------------------------------------------------------------
+
+    def flush(self) -> None:
+        """Wait until what was told of runs is in the file, or could not be written."""
+        self._soon().result()
+
+    def _write_later(self, statement: str, values: tuple[Any, ...]) -> None:
+        self._unwritten.append((statement, values))
+        self._soon()
+
+    def _soon(self) -> Future[None]:
+        try:
+            return self._writer.submit(self._write)
+        except RuntimeError:
+            # The interpreter is ending, and starts no more threads.
+            self._write()
+            done: Future[None] = Future()
+            done.set_result(None)
+            return done
+
+    def _write(self) -> None:
+        """Write all that has come up: a disk that is slow is asked for less often."""
+        batch = []
+        with contextlib.suppress(IndexError):
+            while True:
+                batch.append(self._unwritten.popleft())
+        if not batch:
+            return
+        try:
+            with self._transaction() as connection:
+                for statement, values in batch:
+                    connection.execute(statement, values)
+        except PoolError as error:
+            self._warn(f"what runs did is not recorded: {error}")
 
 
-def _row(row: tuple[Any, ...]) -> PoolRow:
-    folders = json.loads(row[5])
-    id, name, provider, nodes, state, _, owner, owner_started, keep = row
-    return PoolRow(id, name, provider, nodes, state, tuple(map(str, folders)), owner, owner_started, bool(keep))
+def _writer() -> ThreadPoolExecutor:
+    # Its thread starts with the first thing to write, and is waited for at the interpreter's end.
+    return ThreadPoolExecutor(1, thread_name_prefix="sky-registry")
 
 
 def sweep(registry: Registry) -> list[str]:
-    """Remove the folders of local pools whose owner is gone, and record their end.
+    """Remove the folders of local pools of which no process is left, and record their end.
 
     A host removes its own folders; this is for the machine that lost its power, or a host that was
-    killed together with its owner.
-    """
-    import shutil
+    killed. A pool whose owner or host lives is left as it is; one whose owner is gone, and whose
+    host is not, has no owner from now on.
 
+    Returns
+    -------
+    list of str
+        The names of the pools that are gone. A registry that cannot be used is a warning of its.
+    """
+    swept = []
+    try:
+        for row in registry.pools():
+            if not row.is_here:
+                if row.provider == "local" and time.time() - max(row.began, row.owner_since) > _FORGOTTEN:
+                    _end_unseen(registry, row)
+            elif not row.owner_lives and _sweep_one(registry, row):
+                swept.append(row.name)
+        with registry._transaction() as connection:
+            _lose_runs(connection)
+        registry.forget_ended()
+    except PoolError as error:
+        registry._warn(str(error))
+    return swept
+
+
+def _sweep_one(registry: Registry, row: PoolRow) -> bool:
+    """Look after a pool whose owner is gone; whether it has ended."""
+    host = identity.Process(row.host_pid, row.host_started) if row.host_lives else None
+    if host is None and row.provider == "local" and not row.host_pid:
+        # Its owner may have died before it could say which process it had started.
+        host = _host_of(row.id)
+    if host is not None or row.provider != "local":
+        with registry._transaction() as connection:
+            if registry._find(connection, row.id) == row:
+                _disown(connection, row.id)
+                if host is not None:
+                    connection.execute("UPDATE pools SET host_pid = ?, host_started = ? WHERE id = ?", (*host, row.id))
+        return False
+    with registry._transaction() as connection:
+        # Whoever attaches to the pool just now makes it anew: then it is not to be swept.
+        if registry._find(connection, row.id) != row:
+            return False
+        registry._claim(connection, row)
+    pool_folders.remove(row.id, row.folders)
+    registry.update(row.id, "ended")
+    return True
+
+
+def _host_of(pool: str) -> identity.Process | None:
+    """The pool's host process, as its command tells."""
     import psutil
 
-    swept = []
-    for row in registry.pools():
-        alive = False
-        with contextlib.suppress(psutil.Error):
-            alive = abs(psutil.Process(row.owner).create_time() - row.owner_started) < 1
-        if alive or row.keep or row.provider != "local":
-            continue
-        for folder in row.folders:
-            # Only what we made: a registry row is input from outside.
-            if Path(folder).name.startswith("sky-"):
-                shutil.rmtree(folder, ignore_errors=True)
-        registry.update(row.id, "ended")
-        swept.append(row.name)
-    return swept
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error, IndexError):
+            command = process.cmdline()
+            at = command.index("sky_jupyter.node.host") if "sky_jupyter.node.host" in command else len(command)
+            if Path(command[at + 1]).name.startswith(f"sky-{pool}-"):
+                return identity.Process(process.pid, identity.started(process.pid))
+    return None
+
+
+def _end_unseen(registry: Registry, row: PoolRow) -> None:
+    with registry._transaction() as connection:
+        statement = "UPDATE pools SET state = 'ended', ended = ? WHERE id = ? AND generation = ?"
+        connection.execute(statement, (time.time(), row.id, row.generation))
+
+
+def _disown(connection: sqlite3.Connection, id: str) -> None:
+    connection.execute(
+        "UPDATE pools SET owner = 0, owner_started = 0, owner_name = '', owner_host = '', owner_since = 0 WHERE id = ?",
+        (id,),
+    )
+
+
+def _lose_runs(connection: sqlite3.Connection) -> None:
+    """Runs that nobody saw end on pools that are gone will not be heard of again."""
+    connection.execute(
+        "UPDATE runs SET state = 'lost' WHERE state = 'running' "
+        "AND pool NOT IN (SELECT id FROM pools WHERE state != 'ended')"
+    )
+
+
+def _forgetting(runs: int, pools: int) -> list[tuple[str, int]]:
+    runs_gone = "state != 'running' AND rowid NOT IN (SELECT rowid FROM runs WHERE state != 'running' "
+    pools_gone = "state = 'ended' AND rowid NOT IN (SELECT rowid FROM pools WHERE state = 'ended' "
+    return [
+        (f"DELETE FROM runs WHERE {runs_gone} ORDER BY rowid DESC LIMIT ?)", runs),
+        (f"DELETE FROM pools WHERE {pools_gone} ORDER BY rowid DESC LIMIT ?)", pools),
+    ]
+
+
+# -- opening ---------------------------------------------------------------------------------------
+
+
+def _connect(path: Path, patience: float) -> sqlite3.Connection:
+    """Open the file, made where it is not there, with the tables of this version."""
+    _make(path)
+    deadline = time.monotonic() + patience
+    while True:
+        connection = sqlite3.connect(path, timeout=patience, isolation_level=None, check_same_thread=False)
+        try:
+            lenient(connection)
+            _migrate(connection, path)
+            connection.execute("PRAGMA journal_mode=WAL")
+            connection.execute("PRAGMA synchronous=NORMAL")
+            connection.execute("PRAGMA journal_size_limit=4194304")
+            return connection
+        except sqlite3.OperationalError as error:
+            connection.close()
+            # To change the mode at the same time as another fails at once, whatever the patience.
+            if "locked" not in str(error) or time.monotonic() > deadline:
+                raise
+            time.sleep(0.02)
+        except BaseException:
+            connection.close()
+            raise
+
+
+def _make(path: Path) -> None:
+    """See that the file is there and is its user's alone."""
+    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+    if path.parent.name == "sky_jupyter":
+        with contextlib.suppress(OSError):
+            path.parent.chmod(0o700)
+    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
+    try:
+        facts = os.fstat(file)
+        if not stat.S_ISREG(facts.st_mode):
+            raise OSError("it is no file")
+        if facts.st_uid == os.geteuid() and stat.S_IMODE(facts.st_mode) != 0o600:
+            os.fchmod(file, 0o600)
+    finally:
+        os.close(file)
+
+
+def _migrate(connection: sqlite3.Connection, path: Path) -> None:
+    """Bring the tables to this version.
+
+    Raises
+    ------
+    PoolError
+        When the file is from a later version, or another program's.
+    """
+    if _standing(connection, path) == VERSION:
+        return
+    with _all_or_nothing(connection):
+        # Another process may have been faster.
+        version = _standing(connection, path)
+        if version is None:
+            for statement in _SCHEMA.split(";"):
+                connection.execute(statement)
+        for number in range((version or 0) + 1, VERSION + 1):
+            for statement in _ADDED[number]:
+                connection.execute(statement)
+        connection.execute(f"PRAGMA user_version={VERSION}")
+
+
+def _standing(connection: sqlite3.Connection, path: Path) -> int | None:
+    """The version of the tables that are there; None where there are none."""
+    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
+    if not 0 <= version <= VERSION:
+        raise PoolError(
+            f"the registry {path} is from a later version of sky_jupyter ({version}; this one knows {VERSION}); "
+            "update sky_jupyter, or set SKY_REGISTRY to another file"
+        )
+    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
+    if (tables or version) and not {"pools", "runs"} <= tables:
+        raise PoolError(f"{path} is another program's database; set SKY_REGISTRY to a file for the registry alone")
+    return version if tables else None
+
+
+@contextlib.contextmanager
+def _all_or_nothing(connection: sqlite3.Connection) -> Iterator[None]:
+    try:
+        connection.execute("BEGIN IMMEDIATE")
+        yield
+        connection.execute("COMMIT")
+    except BaseException:
+        if connection.in_transaction:
+            with contextlib.suppress(sqlite3.Error):
+                connection.execute("ROLLBACK")
+        raise
+
+
+def _inode(path: Path) -> tuple[int, int]:
+    try:
+        facts = path.stat()
+    except FileNotFoundError:
+        return 0, 0
+    return facts.st_dev, facts.st_ino
+
+
+def _why_not(path: Path, error: Exception) -> str:
+    """What stands in the way, and what to do about it."""
+    text = (error.strerror if isinstance(error, OSError) else "") or str(error)
+    if "locked" in text:
+        todo = "another process writes into it, try again"
+    elif "full" in text or "No space" in text:
+        todo = "make room on its disk"
+    elif "not a database" in text or "malformed" in text:
+        todo = "move it away if it is not needed, and a new one is made; or set SKY_REGISTRY to another file"
+    else:
+        todo = "see that it can be read and written, or set SKY_REGISTRY to another file"
+    return f"the registry {path} cannot be used: {text}; {todo}"
+
+
+__all__ = ["PoolRow", "Registry", "RunRow", "default_path", "sweep"]

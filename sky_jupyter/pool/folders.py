@@ -1,0 +1,63 @@
+"""Removing the folders of a pool that has ended, and no others: who names them may be mistaken or lie."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import shutil
+import stat
+import tempfile
+from collections.abc import Iterable
+from pathlib import Path
+
+_MAX_CONFIG = 1 << 20
+
+
+def places() -> list[Path]:
+    """Where pools have their folders, unless TMPDIR was another when they were made."""
+    named = [os.environ.get("XDG_RUNTIME_DIR") or "", tempfile.gettempdir(), "/tmp", "/dev/shm"]
+    return [place for place in dict.fromkeys(map(Path, filter(None, named))) if place.is_dir()]
+
+
+def remove(pool: str, named: Iterable[str]) -> list[str]:
+    """Remove the named folders that are the pool's, and those of its that nobody named.
+
+    Returns
+    -------
+    list of str
+        What was removed.
+    """
+    found = [str(path) for place in places() for path in place.glob(f"sky-{pool}-*")]
+    removed = []
+    for folder in dict.fromkeys([*named, *found]):
+        if is_ours(pool, folder):
+            shutil.rmtree(folder, ignore_errors=True)
+            removed.append(folder)
+    return removed
+
+
+def is_ours(pool: str, folder: str) -> bool:
+    """Whether a folder was made for this pool by this user: its name, its owner and its place say so."""
+    path = Path(folder)
+    if "\0" in folder or not path.is_absolute() or ".." in path.parts or not path.name.startswith(f"sky-{pool}-"):
+        return False
+    try:
+        facts = path.lstat()
+        if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid():
+            return False
+        parent = path.parent.resolve(strict=True)
+        return parent in [place.resolve() for place in places()] or _holds_the_pool(pool, path)
+    except (OSError, RuntimeError):
+        return False
+
+
+def _holds_the_pool(pool: str, folder: Path) -> bool:
+    """Whether the folder has this pool's own description: a place of which this process does not know."""
+    with contextlib.suppress(OSError, ValueError, RecursionError):
+        config = folder / "host.json"
+        facts = config.lstat()
+        if stat.S_ISREG(facts.st_mode) and facts.st_uid == os.geteuid() and facts.st_size <= _MAX_CONFIG:
+            described = json.loads(config.read_text(encoding="utf-8"))
+            return isinstance(described, dict) and described.get("pool") == pool
+    return False
