@@ -21,10 +21,11 @@ from typing import Any, Generic, TypeVar
 
 from . import display
 from .capture.collect import collect_value
-from .errors import PoolError, SpecError
+from .errors import PoolError, SpecError, nearest
 from .plugins import Plugin, parse_plugins
 from .pool.live import pools
 from .pool.manager import Pool
+from .pool.registry import Registry
 from .pool.results import exception_of
 from .providers import Local
 from .spec import Accelerator, Image, PoolSpec
@@ -229,6 +230,47 @@ def start_pool(spec: PoolSpec) -> Pool:
     return pool
 
 
+def attach_pool(name: str | None = None, *, take_over: bool = False) -> Pool:
+    """Become the manager of a kept pool that lives, and make it the current one.
+
+    Parameters
+    ----------
+    name : str, optional
+        Its name or id; may be left out where there is only one to attach to.
+    take_over : bool
+        Whether another notebook that manages it loses it.
+
+    Raises
+    ------
+    PoolError
+        When there is no such pool, another live process manages it, or it cannot be reached.
+    """
+    registry = Registry()
+    try:
+        rows = [row for row in registry.pools() if row.keep and pools.get(row.name) is None]
+    finally:
+        registry.close()
+    chosen = [row for row in rows if name in (None, row.name, row.id)]
+    if len(chosen) != 1:
+        names = ", ".join(row.name for row in rows) or "none"
+        what = "no kept pool lives" if not rows else f"which pool? {names}"
+        if name is not None:
+            what = f"no kept pool {name!r} lives{nearest(name, [row.name for row in rows])}; those that do: {names}"
+        raise PoolError(f"{what}. `%sky up --keep --name NAME` makes one that outlives its notebook")
+    (row,) = chosen
+    if pools.get(row.name) is not None:
+        raise PoolError(f"pool {row.name!r} is managed here already")
+    view = display.start_view(f"pool {row.name}")
+    try:
+        pool = Pool.attach(row, take_over=take_over, listener=view.on_event, tick=view.refresh)
+    except BaseException as error:
+        view.finish("interrupted" if isinstance(error, KeyboardInterrupt) else "not attached", ok=False)
+        raise
+    pools.add(pool)
+    view.finish(f"{describe(pool.spec)} attached")
+    return pool
+
+
 def describe(spec: PoolSpec) -> str:
     """A spec in a few words: ``"2 local nodes with jax, keras"``."""
     text = f"{spec.nodes} {spec.provider} node{'s' if spec.nodes > 1 else ''}"
@@ -251,4 +293,4 @@ def _main() -> dict[str, Any]:
     return vars(sys.modules["__main__"])
 
 
-__all__ = ["Compute", "Function", "PendingCall", "describe", "function", "start_pool"]
+__all__ = ["Compute", "Function", "PendingCall", "attach_pool", "describe", "function", "start_pool"]

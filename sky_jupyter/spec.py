@@ -144,6 +144,7 @@ class PoolSpec:
     name: str = "default"
     keep: bool = False
     idle_timeout: float | None = None
+    journal: int = 256 << 20
 
     def __post_init__(self) -> None:
         _whole("nodes", self.nodes, MAX_NODES)

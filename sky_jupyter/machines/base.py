@@ -10,6 +10,10 @@ from typing import Protocol
 class Command(Protocol):
     """A command that runs on a machine; made by `Machine.exec`, ended by whoever asked for it."""
 
+    @property
+    def identity(self) -> tuple[int, float]:
+        """Its process id there, and when it was started: together, no other process has both."""
+
     def lines(self) -> Iterator[str]:
         """Its standard output, a line at a time, as it comes."""
 

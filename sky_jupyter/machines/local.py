@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import signal
 import subprocess
+import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
@@ -13,6 +16,16 @@ class LocalCommand:
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
+
+    @property
+    def identity(self) -> tuple[int, float]:
+        """Its process id, and when it was started."""
+        import psutil
+
+        try:
+            return self.process.pid, psutil.Process(self.process.pid).create_time()
+        except psutil.NoSuchProcess:
+            return self.process.pid, 0.0
 
     def lines(self) -> Iterator[str]:
         """Its standard output, a line at a time."""
@@ -37,6 +50,59 @@ class LocalCommand:
         if self.process.stdout is not None:
             self.process.stdout.close()
         return status
+
+
+class LocalProcess:
+    """A command that an earlier process of this machine started: it can be ended, and not listened to.
+
+    Parameters
+    ----------
+    pid : int
+        Its process id.
+    started : float
+        When it was started; another process of that id is not it.
+    """
+
+    def __init__(self, pid: int, started: float) -> None:
+        self.identity = (pid, started)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        import psutil
+
+        try:
+            process = psutil.Process(self.identity[0])
+            same = abs(process.create_time() - self.identity[1]) < 1
+            return bool(same and process.status() != psutil.STATUS_ZOMBIE)
+        except psutil.Error:
+            return False
+
+    def lines(self) -> Iterator[str]:
+        """Nothing: its output went to whoever started it."""
+        return iter(())
+
+    def terminate(self) -> None:
+        """Ask it to end."""
+        self._signal(signal.SIGTERM)
+
+    def kill(self) -> None:
+        """End it."""
+        self._signal(signal.SIGKILL)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """0 once it has ended: its status is not ours to know. TimeoutError after ``timeout`` seconds."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while self.alive:
+            if end is not None and time.monotonic() > end:
+                raise TimeoutError(f"process {self.identity[0]} has not ended after {timeout} s")
+            time.sleep(0.01)
+        return 0
+
+    def _signal(self, number: int) -> None:
+        if self.alive:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.identity[0], number)
 
 
 class LocalMachine:

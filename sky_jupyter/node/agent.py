@@ -1,7 +1,8 @@
-"""The agent: a node's process that the control plane talks to; it never runs the user's code.
+"""The agent: what a node knows and does for the control plane; it never runs the user's code.
 
-It is a Dask worker whose handlers begin with `sky_`. It starts the kernels of its ranks, hands them
-requests, appends what they say to the run's journal at once, and forwards it in batches.
+It starts the kernels of its ranks, hands them requests, appends what they say to the run's journal
+at once, and forwards it in batches. How it is reached is `member`'s business: connections and
+schedulers come and go, and the agent keeps its kernels, journals and number.
 """
 
 from __future__ import annotations
@@ -12,40 +13,35 @@ import contextlib
 import functools
 import os
 import re
-import signal
+import secrets
 import socket
-import sys
 import time
-import traceback
 from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 import cloudpickle
-import dask.config
-from distributed import Worker
-from distributed.worker import get_worker
 
-from . import scheduler as control
+from ..errors import PoolError
 from .config import HostConfig
 from .provisioner import Forkserver
 from .rank import Rank
 from .run import Run
 from .runtime import InstanceInfo
 
-TOPIC = "sky"
 _BATCH = 0.05
 # A reply that waits this long brings a short run's end along, instead of a second message.
 _LINGER = 0.02
 _KEEP_RUNS = 200
-_CALLS = (
-    *("start", "read", "fetch", "forget", "status"),
+REPLACED = "another notebook has taken the pool over"
+CALLS = (
+    *("start", "read", "runs", "fetch", "forget", "status", "ping"),
     *("signal", "abort", "restart", "enter", "check", "again", "leave", "ports"),
 )
 
 
-class Agent(control.WithoutHttp, Worker):
-    """One a node, made by `serve`; ends with its process.
+class Agent:
+    """One a node, made by `member.serve`; ends with its process.
 
     Parameters
     ----------
@@ -61,7 +57,6 @@ class Agent(control.WithoutHttp, Worker):
 
     def __init__(
         self,
-        scheduler: str,
         pool_folder: Path,
         config: HostConfig,
         node: int,
@@ -69,17 +64,29 @@ class Agent(control.WithoutHttp, Worker):
     ) -> None:
         self.accelerators = accelerators
         self.apps = contextlib.ExitStack()
+        self.entered_apps = False
         self.folder = pool_folder / f"n{node}"
         self.pool_folder = pool_folder
         self.config = config
         self.node = node
+        # Tells whoever comes back to this node whether its kernels are still the same.
+        self.incarnation = secrets.token_hex(8)
+        # The manager of the highest generation is obeyed; when it was last heard.
+        self.manager = 0
+        self.heard = time.monotonic()
         self.runs: dict[str, Run] = {}
         self.noise: re.Pattern[str] | None = None
         self.forkserver = Forkserver()
+        # Hands a batch to whoever listens; set while the control plane is connected.
+        self.send: Callable[[dict[str, Any]], None] | None = None
         self._flusher: asyncio.TimerHandle | None = None
         self._waiting: set[asyncio.Task[Any]] = set()
-        (self.folder / "journal").mkdir(mode=0o700, exist_ok=True)
-        (self.folder / "values").mkdir(mode=0o700, exist_ok=True)
+        for name in ("journal", "values"):
+            (self.folder / name).mkdir(mode=0o700, exist_ok=True)
+        # What an agent before this one left: its kernels are gone, its journals are not.
+        for stale in self.folder.glob("k*-*"):
+            stale.unlink(missing_ok=True)
+        self.reopen_runs()
         first = node * config.ranks_per_node
         env = {
             "IPYTHONDIR": str(self.folder / "ipython"),
@@ -91,18 +98,6 @@ class Agent(control.WithoutHttp, Worker):
             number: Rank(number, self.folder, config.cwd, env, functools.partial(self.on_event, number))
             for number in range(first, first + config.ranks_per_node)
         }
-        super().__init__(
-            scheduler,
-            name=f"node-{node}",
-            nthreads=config.ranks_per_node,
-            host=config.addresses[node],
-            security=control.security(pool_folder),
-            dashboard=False,
-            memory_limit=0,
-            local_directory=str(self.folder / "dask"),
-        )
-        for name in _CALLS:
-            self.handlers[f"sky_{name}"] = getattr(self, f"sky_{name}")
 
     async def start_ranks(self) -> None:
         """Connect to the forkserver and start all kernels; failures are kept for `sky_enter` to tell."""
@@ -112,19 +107,33 @@ class Agent(control.WithoutHttp, Worker):
 
     # -- what the manager asks ---------------------------------------------------------------------
 
-    async def sky_start(self, run: str, ranks: list[int], content: dict[str, Any]) -> dict[str, Any]:
-        """Start a run on those of the ranks that live here; a known id answers with its state instead."""
+    async def sky_start(
+        self, run: str, ranks: list[int], content: dict[str, Any], about: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Start a run on those of the ranks that live here; a known id answers with its state instead.
+
+        ``about`` is what a later manager needs to know of the run, besides its ranks and content.
+        """
         if run in self.runs:
             return {"state": "known", "first": 0, "count": 0, "data": b""}
-        chosen = self.mine(ranks)
-        record = self.open_run(run, [rank.number for rank in chosen])
-        for rank in chosen:
-            self.background(rank.request(run, content))
+        record = self.begin(run, ranks, content, about)
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(record.over.wait(), _LINGER)
         first, count, data = record.take() or (0, 0, b"")
         record.replied = True
         return {"state": "over" if record.over.is_set() else "running", "first": first, "count": count, "data": data}
+
+    async def sky_runs(self, runs: list[str] | None = None) -> dict[str, dict[str, Any]]:
+        """What this node knows of runs, all unless given: how they began, and whether they are over here."""
+        return {
+            key: {"begin": record.begin, "over": record.over.is_set(), "next": record.journal.next}
+            for key, record in self.runs.items()
+            if runs is None or key in runs
+        }
+
+    async def sky_ping(self) -> str:
+        """That somebody is there: a call like all others renews the lease."""
+        return self.incarnation
 
     async def sky_read(self, run: str, start: int) -> dict[str, Any]:
         """Events of a run from number ``start`` on."""
@@ -171,10 +180,12 @@ class Agent(control.WithoutHttp, Worker):
     ) -> dict[int, dict[str, Any]]:
         """Have ranks enter the plugins, once their kernels answer; returns how each ended.
 
-        ``apps`` is given at a pool's first entering: what plugins do in the agent itself.
+        ``apps`` is what plugins do in the agent itself, once.
         """
-        for around in cloudpickle.loads(apps) if apps else ():
-            self.apps.enter_context(around(self.info(min(self.ranks), ports, job)))
+        if apps and not self.entered_apps:
+            self.entered_apps = True
+            for around in cloudpickle.loads(apps):
+                self.apps.enter_context(around(self.info(min(self.ranks), ports, job)))
         every = "|".join(f"^(?:{expression})(?:\n|\\Z)" for expression in noise)
         self.noise = re.compile(every, re.MULTILINE) if noise else None
         for rank in self.mine(ranks):
@@ -222,6 +233,7 @@ class Agent(control.WithoutHttp, Worker):
         """This node's process id and what each rank does."""
         return {
             "pid": os.getpid(),
+            "incarnation": self.incarnation,
             "ranks": {
                 rank.number: {"pid": rank.pid, "busy_with": rank.busy_with, "entered": rank.entered}
                 for rank in self.ranks.values()
@@ -249,8 +261,7 @@ class Agent(control.WithoutHttp, Worker):
         """Drop a run's journal."""
         record = self.runs.pop(run, None)
         if record is not None:
-            record.journal.close()
-            record.journal.path.unlink(missing_ok=True)
+            record.journal.remove()
 
     # -- what the ranks say ------------------------------------------------------------------------
 
@@ -283,20 +294,63 @@ class Agent(control.WithoutHttp, Worker):
 
     def forward(self, record: Run) -> None:
         batch = record.take()
-        if batch is not None:
+        if batch is not None and self.send is not None:
             first, count, data = batch
-            message = {"run": record.id, "node": self.node, "first": first, "count": count, "data": data}
-            self.batched_send({"op": "log-event", "topic": TOPIC, "msg": message})
+            self.send({"run": record.id, "node": self.node, "first": first, "count": count, "data": data})
 
     # -- parts -------------------------------------------------------------------------------------
 
-    def open_run(self, run: str, ranks: Iterable[int]) -> Run:
-        record = self.runs[run] = Run(run, ranks, self.folder / "journal" / f"{run}.jsonl")
+    def obey(self, manager: int) -> None:
+        """A call has come: from the pool's manager, or from one that has been replaced.
+
+        Raises
+        ------
+        PoolError
+            When another has taken the pool over meanwhile.
+        """
+        if manager < self.manager:
+            raise PoolError(REPLACED)
+        self.manager, self.heard = manager, time.monotonic()
+
+    @property
+    def working(self) -> bool:
+        """Whether a run is on."""
+        return any(not record.over.is_set() for record in self.runs.values())
+
+    async def renew_lease(self, renew: Callable[[], None], interval: float) -> None:
+        """Renew the node's lease for as long as a manager is heard or a run is on."""
+        while True:
+            if self.working or time.monotonic() - self.heard < interval:
+                renew()
+            await asyncio.sleep(interval)
+
+    def begin(self, run: str, ranks: list[int], content: dict[str, Any], about: dict[str, Any] | None) -> Run:
+        """Open a run's journal, and have the ranks of it that live here begin."""
+        chosen = self.mine(ranks)
+        mine = [rank.number for rank in chosen]
+        begin = {"kind": "begin", "ranks": ranks, "mine": mine, "content": content, **(about or {})}
+        record = self.runs[run] = Run(run, mine, self.journal(run), begin=begin, limit=self.config.journal)
+        self.forget_oldest()
+        for rank in chosen:
+            self.background(rank.request(run, content))
+        return record
+
+    def journal(self, run: str) -> Path:
+        """Where a run's journal lies."""
+        return self.folder / "journal" / f"{run}.jsonl"
+
+    def reopen_runs(self) -> None:
+        """Take in the journals of an agent that was here before this one."""
+        for path in sorted((self.folder / "journal").glob("*.jsonl"), key=lambda item: item.stat().st_mtime):
+            with contextlib.suppress(OSError, ValueError):
+                self.runs[path.stem] = Run.reopen(path.stem, path, limit=self.config.journal)
+
+    def forget_oldest(self) -> None:
+        """Drop the oldest runs that are over, where there are too many."""
         if len(self.runs) > _KEEP_RUNS:
             finished = [key for key, item in self.runs.items() if item.over.is_set()]
             for key in finished[: max(0, len(self.runs) - _KEEP_RUNS)]:
                 self.background(self.sky_forget(key))
-        return record
 
     def known(self, run: str) -> Run:
         if run not in self.runs:
@@ -339,44 +393,15 @@ class Agent(control.WithoutHttp, Worker):
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
 
+    async def call(self, run: str, content: dict[str, Any], rank: int | None) -> dict[str, Any]:
+        """Have a rank do a function call, the one with least to do unless given, and wait for its end.
 
-async def call(run: str, content: dict[str, Any], rank: int | None = None) -> dict[str, Any]:
-    """A function call as a Dask task: hand opaque bytes to a rank's kernel and wait for its end.
-
-    Without ``rank``, it goes to the rank of this node that has least to do. What it prints and
-    returns is in the run's journal.
-    """
-    agent = get_worker()
-    assert isinstance(agent, Agent)
-    idle = min(agent.ranks.values(), key=lambda item: (item.waiting, item.number))
-    chosen = agent.ranks[rank] if rank is not None else idle
-    record = agent.open_run(run, [chosen.number])
-    record.replied = True
-    await chosen.request(run, content)
-    return {"rank": chosen.number, "node": agent.node}
-
-
-def serve(folder: Path, config: HostConfig, node: int, scheduler: str, accelerators: tuple[int, str | None]) -> None:
-    """Be the agent of a node until the process is asked to end."""
-    dask.config.set(control.DASK_SETTINGS)
-    asyncio.run(_serve(lambda: Agent(scheduler, folder, config, node, accelerators)))
-
-
-async def _serve(make: Callable[[], Agent]) -> None:
-    agent = make()
-    stop = asyncio.Event()
-    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
-    starting = asyncio.create_task(agent.start_ranks())
-    # A handler may be called as soon as the scheduler knows this worker.
-    agent.starting = dict.fromkeys(agent.ranks, starting)
-    try:
-        async with agent:
-            done = [asyncio.ensure_future(stop.wait()), asyncio.ensure_future(agent.finished())]
-            await asyncio.wait(done, return_when=asyncio.FIRST_COMPLETED)
-    except Exception:
-        # Dask's own tasks would be waited for; an agent that cannot start has nothing to save.
-        traceback.print_exc()
-        sys.stderr.flush()
-        os._exit(1)
-    finally:
-        agent.apps.close()
+        A known id is not run again: whoever asks anew, after a broken connection, waits for the same end.
+        """
+        record = self.runs.get(run)
+        if record is None:
+            idle = min(self.ranks.values(), key=lambda item: (item.waiting, item.number))
+            record = self.begin(run, [idle.number if rank is None else rank], content, {"title": "a function call"})
+            record.replied = True
+        await record.over.wait()
+        return {"rank": record.begin["mine"][0], "node": self.node}

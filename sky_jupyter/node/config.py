@@ -31,6 +31,11 @@ class HostConfig:
         Folder of the payload's blobs; removed at the end with the pool's own folder.
     owner : int or None
         Process that this pool ends with; None where it is kept.
+    idle_timeout : float or None
+        Seconds without a manager and without a run after which this machine's part of the pool ends
+        itself; None where only its owner ends it.
+    journal : int
+        Bytes that a node keeps of each run's output.
     """
 
     pool: str
@@ -43,6 +48,13 @@ class HostConfig:
     blobs: str
     scheduler: str | None = None
     owner: int | None = None
+    idle_timeout: float | None = None
+    journal: int = 256 << 20
+
+    @property
+    def lease_interval(self) -> float:
+        """Seconds between two renewals of the lease."""
+        return min(5.0, (self.idle_timeout or 60.0) / 8)
 
     @classmethod
     def read(cls, folder: Path) -> HostConfig:

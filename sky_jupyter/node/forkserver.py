@@ -106,11 +106,13 @@ class _Server:
             self.on_request(connection, json.loads(line))
 
     def drop(self, connection: socket.socket) -> None:
-        """An agent is gone: its kernels stay, since the agent may come back for them."""
+        """An agent's process is gone: nobody hears its kernels any more, and what comes next has its own."""
         self.selector.unregister(connection)
         self.buffers.pop(connection, None)
         for pid in [pid for pid, asker in self.asked_by.items() if asker is connection]:
             del self.asked_by[pid]
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
         connection.close()
 
     def on_request(self, connection: socket.socket, request: dict[str, Any]) -> None:

@@ -3,9 +3,10 @@
     python -m sky_jupyter.node.host FOLDER
 
 It reads FOLDER/host.json, starts the forkserver, on the head's machine the scheduler, and one agent
-a node, says what came up as JSON lines on its standard output, and then watches: a pool that is
-not kept ends with the process that made it. However it ends, it takes everything with it: its
-children die with it, orphans come to it, and the folder is removed.
+a node, says what came up as JSON lines on its standard output, and then watches. A scheduler or an
+agent that ends is started anew, at its place. A pool that is not kept ends with the process that
+made it, and one whose lease nobody renews ends by itself. However it ends, it takes everything with
+it: its children die with it, orphans come to it, and the folder is removed.
 """
 
 from __future__ import annotations
@@ -28,6 +29,9 @@ from .config import HostConfig
 
 _WATCH = 0.25
 _FAREWELL = 0.5
+# What ends more often than this within a minute is not started anew any more.
+_REVIVALS = 5
+_REVIVAL_SPAN = 60.0
 
 
 class Host:
@@ -38,6 +42,8 @@ class Host:
         self.config = HostConfig.read(folder)
         self.children: dict[int, str] = {}
         self.ending = False
+        self.revivals: dict[str, list[float]] = {}
+        self.renewed = time.monotonic()
         self.scheduler_address = self.config.scheduler
         self.accelerators: tuple[int, str | None] = (0, None)
 
@@ -50,6 +56,10 @@ class Host:
         os.set_blocking(self.wake, False)
         os.set_blocking(wake_write, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        # The agents write to it; each process that renews the lease has an end of its own.
+        self.lease, self.lease_write = os.pipe()
+        os.set_blocking(self.lease, False)
+        os.set_blocking(self.lease_write, False)
         processes.adopt_orphans()
         try:
             self.start()
@@ -70,19 +80,24 @@ class Host:
         self.fork("forkserver", lambda: forkserver.serve(listener, self.config.preload), log="forkserver.log")
         listener.close()
         # After the forkserver: it must not carry the control plane's modules, nor wait for them.
-        from . import accelerators, agent, scheduler
+        from . import accelerators, member, scheduler
 
+        self.serve_scheduler, self.serve_agent = scheduler.serve, member.serve
         self.accelerators = accelerators.present()
-        if self.scheduler_address is None:
-            self.scheduler_address = self.start_scheduler(scheduler.serve)
+        self.has_scheduler = self.scheduler_address is None
+        if self.has_scheduler:
+            self.scheduler_address = self.start_scheduler()
         for node in self.config.nodes:
-            self.start_agent(agent.serve, node)
+            self.start_agent(node)
+        self.renewed = time.monotonic()
         self.say(event="started", scheduler=self.scheduler_address)
 
-    def start_scheduler(self, serve: Callable[..., None]) -> str:
+    def start_scheduler(self) -> str:
+        """Start it, at the port that it had, if it had one; its address."""
         read, write = os.pipe()
         address = self.config.addresses[0]
-        self.fork("scheduler", lambda: serve(self.folder, address, write), log="scheduler.log")
+        port = int((self.scheduler_address or ":0").rpartition(":")[2])
+        self.fork("scheduler", lambda: self.serve_scheduler(self.folder, address, port, write), log="scheduler.log")
         os.close(write)
         with os.fdopen(read) as pipe:
             line = pipe.readline().strip()
@@ -90,11 +105,17 @@ class Host:
             raise RuntimeError("the scheduler ended before it listened; see scheduler.log")
         return line
 
-    def start_agent(self, serve: Callable[..., None], node: int) -> None:
+    def start_agent(self, node: int) -> None:
         folder = self.folder / f"n{node}"
         folder.mkdir(mode=0o700, exist_ok=True)
-        arguments = (self.folder, self.config, node, self.scheduler_address, self.accelerators)
-        self.fork(f"agent {node}", lambda: serve(*arguments), log=f"n{node}/agent.log")
+
+        def serve() -> None:
+            assert self.scheduler_address is not None
+            self.serve_agent(
+                self.folder, self.config, node, self.scheduler_address, self.accelerators, self.lease_write
+            )
+
+        self.fork(f"agent {node}", serve, log=f"n{node}/agent.log")
 
     def fork(self, name: str, work: Callable[[], None], log: str) -> int:
         """Run ``work`` in a child that dies with this process; its output goes to the named log."""
@@ -129,12 +150,37 @@ class Host:
             for pid, status in processes.reap().items():
                 name = self.children.pop(pid, None)
                 if name is not None:
-                    self.say(event="ended", name=name, text=processes.exit_text(status))
+                    self.on_ended(name, processes.exit_text(status))
             if self.config.owner is not None and os.getppid() != self.config.owner:
                 return
-            select.select([self.wake], [], [], _WATCH)
+            if self.lease_is_over():
+                return
+            select.select([self.wake, self.lease], [], [], _WATCH)
             with contextlib.suppress(BlockingIOError):
                 os.read(self.wake, 512)
+
+    def lease_is_over(self) -> bool:
+        """Whether nobody has renewed the lease for too long. A clock that is set does not matter."""
+        now = time.monotonic()
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self.lease, 512):
+                self.renewed = now
+        return self.config.idle_timeout is not None and now - self.renewed > self.config.idle_timeout
+
+    def on_ended(self, name: str, text: str) -> None:
+        """A child has ended: what the pool cannot do without is started anew."""
+        now = time.monotonic()
+        recent = [when for when in self.revivals.get(name, []) if now - when < _REVIVAL_SPAN]
+        revived = False
+        if name != "forkserver" and len(recent) < _REVIVALS:
+            self.revivals[name] = [*recent, now]
+            with contextlib.suppress(RuntimeError, OSError):
+                if name == "scheduler":
+                    self.start_scheduler()
+                else:
+                    self.start_agent(int(name.rpartition(" ")[2]))
+                revived = True
+        self.say(event="ended", name=name, text=text, revived=revived)
 
     def end(self) -> None:
         """Ask the agents to close, then kill whatever is left and remove the folders."""

@@ -59,6 +59,10 @@ class Journal:
         """Close the file; what was written stays readable."""
         self._file.close()
 
+    def remove(self) -> None:
+        self.close()
+        self.path.unlink(missing_ok=True)
+
 
 def lines_of(data: bytes) -> list[dict[str, Any]]:
     """The events in a batch's bytes; a line that is not a JSON object raises ValueError."""

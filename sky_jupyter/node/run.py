@@ -15,15 +15,24 @@ _CHUNK = 1 << 20
 class Run:
     """Made by the agent when a run begins; kept, with its journal, until it is forgotten."""
 
-    def __init__(self, run: str, ranks: Iterable[int], path: Path) -> None:
+    def __init__(
+        self, run: str, ranks: Iterable[int], path: Path, begin: dict[str, Any] | None = None, limit: int = 0
+    ) -> None:
         self.id = run
         self.left = set(ranks)
         self.journal = Journal(path)
+        self.begin = begin or {}
         self.unsent: list[tuple[int, int, bytes]] = []
         self.pending: list[dict[str, Any]] = []
         self.over = asyncio.Event()
         # While the first reply is still to be sent, batches wait for it.
         self.replied = False
+        if begin:
+            self.pending.append(begin)
+
+    @classmethod
+    def reopen(cls, run: str, path: Path, limit: int = 0) -> Run:
+        raise ValueError
 
     def add(self, rank: int, event: dict[str, Any]) -> None:
         """Take in an event; text that continues the last event of the same stream is joined to it."""

@@ -57,15 +57,18 @@ def security(folder: Path) -> Security:
     return Security(tls_ca_file=str(folder / "pool.ca"), require_encryption=True, **names)
 
 
-def serve(folder: Path, address: str, write: int) -> None:
-    """Run the scheduler until the process ends; its address goes to the file descriptor ``write``."""
+def serve(folder: Path, address: str, port: int, write: int) -> None:
+    """Run the scheduler until the process ends; its address goes to the file descriptor ``write``.
+
+    A ``port`` of 0 is a free one.
+    """
     dask.config.set({**DASK_SETTINGS, "temporary-directory": str(folder)})
-    asyncio.run(_serve(folder, address, write))
+    asyncio.run(_serve(folder, address, port, write))
 
 
-async def _serve(folder: Path, address: str, write: int) -> None:
+async def _serve(folder: Path, address: str, port: int, write: int) -> None:
     async with PoolScheduler(
-        protocol="tls", host=address, port=0, dashboard=False, security=security(folder)
+        protocol="tls", host=address, port=port, dashboard=False, security=security(folder)
     ) as scheduler:
         os.write(write, f"{scheduler.address}\n".encode())
         os.close(write)

@@ -1,14 +1,16 @@
-"""The control plane as the manager holds it: a Dask client, broadcasts to agents, their events."""
+"""The control plane as the manager holds it: a Dask client, calls of agents, and who can be reached."""
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Callable, Iterable
+import time
+from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
-from ..errors import NodeLost
+from ..errors import NodeLost, PoolError
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -16,21 +18,69 @@ if TYPE_CHECKING:
 _POLL = 0.01
 # More agents than this are asked by the scheduler, side by side.
 _DIRECT = 16
+_BEAT = 1.0
+_DIAL_TIMEOUT = 3.0
+# Without an answer for this long, a node or the whole pool is said to be unreachable.
+SILENCE = 4.0
+# A node that the scheduler has lost, and that is not back after this long, is given up.
+ABSENCE = 5.0
+# Calls that may be made again where a connection broke: an agent that has done it knows.
+_REPEATABLE = frozenset({"start", "read", "runs", "status", "ping", "ports", "fetch", "where"})
+
+
+class Watcher(Protocol):
+    """Who is told of what becomes of nodes and connections; called on the loop."""
+
+    def on_batch(self, batch: dict[str, Any]) -> None:
+        """Events of a run that an agent forwards."""
+
+    def on_lost(self, node: int, why: str) -> None:
+        """A node is given up: its kernels are gone, or cannot be reached."""
+
+    def on_back(self, node: int, *, kept: bool) -> None:
+        """A node is there again; ``kept`` says that its kernels are those that it had, and nothing was given up."""
+
+    def on_silent(self, node: int | None, *, silent: bool) -> None:
+        """A node, or where it is None the whole pool, does not answer, or does again."""
+
+    def on_replaced(self) -> None:
+        """Another manager has taken the pool over."""
 
 
 class Control:
-    """Made by the pool when its scheduler listens; closed with the pool. Used on the loop only."""
+    """Made by the pool when its scheduler listens; closed with the pool. Used on the loop only.
 
-    def __init__(
-        self, on_batch: Callable[[dict[str, Any]], None], on_lost: Callable[[int], None], *, direct: bool
-    ) -> None:
-        # Whether agents can be reached without the scheduler in between: two hops less for each cell.
+    Parameters
+    ----------
+    watcher : Watcher
+        Who is told.
+    direct : bool
+        Whether agents can be reached without the scheduler in between: two hops less for each cell.
+    generation : int
+        The manager's; agents refuse one that is lower than another's.
+    """
+
+    def __init__(self, watcher: Watcher, *, direct: bool, generation: int) -> None:
         self.direct = direct
-        self.on_batch = on_batch
-        self.on_lost = on_lost
+        self.watcher = watcher
+        self.generation = generation
         self.addresses: dict[int, str] = {}
+        # Who was met at each node; another agent there has other kernels.
+        self.incarnations: dict[int, str] = {}
+        # Nodes that do not answer, though nobody has lost them; and those that were given up.
+        self.silent: set[int | None] = set()
+        self.lost: set[int] = set()
         self.client: Client | None = None
         self.closing = False
+        self.up = asyncio.Event()
+        self._comm: Any = None
+        self._nodes = 0
+        self._absent: dict[int, float] = {}
+        self._quiet_since: dict[int | None, float] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._kick = asyncio.Event()
+
+    # -- connecting --------------------------------------------------------------------------------
 
     async def connect(self, address: str, folder: Path, nodes: int, timeout: float, broken: Callable[[], str]) -> None:
         """Connect to the scheduler and wait until all agents are there, or ``broken()`` says why not.
@@ -40,60 +90,217 @@ class Control:
         NodeLost
             When some of them are not there in time, or never will be.
         """
+        self._address, self._folder, self._nodes = address, folder, nodes
+        end = time.monotonic() + timeout
+        await self._dial(min(timeout, 10.0))
+        while len(self.addresses) < nodes:
+            await self._learn()
+            if why := broken():
+                raise NodeLost(why)
+            if time.monotonic() > end:
+                absent = sorted(set(range(nodes)) - set(self.addresses))
+                raise NodeLost(f"the agents of nodes {absent} did not come up in {timeout:.0f} s")
+            await asyncio.sleep(_POLL)
+        self.up.set()
+        self.incarnations = await self.ask("ping")
+        self._spawn(self._beat())
+
+    async def _dial(self, timeout: float) -> None:
+        """Make a client, in the place of one that may be there."""
         import dask.config
         from distributed import Client
 
         from ..node import scheduler
 
-        with dask.config.set({"distributed.comm.timeouts.connect": "10s", **scheduler.DASK_SETTINGS}):
+        await self._hang_up()
+        with dask.config.set({"distributed.comm.timeouts.connect": f"{timeout}s", **scheduler.DASK_SETTINGS}), _quiet():
             self.client = await Client(
-                address, security=scheduler.security(folder), asynchronous=True, set_as_default=False, name="sky"
+                self._address,
+                security=scheduler.security(self._folder),
+                asynchronous=True,
+                set_as_default=False,
+                name="sky",
+                timeout=timeout,
             )
-        self.client.subscribe_topic("sky", lambda event: self.on_batch(event[1]))
+        self._comm = self.client.scheduler_comm.comm
+        self.client.subscribe_topic("sky", lambda event: self.watcher.on_batch(event[1]))
         self.client.subscribe_topic("all", self._on_member)
-        end = asyncio.get_running_loop().time() + timeout
-        while len(self.addresses) < nodes:
-            await self._learn()
-            if why := broken():
-                raise NodeLost(why)
-            if asyncio.get_running_loop().time() > end:
-                absent = sorted(set(range(nodes)) - set(self.addresses))
-                raise NodeLost(f"the agents of nodes {absent} did not come up in {timeout:.0f} s")
-            await asyncio.sleep(_POLL)
+
+    async def _hang_up(self) -> None:
+        """Let go of the scheduler, which may be gone: Dask's complaints of that are not for a notebook."""
+        client, self.client = self.client, None
+        if client is not None:
+            with _quiet(), contextlib.suppress(Exception):
+                await client.close(timeout=1)
+
+    async def close(self) -> None:
+        """Let go of the pool."""
+        self.closing = True
+        self.up.set()
+        for task in list(self._tasks):
+            task.cancel()
+        await self._hang_up()
+
+    def _on_member(self, event: Any) -> None:
+        message = event[1]
+        if isinstance(message, dict) and message.get("action") in ("remove-worker", "add-worker"):
+            self._kick.set()
+
+    # -- who is there ------------------------------------------------------------------------------
 
     async def _learn(self) -> None:
         assert self.client is not None
         workers = (await self.client.scheduler.identity(n_workers=-1))["workers"]
+        found = {}
         for address, facts in workers.items():
             name = str(facts["name"])
-            if name.startswith("node-") and name[5:].isdigit():
-                self.addresses[int(name[5:])] = address
+            if name.startswith("node-") and name[5:].isdigit() and int(name[5:]) < self._nodes:
+                found[int(name[5:])] = address
+        self.addresses = found
 
-    def _on_member(self, event: Any) -> None:
-        message = event[1]
-        if self.closing or not isinstance(message, dict) or message.get("action") != "remove-worker":
+    async def _beat(self) -> None:
+        """Once a second, and whenever members change: see who is there. It renews the nodes' leases."""
+        while not self.closing:
+            began = time.monotonic()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._kick.wait(), _BEAT)
+            self._kick.clear()
+            if time.monotonic() - began > 2 * _BEAT:
+                # This process stood still: what waits to be read comes first.
+                await asyncio.sleep(_POLL)
+            try:
+                await self._look()
+            except PoolError:
+                self.watcher.on_replaced()
+                return
+
+    async def _look(self) -> None:
+        began, before, client = time.monotonic(), dict(self.addresses), self.client
+        reached = await self._reach()
+        self._note(None, reached, began)
+        if not reached:
             return
-        for node, address in list(self.addresses.items()):
-            if address == message.get("worker"):
-                del self.addresses[node]
-                self.on_lost(node)
+        began = time.monotonic()
+        answers = await self._ping()
+        for node in range(self._nodes):
+            if node in self.addresses:
+                self._note(node, node in answers, began)
+            else:
+                self._miss(node, began)
+        for node, incarnation in answers.items():
+            moved = client is not self.client or before.get(node) != self.addresses.get(node)
+            self._meet(node, incarnation, moved=moved)
+
+    async def _reach(self) -> bool:
+        """Whether the scheduler answers; a client that broke is made anew."""
+        try:
+            broken = self.client is None or self.client.status != "running"
+            if broken or self.client.scheduler_comm.comm is not self._comm:  # type: ignore[union-attr]
+                self.up.clear()
+                await asyncio.wait_for(self._dial(_DIAL_TIMEOUT), _DIAL_TIMEOUT + 1)
+            await asyncio.wait_for(self._learn(), SILENCE)
+        except (OSError, asyncio.TimeoutError, ValueError):
+            # The next look takes another client.
+            self._comm = None
+            return False
+        self.up.set()
+        return True
+
+    async def _ping(self) -> dict[int, str]:
+        """The agents that answer, and who they are."""
+
+        async def one(node: int) -> tuple[int, str] | None:
+            try:
+                return node, (await asyncio.wait_for(self._ask([node], "ping"), SILENCE))[node]
+            except (OSError, asyncio.TimeoutError, NodeLost):
+                return None
+
+        answers = await asyncio.gather(*(one(node) for node in list(self.addresses)))
+        return dict(answer for answer in answers if answer is not None)
+
+    def _note(self, node: int | None, answers: bool, began: float) -> None:
+        """Tell of one that has been silent for too long, or is not any more."""
+        if answers:
+            self._quiet_since.pop(node, None)
+            if node in self.silent:
+                self.silent.discard(node)
+                self.watcher.on_silent(node, silent=False)
+        elif node not in self.silent:
+            since = self._quiet_since.setdefault(node, began)
+            if time.monotonic() - since >= SILENCE - _POLL:
+                self.silent.add(node)
+                self.watcher.on_silent(node, silent=True)
+
+    def _miss(self, node: int, now: float) -> None:
+        if now - self._absent.setdefault(node, now) > ABSENCE:
+            self.lose(node, "it does not answer")
+        else:
+            self._spawn(self._look_again())
+
+    async def _look_again(self) -> None:
+        await asyncio.sleep(0.1)
+        self._kick.set()
+
+    def _meet(self, node: int, incarnation: str, *, moved: bool) -> None:
+        was_lost = node in self.lost
+        kept = self.incarnations.get(node) == incarnation
+        self._absent.pop(node, None)
+        self.incarnations[node] = incarnation
+        if kept and not moved and not was_lost:
+            return
+        if not kept:
+            self.lose(node, "its agent ended")
+        self.lost.discard(node)
+        self.watcher.on_back(node, kept=kept and not was_lost)
+
+    def lose(self, node: int, why: str) -> None:
+        """Give a node up; it may come back."""
+        if node not in self.lost:
+            self.lost.add(node)
+            self.watcher.on_lost(node, why)
+        self._kick.set()
+
+    # -- asking ------------------------------------------------------------------------------------
 
     async def ask(self, call: str, nodes: Iterable[int] | None = None, **arguments: Any) -> dict[int, Any]:
         """Ask agents in one broadcast; their answers by node.
+
+        What may be asked twice is asked again where the connection broke, once the pool is back.
 
         Raises
         ------
         NodeLost
             When a node that is asked has no agent any more.
+        PoolError
+            When another manager has taken the pool over.
         Exception
             What an agent's handler raised.
         """
-        assert self.client is not None
-        chosen = list(self.addresses) if nodes is None else list(nodes)
-        absent = [node for node in chosen if node not in self.addresses]
+        while True:
+            await self.up.wait()
+            chosen = list(range(self._nodes)) if nodes is None else list(nodes)
+            if self.closing:
+                raise NodeLost("the pool's connection has been closed")
+            try:
+                return await self._ask(chosen, call, **arguments)
+            except OSError:
+                if call not in _REPEATABLE or self.closing:
+                    raise
+            except NodeLost:
+                # It may only have lost its connection, and be back in a moment.
+                if call not in _REPEATABLE or self.closing or self.lost & set(chosen):
+                    raise
+            self._kick.set()
+            await asyncio.sleep(0.05)
+
+    async def _ask(self, nodes: list[int], call: str, **arguments: Any) -> dict[int, Any]:
+        if self.client is None:
+            raise NodeLost("the pool is not connected")
+        absent = [node for node in nodes if node not in self.addresses]
         if absent:
             raise NodeLost(f"node {absent[0]} is lost: its agent does not answer; `%sky restart` makes it anew")
-        by_address = {self.addresses[node]: node for node in chosen}
+        arguments["manager"] = self.generation
+        by_address = {self.addresses[node]: node for node in nodes}
         if self.direct and len(by_address) <= _DIRECT:
             calls = (getattr(self.client.rpc(address), f"sky_{call}")(**arguments) for address in by_address)
             return dict(zip(by_address.values(), await asyncio.gather(*calls), strict=True))
@@ -102,13 +309,21 @@ class Control:
         )
         return {by_address[address]: answer for address, answer in answers.items()}
 
-    async def close(self) -> None:
-        """Let go of the scheduler, which may be gone: Dask's complaints of that are not for a notebook."""
-        self.closing = True
-        if self.client is not None:
-            logger = logging.getLogger("distributed.client")
-            logger.disabled = True
-            try:
-                await self.client.close(timeout=1)
-            finally:
-                logger.disabled = False
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Dask's loggers say nothing meanwhile."""
+    loggers = [logging.getLogger(name) for name in ("distributed.client", "distributed.comm", "distributed.core")]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        yield
+    finally:
+        for logger, value in zip(loggers, before, strict=True):
+            logger.disabled = value

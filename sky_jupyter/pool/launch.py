@@ -17,8 +17,9 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ..errors import BootstrapError
+from ..errors import BootstrapError, PoolError
 from ..machines.base import Command, Machine
+from ..machines.local import LocalProcess
 from ..node.config import HostConfig
 from ..spec import PoolSpec
 from . import certificates
@@ -26,6 +27,8 @@ from . import certificates
 _SOCKET_PATH = 80
 _SHARED_MEMORY = Path("/dev/shm")
 _FAREWELL = 5.0
+# A kept pool that nobody comes back for ends itself, unless another time is given.
+KEPT_IDLE_TIMEOUT = 12 * 3600.0
 # What belongs to the notebook's process and must not reach a rank. (Under the last one, ipykernel
 # leaves what native code prints where it falls.)
 _OWN = (
@@ -80,6 +83,15 @@ class Host:
             return (self.folder / "host.log").read_text(errors="replace").splitlines()[-30:]
         return []
 
+    def facts(self) -> dict[str, Any]:
+        """What `adopt` needs."""
+        return {
+            "nodes": self.nodes,
+            "folder": str(self.folder),
+            "blobs": str(self.blobs),
+            "process": self.command.identity,
+        }
+
     def end(self) -> None:
         """Have the host end with all that it started, and wait for it."""
         self.command.terminate()
@@ -90,6 +102,14 @@ class Host:
             self.command.wait(_FAREWELL)
         for folder in (self.folder, self.blobs):
             shutil.rmtree(folder, ignore_errors=True)
+
+
+def adopt(facts: Mapping[str, Any]) -> Host:
+    """A host that another manager launched; raises PoolError where its process is gone."""
+    process = LocalProcess(*facts["process"])
+    if not process.alive:
+        raise PoolError("the pool's processes are gone")
+    return Host(process, list(facts["nodes"]), Path(facts["folder"]), Path(facts["blobs"]), queue.Queue())
 
 
 def launch(
@@ -125,6 +145,8 @@ def launch(
             blobs=str(blobs),
             scheduler=scheduler,
             owner=None if spec.keep else os.getpid(),
+            idle_timeout=spec.idle_timeout or (KEPT_IDLE_TIMEOUT if spec.keep else None),
+            journal=spec.journal,
         )
         machine = machines[nodes[0]]
         for name, data in {**keys, "host.json": json.dumps(asdict(config)).encode()}.items():

@@ -71,11 +71,14 @@ class LivePools:
             self._current = next(reversed(self._by_name), None)
 
     def end_all(self) -> None:
-        """End every pool that is not kept, unless this is a fork of the process that made it."""
+        """End every pool that is not kept, and let go of the others; not in a fork of the process that made them."""
         for pool in self.all():
-            if not pool.spec.keep and pool.owner == os.getpid():
+            if pool.owner == os.getpid():
                 with contextlib.suppress(Exception):
-                    pool.down()
+                    if pool.spec.keep:
+                        pool.release()
+                    else:
+                        pool.down()
 
 
 pools = LivePools()

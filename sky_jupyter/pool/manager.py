@@ -27,13 +27,15 @@ from . import launch
 from .control import Control
 from .events import Listener, PhaseEvent, ignore
 from .loop import Tick, loop, no_tick, wait_ticking
-from .registry import Registry
+from .record import PoolRecord
+from .registry import PoolRow, Registry
 from .results import CellError, CellResult
 from .runs import Run
 from .supervisor import Supervisor
 
 AGENT_TIMEOUT = 60.0
 _AGAIN_PATIENCE = 20.0
+_JOIN_TIMEOUT = 10.0
 DEFAULT_GRACE = 5.0
 _SPARE_ROOM = 64 << 20
 
@@ -57,7 +59,7 @@ class Pool:
         self.broken = ""
         self.ledger = Ledger()
         self.registry = Registry()
-        self.supervisor = Supervisor(spec, self._renew, self._again, self._break)
+        self.supervisor = Supervisor(spec, self._renew, self._again, self._break, self._let_go)
         self.hosts: list[launch.Host] = []
         self.ids: Sequence[str] = ()
         self.control: Control | None = None
@@ -68,6 +70,8 @@ class Pool:
         self.modules: set[str] = set()
         self.scheduler_address = ""
         self.owner = os.getpid()
+        # Which manager of the pool this is: agents obey the highest.
+        self.generation = 1
         self._epoch = 0
         self._stop = threading.Event()
         # What plugins entered here, for the pool's life.
@@ -92,7 +96,9 @@ class Pool:
         """
         self.listener = listener
         self.began = time.perf_counter()
-        self.registry.intend(self.id, self.spec.name, self.spec.provider.kind, self.spec.nodes, self.spec.keep)
+        self.generation = self.registry.intend(
+            self.id, self.spec.name, self.spec.provider.kind, self.spec.nodes, self.spec.keep
+        )
         try:
             wait_ticking(loop().submit(self._start()), tick)
         except BaseException:
@@ -108,8 +114,85 @@ class Pool:
         except BaseException:
             self.down()
             raise
+        self._record_ready()
+
+    def _record_ready(self) -> None:
         folders = tuple(str(path) for host in self.hosts for path in (host.folder, host.blobs))
-        self.registry.update(self.id, "ready", folders)
+        self.registry.update(self.id, "ready", folders, self.hosts[0].command.identity)
+
+    @classmethod
+    def attach(
+        cls, row: PoolRow, *, take_over: bool = False, listener: Listener = ignore, tick: Tick = no_tick
+    ) -> Pool:
+        """Become the manager of a pool that outlived its own.
+
+        Parameters
+        ----------
+        row : PoolRow
+            The pool, as the registry knows it.
+        take_over : bool
+            Whether a manager that still lives loses it.
+
+        Raises
+        ------
+        PoolError
+            When another live process manages it, or it cannot be reached; it stays as it was.
+        """
+        record = PoolRecord.read(row)
+        pool = cls(record.spec)
+        pool.id, pool.listener, pool.began = row.id, listener, time.perf_counter()
+        pool.generation = pool.registry.own(row.id, take_over=take_over)
+        pool.ids = record.ids
+        try:
+            pool.hosts = [launch.adopt(host) for host in record.hosts]
+            wait_ticking(loop().submit(pool._join(record)), tick)
+        except BaseException:
+            pool.registry.release(row.id)
+            pool.state = "ended"
+            raise
+        pool.state = "ready"
+        return pool
+
+    async def _join(self, record: PoolRecord) -> None:
+        self.control = Control(self.supervisor, direct=record.direct, generation=self.generation)
+        self.supervisor.control = self.control
+        self.scheduler_address = record.scheduler
+        folder = self.hosts[0].folder
+        with self._phase("agent", "connecting"):
+            try:
+                await self.control.connect(record.scheduler, folder, self.spec.nodes, _JOIN_TIMEOUT, lambda: "")
+            except OSError as error:
+                raise PoolError(f"pool {self.spec.name!r} cannot be reached: {error}") from None
+
+    def _write_record(self, *, direct: bool) -> None:
+        """Leave in the pool's folder what a later manager needs."""
+        if self.spec.keep:
+            hosts = tuple(host.facts() for host in self.hosts)
+            record = PoolRecord(self.spec, self.scheduler_address, tuple(self.ids), hosts, direct)
+            record.write(self.hosts[0].folder)
+
+    def release(self) -> None:
+        """Let go of a kept pool: it lives on, and whoever attaches to it becomes its manager."""
+        if self.state == "ended":
+            return
+        self.state = "ended"
+        with contextlib.suppress(Exception):
+            self._client.close()
+        with contextlib.suppress(Exception):
+            loop().call(self._disconnect(), timeout=5)
+        with contextlib.suppress(Exception):
+            self.registry.release(self.id)
+            self.registry.close()
+
+    def _let_go(self) -> None:
+        """Another manager has the pool now."""
+        self.state = "ended"
+        asyncio.ensure_future(self._disconnect())  # noqa: RUF006 - it ends by itself
+
+    async def _disconnect(self) -> None:
+        self.supervisor.close()
+        if self.control is not None:
+            await self.control.close()
 
     async def _start(self) -> None:
         spec, provider = self.spec, self.spec.provider
@@ -125,13 +208,11 @@ class Pool:
             # The client's import takes as long as the hosts' start; beside it, it costs nothing.
             await asyncio.to_thread(_import_client)
             self.scheduler_address = await launching
-            self.control = Control(
-                self.supervisor.on_batch,
-                self.supervisor.on_lost,
-                # Of remote machines, one port is reachable from here: the scheduler's.
-                direct=all(machine.key == LocalMachine.key for machine in machines),
-            )
+            # Of remote machines, one port is reachable from here: the scheduler's.
+            direct = all(machine.key == LocalMachine.key for machine in machines)
+            self.control = Control(self.supervisor, direct=direct, generation=self.generation)
             self.supervisor.control = self.control
+            self._write_record(direct=direct)
             for host in self.hosts:
                 host.listen(self._in_loop(functools.partial(self._on_host, host)))
             folder = self.hosts[0].folder
@@ -155,7 +236,7 @@ class Pool:
             plugins=cloudpickle.dumps(plugins),
             ports=ports,
             job=job,
-            apps=cloudpickle.dumps(apps) if apps and self._epoch == 1 else b"",
+            apps=cloudpickle.dumps(apps) if apps else b"",
             noise=[expression for plugin in plugins for expression in plugin.noise],
             ranks=ranks,
         )
@@ -173,7 +254,7 @@ class Pool:
         names = [plugin.name for plugin in self.spec.plugins if plugin.collective] or ["pool"]
         ports = (await self.control.ask("ports", [0], count=len(names)))[0]
         self._epoch += 1
-        return dict(zip(names, ports, strict=True)), f"{self.id}-{self._epoch}"
+        return dict(zip(names, ports, strict=True)), f"{self.id}-{self.generation}.{self._epoch}"
 
     async def _again(self) -> bool:
         """Have all living ranks set their frameworks up anew; whether all could."""
@@ -204,7 +285,6 @@ class Pool:
         self.supervisor.close()
         if self.control is None:
             return
-        self.control.closing = True
         ranks = list(range(self.spec.world_size))
         if any(plugin.around_process for plugin in self.spec.plugins):
             with contextlib.suppress(Exception):
@@ -218,16 +298,21 @@ class Pool:
         self._must_live(restarting=True)
         self.listener = listener
         assert self.control is not None
-        whole = len(self.control.addresses) < self.spec.nodes or self.state == "broken"
+        away = self.control.lost or self.control.silent or len(self.control.addresses) < self.spec.nodes
+        whole = bool(away) or self.state == "broken"
         wait_ticking(loop().submit(self._relaunch() if whole else self._renew(None)), tick)
         self.state = "ready"
+        if whole:
+            self._record_ready()
         self.supervisor.restarted.update(range(self.spec.world_size))
 
     async def _relaunch(self) -> None:
         assert self.control is not None
         # From here on, what the old hosts say concerns nobody.
         hosts, self.hosts = self.hosts, []
-        self.state, self.broken, self._epoch = "new", "", 0
+        self.supervisor.lose_all("the pool is made anew")
+        self.supervisor.close()
+        self.state, self.broken = "new", ""
         await self.control.close()
         for host in hosts:
             await asyncio.to_thread(host.end)
@@ -293,8 +378,9 @@ class Pool:
         chosen = [] if rank is None else self.check_ranks([rank])
         run = self._new_run(chosen, listener, capture)
         content = {"kind": "call", **self._ship(run, call)}
+        run.code = "a function call"
         self.supervisor.add(run)
-        self.registry.run_began(run.id, self.id, "a function call")
+        self.registry.run_began(run.id, self.id, run.code, chosen)
         run.task = loop().submit(self.supervisor.submit(run, content, rank))
         return run
 
@@ -338,9 +424,54 @@ class Pool:
 
     def _begin(self, run: Run, content: dict[str, Any], code: str, grace: float, timeout: float | None) -> Run:
         self.current = run
+        run.code = code
         self.supervisor.add(run)
-        self.registry.run_began(run.id, self.id, code)
+        self.registry.run_began(run.id, self.id, code, list(run.outcomes))
         run.task = loop().submit(self.supervisor.execute(run, content, grace, timeout))
+        return run
+
+    def runs(self) -> dict[str, dict[str, Any]]:
+        """The runs that the nodes know: how each began (``begin``), on which nodes (``nodes``), and whether it is over.
+
+        Raises
+        ------
+        PoolError
+            When the pool cannot be asked.
+        """
+        self._must_live()
+        assert self.control is not None
+        found: dict[str, dict[str, Any]] = {}
+        for node, runs in loop().call(self.control.ask("runs"), timeout=_JOIN_TIMEOUT).items():
+            for id, facts in runs.items():
+                run = found.setdefault(id, {"begin": facts["begin"], "nodes": [], "over": True})
+                run["nodes"].append(node)
+                run["over"] = run["over"] and facts["over"]
+        for run in found.values():
+            wanted = {rank // self.spec.ranks_per_node for rank in run["begin"].get("ranks", [])}
+            run["over"] = run["over"] and wanted <= set(run["nodes"])
+        return found
+
+    def adopt(self, id: str, listener: Listener = ignore) -> Run:
+        """A run that another manager began, from its first byte: to be attended like one's own.
+
+        Where that manager ended before all nodes had begun, the others begin now; none begins twice.
+
+        Raises
+        ------
+        PoolError
+            When no node knows it.
+        """
+        facts = self.runs().get(id)
+        if facts is None or not facts["begin"].get("ranks"):
+            raise PoolError(f"no node of pool {self.spec.name!r} knows run {id}; `%sky runs` lists them")
+        begin, per_node = facts["begin"], self.spec.ranks_per_node
+        run = Run(id, {rank: rank // per_node for rank in begin["ranks"]}, listener)
+        run.code = str(begin.get("code") or "")
+        # The pool's folders are its only ones: what it was sent lies in one of them.
+        run.folder = next((f for host in self.hosts for f in (host.blobs / id, host.folder / id) if f.is_dir()), Path())
+        self.current = run
+        self.supervisor.add(run)
+        run.task = loop().submit(self.supervisor.adopt(run, begin, facts["nodes"]))
         return run
 
     def check_ranks(self, ranks: Sequence[int] | None) -> list[int]:
@@ -404,7 +535,8 @@ class Pool:
         run.task.result()
         self.supervisor.discard(run)
         # Kernels that have mapped a blob need its name no more.
-        shutil.rmtree(run.folder, ignore_errors=True)
+        if run.folder.name == run.id:
+            shutil.rmtree(run.folder, ignore_errors=True)
         self.registry.run_ended(run.id, "failed" if run.failed else "ok", run.elapsed)
         outcomes = list(run.outcomes.values())
         # What only some of the ranks have bound is sent again.
@@ -455,11 +587,15 @@ class Pool:
         name = str(event.get("name", ""))
         if event["event"] == "gone":
             self._break("the pool's processes are gone")
-        elif name in ("scheduler", "forkserver"):
-            self._break(f"the {name} ended ({event['text']})")
+        elif name == "forkserver":
+            self._break(f"the forkserver ended ({event['text']})")
         elif name and self.state == "new":
-            # Once the pool is ready, the scheduler tells which node is lost, and the others go on.
             self._break(f"{name} ended ({event['text']}) before it was ready" + "".join(host.last_words(name)))
+        elif name and not event.get("revived"):
+            self._break(f"the {name} ended ({event['text']}), again and again")
+        elif name.startswith("agent ") and self.control is not None:
+            # Sooner than the control plane sees it; the host has started another.
+            self.control.lose(int(name[6:]), f"its agent ended ({event['text']})")
 
     def _break(self, why: str) -> None:
         """The pool can run nothing until it is restarted; what runs on it is given up."""

@@ -34,6 +34,8 @@ class Run:
         self.outcomes = {rank: Outcome(rank, node) for rank, node in sorted(nodes.items())}
         self.listener = listener
         self.capture = Capture()
+        # What it runs, as a person wrote it.
+        self.code = ""
         # Where its blobs lie while it is on.
         self.folder = Path()
         self.elapsed = 0.0
@@ -63,6 +65,10 @@ class Run:
     def failed(self) -> list[int]:
         """Ranks that ended otherwise than well."""
         return [rank for rank, outcome in self.outcomes.items() if outcome.failed]
+
+    def concerns(self, node: int) -> bool:
+        """Whether a node takes part, as far as is known."""
+        return node in self._next
 
     def start_clock(self) -> None:
         """The run's time begins now, and not while the pool is being mended."""
@@ -99,7 +105,7 @@ class Run:
         return None
 
     def _on_event(self, event: dict[str, Any], node: int) -> None:
-        if self._anywhere and not self.outcomes:
+        if self._anywhere and not self.outcomes and "rank" in event:
             self.place(event["rank"], node)
         outcome = self.outcomes.get(event.get("rank", -1))
         if outcome is None:

@@ -7,6 +7,7 @@ import contextlib
 import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from concurrent.futures import CancelledError
 from typing import Any
 
 from ..errors import NodeLost, rank_label
@@ -20,6 +21,11 @@ _INTERRUPT_PATIENCE = 1.0
 _ABORT_PATIENCE = 8.0
 _KILL_PATIENCE = 60.0
 _CHECK_PATIENCE = 3.0
+_REACH_PATIENCE = 2.0
+_PAUSE = 0.1
+_LOOK = 1.0
+# A node whose agent ended is back before that; where it is not, what is run on it says so.
+_RETURN_PATIENCE = 5.0
 
 
 class Supervisor:
@@ -35,6 +41,8 @@ class Supervisor:
         ``await again()`` has living ranks set their frameworks up anew; whether all could.
     on_broken : callable
         Told why the pool can run nothing more.
+    on_taken : callable
+        Told that another manager has taken the pool over.
     """
 
     def __init__(
@@ -43,6 +51,7 @@ class Supervisor:
         renew: Callable[[Sequence[int]], Awaitable[None]],
         again: Callable[[], Awaitable[bool]],
         on_broken: Callable[[str], None],
+        on_taken: Callable[[], None],
     ) -> None:
         self.spec = spec
         self.renew = renew
@@ -53,13 +62,17 @@ class Supervisor:
         # Whether blocked ranks can be freed with their namespaces kept.
         self.gentle = all(plugin.again for plugin in collective) and any(plugin.abort for plugin in collective)
         self.on_broken = on_broken
+        self.on_taken = on_taken
         self.control: Control | None = None
         self.runs: dict[str, Run] = {}
+        # Runs whose ranks were given up while they could not be reached: they may still be on.
+        self.given_up: set[str] = set()
         # Ranks whose kernels are new; whoever keeps the ledger takes them out.
         self.restarted: set[int] = set()
         # What happened after a run was over and shown.
         self.news: list[str] = []
         self._repair: asyncio.Future[None] | None = None
+        self._returned: dict[int, asyncio.Event] = {}
         # Two broadcasts at once could reach two ranks in different orders, and their collectives
         # would wait for each other.
         self._turn = asyncio.Lock()
@@ -71,12 +84,16 @@ class Supervisor:
 
     def discard(self, run: Run) -> None:
         """Forget a run that is over."""
+        if any(outcome.status == "lost" for outcome in run.outcomes.values()):
+            self.given_up.add(run.id)
         self.runs.pop(run.id, None)
 
     def close(self) -> None:
         """Stop what is still to be done for the pool."""
         for task in list(self._tasks):
             task.cancel()
+        self._repair = None
+        self._returned.clear()
 
     async def execute(self, run: Run, content: dict[str, Any], grace: float, timeout: float | None) -> None:
         """A run's whole life on the loop: start it, watch over it, and mend what it broke."""
@@ -84,19 +101,48 @@ class Supervisor:
             await self._execute_alone(run, content, grace, timeout)
 
     async def _execute_alone(self, run: Run, content: dict[str, Any], grace: float, timeout: float | None) -> None:
-        assert self.control is not None
         await self.settle()
-        nodes = sorted({outcome.node for outcome in run.outcomes.values()})
         run.start_clock()
-        try:
-            answers = await self.control.ask("start", nodes, run=run.id, ranks=list(run.outcomes), content=content)
-        except (NodeLost, OSError) as error:
-            run.lose(run.left, str(error))
-        else:
-            for node, answer in answers.items():
-                self._take(run, node, answer["first"], answer["count"], answer["data"])
-            await self._watch(run, grace, timeout)
+        about = {"code": run.code, "grace": grace, "timeout": timeout, "began": time.time()}
+        start = self._keep_task(self._start(run, content, about))
+        await self._watch(run, grace, timeout)
+        start.cancel()
         self._mend(run)
+
+    async def _start(self, run: Run, content: dict[str, Any], about: dict[str, Any]) -> None:
+        """Have the agents begin a run; one that cannot be reached does not keep the others from it."""
+        assert self.control is not None
+        while run.left:
+            nodes = sorted({run.outcomes[rank].node for rank in run.left})
+            ranks = list(run.outcomes)
+            try:
+                answers = await self.control.ask("start", nodes, run=run.id, ranks=ranks, content=content, about=about)
+            except NodeLost as error:
+                gone = self.control.lost & set(nodes) or set(nodes)
+                run.lose([rank for rank in run.left if run.outcomes[rank].node in gone], str(error))
+            except Exception as error:
+                run.lose(run.left, f"the run could not be started: {type(error).__name__}: {error}")
+            else:
+                for node, answer in answers.items():
+                    if answer["state"] == "known":
+                        # The first answer got lost with its connection.
+                        self._keep_task(self._read(run, node, run.next(node)))
+                    self._take(run, node, answer["first"], answer["count"], answer["data"])
+                return
+
+    async def adopt(self, run: Run, begin: dict[str, Any], begun: Sequence[int]) -> None:
+        """The rest of the life of a run that another manager began, on the nodes ``begun``.
+
+        Where that one ended between two nodes, the others have not begun yet.
+        """
+        async with self._turn:
+            about = {key: begin.get(key) for key in ("code", "grace", "timeout", "began")}
+            for node in begun:
+                await self._read(run, node, 0)
+            if {outcome.node for outcome in run.outcomes.values()} - set(begun):
+                self._keep_task(self._start(run, begin["content"], about))
+            await self._watch(run, float(begin.get("grace") or 0.0), begin.get("timeout"))
+            self._mend(run)
 
     async def _watch(self, run: Run, grace: float, timeout: float | None) -> None:
         """Wait for the end; where a rank fails or time is up, the others are stopped after their grace."""
@@ -130,40 +176,81 @@ class Supervisor:
                 return
         if to_the_end:
             await self.signal(run, signal.SIGKILL)
-        await run.until(lambda: not run.left, _KILL_PATIENCE if to_the_end else None)
+            await run.until(lambda: not run.left, _KILL_PATIENCE)
+            run.lose(run.left, "it was to be stopped, and its node does not answer; `%sky restart` makes it anew")
+        await run.until(lambda: not run.left, None)
 
     async def interrupt(self, run: Run, *, hard: bool) -> None:
         """What the user's interrupt does; `_watch` sees to ranks that do not heed it."""
-        await self.signal(run, signal.SIGKILL if hard else signal.SIGINT)
+        assert self.control is not None
+        if hard:
+            silent = self.control.silent
+            far = [rank for rank in run.left if None in silent or run.outcomes[rank].node in silent]
+            run.lose(far, "its node does not answer, and you gave it up; `%sky restart` makes it anew")
         run.changed.set()
+        await self.signal(run, signal.SIGKILL if hard else signal.SIGINT)
 
     async def abort(self, run: Run) -> None:
         """Break the collectives that a run's ranks are blocked in."""
-        assert self.control is not None
         run.aborted.update(run.left)
-        with contextlib.suppress(NodeLost, OSError):
-            await self.control.ask("abort", ranks=run.left)
+        await self._reach(run, "abort", ranks=run.left)
 
     async def signal(self, run: Run, number: int) -> None:
         """Signal the kernels that still work on a run."""
+        await self._reach(run, "signal", number=int(number), ranks=run.left, run=run.id)
+
+    async def _reach(self, run: Run, call: str, /, **arguments: Any) -> None:
+        """Ask those nodes of a run for something that answer at once."""
         assert self.control is not None
-        with contextlib.suppress(NodeLost, OSError):
-            nodes = {run.outcomes[rank].node for rank in run.left} & set(self.control.addresses)
-            await self.control.ask("signal", sorted(nodes), number=int(number), ranks=run.left, run=run.id)
+        nodes = {run.outcomes[rank].node for rank in run.left} & set(self.control.addresses)
+        nodes = set() if None in self.control.silent else nodes - self.control.silent
+        with contextlib.suppress(NodeLost, OSError, asyncio.TimeoutError):
+            await asyncio.wait_for(self.control.ask(call, sorted(nodes), **arguments), _REACH_PATIENCE)
 
     async def submit(self, run: Run, content: dict[str, Any], rank: int | None) -> None:
         """A function call's life on the loop: a Dask task that waits in an agent for a rank."""
-        from ..node.agent import call
-
         assert self.control is not None
-        assert self.control.client is not None
         await self.settle()
         node = None if rank is None else rank // self.spec.ranks_per_node
-        where = {} if node is None else {"workers": [self.control.addresses[node]], "allow_other_workers": False}
-        answer = await self.control.client.submit(call, run.id, content, rank, key=f"sky-{run.id}", pure=False, **where)
+        answer = await self._call(run, content, rank, node)
+        while answer is None:
+            # A scheduler that is started anew knows nothing of the call; the agent that has it does.
+            await self.control.up.wait()
+            there = [node for node, runs in (await self.control.ask("runs", runs=[run.id])).items() if runs]
+            answer = await self._call(run, content, rank, there[0] if there else node)
         run.place(answer["rank"], answer["node"])
         await self._read(run, answer["node"], run.next(answer["node"]))
         self._mend(run)
+
+    async def _call(
+        self, run: Run, content: dict[str, Any], rank: int | None, node: int | None
+    ) -> dict[str, Any] | None:
+        """Submit a call and wait for it; None where the connection broke meanwhile, and it is to be asked anew."""
+        from ..node.member import call
+
+        assert self.control is not None
+        client = self.control.client
+        if client is None or (node is not None and node not in self.control.addresses):
+            await asyncio.sleep(_PAUSE)
+            return None
+        where = {} if node is None else {"workers": [self.control.addresses[node]], "allow_other_workers": False}
+        task = client.submit(call, run.id, content, rank, key=f"sky-{run.id}", pure=False, **where)
+        result, over = asyncio.ensure_future(task.result()), asyncio.ensure_future(run.until(run.over.is_set, None))
+        while not result.done() and not over.done() and self.control.client is client:
+            await asyncio.wait([result, over], timeout=_LOOK, return_when=asyncio.FIRST_COMPLETED)
+        over.cancel()
+        if run.over.is_set():
+            # Its end has come already, or it was given up with its node.
+            (outcome,) = run.outcomes.values()
+            result.cancel()
+            return {"rank": outcome.rank, "node": outcome.node}
+        if result.done():
+            # Cancelled by nobody: the scheduler that knew of it has ended.
+            with contextlib.suppress(asyncio.CancelledError, CancelledError):
+                return dict(result.result())
+        result.cancel()
+        await asyncio.sleep(_PAUSE)
+        return None
 
     @property
     def mending(self) -> bool:
@@ -197,15 +284,23 @@ class Supervisor:
         return f", but these take part no more: {gone}" if gone else ""
 
     def _mend_with(self, work: Awaitable[None]) -> None:
+        before = self._repair
+
         async def mend() -> None:
             try:
+                if before is not None:
+                    await asyncio.wait([before])
                 await work
+            except NodeLost:
+                # What is run next says which; a node that comes back is mended then.
+                pass
             except Exception as error:
                 self.on_broken(f"the kernels could not be replaced: {error}")
             finally:
-                self._repair = None
+                if self._repair is task:
+                    self._repair = None
 
-        self._repair = self._keep_task(mend())
+        task = self._repair = self._keep_task(mend())
 
     async def _resume(self) -> None:
         """After a failure: see whether the ranks are still in step, and set up anew where not.
@@ -231,11 +326,74 @@ class Supervisor:
         self.restarted.update(ranks)
         await self.renew(ranks)
 
+    # -- what the control plane tells --------------------------------------------------------------
+
     def on_batch(self, batch: dict[str, Any]) -> None:
         """Events of a run that an agent forwards."""
         run = self.runs.get(batch["run"])
         if run is not None:
             self._take(run, batch["node"], batch["first"], batch["count"], batch["data"])
+
+    def on_lost(self, node: int, why: str) -> None:
+        """A node is given up: so are its ranks in what they work on. It is mended when it is back."""
+        for run in list(self.runs.values()):
+            ranks = [rank for rank in run.left if run.outcomes[rank].node == node]
+            run.lose(ranks, f"node {node} is lost: {why}")
+        self._returned[node] = asyncio.Event()
+        self._mend_with(self._take_back(node, why))
+
+    def on_back(self, node: int, *, kept: bool) -> None:
+        """A node is there again: with its kernels, or with new ones."""
+        if kept:
+            self._keep_task(self._catch_up(node))
+        elif node in self._returned:
+            self._returned.pop(node).set()
+        else:
+            self._mend_with(self._replace(node, "it is back"))
+
+    def on_silent(self, node: int | None, *, silent: bool) -> None:
+        """A node, or the whole pool, does not answer, or does again: those who watch a run are told."""
+        who = "the pool" if node is None else f"node {node}"
+        text = f"{who} does not answer; trying again, and what runs there goes on" if silent else f"{who} answers again"
+        self._tell(text)
+
+    def on_replaced(self) -> None:
+        """Another manager has taken the pool over."""
+        self.on_taken()
+        self.lose_all("another notebook has taken the pool over, and sees to this run now")
+
+    def _tell(self, text: str) -> None:
+        on = [run for run in self.runs.values() if run.left]
+        for run in on:
+            run.listener(NoticeEvent(text, run.id))
+        if not on:
+            self.news.append(text)
+
+    async def _take_back(self, node: int, why: str) -> None:
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(self._returned[node].wait(), _RETURN_PATIENCE)
+            await self._replace(node, why)
+        self._returned.pop(node, None)
+
+    async def _replace(self, node: int, why: str) -> None:
+        """New kernels for a node that is back, and for all others that cannot go on without the old ones."""
+        per_node = self.spec.ranks_per_node
+        lost = list(range(node * per_node, (node + 1) * per_node))
+        ranks = list(range(self.spec.world_size)) if self.together else lost
+        self.restarted.update(ranks)
+        self._tell(f"node {node}: {why}; new kernels are made for {rank_label(ranks)}")
+        await self.renew(ranks)
+
+    async def _catch_up(self, node: int) -> None:
+        """Take in what a node could not send while it was cut off; stop what was given up meanwhile."""
+        assert self.control is not None
+        with contextlib.suppress(NodeLost, OSError):
+            there = (await self.control.ask("runs", [node]))[node]
+            for run in list(self.runs.values()):
+                if run.id in there and run.concerns(node):
+                    await self._read(run, node, run.next(node))
+            for key in [key for key, facts in there.items() if not facts["over"] and key in self.given_up]:
+                await self.control.ask("signal", [node], number=int(signal.SIGINT), run=key)
 
     def _take(self, run: Run, node: int, first: int, count: int, data: bytes) -> None:
         missing = run.take(node, first, count, data)
@@ -251,13 +409,6 @@ class Supervisor:
                 return
             run.take(node, start, answer["next"] - start, answer["data"])
             start = answer["next"]
-
-    def on_lost(self, node: int) -> None:
-        """An agent is gone: its ranks are given up in the run that they work on."""
-        for run in self.runs.values():
-            ranks = [rank for rank in run.left if run.outcomes[rank].node == node]
-            if ranks:
-                run.lose(ranks, f"node {node} does not answer; `%sky restart` makes it anew")
 
     def lose_all(self, text: str) -> None:
         """Nobody can be reached any more: give up what runs."""

@@ -305,7 +305,7 @@ def test_the_journal_holds_every_event_in_order(pool: Pool) -> None:
     answer = loop().call(pool.control.ask("read", [1], run=current.id, start=0))[1]
     events = lines_of(answer["data"])
     assert [event["seq"] for event in events] == list(range(len(events)))
-    assert [event["kind"] for event in events] == ["stream", "result", "end"]
+    assert [event["kind"] for event in events] == ["begin", "stream", "result", "end"]
     assert answer["over"]
 
 

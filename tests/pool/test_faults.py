@@ -16,9 +16,10 @@ from typing import Any
 import psutil
 import pytest
 
+import sky_jupyter as sky
 from sky_jupyter.errors import BootstrapError, PoolError, RankDied
 from sky_jupyter.plugins import Plugin
-from sky_jupyter.pool.events import OutputEvent
+from sky_jupyter.pool.events import NoticeEvent, OutputEvent
 from sky_jupyter.pool.manager import Pool
 from sky_jupyter.pool.results import CellError
 from sky_jupyter.providers import Local
@@ -100,8 +101,10 @@ def test_the_last_words_of_a_crashed_kernel_are_shown() -> None:
         assert "Segmentation fault" in str(caught.value.errors[0])
 
 
-def test_a_lost_agent_fails_the_run_on_its_ranks_and_a_restart_makes_it_anew() -> None:
+def test_a_killed_agent_fails_the_run_on_its_ranks_and_is_made_anew_by_itself() -> None:
     with local_pool() as pool:
+        run(pool, "name = 'kept'")
+        before = run(pool, "import os; os.getpid()").values
         current = begin(pool, "import time; time.sleep(60)", grace=0.2)
         time.sleep(0.3)
         named_children(pool)["agent 1"].kill()
@@ -109,22 +112,97 @@ def test_a_lost_agent_fails_the_run_on_its_ranks_and_a_restart_makes_it_anew() -
         with pytest.raises(CellError) as caught:
             pool.attend(current)
         assert time.monotonic() - began < 5
-        assert "node 1" in str(caught.value.errors[1])
-        pool.restart()
-        assert run(pool, "40 + 2").values == [42, 42]
+        assert "node 1 is lost: its agent ended (killed by SIGKILL (9))" in str(caught.value.errors[1])
+        after = run(pool, "import os; os.getpid()").values
+        assert after[0] == before[0]
+        assert after[1] != before[1]
+        assert run(pool, "name", ranks=[0]).values == ["kept"]
+        assert pool.take_restarted() == {1}
+        assert eventually(lambda: not psutil.pid_exists(before[1]))
+        assert pool.runs()[current.id]["over"]
 
 
-def test_a_lost_scheduler_fails_the_run_and_a_restart_makes_the_pool_anew() -> None:
+def scheduler_of(pool: Pool) -> psutil.Process:
+    """The process that listens at the scheduler's port."""
+    port = int(pool.scheduler_address.rpartition(":")[2])
+    host = psutil.Process(pool.hosts[0].command.identity[0])
+    (found,) = [
+        p for p in host.children() if port in [c.laddr.port for c in p.net_connections() if c.status == "LISTEN"]
+    ]
+    return found
+
+
+PRINTING = "import time\nfor i in range({count}):\n    print(i); time.sleep(0.1)\n'done'"
+
+
+def test_a_killed_scheduler_costs_nothing() -> None:
     with local_pool() as pool:
-        current = begin(pool, "import time; time.sleep(60)")
-        time.sleep(0.3)
-        named_children(pool)["scheduler"].kill()
-        began = time.monotonic()
-        with pytest.raises(CellError):
+        pids = run(pool, "import os; os.getpid()").values
+        current = begin(pool, PRINTING.format(count=20))
+        time.sleep(0.5)
+        scheduler_of(pool).kill()
+        result = pool.attend(current)
+        assert result.values == ["done", "done"]
+        assert [result.stdout(rank).split() for rank in (0, 1)] == [[str(i) for i in range(20)]] * 2
+        scheduler_of(pool).kill()
+        assert run(pool, "os.getpid()").values == pids
+        assert pool.take_restarted() == set()
+
+
+def test_a_function_call_outlives_the_scheduler_and_runs_once(tmp_path: Path) -> None:
+    marks = tmp_path / "marks"
+
+    def slow() -> str:
+        with marks.open("a") as file:
+            file.write("x")
+        time.sleep(2)
+        return "done"
+
+    with sky.Compute(nodes=2, name="calls") as compute:
+        assert compute.pool is not None
+        killer = threading.Timer(0.7, scheduler_of(compute.pool).kill)
+        killer.start()
+        assert sky.function(slow)() >> compute == "done"
+        killer.join()
+        assert marks.read_text() == "x"
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("who", ["agent", "scheduler"])
+def test_who_stands_still_is_named_and_what_ran_meanwhile_is_all_there(who: str) -> None:
+    with local_pool() as pool:
+        notices: list[str] = []
+        current = begin(
+            pool,
+            PRINTING.format(count=90),
+            listener=lambda e: notices.append(e.text) if isinstance(e, NoticeEvent) else None,
+        )
+        process = psutil.Process(pool.status()[1]["pid"]) if who == "agent" else scheduler_of(pool)
+        process.suspend()
+        try:
+            name = "node 1" if who == "agent" else "the pool"
+            assert eventually(lambda: any(f"{name} does not answer" in text for text in notices), 8)
+        finally:
+            process.resume()
+        result = pool.attend(current)
+        assert notices[-1] == f"{name} answers again"
+        assert result.values == ["done", "done"]
+        assert [result.stdout(rank).split() for rank in (0, 1)] == [[str(i) for i in range(90)]] * 2
+        assert pool.take_restarted() == set()
+
+
+@pytest.mark.slow
+def test_a_node_that_stands_still_can_be_given_up_and_a_restart_makes_the_pool_anew() -> None:
+    with local_pool() as pool:
+        agent = psutil.Process(pool.status()[1]["pid"])
+        agent.suspend()
+        current = begin(pool, "import time; time.sleep(600)")
+        assert eventually(lambda: 1 in pool.control.silent, 8)  # type: ignore[union-attr]
+        pool.interrupt(current)
+        pool.interrupt(current, hard=True)
+        with pytest.raises(CellError) as caught:
             pool.attend(current)
-        assert time.monotonic() - began < 5
-        with pytest.raises(PoolError, match=r"broken.*SIGKILL.*%sky restart"):
-            run(pool, "1")
+        assert "you gave it up" in str(caught.value.errors[1])
         pool.restart()
         assert run(pool, "40 + 2").values == [42, 42]
 

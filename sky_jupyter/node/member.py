@@ -1,0 +1,144 @@
+"""An agent's place in the control plane: a Dask worker that hands on what is asked.
+
+A Dask worker closes for good when the scheduler's connection breaks. The agent's process outlives
+it, and takes its place anew, with the same kernels, journals and number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import os
+import signal
+import sys
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dask.config
+from distributed import Worker
+from distributed.worker import get_worker
+
+from . import scheduler as control
+from .agent import CALLS, Agent
+from .config import HostConfig
+
+TOPIC = "sky"
+_PAUSE = 0.1
+
+
+class Member(control.WithoutHttp, Worker):
+    """Made by `serve`, anew after each break; holds nothing but the agent.
+
+    Parameters
+    ----------
+    scheduler : str
+        The scheduler's address.
+    agent : Agent
+        Who answers the calls.
+    """
+
+    def __init__(self, scheduler: str, agent: Agent) -> None:
+        self.agent = agent
+        config = agent.config
+        super().__init__(
+            scheduler,
+            name=f"node-{agent.node}",
+            nthreads=config.ranks_per_node,
+            host=config.addresses[agent.node],
+            security=control.security(agent.pool_folder),
+            dashboard=False,
+            memory_limit=0,
+            local_directory=str(agent.folder / "dask"),
+        )
+        for name in CALLS:
+            self.handlers[f"sky_{name}"] = self.obeying(getattr(agent, f"sky_{name}"))
+
+    def obeying(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """A call that first looks at which manager it is from."""
+
+        async def hand_on(manager: int = 0, **arguments: Any) -> Any:
+            self.agent.obey(manager)
+            return await call(**arguments)
+
+        return hand_on
+
+    def forward(self, message: dict[str, Any]) -> None:
+        """Send a batch of a run's events to whoever has subscribed."""
+        self.batched_send({"op": "log-event", "topic": TOPIC, "msg": message})
+
+
+async def call(run: str, content: dict[str, Any], rank: int | None = None) -> dict[str, Any]:
+    """A function call as a Dask task: opaque bytes for a rank's kernel, waited for.
+
+    What it prints and returns is in the run's journal.
+    """
+    member = get_worker()
+    assert isinstance(member, Member)
+    return await member.agent.call(run, content, rank)
+
+
+def serve(
+    folder: Path,
+    config: HostConfig,
+    node: int,
+    scheduler: str,
+    accelerators: tuple[int, str | None],
+    lease: int,
+) -> None:
+    """Be the agent of a node until the process is asked to end.
+
+    Parameters
+    ----------
+    lease : int
+        The file descriptor that a byte is written to when the lease is to be renewed.
+    """
+    dask.config.set(control.DASK_SETTINGS)
+    asyncio.run(_serve(Agent(folder, config, node, accelerators), scheduler, lease))
+
+
+async def _serve(agent: Agent, scheduler: str, lease: int) -> None:
+    stop = asyncio.Event()
+    asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
+    starting = asyncio.create_task(agent.start_ranks())
+    # A call may come as soon as the scheduler knows this node.
+    agent.starting = dict.fromkeys(agent.ranks, starting)
+    agent.background(agent.renew_lease(functools.partial(_renew, lease), agent.config.lease_interval))
+    connected = asyncio.create_task(_stay_connected(agent, scheduler))
+    try:
+        await asyncio.wait([asyncio.ensure_future(stop.wait()), connected], return_when=asyncio.FIRST_COMPLETED)
+        if connected.done():
+            connected.result()
+    except Exception:
+        # Dask's own tasks would be waited for; an agent that cannot start has nothing to save.
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)
+    finally:
+        agent.apps.close()
+
+
+async def _stay_connected(agent: Agent, scheduler: str) -> None:
+    """Take the agent's place, and take it again whenever it is lost."""
+    been_there = False
+    while True:
+        try:
+            async with Member(scheduler, agent) as member:
+                been_there = True
+                agent.send = member.forward
+                await member.finished()
+        except Exception:
+            if not been_there:
+                raise
+            # The scheduler may not have noticed yet that this node's old connection is gone.
+            traceback.print_exc()
+        finally:
+            agent.send = None
+        await asyncio.sleep(_PAUSE)
+
+
+def _renew(lease: int) -> None:
+    with contextlib.suppress(OSError):
+        os.write(lease, b"r")
