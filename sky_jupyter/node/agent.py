@@ -278,6 +278,8 @@ class Agent:
                 self.ranks[rank].note(event["text"])
             return
         record.add(rank, event)
+        if record.over.is_set():
+            self.note_running()
         if not record.replied:
             return
         if record.over.is_set():
@@ -331,9 +333,17 @@ class Agent:
         begin = {"kind": "begin", "ranks": ranks, "mine": mine, "content": content, **(about or {})}
         record = self.runs[run] = Run(run, mine, self.journal(run), begin=begin, limit=self.config.journal)
         self.forget_oldest()
+        self.note_running()
         for rank in chosen:
             self.background(rank.request(run, content))
         return record
+
+    def note_running(self) -> None:
+        """Leave in the node's folder which runs are on, for those who look without connecting."""
+        if self.config.idle_timeout is not None:
+            running = [key for key, record in self.runs.items() if not record.over.is_set()]
+            with contextlib.suppress(OSError):
+                (self.folder / "running").write_text(" ".join(running))
 
     def journal(self, run: str) -> Path:
         """Where a run's journal lies."""

@@ -114,7 +114,7 @@ class Control:
 
         await self._hang_up()
         with dask.config.set({"distributed.comm.timeouts.connect": f"{timeout}s", **scheduler.DASK_SETTINGS}), _quiet():
-            self.client = await Client(
+            client = Client(
                 self._address,
                 security=scheduler.security(self._folder),
                 asynchronous=True,
@@ -122,6 +122,12 @@ class Control:
                 name="sky",
                 timeout=timeout,
             )
+            try:
+                self.client = await client
+            except BaseException:
+                with contextlib.suppress(Exception):
+                    await client.close(timeout=1)
+                raise
         self._comm = self.client.scheduler_comm.comm
         self.client.subscribe_topic("sky", lambda event: self.watcher.on_batch(event[1]))
         self.client.subscribe_topic("all", self._on_member)

@@ -6,6 +6,7 @@ guard themselves.
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -44,3 +45,27 @@ Listener = Callable[[Event], None]
 
 def ignore(event: Event) -> None:
     """The listener of those who do not listen."""
+
+
+class Tape:
+    """The listener of a run that nobody watches yet: it keeps what it hears, and plays it to who comes."""
+
+    def __init__(self) -> None:
+        self._kept: list[Event] = []
+        self._to: Listener | None = None
+        self._lock = threading.Lock()
+
+    def __call__(self, event: Event) -> None:
+        """Take an event in, or hand it on."""
+        with self._lock:
+            if self._to is None:
+                self._kept.append(event)
+            else:
+                self._to(event)
+
+    def play(self, listener: Listener) -> None:
+        """Tell a listener all that was kept, and from now on each event as it comes."""
+        with self._lock:
+            for event in self._kept:
+                listener(event)
+            self._kept, self._to = [], listener

@@ -36,6 +36,7 @@ from .supervisor import Supervisor
 AGENT_TIMEOUT = 60.0
 _AGAIN_PATIENCE = 20.0
 _JOIN_TIMEOUT = 10.0
+_READ_TIMEOUT = 60.0
 DEFAULT_GRACE = 5.0
 _SPARE_ROOM = 64 << 20
 
@@ -66,6 +67,8 @@ class Pool:
         self.current: Run | None = None
         self.began = 0.0
         self.listener: Listener = ignore
+        # Runs that nobody waits for yet, by id, oldest first.
+        self.detached: dict[str, Run] = {}
         # Names that the nodes have as modules: nobody misses them for long.
         self.modules: set[str] = set()
         self.scheduler_address = ""
@@ -461,18 +464,34 @@ class Pool:
         PoolError
             When no node knows it.
         """
-        facts = self.runs().get(id)
-        if facts is None or not facts["begin"].get("ranks"):
-            raise PoolError(f"no node of pool {self.spec.name!r} knows run {id}; `%sky runs` lists them")
-        begin, per_node = facts["begin"], self.spec.ranks_per_node
-        run = Run(id, {rank: rank // per_node for rank in begin["ranks"]}, listener)
-        run.code = str(begin.get("code") or "")
+        run, facts = self._known(id, listener)
         # The pool's folders are its only ones: what it was sent lies in one of them.
         run.folder = next((f for host in self.hosts for f in (host.blobs / id, host.folder / id) if f.is_dir()), Path())
         self.current = run
         self.supervisor.add(run)
-        run.task = loop().submit(self.supervisor.adopt(run, begin, facts["nodes"]))
+        run.task = loop().submit(self.supervisor.adopt(run, facts["begin"], facts["nodes"]))
         return run
+
+    def _known(self, id: str, listener: Listener) -> tuple[Run, dict[str, Any]]:
+        facts = self.runs().get(id)
+        if facts is None or not facts["begin"].get("ranks"):
+            raise PoolError(f"no node of pool {self.spec.name!r} knows run {id}; `%sky runs` lists them")
+        per_node = self.spec.ranks_per_node
+        run = Run(id, {rank: rank // per_node for rank in facts["begin"]["ranks"]}, listener)
+        run.code = str(facts["begin"].get("code") or "")
+        return run, facts
+
+    def log(self, id: str) -> CellResult:
+        """What a run has printed and returned so far, as the nodes' journals have it.
+
+        Raises
+        ------
+        PoolError
+            When no node knows the run.
+        """
+        run, _ = self._known(id, ignore)
+        loop().call(self.supervisor.read_all(run), timeout=_READ_TIMEOUT)
+        return CellResult(list(run.outcomes.values()), run.elapsed, functools.partial(self.fetch, id), id)
 
     def check_ranks(self, ranks: Sequence[int] | None) -> list[int]:
         """The ranks, all where none are given; one that the pool does not have raises SpecError."""

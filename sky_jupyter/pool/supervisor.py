@@ -252,6 +252,12 @@ class Supervisor:
         await asyncio.sleep(_PAUSE)
         return None
 
+    async def read_all(self, run: Run) -> None:
+        """Take in all that the nodes' journals have of a run."""
+        for node in sorted({outcome.node for outcome in run.outcomes.values()}):
+            with contextlib.suppress(LookupError):
+                await self._read(run, node, 0)
+
     @property
     def mending(self) -> bool:
         """Whether what earlier runs broke is still being mended."""

@@ -1,0 +1,115 @@
+"""The manager's connection is cut, in two ways and for a while: what ran goes on, and all of it is told."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from sky_jupyter.pool.events import NoticeEvent
+from sky_jupyter.pool.manager import Pool
+from sky_jupyter.pool.results import CellError
+from sky_jupyter.spec import PoolSpec
+from tests.pool.pools import begin, run
+from tests.pool.relay import Far, Relay, relay
+from tests.pool.test_faults import eventually
+
+pytestmark = pytest.mark.slow
+
+LINES = """
+import time, os
+for number in range({count}):
+    print(number)
+    time.sleep(0.05)
+os.getpid()
+"""
+
+
+@pytest.fixture
+def far(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pool, Relay]]:
+    """A pool of two nodes that the manager reaches through a relay."""
+    with relay(monkeypatch) as made:
+        pool = Pool(PoolSpec(provider=Far(), nodes=2))
+        pool.start()
+        try:
+            yield pool, made
+        finally:
+            pool.down()
+
+
+@pytest.mark.parametrize(
+    ("seconds", "how"),
+    [
+        (1, "frozen"),
+        (1, "reset"),
+        (30, "frozen"),
+        (30, "reset"),
+        pytest.param(300, "frozen", marks=pytest.mark.long),
+        pytest.param(300, "reset", marks=pytest.mark.long),
+    ],
+)
+@pytest.mark.timeout(500)
+def test_a_run_goes_on_while_the_connection_is_cut_and_nothing_is_missing(
+    far: tuple[Pool, Relay], seconds: int, how: str
+) -> None:
+    pool, relay = far
+    pids = run(pool, "import os; os.getpid()").values
+    notices: list[str] = []
+
+    def listen(event: Any) -> None:
+        if isinstance(event, NoticeEvent):
+            notices.append(event.text)
+
+    # The run ends while the connection is cut, unless that is short.
+    count = 40 if seconds == 1 else 200
+    current = begin(pool, LINES.format(count=count), listener=listen)
+    time.sleep(0.5)
+    (relay.freeze if how == "frozen" else relay.cut)()
+    time.sleep(seconds)
+    (relay.thaw if how == "frozen" else relay.restore)()
+    back = time.monotonic()
+    result = pool.attend(current)
+    took = time.monotonic() - back
+    assert result.values == pids
+    assert [result.stdout(rank).split() for rank in (0, 1)] == [[str(number) for number in range(count)]] * 2
+    assert run(pool, "os.getpid()").values == pids
+    assert pool.take_restarted() == set()
+    if seconds > 1:
+        assert took < 10
+        assert notices == [
+            "the pool does not answer; trying again, and what runs there goes on",
+            "the pool answers again",
+        ]
+
+
+def test_a_run_that_is_given_up_while_cut_off_is_stopped_when_the_pool_is_back(far: tuple[Pool, Relay]) -> None:
+    pool, relay = far
+    run(pool, "1")
+    current = begin(pool, "import time\nfor _ in range(6000): time.sleep(0.1)")
+    time.sleep(0.5)
+    relay.cut()
+    assert eventually(lambda: None in pool.control.silent, 15)  # type: ignore[union-attr]
+    pool.interrupt(current)
+    pool.interrupt(current, hard=True)
+    with pytest.raises(CellError):
+        pool.attend(current)
+    relay.restore()
+    assert eventually(lambda: not pool.control.silent, 15)  # type: ignore[union-attr]
+    began = time.monotonic()
+    assert run(pool, "40 + 2").values == [42, 42]
+    assert time.monotonic() - began < 10
+
+
+def test_a_run_begun_while_cut_off_begins_once_when_the_pool_is_back(far: tuple[Pool, Relay]) -> None:
+    pool, relay = far
+    run(pool, "count = 0")
+    relay.cut()
+    time.sleep(0.2)
+    current = begin(pool, "count += 1\ncount")
+    time.sleep(3)
+    assert not current.over.is_set()
+    relay.restore()
+    assert pool.attend(current).values == [1, 1]
+    assert run(pool, "count").values == [1, 1]
