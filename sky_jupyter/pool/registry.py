@@ -11,7 +11,6 @@ import contextlib
 import json
 import os
 import sqlite3
-import stat
 import threading
 import time
 from collections import deque
@@ -23,34 +22,10 @@ from typing import Any
 from ..errors import PoolError
 from . import folders as pool_folders
 from . import identity
-from .rows import MAX_CODE, MAX_RANKS, POOL_COLUMNS, RUN_COLUMNS, BadRow, PoolRow, RunRow, lenient, pool_row, ranges
+from .database import all_or_nothing, connect, inode, why_not
+from .rows import MAX_CODE, MAX_RANKS, POOL_COLUMNS, RUN_COLUMNS, BadRow, PoolRow, RunRow, pool_row, ranges
 from .rows import run_row as read_run
 
-VERSION = 1
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS pools (
-    id TEXT PRIMARY KEY, name TEXT NOT NULL, provider TEXT NOT NULL, nodes INTEGER NOT NULL,
-    state TEXT NOT NULL, folders TEXT NOT NULL, owner INTEGER NOT NULL, owner_started REAL NOT NULL,
-    keep INTEGER NOT NULL, began REAL NOT NULL, ended REAL
-);
-CREATE TABLE IF NOT EXISTS runs (
-    id TEXT PRIMARY KEY, pool TEXT NOT NULL, state TEXT NOT NULL, code TEXT NOT NULL,
-    began REAL NOT NULL, elapsed REAL
-);
-"""
-# What each version added to the one before it; the tables above are version 0.
-_ADDED = {
-    1: (
-        "ALTER TABLE pools ADD COLUMN generation INTEGER NOT NULL DEFAULT 1",
-        "ALTER TABLE pools ADD COLUMN owner_name TEXT NOT NULL DEFAULT ''",
-        "ALTER TABLE pools ADD COLUMN owner_host TEXT NOT NULL DEFAULT ''",
-        "ALTER TABLE pools ADD COLUMN owner_since REAL NOT NULL DEFAULT 0",
-        "ALTER TABLE pools ADD COLUMN machine TEXT NOT NULL DEFAULT ''",
-        "ALTER TABLE pools ADD COLUMN host_pid INTEGER NOT NULL DEFAULT 0",
-        "ALTER TABLE pools ADD COLUMN host_started REAL NOT NULL DEFAULT 0",
-        "ALTER TABLE runs ADD COLUMN ranks TEXT NOT NULL DEFAULT ''",
-    )
-}
 PATIENCE = 10.0
 KEPT_RUNS, KEPT_POOLS = 1000, 200
 _TIDY_EVERY = 500
@@ -92,6 +67,7 @@ class Registry:
         self._connection: sqlite3.Connection | None = None
         self._file = (0, 0)
         self._writer = _writer()
+        self._last: Future[None] | None = None
         self._unwritten: deque[tuple[str, tuple[Any, ...]]] = deque()
         self._ends = 0
         self._warnings: list[str] = []
@@ -110,22 +86,22 @@ class Registry:
         """
         with self._lock:
             try:
-                if self._connection is not None and self._file != _inode(self.path):
+                if self._connection is not None and self._file != inode(self.path):
                     # Somebody moved the file away: what went into it now would be seen by nobody.
                     self._connection.close()
                     self._connection = None
                 if self._connection is None:
-                    self._connection = _connect(self.path, self.patience)
-                    self._file = _inode(self.path)
+                    self._connection = connect(self.path, self.patience)
+                    self._file = inode(self.path)
                 yield self._connection
             except (sqlite3.Error, OSError) as error:
-                raise PoolError(_why_not(self.path, error)) from error
+                raise PoolError(why_not(self.path, error)) from error
 
     @contextlib.contextmanager
     def _transaction(self) -> Iterator[sqlite3.Connection]:
         """All that is written inside, or nothing of it; nobody else writes meanwhile."""
         with self._open() as connection:
-            with _all_or_nothing(connection):
+            with all_or_nothing(connection):
                 yield connection
 
     def close(self) -> None:
@@ -170,7 +146,7 @@ class Registry:
             # Not even a loss of power may make a machine unknown.
             connection.execute("PRAGMA synchronous=FULL")
             try:
-                with _all_or_nothing(connection):
+                with all_or_nothing(connection):
                     if keep:
                         self._refuse_namesake(connection, name)
                     connection.execute(
@@ -351,21 +327,16 @@ class Registry:
 
     def flush(self) -> None:
         """Wait until what was told of runs is in the file, or could not be written."""
-        self._soon().result()
+        if self._last is not None:
+            self._last.result()
 
     def _write_later(self, statement: str, values: tuple[Any, ...]) -> None:
         self._unwritten.append((statement, values))
-        self._soon()
-
-    def _soon(self) -> Future[None]:
         try:
-            return self._writer.submit(self._write)
+            self._last = self._writer.submit(self._write)
         except RuntimeError:
             # The interpreter is ending, and starts no more threads.
             self._write()
-            done: Future[None] = Future()
-            done.set_result(None)
-            return done
 
     def _write(self) -> None:
         """Write all that has come up: a disk that is slow is asked for less often."""
@@ -480,121 +451,6 @@ def _forgetting(runs: int, pools: int) -> list[tuple[str, int]]:
         (f"DELETE FROM runs WHERE {runs_gone} ORDER BY rowid DESC LIMIT ?)", runs),
         (f"DELETE FROM pools WHERE {pools_gone} ORDER BY rowid DESC LIMIT ?)", pools),
     ]
-
-
-# -- opening ---------------------------------------------------------------------------------------
-
-
-def _connect(path: Path, patience: float) -> sqlite3.Connection:
-    """Open the file, made where it is not there, with the tables of this version."""
-    _make(path)
-    deadline = time.monotonic() + patience
-    while True:
-        connection = sqlite3.connect(path, timeout=patience, isolation_level=None, check_same_thread=False)
-        try:
-            lenient(connection)
-            _migrate(connection, path)
-            connection.execute("PRAGMA journal_mode=WAL")
-            connection.execute("PRAGMA synchronous=NORMAL")
-            connection.execute("PRAGMA journal_size_limit=4194304")
-            return connection
-        except sqlite3.OperationalError as error:
-            connection.close()
-            # To change the mode at the same time as another fails at once, whatever the patience.
-            if "locked" not in str(error) or time.monotonic() > deadline:
-                raise
-            time.sleep(0.02)
-        except BaseException:
-            connection.close()
-            raise
-
-
-def _make(path: Path) -> None:
-    """See that the file is there and is its user's alone."""
-    path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-    if path.parent.name == "sky_jupyter":
-        with contextlib.suppress(OSError):
-            path.parent.chmod(0o700)
-    file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NONBLOCK | os.O_CLOEXEC, 0o600)
-    try:
-        facts = os.fstat(file)
-        if not stat.S_ISREG(facts.st_mode):
-            raise OSError("it is no file")
-        if facts.st_uid == os.geteuid() and stat.S_IMODE(facts.st_mode) != 0o600:
-            os.fchmod(file, 0o600)
-    finally:
-        os.close(file)
-
-
-def _migrate(connection: sqlite3.Connection, path: Path) -> None:
-    """Bring the tables to this version.
-
-    Raises
-    ------
-    PoolError
-        When the file is from a later version, or another program's.
-    """
-    if _standing(connection, path) == VERSION:
-        return
-    with _all_or_nothing(connection):
-        # Another process may have been faster.
-        version = _standing(connection, path)
-        if version is None:
-            for statement in _SCHEMA.split(";"):
-                connection.execute(statement)
-        for number in range((version or 0) + 1, VERSION + 1):
-            for statement in _ADDED[number]:
-                connection.execute(statement)
-        connection.execute(f"PRAGMA user_version={VERSION}")
-
-
-def _standing(connection: sqlite3.Connection, path: Path) -> int | None:
-    """The version of the tables that are there; None where there are none."""
-    version = int(connection.execute("PRAGMA user_version").fetchone()[0])
-    if not 0 <= version <= VERSION:
-        raise PoolError(
-            f"the registry {path} is from a later version of sky_jupyter ({version}; this one knows {VERSION}); "
-            "update sky_jupyter, or set SKY_REGISTRY to another file"
-        )
-    tables = {name for (name,) in connection.execute("SELECT name FROM sqlite_master WHERE type = 'table'")}
-    if (tables or version) and not {"pools", "runs"} <= tables:
-        raise PoolError(f"{path} is another program's database; set SKY_REGISTRY to a file for the registry alone")
-    return version if tables else None
-
-
-@contextlib.contextmanager
-def _all_or_nothing(connection: sqlite3.Connection) -> Iterator[None]:
-    try:
-        connection.execute("BEGIN IMMEDIATE")
-        yield
-        connection.execute("COMMIT")
-    except BaseException:
-        if connection.in_transaction:
-            with contextlib.suppress(sqlite3.Error):
-                connection.execute("ROLLBACK")
-        raise
-
-
-def _inode(path: Path) -> tuple[int, int]:
-    try:
-        facts = path.stat()
-    except FileNotFoundError:
-        return 0, 0
-    return facts.st_dev, facts.st_ino
-
-
-def _why_not(path: Path, error: Exception) -> str:
-    """What stands in the way, and what to do about it."""
-    text = (error.strerror if isinstance(error, OSError) else "") or str(error)
-    if "locked" in text:
-        todo = "another process writes into it, try again"
-    elif "full" in text or "No space" in text:
-        todo = "make room on its disk"
-    elif "not a database" in text or "malformed" in text:
-        todo = "move it away if it is not needed, and a new one is made; or set SKY_REGISTRY to another file"
-    else:
-        todo = "see that it can be read and written, or set SKY_REGISTRY to another file"
-    return f"the registry {path} cannot be used: {text}; {todo}"
 
 
 __all__ = ["PoolRow", "Registry", "RunRow", "default_path", "sweep"]

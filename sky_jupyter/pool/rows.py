@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import re
-import sqlite3
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -261,8 +260,3 @@ def _parsed(columns: _Columns, values: Sequence[Any]) -> dict[str, Any]:
         except ValueError:
             raise BadRow(name) from None
     return found
-
-
-def lenient(connection: sqlite3.Connection) -> None:
-    """Have a connection give text that is not UTF-8 as text all the same: one such row must not hide the others."""
-    connection.text_factory = lambda data: data.decode("utf-8", "replace")

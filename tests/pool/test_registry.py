@@ -28,7 +28,8 @@ from hypothesis import strategies as st
 from sky_jupyter.errors import PoolError
 from sky_jupyter.pool import folders, identity
 from sky_jupyter.pool import registry as registry_module
-from sky_jupyter.pool.registry import VERSION, Registry, sweep
+from sky_jupyter.pool.database import VERSION
+from sky_jupyter.pool.registry import Registry, sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 60.0
@@ -313,6 +314,21 @@ registry.intend(sys.argv[1], "x", "local", 1, False)
     together(processes)
     assert [process.wait(PATIENCE) for process in processes] == [0] * 8
     assert {id for (id,) in ask(path, "SELECT id FROM pools")} == {f"p{number}" for number in range(8)}
+
+
+def test_a_second_connection_of_a_process_leaves_the_first_ones_locks(
+    registry: Registry, start: Callable[..., subprocess.Popen[str]]
+) -> None:
+    registry.intend("p1", "x", "local", 1, False)
+    second = Registry(registry.path)
+    assert second.pools()
+    other = start("from sky_jupyter.pool.registry import Registry; r = Registry(); r.pools(); r.close()")
+    assert other.wait(PATIENCE) == 0
+    # Who closes the file last takes these away; that is still to come.
+    assert registry.path.with_name("registry.sqlite-wal").exists()
+    registry.intend("p2", "x", "local", 1, False)
+    assert [row.id for row in Registry(registry.path).pools()] == ["p1", "p2"]
+    second.close()
 
 
 def together(processes: list[subprocess.Popen[str]], word: str = "") -> None:
@@ -840,7 +856,7 @@ def pipe(path: Path) -> None:
         (damaged, "cannot be used: .*move it away"),
         (foreign, "is another program's database; set SKY_REGISTRY"),
         (without_tables, "is another program's database; set SKY_REGISTRY"),
-        (folder, "cannot be used: Is a directory"),
+        (folder, "cannot be used: it is no file"),
         (pipe, "cannot be used: it is no file"),
     ],
 )
