@@ -28,7 +28,7 @@ from .pool.manager import Pool
 from .pool.registry import Registry
 from .pool.results import exception_of
 from .providers import Local
-from .spec import Accelerator, Image, PoolSpec
+from .spec import DEFAULT_JOURNAL, Accelerator, Image, PoolSpec, seconds, size
 
 T = TypeVar("T")
 
@@ -159,6 +159,13 @@ class Compute:
         Packages and variables that the nodes need besides what the plugins add.
     name : str
         What the pool is called; ``%%sky --name`` finds it by this name.
+    keep : bool
+        Whether it lives on when this process ends before the block does; ``%sky attach`` finds it again.
+    idle_timeout : float or str, optional
+        How long a kept pool that nobody uses lives, in seconds or such as ``"30m"``; twelve hours
+        unless given.
+    journal : int or str
+        How much of each run's output a node keeps, in bytes or such as ``"64MB"``.
 
     Raises
     ------
@@ -175,6 +182,9 @@ class Compute:
         plugins: Iterable[Plugin | str] = (),
         image: Image | None = None,
         name: str = "compute",
+        keep: bool = False,
+        idle_timeout: float | str | None = None,
+        journal: int | str = DEFAULT_JOURNAL,
     ) -> None:
         self.spec = PoolSpec(
             provider=Local() if provider is None else provider,
@@ -184,6 +194,9 @@ class Compute:
             image=image or Image(),
             plugins=parse_plugins(plugins),
             name=name,
+            keep=keep,
+            idle_timeout=seconds(idle_timeout) if isinstance(idle_timeout, str) else idle_timeout,
+            journal=size(journal) if isinstance(journal, str) else journal,
         )
         self.pool: Pool | None = None
 

@@ -20,8 +20,15 @@ _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _ACCELERATOR = re.compile(r"(?P<kind>[A-Za-z][A-Za-z0-9-]*)(?::(?P<count>[0-9]+))?\Z")
 _PYTHON = re.compile(r"3\.(?P<minor>[0-9]+)(\.[0-9]+)?\Z")
+_SECONDS = re.compile(r"(?P<number>[0-9]{1,15}(\.[0-9]{1,9})?)\s*(?P<unit>[smhd]?)\Z")
+_SIZE = re.compile(r"(?P<number>[0-9]{1,15}(\.[0-9]{1,9})?)\s*(?P<unit>[kmgt]?)(i?b)?\Z")
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 MAX_NODES = 4096
 MAX_RANKS_PER_NODE = 256
+MAX_IDLE_TIMEOUT = 10 * 366 * 86_400.0
+DEFAULT_IDLE_TIMEOUT = 12 * 3600.0
+MIN_JOURNAL, MAX_JOURNAL = 1 << 20, 1 << 40
+DEFAULT_JOURNAL = 256 << 20
 
 
 @dataclass(frozen=True)
@@ -109,6 +116,34 @@ class Accelerator:
         return self.kind if self.count == 1 else f"{self.kind}:{self.count}"
 
 
+def seconds(text: str) -> float:
+    """Read a length of time such as ``"90"``, ``"90s"``, ``"30m"``, ``"12h"`` or ``"2d"``.
+
+    Raises
+    ------
+    SpecError
+        When the text has another form.
+    """
+    match = _SECONDS.match(text.strip().lower())
+    if not match:
+        raise SpecError(f"{text!r} is not a length of time, such as 90s, 30m or 12h")
+    return float(match["number"]) * _UNITS[match["unit"]]
+
+
+def size(text: str) -> int:
+    """Read a number of bytes such as ``"64MB"`` or ``"1GB"``; a MB is 2**20 of them, however it is spelled.
+
+    Raises
+    ------
+    SpecError
+        When the text has another form.
+    """
+    match = _SIZE.match(text.strip().lower())
+    if not match:
+        raise SpecError(f"{text!r} is not a size, such as 64MB or 1GB")
+    return int(float(match["number"]) * 1024 ** " kmgt".index(match["unit"] or " "))
+
+
 @dataclass(frozen=True)
 class PoolSpec:
     """The frozen, validated description of a pool.
@@ -132,7 +167,10 @@ class PoolSpec:
     keep : bool
         Whether it outlives the notebook's kernel.
     idle_timeout : float, optional
-        Seconds without a manager and without a run after which nodes end themselves.
+        Seconds without a manager and without a run after which nodes end themselves; twelve hours
+        unless given.
+    journal : int
+        Bytes of each run's output that a node keeps, 1 MiB or more.
     """
 
     provider: Any
@@ -144,7 +182,7 @@ class PoolSpec:
     name: str = "default"
     keep: bool = False
     idle_timeout: float | None = None
-    journal: int = 256 << 20
+    journal: int = DEFAULT_JOURNAL
 
     def __post_init__(self) -> None:
         _whole("nodes", self.nodes, MAX_NODES)
@@ -154,8 +192,16 @@ class PoolSpec:
                 f"pool name {self.name!r} is not valid; use letters, digits, '.', '_' and '-', at most 63, "
                 "beginning with a letter or digit"
             )
-        if self.idle_timeout is not None and not self.idle_timeout > 0:
-            raise SpecError(f"idle_timeout must be a number of seconds above 0, not {self.idle_timeout!r}")
+        if not isinstance(self.keep, bool):
+            raise SpecError(f"keep must be True or False, not {self.keep!r}")
+        if self.idle_timeout is not None:
+            number = isinstance(self.idle_timeout, (int, float)) and not isinstance(self.idle_timeout, bool)
+            if not number or not 0 < self.idle_timeout <= MAX_IDLE_TIMEOUT:
+                raise SpecError(
+                    "idle_timeout must be a number of seconds above 0 and no more than ten years, "
+                    f"not {self.idle_timeout!r}"
+                )
+        _whole("journal", self.journal, MAX_JOURNAL, MIN_JOURNAL, "of bytes ")
         object.__setattr__(self, "plugins", tuple(self.plugins))
 
     @property
@@ -181,9 +227,9 @@ class PoolSpec:
         return lines
 
 
-def _whole(name: str, value: Any, top: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= top:
-        raise SpecError(f"{name} must be a whole number from 1 to {top}, not {value!r}")
+def _whole(name: str, value: Any, top: int, bottom: int = 1, what: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not bottom <= value <= top:
+        raise SpecError(f"{name} must be a whole number {what}from {bottom} to {top}, not {value!r}")
 
 
 def _short(value: Any) -> str:

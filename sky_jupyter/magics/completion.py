@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import contextlib
+import itertools
+import os
 import re
+from collections.abc import Container, Sequence
 from typing import Any
 
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
+from ..errors import PoolError
 from ..pool.live import pools
-from .options import CONFIG, NAME, VERBS, Option, options_of, switches_of
+from ..pool.registry import Registry
+from .options import CONFIG, NAME, TARGETS, VERBS, Option, options_of, switches_of
 
+# Nobody waits for a list of names.
+_PATIENCE = 0.2
+_RUNS = 20
 _LINE = re.compile(r"\s*(?P<mark>%%?)sky(?P<rest>\s.*)?\Z", re.DOTALL)
 
 
@@ -30,19 +39,41 @@ def candidates(line: str) -> list[str] | None:
     options = {option.flag: option for option in options_of(verb)}
     flag, equals, value = word.partition("=")
     if equals and flag in options:
-        found = _values(options[flag], value)
+        found = _values(options[flag], value, verb)
         return found and [f"{flag}={text}" for text in found]
     if before and before[-1] in options:
-        return _values(options[before[-1]], word)
-    flags = [flag for flag in (*options, *switches_of(verb), "--help") if flag not in before]
-    return sorted(flag for flag in flags if flag.startswith(word))
+        return _values(options[before[-1]], word, verb)
+    switches = [switch.flag for switch in switches_of(verb)]
+    flags = [flag for flag in (*options, *switches, "--help") if flag not in before]
+    targets = _targets(verb) if verb in TARGETS and not _has_target(before, options) else []
+    return sorted(text for text in (*flags, *targets) if text.startswith(word))
 
 
-def _values(option: Option, word: str) -> list[str] | None:
+def _has_target(words: list[str], options: Container[str]) -> bool:
+    """Whether one of the words behind the verb is neither a flag nor a flag's value."""
+    return any(not word.startswith("-") and before not in options for before, word in itertools.pairwise(words))
+
+
+def _targets(verb: str) -> list[str]:
+    """What the registry has of the pools or runs that a verb can mean."""
+    registry = Registry(patience=_PATIENCE)
+    if not os.path.exists(registry.path):
+        return []
+    with contextlib.closing(registry), contextlib.suppress(PoolError):
+        if verb != "attach":
+            return [run.id for run in registry.runs(limit=_RUNS)]
+        rows = [row for row in registry.pools() if (row.keep or row.provider != "local") and not row.is_mine]
+        return [row.name for row in rows if row.host_lives or row.provider != "local"]
+    return []
+
+
+def _values(option: Option, word: str, verb: str | None) -> list[str] | None:
     if option == CONFIG:
         # A path, which IPython knows how to complete.
         return None
-    choices = tuple(pool.spec.name for pool in pools.all()) if option == NAME else option.choices
+    choices: Sequence[str] = option.choices
+    if option == NAME:
+        choices = _targets(verb) if verb == "attach" else [pool.spec.name for pool in pools.all()]
     # A list: complete the item behind the last comma.
     head, comma, last = word.rpartition(",")
     taken = set(head.lstrip("'\"").split(","))

@@ -2,11 +2,18 @@
 
 from __future__ import annotations
 
-from .options import CELL, CONFIG, NAME, POOL, QUIET, VERBS, Option
+from .options import CELL, CELL_SWITCHES, CONFIG, NAME, POOL, POOL_SWITCHES, TARGETS, VERBS, Option, Switch
 
 
-def _rows(options: tuple[Option, ...]) -> str:
-    return "\n".join(f"  {option.flag + ' ' + option.metavar:28} {option.help}" for option in options)
+def _rows(*items: Option | Switch) -> str:
+    return "\n".join(
+        f"  {f'{item.flag} {item.metavar}' if isinstance(item, Option) else item.flag:28} {item.help}" for item in items
+    )
+
+
+def _verbs() -> str:
+    named = {verb: f"{verb} [{TARGETS[verb].metavar}]" if verb in TARGETS else verb for verb in VERBS}
+    return "\n".join(f"  {named[verb]:28} {text}" for verb, text in VERBS.items())
 
 
 MANUAL = f"""Run the cell on every rank of a pool of nodes.
@@ -22,14 +29,13 @@ returns is shown below the cell; ``_sky`` holds the values (``_sky.values``, ``_
 ``_sky.stdout(1)``).
 
 Pool options (the first cell makes the pool; later ones need none)
-{_rows((*POOL, NAME, CONFIG))}
+{_rows(*POOL, *POOL_SWITCHES, NAME, CONFIG)}
 
 Cell options
-{_rows(CELL)}
-  {QUIET:28} show only errors
+{_rows(*CELL, *CELL_SWITCHES)}
 
 ``%sky VERB`` looks after the pools
-{chr(10).join(f"  {verb:28} {text}" for verb, text in VERBS.items())}
+{_verbs()}
 
 Examples::
 
@@ -42,4 +48,12 @@ Examples::
 
   %sky up --nodes 2 --ranks-per-node 2 --plugins torch --name trainers
   %sky down --all
+
+  %sky up --nodes 4 --plugins jax --name night --keep --idle-timeout 30m
+  %%sky --name night --detach --out losses
+  train(data)
+
+  %sky attach night
+  %sky wait
+  %sky logs 3f9a2c1b --rank 0-1
 """

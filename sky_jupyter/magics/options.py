@@ -5,8 +5,10 @@ from __future__ import annotations
 import argparse
 import functools
 import keyword
+import os
 import re
 import shlex
+import stat
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
@@ -21,10 +23,12 @@ from ..plugins import parse_plugins
 from ..plugins.parse import FACTORIES
 from ..pool.manager import DEFAULT_GRACE
 from ..providers import Local
-from ..spec import PoolSpec
+from ..spec import DEFAULT_IDLE_TIMEOUT, DEFAULT_JOURNAL, PoolSpec, seconds, size
 
 PROVIDERS: dict[str, Callable[[], Any]] = {"local": Local}
 MAX_RANK = 1 << 20
+_MAX_CONFIG = 1 << 20
+_RUN_ID = re.compile(r"[0-9a-f]{1,8}\Z")
 
 
 class HelpAsked(Exception):
@@ -84,6 +88,12 @@ def ranks(text: str) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+def _run_id(text: str) -> str:
+    if not _RUN_ID.match(text.lower()):
+        raise ValueError
+    return text.lower()
+
+
 @dataclass(frozen=True)
 class Option:
     """One option: its flag, how its text is read, and what help says of it."""
@@ -94,11 +104,35 @@ class Option:
     form: str
     help: str
     choices: tuple[str, ...] = ()
+    dest: str = ""
+
+    @property
+    def key(self) -> str:
+        """The name in parsed options and in a TOML section."""
+        return self.dest or self.flag.lstrip("-").replace("-", "_")
+
+
+@dataclass(frozen=True)
+class Switch:
+    """An option without a value."""
+
+    flag: str
+    help: str
 
     @property
     def key(self) -> str:
         """The name in parsed options and in a TOML section."""
         return self.flag.lstrip("-").replace("-", "_")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What may stand behind a verb without a flag before it."""
+
+    metavar: str
+    read: Callable[[str], Any]
+    form: str
+    help: str
 
 
 _RANKS = "ranks such as 0,2-5, or head"
@@ -117,7 +151,22 @@ POOL = (
     Option("--provider", "NAME", str, "a provider's name", "what makes the nodes (local)", tuple(PROVIDERS)),
     Option("--pip", "X,Y", _words, "requirements with a comma between", "packages that the nodes need besides"),
     Option("--env", "K=V", _assignments, "K=V, with a comma before another K=V", "environment variables of every rank"),
+    Option(
+        "--idle-timeout",
+        "S",
+        seconds,
+        "a length of time such as 90s, 30m or 12h",
+        f"a kept pool without a notebook and without a run ends after this long ({DEFAULT_IDLE_TIMEOUT / 3600:g}h)",
+    ),
+    Option(
+        "--journal",
+        "SIZE",
+        size,
+        "a size such as 64MB or 1GB",
+        f"how much of each run's output is kept on each node ({DEFAULT_JOURNAL >> 20}MB)",
+    ),
 )
+POOL_SWITCHES = (Switch("--keep", "the pool outlives its notebook; `%sky attach` finds it again"),)
 NAME = Option("--name", "NAME", str, "a name", "which pool (the current one)")
 CONFIG = Option("--config", "FILE.toml#SECTION", str, "FILE.toml#SECTION", "read options from a TOML table")
 CELL = (
@@ -129,38 +178,67 @@ CELL = (
     Option("--timeout", "S", _number, "a number of seconds above 0", "stop the cell after this many seconds"),
     Option("--grace", "S", _grace, "a number of seconds", f"what other ranks get after one failed ({DEFAULT_GRACE:g})"),
 )
-QUIET = "--quiet"
-ALL = "--all"
+CELL_SWITCHES = (
+    Switch("--detach", "return at once while the run goes on; `%sky wait` shows its end"),
+    Switch("--quiet", "show only errors"),
+)
+ALL = Switch("--all", "every pool")
+TAKE_OVER = Switch("--take-over", "take the pool from the notebook that manages it")
+RANK = Option("--rank", "0,2-5|head", ranks, _RANKS, "the ranks whose output is shown (all)", ("head",), "ranks")
 VERBS = {
     "up": "make a pool, or see that it is there",
     "status": "the live pools and what their ranks do",
     "restart": "new kernels on the same nodes; with other pool options, a new pool of that name",
     "interrupt": "raise KeyboardInterrupt in every rank that works",
     "down": "end a pool, or --all",
+    "attach": "manage a kept pool from this notebook, and show what runs on it",
+    "wait": "show a run, and go on when it has ended",
+    "runs": "the runs that are recorded, the newest first",
+    "logs": "what a run has printed, from its first line",
 }
+_RUN = Target("RUN", _run_id, "a run's id or how it begins, such as 3f9a2c1b", "which run, by its id (the newest)")
+_POOL = Target("NAME", str, "a name", "which pool (the one there is)")
+# The verbs that take more, or other things, than --name.
+_OPTIONS = {"up": (*POOL, NAME, CONFIG), "restart": (*POOL, NAME, CONFIG), "logs": (NAME, RANK)}
+_SWITCHES = {"up": POOL_SWITCHES, "restart": POOL_SWITCHES, "down": (ALL,), "attach": (TAKE_OVER,)}
+TARGETS = {"attach": _POOL, "wait": _RUN, "logs": _RUN}
 
 
 def options_of(verb: str | None) -> tuple[Option, ...]:
     """The options that a verb takes; those of a cell for None."""
-    if verb is None:
-        return (*POOL, NAME, CONFIG, *CELL)
-    return (*POOL, NAME, CONFIG) if verb in ("up", "restart") else (NAME,)
+    return (*POOL, NAME, CONFIG, *CELL) if verb is None else _OPTIONS.get(verb, (NAME,))
 
 
-def switches_of(verb: str | None) -> tuple[str, ...]:
-    """The options without a value that a verb takes."""
-    return (QUIET,) if verb is None else (ALL,) if verb == "down" else ()
+def switches_of(verb: str | None) -> tuple[Switch, ...]:
+    """The options without a value that a verb takes; those of a cell for None."""
+    return (*POOL_SWITCHES, *CELL_SWITCHES) if verb is None else _SWITCHES.get(verb, ())
+
+
+def flags_of(verb: str | None) -> list[str]:
+    """All flags that a verb takes; those of a cell for None."""
+    return [*(option.flag for option in options_of(verb)), *(switch.flag for switch in switches_of(verb))]
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a line asked for; valid once it exists, as far as can be told without a pool."""
+    """What a line asked for; valid once it exists, as far as can be told without a pool.
+
+    Attributes
+    ----------
+    target : str or None
+        What stood behind the verb: for ``attach`` a pool's name (``name`` is the same), for
+        ``wait`` and ``logs`` the beginning of a run's id.
+    """
 
     verb: str | None
     pool: dict[str, Any] = field(default_factory=dict)
     name: str | None = None
+    target: str | None = None
+    take_over: bool = False
+    detach: bool = False
     quiet: bool = False
     all: bool = False
+    ranks: tuple[int, ...] | None = None
     on: tuple[int, ...] | None = None
     out: str | None = None
     only: tuple[int, ...] | None = None
@@ -198,14 +276,22 @@ class _Parser(argparse.ArgumentParser):
 @functools.cache
 def _parser(verb: str | None) -> _Parser:
     prog = "%%sky" if verb is None else f"%sky {verb}"
-    about = "Run the cell on every rank of a pool." if verb is None else VERBS[verb].capitalize() + "."
-    parser = _Parser(prog=prog, description=about, allow_abbrev=False, formatter_class=argparse.RawTextHelpFormatter)
+    about = "Run the cell on every rank of a pool." if verb is None else f"{VERBS[verb][0].upper()}{VERBS[verb][1:]}."
+    target = TARGETS.get(verb or "")
+    parser = _Parser(
+        prog=prog,
+        # What stands behind a verb is not argparse's: it would lose it between options.
+        usage=f"%(prog)s [{target.metavar}] [options]" if target else None,
+        description=f"{about}\n\n  {target.metavar:22}{target.help}" if target else about,
+        allow_abbrev=False,
+        formatter_class=argparse.RawTextHelpFormatter,
+    )
     for option in options_of(verb):
         parser.add_argument(
             option.flag, metavar=option.metavar, dest=option.key, action="append", help=option.help.replace("%", "%%")
         )
-    for flag in switches_of(verb):
-        parser.add_argument(flag, action="store_true", help="show only errors" if flag == QUIET else "every pool")
+    for switch in switches_of(verb):
+        parser.add_argument(switch.flag, dest=switch.key, action="store_true", help=switch.help.replace("%", "%%"))
     return parser
 
 
@@ -235,10 +321,9 @@ def parse(line: str, *, cell: bool) -> Given:
     if not cell:
         verb, words = _verb(words)
     parsed, rest = _parser(verb).parse_known_args(words)
-    if rest:
-        raise UsageError(f"{prog}: {_unknown(rest[0], verb)}")
+    target = _target(verb, rest, prog)
     try:
-        return _given(verb, prog, vars(parsed))
+        return _given(verb, prog, {**vars(parsed), "target": target})
     except SpecError as error:
         raise UsageError(f"{prog}: {error}") from None
 
@@ -258,8 +343,24 @@ def _verb(words: list[str]) -> tuple[str, list[str]]:
     return word, words[1:]
 
 
+def _target(verb: str | None, rest: list[str], prog: str) -> Any:
+    """What stands behind the verb, of the words that are no option's."""
+    wrong = next((word for word in rest if word.startswith("-")), rest[0] if rest else None)
+    target = TARGETS.get(verb or "")
+    if wrong is not None and (target is None or wrong.startswith("-")):
+        raise UsageError(f"{prog}: {_unknown(wrong, verb)}")
+    if target is None or not rest:
+        return None
+    if len(rest) > 1:
+        raise UsageError(f"{prog}: {verb} takes one {target.metavar}, not {' and '.join(map(repr, rest[:3]))}")
+    try:
+        return target.read(rest[0])
+    except ValueError:
+        raise UsageError(f"{prog}: {verb} takes {target.form}, not {rest[0]!r}") from None
+
+
 def _unknown(word: str, verb: str | None) -> str:
-    flags = [*(option.flag for option in options_of(verb)), *switches_of(verb)]
+    flags = flags_of(verb)
     if not word.startswith("-"):
         hint = "; a value with a space in it needs quotes" if verb in (None, "up", "restart") else ""
         return f"{word!r} is not an option{hint}; options are {', '.join(flags)}"
@@ -271,16 +372,21 @@ def _unknown(word: str, verb: str | None) -> str:
 def _given(verb: str | None, prog: str, parsed: dict[str, Any]) -> Given:
     by_key = {option.key: option for option in options_of(verb)}
     texts: dict[str, list[str]] = {key: given for key, given in parsed.items() if key in by_key and given is not None}
-    switches: dict[str, Any] = {key: True for key in ("quiet", "all") if parsed.get(key)}
+    switches: dict[str, Any] = {switch.key: True for switch in switches_of(verb) if parsed[switch.key]}
     values: dict[str, Any] = {}
     if "config" in texts:
         config = str(_value(CONFIG, texts.pop("config"), prog))
         section = _section(config)
-        if "quiet" in section and verb is None:
-            switches["quiet"] = _switch("quiet", section.pop("quiet"), config) or "quiet" in switches
-        values = {key: _value(by_key[key], given, f"{prog}: {config}") for key, given in _checked(section, by_key)}
+        for switch in switches_of(verb):
+            if switch.key in section:
+                on = _switch(switch.key, section.pop(switch.key), config)
+                switches.setdefault(switch.key, on)
+        known = [*by_key, *(switch.key for switch in switches_of(verb))]
+        checked = _checked(section, by_key, known)
+        values = {key: _value(by_key[key], given, f"{prog}: {config}") for key, given in checked}
     values.update({key: _value(by_key[key], given, prog) for key, given in texts.items()})
-    pool_keys = {option.key for option in POOL}
+    values.update(switches, target=parsed["target"])
+    pool_keys = {item.key for item in (*POOL, *POOL_SWITCHES)}
     pool = {key: values.pop(key) for key in list(values) if key in pool_keys}
     if "provider" in pool:
         pool["provider"] = _provider(pool["provider"])
@@ -288,8 +394,10 @@ def _given(verb: str | None, prog: str, parsed: dict[str, Any]) -> Given:
         pool["plugins"] = parse_plugins(pool["plugins"])
     for text in pool.get("pip", ()):
         parse_requirement(text)
-    given = Given(verb=verb, pool=pool, **values, **switches)
+    given = Given(verb=verb, pool=pool, **values)
     _agree(given, prog)
+    if verb == "attach" and given.target is not None:
+        given = replace(given, name=given.target)
     given.spec()
     return given
 
@@ -297,13 +405,19 @@ def _given(verb: str | None, prog: str, parsed: dict[str, Any]) -> Given:
 def _agree(given: Given, prog: str) -> None:
     """Refuse options that contradict each other."""
     if given.all and given.name is not None:
-        raise UsageError(f"{prog}: {ALL} and --name contradict each other; give one of them")
+        raise UsageError(f"{prog}: {ALL.flag} and --name contradict each other; give one of them")
+    if given.target is not None and given.name is not None:
+        raise UsageError(f"{prog}: {given.target!r} and --name say each which {_what(given.verb)}; give one of them")
     if given.on is not None and given.only is not None and not set(given.only) <= set(given.on):
         missing = rank_label(sorted(set(given.only) - set(given.on)))
         raise UsageError(f"{prog}: --only asks for {missing}, which --on leaves out")
     both = sorted(set(given.push) & set(given.no_capture))
     if both:
         raise UsageError(f"{prog}: {', '.join(both)} cannot be in both --push and --no-capture")
+
+
+def _what(verb: str | None) -> str:
+    return "pool is meant" if verb == "attach" else "run is meant"
 
 
 def _value(option: Option, given: list[Any], prog: str) -> Any:
@@ -348,14 +462,12 @@ def _section(config: str) -> dict[str, Any]:
         import tomli as tomllib
 
     name, _, section = config.partition("#")
+    text = _file(name)
     try:
-        table: Any = tomllib.loads(Path(name).expanduser().read_text(encoding="utf-8"))
-    except OSError as error:
-        raise SpecError(f"--config: {name} cannot be read: {error.strerror}") from None
-    except (UnicodeDecodeError, tomllib.TOMLDecodeError) as error:
+        table: Any = tomllib.loads(text)
+    # A number of too many digits, or lists in lists without end, are no TOMLDecodeError.
+    except (ValueError, RecursionError) as error:
         raise SpecError(f"--config: {name} is not TOML: {error}") from None
-    except (RuntimeError, ValueError) as error:
-        raise SpecError(f"--config: {name!r} is no path: {error}") from None
     for part in section.split(".") if section else ():
         if not isinstance(table, dict) or part not in table:
             known = [key for key, value in table.items() if isinstance(value, dict)] if isinstance(table, dict) else []
@@ -367,7 +479,35 @@ def _section(config: str) -> dict[str, Any]:
     return dict(table)
 
 
-def _checked(section: dict[str, Any], by_key: dict[str, Option]) -> Iterator[tuple[str, list[Any]]]:
+def _unwaiting(path: str, flags: int) -> int:
+    return os.open(path, flags | os.O_NONBLOCK)
+
+
+def _file(name: str) -> str:
+    """The text of a file; what is no file, or is too large to be meant, is refused."""
+    if not name:
+        raise SpecError("--config: a file is missing; write FILE.toml#SECTION")
+    try:
+        # A pipe would have the notebook wait for ever.
+        with open(Path(name).expanduser(), "rb", opener=_unwaiting) as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise SpecError(f"--config: {name} cannot be read: it is no file")
+            data = file.read(_MAX_CONFIG + 1)
+    except OSError as error:
+        raise SpecError(f"--config: {name} cannot be read: {error.strerror}") from None
+    except SpecError:
+        raise
+    except (RuntimeError, ValueError) as error:
+        raise SpecError(f"--config: {name!r} is no path: {error}") from None
+    if len(data) > _MAX_CONFIG:
+        raise SpecError(f"--config: {name} is larger than {_MAX_CONFIG >> 20} MB: it cannot be a file of options")
+    try:
+        return data.decode()
+    except UnicodeDecodeError as error:
+        raise SpecError(f"--config: {name} is not TOML: {error}") from None
+
+
+def _checked(section: dict[str, Any], by_key: dict[str, Option], known: list[str]) -> Iterator[tuple[str, list[Any]]]:
     """The options of a TOML table as the texts that a line would give, variables as pairs."""
     for name, value in section.items():
         key = name.replace("-", "_")
@@ -376,16 +516,24 @@ def _checked(section: dict[str, Any], by_key: dict[str, Option]) -> Iterator[tup
         if key not in by_key or key == "config":
             if isinstance(value, dict):
                 raise SpecError(f"--config: {name!r} is a section; write FILE.toml#{name} to read its options")
-            raise SpecError(f"--config: unknown option {name!r}{nearest(key, [*by_key, 'quiet'])}")
+            raise SpecError(f"--config: unknown option {name!r}{nearest(key, known)}")
         if isinstance(value, dict):
             if key != "env":
                 raise SpecError(f"--config: {name} takes {by_key[key].form}, and not a table")
-            yield key, [(variable, str(text)) for variable, text in value.items()]
+            yield key, [(variable, _text(text, name)) for variable, text in value.items()]
         elif isinstance(value, list):
-            texts = [str(item) for item in value]
+            texts = [_text(item, name) for item in value]
             yield key, texts if key in ("env", "pip", "push", "no_capture") else [",".join(texts)]
         else:
-            yield key, [str(value)]
+            yield key, [_text(value, name)]
+
+
+def _text(value: Any, name: str) -> str:
+    """A value of a TOML table as a line would give it."""
+    try:
+        return str(value)
+    except (ValueError, RecursionError):
+        raise SpecError(f"--config: the value of {name} is too large to be meant") from None
 
 
 def _switch(name: str, value: Any, config: str) -> bool:

@@ -11,10 +11,12 @@ from traitlets.config import Config
 
 from sky_jupyter.magics import completion, load, unload
 from sky_jupyter.magics.completion import candidates
-from sky_jupyter.magics.options import VERBS, options_of, switches_of
+from sky_jupyter.magics.options import VERBS, flags_of
 from sky_jupyter.plugins.parse import FACTORIES
+from sky_jupyter.pool import identity
+from sky_jupyter.pool.registry import Registry
 
-CELL_FLAGS = sorted([*(option.flag for option in options_of(None)), *switches_of(None), "--help"])
+CELL_FLAGS = sorted([*flags_of(None), "--help"])
 
 
 class Named:
@@ -34,6 +36,11 @@ def live(monkeypatch):
     ("line", "found"),
     [
         ("%%sky ", CELL_FLAGS),
+        ("%%sky --j", ["--journal"]),
+        ("%%sky --ke", ["--keep"]),
+        ("%%sky --keep --ke", []),
+        ("%%sky --d", ["--detach"]),
+        ("%%sky --idle-timeout ", []),
         ("%%sky --n", ["--name", "--no-capture", "--nodes"]),
         ("%%sky --nodes 2 --no", ["--no-capture"]),
         ("%%sky --nodes ", []),
@@ -52,6 +59,10 @@ def live(monkeypatch):
         ("%sky down --", ["--all", "--help", "--name"]),
         ("%sky down --name t", ["trainers"]),
         ("%sky xyzzy --", []),
+        ("%sky up --k", ["--keep"]),
+        ("%sky attach --", ["--help", "--name", "--take-over"]),
+        ("%sky logs --rank ", ["head"]),
+        ("%sky logs --rank h", ["head"]),
         ("%sky status --na", ["--name"]),
         ("    %sky re", ["restart"]),
         ("%%sky\t--qui", ["--quiet"]),
@@ -59,6 +70,51 @@ def live(monkeypatch):
 )
 def test_candidates_fit_where_the_line_ends(live, line, found):
     assert candidates(line) == found
+
+
+@pytest.fixture
+def recorded(tmp_path, monkeypatch):
+    """A registry with kept pools of a process that is gone, an own pool, and two runs."""
+    monkeypatch.setenv("SKY_REGISTRY", str(tmp_path / "registry.sqlite"))
+    registry = Registry()
+    for number, name in enumerate(["night", "nine", "over"]):
+        registry.intend(f"k{number}", name, "local", 1, True)
+        registry.update(f"k{number}", "ready", host=identity.this() if name != "over" else (4_000_000, 1.0))
+        registry.release(f"k{number}")
+    registry.intend("own", "nobodys", "local", 1, True)
+    registry.run_began("3f9a2c1b", "k0", "x")
+    registry.run_began("3e000000", "k0", "x")
+    registry.close()
+
+
+@pytest.mark.parametrize(
+    ("line", "found"),
+    [
+        ("%sky attach ", ["--help", "--name", "--take-over", "night", "nine"]),
+        ("%sky attach n", ["night", "nine"]),
+        ("%sky attach --take-over nig", ["night"]),
+        ("%sky attach night ", ["--help", "--name", "--take-over"]),
+        ("%sky attach --name nin", ["nine"]),
+        ("%sky wait 3", ["3e000000", "3f9a2c1b"]),
+        ("%sky logs 3f", ["3f9a2c1b"]),
+        ("%sky logs --rank 0 3f", ["3f9a2c1b"]),
+        ("%sky logs 3f9a2c1b 3", []),
+        ("%sky runs 3", []),
+    ],
+)
+def test_pools_and_runs_of_the_registry_are_candidates(recorded, line, found):
+    assert candidates(line) == found
+
+
+@pytest.mark.parametrize("content", [None, b"no database, and longer than the header of one would be: " * 9])
+def test_a_registry_that_is_not_there_or_cannot_be_read_gives_no_candidates(tmp_path, monkeypatch, content):
+    path = tmp_path / "own" / "registry.sqlite"
+    monkeypatch.setenv("SKY_REGISTRY", str(path))
+    if content is not None:
+        path.parent.mkdir()
+        path.write_bytes(content)
+    assert candidates("%sky attach x") == candidates("%sky wait 3") == []
+    assert path.exists() == (content is not None)
 
 
 @pytest.mark.parametrize("line", ["", "x", "%sk", "%sky", "%skyline --", "%%time", "x = %sky", "%%sky --config po"])

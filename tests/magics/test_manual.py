@@ -8,7 +8,7 @@ import pytest
 
 from sky_jupyter.magics import SkyMagics
 from sky_jupyter.magics.manual import MANUAL
-from sky_jupyter.magics.options import VERBS, options_of, parse, switches_of
+from sky_jupyter.magics.options import TARGETS, VERBS, options_of, parse, switches_of
 
 EXAMPLES = [line.strip() for line in MANUAL.partition("Examples::")[2].splitlines() if "%sky" in line]
 
@@ -23,10 +23,11 @@ def test_every_option_has_a_line(option):
 
 
 def test_switches_and_verbs_have_a_line():
-    for flag in switches_of(None):
-        assert re.search(rf"^  {flag} ", MANUAL, re.MULTILINE)
+    for switch in switches_of(None):
+        assert re.search(rf"^  {switch.flag} +{re.escape(switch.help)}$", MANUAL, re.MULTILINE)
     for verb, text in VERBS.items():
-        assert re.search(rf"^  {verb} +{re.escape(text)}$", MANUAL, re.MULTILINE)
+        behind = rf" \[{TARGETS[verb].metavar}\]" if verb in TARGETS else ""
+        assert re.search(rf"^  {verb}{behind} +{re.escape(text)}$", MANUAL, re.MULTILINE)
 
 
 def test_no_line_is_wider_than_a_terminal_of_120():

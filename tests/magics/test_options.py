@@ -2,16 +2,33 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
+import os
 import shlex
+import sys
+import threading
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from IPython.core.error import UsageError
 
-from sky_jupyter.errors import SpecError
-from sky_jupyter.magics.options import CELL, CONFIG, NAME, POOL, VERBS, Given, HelpAsked, options_of, parse, switches_of
+from sky_jupyter.magics.options import (
+    CELL,
+    CONFIG,
+    NAME,
+    POOL,
+    RANK,
+    TARGETS,
+    VERBS,
+    Given,
+    HelpAsked,
+    flags_of,
+    options_of,
+    parse,
+    switches_of,
+)
 from sky_jupyter.plugins import parse_plugins
 from sky_jupyter.pool.manager import DEFAULT_GRACE
 from sky_jupyter.providers import Local
@@ -51,7 +68,7 @@ def test_every_option_is_read_into_its_value():
     given = cell(
         '--nodes 2 --ranks-per-node 4 --plugins "keras(backend=torch),torch" --provider local --pip "x>=1,y" '
         "--env A=1 --name trainers --on 0,2-4 --out losses --only 2-3 --push a,b --no-capture c --timeout 1.5 "
-        "--grace 0 --quiet"
+        "--grace 0 --quiet --keep --idle-timeout 30m --journal 64MB --detach"
     )
     assert given.spec() == PoolSpec(
         provider=Local(),
@@ -60,9 +77,14 @@ def test_every_option_is_read_into_its_value():
         image=Image(pip=("x>=1", "y"), env={"A": "1"}),
         plugins=parse_plugins("keras(backend=torch),torch"),
         name="trainers",
+        keep=True,
+        idle_timeout=1800.0,
+        journal=64 << 20,
     )
     assert (given.on, given.only, given.out, given.push) == ((0, 2, 3, 4), (2, 3), "losses", ("a", "b"))
     assert (given.no_capture, given.timeout, given.grace, given.quiet) == (("c",), 1.5, 0.0, True)
+    assert given.detach
+    assert not cell("").detach
     assert cell("").grace == DEFAULT_GRACE
 
 
@@ -115,6 +137,64 @@ def test_options_change_only_what_they_name():
     assert cell("--nodes 3").spec(live).differences(live) == ["nodes: 3 -> 2"]
     changed = cell("--env B=2").spec(live)
     assert changed.image == Image(pip=("x",), env={"B": "2"})
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [("90", 90), ("90s", 90), ("1.5m", 90), ("30m", 1800), ("12h", 43_200), ("2D", 172_800), ("' 90 s '", 90)],
+)
+def test_a_length_of_time_may_have_a_unit(text, number):
+    assert verb(f"up --keep --idle-timeout {text}").spec().idle_timeout == number
+
+
+@pytest.mark.parametrize(
+    ("text", "number"),
+    [
+        ("1048576", 1 << 20),
+        ("1024kb", 1 << 20),
+        ("64MB", 1 << 26),
+        ("64MiB", 1 << 26),
+        ("1.5g", 3 << 29),
+        ("1TB", 1 << 40),
+    ],
+)
+def test_a_size_may_have_a_unit(text, number):
+    assert cell(f"--journal {text}").spec().journal == number
+
+
+@pytest.mark.parametrize("line", ["", "up ", "restart "])
+def test_a_pool_is_kept_by_a_switch_wherever_pools_are_made(line):
+    asked = parse(f"{line}--keep", cell=not line)
+    assert asked.pool == {"keep": True}
+    assert asked.spec().keep
+    live = PoolSpec(provider=Local(), keep=True, idle_timeout=60.0, journal=1 << 21)
+    assert parse(line or "--quiet", cell=not line).spec(live) == live
+
+
+def test_attach_takes_a_pools_name_with_or_without_its_flag():
+    assert verb("attach") == Given(verb="attach")
+    assert verb("attach night") == Given(verb="attach", target="night", name="night")
+    assert verb("attach --name night") == Given(verb="attach", name="night")
+    for line in ("attach night --take-over", "attach --take-over night"):
+        assert verb(line) == Given(verb="attach", target="night", name="night", take_over=True)
+
+
+@pytest.mark.parametrize("name", ["wait", "logs"])
+def test_a_run_is_named_by_its_id_or_how_that_begins(name):
+    assert verb(name) == Given(verb=name)
+    assert verb(f"{name} 3F9a2c1b") == Given(verb=name, target="3f9a2c1b")
+    assert verb(f"{name} 3") == Given(verb=name, target="3")
+    assert verb(f"{name} --name x") == Given(verb=name, name="x")
+
+
+@pytest.mark.parametrize("line", ["logs 3f --rank 0,2-3", "logs --rank 0,2-3 3f", "logs --rank=0,2-3 3f"])
+def test_logs_are_of_some_ranks(line):
+    assert verb(line) == Given(verb="logs", target="3f", ranks=(0, 2, 3))
+
+
+def test_runs_are_of_one_pool_or_of_all():
+    assert verb("runs") == Given(verb="runs")
+    assert verb("runs --name x") == Given(verb="runs", name="x")
 
 
 @pytest.mark.parametrize("name", VERBS)
@@ -183,6 +263,20 @@ def test_a_line_without_a_verb_asks_for_the_status():
         ("--grace -1", "--grace takes a number of seconds, not '-1'"),
         ("--grace inf", "--grace takes a number of seconds"),
         ("--quiet=yes", "--quiet"),
+        ("--kep", "unknown option --kep; did you mean '--keep'?"),
+        ("--detatch", "unknown option --detatch; did you mean '--detach'?"),
+        ("--take-over", "unknown option --take-over"),
+        ("--idle-timeout soon", "--idle-timeout takes a length of time such as 90s, 30m or 12h, not 'soon'"),
+        ("--idle-timeout 12x", "--idle-timeout takes a length of time"),
+        ("--idle-timeout inf", "--idle-timeout takes a length of time"),
+        ("--idle-timeout -5", "--idle-timeout takes a length of time"),
+        ("--idle-timeout 0", "idle_timeout must be a number of seconds above 0"),
+        ("--idle-timeout 5000d", "idle_timeout must be a number of seconds above 0 and no more than ten years"),
+        ("--idle-timeout 1" + "0" * 400, "--idle-timeout takes a length of time"),
+        ("--journal lots", "--journal takes a size such as 64MB or 1GB, not 'lots'"),
+        ("--journal 1PB", "--journal takes a size"),
+        ("--journal 100KB", "journal must be a whole number of bytes from 1048576 to 1099511627776, not 102400"),
+        ("--journal 2TB", "journal must be a whole number of bytes"),
         ("--name 'x", "a quote that is not closed?"),
     ],
 )
@@ -201,6 +295,21 @@ def test_a_mistake_over_a_cell_is_told_in_a_line(line, told):
         ("down trainers", "'trainers' is not an option; options are --name, --all"),
         ("down --all --name x", "--all and --name contradict each other"),
         ("up --al", "unknown option --al"),
+        ("up --detach", "unknown option --detach"),
+        ("attach a b", "attach takes one NAME, not 'a' and 'b'"),
+        ("attach 'a b'", "pool name 'a b' is not valid"),
+        ("attach --takeover", "unknown option --takeover; did you mean '--take-over'?"),
+        ("attach night --name night", "'night' and --name say each which pool is meant; give one of them"),
+        ("wait 3f --name night", "'3f' and --name say each which run is meant; give one of them"),
+        ("wait night", "wait takes a run's id or how it begins, such as 3f9a2c1b, not 'night'"),
+        ("wait 3f9a2c1b0", "wait takes a run's id"),
+        ("wait ''", "wait takes a run's id"),
+        ("wait -1", "unknown option -1"),
+        ("logs 3f --rank x", "--rank takes ranks such as 0,2-5, or head, not 'x'"),
+        ("logs 3f --rnk 0", "unknown option --rnk; did you mean '--rank'?"),
+        ("logs --rank", "expected one argument"),
+        ("runs 3f", "'3f' is not an option; options are --name"),
+        ("atach", "unknown verb 'atach'; did you mean 'attach'?"),
         ("up --plugins jax, keras", "a value with a space in it needs quotes"),
     ],
 )
@@ -229,6 +338,10 @@ def test_a_section_of_a_file_gives_options_and_the_line_wins(tmp_path):
         out = "losses"
         timeout = 1.5
         quiet = true
+        keep = true
+        idle-timeout = "2h"
+        journal = 1048576
+        detach = true
         """
     )
     given = cell(f"--config {path}#gpu.big --nodes 3 --out other")
@@ -239,7 +352,11 @@ def test_a_section_of_a_file_gives_options_and_the_line_wins(tmp_path):
         image=Image(pip=("x>=1", "y"), env={"A": "1", "TEXT": "a,B=2"}),
         plugins=parse_plugins("jax,keras(backend=jax)"),
         name="trainers",
+        keep=True,
+        idle_timeout=7200.0,
+        journal=1 << 20,
     )
+    assert given.detach
     assert (given.on, given.out, given.timeout, given.quiet) == ((0, 2, 3), "other", 1.5, True)
 
 
@@ -251,6 +368,15 @@ def test_a_file_without_sections_is_read_whole(tmp_path):
     assert given.spec().plugins == parse_plugins("jax,keras")
     assert given.spec().image.env == {"A": "1"}
     assert not given.quiet
+
+
+def test_switches_in_a_file_can_be_off_and_the_line_turns_them_on(tmp_path):
+    path = tmp_path / "pools.toml"
+    path.write_text("keep = false\nidle-timeout = 90\n")
+    live = PoolSpec(provider=Local(), keep=True)
+    assert verb(f"up --config {path}").spec(live).keep is False
+    assert verb(f"up --config {path} --keep").spec(live).keep is True
+    assert verb(f"restart --config {path}").spec().idle_timeout == 90.0
 
 
 @pytest.mark.parametrize(
@@ -269,6 +395,14 @@ def test_a_file_without_sections_is_read_whole(tmp_path):
         ("nodes = true", "", "--nodes takes a whole number, not 'True'"),
         ("nodes = { a = 1 }", "", "nodes takes a whole number, and not a table"),
         ("quiet = 1", "", "quiet takes true or false, not 1"),
+        ("keep = 'yes'", "", "keep takes true or false, not 'yes'"),
+        ("kepp = true", "", "unknown option 'kepp'; did you mean 'keep'?"),
+        ("take-over = true", "", "unknown option 'take-over'"),
+        ("journal = '1KB'", "", "journal must be a whole number of bytes"),
+        ("nodes = 0x1" + "0" * 5000, "", "the value of nodes is too large"),
+        ("nodes = 1" + "0" * 5000, "", "is not TOML"),
+        ("nodes = " + "[" * 5000, "", "is not TOML"),
+        ("# " + "x" * (1 << 20), "", "is larger than 1 MB"),
         ("nodes = ", "", "is not TOML"),
         ("env = [1]", "", "--env takes K=V"),
         ("plugins = ['keras', 'jax']", "", "write --plugins jax,keras"),
@@ -283,8 +417,12 @@ def test_a_mistake_in_a_file_names_the_file_or_the_option(tmp_path, content, sec
 def test_a_file_that_cannot_be_read_is_told(tmp_path):
     assert "cannot be read: No such file" in refusal(f"--config {tmp_path}/none.toml")
     assert "cannot be read: Is a directory" in refusal(f"--config {tmp_path}")
+    os.mkfifo(tmp_path / "pipe.toml")
+    assert "cannot be read: it is no file" in refusal(f"--config {tmp_path}/pipe.toml")
+    assert "cannot be read: it is no file" in refusal("--config /dev/zero")
     (tmp_path / "latin.toml").write_bytes(b"name = '\xe9'")
     assert "is not TOML" in refusal(f"--config {tmp_path}/latin.toml")
+    assert "a file is missing; write FILE.toml#SECTION" in refusal("--config '#gpu'")
     assert "is no path" in refusal("--config '~nobody-of-this-name/x.toml'")
     assert "--config is given 2 times" in refusal("--config a --config b")
 
@@ -300,7 +438,7 @@ def test_help_names_every_option_of_a_cell(line):
     for option in (*POOL, NAME, CONFIG, *CELL):
         assert option.flag in text
         assert option.help in text
-    assert "--quiet" in text
+    assert all(switch.flag in text and switch.help in text for switch in switches_of(None))
 
 
 @pytest.mark.parametrize("name", VERBS)
@@ -308,9 +446,15 @@ def test_help_of_a_verb_names_its_options_only(name):
     with pytest.raises(HelpAsked) as caught:
         verb(f"{name} --help")
     text = str(caught.value)
-    for option in (*POOL, NAME, CONFIG, *CELL):
-        assert (option.flag in text) == (option in options_of(name))
-    assert ("--all" in text) == ("--all" in switches_of(name))
+    words = set(text.replace(",", " ").split())
+    for option in (*POOL, NAME, CONFIG, *CELL, RANK):
+        assert (option.flag in words) == (option in options_of(name))
+    for flag in ("--all", "--keep", "--take-over", "--detach", "--quiet"):
+        assert (flag in words) == (flag in flags_of(name))
+    assert all(switch.help in text for switch in switches_of(name))
+    if name in TARGETS:
+        assert f"usage: %sky {name} [{TARGETS[name].metavar}] [options]" in text
+        assert TARGETS[name].help in text
 
 
 def test_help_without_a_verb_names_the_verbs():
@@ -321,7 +465,7 @@ def test_help_without_a_verb_names_the_verbs():
 
 # Whatever is typed.
 
-_FLAGS = sorted({option.flag for option in (*POOL, NAME, CONFIG, *CELL)} | {"--quiet", "--all", "--", "-"})
+_FLAGS = sorted({flag for name in (None, *VERBS) for flag in flags_of(name)} | {"--", "-", "-h", "--help"})
 _VALUES = [
     "2",
     "head",
@@ -333,6 +477,12 @@ _VALUES = [
     "all",
     "nan",
     "1e999",
+    "12h",
+    "64MB",
+    "3f9a2c1b",
+    "night",
+    "/dev/zero#x",
+    "/etc",
     "'",
     '"',
 ]
@@ -342,7 +492,44 @@ _LINES = st.one_of(
     st.lists(_WORDS, max_size=6).map(" ".join),
     st.lists(_WORDS, max_size=6).map(shlex.join),
     st.builds(lambda flag, value: f"{flag}={value}", st.sampled_from(_FLAGS), st.text(max_size=12)),
+    st.binary(max_size=40).map(lambda data: data.decode("latin-1")),
 )
+
+_opened: list[str] | None = None
+
+
+def _note_opened(event, arguments):
+    # A number is of a file that was opened, and noted, before; what other threads do is their own affair.
+    here = _opened is not None and threading.current_thread() is threading.main_thread()
+    if here and event == "open" and not isinstance(arguments[0], int):
+        _opened.append(os.fsdecode(arguments[0]))
+
+
+@contextlib.contextmanager
+def watched():
+    """What is opened inside, by whatever means; the interpreter tells, and does so for good once it is asked."""
+    global _opened  # noqa: PLW0603 - the interpreter's hook cannot be taken away again
+    if not watched.asked:
+        sys.addaudithook(_note_opened)
+        watched.asked = True
+    _opened = found = []
+    try:
+        yield found
+    finally:
+        _opened = None
+
+
+watched.asked = False
+
+
+def answer(line: str, word: str | None = None) -> str:
+    """What a line gives, as text: a request's spec, a refusal or help; anything else is raised."""
+    try:
+        asked = parse(line, cell=True) if word is None else parse(f"{word} {line}", cell=False)
+    except (UsageError, HelpAsked) as error:
+        return str(error)
+    assert isinstance(asked, Given)
+    return str(asked.spec())
 
 
 @settings(max_examples=400, deadline=None)
@@ -350,39 +537,56 @@ _LINES = st.one_of(
 @example(line="--config '\0'", word=None)
 @example(line="--plugins jax(", word="up")
 @example(line="--nodes " + "9" * 5000, word=None)
-def test_whatever_is_typed_is_a_request_or_a_usage_error(line, word):
-    try:
-        asked = parse(line, cell=True) if word is None else parse(f"{word} {line}", cell=False)
-    except (UsageError, HelpAsked, SpecError) as error:
-        told = str(error)
-    else:
-        told = str(asked.spec())
-    assert told
+@example(line="--journal " + "9" * 5000 + "TB", word="up")
+@example(line="--", word="attach")
+@example(line="-- -x y", word="wait")
+@example(line="--config ''", word="up")
+def test_whatever_is_typed_is_a_request_a_refusal_or_help_and_opens_no_file_but_the_named(line, word):
+    answer("--plugins jax --pip x --nodes")  # what is imported late is imported now
+    with watched() as opened:
+        assert answer(line, word)
+    assert all(path and path in line for path in opened)
+
+
+def test_the_watch_sees_what_is_opened(tmp_path):
+    path = tmp_path / "pools.toml"
+    path.write_text("nodes = 2")
+    with watched() as opened:
+        cell(f"--config {path}")
+    assert set(opened) == {str(path)}
 
 
 _TOML = st.recursive(
     st.one_of(
-        st.booleans(), st.integers(-10, 10), st.floats(allow_nan=False, allow_infinity=False), st.text(max_size=8)
+        st.booleans(),
+        st.integers(-10, 10),
+        st.floats(allow_nan=False, allow_infinity=False),
+        st.text(max_size=8),
+        st.sampled_from(["12h", "64MB", "jax(", "0-99999999", "\0", "\ud7ff"]),
     ),
     lambda inner: st.lists(inner, max_size=3),
     max_leaves=4,
 )
-_KEYS = st.sampled_from([*(flag.lstrip("-") for flag in _FLAGS if len(flag) > 2), "quiet", "nodez", "config"])
+_KEYS = st.sampled_from([*(flag.lstrip("-") for flag in _FLAGS if len(flag) > 2), "nodez", "target", "verb", "pool"])
 
 
 @settings(max_examples=200, deadline=None)
 @given(
-    table=st.dictionaries(_KEYS, _TOML, max_size=4), variables=st.dictionaries(st.text(max_size=4), _TOML, max_size=2)
+    table=st.dictionaries(_KEYS, _TOML, max_size=4),
+    variables=st.dictionaries(st.text(max_size=4), _TOML, max_size=2),
+    word=st.sampled_from([None, "up", "restart"]),
 )
-def test_whatever_a_file_holds_is_a_request_or_a_usage_error(tmp_path_factory, table, variables):
+def test_whatever_a_file_holds_is_a_request_or_a_refusal(tmp_path_factory, table, variables, word):
     path = tmp_path_factory.getbasetemp() / "fuzz.toml"
     lines = [f"{key} = {json.dumps(value)}" for key, value in table.items()]
     lines += ["[env]", *(f"{json.dumps(key)} = {json.dumps(value)}" for key, value in variables.items())]
     path.write_text("\n".join(lines))
-    try:
-        asked = parse(f"--config {path}", cell=True)
-    except (UsageError, SpecError) as error:
-        told = str(error)
-    else:
-        told = str(asked.spec())
-    assert told
+    assert answer(f"--config {path}", word)
+
+
+@settings(max_examples=200, deadline=None)
+@given(content=st.one_of(st.binary(max_size=60), st.text(max_size=60).map(str.encode)), section=st.text(max_size=6))
+def test_a_file_of_any_bytes_is_a_request_or_a_refusal(tmp_path_factory, content, section):
+    path = tmp_path_factory.getbasetemp() / "bytes.toml"
+    path.write_bytes(content)
+    assert answer(shlex.join(["--config", f"{path}#{section}"]))

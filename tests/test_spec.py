@@ -1,0 +1,47 @@
+"""What a spec refuses, whoever makes it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from sky_jupyter.api import Compute
+from sky_jupyter.errors import SpecError
+from sky_jupyter.providers import Local
+from sky_jupyter.spec import DEFAULT_JOURNAL, PoolSpec
+
+
+@pytest.mark.parametrize(
+    ("fields", "told"),
+    [
+        ({"keep": 1}, "keep must be True or False, not 1"),
+        ({"keep": "yes"}, "keep must be True or False, not 'yes'"),
+        ({"idle_timeout": 0}, "idle_timeout must be a number of seconds above 0"),
+        ({"idle_timeout": -1.0}, "idle_timeout must be"),
+        ({"idle_timeout": float("nan")}, "idle_timeout must be"),
+        ({"idle_timeout": float("inf")}, "no more than ten years, not inf"),
+        ({"idle_timeout": True}, "idle_timeout must be"),
+        ({"idle_timeout": [1]}, "idle_timeout must be"),
+        ({"journal": (1 << 20) - 1}, "journal must be a whole number of bytes from 1048576 to 1099511627776"),
+        ({"journal": 1 << 41}, "journal must be"),
+        ({"journal": 2e6}, "journal must be"),
+        ({"journal": None}, "journal must be"),
+    ],
+)
+def test_what_cannot_be_is_refused(fields: dict[str, Any], told: str) -> None:
+    with pytest.raises(SpecError, match=told):
+        PoolSpec(provider=Local(), **fields)
+    with pytest.raises(SpecError, match=told):
+        Compute(**fields)
+
+
+def test_the_library_takes_texts_and_numbers() -> None:
+    assert Compute().spec == PoolSpec(provider=Local(), name="compute", journal=DEFAULT_JOURNAL)
+    given = Compute(keep=True, idle_timeout="30m", journal="64MB").spec
+    assert (given.keep, given.idle_timeout, given.journal) == (True, 1800.0, 64 << 20)
+    assert Compute(idle_timeout=90, journal=1 << 20).spec == Compute(idle_timeout="90s", journal="1MB").spec
+    with pytest.raises(SpecError, match="'soon' is not a length of time, such as 90s, 30m or 12h"):
+        Compute(idle_timeout="soon")
+    with pytest.raises(SpecError, match="'lots' is not a size, such as 64MB or 1GB"):
+        Compute(journal="lots")
