@@ -27,6 +27,8 @@ MAX_NODES = 4096
 MAX_RANKS_PER_NODE = 256
 MAX_IDLE_TIMEOUT = 10 * 366 * 86_400.0
 DEFAULT_IDLE_TIMEOUT = 12 * 3600.0
+# A manager is heard once a second; what is shorter could end under its hands.
+MIN_IDLE_TIMEOUT = 10.0
 MIN_JOURNAL, MAX_JOURNAL = 1 << 20, 1 << 40
 DEFAULT_JOURNAL = 256 << 20
 
@@ -196,9 +198,9 @@ class PoolSpec:
             raise SpecError(f"keep must be True or False, not {self.keep!r}")
         if self.idle_timeout is not None:
             number = isinstance(self.idle_timeout, (int, float)) and not isinstance(self.idle_timeout, bool)
-            if not number or not 0 < self.idle_timeout <= MAX_IDLE_TIMEOUT:
+            if not number or not MIN_IDLE_TIMEOUT <= self.idle_timeout <= MAX_IDLE_TIMEOUT:
                 raise SpecError(
-                    "idle_timeout must be a number of seconds above 0 and no more than ten years, "
+                    f"idle_timeout must be a number of seconds from {MIN_IDLE_TIMEOUT:g} to ten years, "
                     f"not {self.idle_timeout!r}"
                 )
         _whole("journal", self.journal, MAX_JOURNAL, MIN_JOURNAL, "of bytes ")

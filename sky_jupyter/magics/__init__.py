@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
@@ -11,16 +11,16 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 
 from .. import display
-from ..api import describe, start_pool
+from ..api import attach_pool, describe, start_pool
 from ..capture.collect import collect
 from ..capture.names import analyse
 from ..errors import PoolError, SkyError, SpecError, rank_label
-from ..pool.events import NoticeEvent
+from ..pool.events import NoticeEvent, Tape
 from ..pool.live import pools
-from ..pool.manager import Pool
-from ..pool.registry import Registry, sweep
+from ..pool.manager import Detached, Pool
 from ..pool.results import CellError, CellResult
-from . import traceback
+from ..pool.runs import Run
+from . import runs, traceback
 from .completion import sky_matcher
 from .manual import MANUAL
 from .options import Given, HelpAsked, parse
@@ -72,12 +72,13 @@ class SkyMagics(Magics):
         pool = self.pool_for(given)
         ranks = pool.check_ranks(given.on)
         shown = pool.check_ranks(given.only) if given.only is not None else ranks
+        self.gather(pool)
         pool.settle()
         for news in filter(None, [*pool.take_news(), "; ".join(filter(None, self.take_restarts(pool)))]):
             print(news)
         capture = collect(transformed, namespace, pool.ledger, exclude=_exclude(given), push=given.push)
-        title = f"sky · {pool.spec.name}" if pool.spec.name != "default" else "sky"
-        view: Any = display.Silent() if given.quiet else display.run_view(title, [r for r in ranks if r in shown])
+        tape = Tape()
+        view: Any = display.Silent() if given.quiet else run_view(pool, [rank for rank in ranks if rank in shown])
         run = pool.begin_cell(
             code,
             capture,
@@ -85,32 +86,52 @@ class SkyMagics(Magics):
             count=count,
             grace=given.grace,
             timeout=given.timeout,
-            listener=view.on_event,
+            listener=tape if given.detach else view.on_event,
         )
+        if given.detach:
+            pool.detached[run.id] = Detached(run, tape, given.out)
+            print(f"run {run.id} goes on; `%sky wait` shows it, `%sky interrupt` stops it")
+        else:
+            self.attend(pool, run, view, given.out)
+
+    def attend(self, pool: Pool, run: Run, view: Any, out: str | None = None) -> None:
+        """Show a run to its end, and give the notebook its result; what the ranks assigned counts from now on."""
         try:
             result = pool.attend(run, view.refresh)
         except CellError as error:
-            self.bind(given, error.result)
+            self.bind(out, error.result)
             raise
         finally:
             pool.modules |= run.modules
+            names = run.capture.names
             # A rank sees that a name is bound anew by the object; to an equal small number, it does not.
-            sure = frozenset() if run.failed else capture.names.sure
-            pool.ledger.nodes_wrote(run.writes | sure, namespace, uses=capture.names.uses)
+            sure = frozenset() if run.failed else names.sure
+            pool.ledger.nodes_wrote(run.writes | sure, self.shell.user_ns, uses=names.uses)
             # That kernels are new has been told when they were replaced.
             _, lost = self.take_restarts(pool)
             if lost:
                 view.on_event(NoticeEvent(lost))
             view.finish(run.elapsed)
-        self.bind(given, result)
+        self.bind(out, result)
 
-    def bind(self, given: Given, result: CellResult) -> None:
+    def gather(self, pool: Pool) -> None:
+        """Wait for the runs that were let go: the next cell comes after them, and needs what they assigned."""
+        for id, detached in list(pool.detached.items()):
+            if not detached.run.over.is_set():
+                print(f"waiting for run {id}, which was let go; `%sky wait` shows it")
+            try:
+                self.attend(pool, detached.run, display.Silent(), detached.out)
+            except CellError as error:
+                print(f"run {id}: {error}; `%sky logs {id}` shows what it printed")
+            del pool.detached[id]
+
+    def bind(self, out: str | None, result: CellResult) -> None:
         """Give the notebook the result, under its names."""
         self.shell.user_ns[RESULT] = result
-        if given.out is not None:
-            self.shell.user_ns[given.out] = result
+        if out is not None:
+            self.shell.user_ns[out] = result
             for pool in pools.all():
-                pool.ledger.notebook_wrote([given.out])
+                pool.ledger.notebook_wrote([out])
 
     def pool_for(self, given: Given) -> Pool:
         """The pool that the options mean; made where it is not there."""
@@ -188,6 +209,42 @@ class SkyMagics(Magics):
             self.end(pool)
             print(f"pool {pool.spec.name}: ended")
 
+    def do_attach(self, given: Given) -> None:
+        pool = pools.get(given.name) if given.name is not None else None
+        if pool is None:
+            pool = attach_pool(given.name, take_over=given.take_over)
+        pools.use(pool)
+        running = [id for id, facts in pool.runs().items() if not facts["over"] and id not in pool.detached]
+        for id in running:
+            self.follow(pool, id)
+        if not running:
+            print("nothing runs on it; `%sky runs` lists what ran, and `%sky wait RUN` brings a result back")
+
+    def follow(self, pool: Pool, id: str) -> None:
+        """Show a run that this notebook did not begin, or let go, from its first byte to its end."""
+        detached = pool.detached.pop(id, None)
+        ranks = range(pool.spec.world_size)
+        if detached is not None:
+            view = run_view(pool, list(detached.run.outcomes))
+            detached.tape.play(view.on_event)
+            self.attend(pool, detached.run, view, detached.out)
+        else:
+            view = run_view(pool, ranks)
+            self.attend(pool, pool.adopt(id, view.on_event), view)
+
+    def do_wait(self, given: Given) -> None:
+        pool, id = runs.find(given)
+        self.follow(pool, id)
+
+    def do_logs(self, given: Given) -> None:
+        pool, id = runs.find(given)
+        result = pool.log(id)
+        ranks = [rank for rank in result.ranks if given.ranks is None or rank in given.ranks]
+        print(runs.log_text(result, ranks))
+
+    def do_runs(self, given: Given) -> None:
+        print(runs.table(given.name))
+
     def end(self, pool: Pool) -> None:
         """End a pool and forget it."""
         pool.down()
@@ -206,6 +263,11 @@ class SkyMagics(Magics):
             return
         for pool in pools.all():
             pool.ledger.notebook_ran(names, self.shell.user_ns, finished=result.success)
+
+
+def run_view(pool: Pool, ranks: Sequence[int]) -> Any:
+    """The view of a run on a pool's ranks."""
+    return display.run_view(f"sky · {pool.spec.name}" if pool.spec.name != "default" else "sky", ranks)
 
 
 def status_text(pool: Pool, *, current: bool) -> str:
@@ -264,8 +326,8 @@ def load(shell: Any) -> None:
     completer = getattr(shell, "Completer", None)
     if completer is not None and sky_matcher not in completer.custom_matchers:
         completer.custom_matchers.append(sky_matcher)
-    # What a machine's crash left behind of local pools.
-    sweep(Registry())
+    for line in runs.news():
+        print(line)
 
 
 def unload(shell: Any) -> None:

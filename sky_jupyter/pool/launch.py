@@ -21,14 +21,12 @@ from ..errors import BootstrapError, PoolError
 from ..machines.base import Command, Machine
 from ..machines.local import LocalProcess
 from ..node.config import HostConfig
-from ..spec import PoolSpec
+from ..spec import DEFAULT_IDLE_TIMEOUT, PoolSpec
 from . import certificates
 
 _SOCKET_PATH = 80
 _SHARED_MEMORY = Path("/dev/shm")
 _FAREWELL = 5.0
-# A kept pool that nobody comes back for ends itself, unless another time is given.
-KEPT_IDLE_TIMEOUT = 12 * 3600.0
 # What belongs to the notebook's process and must not reach a rank. (Under the last one, ipykernel
 # leaves what native code prints where it falls.)
 _OWN = (
@@ -145,7 +143,7 @@ def launch(
             blobs=str(blobs),
             scheduler=scheduler,
             owner=None if spec.keep else os.getpid(),
-            idle_timeout=spec.idle_timeout or (KEPT_IDLE_TIMEOUT if spec.keep else None),
+            idle_timeout=spec.idle_timeout or (DEFAULT_IDLE_TIMEOUT if spec.keep else None),
             journal=spec.journal,
         )
         machine = machines[nodes[0]]

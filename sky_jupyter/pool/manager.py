@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,7 @@ from ..machines.local import LocalMachine
 from ..spec import PoolSpec
 from . import launch
 from .control import Control
-from .events import Listener, PhaseEvent, ignore
+from .events import Listener, PhaseEvent, Tape, ignore
 from .loop import Tick, loop, no_tick, wait_ticking
 from .record import PoolRecord
 from .registry import PoolRow, Registry
@@ -39,6 +40,15 @@ _JOIN_TIMEOUT = 10.0
 _READ_TIMEOUT = 60.0
 DEFAULT_GRACE = 5.0
 _SPARE_ROOM = 64 << 20
+
+
+@dataclass(frozen=True)
+class Detached:
+    """A run that nobody waits for yet, what it has told so far, and the name that its result will have."""
+
+    run: Run
+    tape: Tape
+    out: str | None = None
 
 
 class Pool:
@@ -68,7 +78,7 @@ class Pool:
         self.began = 0.0
         self.listener: Listener = ignore
         # Runs that nobody waits for yet, by id, oldest first.
-        self.detached: dict[str, Run] = {}
+        self.detached: dict[str, Detached] = {}
         # Names that the nodes have as modules: nobody misses them for long.
         self.modules: set[str] = set()
         self.scheduler_address = ""

@@ -1,0 +1,104 @@
+"""What ``%sky runs``, ``wait`` and ``logs`` know of runs, and what loading the extension says of kept pools."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator, Sequence
+
+from ..errors import PoolError, rank_label
+from ..pool.live import pools
+from ..pool.manager import Pool
+from ..pool.record import running
+from ..pool.registry import Registry, sweep
+from ..pool.results import CellResult
+from ..pool.rows import PoolRow
+from .options import Given
+
+_SHOWN = 20
+_CODE = 50
+
+
+@contextlib.contextmanager
+def _registry() -> Iterator[Registry]:
+    registry = Registry()
+    try:
+        yield registry
+    finally:
+        registry.close()
+
+
+def find(given: Given) -> tuple[Pool, str]:
+    """The pool and the id of the run that a verb means: the newest, where none is given.
+
+    Raises
+    ------
+    PoolError
+        When there is no such run on a pool of this notebook, or several begin like this.
+    """
+    chosen = pools.all() if given.name is None else [pools.need(given.name)]
+    if not chosen:
+        raise PoolError("this notebook manages no pool; `%sky attach NAME` takes a kept one up")
+    known = {id: (facts["begin"].get("began") or 0.0, pool) for pool in chosen for id, facts in pool.runs().items()}
+    fitting = sorted((began, id) for id, (began, _) in known.items() if id.startswith(given.target or ""))
+    if not fitting:
+        which = f"no run {given.target!r}" if given.target else "no run yet"
+        raise PoolError(f"{which} on {', '.join(pool.spec.name for pool in chosen)}; `%sky runs` lists them")
+    if given.target and len(fitting) > 1:
+        raise PoolError(f"several runs begin with {given.target!r}: {', '.join(id for _, id in fitting)}")
+    id = fitting[-1][1]
+    return known[id][1], id
+
+
+def table(name: str | None) -> str:
+    """The newest runs, one a line."""
+    with _registry() as registry:
+        pool = registry.pool(name) if name is not None else None
+        if name is not None and pool is None:
+            raise PoolError(f"the registry knows no pool {name!r}")
+        names = {row.id: row.name for row in registry.pools()}
+        rows = registry.runs(pool.id if pool is not None else None, limit=_SHOWN)
+    if not rows:
+        return "no run is recorded"
+    lines = []
+    for row in rows:
+        took = "" if row.elapsed is None else f"{row.elapsed:.1f} s"
+        when = time.strftime("%d %b %H:%M:%S", time.localtime(row.began))
+        state = row.state if row.state != "running" or row.pool in names else "lost"
+        lines.append(
+            f"{row.id}  {names.get(row.pool, row.pool):12} {state:8} {when} {took:>9}  {_first_line(row.code)}"
+        )
+    return "\n".join(lines)
+
+
+def _first_line(code: str) -> str:
+    lines = [line.strip() for line in code.splitlines() if line.strip() and not line.startswith("# %%sky")]
+    text = lines[0] if lines else ""
+    return text if len(text) <= _CODE else text[: _CODE - 1] + "…"
+
+
+def log_text(result: CellResult, ranks: Sequence[int]) -> str:
+    """What ranks have printed, each under its name where there are several."""
+    parts = []
+    for rank in ranks:
+        text = result.stdout(rank) + result.stderr(rank)
+        parts.append(text if len(ranks) == 1 else f"── {rank_label([rank])}\n{text}")
+    return "\n".join(part.rstrip("\n") for part in parts)
+
+
+def news() -> list[str]:
+    """What there is of kept pools, a line each, once what a crash of the machine left behind is removed."""
+    with _registry() as registry:
+        sweep(registry)
+        rows = [row for row in registry.pools() if row.keep and pools.get(row.name) is None]
+        return [_kept(registry, row) for row in rows]
+
+
+def _kept(registry: Registry, row: PoolRow) -> str:
+    text = f"pool {row.name}: {row.nodes} {row.provider} node{'s' if row.nodes > 1 else ''}, kept"
+    for id in sorted(running(row)):
+        run = registry.run(id)
+        if run is not None:
+            minutes = max(0.0, time.time() - run.began) / 60
+            text += f", runs {id} ({_first_line(run.code)}) for {minutes:.0f} min"
+    return f"{text}; `%sky attach {row.name}` takes it up"
