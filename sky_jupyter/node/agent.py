@@ -24,6 +24,7 @@ import cloudpickle
 
 from ..errors import PoolError
 from .config import HostConfig
+from .journal import Journal
 from .provisioner import Forkserver
 from .rank import Rank
 from .run import Run
@@ -126,7 +127,7 @@ class Agent:
     async def sky_runs(self, runs: list[str] | None = None) -> dict[str, dict[str, Any]]:
         """What this node knows of runs, all unless given: how they began, and whether they are over here."""
         return {
-            key: {"begin": record.begin, "over": record.over.is_set(), "next": record.journal.next}
+            key: {"begin": record.journal.begin or {}, "over": record.over.is_set(), "next": record.journal.next}
             for key, record in self.runs.items()
             if runs is None or key in runs
         }
@@ -351,7 +352,7 @@ class Agent:
 
     def reopen_runs(self) -> None:
         """Take in the journals of an agent that was here before this one."""
-        for path in sorted((self.folder / "journal").glob("*.jsonl"), key=lambda item: item.stat().st_mtime):
+        for path in Journal.found(self.folder / "journal"):
             with contextlib.suppress(OSError, ValueError):
                 self.runs[path.stem] = Run.reopen(path.stem, path, limit=self.config.journal)
 
@@ -414,4 +415,4 @@ class Agent:
             record = self.begin(run, [idle.number if rank is None else rank], content, {"title": "a function call"})
             record.replied = True
         await record.over.wait()
-        return {"rank": record.begin["mine"][0], "node": self.node}
+        return {"rank": (record.journal.begin or {})["mine"][0], "node": self.node}

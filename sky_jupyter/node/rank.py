@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import os
 import re
 import secrets
@@ -17,12 +18,15 @@ import zmq.asyncio
 from jupyter_client.connect import write_connection_file
 from jupyter_client.session import Session
 
+from .messages import end_of, event_of, parts_of
 from .provisioner import ForkProvisioner, Forkserver
 
 _LOG_TAIL = 30
 _LOG_BYTES = 1 << 16
 _CRASH = "Fatal Python error"
 _CRASH_LINES = 12
+# So many messages of a kernel are taken in before others have a turn.
+_TURN = 32
 OnEvent = Callable[[str, dict[str, Any]], None]
 
 
@@ -183,29 +187,31 @@ class Rank:
             self._finish(run, {"kind": "end", "status": "died", "text": text, "tail": self.tail()})
 
     async def _read(self, socket: zmq.asyncio.Socket, session: Session) -> None:
-        while True:
+        for count in itertools.count(1):
             frames = await socket.recv_multipart()
+            # While there is more to receive, nothing above waits: others have to have their turn too.
+            if count % _TURN == 0:
+                await asyncio.sleep(0)
             # Two of three messages of a short cell, which tell nothing here.
             if frames[0].endswith((b".status", b".execute_input")):
                 continue
             try:
                 _, frames = session.feed_identities(frames)
                 message = session.deserialize(frames)
-            except (ValueError, TypeError, KeyError) as error:
+            except Exception as error:  # user code can send anything
                 self.note(f"a message of the kernel was refused: {error}\n")
                 continue
             self._on_message(message)
 
     def _on_message(self, message: dict[str, Any]) -> None:
-        kind, content = message["msg_type"], message["content"]
+        kind, run, content = parts_of(message)
         if kind == "iopub_welcome":
             self.ready.set()
             return
-        run = message["parent_header"].get("msg_id", "")
         if kind == "sky_end":
-            self._finish(run, {"kind": "end", **content})
+            self._finish(run, end_of(content))
             return
-        event = _event(kind, content)
+        event = event_of(kind, content)
         if event is not None:
             event["t"] = time.time()
             self.on_event(run, event)
@@ -220,20 +226,5 @@ class Rank:
 
     def note(self, text: str) -> None:
         """Add text to the rank's log."""
-        with contextlib.suppress(OSError), self.log.open("a") as file:
+        with contextlib.suppress(OSError), self.log.open("a", errors="replace") as file:
             file.write(text)
-
-
-def _event(kind: str, content: dict[str, Any]) -> dict[str, Any] | None:
-    """The journal's event for a message of the kernel, or None where it tells nothing."""
-    if kind == "stream":
-        return {"kind": "stream", "name": content["name"], "text": content["text"]}
-    if kind in ("display_data", "update_display_data"):
-        name = "display" if kind == "display_data" else "update"
-        display_id = content.get("transient", {}).get("display_id")
-        return {"kind": name, "data": content["data"], "metadata": content["metadata"], "display_id": display_id}
-    if kind == "execute_result":
-        return {"kind": "result", "data": content["data"], "metadata": content["metadata"]}
-    if kind == "clear_output":
-        return {"kind": "clear", "wait": content.get("wait", False)}
-    return None

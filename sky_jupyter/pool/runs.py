@@ -1,8 +1,13 @@
-"""A run as the manager sees it: events that arrive, outcomes that fill, and when it is over."""
+"""A run as the manager sees it: events that arrive, outcomes that fill, and when it is over.
+
+What arrives is not relied on: an agent, or the code on its ranks, could send anything. It may lose
+or invent its own ranks' output, and nothing else.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -11,9 +16,20 @@ from pathlib import Path
 from typing import Any
 
 from ..capture.collect import Capture
-from ..node.journal import lines_of
-from .events import Listener, OutputEvent
+from ..node.journal import size_text
+from ..node.messages import checked
+from ..node.segments import Gap, is_number, parse
+from ..spec import MAX_NODES
+from .events import Event, Listener, NoticeEvent, OutputEvent
 from .results import Outcome
+
+_log = logging.getLogger(__name__)
+# What comes too early waits for what is missing, as far as there is room: the journal has it too.
+_MOST_EARLY = 256
+_MOST_EARLY_BYTES = 8 << 20
+# Of what a node says of itself, beside its ranks' output.
+_MOST_NOTICES = 20
+_MOST_NOTICE = 500
 
 
 class Run:
@@ -55,6 +71,9 @@ class Run:
         self._next: dict[int, int] = dict.fromkeys(nodes.values(), 0)
         self._anywhere = not nodes
         self._early: dict[int, dict[int, tuple[int, bytes]]] = {}
+        # Nodes that sent what cannot be read, and how much each one has said of itself.
+        self._unreadable: set[int] = set()
+        self._notices: dict[int, int] = {}
 
     @property
     def left(self) -> list[int]:
@@ -87,45 +106,138 @@ class Run:
 
         A batch that is known already is passed over; one that comes early waits for those before.
         """
-        if self._anywhere:
-            self._next.setdefault(node, 0)
-        if not count or node not in self._next or first + count <= self._next[node]:
+        if type(node) is not int or not (node in self._next or (self._anywhere and 0 <= node < MAX_NODES)):
             return None
-        if first > self._next[node]:
-            self._early.setdefault(node, {})[first] = (count, data)
-            return self._next[node]
-        skip = self._next[node] - first
-        self._next[node] = first + count
-        for event in lines_of(data)[skip:]:
-            self._on_event(event, node)
+        awaited = self._next.setdefault(node, 0)
+        if not (is_number(first) and is_number(count) and isinstance(data, (bytes, bytearray, memoryview))):
+            self._note_unreadable(node, "a batch without numbers or lines")
+            return None
+        if first + count <= awaited:
+            return None
+        if first > awaited:
+            self._put_early(node, first, count, bytes(data))
+            return awaited
+        self._take_lines(node, first, count, data)
         early = self._early.get(node, {})
-        for start in sorted(early):
-            if start <= self._next[node]:
-                self.take(node, start, *early.pop(start))
-        return None
+        while early and (start := min(early)) <= self._next[node]:
+            number, lines = early.pop(start)
+            if start + number > self._next[node]:
+                self._take_lines(node, start, number, lines)
+        # Less than what had been announced.
+        return self._next[node] if self._next[node] < first + count else None
+
+    def _put_early(self, node: int, first: int, count: int, data: bytes) -> None:
+        early = self._early.setdefault(node, {})
+        size = sum(len(lines) for _, lines in early.values()) + len(data)
+        if first not in early and len(early) < _MOST_EARLY and size <= _MOST_EARLY_BYTES:
+            early[first] = (count, data)
+
+    def _take_lines(self, node: int, first: int, count: int, data: bytes | bytearray | memoryview) -> None:
+        """Take in the events ``first`` to ``first + count - 1``, as far as they are new.
+
+        A line that is no event, or not the one whose turn it is, is passed over: asking for it
+        again would bring the same.
+        """
+        at, end = first, first + count
+        for line in str(data, "utf-8", "replace").split("\n"):
+            if not line:
+                continue
+            if at >= end:
+                self._note_unreadable(node, "more lines than announced")
+                return
+            event = parse(line)
+            gap = None
+            if event is None or event.get("seq") != at:
+                event = None
+                self._note_unreadable(node, f"line {at} is not event {at}")
+            elif event.get("kind") == "gap":
+                gap = Gap.from_json(event)
+                if gap is None or gap.next > end:
+                    event = gap = None
+                    self._note_unreadable(node, f"line {at} is no gap")
+            at = at + 1 if gap is None else gap.next
+            awaited = self._next[node]
+            if at <= awaited:
+                continue
+            self._next[node] = at
+            if gap is not None:
+                self._on_gap(gap.clipped(awaited, at), node)
+            elif event is not None:
+                self._on_event(event, node)
+        if at < end:
+            self._note_unreadable(node, "fewer lines than announced")
+
+    def _note_unreadable(self, node: int, what: str) -> None:
+        """Say once of a node that it sends what it should not."""
+        if node not in self._unreadable:
+            self._unreadable.add(node)
+            self._tell(NoticeEvent(f"node {node} sent what cannot be read; it was passed over ({what})", self.id))
+
+    def _tell(self, event: Event) -> None:
+        try:
+            self.listener(event)
+        except Exception:
+            # A view that fails costs no output and no result.
+            _log.exception("what listens to run %s failed", self.id)
 
     def _on_event(self, event: dict[str, Any], node: int) -> None:
-        if self._anywhere and not self.outcomes and "rank" in event:
-            self.place(event["rank"], node)
-        outcome = self.outcomes.get(event.get("rank", -1))
-        if outcome is None:
+        kind, rank, text = event.get("kind"), event.get("rank"), event.get("text")
+        if kind == "notice" and isinstance(text, str):
+            self._on_notice(f"node {node}: {text}", node)
+        if kind == "notice" or not is_number(rank):
             return
-        kind = event.get("kind")
-        if kind == "stream":
-            (outcome.stdout if event["name"] == "stdout" else outcome.stderr).append(event["text"])
-        elif kind == "end":
-            if outcome.status != "running":
-                return
-            ours = event["status"] in ("interrupted", "died") or outcome.rank in self.aborted
-            if self.why and ours and event["status"] != "ok":
-                # We ended it ourselves: what matters is why.
-                event = {**event, "status": "interrupted", "why": self.why}
-            outcome.status, outcome.end = event["status"], event
-            self.writes.update(event.get("writes", ()))
-            self.modules.update(event.get("modules", ()))
-        self.listener(OutputEvent(self.id, outcome.rank, event))
+        if self._anywhere and not self.outcomes:
+            self.place(rank, node)
+        outcome = self.outcomes.get(rank)
+        if outcome is None or outcome.node != node:
+            return
+        sound = checked(event)
+        if sound is None:
+            self._note_unreadable(node, f"event {event['seq']} lacks what belongs to its kind")
+            return
         if kind == "end":
-            self._note_end()
+            self._on_end(sound, outcome)
+            return
+        if kind == "stream":
+            (outcome.stdout if sound["name"] == "stdout" else outcome.stderr).append(sound["text"])
+        self._tell(OutputEvent(self.id, outcome.rank, sound))
+
+    def _on_end(self, event: dict[str, Any], outcome: Outcome) -> None:
+        if outcome.status != "running":
+            return
+        ours = event["status"] in ("interrupted", "died") or outcome.rank in self.aborted
+        if self.why and ours and event["status"] != "ok":
+            # We ended it ourselves: what matters is why.
+            event = {**event, "status": "interrupted", "why": self.why}
+        outcome.status, outcome.end = event["status"], event
+        self.writes.update(event.get("writes", ()))
+        self.modules.update(event.get("modules", ()))
+        self._tell(OutputEvent(self.id, outcome.rank, event))
+        self._note_end()
+
+    def _on_gap(self, gap: Gap, node: int) -> None:
+        """Say where output is missing: in each rank's that is known to have had some, else beside them."""
+        why = _one_line(gap.why) or "it is not known why"
+        of_ranks: dict[int, int] = {}
+        for (rank, name), size in gap.tally.items():
+            outcome = self.outcomes.get(rank)
+            if outcome is None or outcome.node != node:
+                continue
+            of_ranks[rank] = of_ranks.get(rank, 0) + size
+            kept = {"stdout": outcome.stdout, "stderr": outcome.stderr}.get(name)
+            if kept is not None:
+                begun = bool(kept) and not kept[-1].endswith("\n")
+                kept.append("\n" * begun + _gap_line(size, why))
+        for rank, size in of_ranks.items():
+            line = {"kind": "stream", "rank": rank, "name": "stderr", "text": _gap_line(size, why)}
+            self._tell(OutputEvent(self.id, rank, line))
+        if not of_ranks:
+            self._on_notice(f"node {node}: a part of what it had to say is missing ({why})", node)
+
+    def _on_notice(self, text: str, node: int) -> None:
+        self._notices[node] = said = self._notices.get(node, 0) + 1
+        if said <= _MOST_NOTICES:
+            self._tell(NoticeEvent(_one_line(text), self.id))
 
     def lose(self, ranks: Iterable[int], text: str) -> None:
         """Give up ranks whose node is gone."""
@@ -133,7 +245,7 @@ class Run:
             if self.outcomes[rank].status == "running":
                 event = {"kind": "end", "rank": rank, "status": "lost", "text": text}
                 self.outcomes[rank].status, self.outcomes[rank].end = "lost", event
-                self.listener(OutputEvent(self.id, rank, event))
+                self._tell(OutputEvent(self.id, rank, event))
         self._note_end()
 
     def _note_end(self) -> None:
@@ -155,3 +267,13 @@ class Run:
             except asyncio.TimeoutError:
                 return condition()
         return True
+
+
+def _gap_line(size: int, why: str) -> str:
+    return f"… {size_text(size)} of output dropped ({why}) …\n"
+
+
+def _one_line(text: str) -> str:
+    """What a node says, fit to be shown as a line."""
+    printable = text[:_MOST_NOTICE].encode(errors="replace").decode()
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in printable).split())
