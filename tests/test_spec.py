@@ -17,10 +17,10 @@ from sky_jupyter.spec import DEFAULT_JOURNAL, PoolSpec
     [
         ({"keep": 1}, "keep must be True or False, not 1"),
         ({"keep": "yes"}, "keep must be True or False, not 'yes'"),
-        ({"idle_timeout": 0}, "idle_timeout must be a number of seconds above 0"),
+        ({"idle_timeout": 0}, "idle_timeout must be a number of seconds from 10"),
         ({"idle_timeout": -1.0}, "idle_timeout must be"),
         ({"idle_timeout": float("nan")}, "idle_timeout must be"),
-        ({"idle_timeout": float("inf")}, "no more than ten years, not inf"),
+        ({"idle_timeout": float("inf")}, "to ten years, not inf"),
         ({"idle_timeout": True}, "idle_timeout must be"),
         ({"idle_timeout": [1]}, "idle_timeout must be"),
         ({"journal": (1 << 20) - 1}, "journal must be a whole number of bytes from 1048576 to 1099511627776"),

@@ -211,7 +211,9 @@ class SkyMagics(Magics):
 
     def do_attach(self, given: Given) -> None:
         pool = pools.get(given.name) if given.name is not None else None
-        if pool is None:
+        if pool is None or pool.state == "taken":
+            if pool is not None:
+                pools.discard(pool)
             pool = attach_pool(given.name, take_over=given.take_over)
         pools.use(pool)
         running = [id for id, facts in pool.runs().items() if not facts["over"] and id not in pool.detached]

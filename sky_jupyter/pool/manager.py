@@ -186,7 +186,7 @@ class Pool:
 
     def release(self) -> None:
         """Let go of a kept pool: it lives on, and whoever attaches to it becomes its manager."""
-        if self.state == "ended":
+        if self.state in ("ended", "taken"):
             return
         self.state = "ended"
         with contextlib.suppress(Exception):
@@ -199,7 +199,7 @@ class Pool:
 
     def _let_go(self) -> None:
         """Another manager has the pool now."""
-        self.state = "ended"
+        self.state = "taken"
         asyncio.ensure_future(self._disconnect())  # noqa: RUF006 - it ends by itself
 
     async def _disconnect(self) -> None:
@@ -277,8 +277,12 @@ class Pool:
         return all(answers.values())
 
     def down(self) -> None:
-        """End the pool: every process, socket and file of it. Safe to call at any time, and twice."""
-        if self.state == "ended":
+        """End the pool: every process, socket and file of it. Safe to call at any time, and twice.
+
+        A pool that another manager has taken over is that one's to end: it is only forgotten here.
+        """
+        if self.state in ("ended", "taken"):
+            self.state = "ended"
             return
         self.state = "ended"
         with contextlib.suppress(Exception):
@@ -611,7 +615,7 @@ class Pool:
 
     def _on_host(self, host: launch.Host, event: dict[str, Any]) -> None:
         """A host, or a process of it, has ended: without a scheduler nobody can be reached."""
-        if self.state == "ended" or host not in self.hosts:
+        if self.state in ("ended", "taken") or host not in self.hosts:
             return
         name = str(event.get("name", ""))
         if event["event"] == "gone":
@@ -645,6 +649,11 @@ class Pool:
     def _must_live(self, *, restarting: bool = False) -> None:
         if self.state == "ended":
             raise PoolError(f"pool {self.spec.name!r} has ended; `%sky up` makes a new one")
+        if self.state == "taken":
+            raise PoolError(
+                f"another notebook has taken pool {self.spec.name!r} over; `%sky attach {self.spec.name} --take-over` "
+                "takes it back, `%sky down` forgets it here"
+            )
         if self.state == "broken" and not restarting:
             raise PoolError(f"pool {self.spec.name!r} is broken: {self.broken}; `%sky restart` makes it anew")
         if self.state == "new" or self.control is None:

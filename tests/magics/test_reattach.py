@@ -1,0 +1,224 @@
+"""Kept pools outlive their notebooks: found again, taken up, refused, taken over, and at last ended."""
+
+from __future__ import annotations
+
+import os
+import random
+import re
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sky_jupyter.pool.registry import Registry
+from sky_jupyter.pool.rows import PoolRow
+from tests.conftest import pool_folders
+from tests.magics.notebook import Notebook, notebook
+from tests.pool.test_faults import eventually
+
+LOAD = "%load_ext sky_jupyter"
+
+
+def the_pool(name: str) -> PoolRow:
+    registry = Registry()
+    try:
+        row = registry.pool(name)
+    finally:
+        registry.close()
+    assert row is not None
+    return row
+
+
+@pytest.fixture
+def name() -> Iterator[str]:
+    """The name of a pool that is ended when the test is over, whoever manages it."""
+    name = f"kept-{random.Random().randrange(1 << 40):x}"
+    yield name
+    registry = Registry()
+    try:
+        rows = [row for row in registry.pools() if row.name == name]
+        for row in rows:
+            if row.host_lives:
+                os.kill(row.host_pid, signal.SIGTERM)
+                assert eventually(lambda row=row: not row.host_lives, 10)
+    finally:
+        registry.close()
+    assert all(pool_folders(row.id) == [] for row in rows)
+
+
+def up(page: Notebook, name: str, options: str = "") -> None:
+    page.run(LOAD)
+    cell = page.run(f"%sky up --nodes 2 --keep --name {name} {options}")
+    assert cell.status == "ok", cell.outputs
+
+
+def kill(page: Notebook) -> None:
+    """The notebook's kernel ends without a word."""
+    page.manager.signal_kernel(signal.SIGKILL)
+    process = psutil.Process(page.manager.provisioner.pid)  # type: ignore[union-attr]
+    assert eventually(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
+
+
+def test_a_new_notebook_is_told_of_a_kept_pool_and_shows_its_running_cell_from_the_first_byte(
+    tmp_path: Path, name: str
+) -> None:
+    with notebook(tmp_path) as page:
+        up(page, name)
+        page.run("%%sky\nfirst = 'here'\n'of an earlier run'")
+        page.client.execute("%%sky\nimport time\nfor i in range(80):\n    print('line', i); time.sleep(0.1)\n'the end'")
+        time.sleep(1.5)
+        kill(page)
+    with notebook(tmp_path) as page:
+        told = page.run(LOAD).stream()
+        assert re.search(rf"pool {name}: 2 local nodes, kept, runs \w+ \(import time\) for 0 min; `%sky attach", told)
+        cell = page.run(f"%sky attach {name}")
+        assert cell.status == "ok"
+        assert [f"line {i}" in cell.run for i in (0, 1, 78, 79)] == [True] * 4, cell.displays
+        assert page.value("_sky.values") == ["the end", "the end"]
+        assert page.value("_sky.stdout(1).count('line')") == 80
+        assert page.run("%%sky\nfirst").status == "ok"
+        assert page.value("_sky.values") == ["here", "here"]
+        listed = page.run("%sky runs").stream()
+        (earlier,) = re.findall(r"(\w{8}) .* first = 'here'", listed)
+        page.run(f"%sky wait {earlier}")
+        assert page.value("_sky.values") == ["of an earlier run"] * 2
+        (printed,) = re.findall(r"(\w{8}) .* import time", listed)
+        logged = page.run(f"%sky logs {printed} --rank 1").stream()
+        assert logged.split("\n")[:3] == ["line 0", "line 1", "line 2"]
+        page.run("%sky down")
+
+
+def test_a_pool_that_another_notebook_manages_is_refused_until_it_is_taken_over(tmp_path: Path, name: str) -> None:
+    with notebook(tmp_path) as first, notebook(tmp_path) as second:
+        up(first, name)
+        first.run("%%sky\nmine = 7")
+        second.run(LOAD)
+        refused = second.run(f"%sky attach {name}")
+        assert refused.error_name == "PoolError"
+        assert "--take-over" in refused.error
+        assert str(first.manager.provisioner.pid) in refused.error  # type: ignore[union-attr]
+        assert first.run("%%sky\nmine").status == "ok"
+        taken = second.run(f"%sky attach {name} --take-over")
+        assert taken.status == "ok"
+        second.run("%%sky\nmine")
+        assert second.value("_sky.values") == [7, 7]
+        time.sleep(2)
+        lost = first.run("%%sky\nmine = 8")
+        assert "another notebook has taken pool" in lost.error
+        second.run("%%sky\nmine")
+        assert second.value("_sky.values") == [7, 7]
+        second.run("%sky down")
+
+
+def test_a_manager_that_stood_still_while_it_was_replaced_is_not_obeyed(tmp_path: Path, name: str) -> None:
+    with notebook(tmp_path) as first, notebook(tmp_path) as second:
+        up(first, name)
+        first.run("%%sky\nmine = 7")
+        old = psutil.Process(first.manager.provisioner.pid)  # type: ignore[union-attr]
+        old.suspend()
+        try:
+            second.run(LOAD)
+            assert second.run(f"%sky attach {name} --take-over").status == "ok"
+        finally:
+            old.resume()
+        first.run("%%sky\nmine = 8")
+        second.run("%%sky\nmine")
+        assert second.value("_sky.values") == [7, 7]
+        second.run("%sky down")
+
+
+def test_a_run_that_is_let_go_is_shown_and_kept_when_it_is_waited_for(tmp_path: Path, name: str) -> None:
+    with notebook(tmp_path) as page:
+        page.run(LOAD)
+        page.run(f"%sky up --nodes 2 --name {name}")
+        cell = page.run("%%sky --detach --out later\nimport time; print('begun'); time.sleep(1); made = 5; made * 2")
+        assert cell.elapsed < 1
+        assert "goes on" in cell.stream()
+        shown = page.run("%sky wait")
+        assert "begun" in shown.run
+        assert page.value("later.values") == [10, 10]
+        page.run("%%sky --detach\nimport time; time.sleep(1); made = 6")
+        # The next cell comes after it, and reads what it assigned.
+        page.run("%%sky\nmade")
+        assert page.value("_sky.values") == [6, 6]
+        page.run("%sky down")
+
+
+@pytest.mark.slow
+def test_a_kept_pool_ends_by_itself_when_nobody_comes_back_even_without_its_scheduler(
+    tmp_path: Path, name: str
+) -> None:
+    with notebook(tmp_path) as page:
+        up(page, name, "--idle-timeout 10s")
+        page.client.execute("%%sky\nimport time; time.sleep(15); 'over'")
+        time.sleep(1)
+        row = the_pool(name)
+        kill(page)
+    killed = time.monotonic()
+    host = psutil.Process(row.host_pid)
+    # Again and again, until the host leaves it.
+    for _ in range(7):
+        for child in host.children():
+            listening = [c for c in child.net_connections() if c.status == "LISTEN"]
+            if listening and (Path(row.folders[0]) / "scheduler.log").exists() and _is_scheduler(child, row):
+                child.kill()
+        time.sleep(0.5)
+    # A run in progress keeps the lease until it ends.
+    time.sleep(max(0.0, 12 - (time.monotonic() - killed)))
+    assert row.host_lives
+    assert eventually(lambda: not row.host_lives, 30)
+    assert 14 < time.monotonic() - killed < 35
+    assert eventually(lambda: pool_folders(row.id) == [])
+
+
+def _is_scheduler(process: psutil.Process, row: PoolRow) -> bool:
+    return any(file.path == f"{row.folders[0]}/scheduler.log" for file in process.open_files())
+
+
+@pytest.mark.slow
+def test_twenty_kills_of_the_notebook_lose_no_line_and_no_result_and_run_nothing_twice(
+    tmp_path: Path, name: str
+) -> None:
+    seed = random.Random().randrange(1 << 30)
+    print(f"seed {seed}")
+    moments = random.Random(seed)
+    cell = """%%sky
+import time, sky_jupyter as sky
+rank = sky.instance_info().rank
+open('{folder}/{number}-' + str(rank), 'a').write('x')
+for line in range(100):
+    print('{number}:', line)
+    if line % 10 == 0: time.sleep(0.05)
+('result', {number}, rank)"""
+    with notebook(tmp_path) as page:
+        up(page, name)
+        kill(page)
+    for number in range(20):
+        with notebook(tmp_path) as page:
+            page.run(LOAD)
+            # What the last one left behind is shown first.
+            assert page.run(f"%sky attach {name}").status == "ok"
+            page.client.execute(cell.format(folder=tmp_path, number=number))
+            time.sleep(moments.uniform(0, 1.0))
+            kill(page)
+    with notebook(tmp_path) as page:
+        page.run(LOAD)
+        page.run(f"%sky attach {name}")
+        page.run(
+            "from sky_jupyter.pool.live import pools\nlogs = [pools.current.log(id) for id in pools.current.runs()]"
+        )
+        runs = page.value("[(r.values, [r.stdout(k) for k in r.ranks], len(r.errors)) for r in logs]")
+        page.run("%sky down")
+    began = {values[0][1] for values, _, _ in runs}
+    for values, outputs, errors in runs:
+        number = values[0][1]
+        assert errors == 0
+        assert values == [("result", number, 0), ("result", number, 1)]
+        assert outputs == ["".join(f"{number}: {line}\n" for line in range(100))] * 2
+    marks = {path.name: path.read_text() for path in tmp_path.glob("*-[01]")}
+    assert marks == {f"{number}-{rank}": "x" for number in began for rank in (0, 1)}
+    # Some are killed before their cell has begun; most are not.
+    assert len(began) >= 10, seed
