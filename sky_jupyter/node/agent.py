@@ -213,9 +213,10 @@ class Agent:
         contents = {rank: {"kind": "check"} for rank in self.ranks}
         return await self.all_well(f"check-{time.time_ns()}", contents, patience)
 
-    async def sky_again(self, ports: dict[str, int], job: str, patience: float) -> bool:
-        """Have this node's ranks set their frameworks up anew; whether all did, in time."""
-        contents = {rank: {"kind": "again", "info": self.info(rank, ports, job).to_json()} for rank in self.ranks}
+    async def sky_again(self, ports: dict[str, int], job: str, patience: float, ranks: list[int] | None = None) -> bool:
+        """Have ranks of this node set their frameworks up anew; whether all did, in time."""
+        chosen = [rank.number for rank in self.mine(ranks)]
+        contents = {rank: {"kind": "again", "info": self.info(rank, ports, job).to_json()} for rank in chosen}
         return await self.all_well(f"again-{job}", contents, patience)
 
     async def sky_leave(self, ranks: list[int] | None = None, patience: float = 5.0) -> None:
@@ -374,6 +375,8 @@ class Agent:
 
     async def all_well(self, name: str, contents: dict[int, dict[str, Any]], patience: float) -> bool:
         """Make a request of each rank, all at once; whether all ended well in time."""
+        if not contents:
+            return True
         requests = [
             asyncio.ensure_future(self.ranks[rank].request(f"{name}-{rank}", content))
             for rank, content in contents.items()

@@ -42,6 +42,8 @@ class Plugin:
     collective : bool
         Whether the ranks depend on each other once it is entered: then the loss of one rank
         means that all ranks enter anew.
+    head_bound : bool
+        Whether the other ranks cannot outlive the head's rank 0, which coordinates them.
     noise : tuple of str
         Regular expressions of whole lines that the framework prints from native code and that
         do not belong into a user's cell; they go to the rank's log instead.
@@ -75,6 +77,7 @@ class Plugin:
     needs: tuple[str, ...] = field(default=(), compare=False)
     preload: tuple[str, ...] = field(default=(), compare=False)
     collective: bool = field(default=False, compare=False)
+    head_bound: bool = field(default=False, compare=False)
     noise: tuple[str, ...] = field(default=(), compare=False)
     transform: Callable[[Image, PoolSpec], Image] | None = field(default=None, compare=False, repr=False)
     bootstrap: Callable[[PoolSpec], Sequence[Sequence[str]]] | None = field(default=None, compare=False, repr=False)

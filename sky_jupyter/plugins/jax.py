@@ -73,6 +73,7 @@ def jax(cuda: str | None = None, devices: int | None = None) -> Plugin:
         args=tuple((key, value) for key, value in given.items() if value is not None),
         preload=MODULES,
         collective=True,
+        head_bound=True,
         noise=NOISE,
         transform=functools.partial(_transform, extra),
         around_process=functools.partial(_around, devices),

@@ -238,12 +238,12 @@ class Pool:
         self.ids = self.spec.provider.create(self.spec, self.spec.nodes, self.id)
         return [self.spec.provider.connect(id) for id in self.ids]
 
-    async def _enter(self, ranks: Sequence[int] | None = None) -> None:
+    async def _enter(self, ranks: Sequence[int] | None = None, epoch: tuple[dict[str, int], str] | None = None) -> None:
         """Have ranks take their place and enter the plugins, all at the same time."""
         assert self.control is not None
         plugins = self.spec.plugins
         apps = [plugin.around_app for plugin in plugins if plugin.around_app is not None]
-        ports, job = await self._new_epoch()
+        ports, job = epoch or await self._new_epoch()
         answers = await self.control.ask(
             "enter",
             plugins=cloudpickle.dumps(plugins),
@@ -269,12 +269,25 @@ class Pool:
         self._epoch += 1
         return dict(zip(names, ports, strict=True)), f"{self.id}-{self.generation}.{self._epoch}"
 
-    async def _again(self) -> bool:
-        """Have all living ranks set their frameworks up anew; whether all could."""
+    async def _again(self, ended: Sequence[int]) -> bool:
+        """Have the ranks set their frameworks up anew, those that ended in new kernels; whether all could."""
         assert self.control is not None
-        ports, job = await self._new_epoch()
-        answers = await self.control.ask("again", ports=ports, job=job, patience=_AGAIN_PATIENCE)
-        return all(answers.values())
+        control, epoch = self.control, await self._new_epoch()
+        living = [rank for rank in range(self.spec.world_size) if rank not in ended]
+
+        async def again() -> None:
+            answers = await control.ask("again", ports=epoch[0], job=epoch[1], patience=_AGAIN_PATIENCE, ranks=living)
+            if not all(answers.values()):
+                raise BootstrapError("plugins", "a rank could not set its frameworks up anew")
+
+        try:
+            if ended:
+                await self._make_kernels(ended)
+            # They meet each other: neither part ends before the other has begun.
+            await asyncio.gather(again(), *([self._enter(ended, epoch)] if ended else []))
+        except BootstrapError:
+            return False
+        return True
 
     def down(self) -> None:
         """End the pool: every process, socket and file of it. Safe to call at any time, and twice.
@@ -337,12 +350,15 @@ class Pool:
 
     async def _renew(self, ranks: Sequence[int] | None) -> None:
         """Replace kernels and have the new ones enter."""
+        await self._make_kernels(ranks)
+        await self._enter(ranks)
+
+    async def _make_kernels(self, ranks: Sequence[int] | None) -> None:
         assert self.control is not None
         failures = await self.control.ask("restart", ranks=ranks)
         for node, failed in failures.items():
             for text in failed.values():
                 raise BootstrapError("plugins", text, node=node)
-        await self._enter(ranks)
 
     # -- runs --------------------------------------------------------------------------------------
 

@@ -38,7 +38,8 @@ class Supervisor:
     renew : callable
         ``await renew(ranks)`` replaces kernels and has the new ones enter the plugins.
     again : callable
-        ``await again()`` has living ranks set their frameworks up anew; whether all could.
+        ``await again(ended)`` has the ranks set their frameworks up anew, those that ended in new
+        kernels; whether all could.
     on_broken : callable
         Told why the pool can run nothing more.
     on_taken : callable
@@ -49,7 +50,7 @@ class Supervisor:
         self,
         spec: PoolSpec,
         renew: Callable[[Sequence[int]], Awaitable[None]],
-        again: Callable[[], Awaitable[bool]],
+        again: Callable[[Sequence[int]], Awaitable[bool]],
         on_broken: Callable[[str], None],
         on_taken: Callable[[], None],
     ) -> None:
@@ -61,6 +62,8 @@ class Supervisor:
         self.together = bool(collective)
         # Whether blocked ranks can be freed with their namespaces kept.
         self.gentle = all(plugin.again for plugin in collective) and any(plugin.abort for plugin in collective)
+        # Whether the others cannot outlive rank 0.
+        self.head_bound = any(plugin.head_bound for plugin in collective)
         self.on_broken = on_broken
         self.on_taken = on_taken
         self.control: Control | None = None
@@ -148,6 +151,9 @@ class Supervisor:
         """Wait for the end; where a rank fails or time is up, the others are stopped after their grace."""
         end = None if timeout is None else time.monotonic() + timeout
         in_time = await run.until(lambda: not run.left or bool(run.failed) or bool(run.why), timeout)
+        if self.gentle and any(outcome.status == "died" for outcome in run.outcomes.values()):
+            # No collective can end that a dead rank is part of.
+            await self.abort(run)
         if in_time and run.left:
             # After an interrupt by the user, ranks wait for nothing that could still come.
             patience = _INTERRUPT_PATIENCE if run.why else grace
@@ -272,12 +278,14 @@ class Supervisor:
         """Begin to replace what the run lost; the next run waits for it."""
         lost = [rank for rank, outcome in run.outcomes.items() if outcome.end.get("text") and outcome.status != "lost"]
         if lost:
-            ranks = list(range(self.spec.world_size)) if self.together else lost
-            self.restarted.update(ranks)
+            ranks = self._to_replace(lost)
             fresh = "a new kernel is" if len(ranks) == 1 else "new kernels are"
             text = f"{rank_label(lost)} ended; {fresh} made for {rank_label(ranks)}"
+            if self.together and len(ranks) < self.spec.world_size:
+                text += f"; the others keep every name{self._gone()}"
             run.listener(NoticeEvent(text, run.id))
-            self._mend_with(self.renew(ranks))
+            self.restarted.update(ranks)
+            self._mend_with(self._set_up_again(ranks) if self.together else self.renew(ranks))
         elif run.aborted:
             text = f"{rank_label(run.aborted)} freed from a collective; every name is kept{self._gone()}"
             run.listener(NoticeEvent(text, run.id))
@@ -324,13 +332,30 @@ class Supervisor:
         self.news.append(f"the ranks were out of step: their frameworks are set up again{self._gone()}")
         await self._set_up_again()
 
-    async def _set_up_again(self) -> None:
-        """Have the frameworks set up anew in the living ranks; where that fails, in new kernels."""
-        if self.gentle and await self.again():
-            return
-        ranks = list(range(self.spec.world_size))
-        self.restarted.update(ranks)
-        await self.renew(ranks)
+    def _to_replace(self, ended: Sequence[int]) -> list[int]:
+        """The ranks that need new kernels where these have ended."""
+        alone = not self.together or (self.gentle and not (self.head_bound and 0 in ended))
+        return sorted(ended) if alone or not ended else list(range(self.spec.world_size))
+
+    async def _set_up_again(self, told: Sequence[int] = ()) -> None:
+        """Have the frameworks set up anew, in new kernels where the old have ended.
+
+        Where the living ranks cannot do so, all get new kernels. Of the ranks ``told`` it is known
+        that their kernels are new.
+        """
+        assert self.control is not None
+        states = await self.control.ask("status")
+        ended = [int(rank) for state in states.values() for rank, its in state["ranks"].items() if not its["pid"]]
+        ranks = self._to_replace(ended)
+        everyone = list(range(self.spec.world_size))
+        if self.gentle and ranks != everyone:
+            if await self.again(ranks):
+                self.restarted.update(set(ranks) - set(told))
+                return
+            self.news.append(f"the frameworks could not be set up again beside what {rank_label(ranks)} left behind")
+        if len(told) < len(everyone):
+            self.restarted.update(everyone)
+        await self.renew(everyone)
 
     # -- what the control plane tells --------------------------------------------------------------
 
