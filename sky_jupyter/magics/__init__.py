@@ -204,6 +204,9 @@ class SkyMagics(Magics):
         pool.interrupt()
         print(f"pool {pool.spec.name}: {'every rank that works is interrupted' if busy else 'nothing runs'}")
 
+    def do_where(self, given: Given) -> None:
+        print(pools.need(given.name).where())
+
     def do_down(self, given: Given) -> None:
         for pool in pools.all() if given.all else [pools.need(given.name)]:
             self.end(pool)

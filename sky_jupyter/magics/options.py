@@ -189,6 +189,7 @@ VERBS = {
     "up": "make a pool, or see that it is there",
     "status": "the live pools and what their ranks do",
     "restart": "new kernels on the same nodes; with other pool options, a new pool of that name",
+    "where": "each rank's stack, whatever it is doing, and which rank is elsewhere",
     "interrupt": "raise KeyboardInterrupt in every rank that works",
     "down": "end a pool, or --all",
     "attach": "manage a kept pool from this notebook, and show what runs on it",

@@ -23,6 +23,7 @@ from typing import Any
 import cloudpickle
 
 from ..errors import PoolError
+from . import look, stacks
 from .config import HostConfig
 from .journal import Journal
 from .provisioner import Forkserver
@@ -37,7 +38,7 @@ _KEEP_RUNS = 200
 REPLACED = "another notebook has taken the pool over"
 CALLS = (
     *("start", "read", "runs", "fetch", "forget", "status", "ping"),
-    *("signal", "abort", "restart", "enter", "check", "again", "leave", "ports"),
+    *("signal", "abort", "restart", "enter", "check", "again", "leave", "ports", "where"),
 )
 
 
@@ -236,10 +237,25 @@ class Agent:
         return {
             "pid": os.getpid(),
             "incarnation": self.incarnation,
-            "ranks": {
-                rank.number: {"pid": rank.pid, "busy_with": rank.busy_with, "entered": rank.entered}
-                for rank in self.ranks.values()
-            },
+            "ranks": self.rank_states(),
+        }
+
+    async def sky_where(self, **arguments: Any) -> dict[str, Any]:
+        """What each rank is at; see `look.report` for the arguments."""
+        ranks = self.rank_states()
+        paths = {rank.number: stacks.path_of(rank.connection_file) for rank in self.ranks.values()}
+        pids = {number: rank.pid for number, rank in self.ranks.items() if rank.pid}
+        reports = await look.report(pids, paths, **arguments)
+        return {
+            "accelerators": self.accelerators[0],
+            "ranks": {number: {**rank, **reports.get(number, {})} for number, rank in ranks.items()},
+        }
+
+    def rank_states(self) -> dict[int, dict[str, Any]]:
+        """What each rank of this node does."""
+        return {
+            number: {"pid": rank.pid, "busy_with": rank.busy_with, "entered": rank.entered}
+            for number, rank in self.ranks.items()
         }
 
     async def sky_ports(self, count: int) -> list[int]:

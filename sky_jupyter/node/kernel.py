@@ -32,12 +32,13 @@ from typing import Any, ClassVar
 
 import cloudpickle
 import zmq
+from ipykernel.compiler import XCachingCompiler
 from ipykernel.iostream import OutStream
 from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelapp import IPKernelApp
-from traitlets import DottedObjectName
+from traitlets import DottedObjectName, Type
 
-from . import payload, results
+from . import payload, results, stacks
 from .runtime import POOL_VARIABLE, instance_info
 
 _KEEP_VALUES = 16
@@ -45,9 +46,17 @@ _NATIVE_PATIENCE = 0.2
 _HIDDEN = frozenset({"In", "Out", "exit", "quit", "get_ipython", "_", "__", "___", "_dh", "_oh", "_ih", "_exit_code"})
 
 
+class CellCompiler(XCachingCompiler):
+    """Names the code of a cell by its number, for stacks that are read from outside; see `stacks.cell_file`."""
+
+    def get_code_name(self, raw_code: str, code: str, number: int) -> str:
+        return stacks.cell_file(raw_code, number)
+
+
 class SkyKernel(IPythonKernel):
     """Made by the forkserver's child, one a process; ends with it."""
 
+    compiler_class = Type(CellCompiler)
     # The agent waits for idle by message; a pause would only slow it.
     _execute_sleep = 0.0
 
@@ -286,4 +295,5 @@ def run_kernel(connection_file: str) -> None:
     )
     # Of the crashed thread only: all of them would push the reason out of the lines that are shown.
     faulthandler.enable(log, all_threads=False)
+    stacks.answer_looks(stacks.path_of(connection_file))
     app.start()

@@ -77,6 +77,11 @@ class Rank:
         """Where output goes that belongs to no run."""
         return self.folder / f"rank{self.number}.log"
 
+    @property
+    def connection_file(self) -> Path:
+        """That of the kernel that runs; its sockets and its stacks lie beside it."""
+        return self.folder / f"k{self.number}-{self.generation}.json"
+
     async def start(self, forkserver: Forkserver) -> None:
         """Have a kernel forked and wait until it listens and its output is subscribed to."""
         self.generation += 1

@@ -47,6 +47,10 @@ class Plugin:
     noise : tuple of str
         Regular expressions of whole lines that the framework prints from native code and that
         do not belong into a user's cell; they go to the rank's log instead.
+    collectives : tuple of str
+        Regular expressions, searched for in ``path/file.py:function`` of a rank's stack (``library.so:function``
+        in C), of where a rank may wait for other ranks. A group named ``call`` is what a person calls it,
+        such as ``all_reduce``; one without is shown by the cell's own line.
     transform : callable, optional
         ``(image, spec) -> image``.
     bootstrap : callable, optional
@@ -79,6 +83,7 @@ class Plugin:
     collective: bool = field(default=False, compare=False)
     head_bound: bool = field(default=False, compare=False)
     noise: tuple[str, ...] = field(default=(), compare=False)
+    collectives: tuple[str, ...] = field(default=(), compare=False, repr=False)
     transform: Callable[[Image, PoolSpec], Image] | None = field(default=None, compare=False, repr=False)
     bootstrap: Callable[[PoolSpec], Sequence[Sequence[str]]] | None = field(default=None, compare=False, repr=False)
     around_process: AroundProcess | None = field(default=None, compare=False, repr=False)

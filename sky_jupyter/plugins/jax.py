@@ -40,6 +40,15 @@ NOISE = (
     machine.GLOO_NOISE,
     r"W\d{4} .*\] Using experimental recoverable task feature\..*",
 )
+# Where a rank waits for others: by name, or in what JAX compiled.
+COLLECTIVES = (
+    r"jax/experimental/multihost_utils\.py:(?P<call>[a-z]\w*)\Z",
+    r"jax/_src/distributed\.py:(?P<call>initialize|shutdown)\Z",
+    r"jax/_src/api\.py:(?P<call>device_put|device_get|block_until_ready)\Z",
+    r"jax/_src/interpreters/pxla\.py:(\w+\.)*__call__\Z",
+    r"jax/_src/array\.py:(\w+\.)*(_value|block_until_ready|__array__)\Z",
+    r"(libjax_common|xla_extension)[^:/]*\.so:",
+)
 # JAX ends the process with SIGABRT when its peers have not come by then.
 JOIN_SECONDS = 60
 _CUDA = re.compile(r"cu(?P<major>12|13)[0-9x]?\Z")
@@ -75,6 +84,7 @@ def jax(cuda: str | None = None, devices: int | None = None) -> Plugin:
         collective=True,
         head_bound=True,
         noise=NOISE,
+        collectives=COLLECTIVES,
         transform=functools.partial(_transform, extra),
         around_process=functools.partial(_around, devices),
         again=again,
@@ -258,6 +268,12 @@ def again(info: InstanceInfo) -> None:
     client, service = _let_go()
     if client is not None:
         machine.within(machine.LEAVE_SECONDS, client.shutdown)
+    set_mesh = getattr(jax, "set_mesh", None)
+    if set_mesh is not None:
+        # An interrupt may have come just where JAX would have put its own mesh back; and the devices
+        # of any mesh that is set are gone.
+        with contextlib.suppress(ValueError, TypeError):
+            set_mesh(None)
     jax.extend.backend.clear_backends()
     # The old backend, and the port its collectives listen on, may hang in reference cycles.
     gc.collect()

@@ -24,6 +24,14 @@ if TYPE_CHECKING:
 # What the first use of torch across ranks would import; none starts a thread or touches a GPU.
 MODULES = ("torch", "torch.distributed", "torch.nn.parallel")
 NOISE = (machine.GLOO_NOISE,)
+# Where a rank waits for others: by name, or in what runs a backward pass.
+COLLECTIVES = (
+    r"torch/distributed/distributed_c10d\.py:(?P<call>[a-z]\w*)\Z",
+    r"torch/distributed/utils\.py:_\w+_across_processes\Z",
+    r"torch/nn/parallel/distributed\.py:",
+    r"torch/autograd/graph\.py:_engine_run_backward\Z",
+    r"libtorch\w*\.so:.*(c10d|gloo|nccl)",
+)
 BACKENDS = ("gloo", "nccl")
 JOIN_SECONDS = 60
 _CUDA = re.compile(r"cu[0-9]{3}\Z")
@@ -68,6 +76,7 @@ def torch(
         preload=MODULES,
         collective=True,
         noise=NOISE,
+        collectives=COLLECTIVES,
         transform=functools.partial(_transform, cuda, version),
         around_process=functools.partial(_around, backend, timeout),
         again=functools.partial(_again, backend, timeout),

@@ -33,6 +33,7 @@ from .registry import PoolRow, Registry
 from .results import CellError, CellResult
 from .runs import Run
 from .supervisor import Supervisor
+from .where import Where, ask
 
 AGENT_TIMEOUT = 60.0
 _AGAIN_PATIENCE = 20.0
@@ -457,7 +458,7 @@ class Pool:
 
     def _begin(self, run: Run, content: dict[str, Any], code: str, grace: float, timeout: float | None) -> Run:
         self.current = run
-        run.code = code
+        run.code, run.count = code, int(content.get("count", 0))
         self.supervisor.add(run)
         self.registry.run_began(run.id, self.id, code, list(run.outcomes))
         run.task = loop().submit(self.supervisor.execute(run, content, grace, timeout))
@@ -509,6 +510,8 @@ class Pool:
         per_node = self.spec.ranks_per_node
         run = Run(id, {rank: rank // per_node for rank in facts["begin"]["ranks"]}, listener)
         run.code = str(facts["begin"].get("code") or "")
+        count = (facts["begin"].get("content") or {}).get("count", 0)
+        run.count = count if isinstance(count, int) else 0
         return run, facts
 
     def log(self, id: str) -> CellResult:
@@ -661,6 +664,13 @@ class Pool:
         self._must_live()
         assert self.control is not None
         return loop().call(self.control.ask("status"), timeout=5)
+
+    def where(self) -> Where:
+        """Where each rank is: its stack, whatever it is doing, within a second. Callable from any thread."""
+        self._must_live()
+        assert self.control is not None
+        run = self.current if self.current is not None and self.current.left else None
+        return loop().call(ask(self.control, self.spec, run), timeout=5)
 
     def _must_live(self, *, restarting: bool = False) -> None:
         if self.state == "ended":

@@ -50,8 +50,6 @@ class Run:
         self.outcomes = {rank: Outcome(rank, node) for rank, node in sorted(nodes.items())}
         self.listener = listener
         self.capture = Capture()
-        # What it runs, as a person wrote it.
-        self.code = ""
         # Where its blobs lie while it is on.
         self.folder = Path()
         self.elapsed = 0.0
@@ -67,6 +65,11 @@ class Run:
         self.why = ""
         # Ranks that were freed from a collective: what they raise then is our doing.
         self.aborted: set[int] = set()
+        # The cell, as it was given, and its number.
+        self.code = ""
+        self.count = 0
+        # When something of it was last heard of.
+        self.heard = time.monotonic()
         self._began = time.perf_counter()
         self._next: dict[int, int] = dict.fromkeys(nodes.values(), 0)
         self._anywhere = not nodes
@@ -92,6 +95,7 @@ class Run:
     def start_clock(self) -> None:
         """The run's time begins now, and not while the pool is being mended."""
         self._began = time.perf_counter()
+        self.heard = time.monotonic()
 
     def next(self, node: int) -> int:
         """The number of the event that is awaited from a node."""
@@ -181,6 +185,7 @@ class Run:
             _log.exception("what listens to run %s failed", self.id)
 
     def _on_event(self, event: dict[str, Any], node: int) -> None:
+        self.heard = time.monotonic()
         kind, rank, text = event.get("kind"), event.get("rank"), event.get("text")
         if kind == "notice" and isinstance(text, str):
             self._on_notice(f"node {node}: {text}", node)

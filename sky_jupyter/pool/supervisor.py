@@ -15,6 +15,8 @@ from ..spec import PoolSpec
 from .control import Control
 from .events import NoticeEvent
 from .runs import Run
+from .watch import AFTER, Watch
+from .where import Where, ask
 
 _INTERRUPT_PATIENCE = 1.0
 # A rank may still be compiling what will then fail at once.
@@ -72,6 +74,8 @@ class Supervisor:
         self.given_up: set[str] = set()
         # Ranks whose kernels are new; whoever keeps the ledger takes them out.
         self.restarted: set[int] = set()
+        # After how many seconds of silence a run is looked at.
+        self.silence = AFTER
         # What happened after a run was over and shown.
         self.news: list[str] = []
         self._repair: asyncio.Future[None] | None = None
@@ -108,9 +112,8 @@ class Supervisor:
         run.start_clock()
         about = {"code": run.code, "grace": grace, "timeout": timeout, "began": time.time()}
         start = self._keep_task(self._start(run, content, about))
-        await self._watch(run, grace, timeout)
+        await self._attend(run, grace, timeout)
         start.cancel()
-        self._mend(run)
 
     async def _start(self, run: Run, content: dict[str, Any], about: dict[str, Any]) -> None:
         """Have the agents begin a run; one that cannot be reached does not keep the others from it."""
@@ -144,8 +147,21 @@ class Supervisor:
                 await self._read(run, node, 0)
             if {outcome.node for outcome in run.outcomes.values()} - set(begun):
                 self._keep_task(self._start(run, begin["content"], about))
-            await self._watch(run, float(begin.get("grace") or 0.0), begin.get("timeout"))
-            self._mend(run)
+            await self._attend(run, float(begin.get("grace") or 0.0), begin.get("timeout"))
+
+    async def _attend(self, run: Run, grace: float, timeout: float | None) -> None:
+        """Watch over a run to its end, and begin to mend what it broke."""
+        silence = self._keep_task(Watch(run, self._look, after=self.silence).attend())
+        try:
+            await self._watch(run, grace, timeout)
+        finally:
+            silence.cancel()
+        self._mend(run)
+
+    async def _look(self, run: Run, native: bool) -> Where:
+        """Where the ranks are, for the watch over a silent run: there is time enough to be sure."""
+        assert self.control is not None
+        return await ask(self.control, self.spec, run, native=native, window=0.5)
 
     async def _watch(self, run: Run, grace: float, timeout: float | None) -> None:
         """Wait for the end; where a rank fails or time is up, the others are stopped after their grace."""

@@ -1,0 +1,404 @@
+"""Where the ranks are, whatever they are doing, and what the pool says by itself of a run that hangs."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import re
+import shutil
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import pytest
+
+import sky_jupyter as sky
+from sky_jupyter.errors import plain
+from sky_jupyter.node import look, stacks
+from sky_jupyter.pool.events import Event, NoticeEvent
+from sky_jupyter.pool.manager import Pool
+from sky_jupyter.pool.results import CellError
+from sky_jupyter.pool.runs import Run
+from sky_jupyter.pool.where import Where
+from tests.pool.pools import begin, local_pool, run
+from tests.pool.test_faults import eventually
+
+# Asked: one second. Tests share their cores with others, and only tell a hang from an answer.
+ANSWER = 3.0
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with local_pool(nodes=2) as pool:
+        yield pool
+
+
+@contextmanager
+def running(pool: Pool, code: str, listener: Callable[[Event], None] = lambda event: None) -> Iterator[Run]:
+    """A cell that is on, and interrupted afterwards; kernels that do not heed that are replaced."""
+    current = begin(pool, code, listener=listener, count=5)
+    try:
+        yield current
+    finally:
+        if current.left:
+            pool.interrupt(current)
+            if not eventually(lambda: not current.left, 12):
+                pool.interrupt(current, hard=True)
+        try:
+            pool.attend(current)
+        except CellError:
+            pass
+        pool.settle()
+
+
+def seen(pool: Pool, condition: Callable[[str], bool], patience: float = 20.0) -> str:
+    """The text of `where` once it fulfils a condition; each answer comes in time."""
+    end = time.monotonic() + patience
+    while True:
+        began = time.monotonic()
+        text = str(pool.where())
+        took = time.monotonic() - began
+        assert took < ANSWER, f"`where` took {took:.1f} s"
+        if condition(text):
+            return text
+        assert time.monotonic() < end, text
+        time.sleep(0.05)
+
+
+BUSY = {
+    "sleeping": ("import time\ntime.sleep(600)", "sleep at `time.sleep(600)` (Cell In[5], line 2)"),
+    "looping": ("def spin():\n    while True: pass\nspin()", "compute in spin (Cell In[5], line 2)"),
+    "in an expression that holds the GIL": (
+        "import re\nre.match(r'(a+)+$', 'a' * 40 + 'b')",
+        "compute at `re.match(r'(a+)+$', 'a' * 40 + 'b')` (Cell In[5], line 2)",
+    ),
+    "in a sum that holds the GIL": ("sum(range(10**12))", "compute at `sum(range(10**12))` (Cell In[5], line 1)"),
+    "asleep in C with the GIL": (
+        "import ctypes\nctypes.PyDLL(None).usleep(20_000_000)",
+        "at `ctypes.PyDLL(None).usleep(20_000_000)` (Cell In[5], line 2)",
+    ),
+    "waiting for a subprocess": ("import subprocess\nsubprocess.run(['sleep', '600'])", "subprocess.py:"),
+    "joining a thread": (
+        "import threading, time\nt = threading.Thread(target=time.sleep, args=(20,), daemon=True)\nt.start()\nt.join()",
+        "at `t.join()` (Cell In[5], line 4)",
+    ),
+    "awaiting": ("import asyncio\nawait asyncio.sleep(20)", "wait in the event loop (await)"),
+    "deep in a recursion": (
+        "import time\ndef deep(n):\n    if n: deep(n - 1)\n    time.sleep(600)\ndeep(150)",
+        "sleep in deep (Cell In[5], line 4)",
+    ),
+}
+
+
+@pytest.mark.parametrize(("code", "expected"), BUSY.values(), ids=list(BUSY))
+def test_where_tells_the_line_whatever_the_ranks_are_doing(pool: Pool, code: str, expected: str) -> None:
+    if "deep" in code and look.spy_path() is None:
+        pytest.skip("needs py-spy: the interpreter writes 100 frames at most")
+    with running(pool, code):
+        # The ranks have the same stack, so they are one group.
+        text = seen(pool, lambda text: expected in text and text.startswith("ranks 0-1 "))
+        assert "elsewhere" not in text
+
+
+@pytest.mark.parametrize(
+    ("code", "native"),
+    [
+        ("import re; re.match(r'(a+)+$', 'a' * 40 + 'b')", r"in C: .*sre"),
+        ("import ctypes; ctypes.PyDLL(None).usleep(20_000_000)", r"in C: .*nanosleep"),
+        ("import numpy; numpy.linalg.svd(numpy.ones((4000, 4000)) + numpy.eye(4000))", r"in C: .*(blas|umath|lapack)"),
+    ],
+    ids=["in the regular expression machine", "in the C library", "in LAPACK"],
+)
+def test_the_native_frame_is_named(pool: Pool, code: str, native: str) -> None:
+    if look.spy_path() is None:
+        pytest.skip("needs py-spy")
+    with running(pool, code):
+        seen(pool, lambda text: re.search(native, text) is not None)
+
+
+def test_without_py_spy_the_line_that_called_into_c_is_told() -> None:
+    with local_pool(nodes=1, image=sky_image(PATH=path_without_py_spy())) as pool:
+        for code in ("sum(range(10**12))", "import time; time.sleep(600)"):
+            with running(pool, code):
+                text = seen(pool, lambda text: f"`{code}` (Cell In[5], line 1)" in text)  # noqa: B023
+        assert "in C:" not in text
+
+
+def sky_image(**env: str) -> object:
+    from sky_jupyter.spec import Image
+
+    return Image(env=env)
+
+
+def path_without_py_spy() -> str:
+    places = os.environ["PATH"].split(os.pathsep)
+    return os.pathsep.join(place for place in places if shutil.which("py-spy", path=place) is None)
+
+
+def test_a_look_does_not_end_a_sleep_in_c(pool: Pool) -> None:
+    if look.spy_path() is None:
+        pytest.skip("needs py-spy: a signal ends it")
+    with running(
+        pool, "import ctypes, time; t = time.time(); ctypes.CDLL(None).usleep(4_000_000); time.time() - t"
+    ) as it:
+        seen(pool, lambda text: "usleep" in text)
+        assert all(slept >= 3.9 for slept in pool.attend(it).values)
+
+
+def test_idle_ranks_and_ranks_that_have_finished_are_told_apart(pool: Pool) -> None:
+    assert str(pool.where()) == "ranks 0-1 are idle"
+    code = "import time, sky_jupyter as sky\nif sky.instance_info().rank == 0:\n    time.sleep(600)"
+    with running(pool, code):
+        text = seen(pool, lambda text: "rank 1 has finished the cell" in text)
+        assert text.startswith("rank 0 sleeps at `time.sleep(600)` (Cell In[5], line 3)")
+    with running(pool, "import time\ntime.sleep(600)"):
+        assert "line 2" in seen(pool, lambda text: "sleep at" in text)
+
+
+def test_ranks_that_do_not_take_part_are_said_to(pool: Pool) -> None:
+    current = begin(pool, "import time; time.sleep(600)", ranks=[1])
+    assert "rank 0 does not take part" in seen(pool, lambda text: "rank 1 sleeps" in text)
+    pool.interrupt(current)
+    with pytest.raises(CellError):
+        pool.attend(current)
+
+
+def test_the_rank_that_is_elsewhere_is_marked() -> None:
+    code = """
+import time, sky_jupyter as sky
+def load_batch():
+    time.sleep(600)
+if sky.instance_info().rank == 1:
+    load_batch()
+time.sleep(500)
+"""
+    with local_pool(nodes=2, ranks_per_node=2) as pool, running(pool, code):
+        text = seen(pool, lambda text: "ranks 0, 2-3 sleep" in text and "load_batch" in text)
+        assert text.splitlines()[0].startswith("ranks 0, 2-3 sleep at `time.sleep(500)` (Cell In[5], line 6)")
+        assert "elsewhere: rank 1 sleeps in load_batch (Cell In[5], line 3)" in text
+        where = pool.where()
+        assert [(group.ranks, group.elsewhere) for group in where.groups] == [([0, 2, 3], False), ([1], True)]
+        assert where.summary() == (
+            "ranks 0, 2-3 sleep at `time.sleep(500)` (Cell In[5], line 6); rank 1 sleeps in load_batch (line 3)"
+        )
+
+
+def test_a_stopped_process_and_a_stopped_agent_keep_no_other_answer_back(pool: Pool) -> None:
+    with running(pool, "import time; time.sleep(600)"):
+        seen(pool, lambda text: "ranks 0-1 sleep" in text)
+        status = pool.status()
+        kernel, agent = status[0]["ranks"][0]["pid"], status[1]["pid"]
+        os.kill(kernel, signal.SIGSTOP)
+        try:
+            text = seen(pool, lambda text: "rank 0 is stopped (SIGSTOP)" in text)
+            assert "rank 1 sleeps" in text
+        finally:
+            os.kill(kernel, signal.SIGCONT)
+        os.kill(agent, signal.SIGSTOP)
+        try:
+            text = seen(pool, lambda text: "rank 1 is on a node whose agent did not answer" in text)
+            assert "rank 0 sleeps" in text
+        finally:
+            os.kill(agent, signal.SIGCONT)
+        seen(pool, lambda text: "ranks 0-1 sleep" in text)
+
+
+@pytest.mark.parametrize("handler", ["signal.SIG_DFL", "signal.SIG_IGN", "lambda *_: None"])
+def test_user_code_that_takes_the_signal_away_is_not_harmed(pool: Pool, handler: str) -> None:
+    with running(pool, f"import signal, time\nsignal.signal({stacks.LOOK}, {handler})\nwhile True: pass"):
+        time.sleep(0.5)
+        text = seen(pool, lambda text: "Cell In[5], line 3" in text or "its stack is not known" in text)
+        assert ("line 3" in text) == (look.spy_path() is not None)
+        if look.spy_path() is None:
+            assert "handler" in text
+    run(pool, f"import faulthandler\nfaulthandler.unregister({stacks.LOOK})")
+    # The kernels are new afterwards, with their own handler.
+    pool.restart()
+    assert str(pool.where()) == "ranks 0-1 are idle"
+
+
+def test_frames_of_the_kernel_are_left_out_and_cells_keep_their_names_in_tracebacks(pool: Pool) -> None:
+    run(pool, "def fail():\n    raise ValueError('boom')", count=3)
+    with pytest.raises(CellError) as caught:
+        run(pool, "fail()", count=4)
+    text = plain("\n".join(caught.value._render_traceback_()))
+    assert "Cell In[4], line 1" in text
+    assert "Cell In[3], line 2" in text
+    source = run(pool, "import inspect\ninspect.getsource(fail), fail.__code__.co_filename")
+    assert source.head[0] == "def fail():\n    raise ValueError('boom')\n"
+    # Equal on all ranks, so that equal stacks are equal.
+    assert len({value[1] for value in source.values}) == 1
+    with running(pool, "import time\ntime.sleep(600)"):
+        where = pool.where()
+        assert eventually(lambda: all(place.frames for place in pool.where().places), 10)
+        where = pool.where()
+        assert all("ipykernel" not in frame[0] for place in where.places for frame in place.frames)
+        assert [frame[2] for frame in where.places[0].frames] == ["<module>"]
+
+
+def test_a_function_call_tells_where_it_is(pool: Pool) -> None:
+    import threading
+
+    @sky.function
+    def slow() -> None:
+        import time
+
+        time.sleep(600)
+
+    def call() -> None:
+        with pytest.raises(CellError):
+            slow() @ pool
+
+    thread = threading.Thread(target=call)
+    thread.start()
+    try:
+        seen(pool, lambda text: "ranks 0-1 sleep in slow" in text)
+    finally:
+        pool.interrupt()
+        thread.join(20)
+
+
+# -- the watch -------------------------------------------------------------------------------------
+
+
+JAX = """
+import time, jax, numpy as np
+from jax.experimental import multihost_utils
+from jax.sharding import AxisType, NamedSharding, PartitionSpec as P
+rank, n = jax.process_index(), jax.process_count()
+mesh = jax.make_mesh((jax.device_count(),), ("d",), axis_types=(AxisType.Auto,))
+add = jax.jit(jax.shard_map(lambda part: jax.lax.psum(part, "d"), mesh=mesh, in_specs=P("d"), out_specs=P()))
+def total(mine):
+    everyones = jax.make_array_from_process_local_data(NamedSharding(mesh, P("d")), mine)
+    return add(everyones)
+def gather(x): return multihost_utils.process_allgather(x)
+def load_batch(seconds=600): time.sleep(seconds)
+gather(np.ones(2)); float(total(np.ones(1))[0])
+"""
+TORCH = """
+import time, torch, torch.distributed as dist
+rank, n = dist.get_rank(), dist.get_world_size()
+def total(mine):
+    mine = torch.as_tensor(mine)
+    dist.all_reduce(mine)
+    return mine
+def gather(x):
+    out = [torch.zeros(len(x)) for _ in range(n)]
+    dist.all_gather(out, torch.as_tensor(x))
+    return out
+def load_batch(seconds=600): time.sleep(seconds)
+np = torch
+total(torch.ones(2)); gather(torch.ones(2))
+"""
+SETUP = {"jax": JAX, "torch": TORCH}
+SILENCE = 1.5
+
+
+@pytest.fixture(scope="module", params=[("jax", 2), ("torch", 2), ("jax", 4), ("torch", 4)], ids=str)
+def together(request: pytest.FixtureRequest) -> Iterator[tuple[str, Pool]]:
+    kind, nodes = request.param
+    if importlib.util.find_spec(kind) is None:
+        pytest.skip(f"needs the extra {kind}")
+    with local_pool(nodes=nodes, plugins=(getattr(sky.plugins, kind)(),)) as pool:
+        pool.supervisor.silence = SILENCE
+        yield kind, pool
+
+
+@contextmanager
+def watched(together: tuple[str, Pool], code: str) -> Iterator[tuple[Pool, list[str]]]:
+    """A cell that is on, after the set-up of its framework, and the notices of its run."""
+    kind, pool = together
+    # What an earlier hang broke is set up again; compiled functions and meshes of before are of no use.
+    run(pool, SETUP[kind], count=4)
+    notices: list[str] = []
+
+    def listen(event: Event) -> None:
+        if isinstance(event, NoticeEvent):
+            notices.append(event.text)
+
+    with running(pool, code, listen):
+        yield pool, notices
+    # Whatever hung has been freed: the next cell works, and nothing was lost.
+    values = run(pool, SETUP[kind] + "\nfloat(total(np.ones(1))[0])").values
+    assert values == [float(pool.spec.world_size)] * pool.spec.world_size
+
+
+def told(notices: list[str], patience: float = 40.0) -> str:
+    assert eventually(lambda: bool(notices), patience), "nothing was said of a run that hangs"
+    return notices[0]
+
+
+@pytest.mark.slow
+def test_a_rank_that_has_not_entered_a_collective_is_told(together: tuple[str, Pool]) -> None:
+    code = "if rank == 1:\n    load_batch()\ngather(np.ones(2))"
+    with watched(together, code) as (pool, notices):
+        text = told(notices)
+        rest = "rank 0 waits" if pool.spec.world_size == 2 else "ranks 0, 2-3 wait"
+        name = "process_allgather" if together[0] == "jax" else "all_gather"
+        assert text.startswith(f"{rest} in {name} (Cell In[4], line ")
+        assert "rank 1 sleeps in load_batch (line " in text
+        assert "%sky where" in text
+        assert f"{rest} in {name}" in seen(pool, lambda text: name in text)
+
+
+@pytest.mark.slow
+def test_a_rank_that_leaves_the_loop_early_is_told(together: tuple[str, Pool]) -> None:
+    code = "for step in range(2 if rank == n - 1 else 3):\n    float(total(np.ones(1))[0])"
+    with watched(together, code) as (pool, notices):
+        text = told(notices)
+        last = pool.spec.world_size - 1
+        assert text.startswith("rank 0 waits " if last == 1 else f"ranks 0-{last - 1} wait ")
+        assert f"; rank {last} has finished the cell" in text
+
+
+@pytest.mark.slow
+def test_different_shapes_are_told(together: tuple[str, Pool]) -> None:
+    code = "value = gather(np.ones(1_000_000 if rank == 1 else 2))"
+    with watched(together, code) as (pool, notices):
+        # Some ranks may get wrong values, or an error; those that wait are told of.
+        if eventually(lambda: bool(notices) or not pool.current.left, 40) and notices:
+            assert re.search(r"wait\w* in (process_allgather|all_gather)|wait\w* at", notices[0])
+        else:
+            assert together[0] == "torch", "nothing was said of a run that hangs"
+
+
+@pytest.mark.slow
+def test_branches_in_another_order_are_told(together: tuple[str, Pool]) -> None:
+    # As a set of strings orders them where each process hashes with a salt of its own.
+    code = """
+names = ["weights", "bias"] if rank != 1 else ["bias", "weights"]
+for name in names:
+    if name == "bias":
+        float(total(np.ones(4))[0])
+    else:
+        gather(np.ones(300_000))
+"""
+    with watched(together, code) as (pool, notices):
+        text = told(notices)
+        assert "wait" in text
+
+
+@pytest.mark.slow
+def test_a_long_computation_is_no_hang(together: tuple[str, Pool]) -> None:
+    codes = [
+        # All compute, in Python, and in what the framework runs.
+        "end = time.time() + 7\nwhile time.time() < end: pass",
+        "end = time.time() + 7\nwhile time.time() < end: np.ones((500, 500)) @ np.ones((500, 500))",
+        # Ranks that meet again and again, and mostly wait for the slowest.
+        "for _ in range(14):\n    if rank == 0: load_batch(0.5)\n    gather(np.ones(2))",
+        # One sleeps, with nobody waiting for it.
+        "if rank == 0: load_batch(7)",
+    ]
+    for code in codes:
+        with watched(together, code) as (pool, notices):
+            assert eventually(lambda: not pool.current.left, 60)  # noqa: B023
+            assert notices == []
+
+
+@pytest.mark.slow
+def test_a_run_that_prints_is_not_looked_at(together: tuple[str, Pool]) -> None:
+    code = "if rank == 0:\n    for _ in range(20):\n        print('.', flush=True)\n        load_batch(0.3)\ngather(np.ones(2))"
+    with watched(together, code) as (pool, notices):
+        assert eventually(lambda: not pool.current.left, 60)
+        assert notices == []
