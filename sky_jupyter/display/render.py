@@ -112,6 +112,8 @@ _MUTED = "opacity:0.75;font-size:85%"
 _FULL_GROUPS = 4
 # A line that is so much longer counts for several.
 _LINE = 500
+# No image that is shown is larger.
+_MOST_PIXELS = 100_000
 
 
 def to_html(model: RunViewModel, max_lines: int = 1000) -> str:
@@ -333,8 +335,10 @@ def _joined(value: Any) -> str:
 def _size(metadata: Any) -> str:
     if not isinstance(metadata, Mapping):
         return ""
-    names = [name for name in ("width", "height") if isinstance(metadata.get(name), (int, float))]
-    return "".join(f' {name}="{int(metadata[name])}"' for name in names)
+    sizes = [(name, metadata.get(name)) for name in ("width", "height")]
+    # No infinite ones, which JSON can hold too.
+    fit = [(name, size) for name, size in sizes if isinstance(size, (int, float)) and 0 < size < _MOST_PIXELS]
+    return "".join(f' {name}="{int(size)}"' for name, size in fit)
 
 
 # HTML.

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import random
@@ -438,10 +439,8 @@ files = st.lists(lines, max_size=8).map(b"".join)
 @settings(max_examples=300, deadline=None)
 @given(files)
 def test_lines_of_raises_nothing_but_value_errors(data: bytes) -> None:
-    try:
+    with contextlib.suppress(ValueError):
         assert all(isinstance(event, dict) for event in lines_of(data))
-    except ValueError:
-        pass
 
 
 @settings(max_examples=200, deadline=None)
@@ -494,6 +493,6 @@ def test_a_journal_cut_or_overwritten_anywhere_gives_no_number_twice(
     content[place : place + data.draw(st.integers(0, 3))] = data.draw(st.binary(max_size=3))
     path.write_bytes(content)
     after = Journal.reopen(folder / "run.jsonl", 4000)
-    # The line that was hurt may be the last of all.
-    assert after.next >= journal.next - 1
+    # The lines that were hurt may be the last of all.
+    assert after.next >= journal.next - 2
     covered(after)

@@ -176,24 +176,9 @@ values = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(halves | st.integers(), inner, max_size=4),
     max_leaves=8,
 )
-names = st.sampled_from(
-    ["name", "text", "data", "metadata", "transient", "display_id", "wait", "status", "writes", "traceback", "value"]
-    + [
-        "ename",
-        "evalue",
-        "exception",
-        "elapsed",
-        "bound",
-        "large",
-        "kind",
-        "rank",
-        "seq",
-        "t",
-        "tail",
-        "why",
-        "modules",
-    ]
-)
+WORDS = """name text data metadata transient display_id wait status writes modules traceback value large unpicklable
+    ename evalue exception elapsed bound kind rank seq t tail why"""
+names = st.sampled_from(WORDS.split())
 contents = values | st.dictionaries(names | halves, values | st.dictionaries(names | halves, values), max_size=8)
 kinds = st.sampled_from(
     ["stream", "display_data", "update_display_data", "execute_result", "clear_output", "sky_end", "error"]
