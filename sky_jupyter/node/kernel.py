@@ -19,11 +19,14 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import codecs
 import contextlib
 import faulthandler
 import functools
 import os
+import select
 import sys
+import threading
 import time
 import types
 from collections import OrderedDict
@@ -42,7 +45,8 @@ from . import payload, results, stacks
 from .runtime import POOL_VARIABLE, instance_info
 
 _KEEP_VALUES = 16
-_NATIVE_PATIENCE = 0.2
+_NATIVE_PATIENCE = 1.0
+_PIPE = 1 << 16
 _HIDDEN = frozenset({"In", "Out", "exit", "quit", "get_ipython", "_", "__", "___", "_dh", "_oh", "_ih", "_exit_code"})
 
 
@@ -193,7 +197,7 @@ class SkyKernel(IPythonKernel):
         """
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
-                _await_empty(getattr(stream, "_fid", None))
+                _await_empty(stream)
                 _flush_soon(stream)
 
 
@@ -209,7 +213,9 @@ def _flush_soon(stream: Any) -> None:
         thread.schedule(flush)
 
 
-def _await_empty(descriptor: int | None) -> None:
+def _await_empty(stream: Any) -> None:
+    """Wait until what lies in a stream's pipe has become the stream's text."""
+    descriptor = getattr(stream, "_fid", None)
     if descriptor is None:
         return
     import fcntl
@@ -217,16 +223,12 @@ def _await_empty(descriptor: int | None) -> None:
     import termios
 
     end = time.monotonic() + _NATIVE_PATIENCE
-    waited = False
     while time.monotonic() < end:
-        waiting = struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0\0\0\0"))[0]
-        if not waiting:
-            break
-        waited = True
+        # Whoever reads the pipe holds the lock until it has handed on what it read.
+        with stream.taking:
+            if not struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0\0\0\0"))[0]:
+                return
         time.sleep(0.001)
-    if waited:
-        # The thread has taken the bytes; it still has to hand them on.
-        time.sleep(0.002)
 
 
 def _writes(before: dict[str, int], namespace: dict[str, Any]) -> list[str]:
@@ -256,6 +258,25 @@ class OrderedStream(OutStream):
     """
 
     _last: ClassVar[OrderedStream | None] = None
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        # Before the thread that watches the pipe is started.
+        self.taking = threading.Lock()
+        super().__init__(*arguments, **options)
+
+    def _watch_pipe_fd(self) -> None:
+        """ipykernel's, but a character that two reads share stays whole, and `_await_empty` can wait for it."""
+        if self._fid is None:
+            return
+        decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        with contextlib.suppress(OSError, ValueError):
+            while select.select([self._fid], [], []) and self._should_watch:
+                with self.taking:
+                    data = os.read(self._fid, _PIPE)
+                    if not data:
+                        return
+                    self.write(decoder.decode(data))
+                    os.write(self._original_stdstream_copy, data)
 
     def write(self, string: str) -> int | None:
         other = OrderedStream._last
