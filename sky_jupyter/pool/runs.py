@@ -88,6 +88,10 @@ class Run:
         """Ranks that ended otherwise than well."""
         return [rank for rank, outcome in self.outcomes.items() if outcome.failed]
 
+    def waits(self, node: int) -> bool:
+        """Whether events of a node have come for which others must come first."""
+        return bool(self._early.get(node))
+
     def concerns(self, node: int) -> bool:
         """Whether a node takes part, as far as is known."""
         return node in self._next

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
@@ -18,6 +19,7 @@ from .runs import Run
 from .watch import AFTER, Watch
 from .where import Where, ask
 
+_log = logging.getLogger(__name__)
 _INTERRUPT_PATIENCE = 1.0
 # A rank may still be compiling what will then fail at once.
 _ABORT_PATIENCE = 8.0
@@ -80,6 +82,8 @@ class Supervisor:
         self.news: list[str] = []
         self._repair: asyncio.Future[None] | None = None
         self._returned: dict[int, asyncio.Event] = {}
+        # Runs and nodes whose missing events are being asked for.
+        self._reading: set[tuple[str, int]] = set()
         # Two broadcasts at once could reach two ranks in different orders, and their collectives
         # would wait for each other.
         self._turn = asyncio.Lock()
@@ -277,8 +281,7 @@ class Supervisor:
     async def read_all(self, run: Run) -> None:
         """Take in all that the nodes' journals have of a run."""
         for node in sorted({outcome.node for outcome in run.outcomes.values()}):
-            with contextlib.suppress(LookupError):
-                await self._read(run, node, 0)
+            await self._read(run, node, 0)
 
     @property
     def mending(self) -> bool:
@@ -377,9 +380,13 @@ class Supervisor:
 
     def on_batch(self, batch: dict[str, Any]) -> None:
         """Events of a run that an agent forwards."""
-        run = self.runs.get(batch["run"])
-        if run is not None:
-            self._take(run, batch["node"], batch["first"], batch["count"], batch["data"])
+        try:
+            run = self.runs.get(batch["run"])
+            if run is not None:
+                self._take(run, batch["node"], batch["first"], batch["count"], batch["data"])
+        except (KeyError, TypeError) as error:
+            # An agent is input from outside.
+            _log.warning("a batch of events cannot be read: %s: %s", type(error).__name__, error)
 
     def on_lost(self, node: int, why: str) -> None:
         """A node is given up: so are its ranks in what they work on. It is mended when it is back."""
@@ -444,18 +451,35 @@ class Supervisor:
 
     def _take(self, run: Run, node: int, first: int, count: int, data: bytes) -> None:
         missing = run.take(node, first, count, data)
-        if missing is not None:
+        if missing is not None and (run.id, node) not in self._reading:
             self._keep_task(self._read(run, node, missing))
 
     async def _read(self, run: Run, node: int, start: int) -> None:
         """Ask for events that did not come."""
         assert self.control is not None
-        while True:
-            answer = (await self.control.ask("read", [node], run=run.id, start=start))[node]
-            if answer["next"] <= start:
-                return
-            run.take(node, start, answer["next"] - start, answer["data"])
-            start = answer["next"]
+        key = (run.id, node)
+        self._reading.add(key)
+        try:
+            while True:
+                answer = (await self.control.ask("read", [node], run=run.id, start=start))[node]
+                following, data = answer["next"], answer["data"]
+                if not isinstance(following, int) or following <= start:
+                    if not run.waits(node):
+                        break
+                    # Events have come since that those that were read do not reach up to.
+                    await asyncio.sleep(_PAUSE)
+                    start = run.next(node)
+                    continue
+                run.take(node, start, following - start, data)
+                start = following
+            if answer["over"]:
+                # An agent that died may have left a journal that tells of no end.
+                run.lose([rank for rank in run.left if run.outcomes[rank].node == node], f"node {node} had lost it")
+        except (LookupError, TypeError, NodeLost):
+            # It was not begun there, or the node is given up: whoever watches the nodes tells.
+            pass
+        finally:
+            self._reading.discard(key)
 
     def lose_all(self, text: str) -> None:
         """Nobody can be reached any more: give up what runs."""
