@@ -22,7 +22,7 @@ from typing import Any
 
 import cloudpickle
 
-from ..errors import PoolError
+from ..errors import PoolError, plain
 from . import look, stacks
 from .config import HostConfig
 from .journal import Journal
@@ -398,6 +398,10 @@ class Agent:
             for rank, content in contents.items()
         ]
         done, _ = await asyncio.wait(requests, timeout=patience)
+        for rank, task in zip(contents, requests, strict=True):
+            if task in done and task.result()["status"] != "ok":
+                lines = task.result().get("traceback") or [str(task.result().get("text"))]
+                self.ranks[rank].note("\n".join([f"{name}:", *map(plain, lines), ""]))
         return len(done) == len(requests) and all(task.result()["status"] == "ok" for task in done)
 
     def info(self, rank: int, ports: dict[str, int], job: str) -> InstanceInfo:

@@ -64,6 +64,9 @@ class Plugin:
         What was blocked raises; `again` must be able to set the framework up anew afterwards.
     gone : str
         What of the framework's does not survive `again`, to tell the user.
+    gone_beside : str
+        What more takes no part where only some ranks have new kernels; ``{rank}`` stands for one
+        that has its names still.
     check : callable, optional
         ``(info) -> None``, a cheap collective that raises when the ranks are out of step; called on
         all ranks together after an interrupt.
@@ -90,6 +93,7 @@ class Plugin:
     again: Callable[[InstanceInfo], None] | None = field(default=None, compare=False, repr=False)
     abort: Callable[[InstanceInfo], None] | None = field(default=None, compare=False, repr=False)
     gone: str = field(default="", compare=False, repr=False)
+    gone_beside: str = field(default="", compare=False, repr=False)
     check: Callable[[InstanceInfo], None] | None = field(default=None, compare=False, repr=False)
     around_app: AroundProcess | None = field(default=None, compare=False, repr=False)
     decorate: Callable[[Callable[..., Any]], Callable[..., Any]] | None = field(default=None, compare=False, repr=False)

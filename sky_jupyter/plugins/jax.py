@@ -90,7 +90,7 @@ def jax(cuda: str | None = None, devices: int | None = None) -> Plugin:
         again=again,
         check=check,
         abort=abort,
-        gone="arrays that span ranks, and compiled functions",
+        gone="arrays that span ranks, meshes, and compiled functions",
     )
 
 
@@ -265,6 +265,9 @@ def again(info: InstanceInfo) -> None:
     """
     import jax.extend.backend
 
+    if hasattr(jax, "set_mesh"):
+        # An interrupt may have come before a block was left that had set a mesh of the old devices.
+        jax.set_mesh(None)
     client, service = _let_go()
     if client is not None:
         machine.within(machine.LEAVE_SECONDS, client.shutdown)

@@ -58,13 +58,13 @@ def keras(backend: str = "jax", quiet: bool = True) -> Plugin:
         around_process=functools.partial(_around, backend, quiet),
         again=functools.partial(_again, backend),
         check=functools.partial(_check, backend),
-        gone=_GONE if backend == "jax" else "",
+        gone_beside=_GONE if backend == "jax" else "",
     )
 
 
 _GONE = (
-    "Keras models made before (to have one back: weights = model.get_weights(), make the model again, "
-    "model.set_weights(weights)); one that was inside fit() has lost the weights that its step had taken"
+    "Keras models, which a new kernel lacks (to have one back: `%%sky --on {rank} --out kept` with "
+    "`model.get_weights()`, then `%%sky` with the cell that makes the model and `model.set_weights(kept.head)`)"
 )
 
 
@@ -105,7 +105,7 @@ def _around(backend: str, quiet: bool, info: InstanceInfo) -> Iterator[None]:
 
 
 def _again(backend: str, info: InstanceInfo) -> None:
-    """Take part in the ranks' new cluster; models of the old one keep their values, see `get_weights`."""
+    """Take part in the ranks' new cluster, and bring the models of the old one along."""
     if backend == "jax":
         from . import keras_on_jax
 
@@ -113,8 +113,8 @@ def _again(backend: str, info: InstanceInfo) -> None:
 
 
 def _check(backend: str, info: InstanceInfo) -> None:
-    """After an interrupt: ranks that drew differently many random numbers draw the same again."""
+    """After an interrupt: ranks that were stopped apart draw the same numbers and train the same values again."""
     if backend == "jax" and info.world_size > 1:
         from . import keras_on_jax
 
-        keras_on_jax.agree_on_seed()
+        keras_on_jax.agree(info)

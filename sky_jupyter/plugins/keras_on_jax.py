@@ -21,7 +21,7 @@ from jax.experimental import multihost_utils
 from keras.src.backend.common import global_state
 from keras.src.saving import saving_lib
 
-from . import keras_model
+from . import keras_kept, keras_model
 
 if TYPE_CHECKING:
     from ..node.runtime import InstanceInfo
@@ -33,6 +33,7 @@ def joined(info: InstanceInfo) -> Iterator[None]:
     if info.world_size == 1:
         yield
         return
+    keras_kept.install()
     distribute(info)
     for name in ("fit", "evaluate"):
         keras_model.wrap(name, functools.partial(_together, name))
@@ -47,8 +48,13 @@ def joined(info: InstanceInfo) -> Iterator[None]:
 
 
 def distribute(info: InstanceInfo) -> None:
-    """One seed, and every device of every rank for the data; a step of all ranks together."""
-    _set_common_seed()
+    """One seed, and every device of every rank for the data; a step of all ranks together.
+
+    Models that are there already, from an earlier cluster, come along.
+    """
+    rows = _gather([random.SystemRandom().randrange(2**31), *keras_kept.position()])
+    # Initial weights, dropout and shuffling draw from it, and must agree.
+    keras.utils.set_random_seed(int(rows[0][0]))
     keras.distribution.set_distribution(
         keras.distribution.DataParallel(
             devices=keras.distribution.list_devices(),
@@ -56,19 +62,20 @@ def distribute(info: InstanceInfo) -> None:
             auto_shard_dataset=False,
         )
     )
+    keras_kept.move()
+    keras_kept.agree([row[1:] for row in rows], info.rank)
 
 
-def _set_common_seed() -> None:
-    """Initial weights, dropout and shuffling draw from it, and must agree."""
-    seed = multihost_utils.broadcast_one_to_all(jax.numpy.uint32(random.SystemRandom().randrange(2**31)))
-    keras.utils.set_random_seed(int(seed))
+def agree(info: InstanceInfo) -> None:
+    """Have all ranks draw the same random numbers, and train the same values, from here on, if they would not.
 
-
-def agree_on_seed() -> None:
-    """Have all ranks draw the same random numbers from here on, if they would not; all call it together."""
+    All call it together.
+    """
     state = zlib.crc32(repr(random.getstate()).encode()) % 2**31
-    if len({row[0] for row in _gather([state])}) > 1:
-        _set_common_seed()
+    rows = _gather([state, random.SystemRandom().randrange(2**31), *keras_kept.position()])
+    if len({row[0] for row in rows}) > 1:
+        keras.utils.set_random_seed(int(rows[0][1]))
+    keras_kept.agree([row[2:] for row in rows], info.rank)
 
 
 def _together(name: str, original: Callable[..., Any], model: Any, call: inspect.BoundArguments) -> Any:
@@ -100,7 +107,7 @@ def alone(model: Any) -> Iterator[None]:
     also after an interrupt; variables that were made inside join the distribution then.
     """
     distribution = keras.distribution.distribution()
-    held = {id(variable): (variable, variable._value, variable._layout) for variable in _variables(model)}
+    held = {id(item): (item, item._value, item._layout) for item in keras_kept.variables_of(model)}
     values = [value for _, value, _ in held.values() if value is not None]
     # Values that are spread over ranks, as ModelParallel does, cannot be had without the others.
     if distribution is None or not all(value.is_fully_replicated for value in values):
@@ -119,16 +126,10 @@ def alone(model: Any) -> Iterator[None]:
         keras.distribution.set_distribution(distribution)
         for variable, value, layout in held.values():
             variable._value, variable._layout = value, layout
-        for variable in _variables(model):
+        for variable in keras_kept.variables_of(model):
             if id(variable) not in held:
                 variable._layout = distribution.get_variable_layout(variable)
                 variable.assign(variable._value)
-
-
-def _variables(model: Any) -> list[Any]:
-    optimizer = getattr(model, "optimizer", None)
-    found = [*model.variables, *model.metrics_variables, *(optimizer.variables if optimizer else ())]
-    return list({id(variable): variable for variable in found}.values())
 
 
 def _let_saving_alone() -> None:

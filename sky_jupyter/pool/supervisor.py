@@ -301,7 +301,8 @@ class Supervisor:
             fresh = "a new kernel is" if len(ranks) == 1 else "new kernels are"
             text = f"{rank_label(lost)} ended; {fresh} made for {rank_label(ranks)}"
             if self.together and len(ranks) < self.spec.world_size:
-                text += f"; the others keep every name{self._gone()}"
+                kept = min(set(range(self.spec.world_size)) - set(ranks))
+                text += f"; the others keep every name{self._gone(kept)}"
             run.listener(NoticeEvent(text, run.id))
             self.restarted.update(ranks)
             self._mend_with(self._set_up_again(ranks) if self.together else self.renew(ranks))
@@ -312,9 +313,12 @@ class Supervisor:
         elif run.failed and self.together:
             self._mend_with(self._resume())
 
-    def _gone(self) -> str:
-        gone = "; ".join(plugin.gone for plugin in self.spec.plugins if plugin.gone)
-        return f", but these take part no more: {gone}" if gone else ""
+    def _gone(self, kept: int | None = None) -> str:
+        """What of the frameworks' takes part no more; ``kept`` is a rank that lives on beside new kernels."""
+        gone = [plugin.gone for plugin in self.spec.plugins]
+        if kept is not None:
+            gone += [plugin.gone_beside.format(rank=kept) for plugin in self.spec.plugins]
+        return f", but these take part no more: {'; '.join(filter(None, gone))}" if any(gone) else ""
 
     def _mend_with(self, work: Awaitable[None]) -> None:
         before = self._repair
@@ -371,7 +375,7 @@ class Supervisor:
             if await self.again(ranks):
                 self.restarted.update(set(ranks) - set(told))
                 return
-            self.news.append(f"the frameworks could not be set up again beside what {rank_label(ranks)} left behind")
+            self.news.append("the frameworks could not be set up again in the old kernels")
         if len(told) < len(everyone):
             self.restarted.update(everyone)
         await self.renew(everyone)
