@@ -237,26 +237,19 @@ class Agent:
         return {
             "pid": os.getpid(),
             "incarnation": self.incarnation,
-            "ranks": self.rank_states(),
+            "ranks": {
+                rank.number: {"pid": rank.pid, "busy_with": rank.busy_with, "entered": rank.entered}
+                for rank in self.ranks.values()
+            },
         }
 
     async def sky_where(self, **arguments: Any) -> dict[str, Any]:
         """What each rank is at; see `look.report` for the arguments."""
-        ranks = self.rank_states()
-        paths = {rank.number: stacks.path_of(rank.connection_file) for rank in self.ranks.values()}
-        pids = {number: rank.pid for number, rank in self.ranks.items() if rank.pid}
-        reports = await look.report(pids, paths, **arguments)
-        return {
-            "accelerators": self.accelerators[0],
-            "ranks": {number: {**rank, **reports.get(number, {})} for number, rank in ranks.items()},
-        }
-
-    def rank_states(self) -> dict[int, dict[str, Any]]:
-        """What each rank of this node does."""
-        return {
-            number: {"pid": rank.pid, "busy_with": rank.busy_with, "entered": rank.entered}
-            for number, rank in self.ranks.items()
-        }
+        answer = await self.sky_status()
+        living = {n: (rank.pid, stacks.path_of(rank.connection_file)) for n, rank in self.ranks.items() if rank.pid}
+        for number, report in (await look.report(living, **arguments)).items():
+            answer["ranks"][number].update(report)
+        return {**answer, "accelerators": self.accelerators[0]}
 
     async def sky_ports(self, count: int) -> list[int]:
         """Free ports of this node's address, for the frameworks' coordinators."""

@@ -51,6 +51,8 @@ class Facts:
         The main thread's, one letter as in /proc; empty where it is not told.
     cpu, ran : float
         Seconds of CPU time that the process, and its main thread alone, have used.
+    switches : int
+        How often the main thread went to sleep.
     waits_in : str
         The operating system's function that the main thread waits in.
     catches, pending : bool
@@ -60,6 +62,7 @@ class Facts:
     state: str
     cpu: float
     ran: float
+    switches: int = 0
     waits_in: str = ""
     catches: bool = True
     pending: bool = False
@@ -77,14 +80,15 @@ def facts(pid: int) -> Facts | None:
     try:
         fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
         status = dict(line.split(":\t", 1) for line in _read(f"/proc/{pid}/task/{pid}/status").splitlines())
+        switches = int(status.get("voluntary_ctxt_switches", 0))
         ran = int(_read(f"/proc/{pid}/task/{pid}/schedstat").split()[0]) / 1e9
     except (OSError, ValueError, IndexError):
         return None
     cpu = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    waits_in = ""
     with contextlib.suppress(OSError):
-        where = _read(f"/proc/{pid}/task/{pid}/wchan")
-        return Facts(fields[0], cpu, ran, "" if where == "0" else where, *_signals(status))
-    return Facts(fields[0], cpu, ran, "", *_signals(status))
+        waits_in = _read(f"/proc/{pid}/task/{pid}/wchan").strip("0")
+    return Facts(fields[0], cpu, ran, switches, waits_in, *_signals(status))
 
 
 def _read(path: str) -> str:
@@ -127,8 +131,9 @@ async def look(pid: int, path: Path, *, window: float = WINDOW) -> dict[str, Any
         "waits_in": now.waits_in,
         "cpu": (now.cpu - before.cpu) / took,
         "main_cpu": (now.ran - before.ran) / took,
-        # Between two looks: the main thread ran only to answer them, or did it do something?
+        # Between two looks: did the main thread do something, besides answering them?
         "ran": [now.ran, after.ran],
+        "switches": [now.switches, after.switches],
     }
 
 
@@ -149,7 +154,7 @@ async def _stack(pid: int, path: Path, now: Facts) -> tuple[tuple[Frame, ...], s
         dump = await _ask(pid, path, already=now.pending)
         if dump is not None and not dump.cut:
             return dump.frames, ""
-        seen = dump.frames if dump is not None else seen
+        seen = seen or (dump.frames if dump is not None else ())
         note = "" if seen else _silence(facts(pid))
     if runs:
         found, _, _ = await spy(pid, native=False)
@@ -173,7 +178,7 @@ async def _ask(pid: int, path: Path, *, already: bool) -> stacks.Dump | None:
             _send(pid)
         end, size, grew = time.monotonic() + _PATIENCE, start, 0.0
         while time.monotonic() < end:
-            if (found := path.stat().st_size) != size:
+            if (found := os.stat(path).st_size) != size:
                 size, grew = found, time.monotonic()
                 dumps = stacks.read_dumps(_tail(path))[1:]
                 if dumps and dumps[-1].whole:
@@ -310,21 +315,31 @@ def _matches(frames: Iterable[Sequence[Any]], known: Sequence[str]) -> bool:
 
 
 async def report(
-    pids: dict[int, int], paths: dict[int, Path], *, native: bool, known: Sequence[str], window: float, within: float
+    kernels: dict[int, tuple[int, Path]], *, native: bool, known: Sequence[str], window: float, within: float
 ) -> dict[int, dict[str, Any]]:
-    """What ranks of one machine are at, by rank, within so many seconds.
+    """What ranks of one machine are at, within so many seconds.
+
+    Parameters
+    ----------
+    kernels : dict
+        Rank -> its process, and the file that its stacks go to.
+    native : bool
+        Whether C code is to be named, for which processes are halted for a moment.
+    known : sequence of str
+        See `name_native`.
 
     Returns
     -------
     dict
-        For each rank: ``frames`` ([file, line, function], innermost first, without what called the
-        user's code), ``at`` (see `stacks.users_part`), ``note`` (what was in the way), ``state``, ``waits_in``, ``cpu``,
-        ``main_cpu`` (of one core), ``ran``, and, where it was asked for and is worth it, ``native``
+        Rank -> ``frames`` ([file, line, function], innermost first, without what called the user's
+        code), ``at`` (see `stacks.users_part`), ``note`` (what was in the way), ``state`` and
+        ``waits_in`` of the main thread, ``cpu`` and ``main_cpu`` (of one core), ``ran`` and
+        ``switches`` (before and after), and, where it was asked for and is worth it, ``native``
         ([library, function], innermost first) with ``native_note``.
     """
     end = time.monotonic() + within
-    looks = await asyncio.gather(*(look(pids[rank], paths[rank], window=window) for rank in pids))
-    reports = dict(zip(pids, looks, strict=True))
+    looks = await asyncio.gather(*(look(pid, path, window=window) for pid, path in kernels.values()))
+    reports = dict(zip(kernels, looks, strict=True))
     if native:
-        await name_native(reports, pids, known, end)
+        await name_native(reports, {rank: pid for rank, (pid, _) in kernels.items()}, known, end)
     return reports

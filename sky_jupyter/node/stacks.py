@@ -118,8 +118,8 @@ def read_dumps(text: str) -> list[Dump]:
             bottom = frames[-1]
         dumps.append(Dump(tuple(frames), whole, cut))
 
-    *lines, rest = text.split("\n")
-    for line in lines:
+    # What follows the last line feed is a line that is being written.
+    for line in text.split("\n")[:-1]:
         if _HEADER.match(line):
             if started:
                 close(last=False)

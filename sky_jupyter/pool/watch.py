@@ -8,13 +8,15 @@ from collections.abc import Awaitable, Callable
 
 from .events import NoticeEvent
 from .runs import Run
-from .where import Place, Where
+from .where import IDLE, Place, Where
 
 AFTER = 30.0
 _CONFIRM = 2.0
 _LONGEST = 600.0
-# More than this of CPU time between two looks, in seconds, and a main thread has gone on.
-_MOVED = 0.002
+# A main thread that did more than this between two looks has gone on: seconds of CPU time, and how
+# often it went to sleep. The shortest collective takes more; answering a signal takes less.
+_MOVED = 0.0003
+_SLEPT = 3
 _HINT = "`%sky where` shows the stacks; an interrupt frees them"
 
 Look = Callable[[Run, bool], Awaitable[Where]]
@@ -62,7 +64,8 @@ class Watch:
         """What is wrong, in one line; empty where nothing is, or nothing can be told."""
         heard = self.run.heard
         first = await self.look(self.run, False)
-        if not any(place.doing == "waits" for place in first.places):
+        # One rank alone waits for nobody.
+        if len(first.places) < 2 or not any(place.doing == "waits" for place in first.places):
             return ""
         await asyncio.sleep(self.confirm)
         second = await self.look(self.run, True)
@@ -83,13 +86,14 @@ def verdict(first: Where, second: Where) -> str:
     text = second.summary()
     if others:
         return text
-    # An accelerator may be computing for all of them, and nobody here could see it.
-    why = "perhaps with different shapes, or in another order on each rank"
-    return "" if any(place.accelerated for place in stuck) else f"{text}: all of them, and nothing moves; {why}"
+    if any(place.accelerated or place.cpu >= IDLE for place in stuck):
+        # Something computes for them, or an accelerator may, which nobody here could see.
+        return ""
+    return f"{text}: all of them, and nothing moves, perhaps with different shapes, or in another order on each rank"
 
 
 def _same(before: Place | None, now: Place) -> bool:
     """Whether a main thread is where it was, and did nothing in between."""
     if before is None or before.doing != "waits" or before.frames != now.frames:
         return False
-    return abs(now.ran[0] - before.ran[1]) < _MOVED
+    return abs(now.ran[0] - before.ran[1]) < _MOVED and abs(now.switches[0] - before.switches[1]) <= _SLEPT

@@ -6,14 +6,15 @@ The answers come from nodes that run the user's code; here they are read as host
 from __future__ import annotations
 
 import asyncio
+import functools
 import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..errors import NodeLost, rank_label
-from ..node.stacks import CELL, MAX_FRAMES, Frame, clean
+from ..errors import rank_label
+from ..node.stacks import CELL, MAX_FRAMES, Frame, cell_file, clean
 from ..spec import PoolSpec
 from .control import Control
 from .runs import Run
@@ -24,9 +25,13 @@ _SHOWN = 14
 _NATIVE_SHOWN = 4
 _SOURCE = 60
 # A rank that waits uses next to nothing of a core; its other threads may still beat and tick.
-_IDLE = 0.1
-_LIBRARY = re.compile(r"(\A|/)(site-packages|dist-packages|python3\.\d+|sky_jupyter)/|\A<|\.so[.\d]*\Z")
+IDLE = 0.1
+_LIBRARY = re.compile(
+    r"(\A|/)(site-packages|dist-packages|python3\.\d+|sky_jupyter)/|\A<(?!ipython-input-)|\.so[.\d]*\Z"
+)
 _INSTALLED = re.compile(r".*/(?:site-packages|dist-packages|python3\.\d+)/")
+# Code of the notebook's own cells, which came by value.
+_NOTEBOOK = re.compile(r"(\A|/)ipykernel_\d+/\d+\.py\Z|\A<ipython-input-[^/]*>\Z")
 _FUTEX = "futex"
 
 
@@ -37,12 +42,23 @@ class Code:
     count: int = 0
     text: str = ""
 
+    def holds(self, frame: Frame) -> bool:
+        """Whether a frame is in this cell; the folder of its name may differ from machine to machine."""
+        match = CELL.search(frame[0])
+        return match is not None and match[0] == self._name
+
+    @functools.cached_property
+    def _name(self) -> str:
+        match = CELL.search(cell_file(self.text, self.count))
+        return match[0] if match is not None and self.text else ""
+
     def line(self, frame: Frame) -> str:
         """The source of a frame in this cell, shortened; empty for other frames."""
-        match = CELL.search(frame[0])
+        if not self.holds(frame):
+            return ""
         # IPython leaves empty lines at the beginning out, and counts without them.
         lines = re.sub(r"\A(?:[^\S\n]*\n)+", "", self.text).splitlines()
-        if match is None or int(match["count"]) != self.count or not 0 < frame[1] <= len(lines):
+        if not 0 < frame[1] <= len(lines):
             return ""
         text = clean(lines[frame[1] - 1].strip())
         return text if len(text) <= _SOURCE else text[: _SOURCE - 1] + "…"
@@ -55,7 +71,8 @@ class Place:
     Parameters
     ----------
     doing : str
-        ``"waits"`` (in a collective), ``"runs"``, ``"idle"``, ``"finished"``, ``"gone"`` or ``"silent"``.
+        ``"waits"`` (in a collective), ``"runs"``, or no work: ``"idle"``, ``"finished"``, ``"failed"``,
+        ``"absent"`` (from the run), ``"gone"`` (its kernel) or ``"silent"`` (its agent).
     frames : tuple of (str, int, str)
         File, line, function: innermost first, without what called the user's code.
     native : tuple of (str, str)
@@ -64,8 +81,8 @@ class Place:
         What a person calls the collective that it waits in; empty where only its line tells.
     cpu : float
         How much of a core its process used while it was looked at.
-    ran : tuple of float
-        CPU seconds of its main thread before and after it was looked at.
+    ran, switches : tuple of float
+        CPU seconds of its main thread, and how often that went to sleep, before and after it was looked at.
     note : str
         What was in the way, such as that it is stopped.
     """
@@ -78,6 +95,7 @@ class Place:
     call: str = ""
     cpu: float = 0.0
     ran: tuple[float, float] = (0.0, 0.0)
+    switches: tuple[float, float] = (0.0, 0.0)
     note: str = ""
     sleeps: bool = False
     computes: bool = False
@@ -102,10 +120,11 @@ class Place:
         if self.note.startswith(_STOPPED):
             return f"is {self.note}{f' in {_spot(own)}' if own else ''}"
         if not self.frames:
-            return "works, but its stack is not known"
+            return "is at work, but its stack is not known"
         if own is None:
             return "waits in the event loop (await)" if self.loops else "is in Python's or the kernel's own code"
-        spot = _spot(own)
+        # A line of the cell that runs tells most; what that called may be in an earlier one.
+        spot = _spot(next((frame for frame in self.frames if code.holds(frame)), own))
         if self.doing == "waits" and self.call:
             return f"waits in {self.call} ({spot})"
         source = code.line(own)
@@ -121,6 +140,7 @@ _STOPPED = "stopped"
 _STATES = {
     "idle": "is idle",
     "finished": "has finished the cell",
+    "failed": "has failed in the cell",
     "absent": "does not take part",
     "gone": "has no kernel: it has ended, or is being replaced",
     "silent": "is on a node whose agent did not answer",
@@ -210,7 +230,6 @@ _PLURAL = {
     "does": "do",
     "sleeps": "sleep",
     "computes": "compute",
-    "works,": "work,",
 }
 
 
@@ -226,12 +245,14 @@ def _load(group: Group) -> str:
         return ""
     used = [place.cpu for place in group.places]
     low, high = f"{min(used):.0%}", f"{max(used):.0%}"
-    return ", no CPU used" if max(used) < _IDLE / 5 else f", {low if low == high else f'{low} to {high}'} of a core"
+    return ", no CPU used" if max(used) < IDLE / 5 else f", {low if low == high else f'{low} to {high}'} of a core"
 
 
 def _spot(frame: Frame) -> str:
     match = CELL.search(frame[0])
-    return f"Cell In[{match['count']}], line {frame[1]}" if match else f"{_INSTALLED.sub('', frame[0])}:{frame[1]}"
+    if match is not None:
+        return f"Cell In[{match['count']}], line {frame[1]}"
+    return f"{'the notebook' if _NOTEBOOK.search(frame[0]) else _INSTALLED.sub('', frame[0])}:{frame[1]}"
 
 
 def _brief(function: str) -> str:
@@ -293,13 +314,12 @@ def _place(
     if status == "absent" and not report.get("busy_with"):
         return Place(rank, "absent")
     if status not in (None, "absent", "running"):
-        return Place(rank, "finished")
+        return Place(rank, "finished" if status == "ok" else "failed")
     if not report.get("busy_with"):
         return Place(rank, "idle" if status is None else "finished")
     frames = tuple(_frames(report.get("frames")))
     native = tuple(_native(report.get("native")))
     cpu, main = _number(report.get("cpu")), _number(report.get("main_cpu"))
-    ran = report.get("ran")
     waits_in = clean(report.get("waits_in", ""))
     place = Place(
         rank,
@@ -308,10 +328,11 @@ def _place(
         native,
         clean(report.get("native_note", "")),
         cpu=cpu,
-        ran=(_number(ran[0]), _number(ran[1])) if isinstance(ran, (list, tuple)) and len(ran) == 2 else (0.0, 0.0),
+        ran=_pair(report.get("ran")),
+        switches=_pair(report.get("switches")),
         note=clean(report.get("note", "")),
         sleeps="nanosleep" in waits_in,
-        computes=report.get("state") == "R" or cpu > 1 - _IDLE,
+        computes=report.get("state") == "R" or cpu > 1 - IDLE,
         loops=report.get("at") == "loop",
         accelerated=accelerated,
     )
@@ -326,7 +347,7 @@ def _collective(place: Place, known: Sequence[re.Pattern[str]], cpu: float, main
     if named and main < 0.5:
         # Of its other threads, some may compute; it is their results that it waits for, or its peers.
         return named
-    if cpu >= _IDLE:
+    if cpu >= IDLE:
         return None
     if found:
         return ""
@@ -350,6 +371,11 @@ def _matched(place: Place, known: Sequence[re.Pattern[str]]) -> list[re.Match[st
 def _number(value: Any) -> float:
     good = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e12
     return float(value) if good else 0.0
+
+
+def _pair(value: Any) -> tuple[float, float]:
+    good = isinstance(value, (list, tuple)) and len(value) == 2
+    return (_number(value[0]), _number(value[1])) if good else (0.0, 0.0)
 
 
 def _frames(value: Any) -> Iterator[Frame]:
@@ -387,7 +413,8 @@ async def ask(
     async def one(node: int) -> tuple[int, Any]:
         try:
             answer = await asyncio.wait_for(control.ask("where", [node], **arguments), window + _PATIENCE)
-        except (NodeLost, OSError, asyncio.TimeoutError):
+        except Exception:
+            # Whatever it is, the other nodes' answers count; the agent's own log has it.
             return node, None
         return node, answer[node]
 

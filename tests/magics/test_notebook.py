@@ -375,6 +375,25 @@ def test_verbs_name_the_pools_there_are(two):
     assert cell.error.startswith("PoolError: there is no pool 'defalt'; did you mean 'default'?; live: default")
 
 
+def test_where_tells_what_each_rank_is_at(two):
+    assert two.run("%sky where").stream() == "ranks 0-1 are idle\n"
+    two.run("import threading, time\nfrom sky_jupyter.pool.live import pools\nseen = []")
+    two.run(
+        "def look():\n"
+        "    while 'load' not in ''.join(seen): time.sleep(0.1); seen.append(str(pools.current.where()))\n"
+        "watcher = threading.Thread(target=look); watcher.start()"
+    )
+    two.run("def load(seconds):\n    import time\n    time.sleep(seconds)")
+    two.run("%%sky\nload(5 if rank == 1 else 0)")
+    two.run("watcher.join(20)")
+    assert re.match(
+        r"rank 1 sleeps in load \(Cell In\[\d+\], line 2\).*\n"
+        r"    Cell In\[\d+\], line 2: load\(5 if rank == 1 else 0\)\n"
+        r"    the notebook:3 in load\n",
+        two.value("[text for text in seen if 'load' in text][-1]"),
+    ), two.value("seen")
+
+
 def test_down_ends_all_pools_and_status_says_how_to_make_one(book):
     book.run("%sky up")
     assert "ended" in book.run("%sky down --all").stream()

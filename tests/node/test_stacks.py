@@ -1,0 +1,225 @@
+"""Stacks that processes write and py-spy reports: read whole, and without harm whatever they hold."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from hypothesis import example, given, settings
+from hypothesis import strategies as st
+
+from sky_jupyter.node import look, stacks
+
+PROGRAM = """
+import sys, time, signal
+from pathlib import Path
+from sky_jupyter.node import stacks
+def deep(n, work):
+    return deep(n - 1, work) if n else work()
+def main():
+    stacks.answer_looks(Path(sys.argv[1]))
+    print("ready", flush=True)
+    exec(sys.argv[2])
+main()
+"""
+
+
+@contextmanager
+def process(path: Path, code: str) -> Iterator[int]:
+    """A process that answers looks, and then runs code."""
+    child = subprocess.Popen([sys.executable, "-c", PROGRAM, str(path), code], stdout=subprocess.PIPE)
+    try:
+        assert child.stdout is not None
+        assert child.stdout.readline() == b"ready\n"
+        yield child.pid
+    finally:
+        child.kill()
+        child.communicate()
+
+
+def looked(pid: int, path: Path) -> dict[str, object]:
+    return asyncio.run(look.look(pid, path, window=0.02))
+
+
+def functions(report: dict[str, object]) -> list[str]:
+    frames = report["frames"]
+    assert isinstance(frames, list)
+    return [frame[2] for frame in frames]
+
+
+@pytest.fixture(params=["py-spy", "no py-spy"])
+def spy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
+    """With py-spy, where it is there, and as if it were not."""
+    there = look.spy_path() is not None
+    if request.param == "py-spy" and not there:
+        pytest.skip("needs py-spy")
+    if request.param == "no py-spy":
+        monkeypatch.setattr(look, "spy_path", lambda: None)
+    return request.param == "py-spy"
+
+
+@pytest.mark.parametrize("code", ["time.sleep(60)", "while True: pass", "sum(range(10**12))"])
+def test_a_process_tells_its_stack_again_and_again(tmp_path: Path, spy: bool, code: str) -> None:
+    path = tmp_path / "stacks"
+    with process(path, code) as pid:
+        for _ in range(20):
+            assert functions(looked(pid, path))[-3:] == ["<module>", "main", "<module>"]
+        # The file does not grow with the looks.
+        assert path.stat().st_size < 2000
+        assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_of_a_deep_stack_the_innermost_frames_are_told(tmp_path: Path, spy: bool) -> None:
+    path = tmp_path / "stacks"
+    with process(path, "deep(200, lambda: time.sleep(60))") as pid:
+        time.sleep(0.3)
+        found = functions(looked(pid, path))
+        assert found[:3] == ["<lambda>", "deep", "deep"]
+        assert (found[-1] == "<module>") == spy
+
+
+def test_a_stopped_process_is_said_to_be_and_not_signalled(tmp_path: Path, spy: bool) -> None:
+    path = tmp_path / "stacks"
+    with process(path, "time.sleep(60)") as pid:
+        os.kill(pid, signal.SIGSTOP)
+        end = time.monotonic() + 10
+        while (report := looked(pid, path))["note"] != "stopped (SIGSTOP)":
+            assert time.monotonic() < end
+        now = look.facts(pid)
+        assert now is not None
+        assert not now.pending
+        assert bool(report["frames"]) == spy
+
+
+def test_a_process_that_would_die_of_the_signal_does_not_get_it(tmp_path: Path, spy: bool) -> None:
+    path = tmp_path / "stacks"
+    with process(path, "signal.signal(stacks.LOOK, signal.SIG_DFL)\nwhile True: pass") as pid:
+        time.sleep(0.5)
+        report = looked(pid, path)
+        assert look.facts(pid) is not None
+        assert bool(report["frames"]) == spy
+        assert spy or "taken away" in str(report["note"])
+
+
+def test_a_process_whose_handler_is_the_users_is_told_of(tmp_path: Path, spy: bool) -> None:
+    path = tmp_path / "stacks"
+    with process(path, "signal.signal(stacks.LOOK, lambda *_: None)\nwhile True: pass") as pid:
+        time.sleep(0.5)
+        report = looked(pid, path)
+        assert bool(report["frames"]) == spy
+        assert spy or "replaced" in str(report["note"])
+
+
+def test_a_process_that_has_ended_is_said_to_have(tmp_path: Path) -> None:
+    with process(tmp_path / "stacks", "pass") as pid:
+        pass
+    assert looked(pid, tmp_path / "stacks") == {"note": "its kernel has ended", "frames": []}
+
+
+def test_the_name_of_a_cell_tells_its_number_and_differs_with_its_code() -> None:
+    name = stacks.cell_file("x = 1\n", 12)
+    match = stacks.CELL.search(name)
+    assert match is not None
+    assert match["count"] == "12"
+    assert name == stacks.cell_file("x = 1\n", 12) != stacks.cell_file("x = 2\n", 12)
+    assert stacks.CELL.search(stacks.cell_file("\ud800", 1))
+
+
+def test_odd_names_are_read(tmp_path: Path) -> None:
+    path = tmp_path / "stacks"
+    with path.open("w") as file:
+        for name in ("main.py", 'a "b", line 3 in c\nü\x1b[31m.py'):
+            faulthandler.register(stacks.LOOK, file=file, all_threads=False)
+            exec(compile(f"import signal\nsignal.raise_signal({stacks.LOOK})", name, "exec"))
+        faulthandler.unregister(stacks.LOOK)
+    first, second = stacks.read_dumps(path.read_text())
+    assert first.frames[0] == ("main.py", 2, "<module>")
+    assert second.frames[0] == ('a "b", line 3 in c\\x0a\\xfc\\x1b[31m.py', 2, "<module>")
+    assert first.whole
+    assert second.whole
+
+
+REFERENCE = 'Stack (most recent call first):\n  File "host.py", line 9 in <module>\n'
+
+
+@pytest.mark.parametrize(
+    ("more", "whole"),
+    [
+        ('Stack (most recent call first):\n  File "a.py", line 1 in f\n  File "host.py", line 9 in <module>\n', True),
+        ('Stack (most recent call first):\n  File "a.py", line 1 in f\n', False),
+        ('Stack (most recent call first):\n  File "a.py", line 1 in f\n  File "host.py", line 9 in <mod', False),
+        ('Current thread 0x00007f [python] (most recent call first):\n  File "a.py", line 1 in f\n  ...\n', True),
+        ("Stack (most recent call first):\n", False),
+        # Python 3.13 and later, while it collects garbage.
+        (
+            "Stack (most recent call first):\n  Garbage-collecting\n"
+            '  File "a.py", line ??? in f\n  File "host.py", line 9 in <module>\n',
+            True,
+        ),
+    ],
+)
+def test_a_stack_that_is_still_being_written_is_known(more: str, whole: bool) -> None:
+    dumps = stacks.read_dumps(REFERENCE + more)
+    assert [dump.whole for dump in dumps] == [True, whole]
+    data = (REFERENCE + more).encode()
+    assert data[: stacks.reference_end(data)].decode() == REFERENCE
+
+
+lines = st.one_of(
+    st.text(max_size=40),
+    st.sampled_from(["  ...", "Stack (most recent call first):", '  File "x", line 1 in f', "  File", ""]),
+    st.builds(
+        '  File "{}", line {} in {}'.format, st.text(max_size=20), st.text("0123456789?", max_size=12), st.text()
+    ),
+)
+
+
+@given(st.lists(lines, max_size=60).map("\n".join))
+@example('Stack (most recent call first):\n  File "\x1b[2J", line 99999999999 in \u202e\n')
+@settings(max_examples=300, deadline=None)
+def test_any_file_is_read_without_harm(text: str) -> None:
+    for dump in stacks.read_dumps(text):
+        assert len(dump.frames) <= stacks.MAX_FRAMES
+        for file, line, function in dump.frames:
+            assert (file + function).isprintable()
+            assert max(len(file), len(function)) <= stacks.MAX_TEXT + 1
+            assert 0 <= line < 10**9
+        stacks.users_part(dump.frames)
+
+
+@given(st.binary(max_size=400))
+@settings(max_examples=200, deadline=None)
+def test_any_bytes_have_a_reference(data: bytes) -> None:
+    assert 0 <= stacks.reference_end(data) <= len(data)
+
+
+json_values = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=20),
+    lambda inner: (
+        st.lists(inner, max_size=4)
+        | st.dictionaries(
+            st.sampled_from(["frames", "name", "filename", "module", "line", "os_thread_id", "thread_name"]), inner
+        )
+    ),
+    max_leaves=30,
+)
+
+
+@given(json_values.map(lambda value: json.dumps(value).encode()) | st.binary(max_size=100))
+@example(b"[" * 100_000)
+@example(json.dumps([{"os_thread_id": 1, "frames": [{"name": None, "filename": 3, "module": []}]}]).encode())
+@settings(max_examples=300, deadline=None)
+def test_any_report_of_py_spy_is_read_without_harm(data: bytes) -> None:
+    frames, native = look.read_report(data, 1)
+    assert all(isinstance(line, int) and (file + name).isprintable() for file, line, name in frames)
+    assert all((library + name).isprintable() for library, name in native)
