@@ -573,13 +573,16 @@ class Pool:
 
     def wait(self, run: Run, tick: Tick = no_tick) -> bool:
         """Wait until a run's task is done; whether it was interrupted from here. See `attend`."""
-        presses = 0
+        presses = heeded = 0
         while not run.task.done():
+            # In the same place as the wait: the second may come while the first is on its way.
             try:
+                if presses > heeded:
+                    heeded = presses
+                    self.interrupt(run, hard=presses > 1)
                 wait_ticking(run.task, tick)
             except KeyboardInterrupt:
                 presses += 1
-                self.interrupt(run, hard=presses > 1)
         return presses > 0
 
     def finish(self, run: Run) -> CellResult:
