@@ -21,7 +21,7 @@ from ..bootstrap import environment, steps
 from ..capture.collect import Capture
 from ..capture.ledger import Ledger
 from ..capture.payload import Blob, write_blob
-from ..errors import BootstrapError, CaptureError, PoolError, SpecError, plain, rank_label
+from ..errors import BootstrapError, CaptureError, PoolError, SkyError, SpecError, plain, rank_label
 from ..machines.local import LocalMachine
 from ..spec import PoolSpec
 from . import launch
@@ -32,6 +32,7 @@ from .record import PoolRecord
 from .registry import PoolRow, Registry
 from .results import CellError, CellResult
 from .runs import Run
+from .stock import take_stock
 from .supervisor import Supervisor
 from .where import Where, ask
 
@@ -165,6 +166,8 @@ class Pool:
             pool.state = "ended"
             raise
         pool.state = "ready"
+        with contextlib.suppress(SkyError, OSError, FutureTimeout):
+            take_stock(pool)
         return pool
 
     async def _join(self, record: PoolRecord) -> None:
@@ -500,6 +503,8 @@ class Pool:
         run.folder = next((f for host in self.hosts for f in (host.blobs / id, host.folder / id) if f.is_dir()), Path())
         self.current = run
         self.supervisor.add(run)
+        # Its manager may have ended before it was written down.
+        self.registry.run_began(id, self.id, run.code, list(run.outcomes))
         run.task = loop().submit(self.supervisor.adopt(run, facts["begin"], facts["nodes"]))
         return run
 
