@@ -19,7 +19,7 @@ from ..spec import PoolSpec
 from .control import Control
 from .runs import Run
 
-WITHIN = 0.9
+WITHIN = 0.8
 _PATIENCE = 1.5
 _SHOWN = 14
 _NATIVE_SHOWN = 4

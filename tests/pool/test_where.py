@@ -79,8 +79,9 @@ BUSY = {
     ),
     "in a sum that holds the GIL": ("sum(range(10**12))", "compute at `sum(range(10**12))` (Cell In[5], line 1)"),
     "asleep in C with the GIL": (
-        "import ctypes\nctypes.PyDLL(None).usleep(20_000_000)",
-        "at `ctypes.PyDLL(None).usleep(20_000_000)` (Cell In[5], line 2)",
+        # Without py-spy, a look ends such a sleep.
+        "import ctypes\nwhile True: ctypes.PyDLL(None).usleep(5_000_000)",
+        "at `while True: ctypes.PyDLL(None).usleep(5_000_000)` (Cell In[5], line 2)",
     ),
     "waiting for a subprocess": ("import subprocess\nsubprocess.run(['sleep', '600'])", "subprocess.py:"),
     "joining a thread": (
