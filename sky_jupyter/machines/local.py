@@ -10,6 +10,8 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
+from . import identity
+
 
 class LocalCommand:
     """A subprocess in a session of its own, so that a signal to the notebook does not reach it."""
@@ -19,13 +21,8 @@ class LocalCommand:
 
     @property
     def identity(self) -> tuple[int, float]:
-        """Its process id, and when it was started."""
-        import psutil
-
-        try:
-            return self.process.pid, psutil.Process(self.process.pid).create_time()
-        except psutil.NoSuchProcess:
-            return self.process.pid, 0.0
+        """Its process id, and when it was started; see `identity.started`."""
+        return self.process.pid, identity.started(self.process.pid)
 
     def lines(self) -> Iterator[str]:
         """Its standard output, a line at a time."""
@@ -60,7 +57,7 @@ class LocalProcess:
     pid : int
         Its process id.
     started : float
-        When it was started; another process of that id is not it.
+        When it was started, as `identity.started` says; another process of that id is not it.
     """
 
     def __init__(self, pid: int, started: float) -> None:
@@ -69,14 +66,7 @@ class LocalProcess:
     @property
     def alive(self) -> bool:
         """Whether it still runs."""
-        import psutil
-
-        try:
-            process = psutil.Process(self.identity[0])
-            same = abs(process.create_time() - self.identity[1]) < 1
-            return bool(same and process.status() != psutil.STATUS_ZOMBIE)
-        except psutil.Error:
-            return False
+        return identity.lives(*self.identity)
 
     def lines(self) -> Iterator[str]:
         """Nothing: its output went to whoever started it."""

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 
 from ..errors import PoolError, rank_label
 from ..pool.live import pools
 from ..pool.manager import Pool
 from ..pool.record import running
-from ..pool.registry import Registry, sweep
+from ..pool.registry import KEPT_RUNS, Registry, sweep
 from ..pool.results import CellResult
 from ..pool.rows import PoolRow
 from .options import Given
@@ -40,14 +40,24 @@ def find(given: Given) -> tuple[Pool, str]:
     if not chosen:
         raise PoolError("this notebook manages no pool; `%sky attach NAME` takes a kept one up")
     known = {id: (facts["begin"].get("began") or 0.0, pool) for pool in chosen for id, facts in pool.runs().items()}
-    fitting = sorted((began, id) for id, (began, _) in known.items() if id.startswith(given.target or ""))
+    fitting = [id for id in _oldest_first(known, chosen) if id.startswith(given.target or "")]
     if not fitting:
         which = f"no run {given.target!r}" if given.target else "no run yet"
         raise PoolError(f"{which} on {', '.join(pool.spec.name for pool in chosen)}; `%sky runs` lists them")
     if given.target and len(fitting) > 1:
-        raise PoolError(f"several runs begin with {given.target!r}: {', '.join(id for _, id in fitting)}")
-    id = fitting[-1][1]
-    return known[id][1], id
+        raise PoolError(f"several runs begin with {given.target!r}: {', '.join(fitting)}")
+    return known[fitting[-1]][1], fitting[-1]
+
+
+def _oldest_first(known: Mapping[str, tuple[float, Pool]], chosen: Sequence[Pool]) -> list[str]:
+    """The ids of runs in the order in which they began, whatever the clock of this machine went through."""
+    place: dict[str, int] = {}
+    with contextlib.suppress(PoolError):
+        for pool in chosen:
+            pool.registry.flush()
+        place = {row.id: -number for number, row in enumerate(chosen[0].registry.runs(limit=KEPT_RUNS))}
+    # One that the registry does not know is told by its own time, and comes before the others.
+    return sorted(known, key=lambda run: (place.get(run, -KEPT_RUNS), known[run][0]))
 
 
 def table(name: str | None) -> str:
@@ -87,11 +97,17 @@ def log_text(result: CellResult, ranks: Sequence[int]) -> str:
 
 
 def news() -> list[str]:
-    """What there is of kept pools, a line each, once what a crash of the machine left behind is removed."""
+    """What there is of kept pools, a line each, once what a crash of the machine left behind is removed.
+
+    What is wrong with the registry follows.
+    """
     with _registry() as registry:
         sweep(registry)
-        rows = [row for row in registry.pools() if row.keep and pools.get(row.name) is None]
-        return [_kept(registry, row) for row in rows]
+        lines = []
+        with contextlib.suppress(PoolError):
+            rows = [row for row in registry.pools() if row.keep and pools.get(row.name) is None]
+            lines = [_kept(registry, row) for row in rows]
+        return [*lines, *registry.take_warnings()]
 
 
 def _kept(registry: Registry, row: PoolRow) -> str:

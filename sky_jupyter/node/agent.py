@@ -212,7 +212,7 @@ class Agent:
     async def sky_check(self, patience: float) -> bool:
         """Whether this node's ranks, with all others, get through the plugins' checks in time."""
         contents = {rank: {"kind": "check"} for rank in self.ranks}
-        return await self.all_well(f"check-{time.time_ns()}", contents, patience)
+        return await self.all_well(f"check-{secrets.token_hex(8)}", contents, patience)
 
     async def sky_again(self, ports: dict[str, int], job: str, patience: float, ranks: list[int] | None = None) -> bool:
         """Have ranks of this node set their frameworks up anew; whether all did, in time."""
@@ -226,7 +226,7 @@ class Agent:
         async def leave(rank: Rank) -> None:
             if rank.entered and rank.busy_with is None:
                 rank.entered = False
-                request = f"leave-{rank.number}-{time.time_ns()}"
+                request = f"leave-{rank.number}-{secrets.token_hex(8)}"
                 with contextlib.suppress(asyncio.TimeoutError):
                     await asyncio.wait_for(rank.request(request, {"kind": "leave"}), patience)
 
@@ -261,7 +261,7 @@ class Agent:
 
     async def sky_fetch(self, run: str, rank: int) -> dict[str, Any]:
         """The pickled value of a run that stayed on a rank."""
-        path = self.folder / "values" / f"{time.time_ns()}"
+        path = self.folder / "values" / secrets.token_hex(8)
         end = await self.ranks[rank].request(f"fetch-{path.name}", {"kind": "fetch", "of": run, "path": str(path)})
         try:
             return {"end": end, "data": path.read_bytes() if end["status"] == "ok" else b""}

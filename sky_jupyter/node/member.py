@@ -23,6 +23,7 @@ from distributed.worker import get_worker
 
 from . import scheduler as control
 from .agent import CALLS, Agent
+from .clock import keep_streams_moving
 from .config import HostConfig
 
 TOPIC = "sky"
@@ -96,6 +97,7 @@ def serve(
         The file descriptor that a byte is written to when the lease is to be renewed.
     """
     dask.config.set(control.DASK_SETTINGS)
+    keep_streams_moving()
     asyncio.run(_serve(Agent(folder, config, node, accelerators), scheduler, lease))
 
 

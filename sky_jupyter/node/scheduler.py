@@ -13,6 +13,8 @@ from distributed.http.routing import RoutingApplication
 from distributed.security import Security
 from tornado.httpserver import HTTPServer
 
+from .clock import keep_streams_moving
+
 # The default for both sides: certificates of the pool only, nothing in the clear.
 DASK_SETTINGS: dict[str, Any] = {
     "distributed.comm.require-encryption": True,
@@ -20,6 +22,9 @@ DASK_SETTINGS: dict[str, Any] = {
     "distributed.scheduler.reuse-broadcast-comm": True,
     # Output passes through events; the journal is what keeps it.
     "distributed.admin.low-level-log-length": 10,
+    # Counted by the clock of the machine, which may be set; who is there is seen by the connections,
+    # and who does not answer is the manager's to notice.
+    "distributed.scheduler.worker-ttl": None,
     "distributed.scheduler.work-stealing": False,
     "distributed.scheduler.active-memory-manager.start": False,
     "distributed.worker.profile.enabled": False,
@@ -63,6 +68,7 @@ def serve(folder: Path, address: str, port: int, write: int) -> None:
     A ``port`` of 0 is a free one.
     """
     dask.config.set({**DASK_SETTINGS, "temporary-directory": str(folder)})
+    keep_streams_moving()
     asyncio.run(_serve(folder, address, port, write))
 
 

@@ -9,7 +9,11 @@ from __future__ import annotations
 import datetime
 from dataclasses import dataclass
 
-_DAYS = 365
+# From the clock of a machine that has none of its own to "no end" (RFC 5280): what ends the trust
+# is the end of the pool, whose keys nobody else has. A clock that is set, on either side, or runs
+# years behind must not cut a pool's members from each other in the middle of a run.
+_FIRST = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
+_LAST = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.timezone.utc)
 
 
 @dataclass(frozen=True)
@@ -32,8 +36,6 @@ def make(pool: str) -> Certificates:
     from cryptography.hazmat.primitives.asymmetric import ec
     from cryptography.x509.oid import NameOID
 
-    now = datetime.datetime.now(datetime.timezone.utc)
-
     authority_key, member_key = (ec.generate_private_key(ec.SECP256R1()) for _ in range(2))
 
     def name(text: str) -> x509.Name:
@@ -46,9 +48,8 @@ def make(pool: str) -> Certificates:
             .issuer_name(name(f"sky authority {pool}"))
             .public_key(key.public_key())
             .serial_number(x509.random_serial_number())
-            # A machine's clock may run a little behind the notebook's.
-            .not_valid_before(now - datetime.timedelta(hours=1))
-            .not_valid_after(now + datetime.timedelta(days=_DAYS))
+            .not_valid_before(_FIRST)
+            .not_valid_after(_LAST)
             .add_extension(x509.BasicConstraints(ca=authority, path_length=None), critical=True)
             .sign(authority_key, hashes.SHA256())
         )

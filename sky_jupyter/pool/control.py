@@ -110,8 +110,9 @@ class Control:
         import dask.config
         from distributed import Client
 
-        from ..node import scheduler
+        from ..node import clock, scheduler
 
+        clock.keep_streams_moving()
         await self._hang_up()
         with dask.config.set({"distributed.comm.timeouts.connect": f"{timeout}s", **scheduler.DASK_SETTINGS}), _quiet():
             client = Client(

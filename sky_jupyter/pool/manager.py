@@ -567,9 +567,9 @@ class Pool:
             loop().call(self.supervisor.settle())
 
     def take_news(self) -> list[str]:
-        """What happened since this was last asked, and was shown nowhere."""
+        """What happened since this was last asked, and was shown nowhere; what could not be recorded, once."""
         news, self.supervisor.news = self.supervisor.news, []
-        return news
+        return [*news, *self.registry.take_warnings()]
 
     def take_restarted(self) -> set[int]:
         """Ranks whose kernels are new since this was last asked."""

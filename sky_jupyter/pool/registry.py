@@ -20,8 +20,8 @@ from pathlib import Path
 from typing import Any
 
 from ..errors import PoolError
+from ..machines import identity
 from . import folders as pool_folders
-from . import identity
 from .database import all_or_nothing, connect, inode, why_not
 from .rows import MAX_CODE, MAX_RANKS, POOL_COLUMNS, RUN_COLUMNS, BadRow, PoolRow, RunRow, pool_row, ranges
 from .rows import run_row as read_run

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from . import identity
+from ..machines import identity
 
 MAX_CODE = 10_000
 MAX_RANKS = 1 << 16

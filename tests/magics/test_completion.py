@@ -9,11 +9,11 @@ from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
+from sky_jupyter.machines import identity
 from sky_jupyter.magics import completion, load, unload
 from sky_jupyter.magics.completion import candidates
 from sky_jupyter.magics.options import VERBS, flags_of
 from sky_jupyter.plugins.parse import FACTORIES
-from sky_jupyter.pool import identity
 from sky_jupyter.pool.registry import Registry
 
 CELL_FLAGS = sorted([*flags_of(None), "--help"])

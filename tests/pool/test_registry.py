@@ -26,7 +26,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sky_jupyter.errors import PoolError
-from sky_jupyter.pool import folders, identity
+from sky_jupyter.machines import identity
+from sky_jupyter.pool import folders
 from sky_jupyter.pool import registry as registry_module
 from sky_jupyter.pool.database import VERSION
 from sky_jupyter.pool.registry import Registry, sweep
@@ -84,7 +85,7 @@ def kept(registry: Registry, start: Callable[..., subprocess.Popen[str]]) -> sub
 
 MAKE_KEPT = """
 import subprocess, sys, time
-from sky_jupyter.pool import identity
+from sky_jupyter.machines import identity
 from sky_jupyter.pool.registry import Registry
 registry = Registry()
 registry.intend("k", "kept", "local", 1, True)

@@ -46,7 +46,7 @@ def lives(pid: int, began: float) -> bool:
     A beginning is what `started` says, or psutil's ``create_time``. A process that has ended and was
     not collected yet does not live.
     """
-    if pid <= 0:
+    if pid <= 0 or began <= 0:
         return False
     if _LINUX and not _ticks(pid):
         return False
