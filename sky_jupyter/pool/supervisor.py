@@ -198,13 +198,25 @@ class Supervisor:
             return
         if self.gentle:
             await self.abort(run)
-            if await run.until(lambda: not run.left, _ABORT_PATIENCE):
-                return
+        if not to_the_end and not await run.until(lambda: not run.left, _INTERRUPT_PATIENCE):
+            self._tell_of_second(run)
+        if self.gentle and await run.until(lambda: not run.left, _ABORT_PATIENCE):
+            return
         if to_the_end:
             await self.signal(run, signal.SIGKILL)
             await run.until(lambda: not run.left, _KILL_PATIENCE)
             run.lose(run.left, "it was to be stopped, and its node does not answer; `%sky restart` makes it anew")
         await run.until(lambda: not run.left, None)
+
+    def _tell_of_second(self, run: Run) -> None:
+        """A person who has interrupted learns who does not heed it, and what more can be done."""
+        several = len(run.left) > 1
+        text = (
+            f"{rank_label(run.left)} {'do' if several else 'does'} not heed the interrupt, in code that cannot be "
+            f"interrupted: interrupt again to replace {'their kernels' if several else 'its kernel'} and lose the "
+            f"names there, or wait"
+        )
+        run.listener(NoticeEvent(text, run.id))
 
     async def interrupt(self, run: Run, *, hard: bool) -> None:
         """What the user's interrupt does; `_watch` sees to ranks that do not heed it."""

@@ -1,0 +1,162 @@
+"""What the user's interrupt does to ranks, whatever they are in."""
+
+from __future__ import annotations
+
+import functools
+import os
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+import sky_jupyter as sky
+from sky_jupyter.pool.events import NoticeEvent
+from sky_jupyter.pool.manager import Pool
+from sky_jupyter.pool.results import CellError, RankInterrupted
+from sky_jupyter.pool.runs import Run
+from tests.faults.conftest import Took
+from tests.pool.pools import begin, local_pool, run
+from tests.pool.test_faults import eventually, kernel_of
+
+pytestmark = pytest.mark.slow
+
+HEEDED = {
+    "a Python loop": "while True: pass",
+    "time.sleep": "time.sleep(600)",
+    "a lock": "lock = threading.Lock(); lock.acquire(); lock.acquire()",
+    "a thread join": "thread = threading.Thread(target=time.sleep, args=(600,), daemon=True)\nthread.start()\nthread.join()",
+    "a socket": "socket.socketpair()[0].recv(1)",
+    "subprocess.run": "subprocess.run(['sleep', '600'])",
+    "!sleep 600": "!sleep 600",
+    "await asyncio.sleep": "await asyncio.sleep(600)",
+    "a regular expression that backtracks": "re.match('(a+)+$', 'a' * 60 + 'b')",
+}
+# On a quiet machine each takes far longer than the test waits.
+DEAF = {
+    "LAPACK's svd": "numpy.linalg.svd(numpy.random.default_rng(0).normal(size=(6000, 6000)))",
+    "sum(range(10**11)), which holds the GIL": "sum(range(10**11))",
+}
+IMPORTS = (
+    "import asyncio, re, socket, subprocess, threading, time, sky_jupyter as sky\nrank = sky.instance_info().rank\n"
+)
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with local_pool() as pool:
+        yield pool
+
+
+def in_it(current: Run) -> bool:
+    return all("in it" in "".join(outcome.stdout) for outcome in current.outcomes.values())
+
+
+def start(pool: Pool, code: str, listener: Callable[[Any], None] = lambda event: None) -> Run:
+    """Begin a cell, and wait until every rank is at its last statement."""
+    pool.settle()
+    run(pool, IMPORTS + "kept = rank")
+    current = begin(pool, f"print('in it', flush=True)\n{code}", listener=listener)
+    assert eventually(functools.partial(in_it, current), 60)
+    time.sleep(0.5)
+    return current
+
+
+@pytest.mark.parametrize("where", HEEDED)
+def test_an_interrupt_reaches_a_rank_in(pool: Pool, where: str, took: Took) -> None:
+    current = start(pool, HEEDED[where])
+    kernels = [kernel_of(pool, rank) for rank in (0, 1)]
+    began = time.monotonic()
+    pool.interrupt(current)
+    assert eventually(lambda: not current.left, 15)
+    seconds = time.monotonic() - began
+    with pytest.raises(CellError) as caught:
+        pool.attend(current)
+    assert {type(error) for error in caught.value.errors.values()} == {RankInterrupted}
+    assert eventually(lambda: not any(kernel.children(recursive=True) for kernel in kernels))
+    assert pool.take_restarted() == set()
+    assert run(pool, "kept").values == [0, 1]
+    took.row(
+        f"the user interrupts a rank in {where}", see="KeyboardInterrupt at once", kept="every name", stopped=seconds
+    )
+
+
+@pytest.mark.parametrize("where", DEAF)
+def test_what_cannot_be_interrupted_is_told_and_a_second_press_replaces_it(pool: Pool, where: str, took: Took) -> None:
+    if "numpy" in DEAF[where]:
+        pytest.importorskip("numpy")
+    told: list[tuple[float, str]] = []
+
+    def listen(event: Any) -> None:
+        if isinstance(event, NoticeEvent):
+            told.append((time.monotonic(), event.text))
+
+    work = DEAF[where]
+    loading = "import numpy\n" if "numpy" in work else ""
+    current = start(pool, f"{loading}if rank == 1: {work}\nelse: time.sleep(600)", listen)
+    began = time.monotonic()
+    pool.interrupt(current)
+    assert eventually(lambda: told, 15)
+    assert current.left == [1]
+    assert "rank 1 does not heed the interrupt" in told[0][1]
+    assert "interrupt again to replace its kernel" in told[0][1]
+    again = time.monotonic()
+    pool.interrupt(current, hard=True)
+    with pytest.raises(CellError):
+        pool.attend(current)
+    ended = time.monotonic()
+    pool.settle()
+    assert pool.take_restarted() == {1}
+    assert "a new kernel is made for rank 1" in told[-1][1]
+    assert run(pool, "globals().get('kept')").values == [0, None]
+    took.row(
+        f"the user interrupts a rank in {where}",
+        see=f"“{told[0][1]}”; the second press replaces that kernel",
+        kept="every name of the others",
+        told=told[0][0] - began,
+        replaced=ended - again,
+    )
+
+
+NEVER = {
+    "jax": (
+        "from jax.experimental import multihost_utils\nimport numpy\n"
+        "def reduce(): return float(multihost_utils.process_allgather(numpy.array([rank + 1.0])).sum())\n",
+        sky.plugins.jax,
+    ),
+    "torch": (
+        "import torch, torch.distributed as dist\n"
+        "def reduce():\n    total = torch.tensor([rank + 1.0]); dist.all_reduce(total); return total.item()\n",
+        sky.plugins.torch,
+    ),
+}
+
+
+@pytest.mark.parametrize("framework", NEVER)
+def test_an_interrupt_reaches_a_collective_that_never_completes(framework: str, took: Took) -> None:
+    pytest.importorskip(framework, reason=f"needs the extra {framework}")
+    code, plugin = NEVER[framework]
+    with local_pool(plugins=(plugin(),)) as pool:
+        run(pool, IMPORTS + code + "reduce()")
+        current = start(pool, "if rank == 1: reduce()\nelse: time.sleep(600)")
+        began = time.monotonic()
+        pool.interrupt(current)
+        assert eventually(lambda: not current.left, 20)
+        seconds = time.monotonic() - began
+        with pytest.raises(CellError):
+            pool.attend(current)
+        assert run(pool, "kept, reduce()").values == [(0, 3.0), (1, 3.0)]
+        assert pool.take_restarted() == set()
+    took.row(
+        "the user interrupts a rank in a collective that never completes",
+        see="KeyboardInterrupt, and that the rank was freed from a collective",
+        kept="every name",
+        on=f"{framework}, 2 ranks",
+        stopped=seconds,
+    )
+
+
+def test_nothing_that_was_interrupted_is_left() -> None:
+    mine = os.getpid()
+    assert not [p for p in psutil.Process(mine).children(recursive=True) if p.name() == "sleep"]
