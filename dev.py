@@ -87,7 +87,13 @@ def lab(args: Sequence[str]) -> int:
 
 
 def test(args: Sequence[str]) -> int:
-    """Run the checks and all tests; with arguments, pytest alone with these."""
+    """Run the checks and all tests; with arguments, pytest alone with these.
+
+    With --long, the tests that take minutes each and a soak of an hour instead.
+    """
+    if "--long" in args:
+        os.environ.setdefault("SKY_SOAK_SECONDS", "3600")
+        return pytest(["-m", "long or soak", *(arg for arg in args if arg != "--long")])
     if args:
         return pytest(args)
     failed = check(())

@@ -224,7 +224,9 @@ def _libc() -> Any:
 
 @functools.cache
 def spy_path() -> str | None:
-    """py-spy's program: beside this Python, or on the path."""
+    """py-spy's program: what ``SKY_PY_SPY`` names (nothing: none), else beside this Python or on the path."""
+    if (chosen := os.environ.get("SKY_PY_SPY")) is not None:
+        return shutil.which(chosen)
     beside = os.pathsep.join((os.path.dirname(sys.executable), sysconfig.get_path("scripts")))
     return shutil.which("py-spy", path=beside) or shutil.which("py-spy")
 

@@ -673,12 +673,19 @@ class Pool:
         assert self.control is not None
         return loop().call(self.control.ask("status"), timeout=5)
 
-    def where(self) -> Where:
-        """Where each rank is: its stack, whatever it is doing, within a second. Callable from any thread."""
+    def where(self, within: float = 0.8) -> Where:
+        """Where each rank is: its stack, whatever it is doing. Callable from any thread.
+
+        Parameters
+        ----------
+        within : float
+            Seconds for the look; what is not known by then is left out. More than the default lets
+            a busy machine name the C code that a rank is in.
+        """
         self._must_live()
         assert self.control is not None
         run = self.current if self.current is not None and self.current.left else None
-        return loop().call(ask(self.control, self.spec, run), timeout=5)
+        return loop().call(ask(self.control, self.spec, run, within=within), timeout=within + 5)
 
     def _must_live(self, *, restarting: bool = False) -> None:
         if self.state == "ended":

@@ -19,8 +19,10 @@ from ..spec import PoolSpec
 from .control import Control
 from .runs import Run
 
+WINDOW = 0.15
 WITHIN = 0.8
-_PATIENCE = 1.5
+# What the way to an agent and back may take besides.
+_MARGIN = 0.85
 _SHOWN = 14
 _NATIVE_SHOWN = 4
 _SOURCE = 60
@@ -394,7 +396,13 @@ def _native(value: Any) -> Iterator[tuple[str, str]]:
 
 
 async def ask(
-    control: Control, spec: PoolSpec, run: Run | None = None, *, native: bool = True, window: float = 0.15
+    control: Control,
+    spec: PoolSpec,
+    run: Run | None = None,
+    *,
+    native: bool = True,
+    window: float = WINDOW,
+    within: float = WITHIN,
 ) -> Where:
     """Ask all agents where their ranks are, each for itself: one that is stuck keeps no other's answer back.
 
@@ -406,13 +414,15 @@ async def ask(
         Whether C code shall be named, which halts a process for a moment.
     window : float
         Seconds over which CPU time is counted.
+    within : float
+        Seconds for the whole look; what is not known by then is left out.
     """
     known = [expression for plugin in spec.plugins for expression in plugin.collectives]
-    arguments = {"native": native, "known": known, "window": window, "within": window + WITHIN - 0.15}
+    arguments = {"native": native, "known": known, "window": window, "within": within}
 
     async def one(node: int) -> tuple[int, Any]:
         try:
-            answer = await asyncio.wait_for(control.ask("where", [node], **arguments), window + _PATIENCE)
+            answer = await asyncio.wait_for(control.ask("where", [node], **arguments), within + _MARGIN)
         except Exception:
             # Whatever it is, the other nodes' answers count; the agent's own log has it.
             return node, None

@@ -26,7 +26,7 @@ HEEDED = {
     "a Python loop": "while True: pass",
     "time.sleep": "time.sleep(600)",
     "a lock": "lock = threading.Lock(); lock.acquire(); lock.acquire()",
-    "a thread join": "thread = threading.Thread(target=time.sleep, args=(600,), daemon=True)\nthread.start()\nthread.join()",
+    "a thread join": "t = threading.Thread(target=time.sleep, args=(600,), daemon=True)\nt.start()\nt.join()",
     "a socket": "socket.socketpair()[0].recv(1)",
     "subprocess.run": "subprocess.run(['sleep', '600'])",
     "!sleep 600": "!sleep 600",
