@@ -13,6 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
+from sky_jupyter.pool.record import running
 from sky_jupyter.pool.registry import Registry
 from sky_jupyter.pool.rows import PoolRow
 from tests.conftest import pool_folders
@@ -68,17 +69,18 @@ def test_a_new_notebook_is_told_of_a_kept_pool_and_shows_its_running_cell_from_t
     with notebook(tmp_path) as page:
         up(page, name)
         page.run("%%sky\nfirst = 'here'\n'of an earlier run'")
-        page.client.execute("%%sky\nimport time\nfor i in range(80):\n    print('line', i); time.sleep(0.1)\n'the end'")
-        time.sleep(1.5)
+        page.client.execute("%%sky\nimport time\nfor i in range(150):\n    print('line', i); time.sleep(.1)\n'the end'")
+        assert eventually(lambda: running(the_pool(name)), 20)
+        time.sleep(1)
         kill(page)
     with notebook(tmp_path) as page:
         told = page.run(LOAD).stream()
         assert re.search(rf"pool {name}: 2 local nodes, kept, runs \w+ \(import time\) for 0 min; `%sky attach", told)
         cell = page.run(f"%sky attach {name}")
         assert cell.status == "ok"
-        assert [f"line {i}" in cell.run for i in (0, 1, 78, 79)] == [True] * 4, cell.displays
+        assert [f"line {i}" in cell.run for i in (0, 1, 148, 149)] == [True] * 4, cell.displays
         assert page.value("_sky.values") == ["the end", "the end"]
-        assert page.value("_sky.stdout(1).count('line')") == 80
+        assert page.value("_sky.stdout(1).count('line')") == 150
         assert page.run("%%sky\nfirst").status == "ok"
         assert page.value("_sky.values") == ["here", "here"]
         listed = page.run("%sky runs").stream()

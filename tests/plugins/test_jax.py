@@ -150,8 +150,8 @@ def test_ranks_end_in_order_and_leave_no_process_and_no_port() -> None:
     assert time.monotonic() - begin < 3
     assert world.statuses == {0: 0, 1: 0}
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", world.infos[0].ports["jax"]))
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", world.infos[0].ports["jax"]))
 
 
 def test_a_survivor_of_a_killed_peer_gets_an_error_and_ends_well() -> None:
