@@ -372,19 +372,24 @@ for name in names:
 
 @pytest.mark.slow
 def test_a_long_computation_is_no_hang(together: tuple[str, Pool]) -> None:
-    codes = [
-        # All compute, in Python, and in what the framework runs.
-        "end = time.time() + 7\nwhile time.time() < end: pass",
-        "end = time.time() + 7\nwhile time.time() < end: np.ones((500, 500)) @ np.ones((500, 500))",
-        # Ranks that meet again and again, and mostly wait for the slowest.
-        "for _ in range(14):\n    if rank == 0: load_batch(0.5)\n    gather(np.ones(2))",
-        # One sleeps, with nobody waiting for it.
-        "if rank == 0: load_batch(7)",
-    ]
-    for code in codes:
-        with watched(together, code) as (pool, notices):
-            assert eventually(lambda: not pool.current.left, 60)
-            assert notices == []
+    # After each line of output it is silent for longer than a look and its confirmation take.
+    code = """
+print("in Python", flush=True)
+end = time.time() + 4
+while time.time() < end: pass
+print("in the framework", flush=True)
+end = time.time() + 4
+while time.time() < end: np.ones((500, 500)) @ np.ones((500, 500))
+print("ranks that meet again and again, and mostly wait for the slowest", flush=True)
+for _ in range(8):
+    if rank == 0: load_batch(0.5)
+    gather(np.ones(2))
+print("one sleeps, with nobody waiting for it", flush=True)
+if rank == 0: load_batch(4)
+"""
+    with watched(together, code) as (pool, notices):
+        assert eventually(lambda: not pool.current.left, 60)
+        assert notices == []
 
 
 @pytest.mark.slow
