@@ -203,6 +203,11 @@ class PoolSpec:
                     f"idle_timeout must be a number of seconds from {MIN_IDLE_TIMEOUT:g} to ten years, "
                     f"not {self.idle_timeout!r}"
                 )
+            if self.provider.kind == "local" and not self.keep:
+                raise SpecError(
+                    "a local pool ends with its notebook, so that idle_timeout has no meaning without keep: "
+                    "give --keep (keep=True) too, or leave it out"
+                )
         _whole("journal", self.journal, MAX_JOURNAL, MIN_JOURNAL, "of bytes ")
         object.__setattr__(self, "plugins", tuple(self.plugins))
 

@@ -127,12 +127,10 @@ class CellResult(Sequence[Any]):
             if self._fetch is None:
                 raise ValueNotHere(f"the value of rank {rank} ({end.get('type')}) was not kept")
             data = self._fetch(rank)
-        elif "value" in end:
-            data = base64.b64decode(end["value"])
-        else:
+        elif "value" not in end:
             return None
         try:
-            return pickle.loads(data)
+            return pickle.loads(data if end.get("large") else base64.b64decode(end["value"]))
         except Exception as error:
             raise ValueNotHere(
                 f"the value of rank {rank} ({end.get('type')}) could not be rebuilt in the notebook: "

@@ -372,10 +372,11 @@ def test_a_file_without_sections_is_read_whole(tmp_path):
 
 def test_switches_in_a_file_can_be_off_and_the_line_turns_them_on(tmp_path):
     path = tmp_path / "pools.toml"
-    path.write_text("keep = false\nidle-timeout = 90\n")
+    path.write_text("keep = false\n")
     live = PoolSpec(provider=Local(), keep=True)
     assert verb(f"up --config {path}").spec(live).keep is False
     assert verb(f"up --config {path} --keep").spec(live).keep is True
+    path.write_text("keep = true\nidle-timeout = 90\n")
     assert verb(f"restart --config {path}").spec().idle_timeout == 90.0
 
 
