@@ -126,8 +126,7 @@ class Control:
             try:
                 self.client = await client
             except BaseException:
-                with contextlib.suppress(Exception):
-                    await client.close(timeout=1)
+                await _end(client)
                 raise
         self._comm = self.client.scheduler_comm.comm
         self.client.subscribe_topic("sky", lambda event: self.watcher.on_batch(event[1]))
@@ -137,8 +136,8 @@ class Control:
         """Let go of the scheduler, which may be gone: Dask's complaints of that are not for a notebook."""
         client, self.client = self.client, None
         if client is not None:
-            with _quiet(), contextlib.suppress(Exception):
-                await client.close(timeout=1)
+            with _quiet():
+                await _end(client)
 
     async def close(self) -> None:
         """Let go of the pool."""
@@ -320,6 +319,18 @@ class Control:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+
+
+async def _end(client: Client) -> None:
+    """Close a client, so that its finaliser, which may run in any thread, finds nothing to do."""
+    with contextlib.suppress(Exception):
+        await client.close(timeout=1)
+    if client.status != "closed":
+        # Where Dask's own reconnecting failed, it raises that each time when it is waited for.
+        client._handle_report_task = None
+        with contextlib.suppress(Exception):
+            await client.close(timeout=1)
+        client.status = "closed"
 
 
 @contextlib.contextmanager

@@ -82,6 +82,10 @@ class Supervisor:
         self.news: list[str] = []
         self._repair: asyncio.Future[None] | None = None
         self._returned: dict[int, asyncio.Event] = {}
+        # Nodes that are given up, until they are back and have new kernels.
+        self._lost: set[int] = set()
+        # Runs that ranks work on: what waits for a repair is not among them.
+        self._working: set[Run] = set()
         # Runs and nodes whose missing events are being asked for.
         self._reading: set[tuple[str, int]] = set()
         # Two broadcasts at once could reach two ranks in different orders, and their collectives
@@ -105,6 +109,7 @@ class Supervisor:
             task.cancel()
         self._repair = None
         self._returned.clear()
+        self._lost.clear()
 
     async def execute(self, run: Run, content: dict[str, Any], grace: float, timeout: float | None) -> None:
         """A run's whole life on the loop: start it, watch over it, and mend what it broke."""
@@ -156,10 +161,12 @@ class Supervisor:
     async def _attend(self, run: Run, grace: float, timeout: float | None) -> None:
         """Watch over a run to its end, and begin to mend what it broke."""
         silence = self._keep_task(Watch(run, self._look, after=self.silence).attend())
+        self._working.add(run)
         try:
             await self._watch(run, grace, timeout)
         finally:
             silence.cancel()
+            self._working.discard(run)
         self._mend(run)
 
     async def _look(self, run: Run, native: bool) -> Where:
@@ -321,7 +328,9 @@ class Supervisor:
         elif run.aborted:
             text = f"{rank_label(run.aborted)} freed from a collective; every name is kept{self._gone()}"
             run.listener(NoticeEvent(text, run.id))
-            self._mend_with(self._set_up_again())
+            # With a node that is lost they are set up again when it is back.
+            if not self._lost:
+                self._mend_with(self._set_up_again())
         elif run.failed and self.together:
             self._mend_with(self._resume())
 
@@ -373,14 +382,15 @@ class Supervisor:
         return sorted(ended) if alone or not ended else list(range(self.spec.world_size))
 
     async def _set_up_again(self, told: Sequence[int] = ()) -> None:
-        """Have the frameworks set up anew, in new kernels where the old have ended.
+        """Have the frameworks set up anew, in new kernels where the old have ended or never entered them.
 
         Where the living ranks cannot do so, all get new kernels. Of the ranks ``told`` it is known
         that their kernels are new.
         """
         assert self.control is not None
         states = await self.control.ask("status")
-        ended = [int(rank) for state in states.values() for rank, its in state["ranks"].items() if not its["pid"]]
+        known = {int(rank): its for state in states.values() for rank, its in state["ranks"].items()}
+        ended = [rank for rank, its in known.items() if not (its["pid"] and its["entered"])]
         ranks = self._to_replace(ended)
         everyone = list(range(self.spec.world_size))
         if self.gentle and ranks != everyone:
@@ -410,6 +420,7 @@ class Supervisor:
             ranks = [rank for rank in run.left if run.outcomes[rank].node == node]
             run.lose(ranks, f"node {node} is lost: {why}")
         self._returned[node] = asyncio.Event()
+        self._lost.add(node)
         self._mend_with(self._take_back(node, why))
 
     def on_back(self, node: int, *, kept: bool) -> None:
@@ -448,11 +459,19 @@ class Supervisor:
     async def _replace(self, node: int, why: str) -> None:
         """New kernels for a node that is back, and for all others that cannot go on without the old ones."""
         per_node = self.spec.ranks_per_node
-        lost = list(range(node * per_node, (node + 1) * per_node))
-        ranks = list(range(self.spec.world_size)) if self.together else lost
+        ranks = self._to_replace(list(range(node * per_node, (node + 1) * per_node)))
         self.restarted.update(ranks)
         self._tell(f"node {node}: {why}; new kernels are made for {rank_label(ranks)}")
-        await self.renew(ranks)
+        try:
+            if not self.together:
+                await self.renew(ranks)
+                return
+            # No rank sets its frameworks up beside what it still works on.
+            for run in list(self._working):
+                await run.until(lambda run=run: not run.left, None)  # type: ignore[misc]
+            await self._set_up_again(ranks)
+        finally:
+            self._lost.discard(node)
 
     async def _catch_up(self, node: int) -> None:
         """Take in what a node could not send while it was cut off; stop what was given up meanwhile."""

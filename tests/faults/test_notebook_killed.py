@@ -1,0 +1,96 @@
+"""The notebook's kernel is killed while its pool's ranks are in collectives."""
+
+from __future__ import annotations
+
+import functools
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from sky_jupyter.pool.manager import Pool
+from sky_jupyter.pool.registry import Registry
+from sky_jupyter.pool.runs import Run
+from tests.conftest import marked_processes, pool_folders
+from tests.faults.test_collectives_go_on import WORLDS, Steps, assert_all_is_there, need
+from tests.pool.pools import run
+from tests.pool.test_faults import eventually
+
+pytestmark = pytest.mark.slow
+
+OWNER = """
+import sys, time
+import sky_jupyter as sky
+from sky_jupyter.pool.manager import Pool
+from sky_jupyter.providers import Local
+from sky_jupyter.spec import PoolSpec
+from tests.faults.test_collectives_go_on import PLUGINS, SETUP, Steps
+from tests.pool.pools import begin, run
+kind, nodes, name, path = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]
+plugins = tuple(make() for make in PLUGINS[kind])
+pool = Pool(PoolSpec(provider=Local(), nodes=nodes, plugins=plugins, name=name, keep=path != "-"))
+pool.start()
+print(run(pool, SETUP[kind] + "\\nos.getpid()").values, flush=True)
+steps = Steps()
+begin(pool, f"work({path!r})", listener=steps)
+print(steps.go_on(nodes), pool.id, flush=True)
+time.sleep(600)
+"""
+
+
+def an_owner(kind: str, nodes: int, name: str, path: str, mark: str) -> tuple[subprocess.Popen[str], list[int], str]:
+    """A process with a pool whose ranks are in collectives; their process ids, and the pool's."""
+    owner = subprocess.Popen(
+        [sys.executable, "-c", OWNER, kind, str(nodes), name, path],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "SKY_TEST": mark},
+        cwd=Path(__file__).parents[2],
+        text=True,
+    )
+    assert owner.stdout is not None
+    with owner.stdout:
+        pids = [int(word) for word in owner.stdout.readline().strip(" []\n").split(",")]
+        began, pool = owner.stdout.readline().split()
+    assert began == "True"
+    return owner, pids, pool
+
+
+@pytest.mark.parametrize(("kind", "nodes"), WORLDS)
+def test_a_pool_in_a_collective_ends_with_its_notebook(kind: str, nodes: int) -> None:
+    need(kind)
+    mark = f"{os.environ['SKY_TEST']}-{kind}-{nodes}"
+    owner, _, pool = an_owner(kind, nodes, "ends", "-", mark)
+    assert len(marked_processes(mark)) >= 3 + 2 * nodes
+    owner.kill()
+    owner.wait(10)
+    assert eventually(lambda: not marked_processes(mark), 10)
+    assert eventually(lambda: not pool_folders(pool), 5)
+
+
+@pytest.mark.parametrize(("kind", "nodes"), WORLDS)
+def test_a_kept_pool_in_a_collective_outlives_its_notebook(kind: str, nodes: int, tmp_path: Path) -> None:
+    need(kind)
+    path, name = tmp_path / "stop", f"outlives-{kind}-{nodes}"
+    owner, pids, id = an_owner(kind, nodes, name, str(path), os.environ["SKY_TEST"])
+    owner.kill()
+    owner.wait(10)
+    registry = Registry()
+    row = registry.pool(name)
+    registry.close()
+    assert row is not None
+    pool = Pool.attach(row)
+    try:
+        (running,) = [run for run, facts in pool.runs().items() if not facts["over"]]
+        steps = Steps()
+        current: Run = pool.adopt(running, steps)
+        assert eventually(functools.partial(steps.taken.get, nodes - 1, False), 20)
+        assert steps.go_on(nodes)
+        path.touch()
+        assert_all_is_there(pool.attend(current), pids)
+        world = nodes
+        assert run(pool, "reduce(rank + 1)").values == [world * (world + 1) / 2] * world
+    finally:
+        pool.down()
+    assert eventually(lambda: pool_folders(id) == [])
