@@ -35,9 +35,12 @@ _BATCH = 0.05
 # A reply that waits this long brings a short run's end along, instead of a second message.
 _LINGER = 0.02
 _KEEP_RUNS = 200
+# So many bytes are forwarded ahead of what the manager has taken in. One that reads nothing fills no
+# memory, neither here nor in the scheduler; the journal has what it missed.
+_MOST_AHEAD = 16 << 20
 REPLACED = "another notebook has taken the pool over"
 CALLS = (
-    *("start", "read", "runs", "fetch", "forget", "status", "ping"),
+    *("start", "read", "runs", "fetch", "forget", "status", "ping", "heard"),
     *("signal", "abort", "restart", "enter", "check", "again", "leave", "ports", "where"),
 )
 
@@ -81,6 +84,8 @@ class Agent:
         self.forkserver = Forkserver()
         # Hands a batch to whoever listens; set while the control plane is connected.
         self.send: Callable[[dict[str, Any]], None] | None = None
+        # Bytes that were forwarded, and how many of them concern nobody any more.
+        self.forwarded = self.taken_in = 0
         self._flusher: asyncio.TimerHandle | None = None
         self._waiting: set[asyncio.Task[Any]] = set()
         for name in ("journal", "values"):
@@ -136,6 +141,11 @@ class Agent:
     async def sky_ping(self) -> str:
         """That somebody is there: a call like all others renews the lease."""
         return self.incarnation
+
+    async def sky_heard(self, mark: int | None = None) -> None:
+        """The manager has taken in what was forwarded up to a mark: all, or it reads the journal, where none is given."""
+        self.taken_in = self.forwarded if mark is None else min(max(mark, self.taken_in), self.forwarded)
+        self.flush()
 
     async def sky_read(self, run: str, start: int) -> dict[str, Any]:
         """Events of a run from number ``start`` on."""
@@ -306,10 +316,20 @@ class Agent:
                 self.forward(record)
 
     def forward(self, record: Run) -> None:
+        if self.forwarded - self.taken_in > _MOST_AHEAD:
+            # It goes on when the manager has been heard of.
+            record.settle()
+            return
         batch = record.take()
         if batch is not None and self.send is not None:
             first, count, data = batch
-            self.send({"run": record.id, "node": self.node, "first": first, "count": count, "data": data})
+            self.forwarded += len(data)
+            message = {"run": record.id, "node": self.node, "first": first, "count": count, "data": data}
+            self.send({**message, "mark": self.forwarded})
+
+    def connect(self, send: Callable[[dict[str, Any]], None] | None) -> None:
+        """Forward from now on through a new connection, or for now not at all; what an old one held is lost."""
+        self.send, self.taken_in = send, self.forwarded
 
     # -- parts -------------------------------------------------------------------------------------
 
@@ -323,6 +343,9 @@ class Agent:
         """
         if manager < self.manager:
             raise PoolError(REPLACED)
+        if manager > self.manager:
+            # What was on its way to the one before does not reach this one.
+            self.taken_in = self.forwarded
         self.manager, self.heard = manager, time.monotonic()
 
     @property

@@ -47,6 +47,12 @@ from .runtime import POOL_VARIABLE, instance_info
 _KEEP_VALUES = 16
 _NATIVE_PATIENCE = 1.0
 _PIPE = 1 << 16
+# So many characters are sent in one message, and so many messages wait for the agent; who prints
+# more waits.
+_MOST_TEXT = 1 << 20
+_MOST_WAITING = 32
+# What a rank's log takes of native output, which is in the journal too: it is for a crash's last words.
+_MOST_LOG = 4 << 20
 _HIDDEN = frozenset({"In", "Out", "exit", "quit", "get_ipython", "_", "__", "___", "_dh", "_oh", "_ih", "_exit_code"})
 
 
@@ -55,6 +61,13 @@ class CellCompiler(XCachingCompiler):
 
     def get_code_name(self, raw_code: str, code: str, number: int) -> str:
         return stacks.cell_file(raw_code, number)
+
+
+class Forgetful(dict[int, list[Any]]):
+    """Keeps nothing: in place of IPython's record of all that a cell prints and shows, which only grows."""
+
+    def __missing__(self, key: int) -> list[Any]:
+        return []
 
 
 class SkyKernel(IPythonKernel):
@@ -72,6 +85,8 @@ class SkyKernel(IPythonKernel):
         self.sky_plugins: tuple[Any, ...] = ()
         self.sky_values: OrderedDict[str, Any] = OrderedDict()
         self._last_result: Any = None
+        if hasattr(self.shell.history_manager, "outputs"):
+            self.shell.history_manager.outputs = Forgetful()
         self.shell.events.register("post_run_cell", self._on_post_run_cell)
 
     def _on_post_run_cell(self, result: Any) -> None:
@@ -262,6 +277,8 @@ class OrderedStream(OutStream):
     def __init__(self, *arguments: Any, **options: Any) -> None:
         # Before the thread that watches the pipe is started.
         self.taking = threading.Lock()
+        # About how many characters wait for the next flush.
+        self._gathered = 0
         super().__init__(*arguments, **options)
 
     def _watch_pipe_fd(self) -> None:
@@ -276,7 +293,14 @@ class OrderedStream(OutStream):
                     if not data:
                         return
                     self.write(decoder.decode(data))
-                    os.write(self._original_stdstream_copy, data)
+                    self._log(data)
+
+    def _log(self, data: bytes) -> None:
+        """Leave native output in the rank's log too, as far as the disk takes it, and not without end."""
+        with contextlib.suppress(OSError):
+            if os.fstat(self._original_stdstream_copy).st_size > _MOST_LOG:
+                os.ftruncate(self._original_stdstream_copy, 0)
+            os.write(self._original_stdstream_copy, data)
 
     def write(self, string: str) -> int | None:
         other = OrderedStream._last
@@ -284,7 +308,19 @@ class OrderedStream(OutStream):
             OrderedStream._last = self
             if other is not None:
                 other.flush()
-        return super().write(string)
+        if not isinstance(string, str) or self._gathered + len(string) < _MOST_TEXT:
+            written = super().write(string)
+            self._gathered += written or 0
+            return written
+        for start in range(0, len(string), _MOST_TEXT):
+            super().write(string[start : start + _MOST_TEXT])
+            # Waits until it is on its way.
+            self.flush()
+        return len(string)
+
+    def _flush(self) -> None:
+        self._gathered = 0
+        super()._flush()
 
 
 class SkyKernelApp(IPKernelApp):
@@ -294,7 +330,10 @@ class SkyKernelApp(IPKernelApp):
     kernel_class = SkyKernel
 
     def init_iopub(self, context: zmq.Context[Any]) -> None:
+        # It holds for the connections that a socket gets by being bound: not to be set later.
+        context.setsockopt(zmq.SNDHWM, _MOST_WAITING)
         super().init_iopub(context)
+        del context.sockopts[zmq.SNDHWM]
         self.iopub_thread.socket.setsockopt(zmq.XPUB_NODROP, 1)
 
 

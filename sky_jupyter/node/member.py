@@ -129,7 +129,7 @@ async def _stay_connected(agent: Agent, scheduler: str) -> None:
         try:
             async with Member(scheduler, agent) as member:
                 been_there = True
-                agent.send = member.forward
+                agent.connect(member.forward)
                 await member.finished()
         except Exception:
             if not been_there:
@@ -137,7 +137,7 @@ async def _stay_connected(agent: Agent, scheduler: str) -> None:
             # The scheduler may not have noticed yet that this node's old connection is gone.
             traceback.print_exc()
         finally:
-            agent.send = None
+            agent.connect(None)
         await asyncio.sleep(_PAUSE)
 
 

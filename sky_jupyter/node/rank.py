@@ -27,6 +27,8 @@ _CRASH = "Fatal Python error"
 _CRASH_LINES = 12
 # So many messages of a kernel are taken in before others have a turn.
 _TURN = 32
+# So many of its output wait here to be taken in; the kernel holds some more, and then its code waits.
+_MOST_WAITING = 32
 OnEvent = Callable[[str, dict[str, Any]], None]
 
 
@@ -114,8 +116,10 @@ class Rank:
     def _socket(self, kind: int, address: str) -> zmq.asyncio.Socket:
         socket = self._context.socket(kind)
         socket.linger = 0
-        # What waits for the agent is bounded by the kernel's own queue, which never drops.
+        # The kernel's own queue is bounded, and never drops.
         socket.set_hwm(0)
+        if kind == zmq.SUB:
+            socket.rcvhwm = _MOST_WAITING
         socket.connect(address)
         return socket
 
@@ -162,7 +166,8 @@ class Rank:
         """The last lines that this kernel process left in the rank's log, without noise."""
         with contextlib.suppress(OSError), self.log.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
-            file.seek(max(self._log_start, end - _LOG_BYTES))
+            # Native output that went on without end was dropped from it.
+            file.seek(max(self._log_start if self._log_start <= end else 0, end - _LOG_BYTES))
             text = file.read().decode(errors="replace")
             lines = (self.noise.sub("", text) if self.noise else text).splitlines()
             # A crash begins with what it was and where; the frames of the kernel's own loop follow.

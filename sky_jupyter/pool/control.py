@@ -25,7 +25,7 @@ SILENCE = 4.0
 # A node that the scheduler has lost, and that is not back after this long, is given up.
 ABSENCE = 5.0
 # Calls that may be made again where a connection broke: an agent that has done it knows.
-_REPEATABLE = frozenset({"start", "read", "runs", "status", "ping", "ports", "fetch", "where"})
+_REPEATABLE = frozenset({"start", "read", "runs", "status", "ping", "ports", "fetch", "where", "heard"})
 
 
 class Watcher(Protocol):

@@ -11,7 +11,8 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from concurrent.futures import CancelledError
 from typing import Any
 
-from ..errors import NodeLost, rank_label
+from ..errors import NodeLost, SkyError, rank_label
+from ..node.segments import is_number
 from ..spec import PoolSpec
 from .control import Control
 from .events import NoticeEvent
@@ -28,6 +29,8 @@ _CHECK_PATIENCE = 3.0
 _REACH_PATIENCE = 2.0
 _PAUSE = 0.1
 _LOOK = 1.0
+# After so many bytes of output an agent is told that they have been taken in.
+_TELL = 2 << 20
 # A node whose agent ended is back before that; where it is not, what is run on it says so.
 _RETURN_PATIENCE = 5.0
 
@@ -88,6 +91,8 @@ class Supervisor:
         self._working: set[Run] = set()
         # Runs and nodes whose missing events are being asked for.
         self._reading: set[tuple[str, int]] = set()
+        # Up to which mark each node has been told that its output was taken in.
+        self._told: dict[int, int] = {}
         # Two broadcasts at once could reach two ranks in different orders, and their collectives
         # would wait for each other.
         self._turn = asyncio.Lock()
@@ -413,6 +418,23 @@ class Supervisor:
         except (KeyError, TypeError) as error:
             # An agent is input from outside.
             _log.warning("a batch of events cannot be read: %s: %s", type(error).__name__, error)
+        if isinstance(batch, dict):
+            self._note_taken(batch.get("node"), batch.get("mark"))
+
+    def _note_taken(self, node: Any, mark: Any) -> None:
+        """Tell an agent now and then how far its output was taken in: it does not go far ahead of that."""
+        if not (is_number(node) and is_number(mark)) or node >= self.spec.nodes:
+            return
+        told = self._told.get(node, 0)
+        # An agent that is new counts from the beginning.
+        if not told <= mark < told + _TELL:
+            self._told[node] = mark
+            self._keep_task(self._tell_heard(node, mark))
+
+    async def _tell_heard(self, node: int, mark: int | None = None) -> None:
+        assert self.control is not None
+        with contextlib.suppress(OSError, SkyError):
+            await self.control.ask("heard", [node], mark=mark)
 
     def on_lost(self, node: int, why: str) -> None:
         """A node is given up: so are its ranks in what they work on. It is mended when it is back."""
@@ -425,6 +447,8 @@ class Supervisor:
 
     def on_back(self, node: int, *, kept: bool) -> None:
         """A node is there again: with its kernels, or with new ones."""
+        # What was forwarded to a connection that broke does not come any more.
+        self._keep_task(self._tell_heard(node))
         if kept:
             self._keep_task(self._catch_up(node))
         elif node in self._returned:
