@@ -12,6 +12,8 @@ from pathlib import PurePath
 
 from . import identity
 
+_LOOK = 0.5
+
 
 class LocalCommand:
     """A subprocess in a session of its own, so that a signal to the notebook does not reach it."""
@@ -69,7 +71,9 @@ class LocalProcess:
         return identity.lives(*self.identity)
 
     def lines(self) -> Iterator[str]:
-        """Nothing: its output went to whoever started it."""
+        """Nothing, until it has ended: its output went to whoever started it."""
+        while self.alive:
+            time.sleep(_LOOK)
         return iter(())
 
     def terminate(self) -> None:

@@ -37,7 +37,7 @@ _LINGER = 0.02
 _KEEP_RUNS = 200
 # So many bytes are forwarded ahead of what the manager has taken in. One that reads nothing fills no
 # memory, neither here nor in the scheduler; the journal has what it missed.
-_MOST_AHEAD = 16 << 20
+_MOST_AHEAD = 8 << 20
 REPLACED = "another notebook has taken the pool over"
 CALLS = (
     *("start", "read", "runs", "fetch", "forget", "status", "ping", "heard"),
@@ -143,7 +143,7 @@ class Agent:
         return self.incarnation
 
     async def sky_heard(self, mark: int | None = None) -> None:
-        """The manager has taken in what was forwarded up to a mark: all, or it reads the journal, where none is given."""
+        """The manager has taken in what was forwarded up to a mark; without one, what it has not it reads anew."""
         self.taken_in = self.forwarded if mark is None else min(max(mark, self.taken_in), self.forwarded)
         self.flush()
 

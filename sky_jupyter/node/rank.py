@@ -27,6 +27,7 @@ _CRASH = "Fatal Python error"
 _CRASH_LINES = 12
 # So many messages of a kernel are taken in before others have a turn.
 _TURN = 32
+_LARGE = 1 << 16
 # So many of its output wait here to be taken in; the kernel holds some more, and then its code waits.
 _MOST_WAITING = 32
 OnEvent = Callable[[str, dict[str, Any]], None]
@@ -200,7 +201,7 @@ class Rank:
         for count in itertools.count(1):
             frames = await socket.recv_multipart()
             # While there is more to receive, nothing above waits: others have to have their turn too.
-            if count % _TURN == 0:
+            if count % _TURN == 0 or len(frames[-1]) > _LARGE:
                 await asyncio.sleep(0)
             # Two of three messages of a short cell, which tell nothing here.
             if frames[0].endswith((b".status", b".execute_input")):

@@ -20,8 +20,8 @@ DASK_SETTINGS: dict[str, Any] = {
     "distributed.comm.require-encryption": True,
     # A broadcast would otherwise make a TLS connection to every agent each time.
     "distributed.scheduler.reuse-broadcast-comm": True,
-    # Output passes through events; the journal is what keeps it.
-    "distributed.admin.low-level-log-length": 10,
+    # Output passes through events, megabytes each; the journal is what keeps it.
+    "distributed.admin.low-level-log-length": 1,
     # Counted by the clock of the machine, which may be set; who is there is seen by the connections,
     # and who does not answer is the manager's to notice.
     "distributed.scheduler.worker-ttl": None,

@@ -72,6 +72,8 @@ class Control:
         self.lost: set[int] = set()
         self.client: Client | None = None
         self.closing = False
+        # When an agent last answered; by then it had heard of this manager.
+        self.heard = time.monotonic()
         self.up = asyncio.Event()
         self._comm: Any = None
         self._nodes = 0
@@ -188,6 +190,8 @@ class Control:
             return
         began = time.monotonic()
         answers = await self._ping()
+        if answers:
+            self.heard = began
         for node in range(self._nodes):
             if node in self.addresses:
                 self._note(node, node in answers, began)

@@ -107,7 +107,9 @@ def adopt(facts: Mapping[str, Any]) -> Host:
     process = LocalProcess(*facts["process"])
     if not process.alive:
         raise PoolError("the pool's processes are gone")
-    return Host(process, list(facts["nodes"]), Path(facts["folder"]), Path(facts["blobs"]), queue.Queue())
+    host = Host(process, list(facts["nodes"]), Path(facts["folder"]), Path(facts["blobs"]), queue.Queue())
+    threading.Thread(target=_listen, args=(host,), name="sky-host", daemon=True).start()
+    return host
 
 
 def launch(

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import math
 import os
 import shutil
 import threading
@@ -23,7 +24,7 @@ from ..capture.ledger import Ledger
 from ..capture.payload import Blob, write_blob
 from ..errors import BootstrapError, CaptureError, PoolError, SkyError, SpecError, plain, rank_label
 from ..machines.local import LocalMachine
-from ..spec import PoolSpec
+from ..spec import DEFAULT_IDLE_TIMEOUT, PoolSpec
 from . import launch
 from .control import Control
 from .events import Listener, PhaseEvent, Tape, ignore
@@ -42,6 +43,7 @@ _JOIN_TIMEOUT = 10.0
 _READ_TIMEOUT = 60.0
 DEFAULT_GRACE = 5.0
 _SPARE_ROOM = 64 << 20
+_LAST_WORDS = 0.3
 
 
 @dataclass(frozen=True)
@@ -180,6 +182,8 @@ class Pool:
                 await self.control.connect(record.scheduler, folder, self.spec.nodes, _JOIN_TIMEOUT, lambda: "")
             except OSError as error:
                 raise PoolError(f"pool {self.spec.name!r} cannot be reached: {error}") from None
+        for host in self.hosts:
+            host.listen(self._in_loop(functools.partial(self._on_host, host)))
 
     def _write_record(self, *, direct: bool) -> None:
         """Leave in the pool's folder what a later manager needs."""
@@ -434,10 +438,18 @@ class Pool:
         ------
         CaptureError
             When there is no room for them.
+        PoolError
+            When the pool has ended.
         """
         blobs = [*run.capture.blobs, *([call] if call is not None else [])]
-        run.folder = self._room(sum(blob.size for blob in blobs)) / run.id
-        run.folder.mkdir(mode=0o700)
+        try:
+            run.folder = self._room(sum(blob.size for blob in blobs)) / run.id
+            run.folder.mkdir(mode=0o700)
+        except FileNotFoundError:
+            # The pool has ended, and its host's word of it is on its way.
+            self.state, self.broken = "broken", self._why_gone()
+            self._must_live()
+            raise
         try:
             shipped: dict[str, Any] = {"manifest": run.capture.manifest(run.folder)}
             if call is not None:
@@ -646,7 +658,8 @@ class Pool:
             return
         name = str(event.get("name", ""))
         if event["event"] == "gone":
-            self._break("the pool's processes are gone")
+            # What its nodes said at last may still wait to be read.
+            asyncio.get_running_loop().call_later(_LAST_WORDS, self._on_gone, host)
         elif name == "forkserver":
             self._break(f"the forkserver ended ({event['text']})")
         elif name and self.state == "new":
@@ -656,6 +669,17 @@ class Pool:
         elif name.startswith("agent ") and self.control is not None:
             # Sooner than the control plane sees it; the host has started another.
             self.control.lose(int(name[6:]), f"its agent ended ({event['text']})")
+
+    def _on_gone(self, host: launch.Host) -> None:
+        if self.state in ("ended", "taken") or host not in self.hosts:
+            return
+        self._break(self._why_gone())
+
+    def _why_gone(self) -> str:
+        lease = self.spec.idle_timeout or (DEFAULT_IDLE_TIMEOUT if self.spec.keep else math.inf)
+        if self.control is not None and time.monotonic() - self.control.heard >= lease:
+            return f"its lease ended: nodes that hear of no notebook for {lease:g} s end (--idle-timeout {lease:g})"
+        return "the pool's processes are gone"
 
     def _break(self, why: str) -> None:
         """The pool can run nothing until it is restarted; what runs on it is given up."""

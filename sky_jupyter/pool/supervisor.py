@@ -30,7 +30,7 @@ _REACH_PATIENCE = 2.0
 _PAUSE = 0.1
 _LOOK = 1.0
 # After so many bytes of output an agent is told that they have been taken in.
-_TELL = 2 << 20
+_TELL = 1 << 20
 # A node whose agent ended is back before that; where it is not, what is run on it says so.
 _RETURN_PATIENCE = 5.0
 
