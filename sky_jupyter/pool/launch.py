@@ -149,16 +149,25 @@ def launch(
             journal=spec.journal,
         )
         machine = machines[nodes[0]]
-        for name, data in {**keys, "host.json": json.dumps(asdict(config)).encode()}.items():
-            machine.put(data, folder / name)
-        # The pool's folder is the working folder: a `random.py` beside the notebook must not be
-        # what a node's own modules import.
-        command = machine.exec(
-            [str(python), "-m", "sky_jupyter.node.host", str(folder)],
-            env=node_environment(env),
-            cwd=str(folder),
-            log=folder / "host.log",
-        )
+        try:
+            for name, data in {**keys, "host.json": json.dumps(asdict(config)).encode()}.items():
+                machine.put(data, folder / name)
+            # The pool's folder is the working folder: a `random.py` beside the notebook must not be
+            # what a node's own modules import.
+            command = machine.exec(
+                [str(python), "-m", "sky_jupyter.node.host", str(folder)],
+                env=node_environment(env),
+                cwd=str(folder),
+                log=folder / "host.log",
+            )
+        except BaseException as error:
+            for made in (folder, blobs):
+                shutil.rmtree(made, ignore_errors=True)
+            if isinstance(error, OSError):
+                raise BootstrapError(
+                    "files", f"{folder} could not be filled: {error.strerror or error}; set TMPDIR to another disk"
+                ) from None
+            raise
         host = Host(command, nodes, folder, blobs, queue.Queue())
         threading.Thread(target=_listen, args=(host,), name="sky-host", daemon=True).start()
         on_host(host)
