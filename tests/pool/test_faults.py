@@ -330,19 +330,6 @@ def test_an_interrupt_while_a_pool_starts_leaves_nothing() -> None:
     assert pool_folders(pool) == []
 
 
-def test_a_client_without_the_pools_keys_is_refused() -> None:
-    from distributed import Client
-    from distributed.security import Security
-
-    with local_pool(nodes=1) as pool:
-        for security in (None, Security.temporary()):
-            with pytest.raises(Exception, match=r"(?i)tls|ssl|certificate|encrypt|timed out"):
-                Client(pool.scheduler_address, security=security, timeout=3, set_as_default=False)
-        for name in ("pool.key", "pool.cert", "pool.ca", "host.json"):
-            assert (pool.hosts[0].folder / name).stat().st_mode & 0o077 == 0
-        assert pool.hosts[0].folder.stat().st_mode & 0o077 == 0
-
-
 def test_two_pools_live_beside_each_other() -> None:
     with local_pool(name="first") as first, local_pool(name="second", nodes=1, ranks_per_node=2) as second:
         runs = [begin(pool, "import time; time.sleep(0.2); import os; os.getpid()") for pool in (first, second)]
