@@ -12,7 +12,10 @@ from typing import Any
 from .journal import LIMIT, Journal
 from .segments import is_number
 
+# A text is one event up to this length, and up to this part of what the journal holds: one that is
+# larger than a few of the journal's files could keep neither the beginning nor the end of a flood.
 _CHUNK = 1 << 20
+_PARTS = 64
 # So much is gathered before it is written, whoever asks for it.
 _MOST_PENDING = 2 << 20
 # So many bytes of lines wait for whom they are forwarded to; the journal has what went before them.
@@ -48,6 +51,7 @@ class Run:
         self.id = run
         self.left = set(ranks)
         self.journal = journal
+        self._chunk = min(_CHUNK, max(1, journal.limit // _PARTS))
         # Batches that were not taken yet: first number, how many, their lines.
         self.unsent: deque[tuple[int, int, bytes]] = deque()
         self.pending: list[dict[str, Any]] = []
@@ -80,7 +84,7 @@ class Run:
         """
         if event["kind"] == "end" and rank not in self.left:
             return
-        for piece in _pieces(event):
+        for piece in _pieces(event, self._chunk):
             self._join(rank, piece)
         if event["kind"] == "end":
             self.left.discard(rank)
@@ -93,7 +97,7 @@ class Run:
             last is not None
             and event["kind"] == "stream" == last["kind"]
             and (last["rank"], last["name"]) == (rank, event["name"])
-            and len(last["text"]) < _CHUNK
+            and len(last["text"]) + len(event["text"]) <= self._chunk
         ):
             last["text"] += event["text"]
             self._gather(len(event["text"]))
@@ -136,13 +140,13 @@ class Run:
         return batch[0][0], sum(count for _, count, _ in batch), b"".join(data for _, _, data in batch)
 
 
-def _pieces(event: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def _pieces(event: dict[str, Any], most: int) -> Iterator[dict[str, Any]]:
     """The event, or several of them where its text is long."""
-    if event["kind"] != "stream" or len(event["text"]) <= _CHUNK:
+    if event["kind"] != "stream" or len(event["text"]) <= most:
         yield event
         return
-    for start in range(0, len(event["text"]), _CHUNK):
-        yield {**event, "text": event["text"][start : start + _CHUNK]}
+    for start in range(0, len(event["text"]), most):
+        yield {**event, "text": event["text"][start : start + most]}
 
 
 def _size(event: dict[str, Any]) -> int:

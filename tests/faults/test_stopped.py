@@ -19,7 +19,7 @@ from tests.pool.test_faults import eventually
 __all__ = ["name"]
 pytestmark = pytest.mark.slow
 MB = 1_000_000
-LINES = MB
+LINES = 600_000
 FLOOD = f"""%%sky
 import os
 for start in range(0, {LINES}, 1000):
@@ -92,7 +92,7 @@ def test_what_floods_while_nobody_reads_takes_no_memory_and_all_of_it_comes_late
         assert page.value("_sky.values") == [42, 42]
         page.run("%sky down")
     took.row(
-        f"the {'notebook' if who == 'manager' else who} stands still while each rank prints 100 MB",
+        f"the {'notebook' if who == 'manager' else who} stands still while each rank prints 60 MB",
         see="all of it, in order, once it goes on",
         kept="everything; no process of the pool grew by more than 90 MB",
         caught_up=late,

@@ -76,6 +76,25 @@ def test_a_long_text_becomes_several_events(tmp_path: Path) -> None:
     assert max(len(event["text"]) for event in events) <= 2 * MEBI
 
 
+def test_a_small_journal_has_both_ends_of_a_flood_that_comes_in_long_texts(tmp_path: Path) -> None:
+    run = Run("r", [0], tmp_path / "r.jsonl", limit=MEBI)
+    for start in range(0, 200_000, 10_000):
+        run.add(0, text("".join(f"{number:>99}\n" for number in range(start, start + 10_000))))
+    run.settle()
+    events = everything(run)
+    assert [event["kind"] for event in events].count("gap") == 1
+    gap = next(event for event in events if event["kind"] == "gap")
+    assert abs(gap["bytes"] - 19 * MEBI) < MEBI
+    head, tail = (
+        [e["text"] for e in events if e["kind"] == "stream" and (e["seq"] < gap["seq"]) is ours]
+        for ours in (True, False)
+    )
+    assert "".join(head).split()[0] == "0"
+    assert "".join(tail).split()[-1] == "199999"
+    assert len("".join(head)) > 0.15 * MEBI
+    assert len("".join(tail)) > 0.5 * MEBI
+
+
 def test_what_nobody_takes_is_bounded_and_can_be_read(tmp_path: Path) -> None:
     run = Run("r", [0], tmp_path / "r.jsonl")
     for number in range(60):
