@@ -25,11 +25,13 @@ import faulthandler
 import functools
 import os
 import select
+import signal
 import sys
 import threading
 import time
 import types
 from collections import OrderedDict
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -87,21 +89,54 @@ class SkyKernel(IPythonKernel):
         self._last_result: Any = None
         if hasattr(self.shell.history_manager, "outputs"):
             self.shell.history_manager.outputs = Forgetful()
+        # Whether an interrupt cancelled what the cell awaits.
+        self._cancelled = False
         self.shell.events.register("post_run_cell", self._on_post_run_cell)
 
     def _on_post_run_cell(self, result: Any) -> None:
         self._last_result = result
 
+    def pre_handler_hook(self) -> None:
+        """Nothing: interrupts are heeded by `sky_request`, while it works and no longer."""
+
+    def post_handler_hook(self) -> None:
+        """Nothing, as before."""
+
+    @contextlib.contextmanager
+    def _cancel_on_sigint(self, future: asyncio.Future[Any]) -> Iterator[None]:
+        """ipykernel's, for cells that await; it leaves a loop asleep, and code that awaits nothing alone."""
+        loop = asyncio.get_running_loop()
+
+        def interrupt(number: int, frame: Any) -> None:
+            self._cancelled = True
+            if asyncio.current_task(loop) is future:
+                raise KeyboardInterrupt
+            loop.call_soon_threadsafe(future.cancel)
+
+        before = signal.signal(signal.SIGINT, interrupt)
+        try:
+            yield
+        finally:
+            signal.signal(signal.SIGINT, before)
+
     async def sky_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """Do one request; whatever happens, `sky_end` says how it ended."""
         content = parent["content"]
         began = time.perf_counter()
+        end, failed = {}, None
         try:
+            signal.signal(signal.SIGINT, signal.default_int_handler)
             end = await getattr(self, f"sky_{content['kind']}")(content)
-        except KeyboardInterrupt as error:
-            end = self.failure(error, interrupted=True)
         except BaseException as error:
-            end = self.failure(error)
+            failed = error
+        # From here on an interrupt comes too late, and would only keep the end from being told. One
+        # may be on its way still.
+        try:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        except KeyboardInterrupt:
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        if failed is not None:
+            end = self.failure(failed)
         end["elapsed"] = time.perf_counter() - began
         self.drain_native_output()
         send = functools.partial(
@@ -155,7 +190,7 @@ class SkyKernel(IPythonKernel):
         payload.bind(content["manifest"], namespace)
         before = {name: id(value) for name, value in namespace.items()}
         self.shell.execution_count = content["count"]
-        self._last_result = None
+        self._last_result, self._cancelled = None, False
         reply = await self.do_execute(content["code"], silent=False, store_history=True, allow_stdin=False)
         result = self._last_result
         writes = _writes(before, namespace)
@@ -168,7 +203,7 @@ class SkyKernel(IPythonKernel):
             return end
         error = result and (result.error_before_exec or result.error_in_exec)
         end.update(_error(error, reply["ename"], reply["evalue"], reply["traceback"]))
-        if isinstance(error, KeyboardInterrupt):
+        if isinstance(error, KeyboardInterrupt) or (self._cancelled and isinstance(error, asyncio.CancelledError)):
             end["status"] = "interrupted"
         return end
 
@@ -198,10 +233,10 @@ class SkyKernel(IPythonKernel):
         while len(self.sky_values) > _KEEP_VALUES:
             self.sky_values.popitem(last=False)
 
-    def failure(self, error: BaseException, *, interrupted: bool = False) -> dict[str, Any]:
+    def failure(self, error: BaseException) -> dict[str, Any]:
         """How a request ended that raised outside of a cell."""
         lines = self.shell.InteractiveTB.structured_traceback(type(error), error, error.__traceback__, tb_offset=1)
-        status = "interrupted" if interrupted else "error"
+        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "error"
         return {"status": status, **_error(error, type(error).__name__, str(error), lines)}
 
     def drain_native_output(self) -> None:

@@ -27,10 +27,10 @@ HEEDED = {
     "time.sleep": "time.sleep(600)",
     "a lock": "lock = threading.Lock(); lock.acquire(); lock.acquire()",
     "a thread join": "t = threading.Thread(target=time.sleep, args=(600,), daemon=True)\nt.start()\nt.join()",
-    "a socket": "socket.socketpair()[0].recv(1)",
+    "a socket": "mine, other = socket.socketpair(); mine.recv(1)",
     "subprocess.run": "subprocess.run(['sleep', '600'])",
-    "!sleep 600": "!sleep 600",
     "await asyncio.sleep": "await asyncio.sleep(600)",
+    "a Python loop in a cell that awaits": "await asyncio.sleep(0)\nwhile True: pass",
     "a regular expression that backtracks": "re.match('(a+)+$', 'a' * 60 + 'b')",
 }
 # On a quiet machine each takes far longer than the test waits.
@@ -117,6 +117,42 @@ def test_what_cannot_be_interrupted_is_told_and_a_second_press_replaces_it(pool:
         told=told[0][0] - began,
         replaced=ended - again,
     )
+
+
+def test_an_interrupt_ends_a_shell_command_and_the_cell_goes_on_as_in_ipython(pool: Pool) -> None:
+    kernels = [kernel_of(pool, rank) for rank in (0, 1)]
+    current = start(pool, "get_ipython().system('sleep 600')\n'after'")
+    assert eventually(lambda: all(kernel.children(recursive=True) for kernel in kernels))
+    pool.interrupt(current)
+    assert pool.attend(current).values == ["after", "after"]
+    assert eventually(lambda: not any(kernel.children(recursive=True) for kernel in kernels))
+
+
+# As a slow machine does: it comes when the cell's code is over, and its end is not told yet.
+LATE = """
+import os, signal, time
+kernel = get_ipython().kernel
+drain = kernel.drain_native_output
+def late():
+    kernel.drain_native_output = drain
+    os.kill(os.getpid(), signal.SIGINT)
+    time.sleep(0.01)
+    drain()
+kernel.drain_native_output = late
+"""
+
+
+@pytest.mark.parametrize("ending", ["kept", "1 / 0", "raise KeyboardInterrupt"])
+def test_an_interrupt_that_comes_when_the_cell_is_over_does_not_keep_its_end_from_being_told(
+    pool: Pool, ending: str
+) -> None:
+    run(pool, "kept = 5")
+    current = begin(pool, LATE + ending)
+    assert eventually(current.over.is_set, 30), current.left
+    assert {outcome.status for outcome in current.outcomes.values()} == {
+        {"kept": "ok", "1 / 0": "error"}.get(ending, "interrupted")
+    }
+    assert run(pool, "kept").values == [5, 5]
 
 
 NEVER = {
