@@ -337,6 +337,20 @@ class OrderedStream(OutStream):
                 os.ftruncate(self._original_stdstream_copy, 0)
             os.write(self._original_stdstream_copy, data)
 
+    def flush(self) -> None:
+        """ipykernel's returns before the text is sent, and a call that then keeps the GIL would hold it back."""
+        thread = self.pub_thread
+        if thread is None or not thread.thread.is_alive() or thread.thread is threading.current_thread():
+            self._flush()
+            return
+        # No Event: an interrupt that comes inside of one may leave it locked, and the thread would stand still.
+        sent = threading.Lock()
+        sent.acquire()
+        thread.schedule(self._flush)
+        # What it flushes is put at the end of what the thread is to send.
+        thread.schedule(lambda: thread.schedule(sent.release))
+        sent.acquire(timeout=self.flush_timeout)
+
     def write(self, string: str) -> int | None:
         other = OrderedStream._last
         if other is not self:
