@@ -15,6 +15,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from tests.took import Took
+
 MARK = "SKY_TEST"
 PATIENCE = 5.0
 
@@ -54,3 +56,9 @@ def _nothing_is_left() -> Iterator[None]:
         if time.monotonic() > end:
             pytest.fail(f"processes are left: {[(p.pid, p.status()) for p in left]}")
         time.sleep(0.05)
+
+
+@pytest.fixture
+def took(request: pytest.FixtureRequest) -> Took:
+    """Where a test tells how long what it did took."""
+    return Took(request.node.nodeid.split("[")[0])

@@ -69,6 +69,8 @@ class _Server:
         self.failed = failed
         self.buffers: dict[socket.socket, bytes] = {}
         self.asked_by: dict[int, socket.socket] = {}
+        # As of the last look, a second ago at most.
+        self.oom_kills = processes.oom_kills()
         self.selector = selectors.DefaultSelector()
         self.wake_read, self.wake_write = os.pipe()
         os.set_blocking(self.wake_read, False)
@@ -161,10 +163,12 @@ class _Server:
         with contextlib.suppress(BlockingIOError):
             while os.read(self.wake_read, 512):
                 pass
-        for pid, status in processes.reap().items():
+        before, self.oom_kills = self.oom_kills, processes.oom_kills()
+        for pid, status, used in processes.collect():
             connection = self.asked_by.pop(pid, None)
             if connection is not None:
-                self.tell(connection, {"pid": pid, "ended": status, "text": processes.exit_text(status)})
+                text = processes.exit_text(status, used, short=self.oom_kills > before)
+                self.tell(connection, {"pid": pid, "ended": status, "text": text})
 
     def tell(self, connection: socket.socket, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):

@@ -12,6 +12,7 @@ import os
 import signal
 import sys
 import time
+from collections.abc import Iterator
 
 import psutil
 
@@ -39,15 +40,28 @@ def adopt_orphans() -> None:
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
 
 
-def exit_text(status: int) -> str:
-    """A wait status in words: ``"killed by SIGKILL (9)"`` or ``"exit status 3"``."""
+def exit_text(status: int, used: int = 0, *, short: bool = False) -> str:
+    """A wait status in words: ``"killed by SIGKILL (9)"`` or ``"exit status 3"``.
+
+    Parameters
+    ----------
+    status : int
+        The wait status.
+    used : int
+        The most bytes of memory that the process has used; told where it was killed by SIGKILL.
+    short : bool
+        Whether the kernel killed a process for want of memory just then.
+    """
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         try:
             name = signal.Signals(number).name
         except ValueError:
             name = "signal"
-        return f"killed by {name} ({number})"
+        text = f"killed by {name} ({number})"
+        if number == signal.SIGKILL and short:
+            text += " for want of memory: the kernel's OOM killer was at work"
+        return text + (f"; it had used up to {used / 1e9:.1f} GB" if number == signal.SIGKILL and used else "")
     return f"exit status {os.waitstatus_to_exitcode(status)}"
 
 
@@ -74,11 +88,23 @@ def kill_descendants(*, spare: frozenset[int] = frozenset(), patience: float = 2
 
 def reap() -> dict[int, int]:
     """Collect ended children: process id -> wait status."""
-    ended: dict[int, int] = {}
+    return {pid: status for pid, status, _ in collect()}
+
+
+def collect() -> Iterator[tuple[int, int, int]]:
+    """Collect ended children: process id, wait status, and the most bytes of memory that each has used."""
     with contextlib.suppress(ChildProcessError):
         while True:
-            pid, status = os.waitpid(-1, os.WNOHANG)
+            pid, status, usage = os.wait4(-1, os.WNOHANG)
             if not pid:
                 break
-            ended[pid] = status
-    return ended
+            yield pid, status, usage.ru_maxrss * (1 if sys.platform == "darwin" else 1024)
+
+
+def oom_kills() -> int:
+    """How many processes the kernel has killed for want of memory since the machine began; 0 where it does not tell."""
+    with contextlib.suppress(OSError, ValueError), open("/proc/vmstat") as file:
+        for line in file:
+            if line.startswith("oom_kill "):
+                return int(line.split()[1])
+    return 0

@@ -17,9 +17,9 @@ from sky_jupyter.pool.events import NoticeEvent
 from sky_jupyter.pool.manager import Pool
 from sky_jupyter.pool.results import CellError, RankInterrupted
 from sky_jupyter.pool.runs import Run
-from tests.faults.conftest import Took
 from tests.pool.pools import begin, local_pool, run
 from tests.pool.test_faults import eventually, kernel_of
+from tests.took import Took
 
 pytestmark = pytest.mark.slow
 
@@ -27,7 +27,8 @@ HEEDED = {
     "a Python loop": "while True: pass",
     "time.sleep": "time.sleep(600)",
     "a lock": "lock = threading.Lock(); lock.acquire(); lock.acquire()",
-    "a thread join": "t = threading.Thread(target=time.sleep, args=(600,), daemon=True)\nt.start()\nt.join()",
+    "a thread join": "thread = threading.Thread(target=time.sleep, args=(600,), daemon=True)\n"
+    "thread.start(); thread.join()",
     "a socket": "mine, other = socket.socketpair(); mine.recv(1)",
     "subprocess.run": "subprocess.run(['sleep', '600'])",
     "await asyncio.sleep": "await asyncio.sleep(600)",

@@ -5,7 +5,9 @@ Keras on 4 ranks has the first and the last kind only: its faults are JAX's, and
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
+import os
 import signal
 import time
 from collections.abc import Iterator
@@ -22,9 +24,9 @@ from sky_jupyter.plugins import Plugin
 from sky_jupyter.pool.events import NoticeEvent, OutputEvent
 from sky_jupyter.pool.manager import Pool
 from sky_jupyter.pool.results import CellError
-from tests.faults.conftest import Took
 from tests.pool.pools import begin, local_pool, run
 from tests.pool.test_faults import eventually, kernel_of
+from tests.took import Took
 
 pytestmark = [
     pytest.mark.slow,
@@ -228,3 +230,56 @@ def test_a_rank_that_fails_is_named_and_the_others_go_on(
 def test_the_death_of_rank_0_is_mended_too(place: tuple[Kind, Pool], tmp_path: Path, took: Took) -> None:
     kind, pool = place
     do(kind, pool, KILLED, 0, tmp_path / "happened", took)
+
+
+@contextlib.contextmanager
+def memory_of(process: psutil.Process, limit: int) -> Iterator[None]:
+    """Let a process have so many bytes more and no more, by a cgroup of its own."""
+    first, second = Path("/sys/fs/cgroup/memory"), Path("/sys/fs/cgroup")
+    one = (first / "cgroup.procs").exists()
+    place = (first if one else second) / f"sky-test-{process.pid}"
+    if os.geteuid() or not (one or "memory" in (second / "cgroup.subtree_control").read_text()):
+        pytest.skip("needs root and a cgroup of memory that can be made, for the kernel's OOM killer")
+    try:
+        place.mkdir()
+    except OSError as error:
+        pytest.skip(f"needs a cgroup of memory that can be made: {error}")
+    try:
+        (place / ("memory.limit_in_bytes" if one else "memory.max")).write_text(str(limit))
+        for swap in (place / "memory.memsw.limit_in_bytes", place / "memory.swap.max"):
+            if swap.exists():
+                swap.write_text(str(limit if one else 0))
+        (place / "cgroup.procs").write_text(str(process.pid))
+        yield
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+        assert eventually(lambda: not (place / "cgroup.procs").read_text())
+        place.rmdir()
+
+
+@pytest.mark.root
+def test_a_rank_that_the_oom_killer_ends_is_said_to_have_wanted_memory(took: Took) -> None:
+    with local_pool() as pool:
+        run(pool, "kept = 5")
+        with memory_of(kernel_of(pool, 1), 200 << 20):
+            happened = time.time()
+            times = Times()
+            code = "if _sky_rank == 1: large = bytearray(3 << 30)\n'well'"
+            code = code.replace("_sky_rank", "__import__('sky_jupyter').instance_info().rank")
+            with pytest.raises(CellError) as caught:
+                run(pool, code, listener=times)
+        told = str(caught.value.errors[1])
+        assert "killed by SIGKILL (9) for want of memory: the kernel's OOM killer was at work" in told
+        assert "; it had used up to 0." in told
+        assert caught.value.result[0] == "well"
+        pool.settle()
+        assert pool.take_restarted() == {1}
+        assert run(pool, "globals().get('kept')").values == [5, None]
+    took.row(
+        "a rank goes beyond its cgroup's memory: the OOM killer ends it",
+        see=f"`{told.splitlines()[0].replace('rank 1 (node 1)', 'rank R (node N)')}`",
+        kept="every name of the others",
+        on="no framework, 2 ranks",
+        told=times.ended[1] - happened,
+    )

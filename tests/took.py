@@ -1,4 +1,4 @@
-"""How long each fault took, for the table in docs/faults.md: tests tell it, `table.py` writes it down.
+"""How long each fault took, for the table in docs/faults.md: tests tell it, `faults/table.py` writes it down.
 
 With ``SKY_RECORD=path`` in the environment, what `took` is told is appended to that file, one JSON
 object a line; without it, nothing is written.
@@ -10,8 +10,6 @@ import json
 import os
 import time
 from pathlib import Path
-
-import pytest
 
 
 class Took:
@@ -41,9 +39,3 @@ class Took:
         record |= {"at": time.time(), "load": os.getloadavg()[0], "cores": os.cpu_count()}
         with Path(path).open("a") as file:
             file.write(json.dumps(record) + "\n")
-
-
-@pytest.fixture
-def took(request: pytest.FixtureRequest) -> Took:
-    """Where a test tells how long what it did took."""
-    return Took(request.node.nodeid.split("[")[0])
