@@ -441,9 +441,10 @@ class Supervisor:
         for run in list(self.runs.values()):
             ranks = [rank for rank in run.left if run.outcomes[rank].node == node]
             run.lose(ranks, f"node {node} is lost: {why}")
-        self._returned[node] = asyncio.Event()
         self._lost.add(node)
-        self._mend_with(self._take_back(node, why))
+        # Made now: the node may be back before its turn to be mended comes.
+        returned = self._returned[node] = asyncio.Event()
+        self._mend_with(self._take_back(node, why, returned))
 
     def on_back(self, node: int, *, kept: bool) -> None:
         """A node is there again: with its kernels, or with new ones."""
@@ -474,11 +475,15 @@ class Supervisor:
         if not on:
             self.news.append(text)
 
-    async def _take_back(self, node: int, why: str) -> None:
-        with contextlib.suppress(asyncio.TimeoutError):
-            await asyncio.wait_for(self._returned[node].wait(), _RETURN_PATIENCE)
-            await self._replace(node, why)
-        self._returned.pop(node, None)
+    async def _take_back(self, node: int, why: str, returned: asyncio.Event) -> None:
+        try:
+            await asyncio.wait_for(returned.wait(), _RETURN_PATIENCE)
+        except asyncio.TimeoutError:
+            # Whenever it comes back after all, it is mended then.
+            if self._returned.get(node) is returned:
+                del self._returned[node]
+            return
+        await self._replace(node, why)
 
     async def _replace(self, node: int, why: str) -> None:
         """New kernels for a node that is back, and for all others that cannot go on without the old ones."""
