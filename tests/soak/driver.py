@@ -552,7 +552,10 @@ class Soak:
             try:
                 status = self.child.ask("status", limit=30)
             except Failed as error:
-                self.note(f"no status: {str(error).strip().splitlines()[-1]}")
+                why = str(error).strip().splitlines()[-1]
+                if "is broken" in why:
+                    raise Hang(why) from None
+                self.note(f"no status: {why}")
                 time.sleep(0.2)
                 return False
             pids = {f"agent {node}": facts["pid"] for node, facts in status.items()}
