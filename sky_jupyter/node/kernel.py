@@ -23,6 +23,7 @@ import codecs
 import contextlib
 import faulthandler
 import functools
+import gc
 import os
 import select
 import signal
@@ -176,6 +177,8 @@ class SkyKernel(IPythonKernel):
 
     async def sky_again(self, content: dict[str, Any]) -> dict[str, Any]:
         os.environ[POOL_VARIABLE] = content["info"]
+        # Tracebacks of earlier failures are cycles, and hold threads and connections of the frameworks.
+        gc.collect()
         for plugin in self.sky_plugins:
             if plugin.again is not None:
                 plugin.again(instance_info())
