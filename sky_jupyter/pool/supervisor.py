@@ -313,9 +313,9 @@ class Supervisor:
         return self._repair is not None
 
     async def settle(self) -> None:
-        """Wait until what earlier runs broke has been mended."""
-        if self._repair is not None:
-            await self._repair
+        """Wait until what earlier runs broke has been mended, and what was found broken meanwhile."""
+        while self._repair is not None:
+            await asyncio.wait([self._repair])
 
     def _mend(self, run: Run) -> None:
         """Begin to replace what the run lost; the next run waits for it."""
