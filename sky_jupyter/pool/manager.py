@@ -495,9 +495,15 @@ class Pool:
                 run = found.setdefault(id, {"begin": facts["begin"], "nodes": [], "over": True})
                 run["nodes"].append(node)
                 run["over"] = run["over"] and facts["over"]
-        for run in found.values():
+        partly = []
+        for id, run in found.items():
             wanted = {rank // self.spec.ranks_per_node for rank in run["begin"].get("ranks", [])}
-            run["over"] = run["over"] and wanted <= set(run["nodes"])
+            if run["over"] and not wanted <= set(run["nodes"]):
+                partly.append(id)
+        # Some nodes have not begun it: they are to, unless its manager had given them up.
+        for id in partly:
+            row = self.registry.run(id)
+            found[id]["over"] = row is not None and row.state != "running"
         return found
 
     def adopt(self, id: str, listener: Listener = ignore) -> Run:
@@ -517,7 +523,7 @@ class Pool:
         self.supervisor.add(run)
         # Its manager may have ended before it was written down.
         self.registry.run_began(id, self.id, run.code, list(run.outcomes))
-        run.task = loop().submit(self.supervisor.adopt(run, facts["begin"], facts["nodes"]))
+        run.task = loop().submit(self.supervisor.adopt(run, facts["begin"], facts["nodes"], over=facts["over"]))
         return run
 
     def _known(self, id: str, listener: Listener) -> tuple[Run, dict[str, Any]]:
@@ -539,8 +545,10 @@ class Pool:
         PoolError
             When no node knows the run.
         """
-        run, _ = self._known(id, ignore)
+        run, facts = self._known(id, ignore)
         loop().call(self.supervisor.read_all(run), timeout=_READ_TIMEOUT)
+        if facts["over"]:
+            self.supervisor.lose_unbegun(run, facts["nodes"])
         return CellResult(list(run.outcomes.values()), run.elapsed, functools.partial(self.fetch, id), id)
 
     def check_ranks(self, ranks: Sequence[int] | None) -> list[int]:

@@ -150,18 +150,31 @@ class Supervisor:
                     self._take(run, node, answer["first"], answer["count"], answer["data"])
                 return
 
-    async def adopt(self, run: Run, begin: dict[str, Any], begun: Sequence[int]) -> None:
+    async def adopt(self, run: Run, begin: dict[str, Any], begun: Sequence[int], *, over: bool) -> None:
         """The rest of the life of a run that another manager began, on the nodes ``begun``.
 
-        Where that one ended between two nodes, the others have not begun yet.
+        Where that one ended between two nodes, the others have not begun yet. Of a run that is over,
+        they never will.
         """
         async with self._turn:
             about = {key: begin.get(key) for key in ("code", "grace", "timeout", "began")}
             for node in begun:
                 await self._read(run, node, 0)
+            if over:
+                self.lose_unbegun(run, begun)
+                await run.until(lambda: not run.left, None)
+                if run.failed:
+                    # What it broke may have been mended long ago, and lives.
+                    self._mend_with(self._recover())
+                return
             if {outcome.node for outcome in run.outcomes.values()} - set(begun):
                 self._keep_task(self._start(run, begin["content"], about))
             await self._attend(run, float(begin.get("grace") or 0.0), begin.get("timeout"))
+
+    def lose_unbegun(self, run: Run, begun: Sequence[int]) -> None:
+        """Of a run that is over, give up the nodes that had been lost before they began it."""
+        ranks = [rank for rank in run.left if run.outcomes[rank].node not in begun]
+        run.lose(ranks, "its node had been lost before it began")
 
     async def _attend(self, run: Run, grace: float, timeout: float | None) -> None:
         """Watch over a run to its end, and begin to mend what it broke."""
@@ -381,6 +394,21 @@ class Supervisor:
         self.news.append(f"the ranks were out of step: their frameworks are set up again{self._gone()}")
         await self._set_up_again()
 
+    async def _recover(self) -> None:
+        """Mend what an earlier run broke, where nobody has."""
+        if self.together:
+            await self._resume()
+        elif ended := await self._ended():
+            self.restarted.update(ended)
+            await self.renew(ended)
+
+    async def _ended(self) -> list[int]:
+        """The ranks that have no kernel, or one that never entered the plugins."""
+        assert self.control is not None
+        states = await self.control.ask("status")
+        known = {int(rank): its for state in states.values() for rank, its in state["ranks"].items()}
+        return [rank for rank, its in known.items() if not (its["pid"] and its["entered"])]
+
     def _to_replace(self, ended: Sequence[int]) -> list[int]:
         """The ranks that need new kernels where these have ended."""
         alone = not self.together or (self.gentle and not (self.head_bound and 0 in ended))
@@ -392,11 +420,7 @@ class Supervisor:
         Where the living ranks cannot do so, all get new kernels. Of the ranks ``told`` it is known
         that their kernels are new.
         """
-        assert self.control is not None
-        states = await self.control.ask("status")
-        known = {int(rank): its for state in states.values() for rank, its in state["ranks"].items()}
-        ended = [rank for rank, its in known.items() if not (its["pid"] and its["entered"])]
-        ranks = self._to_replace(ended)
+        ranks = self._to_replace(await self._ended())
         everyone = list(range(self.spec.world_size))
         if self.gentle and ranks != everyone:
             if await self.again(ranks):
