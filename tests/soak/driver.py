@@ -426,7 +426,7 @@ class Soak:
 
     def plan(self, *, ranks: Any = None, ending: str = "value", **more: Any) -> Planned:
         self.number += 1
-        kind = self.random.choice(words.KINDS)
+        kind = more.pop("kind", None) or self.random.choice(words.KINDS)
         if ranks is None:
             everyone = ending == "meet" or self.random.random() < 0.7
             ranks = range(WORLD) if everyone else self.random.sample(range(WORLD), self.random.randrange(1, WORLD))
@@ -543,10 +543,7 @@ class Soak:
 
     def look(self) -> None:
         """Settle, and see who is who now; what is said to be new is, and nothing else."""
-        fresh, news = self.child.ask("settle")
-        for text in news:
-            self.note(f"news: {text}")
-        self.unsure |= fresh
+        self.settle()
 
         def whole() -> bool:
             try:
@@ -567,7 +564,12 @@ class Soak:
         self.until(whole, "all agents and kernels", 60)
         facts = self.facts = self.child.ask("measure")
         self.until(lambda: self.find_processes(facts["host"], facts["port"]), "the scheduler", 30)
-        fresh, _ = self.child.ask("settle")
+        self.settle()
+
+    def settle(self) -> None:
+        fresh, news = self.child.ask("settle")
+        for text in news:
+            self.note(f"news: {text}")
         self.unsure |= fresh
 
     def find_processes(self, host: int, port: int) -> bool:
@@ -594,6 +596,13 @@ class Soak:
         self.collect_left()
         self.note("the steady part begins")
         self.restart()
+        # What is imported and kept at first use comes before the first look at sizes.
+        for _ in range(2):
+            self.large()
+            self.sends()
+            self.do(self.plan(kind="flood"))
+            for rank in range(WORLD):
+                self.do(self.plan(ranks=range(WORLD), ending="meet", grace=0.1, fates={rank: "raises"}))
 
     def collect_left(self) -> None:
         for plan in list(self.left.values()):
@@ -602,7 +611,11 @@ class Soak:
     def measure(self, *, kept: bool) -> None:
         """Sizes of all processes and folders now; what lies about that should not is told."""
         code = "import gc\nfor _ in range(3): gc.collect()"
-        self.child.ask("wait", self.child.ask("begin", code, {}, {"count": self.number}))
+        record = self.child.ask("wait", self.child.ask("begin", code, {}, {"count": self.number}))
+        self.unsure |= record["fresh"]
+        ends = {rank: (its["status"], its["ename"], its["text"]) for rank, its in record["ranks"].items()}
+        if any(end[0] != "ok" for end in ends.values()):
+            self.fail(f"an idle pool could not collect its garbage: {ends}")
         self.look()
         if kept:
             self.memory.sample(self.number, self.pids, self.facts)
