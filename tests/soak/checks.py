@@ -87,9 +87,8 @@ class Check:
         whole = facts["status"] == "ok" or (facts["status"] == "error" and plan.fates.get(rank) == "raises")
         for stream in ("stdout", "stderr"):
             said = facts[stream]
-            if facts["status"] == "interrupted" and stream == "stderr":
-                # IPython's word, where a second interrupt comes while it shows the first.
-                said = said.removesuffix("\nKeyboardInterrupt\n\n")
+            if facts["status"] in ("interrupted", "error"):
+                said = words.without_interrupt(said)
             if text := words.differs(plan.kind, said, wanted[stream], whole=whole):
                 self.fail(f"{stream} of rank {rank}, {where} ({facts['status']}): {text}")
 

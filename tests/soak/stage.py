@@ -61,6 +61,8 @@ class Stage:
         self.over: dict[str, str] = {}
         self.never: set[str] = set()
         self._kills: dict[str, list[float]] = {}
+        # Kernels that were killed and of which nobody may have heard yet: rank -> process.
+        self._doomed: dict[int, int] = {}
 
     def up(self, *, torch: bool) -> None:
         """Start the pool."""
@@ -117,10 +119,11 @@ class Stage:
         self._kills.setdefault(who, []).append(time.monotonic())
         with contextlib.suppress(ProcessLookupError):
             os.kill(self.pids[who], number)
-        if not who.startswith("rank"):
-            # Not killed again before its successor is there, as that would be nobody's.
-            process = self.pids[who]
-            self.until(lambda: not psutil.pid_exists(process) or _is_zombie(process), f"the end of {who}")
+        if who.startswith("rank"):
+            self._doomed[int(who.split()[1])] = self.pids[who]
+        # Not killed again before its successor is there, as that would be nobody's.
+        process = self.pids[who]
+        self.until(lambda: not psutil.pid_exists(process) or _is_zombie(process), f"the end of {who}")
 
     def too_often(self, who: str) -> bool:
         """Whether the host would give it up if it were killed now."""
@@ -168,6 +171,7 @@ class Stage:
     def look(self) -> None:
         """Settle, and see who is who now."""
         self._settle()
+        self.until(self._is_revived, "new kernels", _WHOLE)
         self.until(self._is_whole, "all agents and kernels", _WHOLE)
         self.facts = self.child.ask("measure")
         self.until(self._find_processes, "the scheduler", _WHOLE)
@@ -179,17 +183,31 @@ class Stage:
             self.diary.note(f"news: {text}")
         self.unsure |= fresh
 
-    def _is_whole(self) -> bool:
-        """Whether all agents and kernels are there, and no kernel works on anything."""
+    def _is_revived(self) -> bool:
+        """Whether all that were killed are replaced: one whose part was done is missed by the next run only."""
+        if not self._doomed:
+            return True
+        self.unsure |= self.child.ask("wait", self.child.ask("begin", "None", {}, {"count": 0}))["fresh"]
+        self._settle()
+        kernels = {rank: its["pid"] for facts in self._status().values() for rank, its in facts["ranks"].items()}
+        self._doomed = {rank: pid for rank, pid in self._doomed.items() if kernels.get(rank, 0) in (0, pid)}
+        return not self._doomed
+
+    def _status(self) -> dict[int, dict[str, Any]]:
+        """What the agents say of themselves; nothing where one is away."""
         try:
-            status = self.child.ask("status")
+            return dict(self.child.ask("status"))
         except Failed as error:
             why = str(error).strip().splitlines()[-1]
             if "is broken" in why:
                 raise Hang(why) from None
             self.diary.note(f"no status: {why}")
             time.sleep(0.2)
-            return False
+            return {}
+
+    def _is_whole(self) -> bool:
+        """Whether all agents and kernels are there, and no kernel works on anything."""
+        status = self._status()
         kernels = {rank: its for facts in status.values() for rank, its in facts["ranks"].items()}
         pids = {f"agent {node}": facts["pid"] for node, facts in status.items()}
         pids |= {f"rank {rank}": its["pid"] for rank, its in kernels.items()}

@@ -9,6 +9,7 @@ from __future__ import annotations
 import hashlib
 import os
 import random
+import re
 import signal
 import subprocess
 import sys
@@ -68,6 +69,18 @@ def expected(seed: int, number: int, rank: int, kind: str) -> dict[str, str]:
         parts[piece.stream].append(piece.text)
     said.update({stream: "".join(texts) for stream, texts in parts.items()})
     return said
+
+
+# What IPython says where an interrupt comes while it shows an exception: of the one or of the other.
+_IPYTHON = re.compile(
+    r"(\nKeyboardInterrupt\n|Unexpected exception formatting exception|Traceback \(most recent call last\)).*",
+    re.DOTALL,
+)
+
+
+def without_interrupt(text: str) -> str:
+    """What an interrupted rank wrote, without IPython's own words at the end of it."""
+    return _IPYTHON.sub("", text)
 
 
 def differs(kind: str, said: str, wanted: str, *, whole: bool) -> str:
