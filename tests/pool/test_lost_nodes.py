@@ -1,0 +1,95 @@
+"""Nodes that are lost while something else goes on: runs, other ranks, and repairs."""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import psutil
+import pytest
+
+from sky_jupyter.plugins import Plugin
+from sky_jupyter.pool.results import CellError
+from tests.pool.pools import begin, local_pool, run
+
+
+@contextlib.contextmanager
+def slow_to_enter(info: Any) -> Iterator[None]:
+    time.sleep(3)
+    yield
+
+
+@pytest.mark.slow
+def test_a_node_that_is_back_while_another_is_mended_is_mended_after_it() -> None:
+    with local_pool(plugins=(Plugin("slow", around_process=slow_to_enter),)) as pool:
+        with pytest.raises(CellError):
+            run(pool, "import os\nos._exit(3)", ranks=[0])
+        assert pool.supervisor.mending
+        agent = pool.status()[1]["pid"]
+        psutil.Process(agent).kill()
+        pool.settle()
+        with contextlib.suppress(CellError):
+            # It may begin before the loss of the node has been seen.
+            run(pool, "1")
+        assert run(pool, "1").values == [1, 1]
+        assert pool.state == "ready"
+        assert pool.status()[1]["pid"] != agent
+
+
+@pytest.mark.slow
+def test_where_a_node_is_lost_the_other_ranks_have_their_grace_though_all_kernels_are_made_anew() -> None:
+    with local_pool(plugins=(Plugin("together", collective=True),)) as pool:
+        agents = {node: facts["pid"] for node, facts in pool.status().items()}
+        current = begin(pool, "import os, time\ntime.sleep(6)\nos.getpid()", grace=60)
+        time.sleep(0.5)
+        psutil.Process(agents[1]).kill()
+        with pytest.raises(CellError) as caught:
+            pool.attend(current)
+        assert list(caught.value.errors) == [1]
+        before = caught.value.result[0]
+        assert run(pool, "import os; os.getpid()").values[0] != before
+        assert pool.take_restarted() == {0, 1}
+
+
+@pytest.mark.slow
+def test_a_run_that_a_lost_node_never_began_is_over_and_is_not_begun_there_later(tmp_path: Path) -> None:
+    with local_pool() as pool:
+        host = psutil.Process(pool.hosts[0].command.identity[0])
+        agent = psutil.Process(pool.status()[1]["pid"])
+        # Nobody makes a new agent for now.
+        host.suspend()
+        try:
+            agent.kill()
+            current = begin(
+                pool, f"import sky_jupyter as sky\nopen(f'{tmp_path}/{{sky.instance_info().rank}}', 'x')\n1"
+            )
+            with pytest.raises(CellError) as caught:
+                pool.attend(current)
+        finally:
+            host.resume()
+        assert list(caught.value.errors) == [1]
+        with contextlib.suppress(CellError):
+            run(pool, "1")
+        assert run(pool, "1").values == [1, 1]
+        assert pool.runs()[current.id]["over"]
+        assert list(pool.log(current.id).errors) == [1]
+        with pytest.raises(CellError) as caught:
+            pool.attend(pool.adopt(current.id))
+        assert "its node had been lost before it began" in str(caught.value.errors[1])
+        assert [path.name for path in tmp_path.iterdir()] == ["0"]
+
+
+@pytest.mark.slow
+def test_taking_up_a_run_in_which_a_rank_died_replaces_no_kernel_that_lives() -> None:
+    with local_pool() as pool:
+        with pytest.raises(CellError) as caught:
+            run(pool, "import os\nos._exit(3)", ranks=[1])
+        run(pool, "name = 'kept'")
+        pool.take_restarted()
+        with pytest.raises(CellError):
+            pool.attend(pool.adopt(caught.value.result.run))
+        assert run(pool, "name").values == ["kept", "kept"]
+        assert pool.take_restarted() == set()
