@@ -44,7 +44,7 @@ from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelapp import IPKernelApp
 from traitlets import DottedObjectName, Type
 
-from . import payload, results, stacks
+from . import forgetting, payload, results, stacks
 from .runtime import POOL_VARIABLE, instance_info
 
 _KEEP_VALUES = 16
@@ -93,6 +93,7 @@ class SkyKernel(IPythonKernel):
         # Whether an interrupt cancelled what the cell awaits.
         self._cancelled = False
         self.shell.events.register("post_run_cell", self._on_post_run_cell)
+        forgetting.keep_no_outputs(self.shell)
 
     def _on_post_run_cell(self, result: Any) -> None:
         self._last_result = result
@@ -196,6 +197,7 @@ class SkyKernel(IPythonKernel):
         self._last_result, self._cancelled = None, False
         reply = await self.do_execute(content["code"], silent=False, store_history=True, allow_stdin=False)
         result = self._last_result
+        forgetting.forget_cells(self.shell, _KEEP_VALUES)
         writes = _writes(before, namespace)
         modules = [name for name in writes if isinstance(namespace.get(name), types.ModuleType)]
         end: dict[str, Any] = {"status": reply["status"], "bound": True, "writes": writes, "modules": modules}
