@@ -97,7 +97,9 @@ class Rank:
         file, info = write_connection_file(
             f"{prefix}.json", transport="ipc", ip=str(prefix), key=secrets.token_hex(32).encode(), **ports
         )
-        self._session = Session(key=info["key"].encode(), signature_scheme="hmac-sha256", username="sky")
+        # Signatures are not remembered: nobody else writes to these sockets, and a talkative rank's take 10 MB.
+        key = info["key"].encode()
+        self._session = Session(key=key, signature_scheme="hmac-sha256", username="sky", digest_history_size=0)
         self._shell = self._socket(zmq.DEALER, f"ipc://{prefix}-{ports['shell_port']}")
         self._control = self._socket(zmq.DEALER, f"ipc://{prefix}-{ports['control_port']}")
         self._iopub = self._socket(zmq.SUB, f"ipc://{prefix}-{ports['iopub_port']}")
