@@ -66,13 +66,6 @@ class CellCompiler(XCachingCompiler):
         return stacks.cell_file(raw_code, number)
 
 
-class Forgetful(dict[int, list[Any]]):
-    """Keeps nothing: in place of IPython's record of all that a cell prints and shows, which only grows."""
-
-    def __missing__(self, key: int) -> list[Any]:
-        return []
-
-
 class SkyKernel(IPythonKernel):
     """Made by the forkserver's child, one a process; ends with it."""
 
@@ -88,8 +81,6 @@ class SkyKernel(IPythonKernel):
         self.sky_plugins: tuple[Any, ...] = ()
         self.sky_values: OrderedDict[str, Any] = OrderedDict()
         self._last_result: Any = None
-        if hasattr(self.shell.history_manager, "outputs"):
-            self.shell.history_manager.outputs = Forgetful()
         # Whether an interrupt cancelled what the cell awaits.
         self._cancelled = False
         self.shell.events.register("post_run_cell", self._on_post_run_cell)

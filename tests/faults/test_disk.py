@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from tests.faults.conftest import Took
 from tests.magics.notebook import notebook
 from tests.magics.test_reattach import LOAD, kill, name, the_pool, up
 from tests.pool.test_faults import eventually
+from tests.took import Took
 
 __all__ = ["name"]
 pytestmark = [pytest.mark.root, pytest.mark.slow]

@@ -9,12 +9,12 @@ import psutil
 import pytest
 
 from tests.conftest import pool_folders
-from tests.faults.conftest import Took
 from tests.faults.families import family, peaks
 from tests.magics.notebook import Notebook, notebook
 from tests.magics.test_reattach import LOAD, name, the_pool, up
 from tests.pool.pools import local_pool, run
 from tests.pool.test_faults import eventually
+from tests.took import Took
 
 __all__ = ["name"]
 pytestmark = pytest.mark.slow
