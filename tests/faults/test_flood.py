@@ -80,6 +80,8 @@ def test_of_a_flood_the_notebook_has_all_and_the_journal_both_ends(tmp_path: Pat
             assert 5_000 < len(found) < 10_500
             journal = Path(row.folders[0]) / f"n{rank}" / "journal"
             assert sum(path.stat().st_size for path in journal.iterdir()) < 1.1 * MB
+            # Native output goes to the rank's log too, and not without end.
+            assert (journal.parent / f"rank{rank}.log").stat().st_size < 5 * MB
             assert len(numbers(journal)) == len(set(numbers(journal)))
         # Whoever takes the pool up is told the same.
         if code is NATIVE:

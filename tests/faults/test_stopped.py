@@ -177,7 +177,7 @@ def test_what_a_rank_prints_is_not_kept_in_its_memory() -> None:
     with local_pool(nodes=1) as pool:
         measure = "import os, psutil\npsutil.Process().memory_info().rss"
         before = run(pool, measure).head
-        flood = "from IPython.display import display_pretty\nfor i in range(300):\n    print('x' * 100_000)\n"
-        for _ in range(3):
+        flood = "from IPython.display import display_pretty\nfor i in range(150):\n    print('x' * 100_000)\n"
+        for _ in range(2):
             run(pool, flood + "    display_pretty('y' * 100_000, raw=True)")
-        assert run(pool, measure).head - before < 60 * MB
+        assert run(pool, measure).head - before < 25 * MB

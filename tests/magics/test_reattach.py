@@ -83,7 +83,7 @@ def test_a_new_notebook_is_told_of_a_kept_pool_and_shows_its_running_cell_from_t
         assert page.value("_sky.stdout(1).count('line')") == 150
         assert page.run("%%sky\nfirst").status == "ok"
         assert page.value("_sky.values") == ["here", "here"]
-        listed = page.run("%sky runs").stream()
+        listed = page.run(f"%sky runs --name {name}").stream()
         (earlier,) = re.findall(r"(\w{8}) .* first = 'here'", listed)
         page.run(f"%sky wait {earlier}")
         assert page.value("_sky.values") == ["of an earlier run"] * 2
