@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import pickle
 from dataclasses import replace
@@ -89,7 +90,10 @@ def test_a_broken_record_is_told_and_breaks_nothing(row: PoolRow, cut: int, junk
     RECORD.write(path.parent)
     whole = path.read_bytes()
     cut %= len(whole)
+    path.write_bytes(whole[:cut])
+    with pytest.raises(PoolError):
+        PoolRecord.read(row)
     path.write_bytes(whole[:cut] + junk)
-    if whole.startswith(whole[:cut] + junk) or cut + len(junk) < len(whole):
-        with pytest.raises(PoolError):
-            PoolRecord.read(row)
+    # What happens to be a record is one; all else is told.
+    with contextlib.suppress(PoolError):
+        assert isinstance(PoolRecord.read(row), PoolRecord)
