@@ -338,7 +338,7 @@ class Pool:
         assert self.control is not None
         away = self.control.lost or self.control.silent or len(self.control.addresses) < self.spec.nodes
         whole = bool(away) or self.state == "broken"
-        wait_ticking(loop().submit(self._relaunch() if whole else self._renew(None)), tick)
+        wait_ticking(loop().submit(self._relaunch() if whole else self.supervisor.restart()), tick)
         self.state = "ready"
         if whole:
             self._record_ready()

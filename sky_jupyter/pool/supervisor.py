@@ -378,6 +378,27 @@ class Supervisor:
 
         task = self._repair = self._keep_task(mend())
 
+    async def restart(self) -> None:
+        """New kernels for all ranks; what runs is given up, and what was being mended is mended by this."""
+        self.lose_all("its kernel was replaced by `%sky restart`")
+        if self._repair is not None:
+            self._repair.cancel()
+
+        async def replace() -> None:
+            await self.renew(list(range(self.spec.world_size)))
+
+        work = self._keep_task(replace())
+
+        async def until_done() -> None:
+            await asyncio.wait([work])
+
+        repair = self._repair = self._keep_task(until_done())
+        try:
+            await work
+        finally:
+            if self._repair is repair:
+                self._repair = None
+
     async def _resume(self) -> None:
         """After a failure: see whether the ranks are still in step, and set up anew where not.
 

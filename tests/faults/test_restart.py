@@ -9,6 +9,8 @@ import psutil
 import pytest
 
 import sky_jupyter as sky
+from sky_jupyter.plugins import Plugin
+from sky_jupyter.pool.results import CellError
 from tests.pool.pools import begin, local_pool, run
 from tests.pool.test_faults import eventually, kernel_of
 from tests.took import Took
@@ -65,11 +67,21 @@ def test_a_restart_brings_kernels_back_with_the_plugins_entered_and_keeps_the_hi
             assert log.stdout(rank).splitlines() == [f"line {i}" for i in range(1000)]
 
 
-def test_a_restart_ends_a_cell_that_is_running() -> None:
-    with local_pool() as pool:
-        current = begin(pool, "import time; time.sleep(600)")
-        assert eventually(lambda: all(kernel_of(pool, rank).is_running() for rank in (0, 1)))
+@pytest.mark.parametrize("plugins", [(), (sky.plugins.jax(),)], ids=["alone", "jax"])
+def test_a_restart_ends_a_cell_that_is_running_and_what_is_being_mended(plugins: tuple[Plugin, ...]) -> None:
+    with local_pool(plugins=plugins) as pool:
+        for begun in (0.5, 0.0):
+            current = begin(pool, "import time; time.sleep(600)")
+            assert eventually(lambda: pool.status()[0]["ranks"][0]["pid"])
+            time.sleep(begun)
+            pool.restart()
+            assert eventually(current.over.is_set, 20)
+            with pytest.raises(CellError) as caught:
+                pool.attend(current)
+            assert "its kernel was replaced by `%sky restart`" in str(caught.value.errors[1])
+            assert run(pool, "40 + 2").values == [42, 42]
+        with pytest.raises(CellError):
+            run(pool, "import os\nos._exit(3)", ranks=[1], grace=0.1)
+        # Rank 1 is being replaced.
         pool.restart()
-        assert eventually(current.over.is_set, 20)
-        assert {outcome.status for outcome in current.outcomes.values()} == {"died"}
         assert run(pool, "40 + 2").values == [42, 42]
