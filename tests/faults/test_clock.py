@@ -23,6 +23,7 @@ from tests.magics.notebook import Notebook, notebook
 from tests.magics.test_reattach import LOAD, name, the_pool
 from tests.pool.pools import begin, local_pool, run
 from tests.pool.test_faults import eventually, scheduler_of
+from tests.took import Took
 
 __all__ = ["name"]
 DAY = 86_400
@@ -64,7 +65,9 @@ def host_lives(pool: Pool) -> bool:
 
 @pytest.mark.slow
 @jumps
-def test_a_pool_whose_clock_jumps_loses_no_line_no_connection_and_no_lease(nodes_clock: Clock, jump: int) -> None:
+def test_a_pool_whose_clock_jumps_loses_no_line_no_connection_and_no_lease(
+    nodes_clock: Clock, jump: int, took: Took
+) -> None:
     with local_pool(keep=True, name=f"jumps{jump}", idle_timeout=LEASE) as pool:
         seen: list[str] = []
         before = run(pool, "import time; time.time()").head
@@ -82,6 +85,9 @@ def test_a_pool_whose_clock_jumps_loses_no_line_no_connection_and_no_lease(nodes
         assert 2 < result.elapsed < 120
         assert numbers(pool.log(current.id).stdout(1)) == list(range(60))
         assert run(pool, "large = bytes(3_000_000); large")[1] == bytes(3_000_000)
+        took.row(
+            "the nodes' clock jumps, a day or two years ahead or back", see="nothing", kept="everything, the lease too"
+        )
         # All connections are made anew, by processes whose clock has jumped and by this one.
         pids = run(pool, "import os; os.getpid()").values
         scheduler_of(pool).kill()

@@ -20,6 +20,7 @@ from tests.faults.clocks import Clock
 from tests.pool.pools import begin, run
 from tests.pool.relay import Far, Relay, relay
 from tests.pool.test_faults import eventually, scheduler_of
+from tests.took import Took
 
 pytestmark = pytest.mark.slow
 
@@ -138,7 +139,7 @@ def stand_still(process: psutil.Process, seconds: float) -> None:
 
 
 def test_collectives_go_on_while_the_control_plane_breaks_and_the_clock_jumps(
-    place: tuple[str, Pool, Relay, Clock], tmp_path: Path
+    place: tuple[str, Pool, Relay, Clock], tmp_path: Path, took: Took
 ) -> None:
     kind, pool, link, clock = place
     world = pool.spec.world_size
@@ -170,10 +171,16 @@ def test_collectives_go_on_while_the_control_plane_breaks_and_the_clock_jumps(
     assert_all_is_there(pool.attend(current), pids)
     assert run(pool, "reduce(rank + 1)").values == [world * (world + 1) / 2] * world
     assert pool.take_restarted() == set()
+    took.row(
+        "ranks are in collectives; the scheduler is killed, it and an agent stand still, the connection is cut",
+        see="output that comes later",
+        kept="everything: the collectives go on",
+        on=f"{kind}, {world} ranks",
+    )
 
 
 def test_a_killed_agent_costs_its_own_ranks_and_frees_the_others(
-    place: tuple[str, Pool, Relay, Clock], tmp_path: Path
+    place: tuple[str, Pool, Relay, Clock], tmp_path: Path, took: Took
 ) -> None:
     kind, pool, _, _ = place
     world = pool.spec.world_size
@@ -186,9 +193,17 @@ def test_a_killed_agent_costs_its_own_ranks_and_frees_the_others(
     killed = time.monotonic()
     with pytest.raises(CellError) as caught:
         pool.attend(current)
-    assert time.monotonic() - killed < 20
+    freed = time.monotonic() - killed
+    assert freed < 20
     assert f"node {world - 1} is lost" in str(caught.value.errors[world - 1])
     pool.settle()
     assert pool.take_restarted() == {world - 1}
     assert run(pool, "globals().get('kept')").values == [*range(world - 1), None]
     assert run(pool, f"{SETUP[kind]}\nreduce(rank + 1)").values == [world * (world + 1) / 2] * world
+    took.row(
+        "an agent is killed while its ranks are in a collective",
+        see="`node N is lost: its agent ended (killed by SIGKILL (9))`; the others are freed",
+        kept="every name of the others",
+        on=f"{kind}, {world} ranks",
+        freed=freed,
+    )

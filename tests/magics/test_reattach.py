@@ -19,6 +19,7 @@ from sky_jupyter.pool.rows import PoolRow
 from tests.conftest import pool_folders
 from tests.magics.notebook import Notebook, notebook
 from tests.pool.test_faults import eventually
+from tests.took import Took
 
 LOAD = "%load_ext sky_jupyter"
 
@@ -64,7 +65,7 @@ def kill(page: Notebook) -> None:
 
 
 def test_a_new_notebook_is_told_of_a_kept_pool_and_shows_its_running_cell_from_the_first_byte(
-    tmp_path: Path, name: str
+    tmp_path: Path, name: str, took: Took
 ) -> None:
     with notebook(tmp_path) as page:
         up(page, name)
@@ -74,7 +75,14 @@ def test_a_new_notebook_is_told_of_a_kept_pool_and_shows_its_running_cell_from_t
         time.sleep(1)
         kill(page)
     with notebook(tmp_path) as page:
-        told = page.run(LOAD).stream()
+        loaded = page.run(LOAD)
+        told = loaded.stream()
+        took.row(
+            "the notebook's kernel is killed, and the pool was made with `--keep`",
+            see="in the next kernel, that the pool lives and what runs; `%sky attach` shows all of it",
+            kept="everything on the nodes, all output, all results",
+            told=loaded.elapsed,
+        )
         assert re.search(rf"pool {name}: 2 local nodes, kept, runs \w+ \(import time\) for 0 min; `%sky attach", told)
         cell = page.run(f"%sky attach {name}")
         assert cell.status == "ok"
@@ -115,7 +123,7 @@ def test_a_pool_that_another_notebook_manages_is_refused_until_it_is_taken_over(
         second.run("%sky down")
 
 
-def test_a_manager_that_stood_still_while_it_was_replaced_is_not_obeyed(tmp_path: Path, name: str) -> None:
+def test_a_manager_that_stood_still_while_it_was_replaced_is_not_obeyed(tmp_path: Path, name: str, took: Took) -> None:
     with notebook(tmp_path) as first, notebook(tmp_path) as second:
         up(first, name)
         first.run("%%sky\nmine = 7")
@@ -123,9 +131,16 @@ def test_a_manager_that_stood_still_while_it_was_replaced_is_not_obeyed(tmp_path
         old.suspend()
         try:
             second.run(LOAD)
-            assert second.run(f"%sky attach {name} --take-over").status == "ok"
+            taken = second.run(f"%sky attach {name} --take-over")
+            assert taken.status == "ok"
         finally:
             old.resume()
+        took.row(
+            "another notebook takes the pool over from one that stands still",
+            see="its pool; in the first one, who has taken it",
+            kept="everything; what the first one still asks for is refused",
+            taken_over=taken.elapsed,
+        )
         first.run("%%sky\nmine = 8")
         second.run("%%sky\nmine")
         assert second.value("_sky.values") == [7, 7]
@@ -151,7 +166,7 @@ def test_a_run_that_is_let_go_is_shown_and_kept_when_it_is_waited_for(tmp_path: 
 
 @pytest.mark.slow
 def test_a_kept_pool_ends_by_itself_when_nobody_comes_back_even_without_its_scheduler(
-    tmp_path: Path, name: str
+    tmp_path: Path, name: str, took: Took
 ) -> None:
     with notebook(tmp_path) as page:
         up(page, name, "--idle-timeout 10s")
@@ -172,7 +187,14 @@ def test_a_kept_pool_ends_by_itself_when_nobody_comes_back_even_without_its_sche
     time.sleep(max(0.0, 12 - (time.monotonic() - killed)))
     assert row.host_lives
     assert eventually(lambda: not row.host_lives, 30)
-    assert 14 < time.monotonic() - killed < 35
+    ended = time.monotonic() - killed
+    assert 14 < ended < 35
+    took.row(
+        "nobody comes back to a kept pool (`--idle-timeout 10s`, a run of 15 s, the scheduler killed 7 times)",
+        see="nothing: no process and no file is left",
+        kept="the run goes on to its end first; no name",
+        ended=ended,
+    )
     assert eventually(lambda: pool_folders(row.id) == [])
 
 

@@ -26,6 +26,7 @@ from sky_jupyter.providers import Local
 from sky_jupyter.spec import Image, PoolSpec
 from tests.conftest import marked_processes, pool_folders
 from tests.pool.pools import begin, local_pool, run
+from tests.took import Took
 
 
 def eventually(true: Callable[[], Any], seconds: float = 5.0) -> bool:
@@ -101,7 +102,7 @@ def test_the_last_words_of_a_crashed_kernel_are_shown() -> None:
         assert "Segmentation fault" in str(caught.value.errors[0])
 
 
-def test_a_killed_agent_fails_the_run_on_its_ranks_and_is_made_anew_by_itself() -> None:
+def test_a_killed_agent_fails_the_run_on_its_ranks_and_is_made_anew_by_itself(took: Took) -> None:
     with local_pool() as pool:
         run(pool, "name = 'kept'")
         before = run(pool, "import os; os.getpid()").values
@@ -111,7 +112,8 @@ def test_a_killed_agent_fails_the_run_on_its_ranks_and_is_made_anew_by_itself() 
         began = time.monotonic()
         with pytest.raises(CellError) as caught:
             pool.attend(current)
-        assert time.monotonic() - began < 5
+        told = time.monotonic() - began
+        assert told < 5
         assert "node 1 is lost: its agent ended (killed by SIGKILL (9))" in str(caught.value.errors[1])
         after = run(pool, "import os; os.getpid()").values
         assert after[0] == before[0]
@@ -120,6 +122,12 @@ def test_a_killed_agent_fails_the_run_on_its_ranks_and_is_made_anew_by_itself() 
         assert pool.take_restarted() == {1}
         assert eventually(lambda: not psutil.pid_exists(before[1]))
         assert pool.runs()[current.id]["over"]
+    took.row(
+        "an agent is killed",
+        see="`node N is lost: its agent ended (killed by SIGKILL (9))`; new kernels are told",
+        kept="every name of the others, and the run's output on the nodes",
+        told=told,
+    )
 
 
 def scheduler_of(pool: Pool) -> psutil.Process:
@@ -135,7 +143,7 @@ def scheduler_of(pool: Pool) -> psutil.Process:
 PRINTING = "import time\nfor i in range({count}):\n    print(i); time.sleep(0.1)\n'done'"
 
 
-def test_a_killed_scheduler_costs_nothing() -> None:
+def test_a_killed_scheduler_costs_nothing(took: Took) -> None:
     with local_pool() as pool:
         pids = run(pool, "import os; os.getpid()").values
         current = begin(pool, PRINTING.format(count=20))
@@ -145,8 +153,13 @@ def test_a_killed_scheduler_costs_nothing() -> None:
         assert result.values == ["done", "done"]
         assert [result.stdout(rank).split() for rank in (0, 1)] == [[str(i) for i in range(20)]] * 2
         scheduler_of(pool).kill()
+        killed = time.monotonic()
         assert run(pool, "os.getpid()").values == pids
+        back = time.monotonic() - killed
         assert pool.take_restarted() == set()
+    took.row(
+        "the scheduler is killed", see="nothing; a cell that is begun just then waits", kept="everything", back=back
+    )
 
 
 def test_a_function_call_outlives_the_scheduler_and_runs_once(tmp_path: Path) -> None:
@@ -169,7 +182,7 @@ def test_a_function_call_outlives_the_scheduler_and_runs_once(tmp_path: Path) ->
 
 @pytest.mark.slow
 @pytest.mark.parametrize("who", ["agent", "scheduler"])
-def test_who_stands_still_is_named_and_what_ran_meanwhile_is_all_there(who: str) -> None:
+def test_who_stands_still_is_named_and_what_ran_meanwhile_is_all_there(who: str, took: Took) -> None:
     with local_pool() as pool:
         notices: list[str] = []
         current = begin(
@@ -179,9 +192,11 @@ def test_who_stands_still_is_named_and_what_ran_meanwhile_is_all_there(who: str)
         )
         process = psutil.Process(pool.status()[1]["pid"]) if who == "agent" else scheduler_of(pool)
         process.suspend()
+        stopped = time.monotonic()
         try:
             name = "node 1" if who == "agent" else "the pool"
             assert eventually(lambda: any(f"{name} does not answer" in text for text in notices), 8)
+            told = time.monotonic() - stopped
         finally:
             process.resume()
         result = pool.attend(current)
@@ -189,6 +204,12 @@ def test_who_stands_still_is_named_and_what_ran_meanwhile_is_all_there(who: str)
         assert result.values == ["done", "done"]
         assert [result.stdout(rank).split() for rank in (0, 1)] == [[str(i) for i in range(90)]] * 2
         assert pool.take_restarted() == set()
+    took.row(
+        f"{'an agent' if who == 'agent' else 'the scheduler'} stands still (SIGSTOP) and goes on",
+        see=f"`{'node N' if who == 'agent' else name} does not answer; trying again`, then that it answers",
+        kept="everything",
+        told=told,
+    )
 
 
 @pytest.mark.slow

@@ -13,6 +13,7 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
 from tests.conftest import MARK, marked_processes, pool_folders
+from tests.took import Took
 
 START = """
 get_ipython().run_line_magic("load_ext", "sky_jupyter")
@@ -75,12 +76,20 @@ def shut_down_while_a_cell_runs(notebook: Notebook) -> None:
 
 
 @pytest.mark.parametrize("end", [shut_down, restart, kill, shut_down_while_a_cell_runs])
-def test_nothing_of_its_pools_is_left(notebook: Notebook, end: Callable[[Notebook], None]) -> None:
+def test_nothing_of_its_pools_is_left(notebook: Notebook, end: Callable[[Notebook], None], took: Took) -> None:
     # Host, forkserver, scheduler, two agents, two kernels.
     assert len(marked_processes(notebook.mark)) == 7
     assert len(pool_folders(notebook.pool)) == 2
     end(notebook)
-    patience = time.monotonic() + 5
+    ended = time.monotonic()
+    patience = ended + 5
     while marked_processes(notebook.mark) or pool_folders(notebook.pool):
         assert time.monotonic() < patience, (marked_processes(notebook.mark), pool_folders(notebook.pool))
         time.sleep(0.05)
+    if end is kill:
+        took.row(
+            "the notebook's kernel is killed, and the pool was made without `--keep`",
+            see="nothing: no process and no file of the pool is left",
+            kept="the history of runs",
+            ended=time.monotonic() - ended,
+        )
