@@ -8,6 +8,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import os
+import re
 import signal
 import time
 from collections.abc import Iterator
@@ -162,6 +163,12 @@ def family(pool: Pool) -> int:
     return len(psutil.Process(pool.hosts[0].command.process.pid).children(recursive=True))  # type: ignore[attr-defined]
 
 
+def shown(text: str) -> str:
+    """The first line of an error, for the table: whichever rank and however much memory it was."""
+    line = re.sub(r"\w+: (?=rank )", "", text.splitlines()[0])
+    return re.sub(r"up to [0-9.]+ GB", "up to X GB", re.sub(r"rank \d+ \(node \d+\)", "rank R (node N)", line))
+
+
 def do(kind: Kind, pool: Pool, fault: Fault, victim: int, path: Path, took: Took) -> None:
     """Have it happen, and look at all that is promised."""
     world = pool.spec.world_size
@@ -207,10 +214,10 @@ def do(kind: Kind, pool: Pool, fault: Fault, victim: int, path: Path, took: Took
     assert back < 20
     everything = lost == set(range(world))
     names = "every name" if not lost else "values in the notebook only" if everything else "every name of the others"
-    see = f"`{told.splitlines()[0][:90]}`; new kernels are told" if fault.dies else "its traceback"
+    see = f"`{shown(told)}`; whose kernels are new" if fault.dies else "its traceback"
     took.row(
         fault.what + (", the coordinator" if everything else ""),
-        see=see.replace(f"rank {victim} (node {victim})", "rank R (node N)"),
+        see=see,
         kept=names,
         on=f"{kind.name}, {world} ranks",
         **seconds,
@@ -278,7 +285,7 @@ def test_a_rank_that_the_oom_killer_ends_is_said_to_have_wanted_memory(took: Too
         assert run(pool, "globals().get('kept')").values == [5, None]
     took.row(
         "a rank goes beyond its cgroup's memory: the OOM killer ends it",
-        see=f"`{told.splitlines()[0].replace('rank 1 (node 1)', 'rank R (node N)')}`",
+        see=f"`{shown(told)}`; whose kernel is new",
         kept="every name of the others",
         on="no framework, 2 ranks",
         told=times.ended[1] - happened,
