@@ -38,7 +38,8 @@ from .supervisor import Supervisor
 from .where import Where, ask
 
 AGENT_TIMEOUT = 60.0
-_AGAIN_PATIENCE = 20.0
+# A machine that has much else to do takes long; a rank that hangs is rarer than that.
+_AGAIN_PATIENCE = 60.0
 _JOIN_TIMEOUT = 10.0
 _READ_TIMEOUT = 60.0
 DEFAULT_GRACE = 5.0

@@ -111,9 +111,8 @@ def test_ranks_end_in_order_and_leave_no_process_and_no_port() -> None:
     assert time.monotonic() - begin < 3
     assert world.statuses == {0: 0, 1: 0}
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        probe.bind(("127.0.0.1", world.infos[0].ports["torch"]))
+    with pytest.raises(ConnectionRefusedError):
+        socket.create_connection(("127.0.0.1", world.infos[0].ports["torch"]))
 
 
 @pytest.mark.parametrize("killed", [0, 1])
