@@ -33,6 +33,7 @@ from sky_jupyter.pool.results import CellResult
 from sky_jupyter.pool.runs import Run
 from sky_jupyter.providers import Local
 from sky_jupyter.spec import PoolSpec
+from tests.soak import words
 
 
 class Manager:
@@ -49,8 +50,8 @@ class Manager:
     # -- life
 
     def up(self, name: str, nodes: int, ranks_per_node: int, torch: bool) -> str:
-        names = (plugins.torch(),) if torch else ()
-        spec = PoolSpec(Local(), nodes, ranks_per_node, plugins=names, name=name, keep=True, journal=64 << 20)
+        chosen = (*((plugins.torch(),) if torch else ()), plugins.Plugin("trimming", around_app=words.trimming))
+        spec = PoolSpec(Local(), nodes, ranks_per_node, plugins=chosen, name=name, keep=True, journal=64 << 20)
         self.pool = start_pool(spec)
         return self.pool.id
 
@@ -128,8 +129,7 @@ class Manager:
 
     def measure(self) -> dict[str, Any]:
         """This process, once what nobody holds is gone."""
-        for _ in range(3):
-            gc.collect()
+        words.trim()
         facts = self.pool.registry.pool(self.pool.id)
         assert facts is not None
         port = int(self.pool.scheduler_address.rpartition(":")[2])

@@ -6,6 +6,9 @@ Imported by the ranks (which say it), by the manager under test (which hands it 
 
 from __future__ import annotations
 
+import contextlib
+import ctypes
+import gc
 import hashlib
 import os
 import random
@@ -20,6 +23,7 @@ from typing import Any, NamedTuple
 
 KINDS = ("lines", "unicode", "ragged", "flood", "native", "unicode natively", "child", "mixed", "nothing")
 _LETTERS = "abc XYZ 019 äöü ß → 語 🚀 é\tŁ"
+TRIM = signal.SIGURG
 # One write of native code that nothing else can come between.
 _ATOMIC = 400
 
@@ -170,6 +174,21 @@ def meet(rank: int, *, joins: bool) -> float:
     if joins:
         dist.all_reduce(total)
     return float(total.item())
+
+
+def trim(*_: Any) -> None:
+    """Give back to the system what this process holds and nobody uses: only the rest can be seen to grow."""
+    for _ in range(3):
+        gc.collect()
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+@contextlib.contextmanager
+def trimming(info: Any) -> Iterator[None]:
+    """In an agent: trim when it is told to, by a signal that is ignored where nobody listens."""
+    signal.signal(TRIM, trim)
+    yield
 
 
 class Planned(Exception):
