@@ -111,6 +111,8 @@ class Stage:
         self.unsure |= record["fresh"]
         check = Check(self, plan, record)
         check.all()
+        # Those that became new after the run, too.
+        self.unsure |= record["fresh"]
         self.look()
         check.journals()
 
