@@ -13,6 +13,7 @@ from __future__ import annotations
 import argparse
 import collections
 import random
+import signal
 import sys
 import tempfile
 import time
@@ -123,6 +124,8 @@ def main() -> int:
     parser.add_argument("--plain", action="store_true", help="without torch")
     parser.add_argument("--folder", type=Path, help="where to write; a new one unless given")
     options = parser.parse_args()
+    # Whoever ends it so has its pool ended too; an interrupt may be ignored where it was started.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     folder = options.folder or Path(tempfile.mkdtemp(prefix="soak-"))
     soak = Soak(folder, options.seconds, options.seed, torch=not options.plain)
     soak.run()

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import random
-import signal
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -37,7 +36,7 @@ def driver(tmp_path: Path) -> Iterator[subprocess.Popen[str]]:
         )
     yield process
     if process.poll() is None:
-        process.send_signal(signal.SIGINT)
+        process.terminate()
         try:
             process.wait(_FAREWELL)
         except subprocess.TimeoutExpired:
@@ -56,7 +55,7 @@ def test_a_pool_outlives_whatever_happens_and_loses_keeps_and_leaves_nothing(
     try:
         status = driver.wait(PATIENCE)
     except subprocess.TimeoutExpired:
-        driver.send_signal(signal.SIGINT)
+        driver.terminate()
         status = driver.wait(_FAREWELL)
     told = (tmp_path / "driver.log").read_text(errors="replace")
     if status:
