@@ -83,8 +83,8 @@ _IPYTHON = re.compile(
 
 
 def without_interrupt(text: str) -> str:
-    """What an interrupted rank wrote, without IPython's own words at the end of it."""
-    return _IPYTHON.sub("", text)
+    """What an interrupted rank wrote, without what others say of its interrupt at the end of it."""
+    return _OTHERS.sub("", text)
 
 
 def differs(kind: str, said: str, wanted: str, *, whole: bool) -> str:
