@@ -76,7 +76,7 @@ def expected(seed: int, number: int, rank: int, kind: str) -> dict[str, str]:
 
 
 # What IPython says where an interrupt comes while it shows an exception: of the one or of the other.
-_IPYTHON = re.compile(
+_OTHERS = re.compile(
     r"(\nKeyboardInterrupt\n|Unexpected exception formatting exception|Traceback \(most recent call last\)).*",
     re.DOTALL,
 )
