@@ -6,6 +6,7 @@ import functools
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -17,6 +18,7 @@ from tests.conftest import marked_processes, pool_folders
 from tests.faults.test_collectives_go_on import WORLDS, Steps, assert_all_is_there, need
 from tests.pool.pools import run
 from tests.pool.test_faults import eventually
+from tests.took import Took
 
 pytestmark = pytest.mark.slow
 
@@ -58,19 +60,27 @@ def an_owner(kind: str, nodes: int, name: str, path: str, mark: str) -> tuple[su
 
 
 @pytest.mark.parametrize(("kind", "nodes"), WORLDS)
-def test_a_pool_in_a_collective_ends_with_its_notebook(kind: str, nodes: int) -> None:
+def test_a_pool_in_a_collective_ends_with_its_notebook(kind: str, nodes: int, took: Took) -> None:
     need(kind)
     mark = f"{os.environ['SKY_TEST']}-{kind}-{nodes}"
     owner, _, pool = an_owner(kind, nodes, "ends", "-", mark)
     assert len(marked_processes(mark)) >= 3 + 2 * nodes
     owner.kill()
+    killed = time.monotonic()
     owner.wait(10)
     assert eventually(lambda: not marked_processes(mark), 10)
     assert eventually(lambda: not pool_folders(pool), 5)
+    took.row(
+        "the notebook's kernel is killed, and the pool was made without `--keep`",
+        see="nothing: no process and no file of the pool is left",
+        kept="the history of runs",
+        on=f"{kind}, {nodes} ranks in collectives",
+        ended=time.monotonic() - killed,
+    )
 
 
 @pytest.mark.parametrize(("kind", "nodes"), WORLDS)
-def test_a_kept_pool_in_a_collective_outlives_its_notebook(kind: str, nodes: int, tmp_path: Path) -> None:
+def test_a_kept_pool_in_a_collective_outlives_its_notebook(kind: str, nodes: int, tmp_path: Path, took: Took) -> None:
     need(kind)
     path, name = tmp_path / "stop", f"outlives-{kind}-{nodes}"
     owner, pids, id = an_owner(kind, nodes, name, str(path), os.environ["SKY_TEST"])
@@ -80,6 +90,7 @@ def test_a_kept_pool_in_a_collective_outlives_its_notebook(kind: str, nodes: int
     row = registry.pool(name)
     registry.close()
     assert row is not None
+    began = time.monotonic()
     pool = Pool.attach(row)
     try:
         (running,) = [run for run, facts in pool.runs().items() if not facts["over"]]
@@ -87,10 +98,16 @@ def test_a_kept_pool_in_a_collective_outlives_its_notebook(kind: str, nodes: int
         current: Run = pool.adopt(running, steps)
         assert eventually(functools.partial(steps.taken.get, nodes - 1, False), 20)
         assert steps.go_on(nodes)
+        took.row(
+            "the notebook's kernel is killed, and the pool was made with `--keep`",
+            see="in the next kernel, that the pool lives and what runs; `%sky attach` shows all of it",
+            kept="everything on the nodes, all output, all results",
+            on=f"{kind}, {nodes} ranks in collectives",
+            shown=time.monotonic() - began,
+        )
         path.touch()
         assert_all_is_there(pool.attend(current), pids)
-        world = nodes
-        assert run(pool, "reduce(rank + 1)").values == [world * (world + 1) / 2] * world
+        assert run(pool, "reduce(rank + 1)").values == [nodes * (nodes + 1) / 2] * nodes
     finally:
         pool.down()
     assert eventually(lambda: pool_folders(id) == [])
