@@ -165,7 +165,7 @@ def family(pool: Pool) -> int:
 
 def shown(text: str) -> str:
     """The first line of an error, for the table: whichever rank and however much memory it was."""
-    line = re.sub(r"\w+: (?=rank )", "", text.splitlines()[0])
+    line = text.splitlines()[0].removeprefix("RankDied: ")
     return re.sub(r"up to [0-9.]+ GB", "up to X GB", re.sub(r"rank \d+ \(node \d+\)", "rank R (node N)", line))
 
 
