@@ -6,7 +6,9 @@ SKY_RECORD=/tmp/faults.jsonl python -m pytest tests/faults && python -m tests.fa
 from __future__ import annotations
 
 import json
+import re
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -22,14 +24,25 @@ def table(records: list[dict[str, Any]]) -> str:
         rows.setdefault(record["what"], []).append(record)
     lines = [_line(COLUMNS), _line(["---"] * len(COLUMNS))]
     for what, same in rows.items():
-        places = list(dict.fromkeys(record["on"] for record in same if record["on"]))
-        where = f" ({'; '.join(places)})" if places else ""
+        where = _places(record["on"] for record in same)
         tests = ", ".join(f"`{test.removeprefix('tests/')}`" for test in dict.fromkeys(item["test"] for item in same))
         lines.append(_line([what + where, _all(same, "see"), _all(same, "kept"), _seconds(same), tests]))
     loads = [record["load"] for record in records]
     cores = max(record["cores"] for record in records)
     lines += ["", f"Recorded on {cores} cores at loads of {min(loads):.1f} to {max(loads):.1f}."]
     return "\n".join(lines)
+
+
+def _places(given: Iterable[str]) -> str:
+    """Such as `` (jax on 2 and 4 ranks; torch on 2 ranks)``, from ``"jax, 2 ranks"`` and the like."""
+    found: dict[str, dict[str, None]] = {}
+    for place in filter(None, given):
+        match = re.fullmatch(r"(.*), (\d+) ranks", place)
+        sizes = found.setdefault(match[1] if match else place, {})
+        if match:
+            sizes[match[2]] = None
+    texts = [f"{place} on {' and '.join(sizes)} ranks" if sizes else place for place, sizes in found.items()]
+    return f" ({'; '.join(texts)})" if texts else ""
 
 
 def _line(cells: Any) -> str:
@@ -46,6 +59,7 @@ def _seconds(records: list[dict[str, Any]]) -> str:
     for name in names:
         values = sorted(record["seconds"][name] for record in records if name in record["seconds"])
         low, high = f"{values[0]:.1f}", f"{values[-1]:.1f}"
+        name = name.replace("_", " ")
         parts.append(f"{name} {low} s" if low == high else f"{name} {low} to {high} s")
     return ", ".join(parts)
 

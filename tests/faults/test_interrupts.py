@@ -88,7 +88,11 @@ def test_an_interrupt_reaches_a_rank_in(pool: Pool, where: str, took: Took) -> N
     assert pool.take_restarted() == set()
     assert run(pool, "kept").values == [0, 1]
     took.row(
-        f"the user interrupts a rank in {where}", see="KeyboardInterrupt at once", kept="every name", stopped=seconds
+        "the user interrupts a rank that is in code which heeds it",
+        see="KeyboardInterrupt at once",
+        kept="every name",
+        on=where,
+        stopped=seconds,
     )
 
 
@@ -121,9 +125,10 @@ def test_what_cannot_be_interrupted_is_told_and_a_second_press_replaces_it(pool:
     assert "a new kernel is made for rank 1" in told[-1][1]
     assert run(pool, "globals().get('kept')").values == [0, None]
     took.row(
-        f"the user interrupts a rank in {where}",
-        see=f"“{told[0][1]}”; the second press replaces that kernel",
+        "the user interrupts a rank that is in C code which heeds nothing",
+        see=f"`{told[0][1]}`; the second press replaces that kernel",
         kept="every name of the others",
+        on=where,
         told=told[0][0] - began,
         replaced=ended - again,
     )

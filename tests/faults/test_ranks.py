@@ -126,7 +126,7 @@ class Fault:
 
 
 RAISES = Fault("a rank raises", "raises", "boom", dies=False)
-KILLED = Fault("a rank is killed by SIGKILL, as the OOM killer does", "waits", "SIGKILL")
+KILLED = Fault("a rank is killed by SIGKILL", "waits", "SIGKILL")
 FAULTS_OF_ONE = [
     RAISES,
     Fault("a rank runs out of memory (RLIMIT_AS): MemoryError", "starves", "MemoryError", dies=False),
@@ -216,7 +216,7 @@ def do(kind: Kind, pool: Pool, fault: Fault, victim: int, path: Path, took: Took
     names = "every name" if not lost else "values in the notebook only" if everything else "every name of the others"
     see = f"`{shown(told)}`; whose kernels are new" if fault.dies else "its traceback"
     took.row(
-        fault.what + (", the coordinator" if everything else ""),
+        "rank 0, which coordinates JAX, is killed by SIGKILL" if everything else fault.what,
         see=see,
         kept=names,
         on=f"{kind.name}, {world} ranks",

@@ -28,11 +28,12 @@ def test_every_row_of_the_page_names_tests_that_exist() -> None:
 def test_records_of_one_fault_are_one_row_with_the_range_of_their_times() -> None:
     records = [
         {**RECORD, "on": "jax, 2 ranks", "seconds": {"told": 0.123}},
+        {**RECORD, "on": "jax, 4 ranks", "seconds": {"told": 0.5}},
         {**RECORD, "on": "torch, 4 ranks", "seconds": {"told": 0.9}},
     ]
     lines = table(records).splitlines()
     assert len(lines) == 5
     assert lines[2] == (
-        "| a rank raises (jax, 2 ranks; torch, 4 ranks) | its traceback | every / name | "
+        "| a rank raises (jax on 2 and 4 ranks; torch on 4 ranks) | its traceback | every / name | "
         "told 0.1 to 0.9 s | `faults/test_ranks.py::test_one` |"
     )
