@@ -25,9 +25,9 @@ class Tolerance:
 # Measured; see the table in the report of each soak.
 TOLERANCES = {
     "manager": Tolerance(0.08, 8),
-    # It keeps what it knows of the last 200 runs, and nobody trims one that is late.
+    # It keeps what it knows of the last 200 runs; one that is late has not been trimmed yet.
     "agent": Tolerance(0.10, 12),
-    # The last ten batches of output, as Dask keeps them.
+    # The largest batches of output; what its C library keeps of them is not trimmed there.
     "scheduler": Tolerance(0.08, 32),
     # The last sixteen values: 1.6 MB each where they are large.
     "rank": Tolerance(0.08, 24),
