@@ -75,9 +75,11 @@ def expected(seed: int, number: int, rank: int, kind: str) -> dict[str, str]:
     return said
 
 
-# What IPython says where an interrupt comes while it shows an exception: of the one or of the other.
+# What IPython says where an interrupt comes while it shows an exception, of the one or of the other, and what a
+# child process says that is interrupted, maybe while it starts.
 _OTHERS = re.compile(
-    r"(\nKeyboardInterrupt\n|Unexpected exception formatting exception|Traceback \(most recent call last\)).*",
+    r"(\nKeyboardInterrupt\n|Unexpected exception formatting exception|Traceback \(most recent call last\)|"
+    r"Fatal Python error).*",
     re.DOTALL,
 )
 
