@@ -7,8 +7,10 @@ all the same.
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import signal
 import threading
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar
@@ -42,6 +44,24 @@ def wait_ticking(future: Future[Any], tick: Tick) -> None:
         except CancelledError:
             raise PoolError("the pool has ended meanwhile") from None
         tick()
+
+
+@contextlib.contextmanager
+def counting_interrupts() -> Iterator[Sequence[object]]:
+    """Have interrupts of this process counted, one item each, and not raised wherever the code just is.
+
+    In other threads than the main one there are none.
+    """
+    presses: list[object] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield presses
+        return
+    before = signal.signal(signal.SIGINT, lambda number, frame: presses.append(number))
+    try:
+        yield presses
+    finally:
+        # One that was not installed from Python cannot be put back from here.
+        signal.signal(signal.SIGINT, signal.default_int_handler if before is None else before)
 
 
 class LoopThread:

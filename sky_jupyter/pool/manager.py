@@ -28,7 +28,7 @@ from ..spec import DEFAULT_IDLE_TIMEOUT, PoolSpec
 from . import launch
 from .control import Control
 from .events import Listener, PhaseEvent, Tape, ignore
-from .loop import Tick, loop, no_tick, wait_ticking
+from .loop import Tick, counting_interrupts, loop, no_tick, wait_ticking
 from .record import PoolRecord
 from .registry import PoolRow, Registry
 from .results import CellError, CellResult
@@ -599,17 +599,18 @@ class Pool:
 
     def wait(self, run: Run, tick: Tick = no_tick) -> bool:
         """Wait until a run's task is done; whether it was interrupted from here. See `attend`."""
-        presses = heeded = 0
-        while not run.task.done():
-            # In the same place as the wait: the second may come while the first is on its way.
-            try:
-                if presses > heeded:
-                    heeded = presses
-                    self.interrupt(run, hard=presses > 1)
-                wait_ticking(run.task, tick)
-            except KeyboardInterrupt:
-                presses += 1
-        return presses > 0
+        heeded = 0
+        with counting_interrupts() as presses:
+
+            def look() -> None:
+                nonlocal heeded
+                if len(presses) > heeded:
+                    heeded = len(presses)
+                    self.interrupt(run, hard=heeded > 1)
+                tick()
+
+            wait_ticking(run.task, look)
+        return bool(presses)
 
     def finish(self, run: Run) -> CellResult:
         """A run's result once its task is done; its blobs go, and the registry and ledger hear of it."""

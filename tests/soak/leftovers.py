@@ -5,11 +5,13 @@ from __future__ import annotations
 import contextlib
 import os
 import signal
+import subprocess
 import time
 from pathlib import Path
 
 import psutil
 
+from sky_jupyter.node import look
 from sky_jupyter.pool.registry import Registry
 from tests.programs import assert_nothing_is_left
 from tests.soak.stage import Stage
@@ -73,11 +75,27 @@ def tell(stage: Stage) -> str:
     with contextlib.suppress(OSError):
         for number in (signal.SIGUSR1, signal.SIGUSR2):
             stage.child.process.send_signal(number)
-            time.sleep(1)
-    text = stage.log.read_text(errors="replace")[-20_000:]
+            time.sleep(8)
+    text = stage.log.read_text(errors="replace")[-40_000:] + _stacks(stage)
     for path in [path for folder in stage.facts.get("folders", ()) for path in Path(folder).glob("**/*.log")]:
         with contextlib.suppress(OSError):
             text += f"\n--- {path}\n" + path.read_text(errors="replace")[-3000:]
+    return text
+
+
+def _stacks(stage: Stage) -> str:
+    """All threads of the pools' processes, where py-spy can look at them."""
+    registry = Registry(stage.registry)
+    try:
+        hosts = [row.host_pid for row in registry.pools() if row.host_lives]
+    finally:
+        registry.close()
+    text, spy = "", look.spy_path()
+    for host in hosts:
+        with contextlib.suppress(psutil.Error):
+            for process in psutil.Process(host).children(recursive=True) if spy else ():
+                done = subprocess.run([spy, "dump", "--pid", str(process.pid)], capture_output=True, text=True)
+                text += f"\n--- {process.pid}\n{done.stdout[:20_000]}{done.stderr[:1000]}"
     return text
 
 

@@ -15,6 +15,7 @@ import gc
 import os
 import signal
 import sys
+import threading
 import time
 import traceback
 from multiprocessing.connection import Connection
@@ -170,7 +171,24 @@ class Manager:
             for run in self.runs.values():
                 left = {rank: outcome.status for rank, outcome in run.outcomes.items()}
                 print(run.id, left, run.why, run.task, file=sys.stderr)
+            # In a thread: where the nodes do not answer either, the rest is told all the same.
+            asker = threading.Thread(target=self._ask_nodes, daemon=True)
+            asker.start()
+            asker.join(15)
         sys.stderr.flush()
+
+    def _ask_nodes(self) -> None:
+        """What the nodes say of runs that last too long."""
+        assert self.pool is not None
+        assert self.pool.control is not None
+        print(self.pool.status(), file=sys.stderr)
+        print(self.pool.where(within=3), file=sys.stderr)
+        for run in self.runs.values():
+            for node in sorted({run.outcomes[rank].node for rank in run.left}):
+                ask = self.pool.control.ask("read", [node], run=run.id, start=run.next(node))
+                answer = loop().call(ask, timeout=5)[node]
+                facts = {name: value for name, value in answer.items() if name != "data"}
+                print(run.id, node, run.next(node), facts, len(answer["data"]), file=sys.stderr)
 
 
 def _record(result: CellResult, *, values: bool = True) -> dict[str, Any]:
