@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import signal
+import threading
 import time
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -219,3 +221,26 @@ def test_an_interrupt_reaches_a_collective_that_never_completes(framework: str, 
 def test_nothing_that_was_interrupted_is_left() -> None:
     mine = os.getpid()
     assert not [p for p in psutil.Process(mine).children(recursive=True) if p.name() == "sleep"]
+
+
+def test_however_often_it_is_pressed_no_interrupt_comes_out_of_the_wait(pool: Pool) -> None:
+    current = start(pool, "while True:\n    try: time.sleep(600)\n    except KeyboardInterrupt: pass")
+    stop = threading.Event()
+
+    def press() -> None:
+        while not stop.wait(0.001):
+            os.kill(os.getpid(), signal.SIGINT)
+
+    # What comes before and after the wait is this test's.
+    before = signal.signal(signal.SIGINT, lambda *_: None)
+    presser = threading.Thread(target=press)
+    try:
+        presser.start()
+        assert pool.wait(current) is True
+    finally:
+        stop.set()
+        presser.join()
+        signal.signal(signal.SIGINT, before)
+    pool.finish(current)
+    pool.settle()
+    assert pool.take_restarted() == {0, 1}
