@@ -39,6 +39,11 @@ def pool_folders(pool: str) -> list[Path]:
     return [path for place in places if place.is_dir() for path in place.glob(f"sky-{pool}-*")]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """What takes longest begins first: the other workers do the rest meanwhile."""
+    items.sort(key=lambda item: item.get_closest_marker("soak") is None)
+
+
 @pytest.fixture(scope="session", autouse=True)
 def _own_registry(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Tests do not write into the user's registry, and mark what they start."""
