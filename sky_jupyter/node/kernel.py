@@ -32,7 +32,7 @@ import threading
 import time
 import types
 from collections import OrderedDict
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -343,8 +343,7 @@ class OrderedStream(OutStream):
         sent = threading.Lock()
         sent.acquire()
         thread.schedule(self._flush)
-        # What it flushes is put at the end of what the thread is to send.
-        thread.schedule(lambda: thread.schedule(sent.release))
+        thread.schedule(sent.release)
         sent.acquire(timeout=self.flush_timeout)
 
     def write(self, string: str) -> int | None:
@@ -368,6 +367,24 @@ class OrderedStream(OutStream):
         super()._flush()
 
 
+def _do_at_once(thread: Any) -> None:
+    """Have the thread that sends do at once what it asks itself for.
+
+    ipykernel has it send itself a message for that, one for each text that it flushes. Where many are
+    flushed in a row, more of these come than it reads, until there is no room for the next, and it
+    waits for itself.
+    """
+    ask = thread.schedule
+
+    def schedule(work: Callable[[], Any]) -> None:
+        if threading.current_thread() is thread.thread:
+            work()
+        else:
+            ask(work)
+
+    thread.schedule = schedule
+
+
 class SkyKernelApp(IPKernelApp):
     """IPython's kernel application, whose output socket waits for a slow reader instead of dropping."""
 
@@ -380,6 +397,7 @@ class SkyKernelApp(IPKernelApp):
         super().init_iopub(context)
         del context.sockopts[zmq.SNDHWM]
         self.iopub_thread.socket.setsockopt(zmq.XPUB_NODROP, 1)
+        _do_at_once(self.iopub_thread)
 
 
 def run_kernel(connection_file: str) -> None:
