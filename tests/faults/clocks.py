@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-_SOURCE = r"""
+SOURCE = r"""
 #define _GNU_SOURCE
 #include <dlfcn.h>
 #include <fcntl.h>
@@ -26,11 +26,15 @@ _SOURCE = r"""
 #include <time.h>
 #include <unistd.h>
 
+#ifndef CLOCK_FILE
+#define CLOCK_FILE getenv("SKY_TEST_CLOCK")
+#endif
+
 static int64_t none = 0;
 static volatile int64_t *ahead = &none;
 
 __attribute__((constructor)) static void begin(void) {
-    const char *path = getenv("SKY_TEST_CLOCK");
+    const char *path = CLOCK_FILE;
     int file = path ? open(path, O_RDONLY | O_CLOEXEC) : -1;
     if (file < 0) return;
     void *place = mmap(NULL, sizeof none, PROT_READ, MAP_SHARED, file, 0);
@@ -84,7 +88,7 @@ class Clock:
             pytest.skip("needs a C compiler (Debian: gcc libc6-dev), for a clock that can be set")
         self.state, library = folder / "clock", folder / "clock.so"
         self.set(0)
-        (folder / "clock.c").write_text(_SOURCE)
+        (folder / "clock.c").write_text(SOURCE)
         command = [compiler, "-shared", "-fPIC", "-O1", "-o", library, folder / "clock.c", "-ldl"]
         subprocess.run(list(map(str, command)), check=True)
         before = os.environ.get("LD_PRELOAD", "")
