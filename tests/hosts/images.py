@@ -1,6 +1,6 @@
 """The bare Debian that test hosts start from, made once by debootstrap and kept in the user's cache.
 
-It has sshd and what Debian calls its minimal base, and no more: no Python, no curl, no ps. With
+It has sshd with what that needs and Debian's minimal base, and no more: no Python, no curl, no ip. With
 `python`, Debian's own python3 is added. Two users without root are there, `ada` and `bob`.
 
 Needs the standard library alone, so that CI can make the images ahead of the tests:

@@ -55,7 +55,7 @@ table ip world {
 }
 """
 # The laptop is behind a home router: it calls, and cannot be called.
-_HOME_ROUTER = f'iifname "{BRIDGE}" tcp flags & (syn | ack) == syn drop'
+_HOME_ROUTER = f'iifname "{BRIDGE}" oifname != "{BRIDGE}" tcp flags & (syn | ack) == syn drop'
 _PAIRS = """
 table bridge world {
     set apart { type ipv4_addr . ipv4_addr; }
@@ -234,6 +234,7 @@ class World:
         for path, value in {
             "ipv6/conf/default/disable_ipv6": 1,  # it would talk of itself on the wire
             "ipv4/ip_forward": 1,
+            "bridge/bridge-nf-call-iptables": 0,  # what goes over the bridge alone does not pass the router
             "ipv4/conf/all/rp_filter": 0,
             "ipv4/conf/default/rp_filter": 0,
         }.items():
@@ -245,13 +246,14 @@ class World:
             f"link add {BRIDGE} type bridge",
             f"addr add {self.network}.126/25 dev {BRIDGE}",
             f"addr add {self.network}.254/30 dev {LINK}",
-            f"link set {BRIDGE} up",
-            f"link set {LINK} up",
+            # Packets on this link are as long as on a wire, so that counting them is exact.
+            f"link set {BRIDGE} gso_max_segs 1 up",
+            f"link set {LINK} gso_max_segs 1 up",
         )
         _ip(
             f"link set {interface} addrgenmode none",
             f"addr add {self.network}.253/30 dev {interface}",
-            f"link set {interface} up",
+            f"link set {interface} gso_max_segs 1 up",
             f"route add {self.network}.0/25 via {self.network}.254",
             within=("nsenter", f"--net=/proc/1/fd/{laptop}"),
         )
@@ -286,7 +288,9 @@ class World:
             for index, (child, come, _) in started.items():
                 self._heard(come, "n", index)
                 wire = self.machines[index].wire
-                lines += [f"link add {wire} type veth peer name eth0 netns {child}"]
+                # Its address on the bridge is the same after each boot, as a network card's is.
+                card = f"address 02:73:6b:79:00:{index + 1:02x}"
+                lines += [f"link add {wire} type veth peer name eth0 {card} netns {child}"]
                 lines += [f"link set {wire} master {BRIDGE} up"]
             _ip(*lines)
             for _, _, go in started.values():

@@ -109,11 +109,10 @@ def test_openssh_logs_in_to_each_host(bare: World) -> None:
 
 
 def test_a_host_is_bare_and_maps_its_name_as_debian_does(bare: World) -> None:
-    found = said(bare, bare[0], "getent hosts $(hostname); command -v python3 curl wget ps ip sudo; uname -n")
+    found = said(bare, bare[0], "getent hosts $(hostname); command -v python3 curl wget ip sudo gcc; uname -n")
     assert found.split() == ["127.0.1.1", "host0", "host0"]
-    assert [command for _, _, command in bare[0].processes()] == [
-        "sshd: /usr/sbin/sshd [listener] 0 of 10-100 startups"
-    ]
+    wait_until(lambda: len(bare[0].processes()) == 1)
+    assert "/usr/sbin/sshd [listener]" in str(bare[0].processes())
 
 
 def test_hosts_have_each_their_own_files_processes_and_keys(two: World) -> None:
@@ -218,15 +217,7 @@ def test_delay_and_loss_are_as_asked_for() -> None:
         assert answered(PATIENCE)
         assert time.monotonic() - begun >= 0.2
         world.link(loss=0.3)
-        probe.settimeout(2.0)
-        for _ in range(1000):
-            probe.send(b"x")
-            time.sleep(0.0005)
-        came = 0
-        with contextlib.suppress(TimeoutError):
-            while probe.recv(9):
-                came += 1
-        assert 300 < came < 700  # 0.7 x 0.7 of them
+        assert 10 < sum(answered(0.3) for _ in range(60)) < 50  # 0.7 x 0.7 of them
         world.link()
         assert answered(PATIENCE)
 
@@ -274,8 +265,8 @@ def test_openssh_is_refused_as_by_real_hosts(two: World) -> None:
         assert "Permission denied (password)" in refused(ssh(world, passwords))
         assert "Connection refused" in refused(ssh(world, moved, options=("-p", "22")))
         assert said(world, moved, "hostname") == moved.name
-        other = ("-o", "IdentityFile=none", "-i", str(world.other_key))
-        assert "Permission denied (publickey)" in refused(ssh(world, moved, options=other))
+        other = str(world.ssh_config(world.folder / "other", key=world.other_key))
+        assert "Permission denied (publickey)" in refused(["ssh", "-F", other, "-o", "BatchMode=yes", moved.name])
         assert "Permission denied" in refused(ssh(world, denying, user="bob"))
         config = world.ssh_config()
         denying.change_key()
