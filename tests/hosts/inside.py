@@ -246,14 +246,14 @@ class World:
             f"link add {BRIDGE} type bridge",
             f"addr add {self.network}.126/25 dev {BRIDGE}",
             f"addr add {self.network}.254/30 dev {LINK}",
-            # Packets on this link are as long as on a wire, so that counting them is exact.
+            # What leaves by these two is as long as on a wire, so that it is counted exactly.
             f"link set {BRIDGE} gso_max_segs 1 up",
             f"link set {LINK} gso_max_segs 1 up",
         )
         _ip(
             f"link set {interface} addrgenmode none",
             f"addr add {self.network}.253/30 dev {interface}",
-            f"link set {interface} gso_max_segs 1 up",
+            f"link set {interface} up",
             f"route add {self.network}.0/25 via {self.network}.254",
             within=("nsenter", f"--net=/proc/1/fd/{laptop}"),
         )

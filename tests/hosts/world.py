@@ -35,11 +35,13 @@ from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
 from tests.hosts import images
 from tests.hosts.faces import Face
-from tests.hosts.inside import LINK
+from tests.hosts.inside import BRIDGE, LINK
 
 __all__ = ["Host", "HostsError", "Kind", "World", "hosts", "missing"]
 
+# What has to be there, and the Debian package that brings it.
 PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "nft": "nftables", "ssh": "openssh-client", "nsenter": "util-linux"}
+PROGRAMS |= {"debootstrap": "debootstrap"}
 _ENVIRONMENT = {"PATH": "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin", "TERM": "dumb"}
 _INSIDE = Path(__file__).with_name("inside.py")
 _KEY_FILE = "/etc/ssh/ssh_host_ed25519_key"
@@ -242,7 +244,9 @@ class World:
         """What a known_hosts file that knows all of them says."""
         return "".join(f"{host.known_hosts}\n" for host in self)
 
-    def ssh_config(self, path: Path | None = None, *, user: str = "", key: Path | None = None, known: bool = True) -> Path:
+    def ssh_config(
+        self, path: Path | None = None, *, user: str = "", key: Path | None = None, known: bool = True
+    ) -> Path:
         """Write a configuration for OpenSSH and paramiko that has the hosts by their names.
 
         Parameters
@@ -299,8 +303,7 @@ class World:
 
     def wire_bytes(self) -> tuple[int, int]:
         """Bytes that came down the laptop's link from the hosts, and that went up to them, all headers included."""
-        received, sent = _card(self.pid, LINK)
-        return sent, received  # the router's card: what it sent came down
+        return _card(self.pid, LINK)[1], _card(self.pid, BRIDGE)[1]
 
     def close(self) -> None:
         """End all hosts and remove their network."""
