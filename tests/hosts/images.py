@@ -83,8 +83,8 @@ def mirror(release: str) -> str:
 
 def _recipe() -> str:
     """A short hash of how images are made: a change to that makes them anew."""
-    parts = (_debootstrap, _finish, _add)
-    return hashlib.sha256("".join(map(inspect.getsource, parts)).encode()).hexdigest()[:8]
+    text = "".join(inspect.getsource(part) for part in (_debootstrap, _finish, _add))
+    return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 def _made(place: Path, make: Callable[[Path], None]) -> Path:
@@ -138,14 +138,28 @@ def _run(command: list[str], text: str = "") -> None:
     environment.pop("TMPDIR", None)
     # What debootstrap mounts is gone when it ends, however it ends.
     apart = ["unshare", "--mount", "--pid", "--fork", "--kill-child"]
-    options = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "close_fds": False}
+    if not _all_users():
+        environment["container"] = "lxc"  # debootstrap need not make devices then, which only real root can
     try:
-        done = subprocess.run([*apart, *command], input=text, env=environment, **options)
+        done = subprocess.run(
+            [*apart, *command],
+            input=text,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            text=True,
+            env=environment,
+            close_fds=False,
+        )
     except FileNotFoundError:
         raise ImageError("unshare is not installed") from None
     if done.returncode:
         last = "\n".join(done.stdout.strip().splitlines()[-10:])
         raise ImageError(f"{' '.join(command)} ended with status {done.returncode}:\n{last}")
+
+
+def _all_users() -> bool:
+    """Whether this is no user namespace, or one of the whole machine's users."""
+    return Path("/proc/self/uid_map").read_text().split() == ["0", "0", "4294967295"]
 
 
 def _proxy() -> dict[str, str]:

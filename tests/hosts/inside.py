@@ -185,6 +185,8 @@ class Machine:
         _mount("none", Path("/"), None, _REC | _PRIVATE)
         root = self.folder / "root"
         layers = f"lowerdir={self.asked['image']},upperdir={self.folder / 'upper'},workdir={self.folder / 'work'}"
+        if Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]:
+            layers += ",userxattr"  # the other attributes are for real root
         _mount("overlay", root, "overlay", 0, layers)
         _mount("proc", root / "proc", "proc", _NOSUID | _NODEV | _NOEXEC)
         _mount("sysfs", root / "sys", "sysfs", _NOSUID | _NODEV | _NOEXEC | _RDONLY)
@@ -418,7 +420,7 @@ class World:
             self.relay = subprocess.Popen(command, stdout=subprocess.PIPE)
             assert self.relay.stdout is not None
             if not self.relay.stdout.readline():
-                raise OSError("delay and loss need /dev/net/tun; see what the relay said above")
+                raise OSError("the relay for delay and loss did not begin; what it said is above")
             _ip(
                 "link set far0 up",
                 "link set far1 up",
