@@ -54,6 +54,19 @@ table ip world {
     }
 }
 """
+# The laptop knows public addresses only, .129 for .1 and so on; the hosts do not.
+_NAT = """
+table ip nat {
+    chain prerouting {
+        type nat hook prerouting priority -100; policy accept;
+        iifname "up0" dnat to ip daddr map { PUBLIC }
+    }
+    chain forward {
+        type filter hook forward priority -1; policy accept;
+        iifname "up0" ct direction original ct status & dnat == 0 drop
+    }
+}
+"""
 # The laptop is behind a home router: it calls, and cannot be called.
 _HOME_ROUTER = f'iifname "{BRIDGE}" oifname != "{BRIDGE}" tcp flags & (syn | ack) == syn drop'
 _PAIRS = """
@@ -227,7 +240,7 @@ class Machine:
 class World:
     """The router, and the hosts behind it. Each request calls the method of its name."""
 
-    def __init__(self, laptop: int, folder: Path, leave: Path, home_router: bool) -> None:
+    def __init__(self, laptop: int, folder: Path, leave: Path, home_router: bool, nat: bool) -> None:
         self.folder, self.leave = folder, leave
         self.machines: dict[int, Machine] = {}
         self.relay: subprocess.Popen[bytes] | None = None
@@ -256,10 +269,13 @@ class World:
             f"link set {interface} addrgenmode none",
             f"addr add {self.network}.253/30 dev {interface}",
             f"link set {interface} up",
-            f"route add {self.network}.0/25 via {self.network}.254",
+            f"route add {self.network}.0/24 via {self.network}.254",
             within=("nsenter", f"--net=/proc/1/fd/{laptop}"),
         )
         _tool(["nft", "-f", "-"], _RULES.replace("ROUTER", _HOME_ROUTER if home_router else ""))
+        if nat:
+            known = ", ".join(f"{self.network}.{host + 128} : {self.network}.{host}" for host in range(1, 100))
+            self.nft(_NAT.replace("PUBLIC", known))
 
     @staticmethod
     def _claim(laptop: int) -> tuple[str, str]:
@@ -434,11 +450,11 @@ class World:
         shutil.rmtree(self.leave, ignore_errors=True)
 
 
-def main(laptop: str, folder: str, leave: str, home_router: str) -> None:
+def main(laptop: str, folder: str, leave: str, home_router: str, nat: str) -> None:
     world: World | None = None
     answer: dict[str, Any]
     try:
-        world = World(int(laptop), Path(folder), Path(leave), home_router == "1")
+        world = World(int(laptop), Path(folder), Path(leave), home_router == "1", nat == "1")
         answer = {"result": world.network}
     except Exception as error:
         answer = {"error": str(error)}

@@ -282,6 +282,31 @@ def test_behind_a_jump_host_others_are_reached_through_it_alone() -> None:
         assert said(world, world[1], "hostname") == "host1"
 
 
+def test_hosts_can_have_public_addresses_that_they_do_not_know() -> None:
+    with hosts(2, nat=True) as world:
+        for host in world:
+            assert host.address != host.private
+            assert said(world, host, "cat /proc/net/fib_trie").count(host.private)
+            assert not said(world, host, "cat /proc/net/fib_trie").count(host.address)
+            with socket.socket() as probe:
+                probe.settimeout(1.0)
+                assert probe.connect_ex((host.private, 22)) != 0
+        assert reaches(world[0], world[1].private)
+        world.cut(world[0])
+        assert [connects(host, 1.0) for host in world] == [False, True]
+
+
+def test_what_is_on_a_host_can_be_told(two: World) -> None:
+    host = two[0]
+    files, ports = host.files(), host.ports()
+    assert ports == {22}
+    assert {"/home/ada/.ssh/authorized_keys", "/etc/hostname", "/run/sshd.pid"} <= files
+    paths = {"/home/ada/new", "/tmp/new", "/dev/shm/new", "/var/tmp/new"}
+    said(two, host, f"touch {' '.join(paths)}")
+    assert host.files() - files == paths
+    said(two, host, f"rm {' '.join(paths)}")
+
+
 def test_a_host_can_be_full_and_forbid_programs_in_tmp(two: World) -> None:
     host = two[0]
     host.fill_home(left=100_000)
@@ -368,9 +393,10 @@ def test_nothing_is_left_when_the_owner_is_ended(ending: signal.Signals) -> None
     assert owner.stdout is not None
     pid, network, folder = owner.stdout.readline().split()
     pids = family(int(pid))
-    assert len(left(Path(folder), network, pids)) == len(pids) + 2
+    there = left(Path(folder), network, pids)
     owner.send_signal(ending)
     owner.communicate(timeout=PATIENCE)
+    assert len(there) == len(pids) + 2
     wait_until(lambda: not left(Path(folder), network, pids))
 
 

@@ -84,25 +84,41 @@ class Kind:
 
 
 class Host:
-    """One host of a world."""
+    """One host of a world.
+
+    Attributes
+    ----------
+    address : str
+        Where the laptop reaches it.
+    private : str
+        Its own address, by which other hosts reach it: the same, unless the world was made with ``nat=True``.
+    key, user, password
+        What it lets in, and as whom: `users` are all that have no root; root has the same key.
+    host_key : str
+        The public one.
+    pid : int
+        Its first process, as this machine numbers it; 0 while it is powered off.
+    """
 
     def __init__(self, world: World, index: int, kind: Kind, network: str) -> None:
         self._world, self.kind, self.index = world, kind, index
         self.name = f"host{index}"
-        self.address = f"{network}.{index + 1}"
+        self.private = f"{network}.{index + 1}"
+        self.address = f"{network}.{index + 129}" if world.nat else self.private
         self.port = kind.port
         self.user = images.USERS[0]
         self.users = images.USERS
         self.password = images.PASSWORD
         self.key = world.key
         self._private, self.host_key = _keys()
-        self.pid = 0  # of its first process; 0 while it is powered off
+        self.pid = 0
 
     @property
     def known_hosts(self) -> str:
         """The line that a known_hosts file has for it."""
-        place = self.address if self.port == 22 else f"[{self.address}]:{self.port}"
-        return f"{place} {self.host_key}"
+        places = dict.fromkeys([self.address, self.private])
+        names = ",".join(place if self.port == 22 else f"[{place}]:{self.port}" for place in places)
+        return f"{names} {self.host_key}"
 
     def run(self, command: str | Sequence[str], *, user: str = "root", check: bool = True) -> str:
         """What a command on it prints, run beside sshd; a string is for the shell."""
@@ -133,13 +149,28 @@ class Host:
                     found.append((number, names.get(owner, str(owner)), command))
         return sorted(found)
 
+    def files(self) -> set[str]:
+        """Paths of all that is on its disks, in /tmp, /run and /dev."""
+        places = ["/", "/home", "/tmp", "/run", "/dev", "/dev/shm"]
+        return set(self.run(["find", *places, "-xdev", "-print0"]).rstrip("\0").split("\0"))
+
+    def ports(self) -> set[int]:
+        """TCP ports that are listened at."""
+        lines = self.run("cat /proc/net/tcp /proc/net/tcp6").splitlines()
+        rows = [line.split() for line in lines if ":" in line.split()[0]]
+        return {int(row[1].rpartition(":")[2], 16) for row in rows if row[3] == "0A"}
+
     def kill(self) -> None:
         """Power it off: it is gone, and nobody is told."""
+        if not self.pid:
+            raise HostsError(f"{self.name} is powered off already")
         self._world._ask("kill", self.index)
         self.pid = 0
 
     def boot(self) -> None:
         """Power it on again: its disk is as it was, /tmp and /run are empty."""
+        if self.pid:
+            raise HostsError(f"{self.name} has power already")
         self._world._boot([self])
 
     def pause(self) -> None:
@@ -184,7 +215,7 @@ class Host:
 
     def wire_bytes(self) -> int:
         """Bytes that crossed the laptop's link to or from it, IP headers included."""
-        return sum(self._world._ask("counted").get(self.address, {}).values())
+        return sum(self._world._ask("counted").get(self.private, {}).values())
 
     def network_bytes(self) -> tuple[int, int]:
         """Bytes that its network card has received and sent, whoever they were exchanged with."""
@@ -220,8 +251,8 @@ class World:
         Its first process: all others of it are below.
     """
 
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
+    def __init__(self, folder: Path, *, nat: bool = False) -> None:
+        self.folder, self.nat = folder, nat
         self.key, self.public = self._client_key("id_ed25519")
         self.other_key, self.other_public = self._client_key("id_other")
         self.address = self.network = ""
@@ -266,10 +297,12 @@ class World:
         file.write_text(self.known_hosts if known else "")
         lines = []
         for host in self:
-            lines += [f"Host {host.name}", f"  HostName {host.address}", f"  Port {host.port}"]
+            behind = self.jump is not None and host is not self.jump
+            lines += [f"Host {host.name}", f"  HostName {host.private if behind else host.address}"]
+            lines += [f"  Port {host.port}"]
             lines += [f"  User {user or host.user}", f"  IdentityFile {key or self.key}", "  IdentitiesOnly yes"]
             lines += [f"  UserKnownHostsFile {file}", "  GlobalKnownHostsFile /dev/null", "  StrictHostKeyChecking yes"]
-            lines += [f"  ProxyJump {self.jump.name}"] if self.jump and host is not self.jump else []
+            lines += [f"  ProxyJump {self.jump.name}"] if self.jump and behind else []
         path.write_text("\n".join(lines) + "\n")
         path.chmod(0o600)
         return path
@@ -294,12 +327,12 @@ class World:
 
     def cut(self, *hosts: Host) -> None:
         """Nothing passes between the laptop and these hosts, or any where none is given; nobody is told."""
-        self._ask("cut", [host.address for host in hosts])
+        self._ask("cut", [host.private for host in hosts])
 
     def cut_between(self, *hosts: Host) -> None:
         """None of these hosts reaches another of them; of all hosts where none is given."""
         chosen = hosts or tuple(self)
-        pairs = [(a.address, b.address) for a in chosen for b in chosen if a.index < b.index]
+        pairs = [(a.private, b.private) for a in chosen for b in chosen if a.index < b.index]
         self._ask("cut_between", pairs)
 
     def mend(self) -> None:
@@ -342,7 +375,7 @@ class World:
         command += [sys.executable, "-I", "-S", str(_INSIDE), str(laptop), str(place), str(self.folder)]
         try:
             self._process = subprocess.Popen(
-                [*command, "0" if open_laptop else "1"],
+                [*command, "0" if open_laptop else "1", "1" if self.nat else "0"],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 text=True,
@@ -370,6 +403,7 @@ class World:
         files: dict[str, tuple[str, int]] = {
             "/etc/hostname": (f"{host.name}\n", 0o644),
             "/etc/hosts": (f"127.0.0.1\tlocalhost\n127.0.1.1\t{host.name}\n", 0o644),
+            "/etc/resolv.conf": ("", 0o644),  # nobody answers there
             "/etc/machine-id": (f"{os.urandom(16).hex()}\n", 0o444),
             "/etc/ssh/sshd_config.d/host.conf": ("\n".join(lines) + "\n", 0o644),
             _KEY_FILE: (host._private, 0o600),
@@ -385,7 +419,7 @@ class World:
             files[Face.CLOCK] = (Face.clock(kind.clock).decode("latin-1"), 0o644)
         return {
             "name": host.name,
-            "address": host.address,
+            "address": host.private,
             "port": host.port,
             "image": str(images.image(release=kind.release, python=kind.python)),
             "users": host.users,
@@ -398,7 +432,7 @@ class World:
         """Have the world's first process do something."""
         with self._lock:
             if self._process is None:
-                raise HostsError("this world has ended")
+                raise HostsError("these hosts are gone: their block has ended")
             assert self._process.stdin is not None
             self._process.stdin.write(json.dumps({"do": do, "with": arguments}) + "\n")
             self._process.stdin.flush()
@@ -440,7 +474,12 @@ def _no_namespaces() -> str:
 
 @contextlib.contextmanager
 def hosts(
-    *kinds: int | Kind, jump: bool = False, open_laptop: bool = False, folder: Path | None = None, **options: Any
+    *kinds: int | Kind,
+    jump: bool = False,
+    nat: bool = False,
+    open_laptop: bool = False,
+    folder: Path | None = None,
+    **options: Any,
 ) -> Iterator[World]:
     """Hosts that are there until the block ends; skips the test where they cannot be made.
 
@@ -450,6 +489,8 @@ def hosts(
         How many hosts, or what each is like: ``hosts(2)``, ``hosts(Kind(), Kind(python=True))``.
     jump : bool
         Whether the laptop reaches the first alone, and the others only through it.
+    nat : bool
+        Whether the laptop reaches each by an address that the host itself does not know, as in clouds.
     open_laptop : bool
         Whether hosts can call the laptop at `World.address`, which no home router allows.
     folder : Path or None
@@ -463,13 +504,13 @@ def hosts(
     wanted = [replace(kind, **options) for kind in wanted]
     for kind in set(wanted):
         images.image(release=kind.release, python=kind.python)
-    world = World(folder or Path(tempfile.mkdtemp(prefix="sky-hosts-")))
+    world = World(folder or Path(tempfile.mkdtemp(prefix="sky-hosts-")), nat=nat)
     try:
         world._open(open_laptop=open_laptop)
         world._hosts = [Host(world, index, kind, world.network) for index, kind in enumerate(wanted)]
         if jump:
             world.jump = world[0]
-            world._ask("hide", [host.address for host in world if host is not world.jump])
+            world._ask("hide", [host.private for host in world if host is not world.jump])
         world._boot(world._hosts)
         yield world
     finally:
