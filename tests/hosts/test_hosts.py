@@ -18,7 +18,7 @@ import pytest
 from tests.hosts import images
 from tests.hosts import world as module
 from tests.hosts.inside import NETWORKS
-from tests.hosts.world import Host, HostsError, Kind, World, hosts, missing
+from tests.hosts.world import Host, HostsError, Kind, World, hosts, skip_without_hosts
 
 pytestmark = pytest.mark.root
 
@@ -388,7 +388,7 @@ with hosts(2) as world:
 
 @pytest.mark.parametrize("ending", [signal.SIGKILL, signal.SIGINT, signal.SIGTERM])
 def test_nothing_is_left_when_the_owner_is_ended(ending: signal.Signals) -> None:
-    assert not missing()
+    skip_without_hosts()
     owner = subprocess.Popen([sys.executable, "-c", _OWNER], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
     assert owner.stdout is not None
     pid, network, folder = owner.stdout.readline().split()
@@ -402,7 +402,7 @@ def test_nothing_is_left_when_the_owner_is_ended(ending: signal.Signals) -> None
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(os, "geteuid", lambda: 1000)
-    with pytest.raises(pytest.skip.Exception, match="hosts need root, real"), hosts(1):
+    with pytest.raises(pytest.skip.Exception, match="hosts need root: the machine's"), hosts(1):
         pass
     monkeypatch.setattr(os, "geteuid", lambda: 0)
     monkeypatch.setattr(module, "PROGRAMS", {"nft-that-is-not-there": "nftables"})

@@ -37,7 +37,7 @@ from tests.hosts import images
 from tests.hosts.faces import Face
 from tests.hosts.inside import BRIDGE, LINK
 
-__all__ = ["Host", "HostsError", "Kind", "World", "hosts", "missing"]
+__all__ = ["Host", "HostsError", "Kind", "World", "hosts", "missing", "skip_without_hosts"]
 
 # What has to be there, and the Debian package that brings it.
 PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "nft": "nftables", "ssh": "openssh-client", "nsenter": "util-linux"}
@@ -454,11 +454,17 @@ def missing() -> str:
     """What has to be there before hosts can be made; empty where nothing is missing."""
     path = f"{os.environ.get('PATH', '')}:/usr/sbin:/sbin"
     if os.geteuid():
-        return "root, real (sudo) or of namespaces of one's own (python3 tests/hosts/rootless.py COMMAND)"
+        return "root: the machine's, or that of namespaces of one's own (python3 tests/hosts/rootless.py COMMAND)"
     packages = {package for program, package in PROGRAMS.items() if shutil.which(program, path=path) is None}
     if packages:
         return f"programs: apt-get install {' '.join(sorted(packages))}"
     return _no_namespaces()
+
+
+def skip_without_hosts() -> None:
+    """Skip the test where hosts cannot be made, and say what is missing."""
+    if lacks := missing():
+        pytest.skip(f"hosts need {lacks}")
 
 
 @cache
@@ -498,8 +504,7 @@ def hosts(
     options
         Fields of `Kind`, for all of them: ``hosts(4, python=True)``.
     """
-    if lacks := missing():
-        pytest.skip(f"hosts need {lacks}")
+    skip_without_hosts()
     wanted = [kind for item in kinds for kind in ([Kind()] * item if isinstance(item, int) else [item])]
     wanted = [replace(kind, **options) for kind in wanted]
     for kind in set(wanted):
