@@ -5,7 +5,7 @@ It has sshd with what that needs and Debian's minimal base, and no more: no Pyth
 
 Needs the standard library alone, so that CI can make the images ahead of the tests:
 
-    python3 tests/hosts/images.py
+    python3 tests/hosts/images.py [RELEASE ...]
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import contextlib
 import fcntl
 import hashlib
 import inspect
+import itertools
 import os
 import platform
 import shutil
@@ -173,10 +174,10 @@ def _proxy() -> dict[str, str]:
 
 
 if __name__ == "__main__":
-    for wanted in (False, True):
+    for name, wanted in itertools.product(sys.argv[1:] or [own_release()], (False, True)):
         begun = time.monotonic()
         try:
-            made = image(python=wanted)
+            made = image(release=name, python=wanted)
         except ImageError as error:
             sys.exit(f"no image for the test hosts: {error}")
         print(f"{made}: {time.monotonic() - begun:.1f} s")

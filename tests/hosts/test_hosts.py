@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -61,13 +62,13 @@ def refused(command: list[str]) -> str:
     return done.stderr
 
 
-def reaches(host: Host, address: str, port: int = 22) -> bool:
+def reaches(host: Host, address: str, port: int = 22, *, seconds: float = PATIENCE) -> bool:
     """Whether a host can connect to an address."""
-    command = f"timeout 2 bash -c 'exec 3<>/dev/tcp/{address}/{port}' && echo yes || echo no"
+    command = f"timeout {seconds} bash -c 'exec 3<>/dev/tcp/{address}/{port}' && echo yes || echo no"
     return host.run(command).strip() == "yes"
 
 
-def connects(host: Host, seconds: float = 2.0) -> bool:
+def connects(host: Host, seconds: float = PATIENCE) -> bool:
     """Whether the laptop can connect to a host."""
     with socket.socket() as probe:
         probe.settimeout(seconds)
@@ -81,15 +82,27 @@ def wait_until(condition: Callable[[], object]) -> None:
         time.sleep(0.02)
 
 
+class Lines(list[str]):
+    """Lines that have come so far."""
+
+    ended = False
+
+
 @contextlib.contextmanager
-def ticking(world: World, host: Host) -> Iterator[list[str]]:
+def ticking(world: World, host: Host) -> Iterator[Lines]:
     """The lines of a count to 1000 that runs on a host, as they come."""
     process = subprocess.Popen(
         ssh(world, host, "for i in $(seq 1000); do echo $i; sleep 0.05; done"), stdout=subprocess.PIPE, text=True
     )
-    lines: list[str] = []
-    assert process.stdout is not None
-    reader = threading.Thread(target=lines.extend, args=[map(str.strip, process.stdout)])
+    lines, out = Lines(), process.stdout
+    assert out is not None
+
+    def read() -> None:
+        for line in out:
+            lines.append(line.strip())
+        lines.ended = True
+
+    reader = threading.Thread(target=read)
     reader.start()
     try:
         wait_until(lambda: len(lines) > 2)
@@ -98,7 +111,7 @@ def ticking(world: World, host: Host) -> Iterator[list[str]]:
         process.kill()
         process.wait()
         reader.join()
-        process.stdout.close()
+        out.close()
 
 
 def test_openssh_logs_in_to_each_host(bare: World) -> None:
@@ -136,7 +149,7 @@ def test_hosts_reach_each_other_and_nothing_else(bare: World) -> None:
     first, second = bare
     assert reaches(first, second.address)
     assert reaches(second, first.address)
-    assert not reaches(first, "192.0.2.1")
+    assert not reaches(first, "192.0.2.1", seconds=1)
     before = bare.wire_bytes()
     first.run(f"timeout 5 bash -c 'exec 3<>/dev/tcp/{second.address}/22; read line <&3'")
     assert bare.wire_bytes() == before  # it does not cross the laptop's link
@@ -145,7 +158,7 @@ def test_hosts_reach_each_other_and_nothing_else(bare: World) -> None:
 def test_hosts_cannot_call_the_laptop_unless_that_is_asked_for(bare: World) -> None:
     with socket.create_server(("0.0.0.0", 0)) as server, hosts(1, open_laptop=True) as other:
         port = server.getsockname()[1]
-        assert not reaches(bare[0], bare.address, port)
+        assert not reaches(bare[0], bare.address, port, seconds=1)
         assert reaches(other[0], other.address, port)
 
 
@@ -153,7 +166,7 @@ def test_a_cut_loses_nothing_and_tells_nobody(two: World) -> None:
     first, second = two
     with ticking(two, first) as lines:
         two.cut()
-        time.sleep(0.2)
+        time.sleep(1.0)  # what was on its way
         seen = len(lines)
         assert not connects(first, 1.0)
         assert not connects(second, 1.0)
@@ -176,8 +189,8 @@ def test_one_host_alone_can_be_cut_off(two: World) -> None:
 def test_hosts_can_be_cut_off_from_each_other(two: World) -> None:
     first, second = two
     two.cut_between(first, second)
-    assert not reaches(first, second.address)
-    assert not reaches(second, first.address)
+    assert not reaches(first, second.address, seconds=1)
+    assert not reaches(second, first.address, seconds=1)
     assert connects(first)
     two.mend()
     assert reaches(first, second.address)
@@ -194,8 +207,8 @@ def test_a_rate_limits_both_ways_and_bytes_are_counted(two: World) -> None:
         assert len(done.stdout) == (0 if way else 4 * MEGABYTE)
         assert rate < 2.6 * MEGABYTE  # 20 Mbit/s are 2.5 MB/s, and a little may come in a burst
         crossed = two.wire_bytes()[way] - before[way]
-        assert 1.02 < crossed / (4 * MEGABYTE) < 1.12
-        assert 1.0 < (two[0].wire_bytes() - own) / (4 * MEGABYTE) < 1.2
+        assert 1.02 < crossed / (4 * MEGABYTE) < 1.25
+        assert 1.0 < (two[0].wire_bytes() - own) / (4 * MEGABYTE) < 1.25
 
 
 def test_delay_and_loss_are_as_asked_for() -> None:
@@ -217,7 +230,7 @@ def test_delay_and_loss_are_as_asked_for() -> None:
         assert answered(PATIENCE)
         assert time.monotonic() - begun >= 0.2
         world.link(loss=0.3)
-        assert 10 < sum(answered(0.3) for _ in range(60)) < 50  # 0.7 x 0.7 of them
+        assert 4 < sum(answered(0.2) for _ in range(40)) < 34  # 0.7 x 0.7 of them
         world.link()
         assert answered(PATIENCE)
 
@@ -234,10 +247,11 @@ def test_a_host_without_power_tells_nobody_and_keeps_its_disk(two: World) -> Non
     said(two, first, "echo kept > ~/kept; echo lost > /tmp/lost")
     with ticking(two, first) as lines:
         first.kill()
+        time.sleep(1.0)  # what was on its way
         seen = len(lines)
-        time.sleep(1.0)
-        assert len(lines) <= seen + 2  # what was on its way; and the client has not ended, or its reader would have
         assert not connects(first, 1.0)
+        assert len(lines) == seen
+        assert not lines.ended
         assert connects(second)
         with pytest.raises(HostsError, match="powered off"):
             first.run("true")
@@ -250,7 +264,7 @@ def test_a_host_without_power_tells_nobody_and_keeps_its_disk(two: World) -> Non
 def test_a_paused_host_goes_on_where_it_was(two: World) -> None:
     with ticking(two, two[0]) as lines:
         two[0].pause()
-        time.sleep(0.2)
+        time.sleep(1.0)  # what was on its way
         seen = len(lines)
         assert not connects(two[0], 1.0)
         assert len(lines) == seen
@@ -335,7 +349,7 @@ def test_hosts_can_have_another_clock_and_another_architecture() -> None:
 def test_two_worlds_do_not_disturb_each_other(bare: World) -> None:
     with hosts(2) as other:
         assert other.network != bare.network
-        assert not reaches(other[0], bare[0].address)
+        assert not reaches(other[0], bare[0].address, seconds=1)
         other.cut()
         assert said(bare, bare[0], "hostname") == "host0"
 
@@ -398,6 +412,27 @@ def test_nothing_is_left_when_the_owner_is_ended(ending: signal.Signals) -> None
     owner.communicate(timeout=PATIENCE)
     assert len(there) == len(pids) + 2
     wait_until(lambda: not left(Path(folder), network, pids))
+
+
+def test_an_image_is_made_once_and_is_never_half_there(tmp_path: Path) -> None:
+    made: list[Path] = []
+
+    def make(place: Path) -> None:
+        place.mkdir()
+        made.append(place)
+        time.sleep(0.2)
+        if len(made) == 1:
+            raise images.ImageError("the mirror is away")
+        (place / "whole").touch()
+
+    with pytest.raises(images.ImageError):
+        images._made(tmp_path / "image", make)
+    assert not (tmp_path / "image").exists()
+    with ThreadPoolExecutor(4) as threads:
+        places = list(threads.map(lambda _: images._made(tmp_path / "image", make), range(4)))
+    assert places == [tmp_path / "image"] * 4
+    assert len(made) == 2
+    assert [path.name for path in (tmp_path / "image").iterdir()] == ["whole"]
 
 
 def test_what_is_missing_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
