@@ -55,6 +55,50 @@ class BootstrapError(SkyError):
         super().__init__(text)
 
 
+class MachineError(SkyError):
+    """Something went wrong between here and one machine, or there.
+
+    Parameters
+    ----------
+    host : str
+        The machine, as the user named it.
+    reason : str
+        What happened in one word, for programs.
+    """
+
+    def __init__(self, host: str, reason: str, message: str) -> None:
+        self.host, self.reason = host, reason
+        super().__init__(f"{host}: {message}")
+
+
+class Unreachable(MachineError):
+    """No connection could be made; ``reason`` is name, closed, route, timeout, jump, proxy or protocol."""
+
+
+class HostKeyError(MachineError):
+    """A machine's host key is not one that may be trusted.
+
+    Parameters
+    ----------
+    reason : str
+        unknown, changed, revoked or certificate.
+    fingerprint : str
+        The key that was shown, as ``SHA256:…``.
+    """
+
+    def __init__(self, host: str, reason: str, message: str, fingerprint: str) -> None:
+        self.fingerprint = fingerprint
+        super().__init__(host, reason, message)
+
+
+class LoginRefused(MachineError):
+    """The machine lets none of our keys in; ``reason`` is keys, password, attempts or factor."""
+
+
+class LinkLost(MachineError):
+    """A connection that stood is gone; ``reason`` is silent, broken or closed."""
+
+
 class PoolError(SkyError):
     """The pool is not in a state in which this can be done."""
 

@@ -1,0 +1,350 @@
+"""Logging in: the agent's keys, key files with their certificates, and what to say when none is let in."""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import copy
+import io
+import os
+import socket
+import stat
+import struct
+import threading
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import paramiko
+from cryptography.exceptions import UnsupportedAlgorithm
+from cryptography.hazmat.primitives import serialization
+from cryptography.hazmat.primitives.asymmetric import ec, ed25519, rsa
+from paramiko.agent import AgentSSH
+from paramiko.pkey import PublicBlob
+
+from ...errors import LoginRefused
+from .targets import PORT, Target
+
+# In OpenSSH's order, so that the same key is tried first.
+_DEFAULT_KEYS = ("id_rsa", "id_ecdsa", "id_ed25519")
+_MAGIC = b"openssh-key-v1\0"
+_AGENT_PATIENCE = 10.0
+_TOUCH_PATIENCE = 60.0
+_MAX_KEY_FILE = 1 << 20
+
+Passphrase = Callable[[str, int], "str | None"]
+"""Asked for a key file's passphrase: the path, and how often it was asked before. None gives the key up."""
+
+
+class _Skip(Exception):
+    """A key that cannot be used, and why."""
+
+
+@dataclass
+class KeyRing:
+    """Opened key files, kept in memory so that a passphrase is asked for once for all hosts.
+
+    Parameters
+    ----------
+    passphrase : callable, optional
+        Asked for a passphrase; encrypted keys are left out without it.
+    """
+
+    passphrase: Passphrase | None = None
+    attempts: int = 3
+    _opened: dict[str, Any] = field(default_factory=dict, repr=False)
+    _given_up: set[str] = field(default_factory=set, repr=False)
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def load(self, path: str) -> Any:
+        """A key of a file, opened once; raises `_Skip` where it cannot be."""
+        with self._lock:
+            if path not in self._opened:
+                self._opened[path] = self._open(path)
+            return self._opened[path]
+
+    def _open(self, path: str) -> Any:
+        data = _read(path)
+        if not _encrypted(data):
+            return _paramiko_key(data, None, path)
+        if self.passphrase is None or path in self._given_up:
+            raise _Skip("needs its passphrase" + (", which was not given" if path in self._given_up else ""))
+        for attempt in range(self.attempts):
+            given = self.passphrase(path, attempt)
+            if given is None:
+                break
+            with contextlib.suppress(ValueError):
+                return _paramiko_key(data, given.encode(), path)
+        self._given_up.add(path)
+        raise _Skip("needs its passphrase, and was given no right one")
+
+
+@dataclass(frozen=True)
+class _Candidate:
+    """A key to try: its name for messages, and what opens it."""
+
+    label: str
+    open: Callable[[], Any]
+
+
+def log_in(transport: paramiko.Transport, target: Target, ring: KeyRing) -> str:
+    """Log in with the first key that the host takes.
+
+    Returns
+    -------
+    str
+        Which key it was.
+
+    Raises
+    ------
+    LoginRefused
+        When there is none; it names all that was tried, and what to do.
+    """
+    tried: list[str] = []
+    offered = 0
+    with _agent(target) as agent:
+        for candidate in _candidates(target, ring, agent, tried):
+            try:
+                key = candidate.open()
+            except _Skip as reason:
+                tried.append(f"{candidate.label} ({reason})")
+                continue
+            offered += 1
+            try:
+                more = transport.auth_publickey(target.user, key)
+            except paramiko.BadAuthenticationType as error:
+                raise _no_keys(target, error.allowed_types, tried) from None
+            except (paramiko.AuthenticationException, EOFError, OSError) as error:
+                if not transport.is_active():
+                    raise _too_many(target, offered, [*tried, candidate.label], error) from None
+                tried.append(candidate.label)
+            except paramiko.SSHException as error:
+                tried.append(f"{candidate.label} ({error})")
+            else:
+                if more:
+                    raise _factor(target, candidate.label, list(more))
+                return candidate.label
+    raise _no_keys(target, _methods(transport, target), tried)
+
+
+def _candidates(target: Target, ring: KeyRing, agent: list[Any], tried: list[str]) -> Iterator[_Candidate]:
+    """The keys in OpenSSH's order: the agent's that were named, its others, then files; encrypted files last."""
+    files = list(target.keys)
+    if not files:
+        usual = [str(Path.home() / ".ssh" / name) for name in _DEFAULT_KEYS]
+        files = [name for name in usual if os.path.exists(name)]
+    certificates = [*target.certificates, *(f"{n}-cert.pub" for n in files if os.path.exists(f"{n}-cert.pub"))]
+    named = {blob: name for name in files if (blob := _public_blob(name))}
+    named |= {blob: name for name in certificates if (blob := _line_blob(name))}
+    held = set()
+    for key in sorted(agent, key=lambda key: key.blob not in named):
+        if key.blob not in named and target.identities_only:
+            continue
+        held.add(key.blob)
+        label = f"agent key {named.get(key.blob) or key.comment or key.get_name()}"
+        for certificate in _certificates_of(key.blob, certificates):
+            yield _Candidate(f"{label} with {certificate}", lambda k=key, c=certificate: _certified(k, c))
+        yield _Candidate(label, lambda k=key: _certified(k, None))
+    left: list[tuple[bool, str]] = []
+    for name in files:
+        if _public_blob(name) in held:
+            continue
+        try:
+            left.append((_encrypted(_read(name)), name))
+        except _Skip as reason:
+            tried.append(f"{name} ({reason})")
+    for _, name in sorted(left, key=lambda item: item[0]):
+        for certificate in _certificates_of(_public_blob(name), certificates):
+            yield _Candidate(f"{name} with {certificate}", lambda n=name, c=certificate: _certified(ring.load(n), c))
+        yield _Candidate(name, lambda n=name: _certified(ring.load(n), None))
+
+
+def _certified(key: Any, certificate: str | None) -> Any:
+    """The key with a certificate, or without any; others may use the same key at the same time."""
+    twin = copy.copy(key)
+    twin.public_blob = None if certificate is None else PublicBlob.from_file(certificate)
+    return twin
+
+
+def _certificates_of(blob: bytes | None, files: list[str]) -> list[str]:
+    """The certificate files that are about a public key."""
+    if blob is None:
+        return []
+    return [name for name in files if _inner_key(_line_blob(name)) == blob]
+
+
+def _inner_key(certificate: bytes | None) -> bytes | None:
+    """The public key that a certificate is about."""
+    if certificate is None:
+        return None
+    try:
+        line = certificate[4 : 4 + int.from_bytes(certificate[:4], "big")] + b" " + base64.b64encode(certificate)
+        identity = serialization.load_ssh_public_identity(line)
+        if not isinstance(identity, serialization.SSHCertificate):
+            return None
+        form = serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH
+        return base64.b64decode(identity.public_key().public_bytes(*form).split()[1])
+    except (ValueError, UnsupportedAlgorithm):
+        return None
+
+
+@contextlib.contextmanager
+def _agent(target: Target) -> Iterator[list[Any]]:
+    """The agent's keys, for as long as they are needed; none where no agent answers."""
+    path = os.environ.get("SSH_AUTH_SOCK") if target.agent == "SSH_AUTH_SOCK" else target.agent
+    if not path:
+        yield []
+        return
+    with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as connection:
+        connection.settimeout(_AGENT_PATIENCE)
+        agent = AgentSSH()
+        try:
+            connection.connect(path)
+            agent._connect(connection)
+        except (OSError, paramiko.SSHException, struct.error):
+            pass
+        # A touch of a hardware key, or an answer to the agent's own question, may take a while.
+        connection.settimeout(_TOUCH_PATIENCE)
+        yield list(agent.get_keys())
+
+
+def _read(path: str) -> bytes:
+    """A key file's bytes; `_Skip` for what OpenSSH would not use."""
+    try:
+        with open(path, "rb") as file:
+            info = os.fstat(file.fileno())
+            data = file.read(_MAX_KEY_FILE)
+    except OSError as error:
+        raise _Skip(str(error.strerror).lower()) from None
+    if info.st_uid == os.getuid() and stat.S_IMODE(info.st_mode) & 0o077:
+        raise _Skip("others can read it, so it is not used: chmod 600 it")
+    return data
+
+
+def _openssh(data: bytes) -> tuple[bytes, bytes] | None:
+    """The cipher and the public key of a key file in OpenSSH's own form; None for others."""
+    body = b"".join(line for line in data.splitlines() if line and not line.startswith(b"-----"))
+    try:
+        raw = base64.b64decode(body, validate=True) if b"OPENSSH PRIVATE KEY" in data else b""
+    except ValueError:
+        return None
+    if not raw.startswith(_MAGIC):
+        return None
+    rest, fields = raw[len(_MAGIC) :], []
+    try:
+        for place in range(4):
+            (length,) = struct.unpack(">I", rest[:4])
+            fields.append(rest[4 : 4 + length])
+            # The number of keys stands before the first of them.
+            rest = rest[4 + length + (4 if place == 2 else 0) :]
+    except struct.error:
+        return None
+    return fields[0], fields[3]
+
+
+def _encrypted(data: bytes) -> bool:
+    inside = _openssh(data)
+    if inside is not None:
+        return inside[0] != b"none"
+    return b"ENCRYPTED" in data
+
+
+def _public_blob(path: str) -> bytes | None:
+    """A key file's public key, without its passphrase: from itself, or from the file beside it."""
+    try:
+        with open(path, "rb") as file:
+            inside = _openssh(file.read(_MAX_KEY_FILE))
+    except OSError:
+        inside = None
+    # Of a key that only the agent has, there may be nothing but the public half: as PATH.pub, or as PATH.
+    return inside[1] if inside else _line_blob(f"{path}.pub") or _line_blob(path)
+
+
+def _line_blob(path: str) -> bytes | None:
+    """The key of a file with one line such as ``ssh-ed25519 AAAA…``."""
+    try:
+        with open(path, "rb") as file:
+            words = file.read(_MAX_KEY_FILE).split()
+        return base64.b64decode(words[1], validate=True) if not words[0].startswith(b"-") else None
+    except (OSError, ValueError, IndexError):
+        return None
+
+
+def _paramiko_key(data: bytes, passphrase: bytes | None, path: str) -> Any:
+    """A private key for paramiko; ValueError where the passphrase is wrong, `_Skip` where it is no use."""
+    try:
+        if b"OPENSSH PRIVATE KEY" in data:
+            loaded: Any = serialization.load_ssh_private_key(data, passphrase)
+        else:
+            loaded = serialization.load_pem_private_key(data, passphrase)
+    except ValueError:
+        if passphrase is not None:
+            raise
+        raise _Skip("is no private key that can be read") from None
+    except (UnsupportedAlgorithm, TypeError) as error:
+        raise _Skip(f"cannot be used: {error}") from None
+    kinds = {
+        rsa.RSAPrivateKey: paramiko.RSAKey,
+        ec.EllipticCurvePrivateKey: paramiko.ECDSAKey,
+        ed25519.Ed25519PrivateKey: paramiko.Ed25519Key,
+    }
+    for kind, made in kinds.items():
+        if isinstance(loaded, kind):
+            form = serialization.Encoding.PEM, serialization.PrivateFormat.OpenSSH, serialization.NoEncryption()
+            return made.from_private_key(io.StringIO(loaded.private_bytes(*form).decode()))
+    raise _Skip("is of a type that is not supported; use ed25519, ecdsa or rsa, or an agent")
+
+
+def _methods(transport: paramiko.Transport, target: Target) -> list[str]:
+    """The ways to log in that the host still offers."""
+    try:
+        transport.auth_none(target.user)
+    except paramiko.BadAuthenticationType as error:
+        return list(error.allowed_types)
+    except (paramiko.SSHException, EOFError, OSError):
+        pass
+    return []
+
+
+def _no_keys(target: Target, methods: list[str], tried: list[str]) -> LoginRefused:
+    shown = f"tried {'; '.join(tried)}" if tried else "there was none to try: no agent's key and no key file"
+    if methods and "publickey" not in methods:
+        ways = " or ".join(methods)
+        return LoginRefused(
+            target.name,
+            "password",
+            f"{target} lets users in by {ways} only, and passwords are not used here. Have its administrator allow "
+            f"keys (PubkeyAuthentication yes), then: ssh-copy-id {_command(target)}",
+        )
+    also = " It takes a password: copy a key there with it." if {"password", "keyboard-interactive"} & {*methods} else ""
+    make = "" if tried else "ssh-keygen -t ed25519, then "
+    return LoginRefused(
+        target.name,
+        "keys",
+        f"{target} takes no key of ours for the user {target.user}; {shown}.{also} To let one in: {make}"
+        f"ssh-copy-id {_command(target)}; or name the right one with key= or IdentityFile, the right user with user=",
+    )
+
+
+def _too_many(target: Target, offered: int, tried: list[str], error: BaseException) -> LoginRefused:
+    return LoginRefused(
+        target.name,
+        "attempts",
+        f"{target} ended the connection after {offered} key{'s' if offered > 1 else ''} ({error or 'no reason given'}); "
+        f"tried {'; '.join(tried)}. Name the right key with key=, or with IdentityFile and IdentitiesOnly yes",
+    )
+
+
+def _factor(target: Target, label: str, more: list[str]) -> LoginRefused:
+    return LoginRefused(
+        target.name,
+        "factor",
+        f"{target} takes {label} but asks for {' or '.join(more)} as well, which nobody is there to answer; "
+        "allow the key alone for this user (AuthenticationMethods publickey), or use another host as jump=",
+    )
+
+
+def _command(target: Target) -> str:
+    port = "" if target.port == PORT else f"-p {target.port} "
+    return f"{port}{target.user}@{target.host}"

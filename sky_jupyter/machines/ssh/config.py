@@ -1,0 +1,308 @@
+"""What the files ``~/.ssh/config`` and ``/etc/ssh/ssh_config`` say of a host, read as OpenSSH reads them."""
+
+from __future__ import annotations
+
+import getpass
+import glob
+import os
+import re
+import socket
+import subprocess
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import lru_cache
+from pathlib import Path
+
+from ...errors import SpecError
+
+SYSTEM = Path("/etc/ssh/ssh_config")
+_MANY = {"identityfile", "certificatefile"}
+_MAX_DEPTH = 16
+_KEYWORD = re.compile(r"(?P<key>\w+)(?:\s*=\s*|\s+|\Z)(?P<rest>.*)\Z", re.DOTALL)
+# What would lead to another host, another key or another check if it were passed over.
+_UNSUPPORTED = {
+    "canonicalizehostname": {"no", "none"},
+    "knownhostscommand": {"none"},
+    "proxyusefdpass": {"no"},
+    "pubkeyauthentication": {"yes", "true", "unbound", "host-bound"},
+    "revokedhostkeys": {"none"},
+}
+
+
+def user_file() -> Path:
+    """The user's own file; ``SKY_SSH_CONFIG`` names another one."""
+    return Path(os.environ.get("SKY_SSH_CONFIG") or Path.home() / ".ssh" / "config")
+
+
+def matches(pattern: str, text: str) -> bool:
+    """Whether a text fits an OpenSSH pattern, in which ``*`` and ``?`` are special and nothing else is."""
+    return _compiled(pattern).match(text) is not None
+
+
+@lru_cache(maxsize=1024)
+def _compiled(pattern: str) -> re.Pattern[str]:
+    parts = [re.escape(part).replace(r"\?", ".") for part in re.split(r"\*+", pattern)]
+    return re.compile(".*".join(parts) + r"\Z", re.DOTALL)
+
+
+def in_list(patterns: Sequence[str], text: str) -> bool:
+    """Whether a text fits one of the patterns and none that begins with ``!``."""
+    found = False
+    for pattern in patterns:
+        if pattern.startswith("!"):
+            if matches(pattern[1:], text):
+                return False
+        elif matches(pattern, text):
+            found = True
+    return found
+
+
+def expand(text: str, tokens: Mapping[str, str], where: str = "") -> str:
+    """Replace ``%h`` and the like.
+
+    Raises
+    ------
+    SpecError
+        For a token that OpenSSH does not have there.
+    """
+
+    def one(match: re.Match[str]) -> str:
+        letter = match[1]
+        if letter == "%":
+            return "%"
+        if letter not in tokens:
+            raise SpecError(f"{where or 'ssh config'}: %{letter} in {text!r} is not one of %%, %{', %'.join(tokens)}")
+        return tokens[letter]
+
+    return re.sub(r"%(.?)", one, text)
+
+
+def expand_path(text: str, tokens: Mapping[str, str]) -> str:
+    """A path with its ``~``, ``${NAME}`` and ``%`` tokens replaced."""
+
+    def variable(match: re.Match[str]) -> str:
+        if match[1] not in os.environ:
+            raise SpecError(f"ssh config: {text!r} needs the environment variable {match[1]}, which is not set")
+        return os.environ[match[1]]
+
+    return os.path.expanduser(expand(re.sub(r"\$\{(\w+)\}", variable, text), tokens))
+
+
+@dataclass
+class Lookup:
+    """One host's options: the first value that is found for each counts.
+
+    Parameters
+    ----------
+    name : str
+        The host, as it was given.
+    user : str, optional
+        The user, where one was given with the host.
+    """
+
+    name: str
+    user: str | None = None
+    options: dict[str, list[str]] = field(default_factory=dict)
+    final: bool = False
+    asked_for_final: bool = False
+
+    def get(self, key: str, default: str = "") -> str:
+        """An option's value, or the default."""
+        return self.options.get(key.lower(), [default])[0]
+
+    def all(self, key: str) -> list[str]:
+        """All of an option's values."""
+        return self.options.get(key.lower(), [])
+
+    def flag(self, key: str) -> bool:
+        """Whether an option is on."""
+        return self.get(key, "no").lower() in ("yes", "true")
+
+    def read(self, path: Path, active: bool = True, depth: int = 0) -> None:
+        """Take what one file says; a file that is not there says nothing."""
+        if depth > _MAX_DEPTH:
+            raise SpecError(f"{path}: more than {_MAX_DEPTH} files include each other")
+        try:
+            text = path.read_text(encoding="utf-8", errors="surrogateescape")
+        except (FileNotFoundError, NotADirectoryError):
+            return
+        except OSError as error:
+            raise SpecError(f"{path} cannot be read: {error.strerror}") from None
+        inner = active
+        for number, key, rest in _lines(text):
+            where = f"{path}:{number}"
+            if key == "host":
+                inner = active and in_list(_words(rest, where), self.name)
+            elif key == "match":
+                # Evaluated even where it cannot count, so that a `final` is seen.
+                inner = self._match(_words(rest, where), where, active) and active
+            elif key == "include":
+                for other in _included(_words(rest, where), path):
+                    self.read(other, inner, depth + 1)
+            elif inner:
+                self._take(key, rest, where)
+
+    def _take(self, key: str, rest: str, where: str) -> None:
+        if key == "proxycommand":
+            values = [rest.strip()]
+        else:
+            values = _words(rest, where)
+        if not values or not values[0]:
+            raise SpecError(f"{where}: {key} has no value")
+        if key in _UNSUPPORTED and key not in self.options and values[0].lower() not in _UNSUPPORTED[key]:
+            raise SpecError(
+                f"{where}: {key} {values[0]} is not supported for {self.name}; "
+                f"use ProxyJump, UserKnownHostsFile and the like, or give this host without it"
+            )
+        if {key, *self.options} >= {"proxyjump", "proxycommand"}:
+            return  # the one that came first counts
+        if key in _MANY:
+            have = self.options.setdefault(key, [])
+            have += [value for value in values[:1] if value not in have]
+        else:
+            self.options.setdefault(key, values)
+
+    def _match(self, words: list[str], where: str, active: bool) -> bool:
+        if not words:
+            raise SpecError(f"{where}: Match has no criterion")
+        rest = iter(words)
+        result = True
+        for word in rest:
+            negated, name = word.startswith("!"), word.lstrip("!").lower()
+            name, given, value = name.partition("=")
+            if name == "all":
+                found = True
+            elif name == "final":
+                self.asked_for_final = self.asked_for_final or active
+                found = self.final
+            elif name == "canonical":
+                found = False  # names are not made canonical here
+            else:
+                value = word.lstrip("!").partition("=")[2] if given else next(rest, "")
+                if not value:
+                    raise SpecError(f"{where}: Match {name} has no value")
+                found = result and active and self._criterion(name, value, where)
+            result = result and found != negated
+        return result
+
+    def _criterion(self, name: str, value: str, where: str) -> bool:
+        host = expand(self.get("hostname", self.name), {"h": self.name}, where)
+        user = self.user or self.get("user") or own_user()
+        if name == "exec":
+            return self._ask(expand(value, tokens(self.name, host, self.get("port", "22"), user), where), where)
+        subjects = {
+            "host": host,
+            "originalhost": self.name,
+            "user": user,
+            "localuser": own_user(),
+            "tagged": self.get("tag"),
+        }
+        if name not in subjects:
+            allowed = "all, final, canonical, exec, host, originalhost, user, localuser and tagged"
+            raise SpecError(f"{where}: Match {name} is not supported; {allowed} are")
+        return in_list(value.split(","), subjects[name])
+
+    @staticmethod
+    def _ask(command: str, where: str) -> bool:
+        shell = os.environ.get("SHELL") or "/bin/sh"
+        try:
+            done = subprocess.run(
+                [shell, "-c", command], stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, timeout=30
+            )
+        except (OSError, subprocess.TimeoutExpired) as error:
+            raise SpecError(f"{where}: the command of Match exec failed: {error}") from None
+        return done.returncode == 0
+
+
+def lookup(name: str, user: str | None = None, files: Sequence[Path] | None = None) -> Lookup:
+    """What the user's file and then the system's say of a host.
+
+    Raises
+    ------
+    SpecError
+        Where a file cannot be understood, or asks for what is not supported.
+    """
+    files = [user_file(), SYSTEM] if files is None else files
+    found = Lookup(name, user)
+    for path in files:
+        found.read(path)
+    if found.asked_for_final:
+        found.final = True
+        for path in files:
+            found.read(path)
+    return found
+
+
+def tokens(name: str, host: str, port: str, user: str) -> dict[str, str]:
+    """What ``%h`` and the like stand for."""
+    local = socket.gethostname()
+    return {
+        "h": host,
+        "n": name,
+        "p": port,
+        "r": user,
+        "u": own_user(),
+        "d": str(Path.home()),
+        "i": str(os.getuid()),
+        "k": name,
+        "l": local,
+        "L": local.partition(".")[0],
+    }
+
+
+def own_user() -> str:
+    """Who runs this; a user id where the system knows no name for it."""
+    try:
+        return getpass.getuser()
+    except (KeyError, OSError):
+        return str(os.getuid())
+
+
+def _lines(text: str) -> Iterator[tuple[int, str, str]]:
+    # Not splitlines: only a line feed ends a line here.
+    for number, line in enumerate(text.split("\n"), 1):
+        line = line.strip()
+        if line and not line.startswith("#"):
+            match = _KEYWORD.match(line)
+            if match:
+                yield number, match["key"].lower(), match["rest"]
+
+
+def _words(text: str, where: str) -> list[str]:
+    """The words of a line: quotes keep blanks, a backslash keeps quotes, ``#`` begins a comment."""
+    words: list[str] = []
+    word: str | None = None
+    quote = ""
+    letters = iter(text)
+    for letter in letters:
+        if letter == "\\":
+            after = next(letters, "")
+            keep = after in ("\\", '"', "'") or (after == " " and not quote)
+            word = (word or "") + (after if keep else letter + after)
+        elif quote:
+            if letter == quote:
+                quote = ""
+            else:
+                word = (word or "") + letter
+        elif letter in "\"'":
+            quote, word = letter, word or ""
+        elif letter.isspace():
+            if word is not None:
+                words.append(word)
+            word = None
+        elif letter == "#" and word is None:
+            break
+        else:
+            word = (word or "") + letter
+    if quote:
+        raise SpecError(f"{where}: a quote is not closed")
+    return words if word is None else [*words, word]
+
+
+def _included(patterns: Sequence[str], path: Path) -> Iterator[Path]:
+    # Relative names are looked for beside the user's or the system's file, whichever is being read.
+    base = SYSTEM.parent if path.is_relative_to(SYSTEM.parent) else user_file().parent
+    for pattern in patterns:
+        for name in sorted(glob.glob(str(base / os.path.expanduser(pattern)))):
+            if os.path.isfile(name):
+                yield Path(name)

@@ -1,0 +1,584 @@
+"""One SSH connection: made, checked, watched and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import signal
+import socket
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+import paramiko
+from paramiko.common import MSG_CHANNEL_REQUEST
+from paramiko.message import Message
+
+from ...errors import LinkLost, MachineError, Unreachable
+from . import auth, hostkeys
+from .targets import Target
+
+# Encrypting and checking in one pass of the processor's own instructions; the others are much slower.
+_CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
+_WINDOW = 16 << 20
+_PACKET = 1 << 15
+_READ = 1 << 18
+_HANDSHAKE = 30.0
+_TICK = 1.0
+# Seconds of silence after which an answer is asked for, and after which the link is given up.
+_PULSE, _SILENT = 4, 12
+_CHANNEL_PATIENCE = 30.0
+_END_PATIENCE = 5.0
+
+
+@dataclass
+class Prompts:
+    """Whom to ask while connecting; each may be None, and then nothing is asked.
+
+    Parameters
+    ----------
+    passphrase : callable, optional
+        (path, attempts before) -> a key's passphrase, or None.
+    accept : callable, optional
+        (`hostkeys.Unknown`) -> whether a new host's key is right.
+    """
+
+    passphrase: auth.Passphrase | None = None
+    accept: Callable[[hostkeys.Unknown], bool] | None = None
+
+
+@dataclass(frozen=True)
+class Access:
+    """What connections share: keys that were opened, whom to ask, which host keys are accepted."""
+
+    ring: auth.KeyRing = field(default_factory=auth.KeyRing)
+    accept: hostkeys.Accepted = False
+    ask: Callable[[hostkeys.Unknown], bool] | None = None
+
+    @classmethod
+    def of(cls, accept: hostkeys.Accepted = False, prompts: Prompts | None = None) -> Access:
+        """For the hosts of one pool."""
+        prompts = prompts or Prompts()
+        return cls(auth.KeyRing(prompts.passphrase), accept, prompts.accept)
+
+
+class _Wire:
+    """A socket, or a channel of another connection, that counts what comes in and reads ahead."""
+
+    def __init__(self, inner: Any) -> None:
+        self.inner = inner
+        self.received = 0
+        self._closed = False
+        self._ahead = b""
+        self._at = 0
+
+    def recv(self, size: int) -> bytes:
+        """Up to ``size`` bytes: a packet is asked for in two parts, and both are here by then."""
+        if self._at >= len(self._ahead):
+            self._ahead, self._at = self.inner.recv(max(size, _READ)), 0
+            self.received += len(self._ahead)
+        part = self._ahead[self._at : self._at + size]
+        self._at += len(part)
+        return part
+
+    def send(self, data: bytes) -> int:
+        """Some of the bytes, as a socket does."""
+        return int(self.inner.send(data))
+
+    def settimeout(self, seconds: float | None) -> None:
+        """As a socket's."""
+        self.inner.settimeout(seconds)
+
+    def close(self) -> None:
+        """End it; what waits for it wakes up."""
+        self._closed = True
+        if isinstance(self.inner, socket.socket):
+            with contextlib.suppress(OSError):
+                self.inner.shutdown(socket.SHUT_RDWR)
+        with contextlib.suppress(OSError, EOFError):
+            self.inner.close()
+
+
+class _Transport(paramiko.Transport):
+    """paramiko's transport with our order of host keys, and with a signal that ends a command kept."""
+
+    host_key_order: tuple[str, ...] = ()
+    host_blob = b""
+
+    @property
+    def preferred_keys(self) -> tuple[str, ...]:
+        """The host keys to ask for."""
+        return self.host_key_order
+
+    def _verify_key(self, host_key: bytes, sig: bytes) -> None:
+        super()._verify_key(host_key, sig)
+        self.host_blob = host_key
+
+    def presented(self) -> hostkeys.Presented:
+        """The key that the host has signed with."""
+        key = self.get_remote_server_key()
+        plain = bytes(key.asbytes())
+        kind = plain[4 : 4 + int.from_bytes(plain[:4], "big")].decode("ascii", "replace")
+        return hostkeys.Presented(kind, plain, None if self.host_blob == plain else self.host_blob)
+
+    def _handle_request(self, channel: Any, message: Any) -> None:
+        """Note which signal has ended a command, which paramiko does not."""
+        at = message.packet.tell()
+        if message.get_text() == "exit-signal":
+            message.get_boolean()
+            channel.exit_signal = message.get_text()
+        message.packet.seek(at)
+        _PARAMIKO_REQUEST(channel, message)
+
+    def run(self) -> None:
+        """Handle what comes in."""
+        table = dict(paramiko.Transport._channel_handler_table)
+        table[MSG_CHANNEL_REQUEST] = self._handle_request
+        self._channel_handler_table = table
+        super().run()
+
+
+_PARAMIKO_REQUEST = paramiko.Transport._channel_handler_table[MSG_CHANNEL_REQUEST]
+
+
+@dataclass(frozen=True)
+class Done:
+    """What a command said, and how it ended."""
+
+    status: int
+    out: bytes
+    err: bytes
+
+
+class Session:
+    """A connection to one host, logged in; made by `connect`, used by any number of threads.
+
+    Attributes
+    ----------
+    target : Target
+        The host.
+    address : str
+        The address at which it answered; its name where it is behind a jump host.
+    key : str
+        Which key let us in.
+    """
+
+    def __init__(self, target: Target, wire: _Wire, below: Session | None, child: subprocess.Popen[bytes] | None) -> None:
+        self.target = target
+        self.key = ""
+        self.address = _peer(wire.inner) or target.host
+        self._wire, self._below, self._child = wire, below, child
+        self._transport = _Transport(wire, default_window_size=_WINDOW, default_max_packet_size=_PACKET)
+        self._transport.daemon = True
+        self._transport.channel_timeout = _CHANNEL_PATIENCE
+        self._closing = threading.Event()
+        self._pulse = threading.Event()
+        self._reason: LinkLost | None = None
+        self._on_lost: list[Callable[[LinkLost], None]] = []
+        self._lock = threading.Lock()
+        self._threads: list[threading.Thread] = []
+
+    # Making it
+
+    def _open(self, access: Access) -> None:
+        target, transport = self.target, self._transport
+        transport.host_key_order = tuple(hostkeys.algorithms(hostkeys.known(target)))
+        options = transport.get_security_options()
+        options.ciphers = [*(c for c in _CIPHERS if c in options.ciphers), *(c for c in options.ciphers if c not in _CIPHERS)]
+        transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = _HANDSHAKE
+        try:
+            transport.start_client(timeout=_HANDSHAKE)
+            if not transport.initial_kex_done:
+                raise Unreachable(target.name, "timeout", f"{target} took more than {_HANDSHAKE:g} s to exchange keys")
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            raise _no_protocol(target, error, self._child) from None
+        hostkeys.check(target, transport.presented(), accept=access.accept, ask=access.ask)
+        self.key = auth.log_in(transport, target, access.ring)
+        for name, work in (("watch", self._watch), ("pulse", self._beat)):
+            thread = threading.Thread(target=work, name=f"sky-ssh-{name}-{target.name}", daemon=True)
+            thread.start()
+            self._threads.append(thread)
+
+    # Using it
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still stands, as far as is known."""
+        return self._transport.is_active() and not self._closing.is_set()
+
+    def on_lost(self, tell: Callable[[LinkLost], None]) -> None:
+        """Have a function called, in a thread of ours, when the connection breaks; at once if it has."""
+        with self._lock:
+            reason = self._reason
+            if reason is None:
+                self._on_lost.append(tell)
+        if reason is not None:
+            tell(reason)
+
+    def channel(self, command: str) -> Any:
+        """Run a command through the user's shell there; paramiko's channel to it."""
+        channel = self._channel("session")
+        try:
+            channel.exec_command(command)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            channel.close()
+            raise self._lost_or("command", f"{self.target} would not run a command: {error or 'it gave no reason'}") from None
+        return channel
+
+    def open_stream(self, host: str, port: int) -> Any:
+        """A connection from there to an address there: paramiko's channel, which is used as a socket is."""
+        return self._channel("direct-tcpip", (host, port), ("127.0.0.1", 0))
+
+    def sftp(self) -> paramiko.SFTPClient:
+        """An SFTP client on a channel of its own."""
+        channel = self._channel("session")
+        try:
+            channel.invoke_subsystem("sftp")
+            return paramiko.SFTPClient(channel)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            channel.close()
+            raise self._lost_or("sftp", f"{self.target} offers no SFTP: {error}") from None
+
+    def run(self, command: str, stdin: bytes | Iterable[bytes] = b"", timeout: float | None = None) -> Done:
+        """Run a command through the user's shell there, to its end.
+
+        Raises
+        ------
+        TimeoutError
+            When it has not ended after ``timeout`` seconds; its channel is closed then.
+        LinkLost
+            When the connection breaks first.
+        """
+        channel = self.channel(command)
+        parts: list[bytes] = []
+        errors: list[bytes] = []
+        reader = threading.Thread(target=_drain, args=(channel.recv_stderr, errors), daemon=True)
+        feeder = threading.Thread(target=_feed, args=(channel, stdin), daemon=True)
+        end = None if timeout is None else time.monotonic() + timeout
+        timer = None
+        if timeout is not None:
+            timer = threading.Timer(timeout, channel.close)
+            timer.daemon = True
+            timer.start()
+        try:
+            reader.start()
+            feeder.start()
+            _drain(channel.recv, parts)
+            reader.join()
+            status = self.status(channel)
+            feeder.join(_END_PATIENCE)
+        except LinkLost:
+            if end is not None and time.monotonic() >= end and self.alive:
+                raise TimeoutError(f"a command on {self.target} has not ended after {timeout:g} s") from None
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+            channel.close()
+        return Done(status, b"".join(parts), b"".join(errors))
+
+    def status(self, channel: Any) -> int:
+        """How a channel's command ended: its status, or minus the signal; waits for it.
+
+        Raises
+        ------
+        LinkLost
+            When the connection, or the server's part of it, ended first: nothing is known then.
+        """
+        channel.status_event.wait()
+        name = getattr(channel, "exit_signal", None)
+        if name is not None:
+            return -int(getattr(signal, f"SIG{name}", 0)) or -1
+        if channel.exit_status == -1:
+            raise self._lost_or("closed", f"{self.target} ended the command's channel and did not say how it ended")
+        return int(channel.exit_status)
+
+    def _channel(self, kind: str, *addresses: tuple[str, int]) -> Any:
+        try:
+            channel = self._transport.open_channel(kind, *addresses, timeout=_CHANNEL_PATIENCE)
+        except paramiko.ChannelException as error:
+            what = f"a connection to {addresses[0][0]}:{addresses[0][1]} from there" if addresses else "another command"
+            raise MachineError(
+                self.target.name,
+                "refused",
+                f"{self.target} refused {what}: {error.text}" + _refusal_hint(error.code, bool(addresses)),
+            ) from None
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            raise self._lost_or("channel", f"{self.target} opened no channel: {error or 'it gave no reason'}") from None
+        return channel
+
+    def _lost_or(self, reason: str, message: str) -> MachineError:
+        """The error for what has just failed: that the link is lost, where it is."""
+        if self._reason is not None:
+            return LinkLost(self.target.name, self._reason.reason, str(self._reason).partition(": ")[2])
+        if not self._transport.is_active() or reason == "closed":
+            return LinkLost(self.target.name, "closed", message if reason == "closed" else f"the connection is gone; {message}")
+        return MachineError(self.target.name, reason, message)
+
+    # Watching and ending it
+
+    def _watch(self) -> None:
+        """Count seconds without a byte; silence is counted in ticks, so that our own sleep is not the host's."""
+        seen, silent = self._wire.received, 0
+        while not self._closing.wait(_TICK):
+            if not self._transport.is_active():
+                fault = self._transport.get_exception()
+                told = f" ({fault})" if fault is not None and str(fault) else ""
+                self._lose("broken", f"the connection to {self.target} broke{told}")
+                return
+            if self._wire.received != seen:
+                seen, silent = self._wire.received, 0
+                continue
+            silent += 1
+            if silent >= _SILENT:
+                self._lose("silent", f"{self.target} has not answered for {silent} s; the connection is given up")
+                return
+            if silent % _PULSE == 0:
+                self._pulse.set()
+
+    def _beat(self) -> None:
+        """Ask for an answer when told to. A thread of its own, as sending waits where nothing gets through."""
+        while True:
+            self._pulse.wait()
+            self._pulse.clear()
+            if self._closing.is_set():
+                return
+            message = Message()
+            message.add_byte(b"P")  # SSH_MSG_GLOBAL_REQUEST
+            message.add_string("keepalive@openssh.com")
+            message.add_boolean(True)
+            with contextlib.suppress(Exception):  # whatever it is, the watch will see it
+                self._transport._send_user_message(message)
+
+    def _lose(self, reason: str, message: str) -> None:
+        with self._lock:
+            self._reason = LinkLost(self.target.name, reason, message)
+            tell, self._on_lost = self._on_lost, []
+        self._shut()
+        for one in tell:
+            one(self._reason)
+
+    def _shut(self) -> None:
+        self._closing.set()
+        self._pulse.set()
+        self._transport.close()
+        self._wire.close()
+        if self._child is not None:
+            _end(self._child)
+        if self._below is not None:
+            self._below.close()
+
+    def close(self) -> None:
+        """End it; nothing of it is left here afterwards. Commands there live on unless they were asked not to."""
+        self._shut()
+        for thread in [self._transport, *self._threads]:
+            if thread is not threading.current_thread() and thread.is_alive():
+                thread.join(_END_PATIENCE)
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def connect(target: Target, access: Access | None = None) -> Session:
+    """Connect to a host, through the hosts before it where there are some.
+
+    Raises
+    ------
+    Unreachable
+        When no connection comes about.
+    HostKeyError
+        When it is not known to be the right host.
+    LoginRefused
+        When it lets none of our keys in.
+    """
+    access = access or Access()
+    below: Session | None = None
+    child: subprocess.Popen[bytes] | None = None
+    if target.jump is not None:
+        try:
+            below = connect(target.jump, access)
+        except Unreachable as error:
+            raise Unreachable(target.name, "jump", f"the jump host failed: {error}") from None
+        try:
+            inner = _through(below, target)
+        except BaseException:
+            below.close()
+            raise
+    elif target.proxy_command is not None:
+        inner, child = _command_socket(target)
+    else:
+        inner = dial(target)
+    session = Session(target, _Wire(inner), below, child)
+    try:
+        session._open(access)
+    except BaseException:
+        session.close()
+        raise
+    return session
+
+
+def dial(target: Target) -> socket.socket:
+    """A TCP connection to the host, set up so that small packets go at once and a dead link is noticed."""
+    families = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
+    try:
+        found = socket.getaddrinfo(
+            target.host, target.port, families.get(target.family, socket.AF_UNSPEC), socket.SOCK_STREAM
+        )
+    except (socket.gaierror, UnicodeError) as error:
+        raise Unreachable(
+            target.name,
+            "name",
+            f"no host of the name {target.host!r} is known here ({getattr(error, 'strerror', error)}); check its "
+            "spelling, or give its address, or a HostName in ~/.ssh/config",
+        ) from None
+    failures: list[OSError] = []
+    for family, kind, protocol, _, address in found:
+        link = socket.socket(family, kind, protocol)
+        try:
+            tune(link)
+            link.settimeout(target.timeout)
+            if target.bind:
+                link.bind((target.bind, 0))
+            link.connect(address)
+            return link
+        except OSError as error:
+            link.close()
+            failures.append(error)
+    raise _no_connection(target, failures[-1])
+
+
+def tune(link: socket.socket) -> None:
+    """Send at once; have the system give a connection up when its other end is gone."""
+    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+    wanted = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3}
+    if sys.platform == "darwin":
+        wanted["TCP_KEEPALIVE"] = 4
+        numbers = {0x80: _SILENT}  # TCP_RXT_CONNDROPTIME
+    else:
+        numbers = {}
+        wanted["TCP_USER_TIMEOUT"] = _SILENT * 1000
+    for name, value in wanted.items():
+        if hasattr(socket, name):
+            numbers[getattr(socket, name)] = value
+    for number, value in numbers.items():
+        with contextlib.suppress(OSError):
+            link.setsockopt(socket.IPPROTO_TCP, number, value)
+
+
+def _through(below: Session, target: Target) -> Any:
+    try:
+        return below.open_stream(target.host, target.port)
+    except LinkLost:
+        raise
+    except MachineError as error:
+        raise Unreachable(target.name, "jump", f"not to be reached through its jump host: {error}") from None
+
+
+def _command_socket(target: Target) -> tuple[socket.socket, subprocess.Popen[bytes]]:
+    """A ProxyCommand's input and output as a socket."""
+    assert target.proxy_command is not None
+    ours, theirs = socket.socketpair()
+    with theirs:
+        # Its standard error is shown, as OpenSSH shows it.
+        shell = os.environ.get("SHELL") or "/bin/sh"
+        child = subprocess.Popen(
+            [shell, "-c", f"exec {target.proxy_command}"], stdin=theirs, stdout=theirs, start_new_session=True
+        )
+    return ours, child
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        with contextlib.suppress(ProcessLookupError, PermissionError):
+            os.killpg(child.pid, number)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            child.wait(1.0)
+            return
+
+
+def _peer(inner: Any) -> str:
+    if isinstance(inner, socket.socket) and inner.family in (socket.AF_INET, socket.AF_INET6):
+        with contextlib.suppress(OSError):
+            return str(inner.getpeername()[0])
+    return ""
+
+
+def _no_connection(target: Target, error: OSError) -> Unreachable:
+    where = f"{target.host} port {target.port}"
+    if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
+        return Unreachable(
+            target.name,
+            "timeout",
+            f"{where} did not answer within {target.timeout:g} s; is it running, and does a firewall, VPN or jump host "
+            "stand between? (ConnectTimeout and ProxyJump in ~/.ssh/config, or jump=)",
+        )
+    if error.errno == errno.ECONNREFUSED:
+        return Unreachable(
+            target.name,
+            "closed",
+            f"{where} is closed: the host is there and nothing listens; is sshd running, and is this its port?",
+        )
+    if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
+        return Unreachable(
+            target.name, "route", f"there is no route to {where} ({error.strerror}); is the network or VPN up?"
+        )
+    return Unreachable(target.name, "route", f"no connection to {where}: {error.strerror or error}")
+
+
+def _no_protocol(target: Target, error: BaseException, child: subprocess.Popen[bytes] | None) -> Unreachable:
+    if isinstance(error, Unreachable):
+        return error
+    if child is not None:
+        return Unreachable(
+            target.name, "proxy", f"its ProxyCommand made no connection ({error or 'it ended'}); try it by hand"
+        )
+    if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
+        return Unreachable(
+            target.name, "protocol", f"{target} and we have no way to encrypt in common ({error}); update its sshd"
+        )
+    return Unreachable(
+        target.name,
+        "protocol",
+        f"{target} ended the connection before it had begun ({error or 'no reason given'}); is it an SSH server, and "
+        "does it let this address in (MaxStartups, fail2ban, hosts.deny)?",
+    )
+
+
+def _refusal_hint(code: int, stream: bool) -> str:
+    if code == paramiko.common.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED:
+        return "; allow it in its sshd_config (AllowTcpForwarding yes)" if stream else "; see MaxSessions in sshd_config"
+    return ""
+
+
+def _drain(receive: Callable[[int], bytes], parts: list[bytes]) -> None:
+    with contextlib.suppress(OSError):
+        while data := receive(_READ):
+            parts.append(data)
+
+
+def _feed(channel: Any, data: bytes | Iterable[bytes]) -> None:
+    """Send a command its input; one that ends without reading it all is no error here."""
+    with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+        for part in [data] if isinstance(data, bytes) else data:
+            send_all(channel, part)
+        channel.shutdown_write()
+
+
+def send_all(channel: Any, data: bytes | memoryview) -> None:
+    """All of the bytes, by packets: paramiko's own `sendall` copies the rest again for each."""
+    view = memoryview(data)
+    at = 0
+    while at < len(view):
+        sent = channel.send(bytes(view[at : at + _PACKET]))
+        if not sent:
+            raise OSError(errno.EPIPE, "the channel is closed")
+        at += sent
