@@ -1,0 +1,299 @@
+"""A machine behind an SSH connection: commands run there, files go there, streams lead on from there."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from pathlib import PurePath, PurePosixPath
+from typing import Any
+
+from ...errors import LinkLost, MachineError
+from . import scripts
+from .session import Access, Done, Session, connect
+from .targets import Target
+
+# The kernel counts in hundredths of a second for user space on every processor that is sold.
+_TICKS = 100
+_BEGIN_PATIENCE = 60.0
+_SIGNAL_PATIENCE = 30.0
+_MAX_NOISE = 1 << 20
+_READ = 1 << 16
+
+
+class SSHCommand:
+    """A command that runs on another machine, in a session of its own; made by `SSHMachine.exec`."""
+
+    def __init__(self, machine: SSHMachine, channel: Any, mark: str) -> None:
+        self._machine, self._channel, self._mark = machine, channel, mark.encode()
+        self._errors = b""
+        self._status: int | None = None
+        self._ended = threading.Event()
+        self._rest = b""
+        self._pid, self._ticks = 0, 0
+        threading.Thread(target=self._listen, name="sky-ssh-command", daemon=True).start()
+
+    @property
+    def identity(self) -> tuple[int, float]:
+        """Its process id there, and when it was started, in seconds since that machine's start."""
+        return self._pid, self._ticks / _TICKS
+
+    def begin(self) -> None:
+        """Read until it says who it is; what a login's own files print before is left out."""
+        timer = threading.Timer(_BEGIN_PATIENCE, self._channel.close)
+        timer.daemon = True
+        timer.start()
+        try:
+            for line in self._raw_lines(_MAX_NOISE):
+                # Noise without a line's end may stand before it.
+                _, found, rest = line.partition(self._mark + b" ")
+                if found:
+                    self._pid, self._ticks = _who(rest.decode("utf-8", "replace"))
+                    return
+        finally:
+            timer.cancel()
+        raise self._not_begun()
+
+    def _not_begun(self) -> MachineError:
+        self._ended.wait(_SIGNAL_PATIENCE)
+        if not self._machine.session.alive:
+            return LinkLost(self._machine.target.name, "broken", "the connection broke as a command was started")
+        told = self._errors.decode("utf-8", "replace").strip() or "it said nothing"
+        return _failure(self._machine.target, "a command could not be started", told)
+
+    def lines(self) -> Iterator[str]:
+        """Its standard output, a line at a time; ends with it, or with the connection."""
+        for line in self._raw_lines():
+            yield line.decode("utf-8", "replace")
+
+    def terminate(self) -> None:
+        """Ask it and what it has started in its group to end."""
+        self._signal("TERM")
+
+    def kill(self) -> None:
+        """End it and what it has started in its group."""
+        self._signal("KILL")
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit status, or minus the signal that ended it.
+
+        Raises
+        ------
+        TimeoutError
+            When it has not ended after ``timeout`` seconds.
+        LinkLost
+            When the connection ended first: how it ended is not known, nor whether it has.
+        """
+        if not self._ended.wait(timeout):
+            raise TimeoutError(f"process {self._pid} on {self._machine.target} has not ended after {timeout} s")
+        if self._status is None:
+            raise LinkLost(
+                self._machine.target.name,
+                "closed",
+                f"the connection ended before process {self._pid} did: how that ended is not known",
+            )
+        return self._status
+
+    def _signal(self, name: str) -> None:
+        if not self._ended.is_set():
+            self._machine.run(scripts.signal(name, self._pid, self._ticks), timeout=_SIGNAL_PATIENCE)
+
+    def _raw_lines(self, most: int | None = None) -> Iterator[bytes]:
+        seen = 0
+        while most is None or seen <= most:
+            line, found, rest = self._rest.partition(b"\n")
+            if found:
+                self._rest = rest
+                yield line
+                continue
+            with contextlib.suppress(OSError, EOFError):
+                if data := self._channel.recv(_READ):
+                    self._rest += data
+                    seen += len(data)
+                    continue
+            if self._rest:
+                line, self._rest = self._rest, b""
+                yield line
+            return
+
+    def _listen(self) -> None:
+        """Take in standard error, which is ours: what went wrong at the start, and how it ended."""
+        with contextlib.suppress(OSError, EOFError):
+            while data := self._channel.recv_stderr(_READ):
+                self._errors = (self._errors + data)[-_READ:]
+                _, found, rest = self._errors.rpartition(self._mark + b" ")
+                if found and rest.endswith(b"\n"):
+                    status = int(rest)
+                    # A shell says 128 and the signal for a child that a signal ended.
+                    self._status = status if status <= 128 else 128 - status
+                    self._ended.set()
+        if self._status is None:
+            with contextlib.suppress(MachineError):
+                status = self._machine.session.status(self._channel)
+                self._status = status if status < 0 else self._status
+        self._ended.set()
+
+
+class SSHProcess:
+    """A command that an earlier connection started there: it can be ended, and not listened to.
+
+    Parameters
+    ----------
+    machine : SSHMachine
+        Where it runs.
+    pid, started
+        Its `SSHCommand.identity`.
+    """
+
+    def __init__(self, machine: SSHMachine, pid: int, started: float) -> None:
+        self._machine = machine
+        self.identity = (pid, started)
+        self._ticks = round(started * _TICKS)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return self._machine.run(scripts.alive(self.identity[0], self._ticks), timeout=_SIGNAL_PATIENCE).status == 0
+
+    def lines(self) -> Iterator[str]:
+        """Nothing: its output went to whoever started it."""
+        return iter(())
+
+    def terminate(self) -> None:
+        """Ask it and its group to end."""
+        self._machine.run(scripts.signal("TERM", self.identity[0], self._ticks), timeout=_SIGNAL_PATIENCE)
+
+    def kill(self) -> None:
+        """End it and its group."""
+        self._machine.run(scripts.signal("KILL", self.identity[0], self._ticks), timeout=_SIGNAL_PATIENCE)
+
+    def wait(self, timeout: float | None = None) -> int:
+        """0 once it has ended: its status is not ours to know. TimeoutError after ``timeout`` seconds."""
+        end = None if timeout is None else time.monotonic() + timeout
+        pause = 0.1
+        while self.alive:
+            if end is not None and time.monotonic() > end:
+                raise TimeoutError(f"process {self.identity[0]} on {self._machine.target} has not ended")
+            time.sleep(pause)
+            pause = min(2.0, pause * 1.5)
+        return 0
+
+
+class SSHMachine:
+    """Another machine, through one connection that any number of threads may use.
+
+    Parameters
+    ----------
+    session : Session
+        The connection; it ends with the machine's `close`.
+    address : str, optional
+        How the pool's other machines reach it; the address at which it answered us unless given.
+    """
+
+    def __init__(self, session: Session, address: str | None = None) -> None:
+        self.session = session
+        self.target = session.target
+        self.key = f"ssh {self.target.user}@{self.target.host}:{self.target.port}"
+        self.address = address or session.address
+
+    @classmethod
+    def connect(cls, target: Target, access: Access | None = None) -> SSHMachine:
+        """Connect to a host; see `session.connect` for what can go wrong."""
+        return cls(connect(target, access))
+
+    def exec(
+        self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, log: PurePath, survive: bool = True
+    ) -> SSHCommand:
+        """Start a command in a session of its own; its standard error goes to ``log``.
+
+        Parameters
+        ----------
+        env : mapping of str to str
+            Added to what a login has there; no argument of any process shows it.
+        survive : bool
+            Whether it goes on when the connection is gone. Where it does not, it is asked to end when
+            the host notices that, and killed three seconds later.
+
+        Raises
+        ------
+        MachineError
+            When it cannot be started: no such folder, program or log.
+        """
+        mark = f"sky-{secrets.token_hex(8)}"
+        channel = self.session.channel(scripts.LAUNCH)
+        command = SSHCommand(self, channel, mark)
+        try:
+            channel.sendall(scripts.line(scripts.command(argv, env, cwd, log, mark, survive)))
+            command.begin()
+        except OSError:
+            channel.close()
+            raise LinkLost(self.target.name, "broken", "the connection broke as a command was started") from None
+        except BaseException:
+            channel.close()
+            raise
+        return command
+
+    def process(self, pid: int, started: float) -> SSHProcess:
+        """A command that was started here before, by its identity."""
+        return SSHProcess(self, pid, started)
+
+    def run(self, script: str, *, stdin: bytes = b"", timeout: float | None = None) -> Done:
+        """Run a line of shell script to its end, with ``stdin`` as its input.
+
+        Its output begins with whatever the login's own files print, where they do.
+        """
+        return self.session.run(scripts.LAUNCH, [scripts.line(script), stdin], timeout)
+
+    def put(self, data: bytes, path: PurePath) -> None:
+        """Write a file that only its user can read, whole or not at all; folders are made for its user only."""
+        self.put_all({path: data})
+
+    def put_all(self, files: Mapping[PurePath, bytes]) -> None:
+        """Write several files with one command."""
+        items = [(PurePosixPath(str(path)), data) for path, data in files.items()]
+        if not items:
+            return
+        script = scripts.put([(path, len(data)) for path, data in items], f"sky-{secrets.token_hex(6)}")
+        done = self.session.run(scripts.LAUNCH, [scripts.line(script), *(data for _, data in items)])
+        if done.status:
+            what = str(items[0][0]) if len(items) == 1 else f"{len(items)} files"
+            raise _failure(self.target, f"{what} could not be written", done.err.decode("utf-8", "replace").strip())
+
+    def open_stream(self, host: str, port: int) -> Any:
+        """A connection from there to an address there, used as a socket is (``recv``, ``sendall``, ``close``)."""
+        return self.session.open_stream(host, port)
+
+    def close(self) -> None:
+        """End the connection."""
+        self.session.close()
+
+    def __enter__(self) -> SSHMachine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+_REASONS = {
+    "No space left": ("full", "make room there, or name another folder"),
+    "Disk quota": ("full", "make room there, or name another folder"),
+    "Read-only file system": ("read-only", "name a folder that can be written"),
+    "Permission denied": ("denied", "name a folder that this user may write, or log in as another user"),
+}
+
+
+def _failure(target: Target, what: str, told: str) -> MachineError:
+    """The error for a command of ours that failed there, with what it said."""
+    for text, (reason, advice) in _REASONS.items():
+        if text in told:
+            return MachineError(target.name, reason, f"{what}: {told}; {advice}")
+    return MachineError(target.name, "command", f"{what}: {told}")
+
+
+def _who(text: str) -> tuple[int, int]:
+    """A process id and its beginning in ticks, of our own first line; 0 where the system has no /proc."""
+    pid, _, stat = text.partition(" ")
+    fields = stat.rpartition(")")[2].split()
+    return int(pid), int(fields[19]) if len(fields) > 19 else 0
