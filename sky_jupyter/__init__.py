@@ -27,6 +27,7 @@ _HOMES = {
     "NotInPoolError": "errors",
     "Plugin": "plugins",
     "PoolError": "errors",
+    "SSH": "providers",
     "SkyError": "errors",
     "SpecError": "errors",
     "function": "api",
@@ -59,6 +60,7 @@ if TYPE_CHECKING:
     from .plugins import Plugin as Plugin
     from .pool.results import CellError as CellError
     from .pool.results import CellResult as CellResult
+    from .providers import SSH as SSH
     from .providers import Local as Local
     from .spec import Accelerator as Accelerator
     from .spec import Image as Image

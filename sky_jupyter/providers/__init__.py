@@ -1,5 +1,6 @@
 """Providers: what makes and ends machines. A provider's SDK is imported when it is used."""
 
 from .local import Local
+from .ssh import SSH
 
-__all__ = ["Local"]
+__all__ = ["SSH", "Local"]

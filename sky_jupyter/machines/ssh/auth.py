@@ -13,6 +13,7 @@ import struct
 import threading
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -144,8 +145,8 @@ def _candidates(target: Target, ring: KeyRing, agent: list[Any], tried: list[str
         held.add(key.blob)
         label = f"agent key {named.get(key.blob) or key.comment or key.get_name()}"
         for certificate in _certificates_of(key.blob, certificates):
-            yield _Candidate(f"{label} with {certificate}", lambda k=key, c=certificate: _certified(k, c))
-        yield _Candidate(label, lambda k=key: _certified(k, None))
+            yield _Candidate(f"{label} with {certificate}", partial(_certified, key, certificate))
+        yield _Candidate(label, partial(_certified, key, None))
     left: list[tuple[bool, str]] = []
     for name in files:
         if _public_blob(name) in held:
@@ -156,8 +157,8 @@ def _candidates(target: Target, ring: KeyRing, agent: list[Any], tried: list[str
             tried.append(f"{name} ({reason})")
     for _, name in sorted(left, key=lambda item: item[0]):
         for certificate in _certificates_of(_public_blob(name), certificates):
-            yield _Candidate(f"{name} with {certificate}", lambda n=name, c=certificate: _certified(ring.load(n), c))
-        yield _Candidate(name, lambda n=name: _certified(ring.load(n), None))
+            yield _Candidate(f"{name} with {certificate}", partial(_loaded, ring, name, certificate))
+        yield _Candidate(name, partial(_loaded, ring, name, None))
 
 
 def _certified(key: Any, certificate: str | None) -> Any:
@@ -165,6 +166,10 @@ def _certified(key: Any, certificate: str | None) -> Any:
     twin = copy.copy(key)
     twin.public_blob = None if certificate is None else PublicBlob.from_file(certificate)
     return twin
+
+
+def _loaded(ring: KeyRing, path: str, certificate: str | None) -> Any:
+    return _certified(ring.load(path), certificate)
 
 
 def _certificates_of(blob: bytes | None, files: list[str]) -> list[str]:
@@ -284,7 +289,7 @@ def _paramiko_key(data: bytes, passphrase: bytes | None, path: str) -> Any:
         raise _Skip("is no private key that can be read") from None
     except (UnsupportedAlgorithm, TypeError) as error:
         raise _Skip(f"cannot be used: {error}") from None
-    kinds = {
+    kinds: dict[Any, Any] = {
         rsa.RSAPrivateKey: paramiko.RSAKey,
         ec.EllipticCurvePrivateKey: paramiko.ECDSAKey,
         ed25519.Ed25519PrivateKey: paramiko.Ed25519Key,
@@ -317,7 +322,9 @@ def _no_keys(target: Target, methods: list[str], tried: list[str]) -> LoginRefus
             f"{target} lets users in by {ways} only, and passwords are not used here. Have its administrator allow "
             f"keys (PubkeyAuthentication yes), then: ssh-copy-id {_command(target)}",
         )
-    also = " It takes a password: copy a key there with it." if {"password", "keyboard-interactive"} & {*methods} else ""
+    also = (
+        " It takes a password: copy a key there with it." if {"password", "keyboard-interactive"} & {*methods} else ""
+    )
     make = "" if tried else "ssh-keygen -t ed25519, then "
     return LoginRefused(
         target.name,
@@ -331,8 +338,8 @@ def _too_many(target: Target, offered: int, tried: list[str], error: BaseExcepti
     return LoginRefused(
         target.name,
         "attempts",
-        f"{target} ended the connection after {offered} key{'s' if offered > 1 else ''} ({error or 'no reason given'}); "
-        f"tried {'; '.join(tried)}. Name the right key with key=, or with IdentityFile and IdentitiesOnly yes",
+        f"{target} ended the connection after {offered} key{'s' if offered > 1 else ''} "
+        f"({error or 'no reason given'}); tried {'; '.join(tried)}. Name the right key with key=, or with IdentityFile and IdentitiesOnly yes",
     )
 
 

@@ -191,9 +191,7 @@ def keep(target: Target, key: Presented) -> Path:
     return path
 
 
-def _accept(
-    target: Target, key: Presented, accept: Accepted, ask: Callable[[Unknown], bool] | None
-) -> None:
+def _accept(target: Target, key: Presented, accept: Accepted, ask: Callable[[Unknown], bool] | None) -> None:
     new = Unknown(target.host_key_name, kind_name(key.kind), key.fingerprint)
     said = _said(target, accept)
     if said not in ("", key.fingerprint, "any"):

@@ -13,6 +13,7 @@ from typing import Any
 from ...errors import LinkLost, MachineError
 from . import scripts
 from .session import Access, Done, Session, connect
+from .shell import Shell
 from .targets import Target
 
 # The kernel counts in hundredths of a second for user space on every processor that is sold.
@@ -61,7 +62,7 @@ class SSHCommand:
         if not self._machine.session.alive:
             return LinkLost(self._machine.target.name, "broken", "the connection broke as a command was started")
         told = self._errors.decode("utf-8", "replace").strip() or "it said nothing"
-        return _failure(self._machine.target, "a command could not be started", told)
+        return failure(self._machine.target, "a command could not be started", told)
 
     def lines(self) -> Iterator[str]:
         """Its standard output, a line at a time; ends with it, or with the connection."""
@@ -98,7 +99,7 @@ class SSHCommand:
 
     def _signal(self, name: str) -> None:
         if not self._ended.is_set():
-            self._machine.run(scripts.signal(name, self._pid, self._ticks), timeout=_SIGNAL_PATIENCE)
+            self._machine.shell.run(scripts.signal(name, self._pid, self._ticks), timeout=_SIGNAL_PATIENCE)
 
     def _raw_lines(self, most: int | None = None) -> Iterator[bytes]:
         seen = 0
@@ -125,7 +126,7 @@ class SSHCommand:
                 self._errors = (self._errors + data)[-_READ:]
                 _, found, rest = self._errors.rpartition(self._mark + b" ")
                 if found and rest.endswith(b"\n"):
-                    status = int(rest)
+                    status = int(rest.split()[0])
                     # A shell says 128 and the signal for a child that a signal ended.
                     self._status = status if status <= 128 else 128 - status
                     self._ended.set()
@@ -155,7 +156,9 @@ class SSHProcess:
     @property
     def alive(self) -> bool:
         """Whether it still runs."""
-        return self._machine.run(scripts.alive(self.identity[0], self._ticks), timeout=_SIGNAL_PATIENCE).status == 0
+        return (
+            self._machine.shell.run(scripts.alive(self.identity[0], self._ticks), timeout=_SIGNAL_PATIENCE).status == 0
+        )
 
     def lines(self) -> Iterator[str]:
         """Nothing: its output went to whoever started it."""
@@ -163,11 +166,11 @@ class SSHProcess:
 
     def terminate(self) -> None:
         """Ask it and its group to end."""
-        self._machine.run(scripts.signal("TERM", self.identity[0], self._ticks), timeout=_SIGNAL_PATIENCE)
+        self._machine.shell.run(scripts.signal("TERM", self.identity[0], self._ticks), timeout=_SIGNAL_PATIENCE)
 
     def kill(self) -> None:
         """End it and its group."""
-        self._machine.run(scripts.signal("KILL", self.identity[0], self._ticks), timeout=_SIGNAL_PATIENCE)
+        self._machine.shell.run(scripts.signal("KILL", self.identity[0], self._ticks), timeout=_SIGNAL_PATIENCE)
 
     def wait(self, timeout: float | None = None) -> int:
         """0 once it has ended: its status is not ours to know. TimeoutError after ``timeout`` seconds."""
@@ -197,6 +200,7 @@ class SSHMachine:
         self.target = session.target
         self.key = f"ssh {self.target.user}@{self.target.host}:{self.target.port}"
         self.address = address or session.address
+        self.shell = Shell(session)
 
     @classmethod
     def connect(cls, target: Target, access: Access | None = None) -> SSHMachine:
@@ -256,10 +260,10 @@ class SSHMachine:
         if not items:
             return
         script = scripts.put([(path, len(data)) for path, data in items], f"sky-{secrets.token_hex(6)}")
-        done = self.session.run(scripts.LAUNCH, [scripts.line(script), *(data for _, data in items)])
+        done = self.shell.run(script, (data for _, data in items))
         if done.status:
             what = str(items[0][0]) if len(items) == 1 else f"{len(items)} files"
-            raise _failure(self.target, f"{what} could not be written", done.err.decode("utf-8", "replace").strip())
+            raise failure(self.target, f"{what} could not be written", done.out.decode("utf-8", "replace").strip())
 
     def open_stream(self, host: str, port: int) -> Any:
         """A connection from there to an address there, used as a socket is (``recv``, ``sendall``, ``close``)."""
@@ -284,7 +288,7 @@ _REASONS = {
 }
 
 
-def _failure(target: Target, what: str, told: str) -> MachineError:
+def failure(target: Target, what: str, told: str) -> MachineError:
     """The error for a command of ours that failed there, with what it said."""
     for text, (reason, advice) in _REASONS.items():
         if text in told:

@@ -51,9 +51,7 @@ def exports(env: Mapping[str, str]) -> str:
     return "".join(f"export {name}={quote(value)}; " for name, value in env.items())
 
 
-def command(
-    argv: Sequence[str], env: Mapping[str, str], cwd: str, log: PurePath, mark: str, survive: bool
-) -> str:
+def command(argv: Sequence[str], env: Mapping[str, str], cwd: str, log: PurePath, mark: str, survive: bool) -> str:
     """Run a command in a session of its own; ``mark`` begins the lines that are ours.
 
     The first line of standard output says which process it is; the line on standard error how it ended.

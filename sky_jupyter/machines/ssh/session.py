@@ -21,6 +21,7 @@ from paramiko.message import Message
 
 from ...errors import LinkLost, MachineError, Unreachable
 from . import auth, hostkeys
+from .pipe import Pipe
 from .targets import Target
 
 # Encrypting and checking in one pass of the processor's own instructions; the others are much slower.
@@ -168,7 +169,9 @@ class Session:
         Which key let us in.
     """
 
-    def __init__(self, target: Target, wire: _Wire, below: Session | None, child: subprocess.Popen[bytes] | None) -> None:
+    def __init__(
+        self, target: Target, wire: _Wire, below: Session | None, child: subprocess.Popen[bytes] | None
+    ) -> None:
         self.target = target
         self.key = ""
         self.address = _peer(wire.inner) or target.host
@@ -189,7 +192,10 @@ class Session:
         target, transport = self.target, self._transport
         transport.host_key_order = tuple(hostkeys.algorithms(hostkeys.known(target)))
         options = transport.get_security_options()
-        options.ciphers = [*(c for c in _CIPHERS if c in options.ciphers), *(c for c in options.ciphers if c not in _CIPHERS)]
+        options.ciphers = [
+            *(c for c in _CIPHERS if c in options.ciphers),
+            *(c for c in options.ciphers if c not in _CIPHERS),
+        ]
         transport.banner_timeout = transport.handshake_timeout = transport.auth_timeout = _HANDSHAKE
         try:
             transport.start_client(timeout=_HANDSHAKE)
@@ -227,7 +233,9 @@ class Session:
             channel.exec_command(command)
         except (paramiko.SSHException, EOFError, OSError) as error:
             channel.close()
-            raise self._lost_or("command", f"{self.target} would not run a command: {error or 'it gave no reason'}") from None
+            raise self._lost_or(
+                "command", f"{self.target} would not run a command: {error or 'it gave no reason'}"
+            ) from None
         return channel
 
     def open_stream(self, host: str, port: int) -> Any:
@@ -282,6 +290,10 @@ class Session:
             channel.close()
         return Done(status, b"".join(parts), b"".join(errors))
 
+    def feed(self, channel: Any, data: Iterable[bytes]) -> None:
+        """Send a channel's command all of its input, from a thread of its own, as it may answer meanwhile."""
+        threading.Thread(target=_feed, args=(channel, data), name="sky-ssh-feed", daemon=True).start()
+
     def status(self, channel: Any) -> int:
         """How a channel's command ended: its status, or minus the signal; waits for it.
 
@@ -310,6 +322,9 @@ class Session:
             ) from None
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise self._lost_or("channel", f"{self.target} opened no channel: {error or 'it gave no reason'}") from None
+        if kind == "session":
+            # Nothing comes before a command was asked for; a stream's other end may have begun to speak already.
+            channel.in_buffer = Pipe()
         return channel
 
     def _lost_or(self, reason: str, message: str) -> MachineError:
@@ -317,7 +332,9 @@ class Session:
         if self._reason is not None:
             return LinkLost(self.target.name, self._reason.reason, str(self._reason).partition(": ")[2])
         if not self._transport.is_active() or reason == "closed":
-            return LinkLost(self.target.name, "closed", message if reason == "closed" else f"the connection is gone; {message}")
+            return LinkLost(
+                self.target.name, "closed", message if reason == "closed" else f"the connection is gone; {message}"
+            )
         return MachineError(self.target.name, reason, message)
 
     # Watching and ending it
@@ -376,7 +393,8 @@ class Session:
     def close(self) -> None:
         """End it; nothing of it is left here afterwards. Commands there live on unless they were asked not to."""
         self._shut()
-        for thread in [self._transport, *self._threads]:
+        threads: list[threading.Thread] = [self._transport, *self._threads]
+        for thread in threads:
             if thread is not threading.current_thread() and thread.is_alive():
                 thread.join(_END_PATIENCE)
 
@@ -491,7 +509,10 @@ def _command_socket(target: Target) -> tuple[socket.socket, subprocess.Popen[byt
         # Its standard error is shown, as OpenSSH shows it.
         shell = os.environ.get("SHELL") or "/bin/sh"
         child = subprocess.Popen(
-            [shell, "-c", f"exec {target.proxy_command}"], stdin=theirs, stdout=theirs, start_new_session=True
+            [shell, "-c", f"exec {target.proxy_command}"],
+            stdin=theirs.fileno(),
+            stdout=theirs.fileno(),
+            start_new_session=True,
         )
     return ours, child
 
@@ -555,7 +576,9 @@ def _no_protocol(target: Target, error: BaseException, child: subprocess.Popen[b
 
 def _refusal_hint(code: int, stream: bool) -> str:
     if code == paramiko.common.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED:
-        return "; allow it in its sshd_config (AllowTcpForwarding yes)" if stream else "; see MaxSessions in sshd_config"
+        return (
+            "; allow it in its sshd_config (AllowTcpForwarding yes)" if stream else "; see MaxSessions in sshd_config"
+        )
     return ""
 
 

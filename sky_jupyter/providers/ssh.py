@@ -1,0 +1,204 @@
+"""Nodes on hosts that are there already and run an SSH server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import ProvisionError, SpecError
+from ..machines.ssh.hostkeys import valid_fingerprint
+from ..machines.ssh.targets import Place, Target, resolve
+from ..spec import PoolSpec
+from .base import MachineRecord, Offer
+
+if TYPE_CHECKING:
+    from ..machines.ssh.machine import SSHMachine
+    from ..machines.ssh.session import Access, Prompts
+
+_MAX_HOSTS = 4096
+
+
+@dataclass(frozen=True)
+class SSH:
+    """Hosts by name, as one would give them to ``ssh``; what ``~/.ssh/config`` says of them counts.
+
+    Parameters
+    ----------
+    hosts : str or iterable of str
+        ``gpu1``, ``user@gpu2:2222``, ``[2001:db8::1]:22``; in the order of the nodes.
+    user, port : optional
+        For the hosts that name none themselves.
+    key : str or iterable of str, optional
+        Private key files to log in with; the agent's and the usual ones unless given.
+    jump : str, optional
+        The host to go through; several with commas between them, the first one first.
+    accept_host_keys : bool or mapping of str to str
+        Whether a host that is not in known_hosts is taken and kept there: True for whatever key it
+        shows, or host -> ``"SHA256:…"`` for these keys. A key that has changed is refused always.
+
+    Raises
+    ------
+    SpecError
+        When something of it cannot be.
+    """
+
+    kind = "ssh"
+
+    hosts: tuple[str, ...]
+    user: str | None = None
+    port: int | None = None
+    key: tuple[str, ...] = ()
+    jump: str | None = None
+    accept_host_keys: bool | Mapping[str, str] = field(default=False, compare=False)
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "hosts", _names("hosts", self.hosts))
+        object.__setattr__(self, "key", _names("key", self.key))
+        places = [_placed(host) for host in self.hosts]
+        if not places:
+            raise SpecError("ssh needs hosts: sky.SSH(hosts=['gpu1', 'user@gpu2']), or --hosts gpu1,user@gpu2")
+        if len(places) > _MAX_HOSTS:
+            raise SpecError(f"hosts names {len(places)} hosts; at most {_MAX_HOSTS} are allowed")
+        for place, host in zip(places, self.hosts, strict=True):
+            if places.count(place) > 1:
+                raise SpecError(
+                    f"host {host!r} is named more than once; for several ranks on a host, use ranks_per_node"
+                )
+        if self.user is not None:
+            _check("user", self.user, lambda: _placed(f"{self.user}@host"))
+        if self.port is not None and (isinstance(self.port, bool) or not isinstance(self.port, int)):
+            raise SpecError(f"port must be a whole number from 1 to 65535, not {self.port!r}")
+        if self.port is not None:
+            _check("port", self.port, lambda: _placed(f"host:{self.port}"))
+        for key in self.key:
+            if not Path(key).expanduser().is_file():
+                raise SpecError(f"key {key!r} is not a file here; name a private key such as ~/.ssh/id_ed25519")
+        if self.jump is not None:
+            for part in _names("jump", self.jump):
+                _placed(part)
+        object.__setattr__(self, "accept_host_keys", _accepted(self.accept_host_keys, self.hosts))
+
+    def __hash__(self) -> int:
+        return hash((self.hosts, self.user, self.port, self.key, self.jump))
+
+    def offers(self, spec: PoolSpec) -> Sequence[Offer]:
+        """The hosts, for nothing."""
+        return [Offer(f"{len(self.hosts)} host{'s' if len(self.hosts) > 1 else ''}", 0.0)]
+
+    def create(self, spec: PoolSpec, count: int, pool: str) -> Sequence[str]:
+        """The first ``count`` hosts; nothing is made.
+
+        Raises
+        ------
+        ProvisionError
+            When there are fewer hosts than nodes.
+        """
+        if count > len(self.hosts):
+            raise ProvisionError(
+                f"{count} nodes need as many hosts, and there {'are' if len(self.hosts) > 1 else 'is'} "
+                f"{len(self.hosts)} ({', '.join(self.hosts)}): name more hosts, or use --nodes {len(self.hosts)}"
+            )
+        return list(self.hosts[:count])
+
+    def list(self, pool: str) -> Sequence[MachineRecord]:
+        """Hosts are not marked with pools: nothing was made that could be found."""
+        return []
+
+    def describe(self, ids: Sequence[str]) -> Sequence[MachineRecord]:
+        """Hosts are there; whether they answer, `connect` says."""
+        return [MachineRecord(id, "running" if id in self.hosts else "unknown") for id in ids]
+
+    def destroy(self, ids: Sequence[str]) -> None:
+        """Nothing: the hosts were there before."""
+
+    @property
+    def default_nodes(self) -> int:
+        """How many nodes a pool has unless it is said: all hosts."""
+        return len(self.hosts)
+
+    def target(self, id: str) -> Target:
+        """Where and how to connect to one of the hosts.
+
+        Raises
+        ------
+        SpecError
+            When the SSH configuration cannot be understood.
+        """
+        if id not in self.hosts:
+            raise SpecError(f"{id!r} is not one of the hosts {', '.join(self.hosts)}")
+        return resolve(id, user=self.user, port=self.port, keys=self.key, jump=self.jump)
+
+    def access(self, prompts: Prompts | None = None) -> Access:
+        """What the connections to all of the hosts share; raises SpecError where paramiko is missing."""
+        _need_paramiko()
+        from ..machines.ssh.session import Access
+
+        return Access.of(self.accept_host_keys, prompts)
+
+    def connect(self, id: str, access: Access | None = None) -> SSHMachine:
+        """One of the hosts, over a connection of its own.
+
+        Parameters
+        ----------
+        access : Access, optional
+            From `access`, so that a passphrase is asked for once for all hosts; nobody is asked unless given.
+
+        Raises
+        ------
+        MachineError
+            When it cannot be reached, is not known, or does not let us in.
+        """
+        target = self.target(id)
+        access = access or self.access()
+        from ..machines.ssh.machine import SSHMachine
+
+        return SSHMachine.connect(target, access)
+
+    def __str__(self) -> str:
+        return f"ssh ({', '.join(self.hosts)})"
+
+
+def _need_paramiko() -> None:
+    try:
+        import paramiko  # noqa: F401
+    except ImportError as error:
+        raise SpecError(f"SSH needs paramiko: pip install 'sky-jupyter[ssh]' ({error})") from None
+
+
+def _names(what: str, value: Any) -> tuple[str, ...]:
+    """Names as a tuple; a string may hold several, with commas between them."""
+    if isinstance(value, (str, Path)):
+        value = str(value).split(",")
+    if not isinstance(value, Iterable) or isinstance(value, (bytes, Mapping)):
+        raise SpecError(f"{what} must be a string or a list of strings, not {value!r}")
+    names = []
+    for item in value:
+        if not isinstance(item, (str, Path)) or not str(item).strip():
+            raise SpecError(f"{what} must be names that are not empty, not {item!r}")
+        names.append(str(item).strip())
+    return tuple(names)
+
+
+def _placed(text: str) -> Place:
+    return Place.parse(text)
+
+
+def _check(what: str, value: Any, parse: Any) -> None:
+    try:
+        parse()
+    except SpecError:
+        told = "a whole number from 1 to 65535" if what == "port" else "a name that ssh would take"
+        raise SpecError(f"{what} {value!r} is not {told}") from None
+
+
+def _accepted(value: Any, hosts: Sequence[str]) -> bool | Mapping[str, str]:
+    if isinstance(value, bool):
+        return value
+    if not isinstance(value, Mapping):
+        raise SpecError(f"accept_host_keys must be True, False or a mapping of host to SHA256:…, not {value!r}")
+    for name in value:
+        if name not in hosts:
+            raise SpecError(f"accept_host_keys names {name!r}, which is not one of the hosts {', '.join(hosts)}")
+    return {name: valid_fingerprint(text) for name, text in value.items()}
