@@ -335,11 +335,12 @@ def _no_keys(target: Target, methods: list[str], tried: list[str]) -> LoginRefus
 
 
 def _too_many(target: Target, offered: int, tried: list[str], error: BaseException) -> LoginRefused:
+    keys = "one key" if offered == 1 else f"{offered} keys"
     return LoginRefused(
         target.name,
         "attempts",
-        f"{target} ended the connection after {offered} key{'s' if offered > 1 else ''} "
-        f"({error or 'no reason given'}); tried {'; '.join(tried)}. Name the right key with key=, or with IdentityFile and IdentitiesOnly yes",
+        f"{target} ended the connection after {keys} ({error or 'no reason given'}); tried {'; '.join(tried)}. "
+        "Name the right key with key=, or with IdentityFile and IdentitiesOnly yes",
     )
 
 

@@ -105,6 +105,10 @@ class Lookup:
     options: dict[str, list[str]] = field(default_factory=dict)
     final: bool = False
     asked_for_final: bool = False
+    original: str = ""
+
+    def __post_init__(self) -> None:
+        self.original = self.name
 
     def get(self, key: str, default: str = "") -> str:
         """An option's value, or the default."""
@@ -186,13 +190,13 @@ class Lookup:
         return result
 
     def _criterion(self, name: str, value: str, where: str) -> bool:
-        host = expand(self.get("hostname", self.name), {"h": self.name}, where)
+        host = expand(self.get("hostname", self.name), {"h": self.original}, where)
         user = self.user or self.get("user") or own_user()
         if name == "exec":
-            return self._ask(expand(value, tokens(self.name, host, self.get("port", "22"), user), where), where)
+            return self._ask(expand(value, tokens(self.original, host, self.get("port", "22"), user), where), where)
         subjects = {
             "host": host,
-            "originalhost": self.name,
+            "originalhost": self.original,
             "user": user,
             "localuser": own_user(),
             "tagged": self.get("tag"),
@@ -227,7 +231,9 @@ def lookup(name: str, user: str | None = None, files: Sequence[Path] | None = No
     for path in files:
         found.read(path)
     if found.asked_for_final:
+        # The second time, hosts are matched by the name that was found for them.
         found.final = True
+        found.name = expand(found.get("hostname", name), {"h": name})
         for path in files:
             found.read(path)
     return found
