@@ -162,8 +162,9 @@ def _candidates(target: Target, ring: KeyRing, agent: list[Any], tried: list[str
 
 
 def _certified(key: Any, certificate: str | None) -> Any:
-    """The key with a certificate, or without any; others may use the same key at the same time."""
-    twin = copy.copy(key)
+    """The key with a certificate, or without any."""
+    # Keys of files are shared with other connections; the agent's are this connection's own, and cannot be copied.
+    twin = key if isinstance(key, paramiko.AgentKey) else copy.copy(key)
     twin.public_blob = None if certificate is None else PublicBlob.from_file(certificate)
     return twin
 
