@@ -22,6 +22,7 @@ SUBJECTS = {
     "array": "array",
     "frameworks": "frameworks",
     "training": "training",
+    "ssh": "ssh",
 }
 
 

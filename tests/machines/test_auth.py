@@ -81,7 +81,7 @@ def test_the_agent_lets_in_without_a_file(server: Server, target_of: TargetOf, t
         public = shutil.copy(server.key.with_suffix(".pub"), tmp_path / "wanted.pub")
         target = target_of(server, agent=path, keys=(str(tmp_path / "wanted"),), identities_only=True)
         with connect(target) as session:
-            assert session.key == f"agent key {public.with_suffix("")}"
+            assert session.key == f"agent key {public.with_suffix('')}"
         with pytest.raises(LoginRefused, match="there was none to try"):
             connect(target_of(server, agent=path, keys=(), identities_only=True))
 
@@ -158,9 +158,7 @@ def test_a_certificate_lets_in(target_of: TargetOf, tmp_path: Path) -> None:
                     assert session.key.endswith(f"with {elsewhere}")
 
 
-def test_a_refusal_names_all_that_was_tried_and_what_to_do(
-    server: Server, target_of: TargetOf, tmp_path: Path
-) -> None:
+def test_a_refusal_names_all_that_was_tried_and_what_to_do(server: Server, target_of: TargetOf, tmp_path: Path) -> None:
     from sky_jupyter.machines.ssh.session import connect
 
     wrong, public = keygen(tmp_path / "wrong"), keygen(tmp_path / "shown")

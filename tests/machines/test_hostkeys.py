@@ -208,9 +208,7 @@ def test_what_is_no_fingerprint_is_refused(text: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["ed25519", "ecdsa"])
-def test_a_known_key_of_any_type_is_what_the_host_is_asked_for(
-    server: Server, target_of: TargetOf, kind: str
-) -> None:
+def test_a_known_key_of_any_type_is_what_the_host_is_asked_for(server: Server, target_of: TargetOf, kind: str) -> None:
     from sky_jupyter.machines.ssh.session import connect
 
     target = target_of(server)

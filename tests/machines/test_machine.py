@@ -38,7 +38,7 @@ def start(machine: Any, folder: Path, *argv: str, **more: Any) -> Any:
 
 @pytest.mark.parametrize("survive", [True, False])
 def test_a_command_is_told_apart_and_says_all_that_it_says(machine: Any, tmp_path: Path, survive: bool) -> None:
-    secret = "it's a \"secret\"\nof $two `lines` \\n"
+    secret = 'it\'s a "secret"\nof $two `lines` \\n'
     text = 'printf "%s\\n" "$A"; echo wrong >&2; pwd; read -r x || echo no input; sleep 0.5; printf end; exit 7'
     command = start(machine, tmp_path, "sh", "-c", text, env={"A": secret}, survive=survive)
     pid, started = command.identity
@@ -153,9 +153,7 @@ def test_several_files_are_written_at_once(machine: Any, tmp_path: Path) -> None
     machine.put_all({})
 
 
-def test_a_file_that_cannot_be_written_leaves_the_old_one_and_runs_nothing(
-    machine: Any, tmp_path: Path
-) -> None:
+def test_a_file_that_cannot_be_written_leaves_the_old_one_and_runs_nothing(machine: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("old")
     evil = f"touch {tmp_path}/evil\n".encode() * 20_000
     with pytest.raises(MachineError, match="could not be written"):

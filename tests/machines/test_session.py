@@ -154,9 +154,7 @@ def test_a_host_that_forbids_streams_is_said_to(target_of: TargetOf, tmp_path: P
             session.open_stream("127.0.0.1", server.port)
 
 
-def test_hosts_behind_others_are_reached_through_them(
-    server: Server, target_of: TargetOf, tmp_path: Path
-) -> None:
+def test_hosts_behind_others_are_reached_through_them(server: Server, target_of: TargetOf, tmp_path: Path) -> None:
     from sky_jupyter.machines.ssh.session import connect
 
     with serve(tmp_path / "second") as second, serve(tmp_path / "third") as third:

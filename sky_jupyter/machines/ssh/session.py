@@ -266,7 +266,8 @@ class Session:
         parts: list[bytes] = []
         errors: list[bytes] = []
         reader = threading.Thread(target=_drain, args=(channel.recv_stderr, errors), daemon=True)
-        feeder = threading.Thread(target=_feed, args=(channel, stdin), daemon=True)
+        failed: list[Exception] = []
+        feeder = threading.Thread(target=_feed, args=(channel, stdin, failed), daemon=True)
         end = None if timeout is None else time.monotonic() + timeout
         timer = None
         if timeout is not None:
@@ -281,6 +282,8 @@ class Session:
             status = self.status(channel)
             feeder.join(_END_PATIENCE)
         except LinkLost:
+            if failed:
+                raise failed[0] from None
             if end is not None and time.monotonic() >= end and self.alive:
                 raise TimeoutError(f"a command on {self.target} has not ended after {timeout:g} s") from None
             raise
@@ -588,12 +591,27 @@ def _drain(receive: Callable[[int], bytes], parts: list[bytes]) -> None:
             parts.append(data)
 
 
-def _feed(channel: Any, data: bytes | Iterable[bytes]) -> None:
-    """Send a command its input; one that ends without reading it all is no error here."""
-    with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
-        for part in [data] if isinstance(data, bytes) else data:
+def _feed(channel: Any, data: bytes | Iterable[bytes], failed: list[Exception] | None = None) -> None:
+    """Send a command its input; one that ends without reading it all is no error here.
+
+    Where the input itself cannot be had, the channel is closed: half of it must not pass for all.
+    """
+    parts = iter([data] if isinstance(data, bytes) else data)
+    while True:
+        try:
+            part = next(parts, None)
+        except Exception as error:
+            if failed is not None:
+                failed.append(error)
+            channel.close()
+            return
+        try:
+            if part is None:
+                channel.shutdown_write()
+                return
             send_all(channel, part)
-        channel.shutdown_write()
+        except (OSError, EOFError, paramiko.SSHException):
+            return
 
 
 def send_all(channel: Any, data: bytes | memoryview) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import paramiko
@@ -21,6 +21,13 @@ _MAX_OUTPUT = 64 << 20
 
 class NoShell(MachineError):
     """The host runs no ``/bin/sh`` for this user."""
+
+
+class _SourceFailed(Exception):
+    """What was to be sent could not be had: no fault of the connection's."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
 
 
 class Shell:
@@ -59,6 +66,9 @@ class Shell:
             with _patience(self._channel, timeout) as out_of_time:
                 try:
                     return self._ask(script, data)
+                except _SourceFailed as failed:
+                    self._give_up()
+                    raise failed.error from None
                 except (OSError, EOFError, paramiko.SSHException) as error:
                     told = self._give_up()
                     if out_of_time.is_set():
@@ -77,13 +87,13 @@ class Shell:
         # A script that fails may not have read its input: the shell ends with it, or would take that for scripts.
         after = "" if data is None else "; [ $_sky_r -eq 0 ] || exit 1"
         self._send(f"( {script} ) 2>&1{source}; {tell}{after}")
-        try:
-            for part in data or ():
+        for part in _own_errors(data or ()):
+            try:
                 send_all(self._channel, part)
-        except (OSError, EOFError, paramiko.SSHException):
-            if not self._session.alive:
-                raise
-            # It has ended before it had read all: its answer is there.
+            except (OSError, EOFError, paramiko.SSHException):
+                if not self._session.alive:
+                    raise
+                break  # it has ended before it had read all: its answer is there
         done = self._reply()
         if data is not None and done.status:
             self._channel.close()
@@ -153,6 +163,19 @@ class Shell:
         if not self._session.alive:
             return LinkLost(target.name, "broken", f"the connection broke while a script ran ({told or 'it ended'})")
         return MachineError(target.name, "shell", f"the shell there ended while it ran a script: {told or 'no word'}")
+
+
+def _own_errors(data: Iterable[bytes]) -> Iterator[bytes]:
+    """The data, with its own errors told apart from the channel's."""
+    parts = iter(data)
+    while True:
+        try:
+            part = next(parts)
+        except StopIteration:
+            return
+        except Exception as error:
+            raise _SourceFailed(error) from None
+        yield part
 
 
 @contextlib.contextmanager

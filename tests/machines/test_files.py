@@ -1,0 +1,321 @@
+"""Files and folders up and down: whole, with progress, and resumed where a break has left them."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+import stat
+import tarfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sky_jupyter.errors import LinkLost, MachineError
+from sky_jupyter.machines.ssh.targets import Target
+
+from .conftest import need_ssh
+from .link import link
+from .sshd import Server, serve
+
+TargetOf = Callable[..., Target]
+BIG = 24 << 20
+
+
+@pytest.fixture
+def machine(server: Server, target_of: TargetOf) -> Iterator[Any]:
+    from sky_jupyter.machines.ssh.machine import SSHMachine
+
+    with SSHMachine.connect(target_of(server)) as made:
+        yield made
+
+
+@pytest.fixture(scope="module")
+def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("big") / "big file"
+    path.write_bytes(os.urandom(BIG))
+    path.chmod(0o750)
+    return path
+
+
+class Told:
+    """What a progress callback was told."""
+
+    def __init__(self) -> None:
+        self.steps: list[tuple[int, int]] = []
+
+    def __call__(self, done: int, total: int) -> None:
+        self.steps.append((done, total))
+
+    @property
+    def good(self) -> bool:
+        """It never went back, and ended with all."""
+        return self.steps == sorted(self.steps) and self.steps[-1][0] == self.steps[-1][1]
+
+
+def tree(folder: Path) -> dict[str, object]:
+    """All that is in a folder: contents of files, targets of links."""
+    found: dict[str, object] = {}
+    for path in sorted(folder.rglob("*")):
+        name = str(path.relative_to(folder))
+        if path.is_symlink():
+            found[name] = ("link", os.readlink(path))
+        elif path.is_dir():
+            found[name] = "folder"
+        else:
+            found[name] = (path.read_bytes(), stat.S_IMODE(path.stat().st_mode), int(path.stat().st_mtime))
+    return found
+
+
+@pytest.fixture
+def folder(tmp_path: Path, big: Path) -> Path:
+    """A folder with all sorts of things in it."""
+    made = tmp_path / "folder"
+    for name in ("a", "deep/er/b c", "deep/ünï", "it's", "-rf", "new\nline", "back\\slash", "zero"):
+        (made / name).parent.mkdir(parents=True, exist_ok=True)
+        (made / name).write_bytes(b"" if name == "zero" else os.urandom(5000))
+    (made / "deep" / "big").write_bytes(big.read_bytes()[: 9 << 20])
+    (made / "run.sh").write_text("#!/bin/sh\n")
+    (made / "run.sh").chmod(0o755)
+    (made / "empty").mkdir()
+    (made / "to a").symlink_to("a")
+    (made / "nowhere").symlink_to("/nowhere/at/all")
+    os.link(made / "a", made / "deep" / "second name of a")
+    return made
+
+
+@pytest.mark.parametrize("size", [0, 1, 1 << 20, BIG])
+def test_a_file_goes_up_and_comes_down_again(machine: Any, tmp_path: Path, big: Path, size: int) -> None:
+    from sky_jupyter.machines.ssh import files
+
+    source, there, back = tmp_path / "source", tmp_path / "new" / "there it's", tmp_path / "other" / "back"
+    source.write_bytes(big.read_bytes()[:size])
+    source.chmod(0o640)
+    up, down = Told(), Told()
+    assert files.upload(machine, source, there, progress=up) == files.Moved(size)
+    assert files.download(machine, there, back, progress=down) == files.Moved(size)
+    assert up.good
+    assert down.good
+    assert back.read_bytes() == source.read_bytes()
+    assert [stat.S_IMODE(path.stat().st_mode) for path in (there, back)] == [0o640, 0o640]
+    assert [os.listdir(path.parent) for path in (there, back)] == [[there.name], [back.name]]
+
+
+def test_a_path_may_begin_with_the_home_there(machine: Any, tmp_path: Path) -> None:
+    from sky_jupyter.machines.ssh import files
+
+    name = f".sky-test-{os.getpid()}-{os.urandom(4).hex()}"
+    source = tmp_path / "source"
+    source.write_text("home")
+    files.upload(machine, source, f"~/{name}/file")
+    try:
+        files.download(machine, f"~/{name}/file", tmp_path / "back")
+        assert (tmp_path / "back").read_text() == "home"
+    finally:
+        machine.shell.run(f'rm -r -- "$HOME"/{name}')
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_a_broken_transfer_goes_on_where_it_was(
+    server: Server, target_of: TargetOf, tmp_path: Path, big: Path, way: str
+) -> None:
+    from sky_jupyter.machines.ssh import files
+    from sky_jupyter.machines.ssh.machine import SSHMachine
+
+    move = getattr(files, f"{way}load")
+    target = tmp_path / "target"
+    with link(server.port) as between:
+        with SSHMachine.connect(target_of(server, port=between.port)) as machine:
+            between.break_after = between.passed + BIG // 2
+            with pytest.raises(LinkLost):
+                move(machine, big, target)
+        assert not target.exists()
+        told = Told()
+        with SSHMachine.connect(target_of(server, port=between.port)) as machine:
+            moved = move(machine, big, target, progress=told)
+    assert moved.there > BIG // 10
+    assert moved.sent + moved.there == BIG
+    assert told.good
+    assert target.read_bytes() == big.read_bytes()
+    assert os.listdir(tmp_path).count("target") == 1
+    assert [name for name in os.listdir(tmp_path) if "sky" in name] == []
+
+
+@pytest.mark.parametrize("way", ["up", "down"])
+def test_what_is_left_of_another_file_does_not_count(machine: Any, tmp_path: Path, big: Path, way: str) -> None:
+    from sky_jupyter.machines.ssh import files
+
+    for left in (os.urandom(9 << 20), os.urandom(BIG + 5), big.read_bytes()[: 9 << 20] + b"x"):
+        (tmp_path / "target.sky-part").write_bytes(left)
+        moved = getattr(files, f"{way}load")(machine, big, tmp_path / "target")
+        assert moved == files.Moved(BIG, 0)
+        assert (tmp_path / "target").read_bytes() == big.read_bytes()
+
+
+def test_a_writer_of_a_silent_link_is_ended_before_another_goes_on(
+    server: Server, target_of: TargetOf, tmp_path: Path, big: Path
+) -> None:
+    from sky_jupyter.machines.ssh import files
+    from sky_jupyter.machines.ssh.machine import SSHMachine
+
+    target = tmp_path / "target"
+    part = tmp_path / "target.sky-part"
+    with link(server.port) as between:
+        with SSHMachine.connect(target_of(server, port=between.port)) as machine:
+            failed: list[Exception] = []
+
+            def send() -> None:
+                try:
+                    files.upload(machine, big, target, progress=lambda done, _: done > BIG // 2 and between.freeze())
+                except (MachineError, OSError) as error:
+                    failed.append(error)
+
+            thread = threading.Thread(target=send)
+            thread.start()
+            while not (part.exists() and part.stat().st_size > 1 << 20):
+                pass
+            between.freeze()
+            with SSHMachine.connect(target_of(server)) as other:
+                files.upload(other, big, target)
+            between.thaw()
+            thread.join(60)
+    assert failed
+    assert target.read_bytes() == big.read_bytes()
+
+
+def test_a_folder_goes_up_and_comes_down_as_it_is(machine: Any, tmp_path: Path, folder: Path) -> None:
+    from sky_jupyter.machines.ssh import files
+
+    there, back = tmp_path / "there", tmp_path / "back"
+    size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
+    up, down = Told(), Told()
+    assert files.upload(machine, folder, there, progress=up) == files.Moved(size)
+    assert {k: v for k, v in tree(there).items() if k != "deep/big"} == {
+        k: v for k, v in tree(folder).items() if k != "deep/big"
+    }
+    assert (there / "deep/big").read_bytes() == (folder / "deep/big").read_bytes()
+    assert files.download(machine, there, back, progress=down) == files.Moved(size)
+    assert tree(back) == tree(there)
+    assert up.good
+    assert down.good
+    assert [name for name in os.listdir(tmp_path) if "sky" in name] == []
+    # What is there already does not come again; what was added there stays.
+    (back / "mine").write_text("kept")
+    assert files.download(machine, there, back) == files.Moved(0, size)
+    assert (back / "mine").read_text() == "kept"
+
+
+def test_a_folder_of_a_thousand_files_takes_one_command(machine: Any, tmp_path: Path) -> None:
+    from sky_jupyter.machines.ssh import files
+
+    source = tmp_path / "many"
+    source.mkdir()
+    for number in range(1000):
+        (source / f"{number:04}").write_text(str(number))
+    files.upload(machine, source, tmp_path / "there")
+    files.download(machine, tmp_path / "there", tmp_path / "back")
+    assert tree(tmp_path / "back") == tree(source)
+
+
+def test_a_broken_folder_goes_on_where_it_was(server: Server, target_of: TargetOf, tmp_path: Path) -> None:
+    from sky_jupyter.machines.ssh import files
+    from sky_jupyter.machines.ssh.machine import SSHMachine
+
+    source = tmp_path / "source"
+    source.mkdir()
+    for number in range(20):
+        (source / f"{number:02}").write_bytes(os.urandom(4 << 20))
+    size = 80 << 20
+    for way, begin, end in (("up", source, tmp_path / "there"), ("down", tmp_path / "there", tmp_path / "back")):
+        move = getattr(files, f"{way}load")
+        with link(server.port) as between:
+            with SSHMachine.connect(target_of(server, port=between.port)) as machine:
+                between.break_after = between.passed + size * 3 // 4
+                with pytest.raises(LinkLost):
+                    move(machine, begin, end)
+            with SSHMachine.connect(target_of(server, port=between.port)) as machine:
+                moved = move(machine, begin, end)
+        assert moved.there > 0
+        assert moved.there + moved.sent == size
+        assert {p.name: hashlib.sha256(p.read_bytes()).digest() for p in end.iterdir()} == {
+            p.name: hashlib.sha256(p.read_bytes()).digest() for p in source.iterdir()
+        }
+
+
+@pytest.mark.parametrize("name", ["../evil", "/tmp/sky-evil-file", "link/evil", "a/../../evil"])
+def test_an_archive_from_there_writes_nothing_outside_the_folder(tmp_path: Path, name: str) -> None:
+    need_ssh()
+    from sky_jupyter.machines.ssh import files
+
+    buffer = io.BytesIO()
+    outside, target = tmp_path / "outside", tmp_path / "target"
+    outside.mkdir()
+    target.mkdir()
+    with tarfile.open(fileobj=buffer, mode="w") as archive:
+        shortcut = tarfile.TarInfo("link")
+        shortcut.type, shortcut.linkname = tarfile.SYMTYPE, str(outside)
+        archive.addfile(shortcut)
+        info = tarfile.TarInfo(name)
+        info.size = 4
+        archive.addfile(info, io.BytesIO(b"evil"))
+    buffer.seek(0)
+    with tarfile.open(fileobj=buffer, mode="r|") as archive, pytest.raises(OSError, match="it is not fetched"):
+        for member in archive:
+            files._extract(archive, member, target)
+    assert os.listdir(outside) == []
+    assert not (tmp_path / "evil").exists()
+    assert not Path("/tmp/sky-evil-file").exists()
+
+
+def test_what_is_not_there_or_may_not_be_written_says_so(machine: Any, tmp_path: Path) -> None:
+    from sky_jupyter.machines.ssh import files
+
+    with pytest.raises(MachineError, match="cannot be fetched.*No such file"):
+        files.download(machine, tmp_path / "nothing", tmp_path / "back")
+    with pytest.raises(FileNotFoundError):
+        files.upload(machine, tmp_path / "nothing", tmp_path / "there")
+    (tmp_path / "small").write_text("x")
+    with pytest.raises(MachineError, match="could not be written"):
+        files.upload(machine, tmp_path / "small", "/proc/nowhere/file")
+    os.mkfifo(tmp_path / "pipe")
+    (tmp_path / "odd").mkdir()
+    os.rename(tmp_path / "pipe", tmp_path / "odd" / "pipe")
+    with pytest.raises(OSError, match="neither file nor folder"):
+        files.upload(machine, tmp_path / "odd", tmp_path / "there")
+    assert machine.shell.run("echo well").out == b"well\n"
+
+
+def test_a_file_that_shrinks_while_it_is_sent_is_not_taken(machine: Any, tmp_path: Path, big: Path) -> None:
+    from sky_jupyter.machines.ssh import files
+
+    source = tmp_path / "source"
+    source.write_bytes(big.read_bytes())
+    with pytest.raises(OSError, match="became shorter"):
+        files.upload(machine, source, tmp_path / "there", progress=lambda done, _: os.truncate(source, 9 << 20))
+    assert not (tmp_path / "there").exists()
+    assert machine.shell.run("echo well").out == b"well\n"
+
+
+def test_a_host_without_a_shell_takes_files_by_sftp(target_of: TargetOf, tmp_path: Path, big: Path) -> None:
+    need_ssh()
+    from sky_jupyter.machines.ssh import files
+    from sky_jupyter.machines.ssh.machine import SSHMachine
+
+    with (
+        serve(tmp_path / "sshd", "ForceCommand internal-sftp") as server,
+        SSHMachine.connect(target_of(server)) as machine,
+    ):
+        up, down = Told(), Told()
+        assert files.upload(machine, big, tmp_path / "there", progress=up).sent == BIG
+        assert files.download(machine, tmp_path / "there", tmp_path / "back", progress=down).sent == BIG
+        assert (tmp_path / "back").read_bytes() == big.read_bytes()
+        assert stat.S_IMODE((tmp_path / "there").stat().st_mode) == 0o750
+        assert up.good
+        assert down.good
+        with pytest.raises(MachineError, match="could not be written"):
+            files.upload(machine, big, tmp_path / "no" / "folder")
+        with pytest.raises(MachineError, match="runs no /bin/sh"):
+            machine.put(b"x", tmp_path / "put")
