@@ -6,6 +6,7 @@ The host is an sshd of our own on a loopback port, so that nothing but the two c
 from __future__ import annotations
 
 import contextlib
+import importlib.util
 import os
 import subprocess
 import tempfile
@@ -25,8 +26,9 @@ COMMANDS = 10
 
 def measure(options: Options) -> list[Row]:
     """Rows of ours beside OpenSSH's; none where there is no sshd."""
-    if MISSING:
-        print(f"ssh: {MISSING}")
+    missing = MISSING or ("" if importlib.util.find_spec("paramiko") else "needs paramiko (the `ssh` extra)")
+    if missing:
+        print(f"ssh: nothing is measured: {missing}")
         return []
     megabytes = QUICK_MEGABYTES if options.quick else MEGABYTES
     whole = not options.quick

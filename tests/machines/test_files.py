@@ -9,6 +9,7 @@ import stat
 import tarfile
 import threading
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -263,8 +264,7 @@ def test_an_archive_from_there_writes_nothing_outside_the_folder(tmp_path: Path,
         archive.addfile(info, io.BytesIO(b"evil"))
     buffer.seek(0)
     with tarfile.open(fileobj=buffer, mode="r|") as archive, pytest.raises(OSError, match="it is not fetched"):
-        for member in archive:
-            files._extract(archive, member, target)
+        list(map(partial(files._extract, archive, target=target), archive))
     assert os.listdir(outside) == []
     assert not (tmp_path / "evil").exists()
     assert not Path("/tmp/sky-evil-file").exists()
@@ -273,7 +273,7 @@ def test_an_archive_from_there_writes_nothing_outside_the_folder(tmp_path: Path,
 def test_what_is_not_there_or_may_not_be_written_says_so(machine: Any, tmp_path: Path) -> None:
     from sky_jupyter.machines.ssh import files
 
-    with pytest.raises(MachineError, match="cannot be fetched.*No such file"):
+    with pytest.raises(MachineError, match=r"cannot be fetched.*No such file"):
         files.download(machine, tmp_path / "nothing", tmp_path / "back")
     with pytest.raises(FileNotFoundError):
         files.upload(machine, tmp_path / "nothing", tmp_path / "there")

@@ -128,7 +128,7 @@ def test_only_the_named_fingerprint_is_accepted(tmp_path: Path, keys: dict[str, 
     target = to(tmp_path)
     with pytest.raises(HostKeyError, match="and not SHA256:"):
         hostkeys.check(target, keys["other"], accept={"gpu": keys["ed25519"].fingerprint})
-    with pytest.raises(HostKeyError, match="unknown|not established"):
+    with pytest.raises(HostKeyError, match="not established"):
         hostkeys.check(target, keys["other"], accept={"gpu2": keys["other"].fingerprint})
     hostkeys.check(target, keys["ed25519"], accept={"gpu": keys["ed25519"].fingerprint})
     hostkeys.check(target, keys["ed25519"])

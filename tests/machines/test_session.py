@@ -141,7 +141,7 @@ def test_a_stream_leads_on_from_the_host(server: Server, target_of: TargetOf) ->
             assert stream.recv(10) == b"pong"
         assert stream.recv(10) == b""
         stream.close()
-        with pytest.raises(MachineError, match="refused a connection to 127.0.0.1"):
+        with pytest.raises(MachineError, match="refused a connection to"):
             session.open_stream("127.0.0.1", free_port())
         assert session.run("true").status == 0
 

@@ -36,8 +36,10 @@ def test_a_host_is_read_as_ssh_reads_it(text: str, place: Place) -> None:
 
 @pytest.mark.parametrize(
     "text",
-    ["", "@", "u@", "-oProxyCommand=x", "-x@h", "a b", "a\nb", "a;reboot", "$(id)", "u`id`@h", "h:0", "h:65536"]
-    + ["h:ssh", "h:", "[::1", "[::1]x", "[]:22", "a\0", "u|v@h", "h/../x", "ho#st", "h" * 300, "x:1:2"],
+    [
+        *("", "@", "u@", "-oProxyCommand=x", "-x@h", "a b", "a\nb", "a;reboot", "$(id)", "u`id`@h", "h:0", "h:65536"),
+        *("h:ssh", "h:", "[::1", "[::1]x", "[]:22", "a\0", "u|v@h", "h/../x", "ho#st", "h" * 300, "x:1:2"),
+    ],
 )
 def test_what_is_no_host_is_refused_with_what_is_allowed(text: str) -> None:
     with pytest.raises(SpecError, match=r"HOST|from 1 to 65535|no user's name"):
