@@ -17,7 +17,7 @@ from sky_jupyter.errors import LinkLost, MachineError, SpecError
 from sky_jupyter.machines import identity
 from sky_jupyter.machines.ssh.targets import Target
 
-from .conftest import eventually
+from .conftest import eventually, need_ssh
 from .link import link
 from .sshd import Server, serve
 
@@ -200,6 +200,7 @@ def test_a_shell_runs_one_script_after_another(machine: Any, tmp_path: Path) -> 
 
 
 def test_a_login_that_says_much_is_not_taken_for_an_answer(target_of: TargetOf, tmp_path: Path) -> None:
+    need_ssh()
     from sky_jupyter.machines.ssh import files
     from sky_jupyter.machines.ssh.machine import SSHMachine
 
