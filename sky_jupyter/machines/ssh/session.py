@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import errno
-import os
 import signal
 import socket
 import subprocess
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterable
@@ -21,6 +19,7 @@ from paramiko.message import Message
 
 from ...errors import LinkLost, MachineError, Unreachable
 from . import auth, hostkeys
+from .dial import SILENT, command_socket, dial, end, peer
 from .pipe import Pipe
 from .targets import Target
 
@@ -31,8 +30,8 @@ _PACKET = 1 << 15
 _READ = 1 << 18
 _HANDSHAKE = 30.0
 _TICK = 1.0
-# Seconds of silence after which an answer is asked for, and after which the link is given up.
-_PULSE, _SILENT = 4, 12
+# Seconds of silence after which an answer is asked for.
+_PULSE = 4
 _CHANNEL_PATIENCE = 30.0
 _END_PATIENCE = 5.0
 
@@ -174,7 +173,7 @@ class Session:
     ) -> None:
         self.target = target
         self.key = ""
-        self.address = _peer(wire.inner) or target.host
+        self.address = peer(wire.inner) or target.host
         self._wire, self._below, self._child = wire, below, child
         self._transport = _Transport(wire, default_window_size=_WINDOW, default_max_packet_size=_PACKET)
         self._transport.daemon = True
@@ -268,7 +267,7 @@ class Session:
         reader = threading.Thread(target=_drain, args=(channel.recv_stderr, errors), daemon=True)
         failed: list[Exception] = []
         feeder = threading.Thread(target=_feed, args=(channel, stdin, failed), daemon=True)
-        end = None if timeout is None else time.monotonic() + timeout
+        over = None if timeout is None else time.monotonic() + timeout
         timer = None
         if timeout is not None:
             timer = threading.Timer(timeout, channel.close)
@@ -284,7 +283,7 @@ class Session:
         except LinkLost:
             if failed:
                 raise failed[0] from None
-            if end is not None and time.monotonic() >= end and self.alive:
+            if over is not None and time.monotonic() >= over and self.alive:
                 raise TimeoutError(f"a command on {self.target} has not ended after {timeout:g} s") from None
             raise
         finally:
@@ -355,7 +354,7 @@ class Session:
                 seen, silent = self._wire.received, 0
                 continue
             silent += 1
-            if silent >= _SILENT:
+            if silent >= SILENT:
                 self._lose("silent", f"{self.target} has not answered for {silent} s; the connection is given up")
                 return
             if silent % _PULSE == 0:
@@ -389,7 +388,7 @@ class Session:
         self._transport.close()
         self._wire.close()
         if self._child is not None:
-            _end(self._child)
+            end(self._child)
         if self._below is not None:
             self._below.close()
 
@@ -434,7 +433,7 @@ def connect(target: Target, access: Access | None = None) -> Session:
             below.close()
             raise
     elif target.proxy_command is not None:
-        inner, child = _command_socket(target)
+        inner, child = command_socket(target)
     else:
         inner = dial(target)
     session = Session(target, _Wire(inner), below, child)
@@ -446,55 +445,6 @@ def connect(target: Target, access: Access | None = None) -> Session:
     return session
 
 
-def dial(target: Target) -> socket.socket:
-    """A TCP connection to the host, set up so that small packets go at once and a dead link is noticed."""
-    families = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
-    try:
-        found = socket.getaddrinfo(
-            target.host, target.port, families.get(target.family, socket.AF_UNSPEC), socket.SOCK_STREAM
-        )
-    except (socket.gaierror, UnicodeError) as error:
-        raise Unreachable(
-            target.name,
-            "name",
-            f"no host of the name {target.host!r} is known here ({getattr(error, 'strerror', error)}); check its "
-            "spelling, or give its address, or a HostName in ~/.ssh/config",
-        ) from None
-    failures: list[OSError] = []
-    for family, kind, protocol, _, address in found:
-        link = socket.socket(family, kind, protocol)
-        try:
-            tune(link)
-            link.settimeout(target.timeout)
-            if target.bind:
-                link.bind((target.bind, 0))
-            link.connect(address)
-            return link
-        except OSError as error:
-            link.close()
-            failures.append(error)
-    raise _no_connection(target, failures[-1])
-
-
-def tune(link: socket.socket) -> None:
-    """Send at once; have the system give a connection up when its other end is gone."""
-    link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-    wanted = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3}
-    if sys.platform == "darwin":
-        wanted["TCP_KEEPALIVE"] = 4
-        numbers = {0x80: _SILENT}  # TCP_RXT_CONNDROPTIME
-    else:
-        numbers = {}
-        wanted["TCP_USER_TIMEOUT"] = _SILENT * 1000
-    for name, value in wanted.items():
-        if hasattr(socket, name):
-            numbers[getattr(socket, name)] = value
-    for number, value in numbers.items():
-        with contextlib.suppress(OSError):
-            link.setsockopt(socket.IPPROTO_TCP, number, value)
-
-
 def _through(below: Session, target: Target) -> Any:
     try:
         return below.open_stream(target.host, target.port)
@@ -502,60 +452,6 @@ def _through(below: Session, target: Target) -> Any:
         raise
     except MachineError as error:
         raise Unreachable(target.name, "jump", f"not to be reached through its jump host: {error}") from None
-
-
-def _command_socket(target: Target) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """A ProxyCommand's input and output as a socket."""
-    assert target.proxy_command is not None
-    ours, theirs = socket.socketpair()
-    with theirs:
-        # Its standard error is shown, as OpenSSH shows it.
-        shell = os.environ.get("SHELL") or "/bin/sh"
-        child = subprocess.Popen(
-            [shell, "-c", f"exec {target.proxy_command}"],
-            stdin=theirs.fileno(),
-            stdout=theirs.fileno(),
-            start_new_session=True,
-        )
-    return ours, child
-
-
-def _end(child: subprocess.Popen[bytes]) -> None:
-    for number in (signal.SIGTERM, signal.SIGKILL):
-        with contextlib.suppress(ProcessLookupError, PermissionError):
-            os.killpg(child.pid, number)
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            child.wait(1.0)
-            return
-
-
-def _peer(inner: Any) -> str:
-    if isinstance(inner, socket.socket) and inner.family in (socket.AF_INET, socket.AF_INET6):
-        with contextlib.suppress(OSError):
-            return str(inner.getpeername()[0])
-    return ""
-
-
-def _no_connection(target: Target, error: OSError) -> Unreachable:
-    where = f"{target.host} port {target.port}"
-    if isinstance(error, TimeoutError) or error.errno == errno.ETIMEDOUT:
-        return Unreachable(
-            target.name,
-            "timeout",
-            f"{where} did not answer within {target.timeout:g} s; is it running, and does a firewall, VPN or jump host "
-            "stand between? (ConnectTimeout and ProxyJump in ~/.ssh/config, or jump=)",
-        )
-    if error.errno == errno.ECONNREFUSED:
-        return Unreachable(
-            target.name,
-            "closed",
-            f"{where} is closed: the host is there and nothing listens; is sshd running, and is this its port?",
-        )
-    if error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH):
-        return Unreachable(
-            target.name, "route", f"there is no route to {where} ({error.strerror}); is the network or VPN up?"
-        )
-    return Unreachable(target.name, "route", f"no connection to {where}: {error.strerror or error}")
 
 
 def _no_protocol(target: Target, error: BaseException, child: subprocess.Popen[bytes] | None) -> Unreachable:
