@@ -30,7 +30,7 @@ CONSTRAINTS = ROOT / "constraints.txt"
 QUICKSTART = "notebooks/quickstart.ipynb"
 
 JOB = {"jax", "keras", "notebook"}
-EVERYTHING = {*JOB, "torch", "dev"}
+EVERYTHING = {*JOB, "torch", "ssh", "dev"}
 
 # `lock` takes these versions instead of the newest; torch is large, and moves only when someone means it to.
 HELD = ("torch==2.13.0",)
