@@ -175,11 +175,10 @@ class Agent:
             return {}
         for rank in chosen:
             await rank.kill()
-        # The watcher of the old process has to see its end before a new one takes its place.
-        await asyncio.sleep(0.03)
-        self.starting = {rank.number: asyncio.create_task(rank.start(self.forkserver)) for rank in chosen}
-        await asyncio.wait(self.starting.values())
-        return {n: str(task.exception()) for n, task in self.starting.items() if task.exception() is not None}
+        starts = {rank.number: asyncio.create_task(rank.start(self.forkserver)) for rank in chosen}
+        self.starting.update(starts)
+        await asyncio.wait(starts.values())
+        return {n: str(task.exception()) for n, task in starts.items() if task.exception() is not None}
 
     async def sky_enter(
         self,

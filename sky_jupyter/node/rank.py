@@ -30,6 +30,7 @@ _TURN = 32
 _LARGE = 1 << 16
 # So many of its output wait here to be taken in; the kernel holds some more, and then its code waits.
 _MOST_WAITING = 32
+_FAREWELL = 2.0
 OnEvent = Callable[[str, dict[str, Any]], None]
 
 
@@ -68,6 +69,8 @@ class Rank:
         self._log_start = 0
         self._provisioner: ForkProvisioner | None = None
         self._reader: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._making = asyncio.Lock()
         self._context = zmq.asyncio.Context.instance()
 
     @property
@@ -86,7 +89,17 @@ class Rank:
         return self.folder / f"k{self.number}-{self.generation}.json"
 
     async def start(self, forkserver: Forkserver) -> None:
-        """Have a kernel forked and wait until it listens and its output is subscribed to."""
+        """Have a kernel forked, in the place of one that may be there, and wait until it answers."""
+        # One that is asked for while another is on its way comes after it: two at once would share
+        # their sockets, and one of them would be nobody's.
+        async with self._making:
+            await self.kill()
+            if self._watcher is not None:
+                # It has to see the end of the old process before a new one takes its place.
+                await asyncio.wait([self._watcher], timeout=_FAREWELL)
+            await self._start(forkserver)
+
+    async def _start(self, forkserver: Forkserver) -> None:
         self.generation += 1
         with contextlib.suppress(OSError):
             self._log_start = self.log.stat().st_size
@@ -108,7 +121,7 @@ class Rank:
         await self._provisioner.launch_kernel([file], env=self.env, cwd=self.cwd, log=str(self.log))
         self.preload_failed = self._provisioner.preload_failed
         self._reader = asyncio.create_task(self._read(self._iopub, self._session))
-        asyncio.create_task(self._watch(self._provisioner))  # noqa: RUF006 - it ends with the process
+        self._watcher = asyncio.create_task(self._watch(self._provisioner))
         waits = [asyncio.ensure_future(self.ready.wait()), asyncio.ensure_future(self._provisioner.wait())]
         _, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
         for task in pending:

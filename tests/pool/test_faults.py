@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -20,6 +21,7 @@ import sky_jupyter as sky
 from sky_jupyter.errors import BootstrapError, PoolError, RankDied
 from sky_jupyter.plugins import Plugin
 from sky_jupyter.pool.events import NoticeEvent, OutputEvent
+from sky_jupyter.pool.loop import loop
 from sky_jupyter.pool.manager import Pool
 from sky_jupyter.pool.results import CellError
 from sky_jupyter.providers import Local
@@ -141,6 +143,30 @@ def scheduler_of(pool: Pool) -> psutil.Process:
 
 
 PRINTING = "import time\nfor i in range({count}):\n    print(i); time.sleep(0.1)\n'done'"
+
+
+def test_kernels_that_are_replaced_twice_at_once_are_one_each() -> None:
+    def family() -> int:
+        return len(psutil.Process(pool.hosts[0].command.identity[0]).children(recursive=True))
+
+    async def replace_them_twice(pause: float) -> None:
+        assert pool.control is not None
+        first = asyncio.ensure_future(pool.control.ask("restart"))
+        # The first ones are being forked.
+        await asyncio.sleep(pause)
+        await asyncio.gather(first, pool.control.ask("restart"))
+        await pool._enter()
+
+    code = "import sys\nfor i in range(400): print(i, file=sys.stderr if i % 3 else sys.stdout)"
+    with local_pool(ranks_per_node=2) as pool:
+        before = family()
+        for pause in (0.0, 0.01, 0.03, 0.1):
+            loop().call(replace_them_twice(pause), timeout=60)
+            result = run(pool, code)
+            for rank in result.ranks:
+                assert result.stdout(rank).split() == [str(i) for i in range(400) if i % 3 == 0]
+                assert result.stderr(rank).split() == [str(i) for i in range(400) if i % 3]
+            assert eventually(lambda: family() == before)
 
 
 def test_a_killed_scheduler_costs_nothing(took: Took) -> None:
