@@ -15,7 +15,8 @@ from .base import MachineRecord, Offer
 
 if TYPE_CHECKING:
     from ..machines.ssh.machine import SSHMachine
-    from ..machines.ssh.session import Access, Prompts
+    from ..machines.ssh.session import Access
+    from ..machines.ssh.values import Prompts
 
 _MAX_HOSTS = 4096
 

@@ -101,7 +101,8 @@ def test_an_agent_that_is_gone_is_passed_over(server: Server, target_of: TargetO
 def test_a_passphrase_is_asked_for_once_for_all_hosts(
     server: Server, target_of: TargetOf, tmp_path: Path, more: list[str]
 ) -> None:
-    from sky_jupyter.machines.ssh.session import Access, Prompts, connect
+    from sky_jupyter.machines.ssh.session import Access, connect
+    from sky_jupyter.machines.ssh.values import Prompts
 
     key = keygen(tmp_path / "locked", "rsa", "open sesame", "-b", "2048", *more)
     let_in(server, tmp_path / "locked.pub")
@@ -125,7 +126,8 @@ def test_a_passphrase_is_asked_for_once_for_all_hosts(
 def test_a_key_that_stays_closed_is_named_and_not_asked_for_again(
     server: Server, target_of: TargetOf, tmp_path: Path
 ) -> None:
-    from sky_jupyter.machines.ssh.session import Access, Prompts, connect
+    from sky_jupyter.machines.ssh.session import Access, connect
+    from sky_jupyter.machines.ssh.values import Prompts
 
     key = keygen(tmp_path / "locked", "ed25519", "secret")
     target = target_of(server, keys=(str(key),))

@@ -26,6 +26,7 @@ from paramiko.pkey import PublicBlob
 
 from ...errors import LoginRefused
 from .targets import PORT, Target
+from .values import Passphrase
 
 # In OpenSSH's order, so that the same key is tried first.
 _DEFAULT_KEYS = ("id_rsa", "id_ecdsa", "id_ed25519")
@@ -33,9 +34,6 @@ _MAGIC = b"openssh-key-v1\0"
 _AGENT_PATIENCE = 10.0
 _TOUCH_PATIENCE = 60.0
 _MAX_KEY_FILE = 1 << 20
-
-Passphrase = Callable[[str, int], "str | None"]
-"""Asked for a key file's passphrase: the path, and how often it was asked before. None gives the key up."""
 
 
 class _Skip(Exception):

@@ -22,10 +22,7 @@ import paramiko
 from ...errors import LinkLost, MachineError
 from . import scripts
 from .machine import SSHMachine, failure
-from .shell import NoShell
-
-Progress = Callable[[int, int], None]
-"""Told how many bytes of how many are there."""
+from .values import Moved, NoShell, Progress
 
 _CHUNK = 1 << 20
 _PART = ".sky-part"
@@ -33,22 +30,6 @@ _PART = ".sky-part"
 _SMALL = 8 << 20
 _BATCH = 32 << 20
 _BATCH_FILES = 5000
-
-
-@dataclass(frozen=True)
-class Moved:
-    """What a transfer has done.
-
-    Attributes
-    ----------
-    sent : int
-        Bytes of files that crossed the link.
-    there : int
-        Bytes that an earlier transfer had left, and that were found to be right.
-    """
-
-    sent: int
-    there: int = 0
 
 
 class _Count:

@@ -12,9 +12,10 @@ from typing import Any
 
 from ...errors import LinkLost, MachineError
 from . import scripts
-from .session import Access, Done, Session, connect
+from .session import Access, Session, connect
 from .shell import Shell
 from .targets import Target
+from .values import Done
 
 # The kernel counts in hundredths of a second for user space on every processor that is sold.
 _TICKS = 100

@@ -22,6 +22,7 @@ from . import auth, hostkeys
 from .dial import SILENT, command_socket, dial, end, peer
 from .pipe import Pipe
 from .targets import Target
+from .values import Done, Prompts
 
 # Encrypting and checking in one pass of the processor's own instructions; the others are much slower.
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
@@ -34,22 +35,6 @@ _TICK = 1.0
 _PULSE = 4
 _CHANNEL_PATIENCE = 30.0
 _END_PATIENCE = 5.0
-
-
-@dataclass
-class Prompts:
-    """Whom to ask while connecting; each may be None, and then nothing is asked.
-
-    Parameters
-    ----------
-    passphrase : callable, optional
-        (path, attempts before) -> a key's passphrase, or None.
-    accept : callable, optional
-        (`hostkeys.Unknown`) -> whether a new host's key is right.
-    """
-
-    passphrase: auth.Passphrase | None = None
-    accept: Callable[[hostkeys.Unknown], bool] | None = None
 
 
 @dataclass(frozen=True)
@@ -144,15 +129,6 @@ class _Transport(paramiko.Transport):
 
 
 _PARAMIKO_REQUEST = paramiko.Transport._channel_handler_table[MSG_CHANNEL_REQUEST]
-
-
-@dataclass(frozen=True)
-class Done:
-    """What a command said, and how it ended."""
-
-    status: int
-    out: bytes
-    err: bytes
 
 
 class Session:

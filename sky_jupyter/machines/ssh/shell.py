@@ -12,15 +12,12 @@ import paramiko
 
 from ...errors import LinkLost, MachineError
 from . import scripts
-from .session import Done, Session, send_all
+from .session import Session, send_all
+from .values import Done, NoShell
 
 _READ = 1 << 16
 _BEGIN_PATIENCE = 60.0
 _MAX_OUTPUT = 64 << 20
-
-
-class NoShell(MachineError):
-    """The host runs no ``/bin/sh`` for this user."""
 
 
 class _SourceFailed(Exception):
