@@ -6,7 +6,7 @@ import contextlib
 import secrets
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath, PurePosixPath
 from typing import Any
 
@@ -97,6 +97,15 @@ class SSHCommand:
                 f"the connection ended before process {self._pid} did: how that ended is not known",
             )
         return self._status
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has ended, or is not heard of any more."""
+        return self._ended.is_set()
+
+    def close(self) -> None:
+        """Listen to it no more; it lives on unless it was asked not to."""
+        self._channel.close()
 
     def _signal(self, name: str) -> None:
         if not self._ended.is_set():
@@ -244,12 +253,20 @@ class SSHMachine:
         """A command that was started here before, by its identity."""
         return SSHProcess(self, pid, started)
 
-    def run(self, script: str, *, stdin: bytes = b"", timeout: float | None = None) -> Done:
+    def run(
+        self,
+        script: str,
+        *,
+        stdin: bytes = b"",
+        timeout: float | None = None,
+        opened: Callable[[Any], None] | None = None,
+    ) -> Done:
         """Run a line of shell script to its end, with ``stdin`` as its input.
 
-        Its output begins with whatever the login's own files print, where they do.
+        Its output begins with whatever the login's own files print, where they do. ``opened`` is given
+        the channel: whoever closes that ends the run.
         """
-        return self.session.run(scripts.LAUNCH, [scripts.line(script), stdin], timeout)
+        return self.session.run(scripts.LAUNCH, [scripts.line(script), stdin], timeout, opened=opened)
 
     def put(self, data: bytes, path: PurePath) -> None:
         """Write a file that only its user can read, whole or not at all; folders are made for its user only."""
@@ -257,11 +274,15 @@ class SSHMachine:
 
     def put_all(self, files: Mapping[PurePath, bytes]) -> None:
         """Write several files with one command."""
-        items = [(PurePosixPath(str(path)), data) for path, data in files.items()]
+        self.put_parts([(path, len(data)) for path, data in files.items()], files.values())
+
+    def put_parts(self, files: Sequence[tuple[PurePath, int]], data: Iterable[bytes]) -> None:
+        """Write several files of known lengths with one command, from bytes that follow one another."""
+        items = [(PurePosixPath(str(path)), size) for path, size in files]
         if not items:
             return
-        script = scripts.put([(path, len(data)) for path, data in items], f"sky-{secrets.token_hex(6)}")
-        done = self.shell.run(script, (data for _, data in items))
+        script = scripts.put(items, f"sky-{secrets.token_hex(6)}")
+        done = self.shell.run(script, data)
         if done.status:
             what = str(items[0][0]) if len(items) == 1 else f"{len(items)} files"
             raise failure(self.target, f"{what} could not be written", done.out.decode("utf-8", "replace").strip())

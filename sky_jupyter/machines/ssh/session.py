@@ -227,8 +227,15 @@ class Session:
             channel.close()
             raise self._lost_or("sftp", f"{self.target} offers no SFTP: {error}") from None
 
-    def run(self, command: str, stdin: bytes | Iterable[bytes] = b"", timeout: float | None = None) -> Done:
-        """Run a command through the user's shell there, to its end.
+    def run(
+        self,
+        command: str,
+        stdin: bytes | Iterable[bytes] = b"",
+        timeout: float | None = None,
+        *,
+        opened: Callable[[Any], None] | None = None,
+    ) -> Done:
+        """Run a command through the user's shell there, to its end; ``opened`` is given its channel.
 
         Raises
         ------
@@ -238,6 +245,8 @@ class Session:
             When the connection breaks first.
         """
         channel = self.channel(command)
+        if opened is not None:
+            opened(channel)
         parts: list[bytes] = []
         errors: list[bytes] = []
         reader = threading.Thread(target=_drain, args=(channel.recv_stderr, errors), daemon=True)

@@ -1,0 +1,382 @@
+"""The notebook's side of the link: it starts the process or joins one, and asks it for machines and tunnels."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ...errors import LinkLost, PoolError
+from .. import identity
+from ..ssh.hostkeys import Unknown
+from ..ssh.targets import Target
+from ..ssh.values import Prompts
+from . import forms, place
+from .forms import Event
+from .machine import LinkMachine
+from .wire import Broken, Wire, prove
+
+_START_PATIENCE = 30.0
+_END_PATIENCE = 15.0
+_IDLE = 4
+_LOOK = 0.01
+
+
+@dataclass(frozen=True)
+class Tunnel:
+    """A port of this machine that leads to one of a machine's, the same through all breaks.
+
+    Attributes
+    ----------
+    port : int
+        On 127.0.0.1. Any user of this machine can connect: nothing but TLS should pass there.
+    to : tuple of str and int
+        Where it leads, as the machine sees it.
+    """
+
+    link: Link
+    number: int
+    machine: int
+    port: int
+    to: tuple[str, int]
+
+    def close(self) -> None:
+        """End it, with all that goes through."""
+        self.link.ask("close_tunnel", tunnel=self.number)
+
+
+class Link:
+    """A link's process, as one of its clients sees it; for any number of threads.
+
+    Made by `start` or `join`.
+
+    Attributes
+    ----------
+    folder : Path
+        The link's.
+    """
+
+    def __init__(self, folder: Path, key: bytes) -> None:
+        self.folder, self._key = folder, key
+        self._process: subprocess.Popen[bytes] | None = None
+        self._lock = threading.Lock()
+        self._wires: set[Wire] = set()
+        self._idle: list[Wire] = []
+        self._tell: list[Callable[[Event], None]] = []
+        self._listener: threading.Thread | None = None
+        self._closed = False
+
+    @classmethod
+    def start(cls, folder: Path, owner: identity.Process | None = None, *, idle_timeout: float | None = None) -> Link:
+        """Start a link.
+
+        Parameters
+        ----------
+        folder : Path
+            Its own; it is made where it is not there, and then removed when the link ends.
+        owner : identity.Process, optional
+            The process it ends with; this one unless given.
+        idle_timeout : float, optional
+            For a pool that outlives its owner: how many seconds it lives on after its last client is gone.
+
+        Raises
+        ------
+        PoolError
+            When a link runs in this folder already, or none comes up.
+        """
+        folder = Path(os.path.abspath(folder))
+        if _answers(folder):
+            raise PoolError(f"a link runs in {folder} already: join it, or end it first")
+        config = {"owner": list(owner or identity.this()), "lease": idle_timeout}
+        link = cls(folder, place.make(folder, config))
+        try:
+            link._launch()
+            link._come_up()
+        except BaseException:
+            link._kill()
+            raise
+        return link
+
+    @classmethod
+    def join(cls, folder: Path) -> Link:
+        """Become a client of a link that runs.
+
+        Raises
+        ------
+        PoolError
+            When there is none in this folder.
+        """
+        folder = Path(os.path.abspath(folder))
+        link = cls(folder, place.read_key(folder))
+        try:
+            link._listen()
+        except (OSError, Broken) as error:
+            raise PoolError(f"no link answers in {folder}: {error}") from None
+        return link
+
+    # Machines and tunnels
+
+    def connect(
+        self,
+        target: Target,
+        *,
+        accept: bool | Mapping[str, str] = False,
+        prompts: Prompts | None = None,
+        address: str | None = None,
+    ) -> LinkMachine:
+        """The machine at a host, which the link keeps connected from then on.
+
+        One that it holds already is found again; where that is away just now, it is tried at once.
+
+        Parameters
+        ----------
+        accept : bool or mapping of str to str
+            As `providers.SSH` takes it.
+        prompts : Prompts, optional
+            Whom to ask, in this thread; nobody unless given. Answers are not kept, here or there.
+        address : str, optional
+            How the pool's other machines reach it; the address at which it answers unless given.
+
+        Raises
+        ------
+        MachineError
+            When it cannot be reached, is not known, or does not let us in.
+        """
+        prompts = prompts or Prompts()
+        facts = {
+            "target": forms.from_target(target),
+            "accept": dict(accept) if isinstance(accept, Mapping) else accept,
+            "address": address,
+            "passphrase": prompts.passphrase is not None,
+            "ask": prompts.accept is not None,
+        }
+        with self.call("connect", facts, target.name) as wire:
+            while "ask" in (question := wire.receive().facts):
+                wire.send({"answer": _answer(question, prompts)})
+            reply = question
+        return self._machine(forms.checked(reply))
+
+    def machines(self) -> list[LinkMachine]:
+        """All that the link holds, connected or away."""
+        return [self._machine(facts) for facts in self.ask("state")["machines"]]
+
+    def tunnel(self, machine: LinkMachine, host: str, port: int) -> Tunnel:
+        """A local port that leads to an address as the machine sees it; the same for the same address.
+
+        While the machine is away it refuses at once, and connections that there were have ended.
+        """
+        return self._shown(self.ask("tunnel", machine.name, machine=machine.number, host=host, port=port))
+
+    def tunnels(self) -> list[Tunnel]:
+        """All that the link holds."""
+        return [self._shown(facts) for facts in self.ask("state")["tunnels"]]
+
+    def on_event(self, tell: Callable[[Event], None]) -> None:
+        """Have a function called, in a thread of ours, with what becomes of the connections."""
+        with self._lock:
+            self._tell.append(tell)
+
+    def _machine(self, facts: dict[str, Any]) -> LinkMachine:
+        target = forms.target(facts["target"])
+        return LinkMachine(self, facts["machine"], target, key=facts["key"], address=facts["address"])
+
+    def _shown(self, facts: dict[str, Any]) -> Tunnel:
+        return Tunnel(self, facts["tunnel"], facts["machine"], facts["port"], (facts["to"][0], facts["to"][1]))
+
+    # Its life
+
+    def keep(self, idle_timeout: float | None) -> None:
+        """Have it live on for so long after its last client is gone; None, to end with its owner."""
+        self.ask("keep", lease=idle_timeout)
+
+    @property
+    def alive(self) -> bool:
+        """Whether its process answers."""
+        try:
+            self.ask("state")
+        except (PoolError, LinkLost):
+            return False
+        return True
+
+    def end(self) -> None:
+        """End the link with all of its connections; nothing of it is left. No error where it has ended."""
+        with contextlib.suppress(LinkLost, PoolError):
+            self.ask("end")
+        until = time.monotonic() + _END_PATIENCE
+        while (self.folder / place.SOCKET).exists() and time.monotonic() < until:
+            time.sleep(_LOOK)
+        self.close()
+        if self._process is not None:
+            try:
+                self._process.wait(_END_PATIENCE)
+            except subprocess.TimeoutExpired:
+                self._kill()
+
+    def close(self) -> None:
+        """Let go of it; it lives on as it was asked to."""
+        with self._lock:
+            self._closed = True
+            wires, self._wires = list(self._wires), set()
+            self._idle.clear()
+        for wire in wires:
+            wire.close()
+        listener = self._listener
+        if listener is not None and listener is not threading.current_thread():
+            listener.join(_END_PATIENCE)
+
+    def __enter__(self) -> Link:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def _launch(self) -> None:
+        root = Path(__file__).resolve().parents[3]
+        env = dict(os.environ)
+        if root.name not in ("site-packages", "dist-packages"):
+            env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH", "")]))
+        log = os.open(self.folder / place.LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        try:
+            self._process = subprocess.Popen(
+                [sys.executable, "-m", __package__, str(self.folder)],
+                env=env,
+                # Python looks for modules where it is started: here nobody else has put any.
+                cwd=self.folder,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                start_new_session=True,
+            )
+        finally:
+            os.close(log)
+        # So that it is no zombie when it ends before us.
+        threading.Thread(target=self._process.wait, name="sky-link-child", daemon=True).start()
+
+    def _come_up(self) -> None:
+        assert self._process is not None
+        until = time.monotonic() + _START_PATIENCE
+        while True:
+            try:
+                self._listen()
+            except (OSError, Broken):
+                if self._process.poll() is not None or time.monotonic() > until:
+                    told = (self.folder / place.LOG).read_text(errors="replace")[-2000:].strip()
+                    raise PoolError(f"the link's process did not come up: {told or 'it said nothing'}") from None
+                time.sleep(_LOOK)
+                continue
+            return
+
+    def _kill(self) -> None:
+        if self._process is not None:
+            self._process.kill()
+            self._process.wait()
+        self.close()
+        place.clear(self.folder)
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
+
+    def _listen(self) -> None:
+        wire = self._dial()
+        wire.send({"call": "events"})
+        self._listener = threading.Thread(target=self._hear, args=(wire,), name="sky-link-events", daemon=True)
+        self._listener.start()
+
+    def _hear(self, wire: Wire) -> None:
+        with contextlib.suppress(Broken):
+            while True:
+                facts = wire.receive().facts.get("event")
+                if isinstance(facts, dict):
+                    with self._lock:
+                        tell = list(self._tell)
+                    for one in tell:
+                        one(forms.event(facts))
+        self.forget(wire)
+
+    # Calls
+
+    def ask(self, call: str, name: str = "link", /, **facts: Any) -> dict[str, Any]:
+        """A call that has one answer."""
+        with self.call(call, facts, name) as wire:
+            reply = wire.receive().facts
+        return forms.checked(reply)
+
+    @contextlib.contextmanager
+    def call(self, call: str, facts: Mapping[str, Any], host: str = "link", *, last: bool = False) -> Iterator[Wire]:
+        """A call, sent; all of its answer has to be read, as the wire is then used for others, but after the last."""
+        try:
+            wire = self._borrow()
+        except (OSError, Broken) as error:
+            raise _ended(host, error) from None
+        try:
+            wire.send({"call": call, **facts})
+            yield wire
+        except Broken as error:
+            self.forget(wire)
+            raise _ended(host, error) from None
+        except BaseException:
+            # What is half said cannot be gone on with.
+            self.forget(wire)
+            raise
+        if last:
+            return
+        with self._lock:
+            if not self._closed and len(self._idle) < _IDLE:
+                self._idle.append(wire)
+                return
+        self.forget(wire)
+
+    def _borrow(self) -> Wire:
+        with self._lock:
+            if self._closed:
+                raise PoolError("this client of the link was closed")
+            while self._idle:
+                wire = self._idle.pop()
+                if not wire.gone():
+                    return wire
+                self._wires.discard(wire)
+                wire.close()
+        return self._dial()
+
+    def _dial(self) -> Wire:
+        wire = prove(place.dial(self.folder), self._key, server=False)
+        with self._lock:
+            self._wires.add(wire)
+        return wire
+
+    def release(self, wire: Wire) -> None:
+        """Leave a wire to its user, who closes it."""
+        with self._lock:
+            self._wires.discard(wire)
+
+    def forget(self, wire: Wire) -> None:
+        """End a wire that is of no more use."""
+        with self._lock:
+            self._wires.discard(wire)
+        wire.close()
+
+
+def _answer(question: Mapping[str, Any], prompts: Prompts) -> Any:
+    if question["ask"] == "passphrase" and prompts.passphrase is not None:
+        return prompts.passphrase(str(question.get("path")), int(question.get("attempts", 0)))
+    if question["ask"] == "host" and prompts.accept is not None:
+        return prompts.accept(Unknown(*(str(question.get(name)) for name in ("host", "kind", "fingerprint"))))
+    return None
+
+
+def _answers(folder: Path) -> bool:
+    try:
+        place.dial(folder).close()
+    except (OSError, PoolError):
+        return False
+    return True
+
+
+def _ended(host: str, error: BaseException) -> LinkLost:
+    return LinkLost(host, "ended", f"the pool's link process does not answer ({error}); was it ended?")

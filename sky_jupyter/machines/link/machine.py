@@ -1,0 +1,287 @@
+"""A machine that the link holds, as the notebook sees it: what `ssh.machine` offers, with the work done over there."""
+
+from __future__ import annotations
+
+import os
+import socket
+import threading
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePath
+from typing import TYPE_CHECKING, Any
+
+from ..ssh.targets import Target
+from ..ssh.values import Done, Moved, Progress
+from .forms import checked
+from .wire import Broken, Wire
+
+if TYPE_CHECKING:
+    from .client import Link
+
+
+class LinkProcess:
+    """A command that was started there before: it can be ended, and not listened to.
+
+    Parameters
+    ----------
+    machine : LinkMachine
+        Where it runs.
+    pid, started
+        Its `LinkCommand.identity`.
+    """
+
+    def __init__(self, machine: LinkMachine, pid: int, started: float) -> None:
+        self._machine = machine
+        self.identity = (pid, started)
+
+    @property
+    def alive(self) -> bool:
+        """Whether it still runs."""
+        return bool(self._ask("alive")["alive"])
+
+    def lines(self) -> Iterator[str]:
+        """Nothing: its output went to whoever started it."""
+        return iter(())
+
+    def terminate(self) -> None:
+        """Ask it and its group to end."""
+        self._ask("signal", how="terminate")
+
+    def kill(self) -> None:
+        """End it and its group."""
+        self._ask("signal", how="kill")
+
+    def wait(self, timeout: float | None = None) -> int:
+        """0 once it has ended: its status is not ours to know. TimeoutError after ``timeout`` seconds."""
+        end = None if timeout is None else time.monotonic() + timeout
+        pause = 0.1
+        while self.alive:
+            if end is not None and time.monotonic() > end:
+                raise TimeoutError(f"process {self.identity[0]} on {self._machine.target} has not ended")
+            time.sleep(pause)
+            pause = min(2.0, pause * 1.5)
+        return 0
+
+    def _ask(self, call: str, **facts: Any) -> dict[str, Any]:
+        pid, started = self.identity
+        return self._machine.ask(call, pid=pid, started=started, **facts)
+
+
+class LinkCommand:
+    """A command that runs on a machine; made by `LinkMachine.exec`."""
+
+    def __init__(self, machine: LinkMachine, wire: Wire, number: int, identity: tuple[int, float]) -> None:
+        self._machine, self._wire, self._number = machine, wire, number
+        self._process = LinkProcess(machine, *identity)
+        self._lock = threading.Lock()
+        self._rest = b""
+        self._over = False
+        self._status: int | None = None
+
+    @property
+    def identity(self) -> tuple[int, float]:
+        """Its process id there, and when it was started, in seconds since that machine's start."""
+        return self._process.identity
+
+    def lines(self) -> Iterator[str]:
+        """Its standard output, a line at a time; ends with it, or with the connection."""
+        while True:
+            with self._lock:
+                line = self._line()
+            if line is None:
+                return
+            yield line.decode("utf-8", "replace")
+
+    def _line(self) -> bytes | None:
+        while True:
+            line, found, rest = self._rest.partition(b"\n")
+            if found:
+                self._rest = rest
+                return line
+            if self._over:
+                self._rest = b""
+                return line or None
+            try:
+                message = self._wire.receive()
+                self._over = bool(message.facts.get("end"))
+                self._rest += message.body
+            except Broken:
+                self._over = True
+            if self._over:
+                self._machine.link.forget(self._wire)
+
+    def terminate(self) -> None:
+        """Ask it and what it has started in its group to end."""
+        if self._status is None:
+            self._process.terminate()
+
+    def kill(self) -> None:
+        """End it and what it has started in its group."""
+        if self._status is None:
+            self._process.kill()
+
+    def wait(self, timeout: float | None = None) -> int:
+        """Its exit status, or minus the signal that ended it.
+
+        Raises
+        ------
+        TimeoutError
+            When it has not ended after ``timeout`` seconds.
+        LinkLost
+            When the connection ended first: how it ended is not known, nor whether it has.
+        """
+        if self._status is None:
+            self._status = int(self._machine.ask("wait", command=self._number, timeout=timeout)["status"])
+        return self._status
+
+
+class LinkShell:
+    """Runs scripts there, several at a time where they are asked for side by side."""
+
+    def __init__(self, machine: LinkMachine) -> None:
+        self._machine = machine
+
+    def run(self, script: str, data: Iterable[bytes] | None = None, *, timeout: float | None = None) -> Done:
+        """Run a line of script in a subshell, to its end; what it says on either output is ``out``.
+
+        Parameters
+        ----------
+        data : iterable of bytes, optional
+            Its standard input; a script that ends well has to have read exactly so much. Nothing unless given.
+
+        Raises
+        ------
+        TimeoutError
+            When it has not ended after ``timeout`` seconds.
+        LinkLost
+            When the connection ends first.
+        """
+        return self._machine.converse("shell", data, script=script, data=data is not None, timeout=timeout)
+
+
+class LinkMachine:
+    """Another machine, over a connection that the link keeps; made by `Link.connect`.
+
+    Attributes
+    ----------
+    target : Target
+        The host.
+    key, address : str
+        As `base.Machine` has them.
+    shell : LinkShell
+        For many small scripts.
+    """
+
+    def __init__(self, link: Link, number: int, target: Target, *, key: str, address: str) -> None:
+        self.link, self.number, self.target = link, number, target
+        self.key, self.address = key, address
+        self.shell = LinkShell(self)
+
+    @property
+    def name(self) -> str:
+        """What the user calls it."""
+        return self.target.name
+
+    @property
+    def up(self) -> bool:
+        """Whether its connection stands, as far as is known."""
+        found = [facts for facts in self.link.ask("state")["machines"] if facts["machine"] == self.number]
+        return bool(found and found[0]["up"])
+
+    def retry(self) -> None:
+        """Where it is away, try to reach it at once, rather than when the pause is over."""
+        self.ask("retry")
+
+    def exec(
+        self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, log: PurePath, survive: bool = True
+    ) -> LinkCommand:
+        """Start a command in a session of its own; its standard error goes to ``log``.
+
+        Parameters
+        ----------
+        env : mapping of str to str
+            Added to what a login has there; no argument of any process shows it.
+        survive : bool
+            Whether it goes on when the connection, or this process, is gone.
+
+        Raises
+        ------
+        MachineError
+            When it cannot be started: no such folder, program or log.
+        """
+        facts = {"machine": self.number, "argv": list(argv), "env": dict(env), "cwd": cwd, "log": str(log)}
+        with self.link.call("exec", {**facts, "survive": survive}, self.name, last=True) as wire:
+            reply = checked(wire.receive().facts)
+        pid, started = reply["identity"]
+        return LinkCommand(self, wire, reply["command"], (int(pid), float(started)))
+
+    def process(self, pid: int, started: float) -> LinkProcess:
+        """A command that was started here before, by its identity."""
+        return LinkProcess(self, pid, started)
+
+    def run(self, script: str, *, stdin: bytes = b"", timeout: float | None = None) -> Done:
+        """Run a line of shell script to its end, with ``stdin`` as its input.
+
+        Its output begins with whatever the login's own files print, where they do.
+        """
+        return self.converse("run", [stdin], script=script, timeout=timeout)
+
+    def put(self, data: bytes, path: PurePath) -> None:
+        """Write a file that only its user can read, whole or not at all; folders are made for its user only."""
+        self.put_all({path: data})
+
+    def put_all(self, files: Mapping[PurePath, bytes]) -> None:
+        """Write several files with one command."""
+        sizes = [[str(path), len(data)] for path, data in files.items()]
+        with self.link.call("put", {"machine": self.number, "files": sizes}, self.name) as wire:
+            wire.send_data(files.values())
+            reply = wire.receive().facts
+        checked(reply)
+
+    def upload(self, source: Path, target: PurePath | str, *, progress: Progress | None = None) -> Moved:
+        """Send a file or folder of this machine, resumed after a break; see `ssh.files.upload`."""
+        return self._move("upload", os.path.abspath(source), str(target), progress)
+
+    def download(self, source: PurePath | str, target: Path, *, progress: Progress | None = None) -> Moved:
+        """Fetch a file or folder to this machine; see `ssh.files.download`."""
+        return self._move("download", str(source), os.path.abspath(target), progress)
+
+    def open_stream(self, host: str, port: int) -> socket.socket:
+        """A connection from there to an address there, as a socket of this process."""
+        facts = {"machine": self.number, "host": host, "port": port}
+        with self.link.call("stream", facts, self.name, last=True) as wire:
+            checked(wire.receive().facts)
+        self.link.release(wire)
+        return wire.socket
+
+    def close(self) -> None:
+        """Have the link let go of it, for all clients, with its tunnels."""
+        self.ask("let_go")
+
+    def ask(self, call: str, **facts: Any) -> dict[str, Any]:
+        """A call about this machine that has one answer."""
+        return self.link.ask(call, self.name, machine=self.number, **facts)
+
+    def converse(self, call: str, stdin: Iterable[bytes] | None, **facts: Any) -> Done:
+        """A call that may take bytes and gives some."""
+        with self.link.call(call, {"machine": self.number, **facts}, self.name) as wire:
+            if stdin is not None:
+                wire.send_data(stdin)
+            reply = wire.receive().facts
+            out, err = (b"", b"") if "error" in reply else (b"".join(wire.receive_data()) for _ in range(2))
+        return Done(int(checked(reply)["status"]), out, err)
+
+    def _move(self, call: str, source: str, target: str, progress: Progress | None) -> Moved:
+        facts = {"machine": self.number, "source": source, "target": target}
+        with self.link.call(call, facts, self.name) as wire:
+            while "progress" in (reply := wire.receive().facts):
+                if progress is not None:
+                    progress(int(reply["progress"][0]), int(reply["progress"][1]))
+        checked(reply)
+        return Moved(int(reply["sent"]), int(reply["there"]))
+
+    def __enter__(self) -> LinkMachine:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()

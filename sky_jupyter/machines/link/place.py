@@ -1,0 +1,134 @@
+"""The link's folder: who may enter it, what lies in it, and how a socket in it is reached whatever its path."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import secrets
+import socket
+import stat
+import struct
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ...errors import PoolError
+
+SOCKET, KEY, CONFIG, LOG = "link.sock", "link.key", "link.json", "link.log"
+_MAX_CONFIG = 1 << 16
+_KEY_BYTES = 32
+# What every system takes as a unix socket's path.
+_MAX_PATH = 100
+
+
+def make(folder: Path, config: Mapping[str, Any]) -> bytes:
+    """Make the folder for its user alone, with a new key and what the process has to know; the key.
+
+    Raises
+    ------
+    PoolError
+        When the folder is somebody else's, or others may enter it.
+    """
+    made = True
+    try:
+        folder.mkdir(mode=0o700)
+    except FileExistsError:
+        made = False
+    check(folder)
+    clear(folder)
+    key = secrets.token_bytes(_KEY_BYTES)
+    _write(folder / KEY, key)
+    _write(folder / CONFIG, json.dumps({**config, "made": made}).encode())
+    return key
+
+
+def check(folder: Path) -> None:
+    """Refuse a folder that is not this user's alone."""
+    try:
+        facts = folder.lstat()
+    except OSError as error:
+        raise PoolError(f"there is no link in {folder}: {error.strerror}") from None
+    if not stat.S_ISDIR(facts.st_mode) or facts.st_uid != os.geteuid() or facts.st_mode & 0o077:
+        raise PoolError(f"{folder} is not a folder of this user's alone (mode 0700): no link is used in it")
+
+
+def read_key(folder: Path) -> bytes:
+    """The key that clients of the link prove to have."""
+    check(folder)
+    try:
+        data = (folder / KEY).read_bytes()
+    except OSError as error:
+        raise PoolError(f"there is no link in {folder}: {error.strerror}") from None
+    if len(data) != _KEY_BYTES:
+        raise PoolError(f"there is no link in {folder}: its key is not one")
+    return data
+
+
+def read_config(folder: Path) -> dict[str, Any]:
+    """What `make` was given."""
+    with open(folder / CONFIG, "rb") as file:
+        found = json.loads(file.read(_MAX_CONFIG))
+    assert isinstance(found, dict)
+    return found
+
+
+def clear(folder: Path) -> None:
+    """Remove what a link has in its folder."""
+    for name in (SOCKET, KEY, CONFIG, LOG):
+        with contextlib.suppress(OSError):
+            (folder / name).unlink()
+
+
+def listen(folder: Path) -> socket.socket:
+    """The socket that clients connect to."""
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    with _address(folder) as address:
+        listener.bind(address)
+    (folder / SOCKET).chmod(0o600)
+    listener.listen(64)
+    return listener
+
+
+def dial(folder: Path) -> socket.socket:
+    """A connection to the link of this folder; OSError where none listens."""
+    made = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    try:
+        with _address(folder) as address:
+            made.connect(address)
+    except BaseException:
+        made.close()
+        raise
+    return made
+
+
+def peer_uid(connection: socket.socket) -> int:
+    """Whose process is at the other end of a unix socket."""
+    if sys.platform == "linux":
+        data = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+        return int(struct.unpack("3i", data)[1])
+    # struct xucred of the BSDs: its version, then the user.
+    data = connection.getsockopt(0, 1, 128)
+    return int(struct.unpack_from("II", data)[1])
+
+
+@contextlib.contextmanager
+def _address(folder: Path) -> Iterator[str]:
+    """The socket's path, or one that leads there and is short enough."""
+    path = str(folder / SOCKET)
+    if len(os.fsencode(path)) <= _MAX_PATH:
+        yield path
+        return
+    if sys.platform != "linux":
+        raise PoolError(f"{path} is too long for a unix socket: name a folder with a shorter path, or set TMPDIR")
+    inside = os.open(folder, os.O_PATH | os.O_DIRECTORY)
+    try:
+        yield f"/proc/self/fd/{inside}/{SOCKET}"
+    finally:
+        os.close(inside)
+
+
+def _write(path: Path, data: bytes) -> None:
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600), "wb") as file:
+        file.write(data)

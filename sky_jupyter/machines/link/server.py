@@ -1,0 +1,145 @@
+"""The link's process: who is let in, when it ends, and that nothing of it is left then."""
+
+from __future__ import annotations
+
+import contextlib
+import faulthandler
+import logging
+import os
+import signal
+import socket
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from .. import identity
+from . import place
+from .lifetime import Lifetime
+from .wire import Broken, Wire, prove
+
+_TICK = 0.5
+_MOST_CLIENTS = 512
+# Threads that pass bytes on may wait for others that encrypt: the shorter their turns the better.
+_TURN = 0.001
+
+
+def main(folder: Path) -> int:
+    """Be the link of this folder until it is over."""
+    stop = threading.Event()
+    for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, lambda *_: stop.set())
+    faulthandler.enable()
+    sys.setswitchinterval(_TURN)
+    # What the library has to say of keys and hosts is in our errors; it is in no log.
+    logging.getLogger("paramiko").addHandler(logging.NullHandler())
+    logging.getLogger("paramiko").propagate = False
+    key, config = place.read_key(folder), place.read_config(folder)
+    lifetime = Lifetime(_owner(config.get("owner")), config.get("lease"))
+    listener = place.listen(folder)
+    server = Server(listener, key, lifetime, stop)
+    server.start()
+    while not (why := lifetime.over()) and not stop.wait(_TICK):
+        if not _same(folder):
+            why = "its folder is gone"
+            break
+    _note(f"ending: {why or 'asked to'}")
+    server.close()
+    if why != "its folder is gone":
+        place.clear(folder)
+        if config.get("made"):
+            with contextlib.suppress(OSError):
+                folder.rmdir()
+    return 0
+
+
+class Server:
+    """Lets clients in, and answers each in a thread of its own."""
+
+    def __init__(self, listener: socket.socket, key: bytes, lifetime: Lifetime, stop: threading.Event) -> None:
+        self._listener, self._key, self._lifetime, self._stop = listener, key, lifetime, stop
+        self._room = threading.Semaphore(_MOST_CLIENTS)
+        self._ready = threading.Event()
+        self._keeping: Any = None
+        self._failed = ""
+
+    def start(self) -> None:
+        """Listen; the SSH library is imported meanwhile."""
+        threading.Thread(target=self._accept, name="link-accept", daemon=True).start()
+        threading.Thread(target=self._import, name="link-import", daemon=True).start()
+
+    def close(self) -> None:
+        """Let nobody in, and end all connections."""
+        with contextlib.suppress(OSError):
+            self._listener.close()
+        if self._keeping is not None:
+            self._keeping.close()
+
+    def _import(self) -> None:
+        try:
+            import paramiko.channel
+
+            from ..ssh.pipe import Pipe
+            from .keeping import Keeping
+
+            # Tunnels read by it too: see there how much faster it is.
+            paramiko.channel.BufferedPipe = Pipe
+            self._keeping = Keeping()
+        except ImportError as error:
+            self._failed = f"SSH needs paramiko: pip install 'sky-jupyter[ssh]' ({error})"
+        self._ready.set()
+
+    def _accept(self) -> None:
+        while not self._stop.is_set():
+            try:
+                connection, _ = self._listener.accept()
+            except OSError:
+                if self._listener.fileno() < 0:
+                    return
+                self._stop.wait(0.1)  # too many files are open; that passes
+                continue
+            if not self._room.acquire(blocking=False):
+                connection.close()
+                continue
+            threading.Thread(target=self._serve, args=(connection,), name="link-client", daemon=True).start()
+
+    def _serve(self, connection: socket.socket) -> None:
+        try:
+            wire = prove(connection, self._key, server=True)
+        except Broken as error:
+            _note(f"somebody was not let in: {error}")
+            self._room.release()
+            return
+        self._lifetime.enter()
+        try:
+            self._answer(wire)
+        finally:
+            wire.close()
+            self._lifetime.leave()
+            self._room.release()
+
+    def _answer(self, wire: Wire) -> None:
+        self._ready.wait()
+        if self._failed:
+            with contextlib.suppress(Broken):
+                wire.receive()
+                wire.send({"error": {"kind": "SpecError", "message": self._failed}})
+            return
+        from .calls import Calls
+
+        Calls(self._keeping, self._lifetime, self._stop.set, wire).serve()
+
+
+def _same(folder: Path) -> bool:
+    """Whether our socket is still in the folder: who removed it wants no link there."""
+    return (folder / place.SOCKET).exists()
+
+
+def _owner(facts: Any) -> identity.Process | None:
+    return identity.Process(int(facts[0]), float(facts[1])) if facts else None
+
+
+def _note(text: str) -> None:
+    """A line in our log."""
+    with contextlib.suppress(OSError):
+        os.write(2, f"link {os.getpid()}: {text}\n".encode())
