@@ -12,6 +12,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ...errors import SpecError
+from .. import identity
 from ..ssh import files
 from ..ssh.hostkeys import Accepted, Unknown, valid_fingerprint
 from ..ssh.values import Done, Prompts
@@ -134,7 +135,7 @@ class Calls:
         self._answer()
 
     def _end(self, facts: Facts) -> None:
-        self._answer()
+        self._answer(process=list(identity.this()))
         self._stop()
 
     def _retry(self, facts: Facts) -> None:

@@ -208,10 +208,10 @@ class Link:
     def end(self) -> None:
         """End the link with all of its connections; nothing of it is left. No error where it has ended."""
         with contextlib.suppress(LinkLost, PoolError):
-            self.ask("end")
-        until = time.monotonic() + _END_PATIENCE
-        while (self.folder / place.SOCKET).exists() and time.monotonic() < until:
-            time.sleep(_LOOK)
+            pid, started = self.ask("end")["process"]
+            until = time.monotonic() + _END_PATIENCE
+            while identity.lives(pid, started) and time.monotonic() < until:
+                time.sleep(_LOOK)
         self.close()
         if self._process is not None:
             try:

@@ -1,0 +1,577 @@
+"""The link: what a machine does over it, what becomes of breaks, who is let in, and when it ends."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import psutil
+import pytest
+
+from sky_jupyter.errors import HostKeyError, LinkLost, LoginRefused, MachineError, PoolError, SkyError, Unreachable
+from sky_jupyter.machines import identity
+from sky_jupyter.machines.link import place, wire
+from sky_jupyter.machines.link.client import Link
+from sky_jupyter.machines.link.forms import Event
+from sky_jupyter.machines.link.machine import LinkMachine
+from sky_jupyter.machines.ssh.hostkeys import Unknown
+from sky_jupyter.machines.ssh.targets import Target
+from sky_jupyter.machines.ssh.values import Prompts
+
+from .conftest import eventually, need_ssh
+from .link import link as relay
+from .sshd import Server, free_port, keygen, serve
+
+TargetOf = Callable[..., Target]
+PATIENCE = 60.0
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Iterator[Path]:
+    """Where a link may be; none is left there, and none of its processes."""
+    need_ssh()
+    where = tmp_path / "link"
+    yield where
+    for process in link_processes(where):
+        process.kill()
+        pytest.fail(f"the link's process is left: {process}")
+    assert not where.exists()
+
+
+@pytest.fixture
+def link(folder: Path) -> Iterator[Link]:
+    made = Link.start(folder)
+    try:
+        yield made
+    finally:
+        made.end()
+
+
+@pytest.fixture
+def machine(link: Link, server: Server, target_of: TargetOf) -> LinkMachine:
+    return link.connect(target_of(server))
+
+
+def link_processes(folder: Path) -> list[psutil.Process]:
+    return [
+        process
+        for process in psutil.process_iter(["cmdline", "status"])
+        if {str(folder), "sky_jupyter.machines.link"} <= set(process.info["cmdline"] or [])
+        and process.info["status"] != psutil.STATUS_ZOMBIE
+    ]
+
+
+def one_process(folder: Path) -> psutil.Process:
+    (process,) = link_processes(folder)
+    return process
+
+
+class Echo:
+    """A server that sends back what it is sent, on a port of this machine."""
+
+    def __init__(self) -> None:
+        self._listener = socket.create_server(("127.0.0.1", 0))
+        self.port = int(self._listener.getsockname()[1])
+        threading.Thread(target=self._accept, daemon=True, name="echo").start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                near, _ = self._listener.accept()
+                threading.Thread(target=self._serve, args=(near,), daemon=True, name="echo").start()
+
+    def _serve(self, near: socket.socket) -> None:
+        with contextlib.suppress(OSError), near:
+            while data := near.recv(1 << 16):
+                near.sendall(data)
+
+    def close(self) -> None:
+        self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+
+
+@pytest.fixture
+def echo() -> Iterator[Echo]:
+    made = Echo()
+    yield made
+    made.close()
+
+
+def call(port: int, data: bytes = b"hello", timeout: float = PATIENCE) -> bytes:
+    """What an echo says through a port; empty where it is refused."""
+    with socket.create_connection(("127.0.0.1", port), timeout) as made:
+        try:
+            made.sendall(data)
+            made.shutdown(socket.SHUT_WR)
+            parts = []
+            while part := made.recv(1 << 16):
+                parts.append(part)
+            return b"".join(parts)
+        except ConnectionError:
+            return b""
+
+
+# What a machine does
+
+
+def test_a_machine_over_the_link_does_what_one_does_without(machine: LinkMachine, tmp_path: Path) -> None:
+    secret = 'it\'s a "secret"\nof $two'
+    text = 'printf "%s\\n" "$A"; echo wrong >&2; pwd; sleep 0.3; printf end; exit 7'
+    command = machine.exec(["sh", "-c", text], env={"A": secret}, cwd=str(tmp_path), log=tmp_path / "log")
+    assert identity.lives(*command.identity)
+    with pytest.raises(TimeoutError):
+        command.wait(0.01)
+    assert list(command.lines()) == [*secret.split("\n"), str(tmp_path), "end"]
+    assert command.wait(PATIENCE) == command.wait() == 7
+    assert (tmp_path / "log").read_text() == "wrong\n"
+    done = machine.run("cat; echo no >&2; exit 3", stdin=os.urandom(3_000_000))
+    assert (done.status, len(done.out), done.err) == (3, 3_000_000, b"no\n")
+    assert machine.shell.run("cd /; x=1; pwd").out == b"/\n"
+    data = os.urandom(1_000_000)
+    assert machine.shell.run("head -c 1000000", (data[at : at + 1000] for at in range(0, len(data), 1000))).out == data
+    files = {tmp_path / "a" / str(number): os.urandom(number * 100_000) for number in range(10)}
+    machine.put_all(files)
+    assert {path: path.read_bytes() for path in files} == files
+    assert stat.S_IMODE((tmp_path / "a" / "1").stat().st_mode) == 0o600
+    machine.put_all({})
+
+
+@pytest.mark.parametrize("way", ["terminate", "kill"])
+def test_a_command_over_the_link_is_ended_with_its_group(machine: LinkMachine, tmp_path: Path, way: str) -> None:
+    text = "sleep 300 & echo $!; wait"
+    command = machine.exec(["sh", "-c", text], env={}, cwd=str(tmp_path), log=tmp_path / "log")
+    child = int(next(command.lines()))
+    getattr(command, way)()
+    number = signal.SIGTERM if way == "terminate" else signal.SIGKILL
+    assert command.wait(PATIENCE) == -number
+    eventually(lambda: not psutil.pid_exists(child))
+    command.kill()
+
+
+def test_lines_come_as_they_are_said(machine: LinkMachine, tmp_path: Path) -> None:
+    text = "while read -r x; do :; done; echo first; sleep 300"
+    command = machine.exec(["sh", "-c", text], env={}, cwd=str(tmp_path), log=tmp_path / "log", survive=False)
+    assert next(command.lines()) == "first"
+    long = "x" * 3_000_000
+    other = machine.exec(
+        ["sh", "-c", f"head -c {len(long)} /dev/zero | tr '\\0' x"], env={}, cwd="/", log=tmp_path / "l"
+    )
+    assert list(other.lines()) == [long]
+    command.kill()
+    assert command.wait(PATIENCE) == -signal.SIGKILL
+
+
+def test_files_go_up_and_down_with_progress(machine: LinkMachine, tmp_path: Path) -> None:
+    source = tmp_path / "source"
+    source.mkdir()
+    (source / "big").write_bytes(os.urandom(10_000_000))
+    (source / "small").write_bytes(b"small")
+    told: list[tuple[int, int]] = []
+    moved = machine.upload(source, tmp_path / "there", progress=lambda *now: told.append(now))
+    assert (moved.sent, moved.there) == (10_000_005, 0)
+    assert told[-1] == (10_000_005, 10_000_005)
+    machine.download(tmp_path / "there", tmp_path / "back")
+    assert (tmp_path / "back" / "big").read_bytes() == (source / "big").read_bytes()
+    with pytest.raises(FileNotFoundError):
+        machine.upload(tmp_path / "nowhere", tmp_path / "x")
+    with pytest.raises(MachineError, match="cannot be fetched"):
+        machine.download(tmp_path / "nowhere", tmp_path / "x")
+
+
+def test_errors_arrive_as_what_they_are(
+    link: Link, machine: LinkMachine, server: Server, target_of: TargetOf, tmp_path: Path
+) -> None:
+    with pytest.raises(MachineError, match="no-such-program: not found"):
+        machine.exec(["no-such-program"], env={}, cwd="/", log=tmp_path / "log")
+    with pytest.raises(TimeoutError):
+        machine.shell.run("sleep 60", timeout=0.5)
+    with pytest.raises(TimeoutError):
+        machine.run("sleep 60", timeout=0.5)
+    with pytest.raises(MachineError, match="could not be written"):
+        machine.put(os.urandom(2_000_000), Path("/proc/nowhere/file"))
+    with pytest.raises(Unreachable) as closed:
+        link.connect(target_of(server, port=free_port()))
+    assert closed.value.reason == "closed"
+    with pytest.raises(HostKeyError) as unknown:
+        link.connect(target_of(server, known_hosts=(str(tmp_path / "none"),)))
+    assert (unknown.value.reason, unknown.value.fingerprint) == ("unknown", server.fingerprint())
+    with pytest.raises(LoginRefused):
+        link.connect(target_of(server, keys=(str(keygen(tmp_path / "other")),)))
+    assert machine.shell.run("echo on").out == b"on\n"
+    assert [one.number for one in link.machines()] == [machine.number]
+
+
+def test_the_notebook_does_not_import_the_ssh_library(server: Server, target_of: TargetOf, folder: Path) -> None:
+    code = (
+        "import sys, pathlib\n"
+        "from sky_jupyter.machines.link.client import Link\n"
+        "from sky_jupyter.machines.link import forms\n"
+        "import json\n"
+        "link = Link.start(pathlib.Path(sys.argv[1]))\n"
+        "machine = link.connect(forms.target(json.loads(sys.argv[2])))\n"
+        "print(machine.shell.run('echo hello').out, 'paramiko' in sys.modules)\n"
+        "link.end()\n"
+    )
+    import json
+
+    from sky_jupyter.machines.link import forms
+
+    facts = json.dumps(forms.from_target(target_of(server)))
+    done = subprocess.run([sys.executable, "-c", code, str(folder), facts], capture_output=True, text=True)
+    assert (done.stdout, done.stderr) == ("b'hello\\n' False\n", "")
+
+
+# Questions and secrets
+
+
+def test_questions_reach_the_notebook_and_answers_are_kept_nowhere(
+    folder: Path, server: Server, target_of: TargetOf, tmp_path: Path
+) -> None:
+    phrase = "correct-horse-battery"
+    key = keygen(tmp_path / "locked", passphrase=phrase)
+    with open(server.folder / "authorized_keys", "a") as file:
+        file.write(key.with_suffix(".pub").read_text())
+    known = tmp_path / "none"
+    target = target_of(server, keys=(str(key),), known_hosts=(str(known),))
+    asked: list[object] = []
+
+    def passphrase(path: str, attempts: int) -> str:
+        asked.append((path, attempts))
+        return phrase if attempts else "wrong"
+
+    def accept(unknown: Unknown) -> bool:
+        asked.append(unknown.fingerprint)
+        return True
+
+    with relay(server.port) as between:
+        link = Link.start(folder)
+        try:
+            target = replace(target, port=between.port)
+            with pytest.raises(HostKeyError):
+                link.connect(target)
+            machine = link.connect(target, prompts=Prompts(passphrase, accept))
+            assert asked == [server.fingerprint(), (str(key), 0), (str(key), 1)]
+            process = one_process(folder)
+            shown = " ".join([*process.cmdline(), *process.environ().values()])
+            shown += (folder / place.LOG).read_text() + (folder / place.CONFIG).read_text()
+            assert phrase not in shown
+            assert (folder / place.KEY).read_bytes().hex() not in shown
+            # Nobody is asked again, though the connection is made anew.
+            events: list[Event] = []
+            link.on_event(events.append)
+            between.cut()
+            eventually(lambda: [e for e in events if e.kind == "back"], PATIENCE)
+            assert machine.shell.run("echo on").out == b"on\n"
+            assert len(asked) == 3
+        finally:
+            link.end()
+
+
+# Breaks
+
+
+def test_a_tunnel_goes_on_at_its_port_after_a_break(
+    link: Link, server: Server, target_of: TargetOf, echo: Echo, tmp_path: Path
+) -> None:
+    with relay(server.port) as between:
+        machine = link.connect(target_of(server, port=between.port))
+        tunnel = link.tunnel(machine, "127.0.0.1", echo.port)
+        assert link.tunnel(machine, "127.0.0.1", echo.port).port == tunnel.port
+        data = os.urandom(5_000_000)
+        assert call(tunnel.port, data) == data
+        events: list[Event] = []
+        link.on_event(events.append)
+        command = machine.exec(["sleep", "300"], env={}, cwd="/", log=tmp_path / "log")
+        with socket.create_connection(("127.0.0.1", tunnel.port), PATIENCE) as held:
+            held.sendall(b"x")
+            assert held.recv(1) == b"x"
+            between.cut()
+            # What went through has ended, and who waits for it is not left waiting.
+            with contextlib.suppress(ConnectionError):
+                assert held.recv(1) == b""
+        with pytest.raises(LinkLost):
+            command.wait(PATIENCE)
+        eventually(lambda: [e for e in events if e.kind == "back"], PATIENCE)
+        assert [e.kind for e in events][:1] == ["waiting"]
+        assert "unreachable, trying again in 1 s" in str(events[0])
+        assert "back after" in str(events[-1])
+        assert call(tunnel.port, data) == data
+        command.kill()  # by its identity, over the new connection
+        eventually(lambda: not machine.process(*command.identity).alive)
+        tunnel.close()
+        with pytest.raises(OSError):
+            call(tunnel.port)
+
+
+def test_while_the_host_is_away_all_fails_at_once_and_is_tried_again(
+    link: Link, target_of: TargetOf, echo: Echo, tmp_path: Path
+) -> None:
+    with serve(tmp_path / "sshd") as server:
+        machine = link.connect(target_of(server))
+        tunnel = link.tunnel(machine, "127.0.0.1", echo.port)
+        events: list[Event] = []
+        link.on_event(events.append)
+        server.stop()
+        eventually(lambda: len(events) >= 3, PATIENCE)
+        assert [e.pause for e in events[:3]] == [1.0, 2.0, 4.0]
+        assert not machine.up
+        began = time.monotonic()
+        assert call(tunnel.port) == b""
+        with pytest.raises(LinkLost, match=r"unreachable for \d+ s; trying again in \d+ s \(.*closed"):
+            machine.shell.run("true")
+        assert time.monotonic() - began < 3
+        server.start()
+        machine.retry()
+        eventually(lambda: machine.up, 3.5)  # the pause would have been 8 s
+        assert call(tunnel.port) == b"hello"
+        # It counts as new only when it has stood for a while.
+        server.stop()
+        eventually(lambda: not machine.up)
+        server.start()
+        assert link.connect(target_of(server)).number == machine.number
+        assert call(tunnel.port) == b"hello"
+
+
+@pytest.mark.slow
+def test_a_silent_host_is_noticed_and_what_went_through_ends(
+    link: Link, server: Server, target_of: TargetOf, echo: Echo
+) -> None:
+    with relay(server.port) as between:
+        machine = link.connect(target_of(server, port=between.port))
+        tunnel = link.tunnel(machine, "127.0.0.1", echo.port)
+        events: list[Event] = []
+        link.on_event(events.append)
+        with socket.create_connection(("127.0.0.1", tunnel.port), PATIENCE) as held:
+            held.sendall(b"x")
+            assert held.recv(1) == b"x"
+            between.freeze()
+            began = time.monotonic()
+            with contextlib.suppress(ConnectionError):
+                assert held.recv(1) == b""
+            assert time.monotonic() - began < 25  # 13 on a machine that has time
+        assert "has not answered" in events[0].why
+        between.thaw()
+        eventually(lambda: [e for e in events if e.kind == "back"], PATIENCE)
+        assert call(tunnel.port) == b"hello"
+
+
+def test_a_host_with_another_key_is_refused_and_not_tried_again(
+    link: Link, server: Server, target_of: TargetOf, tmp_path: Path
+) -> None:
+    with serve(tmp_path / "one") as first:
+        machine = link.connect(target_of(first))
+        events: list[Event] = []
+        link.on_event(events.append)
+        first.stop()
+        for name in ("host_ed25519", "host_ed25519.pub", "host_ecdsa", "host_ecdsa.pub"):
+            (first.folder / name).write_bytes((server.folder / name).read_bytes())
+        first.start()
+        eventually(lambda: [e for e in events if e.kind == "refused"], PATIENCE)
+        assert "IDENTIFICATION HAS CHANGED" in events[-1].text
+        with pytest.raises(LinkLost, match="not tried again until asked"):
+            machine.shell.run("true")
+        with pytest.raises(HostKeyError):
+            link.connect(target_of(first, port=first.port, known_hosts=machine.target.known_hosts))
+
+
+def test_a_stream_is_a_socket_of_this_process(machine: LinkMachine, echo: Echo) -> None:
+    with machine.open_stream("127.0.0.1", echo.port) as stream:
+        stream.settimeout(PATIENCE)
+        stream.sendall(b"hello")
+        assert stream.recv(10) == b"hello"
+        stream.shutdown(socket.SHUT_WR)
+        assert stream.recv(10) == b""
+    with pytest.raises(MachineError):
+        machine.open_stream("127.0.0.1", free_port())
+
+
+# Who is let in
+
+
+def test_nobody_is_let_in_without_the_key(link: Link, folder: Path) -> None:
+    assert stat.S_IMODE(folder.stat().st_mode) == 0o700
+    assert {stat.S_IMODE((folder / name).stat().st_mode) for name in os.listdir(folder)} == {0o600}
+    with pytest.raises(wire.Broken):
+        wire.prove(place.dial(folder), bytes(32), server=False)
+    with pytest.raises(PoolError, match="runs in"):
+        Link.start(folder)
+    folder.chmod(0o755)
+    with pytest.raises(PoolError, match="this user's alone"):
+        Link.join(folder)
+    folder.chmod(0o700)
+    Link.join(folder).close()
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        b"\xff" * 64,
+        b"\0\0\0\0\0\0\0\0",
+        b"\0\0\0\2\0\0\0\0[]",
+        b'\0\0\0\5\0\0\0\0{"a":',
+        b"\0\0\x80\0\0\0\0\0" + b"[" * 0x8000,
+        b"\0\0\0\2\x7f\xff\xff\xff{}",
+    ],
+)
+def test_what_makes_no_sense_ends_its_own_connection_only(link: Link, folder: Path, sent: bytes) -> None:
+    made = wire.prove(place.dial(folder), place.read_key(folder), server=False)
+    made.socket.settimeout(PATIENCE)
+    made.socket.sendall(sent)
+    with contextlib.suppress(ConnectionError):
+        assert made.socket.recv(1) == b""
+    made.close()
+    assert link.machines() == []
+
+
+@pytest.mark.parametrize(
+    "facts",
+    [
+        {"call": "nonsense"},
+        {"call": ["x"]},
+        {"call": "connect", "target": {"host": 3}},
+        {"call": "connect", "target": None},
+        {"call": "exec", "machine": "1", "argv": [], "env": None},
+        {"call": "tunnel", "machine": 1, "host": "x", "port": 1 << 20},
+        {"call": "wait", "command": 99},
+        {"call": "put", "machine": 1, "files": [["a", -1]]},
+        {"call": "keep", "lease": "long"},
+    ],
+)
+def test_calls_that_make_no_sense_are_refused(link: Link, facts: dict[str, object]) -> None:
+    call_name = facts.pop("call")
+    with pytest.raises(SkyError):
+        link.ask(call_name, **facts)  # type: ignore[arg-type]
+    assert link.machines() == []
+
+
+# Its life
+
+
+def test_another_client_finds_machines_and_tunnels_open(
+    folder: Path, server: Server, target_of: TargetOf, echo: Echo
+) -> None:
+    first = Link.start(folder, idle_timeout=30)
+    machine = first.connect(target_of(server))
+    tunnel = first.tunnel(machine, "127.0.0.1", echo.port)
+    first.close()
+    with pytest.raises(PoolError):
+        first.machines()
+    assert call(tunnel.port) == b"hello"
+    second = Link.join(folder)
+    (found,) = second.machines()
+    assert (found.target, found.key, found.up) == (machine.target, machine.key, True)
+    assert found.shell.run("echo on").out == b"on\n"
+    assert [one.port for one in second.tunnels()] == [tunnel.port]
+    assert second.connect(target_of(server)).number == machine.number
+    second.end()
+    with pytest.raises(PoolError, match="no link"):
+        Link.join(folder)
+    second.end()
+
+
+def owner_of(folder: Path, target: Target, lease: str) -> subprocess.Popen[str]:
+    """A process that starts a link, connects, and sleeps."""
+    import json
+
+    from sky_jupyter.machines.link import forms
+
+    code = (
+        "import sys, pathlib, json, time\n"
+        "from sky_jupyter.machines.link import forms\n"
+        "from sky_jupyter.machines.link.client import Link\n"
+        f"link = Link.start(pathlib.Path(sys.argv[1]), idle_timeout={lease})\n"
+        "link.connect(forms.target(json.loads(sys.argv[2])))\n"
+        "print('ready', flush=True)\n"
+        "time.sleep(600)\n"
+    )
+    facts = json.dumps(forms.from_target(target))
+    made = subprocess.Popen([sys.executable, "-c", code, str(folder), facts], stdout=subprocess.PIPE, text=True)
+    assert made.stdout is not None
+    assert made.stdout.readline() == "ready\n"
+    return made
+
+
+def test_it_ends_with_its_owner_and_leaves_nothing(folder: Path, target_of: TargetOf, tmp_path: Path) -> None:
+    need_ssh()
+    with serve(tmp_path / "sshd") as server:
+        owner = owner_of(folder, target_of(server), "None")
+        process = one_process(folder)
+        assert os.getsid(process.pid) == process.pid
+        assert server.sessions()
+        owner.kill()
+        owner.communicate()
+        eventually(lambda: not process.is_running() and not folder.exists())
+        eventually(lambda: not server.sessions())
+
+
+def test_with_a_lease_it_outlives_its_owner_for_so_long(folder: Path, server: Server, target_of: TargetOf) -> None:
+    owner = owner_of(folder, target_of(server), "3.0")
+    owner.kill()
+    owner.communicate()
+    with Link.join(folder) as link:
+        time.sleep(4.0)  # not while somebody is there
+        (machine,) = link.machines()
+        assert machine.shell.run("echo on").out == b"on\n"
+    left = time.monotonic()
+    eventually(lambda: not folder.exists() and not link_processes(folder))
+    assert time.monotonic() - left >= 2.5
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
+def test_a_signal_ends_it_cleanly(folder: Path, server: Server, target_of: TargetOf, number: signal.Signals) -> None:
+    link = Link.start(folder)
+    machine = link.connect(target_of(server))
+    one_process(folder).send_signal(number)
+    eventually(lambda: not folder.exists() and not link_processes(folder))
+    with pytest.raises(LinkLost, match="link process"):
+        machine.shell.run("true")
+    assert not link.alive
+    link.end()
+
+
+def test_a_link_that_was_killed_is_said_to_be_gone_and_started_anew(
+    folder: Path, server: Server, target_of: TargetOf, tmp_path: Path
+) -> None:
+    link = Link.start(folder)
+    machine = link.connect(target_of(server))
+    command = machine.exec(["sleep", "300"], env={}, cwd="/", log=tmp_path / "log")
+    one_process(folder).kill()
+    with pytest.raises(LinkLost):
+        command.wait(PATIENCE)
+    with pytest.raises(PoolError, match="no link"):
+        Link.join(folder)
+    link.close()
+    again = Link.start(folder)
+    machine = again.connect(target_of(server))
+    machine.process(*command.identity).kill()
+    assert machine.process(*command.identity).wait(PATIENCE) == 0
+    again.end()
+    assert not folder.exists() or not os.listdir(folder)
+    with contextlib.suppress(FileNotFoundError):
+        folder.rmdir()
+
+
+def test_a_command_whose_caller_is_gone_is_let_go(
+    folder: Path, server: Server, target_of: TargetOf, tmp_path: Path
+) -> None:
+    first = Link.start(folder)
+    machine = first.connect(target_of(server))
+    log = tmp_path / "log"
+    dying = machine.exec(["sleep", "300"], env={}, cwd="/", log=log, survive=False)
+    loud = machine.exec(["sh", "-c", "while :; do echo x; done"], env={}, cwd="/", log=log)
+    second = Link.join(folder)
+    first.close()
+    eventually(lambda: not identity.lives(*dying.identity), PATIENCE)
+    assert identity.lives(*loud.identity)
+    second.machines()[0].process(*loud.identity).kill()
+    second.end()
