@@ -211,6 +211,29 @@ def test_errors_arrive_as_what_they_are(
     assert [one.number for one in link.machines()] == [machine.number]
 
 
+def test_what_is_sent_along_with_a_call_that_fails_does_not_disturb_the_next(
+    link: Link, machine: LinkMachine, tmp_path: Path
+) -> None:
+    much = os.urandom(5_000_000)
+    gone = LinkMachine(link, 999, machine.target, key="", address="")
+    for _ in range(6):
+        with pytest.raises(PoolError, match="does not hold this machine"):
+            gone.put(much, tmp_path / "file")
+        with pytest.raises(PoolError, match="does not hold this machine"):
+            gone.run("cat", stdin=much)
+        done = machine.shell.run("head -c 10000000 /dev/zero; exit 3", [much])
+        assert (done.status, len(done.out)) == (3, 10_000_000)
+        assert machine.shell.run("echo on").out == b"on\n"
+
+    def broken() -> Iterator[bytes]:
+        yield much
+        raise ValueError("no more")
+
+    with pytest.raises(ValueError, match="no more"):
+        machine.shell.run("cat >/dev/null", broken())
+    assert machine.shell.run("echo on").out == b"on\n"
+
+
 def test_the_notebook_does_not_import_the_ssh_library(server: Server, target_of: TargetOf, folder: Path) -> None:
     code = (
         "import sys, pathlib\n"

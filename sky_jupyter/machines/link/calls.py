@@ -24,6 +24,8 @@ from .tunnels import Tunnel, join
 from .wire import Broken, Wire
 
 _MOST_FILES = 65536
+# More than this goes over a connection of its own.
+_MUCH = 1 << 19
 _MOST_BYTES = 8 << 30
 _TELL_EVERY = 0.05
 _LOOK = 1.0
@@ -48,6 +50,8 @@ class Calls:
 
     def __init__(self, keeping: Keeping, lifetime: Lifetime, stop: Callable[[], None], wire: Wire) -> None:
         self._keeping, self._lifetime, self._stop, self._wire = keeping, lifetime, stop, wire
+        # What the client sends along with the call that is being answered.
+        self._sent: Iterator[bytes] = iter(())
         self._table: dict[str, Callable[[Facts], None]] = {
             "state": self._state,
             "connect": self._connect,
@@ -75,6 +79,7 @@ class Calls:
         with contextlib.suppress(Broken):
             while True:
                 facts = self._wire.receive().facts
+                self._sent = self._wire.receive_data() if facts.get("data") is True else iter(())
                 call = self._table.get(str(facts.get("call")))
                 try:
                     if call is None:
@@ -84,9 +89,16 @@ class Calls:
                     raise
                 except Exception as error:
                     # Whatever it is, it is this call's alone.
+                    self._read_rest()
                     self._wire.send({"error": forms.from_error(error)})
 
+    def _read_rest(self) -> None:
+        """Read what nobody wanted of what the client sends along: it sends all of it, then hears the answer."""
+        for _ in self._sent:
+            pass
+
     def _answer(self, **facts: Any) -> None:
+        self._read_rest()
         self._wire.send({"done": True, **facts})
 
     # The link and its hosts
@@ -214,7 +226,7 @@ class Calls:
 
     def _run(self, facts: Facts) -> None:
         machine, script, timeout = self._host(facts).machine, _text(facts, "script"), _seconds(facts)
-        stdin = b"".join(self._limited())
+        stdin = b"".join(_limited(self._sent))
         channel: list[Any] = []
         with self._watched(lambda: [one.close() for one in channel]):
             done = machine.run(script, stdin=stdin, timeout=timeout, opened=channel.append)
@@ -222,9 +234,9 @@ class Calls:
 
     def _shell(self, facts: Facts) -> None:
         script, timeout = _text(facts, "script"), _seconds(facts)
-        with self._data(facts.get("data") is True) as data, self._host(facts).lane() as lane:
-            with self._watched(lane.shell.close, unless=data is not None):
-                done = lane.shell.run(script, data, timeout=timeout)
+        data = self._sent if facts.get("data") is True else None
+        with self._host(facts).lane() as lane, self._watched(lane.shell.close):
+            done = lane.shell.run(script, data, timeout=timeout)
         self._done(done)
 
     def _done(self, done: Done) -> None:
@@ -244,19 +256,20 @@ class Calls:
             if not good or item[1] < 0:
                 raise SpecError("a file is a path and a size")
             sizes.append((PurePosixPath(item[0]), item[1]))
-        with self._data(True) as data, self._host(facts).lane() as lane:
-            lane.put_parts(sizes, _exactly(data or iter(()), sum(size for _, size in sizes)))
+        held, size = self._host(facts), sum(size for _, size in sizes)
+        with held.bulk() if size > _MUCH else held.lane() as lane:
+            lane.put_parts(sizes, _exactly(self._sent, size))
         self._answer()
 
     def _upload(self, facts: Facts) -> None:
         source, target = _text(facts, "source"), _text(facts, "target")
-        with self._host(facts).lane() as lane:
+        with self._host(facts).bulk() as lane:
             moved = files.upload(lane, Path(source), target, progress=self._progress())
         self._answer(sent=moved.sent, there=moved.there)
 
     def _download(self, facts: Facts) -> None:
         source, target = _text(facts, "source"), _text(facts, "target")
-        with self._host(facts).lane() as lane:
+        with self._host(facts).bulk() as lane:
             moved = files.download(lane, source, Path(target), progress=self._progress())
         self._answer(sent=moved.sent, there=moved.there)
 
@@ -288,40 +301,11 @@ class Calls:
         self._keeping.close_tunnel(facts.get("tunnel"))
         self._answer()
 
-    # What comes behind a call
+    # While a call is answered
 
     @contextlib.contextmanager
-    def _data(self, some: bool) -> Iterator[Iterator[bytes] | None]:
-        """What the client sends along; what of it nobody wanted is read all the same, so that an answer follows."""
-        if not some:
-            yield None
-            return
-        data = self._wire.receive_data()
-        try:
-            yield data
-        except Broken:
-            raise
-        except Exception:
-            for _ in data:
-                pass
-            raise
-        for _ in data:
-            pass
-
-    def _limited(self) -> Iterator[bytes]:
-        size = 0
-        for part in self._wire.receive_data():
-            size += len(part)
-            if size > _MOST_BYTES:
-                raise Broken("more than any input may be")
-            yield part
-
-    @contextlib.contextmanager
-    def _watched(self, cancel: Callable[[], Any], *, unless: bool = False) -> Iterator[None]:
-        """Do something when the client hangs up meanwhile; not where it is read from anyway."""
-        if unless:
-            yield
-            return
+    def _watched(self, cancel: Callable[[], Any]) -> Iterator[None]:
+        """Do something when the client hangs up meanwhile."""
         over = threading.Event()
 
         def watch() -> None:
@@ -341,6 +325,15 @@ class Calls:
 def _shown(tunnel: Tunnel) -> Facts:
     facts = {"tunnel": tunnel.number, "machine": tunnel.held.number, "port": tunnel.port}
     return {**facts, "to": [tunnel.host, tunnel.there]}
+
+
+def _limited(data: Iterator[bytes]) -> Iterator[bytes]:
+    size = 0
+    for part in data:
+        size += len(part)
+        if size > _MOST_BYTES:
+            raise Broken("more than any input may be")
+        yield part
 
 
 def _exactly(data: Iterator[bytes], size: int) -> Iterator[bytes]:

@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from ...errors import HostKeyError, LinkLost, LoginRefused, SkyError
+from ...errors import HostKeyError, LinkLost, LoginRefused, MachineError, SkyError
 from ..ssh import auth
 from ..ssh.machine import SSHMachine
 from ..ssh.session import Access, connect
@@ -46,6 +46,7 @@ class Held:
         self._opening = threading.Lock()
         self._machine: SSHMachine | None = None
         self._lanes: list[SSHMachine] = []
+        self._bulk: SSHMachine | None = None
         self._free = threading.Semaphore(_LANES)
         self._why = ""
         self._lost_at = self._next_at = 0.0
@@ -86,6 +87,35 @@ class Held:
                 with self._lock:
                     if not self._closed and lane.session.alive:
                         self._lanes.append(lane)
+
+    @contextlib.contextmanager
+    def bulk(self) -> Iterator[SSHMachine]:
+        """The machine over a connection of its own, for what would keep tunnels and commands waiting on theirs.
+
+        Where the host gives us no second one, it is the first.
+        """
+        self.machine  # noqa: B018 - one that is away is said to be so
+        with self._lock:
+            mine, self._bulk = self._bulk, None
+        if mine is not None and not mine.session.alive:
+            mine.close()
+            mine = None
+        if mine is None:
+            try:
+                mine = SSHMachine(connect(self.target, self._access), self.address)
+            except MachineError:
+                with self.lane() as lane:
+                    yield lane
+                return
+        try:
+            yield mine
+        finally:
+            with self._lock:
+                keep = self._bulk is None and mine.session.alive and not self._closed
+                if keep:
+                    self._bulk = mine
+            if not keep:
+                mine.close()
 
     def _state(self) -> str:
         if self._closed:
@@ -187,11 +217,12 @@ class Held:
         """End the connection for good."""
         with self._lock:
             self._closed = True
-            machine, self._machine = self._machine, None
+            mine, self._machine, self._bulk = [self._machine, self._bulk], None, None
             self._lanes = []
         self._asked.set()
-        if machine is not None:
-            machine.close()
+        for machine in mine:
+            if machine is not None:
+                machine.close()
 
 
 def _silent(access: Access) -> auth.KeyRing:

@@ -156,7 +156,7 @@ class LinkShell:
         LinkLost
             When the connection ends first.
         """
-        return self._machine.converse("shell", data, script=script, data=data is not None, timeout=timeout)
+        return self._machine.converse("shell", data, script=script, timeout=timeout)
 
 
 class LinkMachine:
@@ -233,7 +233,7 @@ class LinkMachine:
     def put_all(self, files: Mapping[PurePath, bytes]) -> None:
         """Write several files with one command."""
         sizes = [[str(path), len(data)] for path, data in files.items()]
-        with self.link.call("put", {"machine": self.number, "files": sizes}, self.name) as wire:
+        with self.link.call("put", {"machine": self.number, "files": sizes, "data": True}, self.name) as wire:
             wire.send_data(files.values())
             reply = wire.receive().facts
         checked(reply)
@@ -264,7 +264,8 @@ class LinkMachine:
 
     def converse(self, call: str, stdin: Iterable[bytes] | None, **facts: Any) -> Done:
         """A call that may take bytes and gives some."""
-        with self.link.call(call, {"machine": self.number, **facts}, self.name) as wire:
+        facts = {"machine": self.number, "data": stdin is not None, **facts}
+        with self.link.call(call, facts, self.name) as wire:
             if stdin is not None:
                 wire.send_data(stdin)
             reply = wire.receive().facts
