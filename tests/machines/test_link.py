@@ -598,3 +598,100 @@ def test_a_command_whose_caller_is_gone_is_let_go(
     assert identity.lives(*loud.identity)
     second.machines()[0].process(*loud.identity).kill()
     second.end()
+
+
+# Dask over a tunnel
+
+
+@contextlib.contextmanager
+def scheduler_of(folder: Path) -> Iterator[int]:
+    """A pool's scheduler, on a port of this machine, with its certificates in the folder."""
+    from sky_jupyter.pool import certificates
+
+    folder.mkdir()
+    for name, data in certificates.make("test").files().items():
+        (folder / name).write_bytes(data)
+    ours, theirs = os.pipe()
+    code = "import sys, pathlib; from sky_jupyter.node import scheduler; scheduler.serve(pathlib.Path(sys.argv[1]), "
+    code += f"'127.0.0.1', 0, {theirs})"
+    process = subprocess.Popen([sys.executable, "-c", code, str(folder)], pass_fds=[theirs])
+    os.close(theirs)
+    try:
+        with open(ours) as told:
+            yield int(told.readline().rpartition(":")[2])
+    finally:
+        process.kill()
+        process.wait()
+
+
+class Seen:
+    """What the control plane tells its watcher."""
+
+    def __init__(self) -> None:
+        self.silent: list[bool] = []
+
+    def on_batch(self, batch: dict[str, object]) -> None: ...
+
+    def on_lost(self, node: int, why: str) -> None: ...
+
+    def on_back(self, node: int, *, kept: bool) -> None: ...
+
+    def on_silent(self, node: int | None, *, silent: bool) -> None:
+        assert node is None
+        self.silent.append(silent)
+
+    def on_replaced(self) -> None: ...
+
+
+def test_a_tls_caller_fails_at_once_while_the_host_is_away(
+    link: Link, target_of: TargetOf, echo: Echo, tmp_path: Path
+) -> None:
+    import ssl
+
+    with serve(tmp_path / "sshd") as server:
+        machine = link.connect(target_of(server))
+        tunnel = link.tunnel(machine, "127.0.0.1", echo.port)
+        server.stop()
+        eventually(lambda: not machine.up)
+        context = ssl.create_default_context()
+        context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+        began = time.monotonic()
+        for _ in range(5):
+            with pytest.raises(OSError), socket.create_connection(("127.0.0.1", tunnel.port), PATIENCE) as made:
+                context.wrap_socket(made)
+        assert time.monotonic() - began < 5
+
+
+@pytest.mark.slow
+def test_the_control_plane_dials_again_over_the_same_port(
+    link: Link, target_of: TargetOf, server: Server, tmp_path: Path
+) -> None:
+    import asyncio
+
+    from sky_jupyter.pool.control import Control
+
+    async def watch(port: int, away: Callable[[], None], back: Callable[[], None]) -> None:
+        seen = Seen()
+        control = Control(seen, direct=True, generation=1)
+        await control.connect(f"tls://127.0.0.1:{port}", tmp_path / "pool", 0, PATIENCE, lambda: "")
+        first = control.client
+        for step, silent in ((away, True), (back, False)):
+            await asyncio.to_thread(step)
+            end = time.monotonic() + PATIENCE
+            while silent not in seen.silent:
+                assert time.monotonic() < end
+                await asyncio.sleep(0.05)
+        assert seen.silent == [True, False]
+        assert first is not None
+        assert (await control.client.scheduler.identity())["type"] == "PoolScheduler"  # type: ignore[union-attr]
+        await control.close()
+
+    with scheduler_of(tmp_path / "pool") as port, serve(tmp_path / "sshd") as host:
+        machine = link.connect(target_of(host))
+        tunnel = link.tunnel(machine, "127.0.0.1", port)
+
+        def back() -> None:
+            host.start()
+            machine.retry()
+
+        asyncio.run(watch(tunnel.port, host.stop, back))
