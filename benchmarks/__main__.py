@@ -23,6 +23,7 @@ SUBJECTS = {
     "frameworks": "frameworks",
     "training": "training",
     "ssh": "ssh",
+    "link": "link",
 }
 
 

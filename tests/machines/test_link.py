@@ -550,6 +550,13 @@ def test_with_a_lease_it_outlives_its_owner_for_so_long(folder: Path, server: Se
     assert time.monotonic() - left >= 2.5
 
 
+def test_one_that_is_kept_later_lives_on_without_its_owner(folder: Path) -> None:
+    link = Link.start(folder)
+    link.keep(1.0)
+    link.close()
+    eventually(lambda: not folder.exists() and not link_processes(folder))
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT, signal.SIGHUP])
 def test_a_signal_ends_it_cleanly(folder: Path, server: Server, target_of: TargetOf, number: signal.Signals) -> None:
     link = Link.start(folder)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
+import os
 import queue
 import threading
 import time
@@ -116,6 +117,9 @@ class Calls:
         address = facts.get("address")
         if address is not None and not isinstance(address, str):
             raise SpecError("an address is text")
+        agent = facts.get("agent")
+        if isinstance(agent, str) and agent and "\0" not in agent:
+            os.environ["SSH_AUTH_SOCK"] = agent
         prompts = Prompts(
             self._ask_passphrase if facts.get("passphrase") else None, self._ask_host if facts.get("ask") else None
         )

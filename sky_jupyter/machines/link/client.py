@@ -156,6 +156,8 @@ class Link:
             "address": address,
             "passphrase": prompts.passphrase is not None,
             "ask": prompts.accept is not None,
+            # The agent of this login, which need not be that of the login in which the link was started.
+            "agent": os.environ.get("SSH_AUTH_SOCK"),
         }
         with self.call("connect", facts, target.name) as wire:
             while "ask" in (question := wire.receive().facts):

@@ -154,8 +154,9 @@ class Held:
 
     def retry(self) -> None:
         """Try at once, rather than when the pause is over."""
-        self._asked.set()
-        self._begin()
+        if not self.up:
+            self._asked.set()
+            self._begin()
 
     def _lost(self, machine: SSHMachine, reason: LinkLost) -> None:
         with self._lock:

@@ -72,7 +72,7 @@ class Keeping:
             with self._lock:
                 self._asking -= 1
                 if not self._asking:
-                    self._ring._given_up.clear()
+                    self._ring.ask_again()
 
     def host(self, number: Any) -> Held:
         """A host by its number."""

@@ -6,6 +6,7 @@ import contextlib
 import faulthandler
 import logging
 import os
+import resource
 import signal
 import socket
 import sys
@@ -20,6 +21,7 @@ from .wire import Broken, Wire, prove
 
 _TICK = 0.5
 _MOST_CLIENTS = 512
+_MOST_FILES = 16384
 # Threads that pass bytes on may wait for others that encrypt: the shorter their turns the better.
 _TURN = 0.001
 
@@ -30,6 +32,9 @@ def main(folder: Path) -> int:
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         signal.signal(number, lambda *_: stop.set())
     faulthandler.enable()
+    _, most = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with contextlib.suppress(ValueError, OSError):
+        resource.setrlimit(resource.RLIMIT_NOFILE, (min(most, _MOST_FILES) if most > 0 else _MOST_FILES, most))
     sys.setswitchinterval(_TURN)
     # What the library has to say of keys and hosts is in our errors; it is in no log.
     logging.getLogger("paramiko").addHandler(logging.NullHandler())

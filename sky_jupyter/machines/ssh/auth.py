@@ -63,6 +63,10 @@ class KeyRing:
                 self._opened[path] = self._open(path)
             return self._opened[path]
 
+    def ask_again(self) -> None:
+        """Ask for keys again that nobody gave the passphrase of."""
+        self._given_up.clear()
+
     def _open(self, path: str) -> Any:
         data = _read(path)
         if not _encrypted(data):
