@@ -18,7 +18,16 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sky_jupyter.errors import HostKeyError, LinkLost, LoginRefused, MachineError, PoolError, SkyError, Unreachable
+from sky_jupyter.errors import (
+    HostKeyError,
+    LinkLost,
+    LoginRefused,
+    MachineError,
+    PoolError,
+    SkyError,
+    SpecError,
+    Unreachable,
+)
 from sky_jupyter.machines import identity
 from sky_jupyter.machines.link import place, wire
 from sky_jupyter.machines.link.client import Link
@@ -254,6 +263,21 @@ def test_the_notebook_does_not_import_the_ssh_library(server: Server, target_of:
     assert (done.stdout, done.stderr) == ("b'hello\\n' False\n", "")
 
 
+def test_without_the_ssh_library_it_is_said_what_to_install(
+    folder: Path, server: Server, target_of: TargetOf, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "none").mkdir()
+    (tmp_path / "none" / "paramiko.py").write_text("raise ImportError('not there')")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "none"), os.environ.get("PYTHONPATH", "")]))
+    link = Link.start(folder)
+    try:
+        for _ in range(2):
+            with pytest.raises(SpecError, match="pip install 'sky-jupyter"):
+                link.connect(target_of(server))
+    finally:
+        link.end()
+
+
 # Questions and secrets
 
 
@@ -382,6 +406,7 @@ def test_a_silent_host_is_noticed_and_what_went_through_ends(
             with contextlib.suppress(ConnectionError):
                 assert held.recv(1) == b""
             assert time.monotonic() - began < 25  # 13 on a machine that has time
+        eventually(lambda: events)
         assert "has not answered" in events[0].why
         between.thaw()
         eventually(lambda: [e for e in events if e.kind == "back"], PATIENCE)

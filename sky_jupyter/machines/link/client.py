@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ...errors import LinkLost, PoolError
+from ...errors import LinkLost, PoolError, SkyError
 from .. import identity
 from ..ssh.hostkeys import Unknown
 from ..ssh.targets import Target
@@ -209,7 +209,7 @@ class Link:
 
     def end(self) -> None:
         """End the link with all of its connections; nothing of it is left. No error where it has ended."""
-        with contextlib.suppress(LinkLost, PoolError):
+        with contextlib.suppress(SkyError):
             pid, started = self.ask("end")["process"]
             until = time.monotonic() + _END_PATIENCE
             while identity.lives(pid, started) and time.monotonic() < until:

@@ -110,6 +110,11 @@ class LinkCommand:
             if self._over:
                 self._machine.link.forget(self._wire)
 
+    def __del__(self) -> None:
+        # What it has said is of no use to anybody now; where it still runs, nobody has asked to let it go.
+        if self._status is not None and not self._over:
+            self._machine.link.forget(self._wire)
+
     def terminate(self) -> None:
         """Ask it and what it has started in its group to end."""
         if self._status is None:

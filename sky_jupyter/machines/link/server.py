@@ -44,13 +44,13 @@ def main(folder: Path) -> int:
     listener = place.listen(folder)
     server = Server(listener, key, lifetime, stop)
     server.start()
-    while not (why := lifetime.over()) and not stop.wait(_TICK):
-        if not _same(folder):
-            why = "its folder is gone"
-            break
-    _note(f"ending: {why or 'asked to'}")
+    ours = _which(folder)
+    while not (why := lifetime.over()) and not stop.wait(_TICK) and _which(folder) == ours:
+        pass
+    still = _which(folder) == ours
+    _note(f"ending: {why or ('it was asked to' if still else 'its folder is gone')}")
     server.close()
-    if why != "its folder is gone":
+    if still:
         place.clear(folder)
         if config.get("made"):
             with contextlib.suppress(OSError):
@@ -127,17 +127,29 @@ class Server:
         self._ready.wait()
         if self._failed:
             with contextlib.suppress(Broken):
-                wire.receive()
-                wire.send({"error": {"kind": "SpecError", "message": self._failed}})
+                self._excuse(wire)
             return
         from .calls import Calls
 
         Calls(self._keeping, self._lifetime, self._stop.set, wire).serve()
 
+    def _excuse(self, wire: Wire) -> None:
+        """Answer every call with what is missing, but the one that ends the link."""
+        while True:
+            if wire.receive().facts.get("call") == "end":
+                wire.send({"done": True, "process": list(identity.this())})
+                self._stop.set()
+            else:
+                wire.send({"error": {"kind": "SpecError", "message": self._failed}})
 
-def _same(folder: Path) -> bool:
-    """Whether our socket is still in the folder: who removed it wants no link there."""
-    return (folder / place.SOCKET).exists()
+
+def _which(folder: Path) -> tuple[int, int] | None:
+    """Which socket is in the folder: who removed ours, or put another there, wants us no more."""
+    try:
+        facts = (folder / place.SOCKET).lstat()
+    except OSError:
+        return None
+    return facts.st_dev, facts.st_ino
 
 
 def _owner(facts: Any) -> identity.Process | None:
