@@ -38,8 +38,13 @@ class Link:
             one.close()
         self._sockets.clear()
 
+    def refuse(self) -> None:
+        """No new connection is made; those that there are go on."""
+        with contextlib.suppress(OSError):
+            self._listener.shutdown(socket.SHUT_RDWR)
+
     def close(self) -> None:
-        self._listener.shutdown(socket.SHUT_RDWR)
+        self.refuse()
         self._listener.close()
         self.thaw()
         self.cut()

@@ -197,6 +197,31 @@ def test_files_go_up_and_down_with_progress(machine: LinkMachine, tmp_path: Path
         machine.download(tmp_path / "nowhere", tmp_path / "x")
 
 
+def test_files_do_not_hold_up_the_rest_and_go_all_the_same_where_they_must(
+    link: Link, target_of: TargetOf, tmp_path: Path
+) -> None:
+    with serve(tmp_path / "sshd") as server, relay(server.port) as between:
+        machine = link.connect(target_of(server, port=between.port))
+
+        def connections() -> int:
+            return sum(process.name() == "sshd" for process in psutil.Process(server.process.pid).children())  # type: ignore[union-attr]
+
+        assert connections() == 1
+        (tmp_path / "file").write_bytes(os.urandom(1_000_000))
+        machine.upload(tmp_path / "file", tmp_path / "one")
+        assert connections() == 2
+        events: list[Event] = []
+        link.on_event(events.append)
+        server.kill_sessions()
+        eventually(lambda: [e for e in events if e.kind == "back"], PATIENCE)
+        between.refuse()
+        machine.upload(tmp_path / "file", tmp_path / "two")
+        machine.put(bytes(2_000_000), tmp_path / "three")
+        machine.download(tmp_path / "two", tmp_path / "four")
+        assert connections() == 1
+        assert (tmp_path / "four").read_bytes() == (tmp_path / "one").read_bytes() == (tmp_path / "file").read_bytes()
+
+
 def test_errors_arrive_as_what_they_are(
     link: Link, machine: LinkMachine, server: Server, target_of: TargetOf, tmp_path: Path
 ) -> None:

@@ -120,6 +120,8 @@ class Held:
     def _state(self) -> str:
         if self._closed:
             return "this connection was ended; connect to the machine anew"
+        if self._lost_at <= self._opened_at:
+            return "the connection has just broken, and is made again"
         away = time.monotonic() - self._lost_at
         told = f" ({self._why})" if self._why else ""
         left = self._next_at - time.monotonic()
@@ -175,6 +177,8 @@ class Held:
             if self._closed or self._rebuilding or self.up:
                 return
             self._rebuilding = True
+            if self._lost_at <= self._opened_at:
+                self._lost_at = time.monotonic()  # a client has noticed it before our watch
         threading.Thread(target=self._rebuild, name=f"link-rebuild-{self.number}", daemon=True).start()
 
     def _rebuild(self) -> None:
