@@ -1,0 +1,202 @@
+"""What an environment on another machine needs, as wheel files on this one.
+
+uv resolves and fetches for the other machine's Python, architecture and C library, and puts what it
+fetched into a folder; uv keeps no wheel files, so that they are made again from that folder, once for each content.
+"""
+
+from __future__ import annotations
+
+import base64
+import configparser
+import csv
+import hashlib
+import io
+import os
+import sys
+import tempfile
+import threading
+import zipfile
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path, PurePosixPath
+
+from ..errors import BootstrapError
+from .uv import OnLine, run_uv
+
+PHASE = "environment"
+# What an installer adds beside what was in the wheel.
+_ADDED = {"INSTALLER", "REQUESTED", "RECORD", "RECORD.jws", "direct_url.json", "uv_cache.json", "uv_build.json"}
+_DATA = ("share", "etc", "man")
+_DATE = (1980, 1, 1, 0, 0, 0)
+
+
+@dataclass(frozen=True)
+class Aim:
+    """The interpreter that wheels are for.
+
+    Parameters
+    ----------
+    python : str
+        Its minor version, such as ``"3.12"``.
+    platform : str
+        As uv's ``--python-platform``.
+    """
+
+    python: str
+    platform: str
+
+    @property
+    def arguments(self) -> list[str]:
+        """For uv's command line. Only wheels: what must be built is built for this machine, and not for that one."""
+        return ["--python-version", self.python, "--python-platform", self.platform, "--only-binary", ":all:"]
+
+
+@dataclass(frozen=True)
+class Wheel:
+    """A wheel file, and the name of its content."""
+
+    path: Path
+    digest: str
+
+
+def resolve(
+    requirements: Sequence[str], aim: Aim, *, on_line: OnLine = lambda line: None, stop: threading.Event | None = None
+) -> list[str]:
+    """All distributions that the requirements come to, each with its version.
+
+    Raises
+    ------
+    BootstrapError
+        When there is no such set of wheels; uv says why.
+    """
+    with tempfile.TemporaryDirectory(prefix="sky-lock-") as folder:
+        asked, lock = Path(folder, "asked.txt"), Path(folder, "lock.txt")
+        asked.write_text("".join(f"{item}\n" for item in requirements), encoding="utf-8")
+        command = ["pip", "compile", "--quiet", "--no-header", "--no-annotate", *aim.arguments]
+        command += ["--output-file", str(lock), str(asked)]
+        run_uv(command, phase=PHASE, on_line=on_line, stop=stop)
+        lines = lock.read_text(encoding="utf-8").splitlines()
+    return [line for line in lines if line.strip() and not line.startswith(("#", "--"))]
+
+
+def gather(
+    lock: Sequence[str],
+    aim: Aim,
+    cache: Path,
+    *,
+    on_line: OnLine = lambda line: None,
+    stop: threading.Event | None = None,
+) -> list[Wheel]:
+    """The wheels of what `resolve` found, fetched where uv's cache lacks them.
+
+    Parameters
+    ----------
+    cache : Path
+        The folder where wheels are kept, each below the name of its content.
+
+    Raises
+    ------
+    BootstrapError
+        When one cannot be fetched.
+    """
+    cache.mkdir(parents=True, exist_ok=True)
+    # Beside the cache: uv links there from its own, where both are on one disk.
+    with tempfile.TemporaryDirectory(prefix=".unpacked-", dir=cache) as folder:
+        tree, asked = Path(folder, "tree"), Path(folder, "lock.txt")
+        asked.write_text("".join(f"{line}\n" for line in lock), encoding="utf-8")
+        command = ["pip", "install", "--quiet", "--no-deps", "--target", str(tree), "--python", sys.executable]
+        run_uv([*command, *aim.arguments, "-r", str(asked)], phase=PHASE, on_line=on_line, stop=stop)
+        infos = sorted(tree.glob("*.dist-info"))
+        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as several:
+            wheels = list(several.map(lambda info: _wheel(tree, info, cache), infos))
+    if len(wheels) != len(lock):
+        raise BootstrapError(PHASE, f"uv fetched {len(wheels)} of {len(lock)} distributions")
+    return wheels
+
+
+def _wheel(tree: Path, info: Path, cache: Path) -> Wheel:
+    """The wheel of one distribution of an unpacked tree, from the cache, or made now."""
+    record = (info / "RECORD").read_bytes()
+    digest = hashlib.blake2b(record, digest_size=12).hexdigest()
+    name = f"{info.name.removesuffix('.dist-info')}-{_tags(info)}.whl"
+    path = cache / digest / name
+    if path.is_file():
+        return Wheel(path, digest)
+    path.parent.mkdir(exist_ok=True)
+    handle, part = tempfile.mkstemp(dir=cache, prefix=".part-")
+    try:
+        with os.fdopen(handle, "w+b") as file:
+            _pack(tree, info, record.decode("utf-8"), file)
+        os.replace(part, path)
+    except BaseException:
+        os.unlink(part)
+        raise
+    return Wheel(path, digest)
+
+
+def _tags(info: Path) -> str:
+    """The tags of a wheel's file name, from what it says itself: ``cp311.cp312-abi3-linux_x86_64``."""
+    tags = [
+        line.partition(":")[2].strip().split("-")
+        for line in (info / "WHEEL").read_text(encoding="utf-8").splitlines()
+        if line.lower().startswith("tag:")
+    ]
+    return "-".join(".".join(dict.fromkeys(part)) for part in zip(*tags, strict=True))
+
+
+def _pack(tree: Path, info: Path, record: str, file: object) -> None:
+    own = _own_scripts(info)
+    rows: list[tuple[str, str, int]] = []
+    with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED, compresslevel=6) as archive:  # type: ignore[call-overload]
+        for source, name in _members(info, record, own):
+            data = (tree / source).read_bytes()
+            if ".data/scripts/" in name and data.startswith(b"#!"):
+                data = _portable(data)
+            entry = zipfile.ZipInfo(name, _DATE)
+            entry.compress_type = zipfile.ZIP_DEFLATED
+            entry.external_attr = ((tree / source).stat().st_mode & 0o777 | 0o100000) << 16
+            archive.writestr(entry, data)
+            digest = base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b"=").decode()
+            rows.append((name, f"sha256={digest}", len(data)))
+        text = io.StringIO()
+        lines = csv.writer(text, lineterminator="\n")
+        lines.writerows([*rows, (f"{info.name}/RECORD", "", "")])
+        archive.writestr(zipfile.ZipInfo(f"{info.name}/RECORD", _DATE), text.getvalue())
+
+
+def _members(info: Path, record: str, own: set[str]) -> Iterator[tuple[str, str]]:
+    """Where each file of a distribution lies in the tree, and its name in the wheel."""
+    data = info.name.replace(".dist-info", ".data")
+    for row in csv.reader(io.StringIO(record)):
+        path = PurePosixPath(row[0])
+        if path.parts[0] == info.name and len(path.parts) == 2 and path.name in _ADDED:
+            continue
+        if path.suffix == ".pyc" or ".." in path.parts or path.is_absolute():
+            continue
+        if path.parts[0] == "bin":
+            if path.name not in own:
+                yield row[0], f"{data}/scripts/{path.name}"
+        elif path.parts[0] in _DATA:
+            yield row[0], f"{data}/data/{path}"
+        else:
+            yield row[0], row[0]
+
+
+def _own_scripts(info: Path) -> set[str]:
+    """The programs that an installer makes from a distribution's entry points."""
+    parser = configparser.ConfigParser(delimiters=("=",), interpolation=None)
+    parser.optionxform = str  # type: ignore[assignment, method-assign]
+    if (info / "entry_points.txt").is_file():
+        parser.read(info / "entry_points.txt", encoding="utf-8")
+    names: set[str] = set()
+    for section in ("console_scripts", "gui_scripts"):
+        if parser.has_section(section):
+            names.update(parser.options(section))
+    return names
+
+
+def _portable(data: bytes) -> bytes:
+    """A script that names this machine's interpreter, as a wheel has it."""
+    first, _, rest = data.partition(b"\n")
+    return b"#!python\n" + rest if b"python" in first else data
