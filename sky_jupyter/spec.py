@@ -27,6 +27,8 @@ MAX_NODES = 4096
 MAX_RANKS_PER_NODE = 256
 MAX_IDLE_TIMEOUT = 10 * 366 * 86_400.0
 DEFAULT_IDLE_TIMEOUT = 12 * 3600.0
+# Machines that others may want: a notebook that does not come back has left them.
+DEFAULT_REMOTE_IDLE_TIMEOUT = 30 * 60.0
 # A manager is heard once a second; what is shorter could end under its hands.
 MIN_IDLE_TIMEOUT = 10.0
 MIN_JOURNAL, MAX_JOURNAL = 1 << 20, 1 << 40
@@ -170,7 +172,7 @@ class PoolSpec:
         Whether it outlives the notebook's kernel.
     idle_timeout : float, optional
         Seconds without a manager and without a run after which nodes end themselves; twelve hours
-        unless given.
+        unless given, half an hour on remote machines.
     journal : int
         Bytes of each run's output that a node keeps, 1 MiB or more.
     """
@@ -215,6 +217,13 @@ class PoolSpec:
     def world_size(self) -> int:
         """All ranks of the pool."""
         return self.nodes * self.ranks_per_node
+
+    @property
+    def lease(self) -> float | None:
+        """Seconds without a manager and a run after which the nodes end; None where only their owner ends them."""
+        if self.provider.kind != "local":
+            return self.idle_timeout or DEFAULT_REMOTE_IDLE_TIMEOUT
+        return self.idle_timeout or (DEFAULT_IDLE_TIMEOUT if self.keep else None)
 
     @property
     def full_image(self) -> Image:

@@ -7,11 +7,14 @@ import shlex
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from ..errors import BootstrapError
 from ..machines.ssh import scripts
-from ..machines.ssh.machine import SSHMachine
 from ..spec import Accelerator
+
+if TYPE_CHECKING:
+    from ..machines.ssh.machine import SSHMachine
 
 CACHE = ".cache/sky_jupyter"
 _PATIENCE = 60.0

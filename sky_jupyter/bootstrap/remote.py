@@ -23,16 +23,18 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from importlib import metadata
 from pathlib import Path, PurePosixPath
-from typing import TypeVar
+from typing import TYPE_CHECKING, TypeVar
 
 import platformdirs
 
 from ..errors import BootstrapError, MachineError, SkyError
-from ..machines.ssh.machine import SSHMachine
 from ..spec import PoolSpec
 from . import environment, hosts, package, wheels
 from .hosts import Facts
 from .uv import LAST_LINES, OnLine, run_uv, without_secrets
+
+if TYPE_CHECKING:
+    from ..machines.ssh.machine import SSHMachine
 
 # Another way to build gives other environments.
 _RECIPE = 1

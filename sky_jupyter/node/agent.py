@@ -98,6 +98,7 @@ class Agent:
         env = {
             "IPYTHONDIR": str(self.folder / "ipython"),
             "SKY_POOL": config.pool,
+            "SKY_BLOBS": config.blobs,
             # debugpy comes with ipykernel and warns of what is no matter here.
             "PYDEVD_DISABLE_FILE_VALIDATION": "1",
         }

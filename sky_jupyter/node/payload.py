@@ -14,6 +14,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import mmap
+import os
 import pickle
 import struct
 import sys
@@ -44,14 +45,15 @@ def main_namespace() -> dict[str, Any]:
 def load_blob(path: str | PathLike[str]) -> Any:
     """The value in a blob file; its arrays are private, writable views of the mapped file.
 
-    Pages that nobody writes to are shared by all processes that load the same file.
+    Pages that nobody writes to are shared by all processes that load the same file. A path that is not
+    absolute begins in the node's own folder of blobs.
 
     Raises
     ------
     ValueError
         When the file is not a whole blob.
     """
-    with open(path, "rb") as file:
+    with open(os.path.join(os.environ.get("SKY_BLOBS", ""), path), "rb") as file:
         if file.seek(0, 2) < HEAD.size:
             raise ValueError(f"{path} is not a blob: it is shorter than a header")
         view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))

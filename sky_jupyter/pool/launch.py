@@ -19,11 +19,12 @@ from typing import Any
 
 from ..errors import BootstrapError, PoolError
 from ..machines.base import Command, Machine
-from ..machines.local import LocalProcess
+from ..machines.local import LocalMachine, LocalProcess
 from ..node.config import HostConfig
-from ..spec import DEFAULT_IDLE_TIMEOUT, PoolSpec
+from ..spec import PoolSpec
 from . import certificates
 
+LOCAL = LocalMachine()
 _SOCKET_PATH = 80
 _SHARED_MEMORY = Path("/dev/shm")
 _FAREWELL = 5.0
@@ -90,6 +91,20 @@ class Host:
             "process": self.command.identity,
         }
 
+    @property
+    def here(self) -> bool:
+        """Whether its process is this machine's."""
+        return True
+
+    @property
+    def away(self) -> str:
+        """What keeps us from it; empty where nothing does."""
+        return ""
+
+    def reach(self, address: str) -> str:
+        """Where the pool's scheduler is reached from here: at its own address."""
+        return address
+
     def end(self) -> None:
         """Have the host end with all that it started, and wait for it."""
         self.command.terminate()
@@ -104,6 +119,8 @@ class Host:
 
 def adopt(facts: Mapping[str, Any]) -> Host:
     """A host that another manager launched; raises PoolError where its process is gone."""
+    if "machine" in facts:
+        raise PoolError("a pool on other machines cannot be attached to yet: it ends by its lease")
     process = LocalProcess(*facts["process"])
     if not process.alive:
         raise PoolError("the pool's processes are gone")
@@ -145,7 +162,7 @@ def launch(
             blobs=str(blobs),
             scheduler=scheduler,
             owner=None if spec.keep else os.getpid(),
-            idle_timeout=spec.idle_timeout or (DEFAULT_IDLE_TIMEOUT if spec.keep else None),
+            idle_timeout=spec.lease,
             journal=spec.journal,
         )
         machine = machines[nodes[0]]

@@ -23,9 +23,8 @@ from ..capture.collect import Capture
 from ..capture.ledger import Ledger
 from ..capture.payload import Blob, write_blob
 from ..errors import BootstrapError, CaptureError, PoolError, SkyError, SpecError, plain, rank_label
-from ..machines.local import LocalMachine
-from ..spec import DEFAULT_IDLE_TIMEOUT, PoolSpec
-from . import launch
+from ..spec import PoolSpec
+from . import launch, remote
 from .control import Control
 from .events import Listener, PhaseEvent, Tape, ignore
 from .loop import Tick, counting_interrupts, loop, no_tick, wait_ticking
@@ -45,6 +44,7 @@ _READ_TIMEOUT = 60.0
 DEFAULT_GRACE = 5.0
 _SPARE_ROOM = 64 << 20
 _LAST_WORDS = 0.3
+_END_PATIENCE = 60.0
 
 
 @dataclass(frozen=True)
@@ -77,6 +77,8 @@ class Pool:
         self.registry = Registry()
         self.supervisor = Supervisor(spec, self._renew, self._again, self._break, self._let_go)
         self.hosts: list[launch.Host] = []
+        # Connections to other machines.
+        self.machines: list[Any] = []
         self.ids: Sequence[str] = ()
         self.control: Control | None = None
         self.current: Run | None = None
@@ -136,7 +138,9 @@ class Pool:
 
     def _record_ready(self) -> None:
         folders = tuple(str(path) for host in self.hosts for path in (host.folder, host.blobs))
-        self.registry.update(self.id, "ready", folders, self.hosts[0].command.identity)
+        # Another machine's process number says nothing here.
+        process = self.hosts[0].command.identity if self.hosts[0].here else None
+        self.registry.update(self.id, "ready", folders, process)
 
     @classmethod
     def attach(
@@ -218,20 +222,15 @@ class Pool:
 
     async def _start(self) -> None:
         spec, provider = self.spec, self.spec.provider
-        image = spec.full_image
-        with self._phase("environment", "checking what is installed") as say:
-            machines = await asyncio.to_thread(self._machines)
-            env = await asyncio.to_thread(environment.ensure, image, on_line=say, stop=self._stop)
-            await asyncio.to_thread(steps.run, spec, machines, launch.node_environment(image.env), say)
+        direct = provider.kind == "local"
+        launching_it = await (self._prepare() if direct else self._prepare_remote())
         with self._phase("agent", f"starting {spec.nodes} node{'s' if spec.nodes > 1 else ''} ({provider.kind})"):
-            launching = asyncio.ensure_future(
-                asyncio.to_thread(launch.launch, self.id, spec, machines, env.python, image.env, self.hosts.append)
-            )
+            launching = asyncio.ensure_future(asyncio.to_thread(launching_it))
             # The client's import takes as long as the hosts' start; beside it, it costs nothing.
             await asyncio.to_thread(_import_client)
-            self.scheduler_address = await launching
+            address = await launching
             # Of remote machines, one port is reachable from here: the scheduler's.
-            direct = all(machine.key == LocalMachine.key for machine in machines)
+            self.scheduler_address = await asyncio.to_thread(self.hosts[0].reach, address)
             self.control = Control(self.supervisor, direct=direct, generation=self.generation)
             self.supervisor.control = self.control
             self._write_record(direct=direct)
@@ -243,9 +242,38 @@ class Pool:
         with self._phase("plugins", f"starting kernels{', entering ' + names if names else ''}"):
             await self._enter()
 
+    async def _prepare(self) -> Callable[[], str]:
+        """See that this machine has the environment; what starts the hosts in it."""
+        image = self.spec.full_image
+        with self._phase("environment", "checking what is installed") as say:
+            machines = await asyncio.to_thread(self._machines)
+            env = await asyncio.to_thread(environment.ensure, image, on_line=say, stop=self._stop)
+            await asyncio.to_thread(steps.run, self.spec, machines, launch.node_environment(image.env), say)
+        return functools.partial(
+            launch.launch, self.id, self.spec, machines, env.python, image.env, self.hosts.append
+        )
+
     def _machines(self) -> list[Any]:
         self.ids = self.spec.provider.create(self.spec, self.spec.nodes, self.id)
         return [self.spec.provider.connect(id) for id in self.ids]
+
+    async def _prepare_remote(self) -> Callable[[], str]:
+        """Connect to the machines and see that they have the environment; what starts the hosts there."""
+        from ..bootstrap.remote import Crew
+
+        provider = self.spec.provider
+        importing = asyncio.ensure_future(asyncio.to_thread(_import_client))
+        with self._phase("connect", str(provider)):
+            self.ids = await asyncio.to_thread(provider.create, self.spec, self.spec.nodes, self.id)
+            self.machines = await asyncio.to_thread(provider.connect_all, self.ids)
+        crew = Crew(self.machines, self.spec, offline=provider.offline, stop=self._stop)
+        for name, text, work in crew.phases:
+            with self._phase(name, text) as say:
+                await asyncio.to_thread(work, say)
+        await importing
+        return functools.partial(
+            remote.start, self.id, self.spec, crew.sites, crew.image.env, self.hosts.append
+        )
 
     async def _enter(self, ranks: Sequence[int] | None = None, epoch: tuple[dict[str, int], str] | None = None) -> None:
         """Have ranks take their place and enter the plugins, all at the same time."""
@@ -311,14 +339,29 @@ class Pool:
             self._client.close()
         with contextlib.suppress(Exception):
             loop().call(self._leave(), timeout=10)
-        for host in self.hosts:
-            with contextlib.suppress(Exception):
-                host.end()
+        self._end_hosts(self.hosts)
         with contextlib.suppress(Exception):
             self.spec.provider.destroy(self.ids)
         with contextlib.suppress(Exception):
             self.registry.update(self.id, "ended")
             self.registry.close()
+
+    def _end_hosts(self, hosts: Sequence[launch.Host]) -> None:
+        """End hosts, those of other machines side by side, and the connections to them."""
+        if self.machines:
+            ending = [threading.Thread(target=host.end, name="sky-end", daemon=True) for host in hosts]
+            for thread in ending:
+                thread.start()
+            for thread in ending:
+                thread.join(_END_PATIENCE)
+        else:
+            for host in hosts:
+                with contextlib.suppress(Exception):
+                    host.end()
+        for machine in self.machines:
+            with contextlib.suppress(Exception):
+                machine.close()
+        self.machines = []
 
     async def _leave(self) -> None:
         self.supervisor.close()
@@ -353,8 +396,7 @@ class Pool:
         self.supervisor.close()
         self.state, self.broken = "new", ""
         await self.control.close()
-        for host in hosts:
-            await asyncio.to_thread(host.end)
+        await asyncio.to_thread(self._end_hosts, hosts)
         await self._start()
 
     async def _renew(self, ranks: Sequence[int] | None) -> None:
@@ -455,10 +497,24 @@ class Pool:
             shipped: dict[str, Any] = {"manifest": run.capture.manifest(run.folder)}
             if call is not None:
                 shipped["blob"] = str(write_blob(call, run.folder))
+            if self.machines:
+                self._send(run, shipped)
         except BaseException:
             shutil.rmtree(run.folder, ignore_errors=True)
             raise
         return shipped
+
+    def _send(self, run: Run, shipped: dict[str, Any]) -> None:
+        """Bring a run's blobs to the machines that it runs on."""
+        remote.send(self._hosts_of(run), run.folder)
+        shipped["manifest"] = remote.relative(shipped["manifest"], run.folder)
+        if "blob" in shipped:
+            shipped["blob"] = str(Path(shipped["blob"]).relative_to(run.folder.parent))
+
+    def _hosts_of(self, run: Run) -> list[launch.Host]:
+        """The hosts of a run's ranks; all where any of them may take it."""
+        nodes = {rank // self.spec.ranks_per_node for rank in run.outcomes}
+        return [host for host in self.hosts if not nodes or nodes & set(host.nodes)]
 
     def _room(self, size: int) -> Path:
         """The folder for blobs of this many bytes in all: shared memory, or else the disk."""
@@ -618,6 +674,8 @@ class Pool:
         self.supervisor.discard(run)
         # Kernels that have mapped a blob need its name no more.
         if run.folder.name == run.id:
+            if self.machines and any(run.folder.iterdir()):
+                remote.discard(self._hosts_of(run), run.folder)
             shutil.rmtree(run.folder, ignore_errors=True)
         self.registry.run_ended(run.id, "failed" if run.failed else "ok", run.elapsed)
         outcomes = list(run.outcomes.values())
@@ -686,7 +744,9 @@ class Pool:
         self._break(self._why_gone())
 
     def _why_gone(self) -> str:
-        lease = self.spec.idle_timeout or (DEFAULT_IDLE_TIMEOUT if self.spec.keep else math.inf)
+        if away := next((host.away for host in self.hosts if host.away), ""):
+            return f"{away}: what runs there goes on until its lease ends"
+        lease = self.spec.lease or math.inf
         if self.control is not None and time.monotonic() - self.control.heard >= lease:
             return f"its lease ended: nodes that hear of no notebook for {lease:g} s end (--idle-timeout {lease:g})"
         return "the pool's processes are gone"

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import ProvisionError, SpecError
+from ..errors import MachineError, ProvisionError, SpecError
 from ..machines.ssh.hostkeys import valid_fingerprint
 from ..machines.ssh.targets import Place, Target, resolve
 from ..spec import PoolSpec
@@ -35,6 +36,8 @@ class SSH:
         Private key files to log in with; the agent's and the usual ones unless given.
     jump : str, optional
         The host to go through; several with commas between them, the first one first.
+    offline : bool
+        Whether hosts are sent all packages from here, and fetch nothing themselves.
     accept_host_keys : bool or mapping of str to str
         Whether a host that is not in known_hosts is taken and kept there: True for whatever key it
         shows, or host -> ``"SHA256:…"`` for these keys. A key that has changed is refused always.
@@ -52,6 +55,7 @@ class SSH:
     port: int | None = None
     key: tuple[str, ...] = ()
     jump: str | None = None
+    offline: bool = field(default=False, compare=False)
     accept_host_keys: bool | Mapping[str, str] = field(default=False, compare=False)
 
     def __post_init__(self) -> None:
@@ -156,6 +160,27 @@ class SSH:
         from ..machines.ssh.machine import SSHMachine
 
         return SSHMachine.connect(target, access)
+
+    def connect_all(self, ids: Sequence[str], prompts: Prompts | None = None) -> Sequence[SSHMachine]:
+        """Several of the hosts, side by side; where one fails, the others are let go of again.
+
+        Raises
+        ------
+        MachineError
+            For the first that cannot be connected to; the others that cannot are named in it.
+        """
+        access = self.access(prompts)
+        with ThreadPoolExecutor(max(1, len(ids)), thread_name_prefix="sky-connect") as several:
+            futures = [several.submit(self.connect, id, access) for id in ids]
+        failed = [error for future in futures if (error := future.exception()) is not None]
+        if not failed:
+            return [future.result() for future in futures]
+        for future in futures:
+            if future.exception() is None:
+                future.result().close()
+        if len(failed) > 1 and isinstance(failed[0], MachineError):
+            failed[0].args = ("; ".join(map(str, failed)),)
+        raise failed[0]
 
     def __str__(self) -> str:
         return f"ssh ({', '.join(self.hosts)})"
