@@ -147,8 +147,8 @@ class Compute:
     ----------
     provider : optional
         What makes the machines; `Local` unless given.
-    nodes : int
-        How many nodes.
+    nodes : int, optional
+        How many nodes; 1 unless given, or all of an SSH provider's hosts.
     ranks_per_node : int
         How many rank processes on each.
     accelerator : str or Accelerator, optional
@@ -176,7 +176,7 @@ class Compute:
     def __init__(
         self,
         provider: Any = None,
-        nodes: int = 1,
+        nodes: int | None = None,
         ranks_per_node: int = 1,
         accelerator: str | Accelerator | None = None,
         plugins: Iterable[Plugin | str] = (),
@@ -188,7 +188,7 @@ class Compute:
     ) -> None:
         self.spec = PoolSpec(
             provider=Local() if provider is None else provider,
-            nodes=nodes,
+            nodes=getattr(provider, "default_nodes", 1) if nodes is None else nodes,
             ranks_per_node=ranks_per_node,
             accelerator=Accelerator.parse(accelerator) if isinstance(accelerator, str) else accelerator,
             image=image or Image(),

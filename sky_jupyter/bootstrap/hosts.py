@@ -190,13 +190,13 @@ def _script(python: str, uv: str) -> str:
         'echo "glibc $(getconf GNU_LIBC_VERSION 2>/dev/null || ldd --version 2>&1 | head -n 1)"',
         'echo "clock $(date +%s.%N 2>/dev/null)"',
         'echo "home $HOME"',
-        "set -- $SSH_CONNECTION; echo \"address ${3:-}\"",
+        'set -- $SSH_CONNECTION; echo "address ${3:-}"',
         # A file that is written and run there: a full disk, a read-only one and one without leave to execute all show.
         f"_sky_e=$( {{ mkdir -p -m 700 -- {cache} && printf '#!/bin/sh\\nexit 0\\n' >{probe} && chmod 700 {probe} "
-        f"&& {probe}; }} 2>&1 ) && [ -s {probe} ] && echo cache ok || echo \"refused $_sky_e\"",
+        f'&& {probe}; }} 2>&1 ) && [ -s {probe} ] && echo cache ok || echo "refused $_sky_e"',
         f"rm -f -- {probe}",
-        f"echo \"free $(df -Pk {cache} 2>/dev/null | tail -n 1 | {{ read -r _ _ _ f _; echo $f; }})\"",
-        '[ -w /tmp ] && echo runtime /tmp || { [ -w /var/tmp ] && echo runtime /var/tmp; }',
+        f'echo "free $(df -Pk {cache} 2>/dev/null | tail -n 1 | {{ read -r _ _ _ f _; echo $f; }})"',
+        "[ -w /tmp ] && echo runtime /tmp || { [ -w /var/tmp ] && echo runtime /var/tmp; }",
         "[ -d /dev/shm ] && [ -w /dev/shm ] && echo shared /dev/shm",
         f"for _sky_p in python{python} python3; do _sky_x=$(command -v $_sky_p) && "
         f'"$_sky_x" -I -c {shlex.quote(ask)} 2>/dev/null; done',

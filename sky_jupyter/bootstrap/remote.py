@@ -165,9 +165,9 @@ class Crew:
                 has = ", ".join(facts.pythons) or "none"
                 raise BootstrapError(
                     "python",
-                    f"{site.machine.target} has no Python {site.version} (it has {has}), and offline none can be fetched "
-                    f"there: install it (Debian: apt-get install python{self.minor}), ask for one that it has "
-                    "(--python), or leave --offline out",
+                    f"{site.machine.target} has no Python {site.version} (it has {has}), and offline none can be "
+                    f"fetched there: install it (Debian: apt-get install python{self.minor}), ask for one that it "
+                    "has (sky.Image(python=…)), or leave --offline out",
                     node=site.node,
                 )
 
@@ -276,7 +276,9 @@ class Crew:
             if site.python:
                 variables["UV_PYTHON_DOWNLOADS"] = "never"
             shown = shlex.join(["uv", *fill[1:4], "-r", "…"]) if self.offline else without_secrets(shlex.join(fill))
-            advice = "" if self.offline else "; a host without a way to the package index needs --offline (offline=True)"
+            advice = (
+                "" if self.offline else "; a host without a way to the package index needs --offline (offline=True)"
+            )
             self._stream(site, script, variables, "environment", say, shown=shown, advice=advice)
 
     def _asked(self) -> list[str]:
@@ -441,7 +443,7 @@ def _locked(site: Site, path: str, tell: OnLine) -> Iterator[None]:
     """Hold a lock on the host that no other pool holds; it is let go of when our connection ends, too."""
     machine, quoted = site.machine, shlex.quote(path)
     script = (
-        f"umask 077; mkdir -p -- \"$(dirname -- {quoted})\" || exit 1; exec 9>{quoted}; "
+        f'umask 077; mkdir -p -- "$(dirname -- {quoted})" || exit 1; exec 9>{quoted}; '
         "flock -n 9 || { echo waiting; flock 9 || exit 1; }; echo locked; exec sleep 2147483"
     )
     log = PurePosixPath(f"{site.facts.cache}/bootstrap.log")

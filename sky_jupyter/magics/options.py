@@ -22,12 +22,14 @@ from ..errors import SpecError, nearest, rank_label
 from ..plugins import parse_plugins
 from ..plugins.parse import FACTORIES
 from ..pool.manager import DEFAULT_GRACE
-from ..providers import Local
+from ..providers import SSH, Local
 from ..spec import DEFAULT_IDLE_TIMEOUT, DEFAULT_JOURNAL, PoolSpec, seconds, size
 
-PROVIDERS: dict[str, Callable[[], Any]] = {"local": Local}
+PROVIDERS: dict[str, Callable[..., Any]] = {"local": Local, "ssh": SSH}
 MAX_RANK = 1 << 20
 _MAX_CONFIG = 1 << 20
+# What may be given more than once: all of it counts.
+_SEVERAL = ("pip", "push", "no_capture", "hosts", "key")
 _RUN_ID = re.compile(r"[0-9a-f]{1,8}\Z")
 
 
@@ -137,6 +139,14 @@ class Target:
 
 _RANKS = "ranks such as 0,2-5, or head"
 _NAMES = "names with a comma between"
+# What `sky.SSH` takes.
+HOSTS = (
+    Option("--hosts", "A,U@B:P", _words, "hosts with a comma between, such as gpu1,me@gpu2:2222", "ssh: the nodes"),
+    Option("--user", "NAME", str, "a name", "ssh: who logs in where the host does not say"),
+    Option("--port", "N", int, "a whole number", "ssh: the port where the host does not say"),
+    Option("--key", "FILE", _words, "files with a comma between", "ssh: private keys to log in with"),
+    Option("--jump", "HOST", str, "a host", "ssh: the host to go through"),
+)
 POOL = (
     Option("--nodes", "N", int, "a whole number", "how many nodes (1)"),
     Option("--ranks-per-node", "N", int, "a whole number", "rank processes on each node (1)"),
@@ -149,6 +159,7 @@ POOL = (
         tuple(FACTORIES),
     ),
     Option("--provider", "NAME", str, "a provider's name", "what makes the nodes (local)", tuple(PROVIDERS)),
+    *HOSTS,
     Option("--pip", "X,Y", _words, "requirements with a comma between", "packages that the nodes need besides"),
     Option("--env", "K=V", _assignments, "K=V, with a comma before another K=V", "environment variables of every rank"),
     Option(
@@ -166,7 +177,14 @@ POOL = (
         f"how much of each run's output is kept on each node ({DEFAULT_JOURNAL >> 20}MB)",
     ),
 )
-POOL_SWITCHES = (Switch("--keep", "the pool outlives its notebook; `%sky attach` finds it again"),)
+HOST_SWITCHES = (
+    Switch("--accept-host-keys", "ssh: take the key of a host that is not known yet, and keep it"),
+    Switch("--offline", "ssh: send the hosts all packages from here; they need no internet"),
+)
+POOL_SWITCHES = (
+    Switch("--keep", "the pool outlives its notebook; `%sky attach` finds it again"),
+    *HOST_SWITCHES,
+)
 NAME = Option("--name", "NAME", str, "a name", "which pool (the current one)")
 CONFIG = Option("--config", "FILE.toml#SECTION", str, "FILE.toml#SECTION", "read options from a TOML table")
 CELL = (
@@ -389,8 +407,7 @@ def _given(verb: str | None, prog: str, parsed: dict[str, Any]) -> Given:
     values.update(switches, target=parsed["target"])
     pool_keys = {item.key for item in (*POOL, *POOL_SWITCHES)}
     pool = {key: values.pop(key) for key in list(values) if key in pool_keys}
-    if "provider" in pool:
-        pool["provider"] = _provider(pool["provider"])
+    _make_provider(pool, prog)
     if "plugins" in pool:
         pool["plugins"] = parse_plugins(pool["plugins"])
     for text in pool.get("pip", ()):
@@ -427,7 +444,7 @@ def _value(option: Option, given: list[Any], prog: str) -> Any:
         # A table's variables are pairs already: their values may hold anything.
         pairs = [[item] if isinstance(item, tuple) else _read(option, item, prog) for item in given]
         return _variables([pair for several in pairs for pair in several], prog)
-    if option.key in ("pip", "push", "no_capture"):
+    if option.key in _SEVERAL:
         return tuple(word for text in given for word in _read(option, text, prog))
     if len(given) > 1:
         raise UsageError(f"{prog}: {option.flag} is given {len(given)} times")
@@ -447,6 +464,25 @@ def _variables(pairs: list[tuple[str, str]], prog: str) -> dict[str, str]:
     if twice is not None:
         raise UsageError(f"{prog}: --env sets {twice} {names.count(twice)} times")
     return dict(pairs)
+
+
+def _make_provider(pool: dict[str, Any], prog: str) -> None:
+    """Put a provider in the place of its name and of what is for it alone."""
+    name = pool.get("provider")
+    given = {item.key: pool.pop(item.key) for item in (*HOSTS, *HOST_SWITCHES) if item.key in pool}
+    flags = {item.key: item.flag for item in (*HOSTS, *HOST_SWITCHES)}
+    if name == "ssh":
+        if "hosts" not in given:
+            raise UsageError(f"{prog}: --provider ssh needs --hosts, such as --hosts gpu1,me@gpu2:2222")
+        pool["provider"] = SSH(**given)
+        pool.setdefault("nodes", pool["provider"].default_nodes)
+        return
+    # A switch that is off in a file asks for nothing.
+    asked = [flags[key] for key, value in given.items() if value is not False]
+    if asked:
+        raise UsageError(f"{prog}: {', '.join(asked)} {'are' if len(asked) > 1 else 'is'} for --provider ssh")
+    if name is not None:
+        pool["provider"] = _provider(name)
 
 
 def _provider(name: str) -> Any:
@@ -524,7 +560,7 @@ def _checked(section: dict[str, Any], by_key: dict[str, Option], known: list[str
             yield key, [(variable, _text(text, name)) for variable, text in value.items()]
         elif isinstance(value, list):
             texts = [_text(item, name) for item in value]
-            yield key, texts if key in ("env", "pip", "push", "no_capture") else [",".join(texts)]
+            yield key, texts if key in ("env", *_SEVERAL) else [",".join(texts)]
         else:
             yield key, [_text(value, name)]
 

@@ -6,6 +6,7 @@ import asyncio
 import contextlib
 import logging
 import time
+import warnings
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
@@ -339,13 +340,15 @@ async def _end(client: Client) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Dask's loggers say nothing meanwhile."""
+    """Dask's loggers say nothing meanwhile, nor does it of packages that the notebook has and the nodes have not."""
     loggers = [logging.getLogger(name) for name in ("distributed.client", "distributed.comm", "distributed.core")]
     before = [logger.disabled for logger in loggers]
     for logger in loggers:
         logger.disabled = True
     try:
-        yield
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Mismatched versions found")
+            yield
     finally:
         for logger, value in zip(loggers, before, strict=True):
             logger.disabled = value

@@ -249,9 +249,7 @@ class Pool:
             machines = await asyncio.to_thread(self._machines)
             env = await asyncio.to_thread(environment.ensure, image, on_line=say, stop=self._stop)
             await asyncio.to_thread(steps.run, self.spec, machines, launch.node_environment(image.env), say)
-        return functools.partial(
-            launch.launch, self.id, self.spec, machines, env.python, image.env, self.hosts.append
-        )
+        return functools.partial(launch.launch, self.id, self.spec, machines, env.python, image.env, self.hosts.append)
 
     def _machines(self) -> list[Any]:
         self.ids = self.spec.provider.create(self.spec, self.spec.nodes, self.id)
@@ -271,9 +269,7 @@ class Pool:
             with self._phase(name, text) as say:
                 await asyncio.to_thread(work, say)
         await importing
-        return functools.partial(
-            remote.start, self.id, self.spec, crew.sites, crew.image.env, self.hosts.append
-        )
+        return functools.partial(remote.start, self.id, self.spec, crew.sites, crew.image.env, self.hosts.append)
 
     async def _enter(self, ranks: Sequence[int] | None = None, epoch: tuple[dict[str, int], str] | None = None) -> None:
         """Have ranks take their place and enter the plugins, all at the same time."""

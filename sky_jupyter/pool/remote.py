@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import json
 import queue
 import secrets
@@ -129,7 +130,7 @@ def start(
             shutil.rmtree(made, ignore_errors=True)
         raise
     others = [
-        lambda node=node: _start_one(pool, spec, sites, node, (folder, blobs), keys, head, env, on_host)
+        functools.partial(_start_one, pool, spec, sites, node, (folder, blobs), keys, head, env, on_host)
         for node in range(1, len(sites))
     ]
     _all(others)
@@ -221,7 +222,7 @@ def send(hosts: Iterable[launch.Host], folder: Path) -> None:
                 "make large values inside the cell"
             ) from None
 
-    _all([lambda host=host: one(host) for host in hosts if isinstance(host, RemoteHost)])
+    _all([functools.partial(one, host) for host in hosts if isinstance(host, RemoteHost)])
 
 
 def discard(hosts: Iterable[launch.Host], folder: Path) -> None:
