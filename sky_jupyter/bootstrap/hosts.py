@@ -156,8 +156,8 @@ def warnings(facts: Facts) -> list[str]:
     return []
 
 
-def check_accelerators(facts: Sequence[Facts], wanted: Accelerator | None) -> None:
-    """Refuse hosts without the accelerators that the spec wants, and hosts that differ in theirs.
+def check_alike(facts: Sequence[Facts], wanted: Accelerator | None) -> None:
+    """Refuse hosts without the accelerators that the spec wants, and hosts of which not all are of one kind.
 
     Raises
     ------
@@ -170,6 +170,13 @@ def check_accelerators(facts: Sequence[Facts], wanted: Accelerator | None) -> No
             if len(right) < wanted.count:
                 found = ", ".join(host.accelerators) or "no accelerator that nvidia-smi shows"
                 raise BootstrapError("system", f"the pool needs {wanted} on each node; it has {found}", node=node)
+        if host.machine != facts[0].machine:
+            raise BootstrapError(
+                "system",
+                f"its processor is {host.machine}, and node 0 has {facts[0].machine}: a pool's hosts must be of one "
+                "architecture; make two pools",
+                node=node,
+            )
         if host.accelerators != facts[0].accelerators:
             mine, first = (", ".join(item) or "none" for item in (host.accelerators, facts[0].accelerators))
             raise BootstrapError(

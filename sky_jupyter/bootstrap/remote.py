@@ -146,7 +146,7 @@ class Crew:
                 self._tell(site, line, say)
 
         self.each(one, "system")
-        hosts.check_accelerators([site.facts for site in self.sites], self.spec.accelerator)
+        hosts.check_alike([site.facts for site in self.sites], self.spec.accelerator)
 
     def find_python(self, say: OnLine) -> None:
         """Settle on the interpreter that environments are made of: the host's own, or uv's."""

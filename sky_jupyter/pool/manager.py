@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
@@ -36,6 +36,9 @@ from .stock import take_stock
 from .supervisor import Supervisor
 from .where import Where, ask
 
+if TYPE_CHECKING:
+    from ..bootstrap.remote import Crew
+
 AGENT_TIMEOUT = 60.0
 # A machine that has much else to do takes long; a rank that hangs is rarer than that.
 _AGAIN_PATIENCE = 60.0
@@ -44,7 +47,7 @@ _READ_TIMEOUT = 60.0
 DEFAULT_GRACE = 5.0
 _SPARE_ROOM = 64 << 20
 _LAST_WORDS = 0.3
-_END_PATIENCE = 60.0
+_END_PATIENCE = 20.0
 
 
 @dataclass(frozen=True)
@@ -94,6 +97,9 @@ class Pool:
         self.generation = 1
         self._epoch = 0
         self._stop = threading.Event()
+        # Unset while hosts are being started on other machines.
+        self._idle = threading.Event()
+        self._idle.set()
         # What plugins entered here, for the pool's life.
         self._client = contextlib.ExitStack()
 
@@ -262,14 +268,13 @@ class Pool:
         provider = self.spec.provider
         importing = asyncio.ensure_future(asyncio.to_thread(_import_client))
         with self._phase("connect", str(provider)):
-            self.ids = await asyncio.to_thread(provider.create, self.spec, self.spec.nodes, self.id)
-            self.machines = await asyncio.to_thread(provider.connect_all, self.ids)
+            await asyncio.to_thread(self._connect)
         crew = Crew(self.machines, self.spec, offline=provider.offline, stop=self._stop)
         for name, text, work in crew.phases:
             with self._phase(name, text) as say:
                 await asyncio.to_thread(work, say)
         await importing
-        return functools.partial(remote.start, self.id, self.spec, crew.sites, crew.image.env, self.hosts.append)
+        return functools.partial(self._launch_remote, crew)
 
     async def _enter(self, ranks: Sequence[int] | None = None, epoch: tuple[dict[str, int], str] | None = None) -> None:
         """Have ranks take their place and enter the plugins, all at the same time."""
@@ -335,29 +340,45 @@ class Pool:
             self._client.close()
         with contextlib.suppress(Exception):
             loop().call(self._leave(), timeout=10)
-        self._end_hosts(self.hosts)
+        self._end_hosts(list(self.hosts))
         with contextlib.suppress(Exception):
             self.spec.provider.destroy(self.ids)
         with contextlib.suppress(Exception):
             self.registry.update(self.id, "ended")
             self.registry.close()
 
+    def _connect(self) -> None:
+        """Connect to the machines; in the thread itself, so that no connection is lost to an interrupt."""
+        self.ids = self.spec.provider.create(self.spec, self.spec.nodes, self.id)
+        self.machines = list(self.spec.provider.connect_all(self.ids))
+        if self._stop.is_set():
+            self._hang_up()
+
+    def _launch_remote(self, crew: Crew) -> str:
+        self._idle.clear()
+        try:
+            return remote.start(self.id, self.spec, crew.sites, crew.image.env, self.hosts.append, self._stop)
+        finally:
+            self._idle.set()
+
     def _end_hosts(self, hosts: Sequence[launch.Host]) -> None:
         """End hosts, those of other machines side by side, and the connections to them."""
-        if self.machines:
-            ending = [threading.Thread(target=host.end, name="sky-end", daemon=True) for host in hosts]
-            for thread in ending:
-                thread.start()
-            for thread in ending:
-                thread.join(_END_PATIENCE)
-        else:
+        if not self.machines:
             for host in hosts:
                 with contextlib.suppress(Exception):
                     host.end()
-        for machine in self.machines:
+            return
+        remote.end_all(hosts)
+        # One that was being started when the others ended may have come up since.
+        self._idle.wait(_END_PATIENCE)
+        remote.end_all([host for host in self.hosts if host not in hosts])
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        machines, self.machines = self.machines, []
+        for machine in machines:
             with contextlib.suppress(Exception):
                 machine.close()
-        self.machines = []
 
     async def _leave(self) -> None:
         self.supervisor.close()

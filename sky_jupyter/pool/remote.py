@@ -111,8 +111,11 @@ def start(
     sites: Sequence[Site],
     env: Mapping[str, str],
     on_host: Callable[[launch.Host], None],
+    stop: threading.Event,
 ) -> str:
     """Start a host on each machine, the head's first; ``on_host`` gets each as soon as it must be ended.
+
+    When ``stop`` is set, no more are started.
 
     Returns
     -------
@@ -124,13 +127,13 @@ def start(
     try:
         for name, data in keys.items():
             launch.LOCAL.put(data, folder / name)
-        head = _start_one(pool, spec, sites, 0, (folder, blobs), keys, None, env, on_host)
+        head = _start_one(pool, spec, sites, 0, (folder, blobs), keys, None, env, on_host, stop)
     except BaseException:
         for made in (folder, blobs):
             shutil.rmtree(made, ignore_errors=True)
         raise
     others = [
-        functools.partial(_start_one, pool, spec, sites, node, (folder, blobs), keys, head, env, on_host)
+        functools.partial(_start_one, pool, spec, sites, node, (folder, blobs), keys, head, env, on_host, stop)
         for node in range(1, len(sites))
     ]
     _all(others)
@@ -147,9 +150,12 @@ def _start_one(
     scheduler: str | None,
     env: Mapping[str, str],
     on_host: Callable[[launch.Host], None],
+    stop: threading.Event,
 ) -> str:
     """Start the host of one node; returns the scheduler's address."""
     site = sites[node]
+    if stop.is_set():
+        raise BootstrapError("agent", "stopped", node=node)
     name = f"sky-{pool}-{secrets.token_hex(4)}"
     folder, blobs = f"{site.facts.runtime}/{name}", f"{site.facts.shared}/{name}"
     if blobs == folder:
@@ -190,6 +196,16 @@ def _start_one(
     while event["event"] != "started":
         event = host.next_event(deadline)
     return str(event["scheduler"])
+
+
+def end_all(hosts: Iterable[launch.Host]) -> None:
+    """End hosts side by side; one that cannot be ended keeps none of the others."""
+
+    def one(host: launch.Host) -> None:
+        with contextlib.suppress(Exception):
+            host.end()
+
+    _all([functools.partial(one, host) for host in hosts])
 
 
 def send(hosts: Iterable[launch.Host], folder: Path) -> None:

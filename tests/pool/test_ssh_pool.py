@@ -1,0 +1,233 @@
+"""Pools on real hosts over SSH: from bare to a cell's result, and nothing of it afterwards."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.util
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import sky_jupyter as sky
+from sky_jupyter.errors import BootstrapError, HostKeyError, LoginRefused, SkyError, Unreachable
+from sky_jupyter.pool.events import PhaseEvent
+from sky_jupyter.pool.manager import Pool
+from sky_jupyter.pool.results import CellError
+from sky_jupyter.spec import PoolSpec
+from tests.hosts.world import Host, World, hosts
+from tests.pool.pools import run
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.slow,
+    pytest.mark.skipif(importlib.util.find_spec("paramiko") is None, reason="needs paramiko (the `ssh` extra)"),
+]
+
+PATIENCE = 60.0
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    """Two hosts with Debian's Python, which know no package index."""
+    with hosts(2, python=True) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def config(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The user's SSH configuration, with both hosts in it."""
+    path = world.ssh_config(tmp_path / "config")
+    monkeypatch.setenv("SKY_SSH_CONFIG", str(path))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    return path
+
+
+def provider(**options: Any) -> sky.SSH:
+    return sky.SSH(**{"hosts": ["host0", "host1"], "offline": True, **options})
+
+
+@contextlib.contextmanager
+def ssh_pool(listener: Callable[[Any], None] = lambda event: None, **options: Any) -> Iterator[Pool]:
+    """A started pool on both hosts, ended afterwards."""
+    pool = Pool(PoolSpec(**{"provider": provider(), "nodes": 2, **options}))
+    pool.start(listener)
+    try:
+        yield pool
+    finally:
+        pool.down()
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.1)
+
+
+def left(host: Host) -> tuple[list[Any], list[str], set[int]]:
+    """What a pool has left on a host: processes, files outside of the cache, ports."""
+    files = [path for path in host.files() if "/sky-" in path and "/.cache/sky_jupyter/" not in path]
+    return host.processes("ada"), files, host.ports() - {host.port}
+
+
+def is_clean(host: Host) -> bool:
+    return left(host) == ([], [], set())
+
+
+def refusal(kind: type[SkyError], **options: Any) -> str:
+    """Why a pool does not start."""
+    with pytest.raises(kind) as caught, ssh_pool(**options):
+        pass
+    return str(caught.value)
+
+
+def test_a_cell_runs_on_bare_hosts_and_nothing_is_left(world: World) -> None:
+    with ssh_pool() as pool:
+        result = run(pool, "import socket\nprint(socket.gethostname())\n6 * 7")
+        assert result.values == [42, 42]
+        assert [result.stdout(rank) for rank in (0, 1)] == ["host0\n", "host1\n"]
+        # What the notebook's own environment holds is not theirs.
+        assert run(pool, "import os; os.environ.get('SKY_SSH_CONFIG')").values == [None, None]
+        namespace = {"small": {"a": 1}, "large": os.urandom(9 << 20)}
+        assert run(pool, "small['a'], len(large), hash(large)", namespace).values[0][:2] == (1, 9 << 20)
+        assert [len(value) for value in run(pool, "large", namespace).values] == [9 << 20] * 2
+        wait_until(lambda: not [path for host in world for path in host.files() if path.startswith("/dev/shm/sky-")])
+        for host in world:
+            modes = host.run("stat -c '%a %U' /tmp/sky-* /tmp/sky-*/pool.key /tmp/sky-*/host.json").split("\n")
+            assert modes[:3] == ["700 ada", "600 ada", "600 ada"]
+    for host in world:
+        wait_until(lambda host=host: is_clean(host))
+
+
+def test_the_next_pool_finds_the_environment_there(world: World) -> None:
+    with ssh_pool():
+        pass
+    told: list[PhaseEvent] = []
+    with ssh_pool(told.append) as pool:
+        assert run(pool, "1").values == [1, 1]
+    assert not [event for event in told if "building" in event.text or "sending" in event.text]
+    phases = list(dict.fromkeys(event.phase for event in told))
+    assert phases == ["connect", "system", "python", "environment", "files", "agent", "plugins"]
+
+
+def test_ranks_that_fail_and_interrupts_are_as_on_local_nodes() -> None:
+    with ssh_pool(ranks_per_node=2) as pool:
+        with pytest.raises(CellError) as caught:
+            run(pool, "from sky_jupyter import instance_info\nassert instance_info().rank != 3, 'three'\n'fine'")
+        assert caught.value.result.values[:3] == ["fine"] * 3
+        assert "three" in str(caught.value)
+        infos = run(pool, "i = instance_info(); i.node, i.local_rank, i.world_size, i.head_addr").values
+        assert [info[:3] for info in infos] == [(0, 0, 4), (0, 1, 4), (1, 0, 4), (1, 1, 4)]
+        assert len({info[3] for info in infos}) == 1
+
+
+def test_functions_run_on_hosts_by_compute(world: World) -> None:
+    @sky.function
+    def where(extra: int) -> tuple[str, int]:
+        import socket
+
+        return socket.gethostname(), extra
+
+    with sky.Compute(provider=provider()) as pool:
+        assert where(5) @ pool == [("host0", 5), ("host1", 5)]
+        name, extra = where(6) >> pool
+        assert (name in ("host0", "host1"), extra) == (True, 6)
+    for host in world:
+        wait_until(lambda host=host: is_clean(host))
+
+
+def test_a_host_that_is_off_is_named_and_the_other_is_left_alone(world: World) -> None:
+    world[1].kill()
+    try:
+        text = refusal(Unreachable)
+        assert "host1" in text
+        assert "host0" not in text
+    finally:
+        world[1].boot()
+    wait_until(lambda: is_clean(world[0]))
+
+
+def test_who_is_not_let_in_is_told_so(world: World, config: Path) -> None:
+    config.write_text(config.read_text().replace(str(world.key), str(world.other_key)))
+    assert "host0" in refusal(LoginRefused)
+
+
+def test_a_closed_port_is_told(config: Path) -> None:
+    config.write_text(config.read_text().replace("Port 22", "Port 23"))
+    assert "23" in refusal(Unreachable)
+
+
+def test_an_unknown_host_is_refused_until_its_key_is_accepted(world: World, config: Path) -> None:
+    config.with_name("known_hosts").write_text("")
+    assert "SHA256:" in refusal(HostKeyError)
+    with ssh_pool(provider=provider(accept_host_keys=True)) as pool:
+        assert run(pool, "1").values == [1, 1]
+    with ssh_pool() as pool:
+        assert run(pool, "2").values == [2, 2]
+
+
+def test_hosts_end_by_the_lease_when_the_notebook_is_killed(world: World, tmp_path: Path) -> None:
+    script = tmp_path / "notebook.py"
+    script.write_text(
+        textwrap.dedent(
+            """
+            import time, sky_jupyter as sky
+            from sky_jupyter.pool.manager import Pool
+            from sky_jupyter.spec import PoolSpec
+            spec = PoolSpec(provider=sky.SSH("host0,host1", offline=True), nodes=2, idle_timeout=10)
+            pool = Pool(spec)
+            pool.start()
+            print("ready", flush=True)
+            time.sleep(1000)
+            """
+        )
+    )
+    notebook = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
+    assert notebook.stdout is not None
+    try:
+        assert notebook.stdout.readline() == "ready\n"
+        assert all(host.processes("ada") for host in world)
+    finally:
+        notebook.send_signal(signal.SIGKILL)
+        notebook.wait()
+        notebook.stdout.close()
+    for host in world:
+        wait_until(lambda host=host: is_clean(host))
+
+
+def test_where_nothing_may_be_run_it_is_told_which_place(world: World) -> None:
+    world[0].forbid_programs("/tmp")
+    with ssh_pool() as pool:
+        assert run(pool, "1").values == [1, 1]
+    world[1].forbid_programs("/home")
+    try:
+        text = refusal(BootstrapError)
+        assert "on node 1" in text
+        assert "noexec" in text
+    finally:
+        world[1].kill()
+        world[1].boot()
+    wait_until(lambda: is_clean(world[0]))
+
+
+def test_a_full_home_is_told(world: World) -> None:
+    with ssh_pool():
+        pass
+    host = world[1]
+    host.run("rm -rf ~/.cache", user="ada")
+    host.fill_home()
+    try:
+        text = refusal(BootstrapError)
+    finally:
+        host.empty_home()
+    assert "on node 1" in text
+    assert "no space left" in text
+    wait_until(lambda: is_clean(world[0]))
