@@ -198,9 +198,10 @@ def _script(python: str, uv: str) -> str:
         'echo "clock $(date +%s.%N 2>/dev/null)"',
         'echo "home $HOME"',
         'set -- $SSH_CONNECTION; echo "address ${3:-}"',
-        # A file that is written and run there: a full disk, a read-only one and one without leave to execute all show.
-        f"_sky_e=$( {{ mkdir -p -m 700 -- {cache} && printf '#!/bin/sh\\nexit 0\\n' >{probe} && chmod 700 {probe} "
-        f'&& {probe}; }} 2>&1 ) && [ -s {probe} ] && echo cache ok || echo "refused $_sky_e"',
+        # (By cat, which says why it cannot be written where a shell of its own may not.)
+        # A file that is written and run: a full disk, a read-only one and one without leave to execute all show.
+        f"_sky_e=$( {{ mkdir -p -m 700 -- {cache} && printf '#!/bin/sh\\nexit 0\\n' | cat >{probe} && "
+        f'chmod 700 {probe} && {probe}; }} 2>&1 ) && [ -s {probe} ] && echo cache ok || echo "refused $_sky_e"',
         f"rm -f -- {probe}",
         f'echo "free $(df -Pk {cache} 2>/dev/null | tail -n 1 | {{ read -r _ _ _ f _; echo $f; }})"',
         "[ -w /tmp ] && echo runtime /tmp || { [ -w /var/tmp ] && echo runtime /var/tmp; }",

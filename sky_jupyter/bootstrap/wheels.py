@@ -118,7 +118,7 @@ def gather(
 def _wheel(tree: Path, info: Path, cache: Path) -> Wheel:
     """The wheel of one distribution of an unpacked tree, from the cache, or made now."""
     record = (info / "RECORD").read_bytes()
-    digest = hashlib.blake2b(record, digest_size=12).hexdigest()
+    digest = _digest(tree, info, record)
     name = f"{info.name.removesuffix('.dist-info')}-{_tags(info)}.whl"
     path = cache / digest / name
     if path.is_file():
@@ -133,6 +133,18 @@ def _wheel(tree: Path, info: Path, cache: Path) -> Wheel:
         os.unlink(part)
         raise
     return Wheel(path, digest)
+
+
+def _digest(tree: Path, info: Path, record: bytes) -> str:
+    """The name of a distribution's content; its record alone may have no hashes."""
+    whole = hashlib.blake2b(digest_size=12)
+    for source, name in _members(info, record.decode("utf-8"), _own_scripts(info)):
+        with open(tree / source, "rb") as file:
+            content = hashlib.blake2b()
+            while data := file.read(1 << 20):
+                content.update(data)
+        whole.update(f"{name}\0{os.stat(tree / source).st_mode & 0o111}\0{content.hexdigest()}\0".encode())
+    return whole.hexdigest()
 
 
 def _tags(info: Path) -> str:
