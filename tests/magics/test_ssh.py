@@ -1,0 +1,78 @@
+"""``%%sky --provider ssh``: from a cell's line to hosts, and back to the notebook."""
+
+from __future__ import annotations
+
+import importlib.util
+import time
+from pathlib import Path
+
+import pytest
+from IPython.core.error import UsageError
+
+from sky_jupyter.magics.options import parse
+from sky_jupyter.providers import SSH, Local
+from tests.hosts.world import hosts
+from tests.magics.notebook import notebook
+
+
+def test_hosts_make_the_provider_and_are_the_nodes() -> None:
+    line = "--provider ssh --hosts gpu1,me@gpu2:2222 --hosts gpu3 --user ada --port 2200 --jump door --accept-host-keys"
+    spec = parse(line, cell=True).spec()
+    assert spec.provider == SSH(["gpu1", "me@gpu2:2222", "gpu3"], user="ada", port=2200, jump="door")
+    assert spec.provider.accept_host_keys is True
+    assert not spec.provider.offline
+    assert spec.nodes == 3
+    assert parse("--provider ssh --hosts a,b,c --nodes 2", cell=True).spec().nodes == 2
+    assert parse("--nodes 2", cell=True).spec().provider == Local()
+
+
+def test_a_file_of_options_names_hosts_too(tmp_path: Path) -> None:
+    file = tmp_path / "sky.toml"
+    file.write_text('[lab]\nprovider = "ssh"\nhosts = ["gpu1", "gpu2"]\noffline = true\n[here]\noffline = false\n')
+    spec = parse(f"--config {file}#lab", cell=True).spec()
+    assert (spec.provider.hosts, spec.provider.offline, spec.nodes) == (("gpu1", "gpu2"), True, 2)
+    assert parse(f"--config {file}#here", cell=True).spec().provider == Local()
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("--provider ssh", "--provider ssh needs --hosts, such as --hosts gpu1,me@gpu2:2222"),
+        ("--hosts a", "--hosts is for --provider ssh"),
+        ("--provider local --hosts a --offline", "--hosts, --offline are for --provider ssh"),
+        ("--provider ssh --hosts a,a", "host 'a' is named more than once"),
+        ("--provider ssh --hosts a --port x", "--port takes a whole number, not 'x'"),
+        ("--provider ssh --hosts a --key /no/such", "key '/no/such' is not a file here"),
+        ("--provider shh --hosts a", "--hosts is for --provider ssh"),
+        ("--provider shh", "unknown provider 'shh'; did you mean 'ssh'?"),
+    ],
+)
+def test_what_does_not_go_together_is_told_in_a_line(line: str, told: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        parse(line, cell=True)
+    assert told in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.skipif(importlib.util.find_spec("paramiko") is None, reason="needs paramiko (the `ssh` extra)")
+def test_a_cell_runs_on_hosts(tmp_path: Path) -> None:
+    with hosts(2, python=True) as world:
+        config = world.ssh_config(tmp_path / "config")
+        with notebook(tmp_path, SKY_SSH_CONFIG=str(config), SSH_AUTH_SOCK="") as book:
+            assert book.run("%load_ext sky_jupyter\nfactor = 7").status == "ok"
+            line = "%%sky --provider ssh --hosts host0,host1 --offline"
+            cell = book.run(f"{line}\nimport socket\nprint(socket.gethostname())\n6 * factor", timeout=240)
+            assert cell.status == "ok", cell.outputs
+            assert book.value("_sky.values") == [42, 42]
+            assert "[0] host0" in cell.run
+            assert "[1] host1" in cell.run
+            # The same line finds the pool there.
+            assert book.run(f"{line}\nsocket.gethostname()").status == "ok"
+            assert book.value("_sky.values") == ["host0", "host1"]
+            assert book.run("%sky down").status == "ok"
+        end = time.monotonic() + 60
+        while any(host.processes("ada") for host in world):
+            assert time.monotonic() < end
+            time.sleep(0.1)
