@@ -122,7 +122,8 @@ class Crew:
         self.uv = metadata.version("uv")
         self._saying = threading.Lock()
         self._bundles: dict[wheels.Aim, list[wheels.Wheel]] = {}
-        self._bundling = threading.Lock()
+        self._locks: dict[wheels.Aim, list[str]] = {}
+        self._bundling = threading.RLock()
 
     @property
     def phases(self) -> Sequence[tuple[str, str, Callable[[OnLine], None]]]:
@@ -246,10 +247,9 @@ class Crew:
             part = f"{folder}.tmp-{os.urandom(4).hex()}"
             names = [f"{cache}/wheels/{wheel.digest}/{wheel.path.name}" for wheel in sent]
             if self.offline:
-                install = ["--offline", "--no-index", "--no-deps", *names]
+                install = ["--no-config", "--offline", "--no-index", "--no-deps", *names]
             else:
-                lock_lines = wheels.resolve(self._asked(), self._aim(site), on_line=tell, stop=self.stop)
-                install = ["--no-deps", *lock_lines]
+                install = ["--no-deps", *self._lock(self._aim(site), tell)]
             tell(f"building the environment of {len(sent) or len(install) - 1} packages")
             python = site.python or site.version
             venv = [program, "venv", "--quiet", "--relocatable", "--no-project", "--python", python, part]
@@ -267,9 +267,10 @@ class Crew:
                 ]
             )
             variables = {
+                # A proxy, or an index: what the host itself has been told of those counts too.
+                **self.image.env,
                 "UV_CACHE_DIR": f"{cache}/uv",
                 "UV_PYTHON_INSTALL_DIR": f"{cache}/python",
-                "UV_NO_CONFIG": "1",
                 "UV_NO_PROGRESS": "1",
                 "NO_COLOR": "1",
             }
@@ -288,10 +289,17 @@ class Crew:
         """The wheels for hosts of one kind, found once."""
         with self._bundling:
             if aim not in self._bundles:
-                tell(f"resolving for Python {aim.python} on {aim.platform}")
-                lock = wheels.resolve(self._asked(), aim, on_line=tell, stop=self.stop)
+                lock = self._lock(aim, tell)
                 self._bundles[aim] = wheels.gather(lock, aim, _own_cache() / "wheels", on_line=tell, stop=self.stop)
             return self._bundles[aim]
+
+    def _lock(self, aim: wheels.Aim, tell: OnLine) -> list[str]:
+        """The packages of an environment, each with its version, found once for hosts of one kind."""
+        with self._bundling:
+            if aim not in self._locks:
+                tell(f"resolving for Python {aim.python} on {aim.platform}")
+                self._locks[aim] = wheels.resolve(self._asked(), aim, on_line=tell, stop=self.stop)
+            return self._locks[aim]
 
     def _check_room(self, site: Site, sent: Sequence[wheels.Wheel]) -> None:
         needed = _ROOM * sum(wheel.path.stat().st_size for wheel in sent)

@@ -469,6 +469,8 @@ def _variables(pairs: list[tuple[str, str]], prog: str) -> dict[str, str]:
 def _make_provider(pool: dict[str, Any], prog: str) -> None:
     """Put a provider in the place of its name and of what is for it alone."""
     name = pool.get("provider")
+    if name is not None and name not in PROVIDERS:
+        raise SpecError(f"unknown provider {name!r}{nearest(name, PROVIDERS)}; providers are {', '.join(PROVIDERS)}")
     given = {item.key: pool.pop(item.key) for item in (*HOSTS, *HOST_SWITCHES) if item.key in pool}
     flags = {item.key: item.flag for item in (*HOSTS, *HOST_SWITCHES)}
     if name == "ssh":
@@ -482,13 +484,7 @@ def _make_provider(pool: dict[str, Any], prog: str) -> None:
     if asked:
         raise UsageError(f"{prog}: {', '.join(asked)} {'are' if len(asked) > 1 else 'is'} for --provider ssh")
     if name is not None:
-        pool["provider"] = _provider(name)
-
-
-def _provider(name: str) -> Any:
-    if name not in PROVIDERS:
-        raise SpecError(f"unknown provider {name!r}{nearest(name, PROVIDERS)}; providers are {', '.join(PROVIDERS)}")
-    return PROVIDERS[name]()
+        pool["provider"] = PROVIDERS[name]()
 
 
 def _section(config: str) -> dict[str, Any]:

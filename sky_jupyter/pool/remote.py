@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 _START = 60.0
 _FAREWELL = 5.0
 _PATIENCE = 30.0
+_REACH = 10
 _BESIDE = 16
 # What is smaller goes with one command; what is larger is resumed after a break.
 _SMALL = 8 << 20
@@ -132,12 +133,35 @@ def start(
         for made in (folder, blobs):
             shutil.rmtree(made, ignore_errors=True)
         raise
+    # Asked while they start: it costs nothing then, and says what Dask would say after half a minute.
+    reaching = [functools.partial(_see_that_it_reaches, site, sites[0], head) for site in sites[1:]]
     others = [
         functools.partial(_start_one, pool, spec, sites, node, (folder, blobs), keys, head, env, on_host, stop)
         for node in range(1, len(sites))
     ]
-    _all(others)
+    _all([*reaching, *others])
     return head
+
+
+def _see_that_it_reaches(site: Site, head: Site, address: str) -> None:
+    """Have a host connect to the scheduler of another.
+
+    Raises
+    ------
+    BootstrapError
+        When it cannot, with its own words.
+    """
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    code = f"import socket; socket.create_connection(({host.strip('[]')!r}, {port}), {_REACH})"
+    done = site.machine.shell.run(f"{shlex.quote(site.interpreter)} -I -S -c {shlex.quote(code)}", timeout=_PATIENCE)
+    if done.status:
+        told = done.out.decode("utf-8", "replace").strip().rpartition("\n")[2]
+        raise BootstrapError(
+            "agent",
+            f"{site.machine.target.name} does not reach {head.machine.target.name} at {host}:{port} ({told}): the "
+            "hosts of a pool talk to each other at their private addresses; open all ports between them",
+            node=site.node,
+        )
 
 
 def _start_one(

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import importlib.util
+import re
 import subprocess
 import sys
 import threading
@@ -11,6 +13,7 @@ import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import pytest
@@ -35,13 +38,13 @@ def nothing(line: str) -> None:
 
 
 @contextlib.contextmanager
-def crew(world: World, names: Sequence[str], **options: object) -> Iterator[remote.Crew]:
+def crew(world: World, names: Sequence[str], *, offline: bool = True, **options: object) -> Iterator[remote.Crew]:
     """Connections to some of a world's hosts."""
     provider = sky.SSH(names)
     machines = provider.connect_all(provider.hosts)
     try:
         spec = PoolSpec(provider=provider, nodes=len(names), **options)
-        yield remote.Crew(machines, spec, offline=True, stop=threading.Event())
+        yield remote.Crew(machines, spec, offline=offline, stop=threading.Event())
     finally:
         for machine in machines:
             machine.close()
@@ -179,6 +182,70 @@ def test_packages_of_the_image_are_there(fresh: World) -> None:
         for site in mine.sites:
             script = f"{site.interpreter} -c 'import tqdm, ipykernel; print(tqdm.__file__)'"
             assert site.run(script, "test", "no").startswith(f"{site.facts.cache}/environments/")
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Iterator[Callable[[Sequence[wheels.Wheel]], int]]:
+    """A package index that serves wheels over HTTP; called with them, it says at which port."""
+    root = tmp_path / "index"
+    root.mkdir()
+    handler = functools.partial(QuietHandler, directory=str(root))
+    server = ThreadingHTTPServer(("0.0.0.0", 0), handler)
+    thread = threading.Thread(target=server.serve_forever)
+    thread.start()
+
+    def fill(made: Sequence[wheels.Wheel]) -> int:
+        for wheel in made:
+            name = re.sub(r"[-_.]+", "-", wheel.path.name.partition("-")[0]).lower()
+            (root / "simple" / name).mkdir(parents=True, exist_ok=True)
+            (root / "simple" / name / wheel.path.name).hardlink_to(wheel.path)
+        return int(server.server_address[1])
+
+    yield fill
+    server.shutdown()
+    thread.join()
+    server.server_close()
+
+
+class QuietHandler(SimpleHTTPRequestHandler):
+    """Lists folders as a package index does, and prints nothing."""
+
+    def log_message(self, format: str, *arguments: object) -> None:
+        """Nothing."""
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@needs_paramiko
+def test_hosts_that_reach_an_index_fetch_for_themselves(
+    index: Callable[[Sequence[wheels.Wheel]], int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with hosts(1, python=True, open_laptop=True) as open_world:
+        monkeypatch.setenv("SKY_SSH_CONFIG", str(open_world.ssh_config(tmp_path / "config")))
+        with crew(open_world, ["host0"]) as mine:
+            mine.look(nothing)
+            mine.find_python(nothing)
+            port = index(mine._bundle(mine._aim(mine.sites[0]), nothing))
+        url = f"http://{open_world.address}:{port}/simple"
+        with crew(open_world, ["host0"], offline=False, image=Image(env={"UV_DEFAULT_INDEX": url})) as mine:
+            told: list[str] = []
+            prepare(mine, told.append)
+            assert [line for line in told if line.startswith("sending")] == [
+                line for line in told if line.startswith("sending uv (")
+            ]
+            site = mine.sites[0]
+            assert site.run(f"{site.interpreter} -c 'import distributed; print(1)'", "test", "no") == "1\n"
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@needs_paramiko
+def test_a_host_that_reaches_no_index_is_told_of_offline(fresh: World) -> None:
+    with crew(fresh, ["host0"], offline=False) as mine, pytest.raises(BootstrapError) as caught:
+        prepare(mine)
+    assert caught.value.phase == "environment"
+    assert "--offline" in str(caught.value)
+    assert ".tmp-" not in fresh[0].run("ls ~/.cache/sky_jupyter/environments", user="ada")
 
 
 @pytest.mark.root

@@ -43,7 +43,7 @@ def test_a_file_of_options_names_hosts_too(tmp_path: Path) -> None:
         ("--provider ssh --hosts a,a", "host 'a' is named more than once"),
         ("--provider ssh --hosts a --port x", "--port takes a whole number, not 'x'"),
         ("--provider ssh --hosts a --key /no/such", "key '/no/such' is not a file here"),
-        ("--provider shh --hosts a", "--hosts is for --provider ssh"),
+        ("--provider shh --hosts a", "unknown provider 'shh'; did you mean 'ssh'?"),
         ("--provider shh", "unknown provider 'shh'; did you mean 'ssh'?"),
     ],
 )

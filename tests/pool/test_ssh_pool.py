@@ -214,6 +214,29 @@ def test_hosts_end_by_the_lease_when_the_notebook_is_killed(world: World, tmp_pa
         wait_until(lambda host=host: is_clean(host))
 
 
+def test_hosts_that_do_not_reach_each_other_are_told_so(world: World) -> None:
+    world.cut_between()
+    try:
+        text = refusal(BootstrapError)
+    finally:
+        world.mend()
+    assert "host1 does not reach host0 at " in text
+    assert "open all ports between them" in text
+    for host in world:
+        wait_until(lambda host=host: is_clean(host))
+
+
+@pytest.mark.parametrize("options", [{"nat": True}, {"jump": True}], ids=["nat", "jump"])
+def test_hosts_behind_a_translator_or_a_jump_host_find_each_other(
+    options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    with hosts(2, python=True, **options) as other:
+        monkeypatch.setenv("SKY_SSH_CONFIG", str(other.ssh_config(tmp_path / "other")))
+        with ssh_pool() as pool:
+            addresses = run(pool, "import sky_jupyter as sky; sky.instance_info().head_addr").values
+            assert addresses == [other[0].private] * 2
+
+
 def test_where_nothing_may_be_run_it_is_told_which_place(world: World) -> None:
     world[0].forbid_programs("/tmp")
     with ssh_pool() as pool:
