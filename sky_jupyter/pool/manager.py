@@ -23,6 +23,7 @@ from ..capture.collect import Capture
 from ..capture.ledger import Ledger
 from ..capture.payload import Blob, write_blob
 from ..errors import BootstrapError, CaptureError, PoolError, SkyError, SpecError, plain, rank_label
+from ..machines.local import LocalMachine
 from ..spec import PoolSpec
 from . import launch, remote
 from .control import Control
@@ -228,14 +229,13 @@ class Pool:
 
     async def _start(self) -> None:
         spec, provider = self.spec, self.spec.provider
-        direct = provider.kind == "local"
-        launching_it = await (self._prepare() if direct else self._prepare_remote())
+        local = provider.kind == "local"
+        launch_all, direct = await (self._prepare() if local else self._prepare_remote())
         with self._phase("agent", f"starting {spec.nodes} node{'s' if spec.nodes > 1 else ''} ({provider.kind})"):
-            launching = asyncio.ensure_future(asyncio.to_thread(launching_it))
+            launching = asyncio.ensure_future(asyncio.to_thread(launch_all))
             # The client's import takes as long as the hosts' start; beside it, it costs nothing.
             await asyncio.to_thread(_import_client)
             address = await launching
-            # Of remote machines, one port is reachable from here: the scheduler's.
             self.scheduler_address = await asyncio.to_thread(self.hosts[0].reach, address)
             self.control = Control(self.supervisor, direct=direct, generation=self.generation)
             self.supervisor.control = self.control
@@ -248,20 +248,21 @@ class Pool:
         with self._phase("plugins", f"starting kernels{', entering ' + names if names else ''}"):
             await self._enter()
 
-    async def _prepare(self) -> Callable[[], str]:
-        """See that this machine has the environment; what starts the hosts in it."""
+    async def _prepare(self) -> tuple[Callable[[], str], bool]:
+        """See that this machine has the environment; what starts the hosts in it, and whether agents are near."""
         image = self.spec.full_image
         with self._phase("environment", "checking what is installed") as say:
             machines = await asyncio.to_thread(self._machines)
             env = await asyncio.to_thread(environment.ensure, image, on_line=say, stop=self._stop)
             await asyncio.to_thread(steps.run, self.spec, machines, launch.node_environment(image.env), say)
-        return functools.partial(launch.launch, self.id, self.spec, machines, env.python, image.env, self.hosts.append)
+        start = functools.partial(launch.launch, self.id, self.spec, machines, env.python, image.env, self.hosts.append)
+        return start, all(machine.key == LocalMachine.key for machine in machines)
 
     def _machines(self) -> list[Any]:
         self.ids = self.spec.provider.create(self.spec, self.spec.nodes, self.id)
         return [self.spec.provider.connect(id) for id in self.ids]
 
-    async def _prepare_remote(self) -> Callable[[], str]:
+    async def _prepare_remote(self) -> tuple[Callable[[], str], bool]:
         """Connect to the machines and see that they have the environment; what starts the hosts there."""
         from ..bootstrap.remote import Crew
 
@@ -274,7 +275,8 @@ class Pool:
             with self._phase(name, text) as say:
                 await asyncio.to_thread(work, say)
         await importing
-        return functools.partial(self._launch_remote, crew)
+        # Of remote machines, one port is reachable from here: the scheduler's.
+        return functools.partial(self._launch_remote, crew), False
 
     async def _enter(self, ranks: Sequence[int] | None = None, epoch: tuple[dict[str, int], str] | None = None) -> None:
         """Have ranks take their place and enter the plugins, all at the same time."""
@@ -691,7 +693,7 @@ class Pool:
         self.supervisor.discard(run)
         # Kernels that have mapped a blob need its name no more.
         if run.folder.name == run.id:
-            if self.machines and any(run.folder.iterdir()):
+            if self.machines and run.folder.is_dir() and any(run.folder.iterdir()):
                 remote.discard(self._hosts_of(run), run.folder)
             shutil.rmtree(run.folder, ignore_errors=True)
         self.registry.run_ended(run.id, "failed" if run.failed else "ok", run.elapsed)

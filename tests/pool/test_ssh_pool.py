@@ -18,6 +18,7 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.errors import BootstrapError, HostKeyError, LoginRefused, SkyError, Unreachable
+from sky_jupyter.plugins import parse_plugins
 from sky_jupyter.pool.events import PhaseEvent
 from sky_jupyter.pool.manager import Pool
 from sky_jupyter.pool.results import CellError
@@ -151,6 +152,33 @@ def test_functions_run_on_hosts_by_compute(world: World) -> None:
         assert where(5) @ pool == [("host0", 5), ("host1", 5)]
         name, extra = where(6) >> pool
         assert (name in ("host0", "host1"), extra) == (True, 6)
+    for host in world:
+        wait_until(lambda host=host: is_clean(host))
+
+
+@pytest.mark.timeout(600)
+def test_a_collective_of_jax_crosses_the_network(world: World) -> None:
+    with ssh_pool(plugins=parse_plugins("jax")) as pool:
+        received = world[1].network_bytes()[0]
+        code = """
+        import jax, jax.numpy as jnp
+        from jax.experimental import multihost_utils
+        multihost_utils.process_allgather(jnp.full(1 << 20, 1.0 + jax.process_index())).sum(axis=1).tolist()
+        """
+        result = run(pool, textwrap.dedent(code))
+        assert result.values == [[float(1 << 20), float(2 << 20)]] * 2
+        assert world[1].network_bytes()[0] - received > 4 << 20
+    for host in world:
+        wait_until(lambda host=host: is_clean(host))
+
+
+def test_a_pool_whose_host_process_is_killed_is_made_anew(world: World) -> None:
+    with ssh_pool() as pool:
+        hit = pool.hosts[1].command.identity[0]
+        world[1].run(["sh", "-c", f"kill -9 {hit}"], user="ada")
+        wait_until(lambda: pool.state == "broken")
+        pool.restart()
+        assert run(pool, "2").values == [2, 2]
     for host in world:
         wait_until(lambda host=host: is_clean(host))
 
