@@ -7,6 +7,7 @@ agent that asked. It has one thread, so forking is safe; importing starts no bac
 
 from __future__ import annotations
 
+import collections
 import contextlib
 import gc
 import importlib
@@ -16,6 +17,7 @@ import selectors
 import signal
 import socket
 import sys
+import time
 import traceback
 import warnings
 from collections.abc import Iterable
@@ -26,6 +28,8 @@ from . import processes
 
 KERNEL_MODULES = ("sky_jupyter.node.kernel",)
 _MAX_LINE = 1 << 20
+# What the OOM killer ends may have much memory to give back first.
+_OOM_WINDOW = 5.0
 
 
 def listen(path: Path) -> socket.socket:
@@ -69,8 +73,8 @@ class _Server:
         self.failed = failed
         self.buffers: dict[socket.socket, bytes] = {}
         self.asked_by: dict[int, socket.socket] = {}
-        # As of the last look, a second ago at most.
-        self.oom_kills = processes.oom_kills()
+        # When it was looked, and how many there had been: the first one before the window.
+        self.oom_kills = collections.deque([(time.monotonic(), processes.oom_kills())])
         self.selector = selectors.DefaultSelector()
         self.wake_read, self.wake_write = os.pipe()
         os.set_blocking(self.wake_read, False)
@@ -163,12 +167,20 @@ class _Server:
         with contextlib.suppress(BlockingIOError):
             while os.read(self.wake_read, 512):
                 pass
-        before, self.oom_kills = self.oom_kills, processes.oom_kills()
+        short = self.memory_was_short()
         for pid, status, used in processes.collect():
             connection = self.asked_by.pop(pid, None)
             if connection is not None:
-                text = processes.exit_text(status, used, short=self.oom_kills > before)
+                text = processes.exit_text(status, used, short=short)
                 self.tell(connection, {"pid": pid, "ended": status, "text": text})
+
+    def memory_was_short(self) -> bool:
+        """Whether the kernel's OOM killer was at work of late: what it kills takes a while to end."""
+        now, kills = time.monotonic(), self.oom_kills
+        kills.append((now, processes.oom_kills()))
+        while len(kills) > 2 and kills[1][0] < now - _OOM_WINDOW:
+            kills.popleft()
+        return kills[-1][1] > kills[0][1]
 
     def tell(self, connection: socket.socket, message: dict[str, Any]) -> None:
         with contextlib.suppress(OSError):

@@ -194,7 +194,7 @@ def test_a_killed_agent_costs_its_own_ranks_and_frees_the_others(
     killed = time.monotonic()
     with pytest.raises(CellError) as caught:
         pool.attend(current)
-    freed = time.monotonic() - killed - 0.5
+    freed = max(0.0, time.monotonic() - killed - 0.5)
     assert freed < 20
     assert f"node {world - 1} is lost" in str(caught.value.errors[world - 1])
     begun = time.monotonic()
