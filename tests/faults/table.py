@@ -37,8 +37,8 @@ def _places(given: Iterable[str]) -> str:
     """Such as `` (jax on 2 and 4 ranks; torch on 2 ranks)``, from ``"jax, 2 ranks"`` and the like."""
     found: dict[str, dict[str, None]] = {}
     for place in filter(None, given):
-        match = re.fullmatch(r"(.*), (\d+) ranks", place)
-        sizes = found.setdefault(match[1] if match else place, {})
+        match = re.fullmatch(r"(.*), (\d+) ranks(.*)", place)
+        sizes = found.setdefault(match[1] + match[3] if match else place, {})
         if match:
             sizes[match[2]] = None
     texts = [f"{place} on {' and '.join(sizes)} ranks" if sizes else place for place, sizes in found.items()]
