@@ -106,7 +106,7 @@ def test(args: Sequence[str]) -> int:
 def pytest(args: Sequence[str]) -> int:
     workers = min(4, max(2, os.cpu_count() or 2))
     # Tests of one file share its fixtures, and so its pools.
-    return python("-m", "pytest", "-n", str(workers), "--dist", "loadfile", *args)
+    return python("-m", "pytest", "-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder", *args)
 
 
 def check(args: Sequence[str]) -> int:

@@ -333,7 +333,8 @@ def _place(
         ran=_pair(report.get("ran")),
         switches=_pair(report.get("switches")),
         note=clean(report.get("note", "")),
-        sleeps="nanosleep" in waits_in,
+        # Python 3.10 sleeps in select.
+        sleeps="nanosleep" in waits_in or any(function == "time_sleep" for _, function in native),
         computes=report.get("state") == "R" or cpu > 1 - IDLE,
         loops=report.get("at") == "loop",
         accelerated=accelerated,
