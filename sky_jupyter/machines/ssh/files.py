@@ -12,6 +12,7 @@ import io
 import os
 import stat
 import tarfile
+import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
@@ -25,6 +26,7 @@ from .machine import SSHMachine, failure
 from .values import Moved, NoShell, Progress
 
 _CHUNK = 1 << 20
+_NOTICED = 2.0
 _PART = ".sky-part"
 # Up to this size a file goes with others, in one archive; larger ones are resumed within.
 _SMALL = 8 << 20
@@ -329,7 +331,7 @@ def _fetch_archive(machine: SSHMachine, where: str, names: Sequence[str], target
                     count.add(sent=member.size if member.isreg() else 0)
             reader.rest()
         except (tarfile.TarError, EOFError, OSError) as error:
-            if not machine.session.alive:
+            if _ends(machine):
                 raise LinkLost(
                     machine.target.name, "broken", "the connection broke while a folder was fetched"
                 ) from None
@@ -488,7 +490,7 @@ def _sftp_upload(machine: SSHMachine, source: Path, target: str, count: _Count) 
             sftp.chmod(part, stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o777)
             sftp.posix_rename(part, target)
         except (OSError, EOFError, paramiko.SSHException) as error:
-            if not machine.session.alive:
+            if _ends(machine):
                 raise LinkLost(machine.target.name, "broken", "the connection broke while a file was sent") from None
             raise failure(machine.target, f"{target} could not be written", str(error)) from None
 
@@ -510,8 +512,16 @@ def _sftp_download(machine: SSHMachine, source: str, target: Path, progress: Pro
                     file.write(data)
                     count.add(sent=len(data))
         except (OSError, EOFError, paramiko.SSHException) as error:
-            if not machine.session.alive:
+            if _ends(machine):
                 raise LinkLost(machine.target.name, "broken", "the connection broke while a file was fetched") from None
             raise failure(machine.target, f"{source} cannot be fetched", str(error)) from None
     part.replace(target)
     return count.moved
+
+
+def _ends(machine: SSHMachine) -> bool:
+    """Whether a machine's connection has broken; a channel ends a moment before that is known."""
+    end = time.monotonic() + _NOTICED
+    while machine.session.alive and time.monotonic() < end:
+        time.sleep(0.02)
+    return not machine.session.alive
