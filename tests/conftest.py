@@ -19,14 +19,6 @@ from tests.took import Took
 
 MARK = "SKY_TEST"
 PATIENCE = 5.0
-# Minutes in all; of pools on hosts, which are not complete yet.
-_LONG = {
-    "tests/bootstrap/test_remote.py",
-    "tests/hosts/test_link.py",
-    "tests/machines/test_link.py",
-    "tests/magics/test_ssh.py",
-    "tests/pool/test_ssh_pool.py",
-}
 
 
 def marked_processes(mark: str) -> list[psutil.Process]:
@@ -47,12 +39,8 @@ def pool_folders(pool: str) -> list[Path]:
     return [path for place in places if place.is_dir() for path in place.glob(f"sky-{pool}-*")]
 
 
-@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest begins first: the other workers do the rest meanwhile."""
-    for item in items:
-        if item.path.relative_to(item.config.rootpath).as_posix() in _LONG:
-            item.add_marker(pytest.mark.long)
     items.sort(key=lambda item: item.get_closest_marker("soak") is None)
 
 

@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import PurePath
 
 from . import identity
+from .earlier import EarlierProcess
 
 _LOOK = 0.5
 
@@ -51,7 +52,7 @@ class LocalCommand:
         return status
 
 
-class LocalProcess:
+class LocalProcess(EarlierProcess):
     """A command that an earlier process of this machine started: it can be ended, and not listened to.
 
     Parameters
@@ -62,8 +63,7 @@ class LocalProcess:
         When it was started, as `identity.started` says; another process of that id is not it.
     """
 
-    def __init__(self, pid: int, started: float) -> None:
-        self.identity = (pid, started)
+    pause = longest_pause = 0.01
 
     @property
     def alive(self) -> bool:
@@ -83,15 +83,6 @@ class LocalProcess:
     def kill(self) -> None:
         """End it."""
         self._signal(signal.SIGKILL)
-
-    def wait(self, timeout: float | None = None) -> int:
-        """0 once it has ended: its status is not ours to know. TimeoutError after ``timeout`` seconds."""
-        end = None if timeout is None else time.monotonic() + timeout
-        while self.alive:
-            if end is not None and time.monotonic() > end:
-                raise TimeoutError(f"process {self.identity[0]} has not ended after {timeout} s")
-            time.sleep(0.01)
-        return 0
 
     def _signal(self, number: int) -> None:
         if self.alive:

@@ -174,6 +174,7 @@ class Agent:
         chosen = self.mine(ranks)
         if not chosen:
             return {}
+        # Also those that are still being made: who waits for them would wait for a start that hangs.
         for rank in chosen:
             await rank.kill()
         starts = {rank.number: asyncio.create_task(rank.start(self.forkserver)) for rank in chosen}

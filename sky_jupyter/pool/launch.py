@@ -27,6 +27,7 @@ from . import certificates
 LOCAL = LocalMachine()
 _SOCKET_PATH = 80
 _SHARED_MEMORY = Path("/dev/shm")
+_START = 60.0
 _FAREWELL = 5.0
 # What belongs to the notebook's process and must not reach a rank. (Under the last one, ipykernel
 # leaves what native code prints where it falls.)
@@ -107,14 +108,34 @@ class Host:
 
     def end(self) -> None:
         """Have the host end with all that it started, and wait for it."""
+        self.end_process()
+        self.remove_folders()
+
+    def end_process(self) -> None:
+        """Ask the host's process to end, and see to it."""
         self.command.terminate()
         try:
             self.command.wait(_FAREWELL)
         except TimeoutError:
             self.command.kill()
             self.command.wait(_FAREWELL)
+
+    def remove_folders(self) -> None:
+        """Remove what lies on this machine."""
         for folder in (self.folder, self.blobs):
             shutil.rmtree(folder, ignore_errors=True)
+
+    def hear(self) -> None:
+        """Take in, in a thread, what the host says from now on."""
+        threading.Thread(target=_listen, args=(self,), name="sky-host", daemon=True).start()
+
+    def await_start(self) -> str:
+        """The scheduler's address, once the host says that it has started; raises BootstrapError where it does not."""
+        deadline = time.monotonic() + _START
+        event = self.next_event(deadline)
+        while event["event"] != "started":
+            event = self.next_event(deadline)
+        return str(event["scheduler"])
 
 
 def adopt(facts: Mapping[str, Any]) -> Host:
@@ -125,7 +146,7 @@ def adopt(facts: Mapping[str, Any]) -> Host:
     if not process.alive:
         raise PoolError("the pool's processes are gone")
     host = Host(process, list(facts["nodes"]), Path(facts["folder"]), Path(facts["blobs"]), queue.Queue())
-    threading.Thread(target=_listen, args=(host,), name="sky-host", daemon=True).start()
+    host.hear()
     return host
 
 
@@ -150,7 +171,7 @@ def launch(
     scheduler: str | None = None
     keys = certificates.make(pool).files()
     for nodes in by_key.values():
-        folder, blobs = _folders(pool)
+        folder, blobs = make_folders(pool)
         config = HostConfig(
             pool=pool,
             nodes=nodes,
@@ -186,13 +207,9 @@ def launch(
                 ) from None
             raise
         host = Host(command, nodes, folder, blobs, queue.Queue())
-        threading.Thread(target=_listen, args=(host,), name="sky-host", daemon=True).start()
+        host.hear()
         on_host(host)
-        deadline = time.monotonic() + 60
-        event = host.next_event(deadline)
-        while event["event"] != "started":
-            event = host.next_event(deadline)
-        scheduler = event["scheduler"]
+        scheduler = host.await_start()
     assert scheduler is not None
     return scheduler
 
@@ -209,7 +226,7 @@ def node_environment(image_env: Mapping[str, str]) -> dict[str, str]:
     return {**env, **image_env}
 
 
-def _folders(pool: str) -> tuple[Path, Path]:
+def make_folders(pool: str) -> tuple[Path, Path]:
     """The pool's folder, short enough for unix sockets, and one in shared memory for blobs."""
     parents = [os.environ.get("XDG_RUNTIME_DIR") or "", tempfile.gettempdir(), "/tmp"]
     usable = [Path(p) for p in parents if p and len(p) < _SOCKET_PATH - 40 and os.access(p, os.W_OK)]

@@ -10,7 +10,6 @@ import secrets
 import shlex
 import shutil
 import threading
-import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
@@ -26,8 +25,6 @@ from . import certificates, launch
 if TYPE_CHECKING:
     from ..bootstrap.remote import Site
 
-_START = 60.0
-_FAREWELL = 5.0
 _PATIENCE = 30.0
 _REACH = 10
 _BESIDE = 16
@@ -88,15 +85,9 @@ class RemoteHost(launch.Host):
             self.tunnel.close()
         with contextlib.suppress(MachineError, TimeoutError):
             if self.site.machine.session.alive:
-                self.command.terminate()
-                try:
-                    self.command.wait(_FAREWELL)
-                except TimeoutError:
-                    self.command.kill()
-                    self.command.wait(_FAREWELL)
+                self.end_process()
         _remove(self.site, self.there, self.blobs_there)
-        for folder in (self.folder, self.blobs):
-            shutil.rmtree(folder, ignore_errors=True)
+        self.remove_folders()
 
     def _tail(self, name: str) -> list[str]:
         with contextlib.suppress(MachineError, TimeoutError):
@@ -123,7 +114,7 @@ def start(
     str
         The scheduler's address, as the hosts reach it.
     """
-    folder, blobs = launch._folders(pool)
+    folder, blobs = launch.make_folders(pool)
     keys = certificates.make(pool).files()
     try:
         for name, data in keys.items():
@@ -213,13 +204,9 @@ def _start_one(
             raise BootstrapError("files", str(error), node=node) from None
         raise
     host = RemoteHost(command, [node], *here, queue.Queue(), site=site, there=folder, blobs_there=blobs)
-    threading.Thread(target=launch._listen, args=(host,), name="sky-host", daemon=True).start()
+    host.hear()
     on_host(host)
-    deadline = time.monotonic() + _START
-    event = host.next_event(deadline)
-    while event["event"] != "started":
-        event = host.next_event(deadline)
-    return str(event["scheduler"])
+    return host.await_start()
 
 
 def end_all(hosts: Iterable[launch.Host]) -> None:

@@ -25,6 +25,8 @@ from sky_jupyter.errors import BootstrapError
 from sky_jupyter.spec import Image, PoolSpec
 from tests.hosts.world import Kind, World, hosts
 
+pytestmark = pytest.mark.long
+
 needs_paramiko = pytest.mark.skipif(
     importlib.util.find_spec("paramiko") is None, reason="needs paramiko (the `ssh` extra)"
 )

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import getpass
 import os
 import shutil
@@ -15,6 +16,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 import psutil
+
+from sky_jupyter.node import processes
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:" + os.environ.get("PATH", ""))
 MISSING = "" if SSHD and shutil.which("ssh-keygen") else "needs OpenSSH's server and client (openssh-server)"
@@ -74,7 +77,12 @@ class Server:
             Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
         with open(self.folder / "sshd.log", "ab") as log:
             self.process = subprocess.Popen(
-                [SSHD, "-D", "-e", "-f", str(config)], stdin=subprocess.DEVNULL, stdout=log, stderr=log
+                [SSHD, "-D", "-e", "-f", str(config)],
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                # A test run that is killed leaves no server.
+                preexec_fn=functools.partial(processes.die_with_parent, os.getpid()),  # noqa: PLW1509
             )
         end = time.monotonic() + 30
         while True:

@@ -41,6 +41,8 @@ from .conftest import eventually, need_ssh
 from .link import link as relay
 from .sshd import Server, free_port, keygen, serve
 
+pytestmark = pytest.mark.long
+
 TargetOf = Callable[..., Target]
 PATIENCE = 60.0
 

@@ -14,6 +14,8 @@ from sky_jupyter.providers import SSH, Local
 from tests.hosts.world import hosts
 from tests.magics.notebook import notebook
 
+pytestmark = pytest.mark.long
+
 
 def test_hosts_make_the_provider_and_are_the_nodes() -> None:
     line = "--provider ssh --hosts gpu1,me@gpu2:2222 --hosts gpu3 --user ada --port 2200 --jump door --accept-host-keys"

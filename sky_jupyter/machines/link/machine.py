@@ -5,11 +5,11 @@ from __future__ import annotations
 import os
 import socket
 import threading
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
+from ..earlier import EarlierProcess
 from ..ssh.targets import Target
 from ..ssh.values import Done, Moved, Progress
 from .forms import checked
@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from .client import Link
 
 
-class LinkProcess:
+class LinkProcess(EarlierProcess):
     """A command that was started there before: it can be ended, and not listened to.
 
     Parameters
@@ -31,17 +31,18 @@ class LinkProcess:
     """
 
     def __init__(self, machine: LinkMachine, pid: int, started: float) -> None:
+        super().__init__(pid, started)
         self._machine = machine
-        self.identity = (pid, started)
 
     @property
     def alive(self) -> bool:
         """Whether it still runs."""
         return bool(self._ask("alive")["alive"])
 
-    def lines(self) -> Iterator[str]:
-        """Nothing: its output went to whoever started it."""
-        return iter(())
+    @property
+    def place(self) -> str:
+        """Its machine."""
+        return f" on {self._machine.target}"
 
     def terminate(self) -> None:
         """Ask it and its group to end."""
@@ -50,17 +51,6 @@ class LinkProcess:
     def kill(self) -> None:
         """End it and its group."""
         self._ask("signal", how="kill")
-
-    def wait(self, timeout: float | None = None) -> int:
-        """0 once it has ended: its status is not ours to know. TimeoutError after ``timeout`` seconds."""
-        end = None if timeout is None else time.monotonic() + timeout
-        pause = 0.1
-        while self.alive:
-            if end is not None and time.monotonic() > end:
-                raise TimeoutError(f"process {self.identity[0]} on {self._machine.target} has not ended")
-            time.sleep(pause)
-            pause = min(2.0, pause * 1.5)
-        return 0
 
     def _ask(self, call: str, **facts: Any) -> dict[str, Any]:
         pid, started = self.identity

@@ -5,12 +5,12 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
-import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import PurePath, PurePosixPath
 from typing import Any
 
 from ...errors import LinkLost, MachineError
+from ..earlier import EarlierProcess
 from . import scripts
 from .session import Access, Session, connect
 from .shell import Shell
@@ -147,7 +147,7 @@ class SSHCommand:
         self._ended.set()
 
 
-class SSHProcess:
+class SSHProcess(EarlierProcess):
     """A command that an earlier connection started there: it can be ended, and not listened to.
 
     Parameters
@@ -159,8 +159,8 @@ class SSHProcess:
     """
 
     def __init__(self, machine: SSHMachine, pid: int, started: float) -> None:
+        super().__init__(pid, started)
         self._machine = machine
-        self.identity = (pid, started)
         self._ticks = round(started * _TICKS)
 
     @property
@@ -170,9 +170,10 @@ class SSHProcess:
             self._machine.shell.run(scripts.alive(self.identity[0], self._ticks), timeout=_SIGNAL_PATIENCE).status == 0
         )
 
-    def lines(self) -> Iterator[str]:
-        """Nothing: its output went to whoever started it."""
-        return iter(())
+    @property
+    def place(self) -> str:
+        """Its machine."""
+        return f" on {self._machine.target}"
 
     def terminate(self) -> None:
         """Ask it and its group to end."""
@@ -181,17 +182,6 @@ class SSHProcess:
     def kill(self) -> None:
         """End it and its group."""
         self._machine.shell.run(scripts.signal("KILL", self.identity[0], self._ticks), timeout=_SIGNAL_PATIENCE)
-
-    def wait(self, timeout: float | None = None) -> int:
-        """0 once it has ended: its status is not ours to know. TimeoutError after ``timeout`` seconds."""
-        end = None if timeout is None else time.monotonic() + timeout
-        pause = 0.1
-        while self.alive:
-            if end is not None and time.monotonic() > end:
-                raise TimeoutError(f"process {self.identity[0]} on {self._machine.target} has not ended")
-            time.sleep(pause)
-            pause = min(2.0, pause * 1.5)
-        return 0
 
 
 class SSHMachine:

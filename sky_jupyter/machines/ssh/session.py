@@ -89,6 +89,15 @@ class _Wire:
             self.inner.close()
 
 
+class _Channel(paramiko.Channel):
+    """paramiko's channel; to close it is no error where the connection has just broken."""
+
+    def close(self) -> None:
+        """End it."""
+        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+            super().close()
+
+
 class _Transport(paramiko.Transport):
     """paramiko's transport with our order of host keys, and with a signal that ends a command kept."""
 
@@ -309,6 +318,7 @@ class Session:
             ) from None
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise self._lost_or("channel", f"{self.target} opened no channel: {error or 'it gave no reason'}") from None
+        channel.__class__ = _Channel
         if kind == "session":
             # Nothing comes before a command was asked for; a stream's other end may have begun to speak already.
             channel.in_buffer = Pipe()
