@@ -1,12 +1,24 @@
 """What IPython keeps of every cell for as long as it lives, and a rank does not.
 
 A rank works for days. What it printed and showed is in the journal, and the values of its last
-cells are kept as long as they can be fetched.
+cells are kept as long as they can be fetched. The source of a cell is kept while it is among the
+newest, and for as long as something lives that was made from it: a traceback through a function
+of a cell of yesterday shows its lines.
 """
 
 from __future__ import annotations
 
+import gc
+import linecache
+import sys
+import types
+from collections.abc import Iterator
 from typing import Any
+
+# The newest cells whose source is kept in any case; at twice as many, the rest is looked through.
+KEEP_SOURCES = 200
+# Sources that were taken apart for a traceback: a syntax tree each, of all files that a framework's may go through.
+_KEEP_TREES = 100
 
 
 class Unkept(dict[int, list[Any]]):
@@ -22,11 +34,73 @@ def keep_no_outputs(shell: Any) -> None:
 
 
 def forget_cells(shell: Any, values: int) -> None:
-    """Drop what an IPython shell has of its cells besides their code, but for the newest ``values`` of ``Out``."""
+    """Drop what an IPython shell has of its cells, but for the newest: ``values`` of ``Out``, `KEEP_SOURCES` of ``In``."""
+    history = shell.history_manager
     for name in ("output_hist_reprs", "exceptions", "db_input_cache"):
-        getattr(shell.history_manager, name, {}).clear()
+        getattr(history, name, {}).clear()
     out = shell.user_ns.get("_oh")
     while isinstance(out, dict) and len(out) > values:
         number = next(iter(out))
         del out[number]
-        shell.user_ns.pop(f"_{number}", None)
+        _forget_name(shell, f"_{number}")
+    # The first is nobody's: cells are counted from 1.
+    for inputs in (history.input_hist_parsed, history.input_hist_raw):
+        del inputs[1:-KEEP_SOURCES]
+    files = shell.compile._filename_map
+    if len(files) > 2 * KEEP_SOURCES:
+        _forget_sources(shell, files)
+
+
+def _forget_sources(shell: Any, files: dict[str, int]) -> None:
+    """Drop the sources of the oldest cells, but for those of which something still lives."""
+    living = {code.co_filename for code in _codes()}
+    recent = set(list(files)[-KEEP_SOURCES:])
+    for file in [file for file in files if file not in recent and file not in living]:
+        del files[file]
+        linecache.cache.pop(file, None)
+    numbers = {f"_i{number}" for file, number in files.items() if file in recent}
+    for name in [name for name in shell.user_ns_hidden if name.startswith("_i") and name[2:].isdigit()]:
+        if name not in numbers:
+            _forget_name(shell, name)
+
+
+def _forget_name(shell: Any, name: str) -> None:
+    """Drop a name that IPython gave, there and where it is noted with its value as none of the user's."""
+    if shell.user_ns.get(name) is shell.user_ns_hidden.pop(name, None):
+        shell.user_ns.pop(name, None)
+
+
+def forget_trees(shell: Any) -> None:
+    """Drop what was made to show a traceback, but for the syntax trees of files; call it after a failure.
+
+    The packages that IPython has for that keep the code of each frame that they ever saw, and the trees of
+    all sources: a function that is sent anew for each call is new code each time, and a cell is a new file.
+    """
+    executing = sys.modules.get("executing.executing")
+    if executing is None:
+        return
+    executing.statement_containing_node.cache_clear()
+    executing.Source.statements_at_line.cache_clear()
+    for made in (executing.Source, *executing.Source.__subclasses__()):
+        vars(made).get("__executing_cache", {}).clear()
+        trees = vars(made).get("__source_cache_with_lines", {})
+        for key in list(trees):
+            if key[0] in shell.compile._filename_map or len(trees) > _KEEP_TREES:
+                del trees[key]
+
+
+def _codes() -> Iterator[types.CodeType]:
+    """The code of all functions that live, and of all that has begun and not ended."""
+    for item in gc.get_objects():
+        if isinstance(item, types.FunctionType):
+            yield item.__code__
+        elif isinstance(item, types.FrameType):
+            yield item.f_code
+        elif isinstance(item, types.GeneratorType):
+            yield item.gi_code
+        elif isinstance(item, types.CoroutineType):
+            yield item.cr_code
+        elif isinstance(item, types.AsyncGeneratorType):
+            yield item.ag_code
+    for frame in sys._current_frames().values():
+        yield frame.f_code

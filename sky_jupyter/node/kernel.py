@@ -130,6 +130,8 @@ class SkyKernel(IPythonKernel):
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         if failed is not None:
             end = self.failure(failed)
+        if end["status"] != "ok":
+            forgetting.forget_trees(self.shell)
         end["elapsed"] = time.perf_counter() - began
         self.drain_native_output()
         send = functools.partial(

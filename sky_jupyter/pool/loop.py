@@ -40,7 +40,9 @@ def wait_ticking(future: Future[Any], tick: Tick) -> None:
             return
         except FutureTimeout:
             if future.done():
-                raise
+                # It ended in this very moment, or with an error of that type.
+                future.result()
+                return
         except CancelledError:
             raise PoolError("the pool has ended meanwhile") from None
         tick()
