@@ -34,7 +34,7 @@ def keep_no_outputs(shell: Any) -> None:
 
 
 def forget_cells(shell: Any, values: int) -> None:
-    """Drop what an IPython shell has of its cells, but for the newest: ``values`` of ``Out``, `KEEP_SOURCES` of ``In``."""
+    """Drop what an IPython shell has of its cells, but for the newest: ``values`` of ``Out``, and their code."""
     history = shell.history_manager
     for name in ("output_hist_reprs", "exceptions", "db_input_cache"):
         getattr(history, name, {}).clear()

@@ -8,6 +8,7 @@ import psutil
 import pytest
 
 import sky_jupyter as sky
+from sky_jupyter.capture.collect import collect_value
 from sky_jupyter.errors import PoolError
 from sky_jupyter.pool.results import CellError
 from tests.pool.pools import begin, local_pool, run
@@ -36,6 +37,55 @@ def test_a_rank_keeps_the_values_of_its_last_sixteen_cells_in_out_as_for_a_fetch
         assert len(results[-1].head) == 2 << 20
         with pytest.raises(PoolError, match="no longer on this rank"):
             assert results[0].head
+
+
+def test_a_rank_lets_go_of_the_values_of_older_cells() -> None:
+    with local_pool(nodes=1) as pool:
+        run(pool, "import weakref\nclass Value: pass\nmade = []", count=1)
+        for number in range(2, 42):
+            run(pool, "value = Value(); made.append(weakref.ref(value)); value", count=number)
+        assert run(pool, "import gc; gc.collect(); sum(one() is not None for one in made)", count=42).head == 16
+
+
+def test_a_rank_keeps_the_source_of_its_newest_cells_and_of_functions_that_live() -> None:
+    with local_pool(nodes=1) as pool:
+        run(pool, "import linecache\nfrom sky_jupyter.node import forgetting\nforgetting.KEEP_SOURCES = 5", count=1)
+        run(pool, "def lives(): return 1 / 0  # of long ago", count=2)
+        run(pool, "class Lives:\n    def method(self): return lives()  # of a class", count=3)
+        for number in range(4, 40):
+            run(pool, f"gone = lambda: {number}", count=number)
+        cells = "[key for key in linecache.cache if 'sky-cells' in key]"
+        kept = f"len({cells}), len(get_ipython().compile._filename_map), len(In), '_i5' in globals(), '_i39' in globals()"
+        sources, named, inputs, old, new = run(pool, kept, count=40).head
+        # Up to ten of the newest, and the two that live.
+        assert sources <= 13
+        assert named <= 13
+        assert inputs <= 7
+        assert (old, new) == (False, True)
+        with pytest.raises(CellError) as caught:
+            run(pool, "Lives().method()", count=41)
+        shown = "\n".join(caught.value._render_traceback_())
+        assert "# of long ago" in shown
+        assert "# of a class" in shown
+
+
+def test_tracebacks_of_calls_leave_nothing_in_a_rank() -> None:
+    def fails() -> None:
+        from pathlib import Path
+
+        Path("/nowhere").read_text()
+
+    with local_pool(nodes=1) as pool:
+        count = "import gc; gc.collect(); len(gc.get_objects())"
+        counts = []
+        for _ in range(3):
+            for _ in range(8):
+                blob, capture = collect_value((fails, (), {}), {}, pool.ledger, label="call")
+                with pytest.raises(CellError):
+                    pool.attend(pool.begin_call(blob, capture))
+            counts.append(run(pool, count, count=1).head)
+        # Not as many as there were calls; each would leave its code and syntax tree.
+        assert counts[2] - counts[1] < 8
 
 
 @pytest.mark.slow
