@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 import dask.config
+import distributed.core
 from distributed import Worker
 from distributed.worker import get_worker
 
@@ -138,7 +139,14 @@ async def _stay_connected(agent: Agent, scheduler: str) -> None:
             traceback.print_exc()
         finally:
             agent.connect(None)
+            _forget_handlers()
         await asyncio.sleep(_PAUSE)
+
+
+def _forget_handlers() -> None:
+    """Dask remembers each handler that it ever called, and with it each worker that was closed."""
+    with contextlib.suppress(AttributeError):
+        distributed.core._expects_comm.cache_clear()
 
 
 def _renew(lease: int) -> None:

@@ -35,6 +35,9 @@ DASK_SETTINGS: dict[str, Any] = {
     "distributed.admin.tick.interval": "500ms",
     "distributed.admin.tick.limit": "30s",
     "distributed.admin.system-monitor.interval": "2s",
+    # Nobody looks at either; as they are, they fill for hours.
+    "distributed.admin.system-monitor.log-length": 10,
+    "distributed.admin.log-length": 100,
     "distributed.diagnostics.nvml": False,
 }
 

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import signal
+from collections.abc import Iterator
+from pathlib import Path
 
 import psutil
 import pytest
@@ -12,6 +15,7 @@ from sky_jupyter.capture.collect import collect_value
 from sky_jupyter.errors import PoolError
 from sky_jupyter.pool.results import CellError
 from tests.pool.pools import begin, local_pool, run
+from tests.pool.test_faults import eventually, scheduler_of
 
 
 def test_a_rank_keeps_nothing_of_what_its_cells_printed_showed_and_raised() -> None:
@@ -55,7 +59,9 @@ def test_a_rank_keeps_the_source_of_its_newest_cells_and_of_functions_that_live(
         for number in range(4, 40):
             run(pool, f"gone = lambda: {number}", count=number)
         cells = "[key for key in linecache.cache if 'sky-cells' in key]"
-        kept = f"len({cells}), len(get_ipython().compile._filename_map), len(In), '_i5' in globals(), '_i39' in globals()"
+        kept = (
+            f"len({cells}), len(get_ipython().compile._filename_map), len(In), '_i5' in globals(), '_i39' in globals()"
+        )
         sources, named, inputs, old, new = run(pool, kept, count=40).head
         # Up to ten of the newest, and the two that live.
         assert sources <= 13
@@ -86,6 +92,35 @@ def test_tracebacks_of_calls_leave_nothing_in_a_rank() -> None:
             counts.append(run(pool, count, count=1).head)
         # Not as many as there were calls; each would leave its code and syntax tree.
         assert counts[2] - counts[1] < 8
+
+
+def test_an_agent_keeps_nothing_of_a_place_that_it_lost(tmp_path: Path) -> None:
+    told = tmp_path / "members"
+
+    @contextlib.contextmanager
+    def counting(info: object) -> Iterator[None]:
+        import gc
+        import signal
+
+        def tell(*_: object) -> None:
+            gc.collect()
+            count = sum(type(item).__name__ == "Member" for item in gc.get_objects())
+            told.with_suffix(".new").write_text(str(count))
+            told.with_suffix(".new").rename(told)
+
+        signal.signal(signal.SIGURG, tell)
+        yield
+
+    with local_pool(nodes=1, plugins=(sky.plugins.Plugin("counting", around_app=counting),)) as pool:
+        for number in range(4):
+            scheduler = scheduler_of(pool)
+            scheduler.kill()
+            assert eventually(lambda: not scheduler.is_running(), 30)  # noqa: B023
+            run(pool, str(number), count=number)
+        psutil.Process(pool.status()[0]["pid"]).send_signal(signal.SIGURG)
+        assert eventually(told.exists, 30)
+        # The one that it has, and maybe the one before.
+        assert int(told.read_text()) <= 2
 
 
 @pytest.mark.slow

@@ -153,7 +153,8 @@ class Manager:
         return run.id
 
     def _note(self, event: Event) -> None:
-        if isinstance(event, NoticeEvent):
+        # What is said of a run that is over, as it is mended, nobody takes any more.
+        if isinstance(event, NoticeEvent) and event.run in self.runs:
             self.notices.setdefault(event.run, []).append(event.text)
 
     def on_interrupt(self, *_: Any) -> None:
