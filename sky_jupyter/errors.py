@@ -36,6 +36,8 @@ class BootstrapError(SkyError):
         The bootstrap phase that failed, such as ``"environment"``.
     node : int or None
         The node it failed on; None where it concerns all of them.
+    host : str
+        The machine, as the user named it; empty where that has no name.
     command : str
         The command that failed, as a person would type it.
     lines : sequence of str
@@ -43,10 +45,18 @@ class BootstrapError(SkyError):
     """
 
     def __init__(
-        self, phase: str, message: str, *, node: int | None = None, command: str = "", lines: Sequence[str] = ()
+        self,
+        phase: str,
+        message: str,
+        *,
+        node: int | None = None,
+        host: str = "",
+        command: str = "",
+        lines: Sequence[str] = (),
     ) -> None:
-        self.phase, self.node, self.command, self.lines = phase, node, command, tuple(lines)
-        where = "" if node is None else f" on node {node}"
+        self.phase, self.message, self.node, self.host = phase, message, node, host
+        self.command, self.lines = command, tuple(lines)
+        where = "" if node is None else f" on node {node}" + (f" ({host})" if host else "")
         text = f"phase {phase!r} failed{where}: {message}"
         if command:
             text += f"\n  command: {command}"

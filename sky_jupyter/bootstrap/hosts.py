@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
+import functools
 import re
 import shlex
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 from ..errors import BootstrapError
 from ..machines.ssh import scripts
-from ..spec import Accelerator
+from ..node import accelerators
+from ..node.accelerators import Devices
+from ..spec import PoolSpec
 
 if TYPE_CHECKING:
     from ..machines.ssh.machine import SSHMachine
@@ -56,8 +59,8 @@ class Facts:
         All versions that it has.
     has_uv : bool
         Whether the right uv is in its cache.
-    accelerators : tuple of str
-        Names of the NVIDIA ones.
+    devices : Devices
+        Its accelerators, as far as CUDA_VISIBLE_DEVICES there, or the image's, allows.
     """
 
     machine: str
@@ -72,7 +75,7 @@ class Facts:
     python_version: str
     pythons: tuple[str, ...]
     has_uv: bool
-    accelerators: tuple[str, ...]
+    devices: Devices
 
     @property
     def cache(self) -> str:
@@ -86,7 +89,7 @@ class Facts:
         return f"{self.machine}-manylinux_2_{minor}"
 
 
-def look(machine: SSHMachine, python: str, uv: str) -> Facts:
+def look(machine: SSHMachine, python: str, uv: str, env: Mapping[str, str]) -> Facts:
     """Ask a host, in one round trip, for all that decides whether and how it can take part.
 
     Parameters
@@ -95,6 +98,8 @@ def look(machine: SSHMachine, python: str, uv: str) -> Facts:
         The wanted minor version, such as ``"3.12"``.
     uv : str
         The wanted version of uv.
+    env : mapping of str to str
+        The image's variables.
 
     Raises
     ------
@@ -130,6 +135,7 @@ def look(machine: SSHMachine, python: str, uv: str) -> Facts:
     if "runtime" not in facts:
         raise _unfit("neither /tmp nor /var/tmp can be written; make one of them writable for this user")
     pythons = [row.split(" ", 1) for row in facts.get("python", [])]
+    visible = facts["visible"][0].removeprefix("=") if "visible" in facts else None
     own = next(((version, path) for version, path in pythons if f"{version}.".startswith(f"{python}.")), ("", ""))
     return Facts(
         machine=one("machine"),
@@ -144,7 +150,7 @@ def look(machine: SSHMachine, python: str, uv: str) -> Facts:
         python_version=own[0],
         pythons=tuple(dict.fromkeys(version for version, _ in pythons)),
         has_uv=one("uv") == "yes",
-        accelerators=tuple(facts.get("gpu", ())),
+        devices=accelerators.parse(facts.get("gpu", ()), env.get(accelerators.VISIBLE, visible)),
     )
 
 
@@ -156,35 +162,38 @@ def warnings(facts: Facts) -> list[str]:
     return []
 
 
-def check_alike(facts: Sequence[Facts], wanted: Accelerator | None) -> None:
-    """Refuse hosts without the accelerators that the spec wants, and hosts of which not all are of one kind.
+def check_alike(facts: Mapping[str, Facts], spec: PoolSpec) -> None:
+    """Refuse hosts that are not of one kind, and accelerators that are not what the spec wants or cannot be shared.
+
+    Parameters
+    ----------
+    facts : mapping of str to Facts
+        By the hosts' names, in the order of the nodes.
 
     Raises
     ------
     BootstrapError
-        Which node lacks what.
+        Which node lacks what; where it is about accelerators, with those of all hosts.
     """
-    for node, host in enumerate(facts):
-        if wanted is not None:
-            right = [name for name in host.accelerators if wanted.kind.lower() in name.lower()]
-            if len(right) < wanted.count:
-                found = ", ".join(host.accelerators) or "no accelerator that nvidia-smi shows"
-                raise BootstrapError("system", f"the pool needs {wanted} on each node; it has {found}", node=node)
-        if host.machine != facts[0].machine:
-            raise BootstrapError(
-                "system",
-                f"its processor is {host.machine}, and node 0 has {facts[0].machine}: a pool's hosts must be of one "
-                "architecture; make two pools",
-                node=node,
+    head, first = next(iter(facts.items()))
+    has = "; ".join(f"{name}: {host.devices}" for name, host in facts.items())
+    for node, (name, host) in enumerate(facts.items()):
+        refuse = functools.partial(BootstrapError, "system", node=node, host=name)
+        if host.machine != first.machine:
+            raise refuse(
+                f"its processor is {host.machine}, and {head} has {first.machine}: a pool's hosts must be of one "
+                "architecture; make two pools"
             )
-        if host.accelerators != facts[0].accelerators:
-            mine, first = (", ".join(item) or "none" for item in (host.accelerators, facts[0].accelerators))
-            raise BootstrapError(
-                "system",
-                f"it has other accelerators ({mine}) than node 0 ({first}): a pool's collectives need the same on all; "
-                "make two pools",
-                node=node,
+        wanted = spec.accelerator
+        if wanted is not None and host.devices.of_kind(wanted.kind) < wanted.count:
+            raise refuse(f"the pool needs {wanted} on each node, and it has {host.devices} ({has})")
+        if host.devices.kinds != first.devices.kinds:
+            raise refuse(
+                f"it has other accelerators than {head} ({has}): a pool's collectives need the same on all; make two "
+                f"pools, or choose the same on all with {accelerators.VISIBLE}"
             )
+        if host.devices.all and not host.devices.can_be_shared(spec.ranks_per_node):
+            raise refuse(accelerators.why_not_shared(host.devices, spec.ranks_per_node))
 
 
 def _script(python: str, uv: str) -> str:
@@ -209,7 +218,8 @@ def _script(python: str, uv: str) -> str:
         f"for _sky_p in python{python} python3; do _sky_x=$(command -v $_sky_p) && "
         f'"$_sky_x" -I -c {shlex.quote(ask)} 2>/dev/null; done',
         f"[ -x {cache}/bin/{shlex.quote('uv-' + uv)} ] && echo uv yes",
-        "command -v nvidia-smi >/dev/null && nvidia-smi --query-gpu=name --format=csv,noheader 2>/dev/null | "
+        '[ -z "${CUDA_VISIBLE_DEVICES+x}" ] || echo "visible =$CUDA_VISIBLE_DEVICES"',
+        f"command -v nvidia-smi >/dev/null && nvidia-smi {' '.join(accelerators.QUERY)} 2>/dev/null | "
         'while read -r _sky_g; do echo "gpu $_sky_g"; done',
     ]
     return "; ".join(steps) + "; :"

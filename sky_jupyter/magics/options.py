@@ -23,7 +23,7 @@ from ..plugins import parse_plugins
 from ..plugins.parse import FACTORIES
 from ..pool.manager import DEFAULT_GRACE
 from ..providers import SSH, Local
-from ..spec import DEFAULT_IDLE_TIMEOUT, DEFAULT_JOURNAL, PoolSpec, seconds, size
+from ..spec import DEFAULT_IDLE_TIMEOUT, DEFAULT_JOURNAL, Accelerator, PoolSpec, seconds, size
 
 PROVIDERS: dict[str, Callable[..., Any]] = {"local": Local, "ssh": SSH}
 MAX_RANK = 1 << 20
@@ -157,6 +157,13 @@ POOL = (
         "names with a comma between, such as jax,keras",
         "frameworks to set up on every rank, in this order",
         tuple(FACTORIES),
+    ),
+    Option(
+        "--accelerator",
+        "KIND:N",
+        Accelerator.parse,
+        "a kind and how many, such as A100 or A100:8",
+        "what each node must have; its ranks share them out",
     ),
     Option("--provider", "NAME", str, "a provider's name", "what makes the nodes (local)", tuple(PROVIDERS)),
     *HOSTS,

@@ -24,6 +24,7 @@ import cloudpickle
 
 from ..errors import PoolError, plain
 from . import look, stacks
+from .accelerators import Devices
 from .config import HostConfig
 from .journal import Journal
 from .provisioner import Forkserver
@@ -56,8 +57,8 @@ class Agent:
         The pool's shape.
     node : int
         This node's number.
-    accelerators : tuple of int and str
-        How many accelerators it has, and their kind.
+    devices : Devices
+        The accelerators of its machine.
     """
 
     def __init__(
@@ -65,9 +66,11 @@ class Agent:
         pool_folder: Path,
         config: HostConfig,
         node: int,
-        accelerators: tuple[int, str | None] = (0, None),
+        devices: Devices,
     ) -> None:
-        self.accelerators = accelerators
+        shares = _shares(devices, config, node)
+        mine = [device.kind for share in shares for device in share.all]
+        self.accelerators: tuple[int, str | None] = len(mine), (mine[0] if mine else None)
         self.apps = contextlib.ExitStack()
         self.entered_apps = False
         self.folder = pool_folder / f"n{node}"
@@ -103,8 +106,14 @@ class Agent:
             "PYDEVD_DISABLE_FILE_VALIDATION": "1",
         }
         self.ranks = {
-            number: Rank(number, self.folder, config.cwd, env, functools.partial(self.on_event, number))
-            for number in range(first, first + config.ranks_per_node)
+            number: Rank(
+                number,
+                self.folder,
+                config.cwd,
+                {**env, **share.environment()},
+                functools.partial(self.on_event, number),
+            )
+            for number, share in enumerate(shares, first)
         }
 
     async def start_ranks(self) -> None:
@@ -456,3 +465,14 @@ class Agent:
             record.replied = True
         await record.over.wait()
         return {"rank": (record.journal.begin or {})["mine"][0], "node": self.node}
+
+
+def _shares(devices: Devices, config: HostConfig, node: int) -> list[Devices]:
+    """What each of a node's ranks gets of its machine's devices; nodes of one address are on one machine.
+
+    Where not all ranks of the machine can have equal shares, none is promised any, and none is kept from any.
+    """
+    nodes = [number for number, address in enumerate(config.addresses) if address == config.addresses[node]]
+    per_node = config.ranks_per_node
+    first = nodes.index(node) * per_node
+    return devices.shares(len(nodes) * per_node)[first : first + per_node]

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from . import processes
+from .accelerators import Devices
 from .config import HostConfig
 
 _WATCH = 0.25
@@ -45,7 +46,7 @@ class Host:
         self.revivals: dict[str, list[float]] = {}
         self.renewed = time.monotonic()
         self.scheduler_address = self.config.scheduler
-        self.accelerators: tuple[int, str | None] = (0, None)
+        self.devices = Devices()
 
     def run(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -83,7 +84,7 @@ class Host:
         from . import accelerators, member, scheduler
 
         self.serve_scheduler, self.serve_agent = scheduler.serve, member.serve
-        self.accelerators = accelerators.present()
+        self.devices = accelerators.present()
         self.has_scheduler = self.scheduler_address is None
         if self.has_scheduler:
             self.scheduler_address = self.start_scheduler()
@@ -111,9 +112,7 @@ class Host:
 
         def serve() -> None:
             assert self.scheduler_address is not None
-            self.serve_agent(
-                self.folder, self.config, node, self.scheduler_address, self.accelerators, self.lease_write
-            )
+            self.serve_agent(self.folder, self.config, node, self.scheduler_address, self.devices, self.lease_write)
 
         self.fork(f"agent {node}", serve, log=f"n{node}/agent.log")
 

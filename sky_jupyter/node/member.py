@@ -23,6 +23,7 @@ from distributed import Worker
 from distributed.worker import get_worker
 
 from . import scheduler as control
+from .accelerators import Devices
 from .agent import CALLS, Agent
 from .clock import keep_streams_moving
 from .config import HostConfig
@@ -87,7 +88,7 @@ def serve(
     config: HostConfig,
     node: int,
     scheduler: str,
-    accelerators: tuple[int, str | None],
+    devices: Devices,
     lease: int,
 ) -> None:
     """Be the agent of a node until the process is asked to end.
@@ -99,7 +100,7 @@ def serve(
     """
     dask.config.set(control.DASK_SETTINGS)
     keep_streams_moving()
-    asyncio.run(_serve(Agent(folder, config, node, accelerators), scheduler, lease))
+    asyncio.run(_serve(Agent(folder, config, node, devices), scheduler, lease))
 
 
 async def _serve(agent: Agent, scheduler: str, lease: int) -> None:

@@ -48,7 +48,7 @@ class InstanceInfo:
     head_port : int
         A port on the head that is free for a framework's coordinator.
     accelerators : int
-        How many accelerators this node has.
+        How many accelerators this node's ranks share; of a rank, CUDA_VISIBLE_DEVICES names its own.
     accelerator : str, optional
         Their kind.
     peers : tuple of str
@@ -91,7 +91,8 @@ class InstanceInfo:
             raise SpecError(f"rank {self.rank} is not local rank {self.local_rank} of node {self.node}")
         _word("head_addr", self.head_addr)
         if self.accelerator is not None:
-            _word("accelerator", self.accelerator)
+            # As a driver says it: NVIDIA A100-SXM4-80GB.
+            _word("accelerator", self.accelerator, spaces=True)
         if self.job_id != "":
             _word("job_id", self.job_id)
         self._check_peers_and_ports()
@@ -197,9 +198,11 @@ def _whole(name: str, value: Any, low: int, top: int) -> None:
         raise SpecError(f"{name} must be a whole number from {low} to {top}, not {_brief(value)}")
 
 
-def _word(name: str, value: Any) -> None:
-    if not isinstance(value, str) or not 0 < len(value) <= _MAX_WORD or not value.isprintable() or " " in value:
-        raise SpecError(f"{name} must be 1 to {_MAX_WORD} printable characters without spaces, not {_brief(value)}")
+def _word(name: str, value: Any, *, spaces: bool = False) -> None:
+    printable = isinstance(value, str) and 0 < len(value) <= _MAX_WORD and value.isprintable()
+    if not printable or (" " in value and not spaces):
+        without = "" if spaces else " without spaces"
+        raise SpecError(f"{name} must be 1 to {_MAX_WORD} printable characters{without}, not {_brief(value)}")
 
 
 def _short_enough(text: str) -> None:

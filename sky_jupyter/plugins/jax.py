@@ -193,16 +193,12 @@ def _join(info: InstanceInfo) -> None:
 
 def _initialize_options(info: InstanceInfo) -> dict[str, Any]:
     """The arguments of `jax.distributed.initialize`; older releases of JAX lack some of them."""
-    own = None
-    if info.accelerators and info.ranks_per_node > 1:
-        own = machine.share(info.accelerators, info.local_rank, info.ranks_per_node)
     return {
         "coordinator_address": machine.endpoint(info.head_addr, info.port("jax")),
         # Without it the service listens on every interface of the machine.
         "coordinator_bind_address": machine.endpoint(info.head_addr, info.port("jax")),
         "num_processes": info.world_size,
         "process_id": info.rank,
-        "local_device_ids": own,
         "cluster_detection_method": "deactivate",
         "initialization_timeout": JOIN_SECONDS,
         "heartbeat_timeout_seconds": 100,

@@ -136,8 +136,7 @@ def _join(backend: str | None, timeout: float, info: InstanceInfo) -> None:
     import torch.distributed as dist
 
     _environment(info)
-    index, count = machine.place(info)
-    own = machine.share(torch.cuda.device_count(), index, count) if backend != "gloo" else []
+    own = _devices(torch.cuda.device_count(), info) if backend != "gloo" else []
     if backend is None:
         backend = "nccl" if own else "gloo"
     if backend == "nccl" and own:
@@ -153,6 +152,11 @@ def _join(backend: str | None, timeout: float, info: InstanceInfo) -> None:
         )
         # The first collective opens the connections; it also finds a peer that cannot be reached.
         dist.barrier()
+
+
+def _devices(visible: int, info: InstanceInfo) -> list[int]:
+    """Which of the devices that torch sees are this rank's: all, where CUDA_VISIBLE_DEVICES has shared them out."""
+    return list(range(visible)) if info.accelerators else machine.share(visible, *machine.place(info))
 
 
 def _store(info: InstanceInfo) -> Any:

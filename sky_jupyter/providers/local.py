@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -31,11 +32,12 @@ class Local:
             When the spec asks for accelerators that this machine does not have.
         """
         if spec.accelerator is not None:
-            have, kind = accelerators.present()
-            # A driver says "NVIDIA A100-SXM4-80GB" where people say A100.
-            if have < spec.accelerator.count or spec.accelerator.kind.lower() not in str(kind).lower():
-                found = f"{have} of {kind}" if have else "no accelerator"
-                raise ProvisionError(f"the pool needs {spec.accelerator} on each node; this machine has {found}")
+            have = accelerators.present({**os.environ, **spec.full_image.env})
+            each = f"each of {count} nodes, which share this machine" if count > 1 else "each node"
+            if have.of_kind(spec.accelerator.kind) < spec.accelerator.count * count:
+                raise ProvisionError(f"the pool needs {spec.accelerator} on {each}; this machine has {have}")
+            if not have.can_be_shared(count * spec.ranks_per_node):
+                raise ProvisionError(accelerators.why_not_shared(have, count * spec.ranks_per_node))
         return [f"{pool}-{number}" for number in range(count)]
 
     def list(self, pool: str) -> Sequence[MachineRecord]:

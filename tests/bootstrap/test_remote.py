@@ -23,7 +23,7 @@ from sky_jupyter.bootstrap import package, remote, wheels
 from sky_jupyter.bootstrap.uv import run_uv
 from sky_jupyter.errors import BootstrapError
 from sky_jupyter.spec import Image, PoolSpec
-from tests.hosts.world import Kind, World, hosts
+from tests.hosts.world import Kind, World, hosts, skip_unless_hosts_run
 
 pytestmark = pytest.mark.long
 
@@ -59,6 +59,7 @@ def prepare(one: remote.Crew, say: Callable[[str], None] = nothing) -> None:
 
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
+    skip_unless_hosts_run(MINOR)
     with hosts(2, python=True) as made:
         yield made
 
@@ -222,12 +223,13 @@ class QuietHandler(SimpleHTTPRequestHandler):
 def test_hosts_that_reach_an_index_fetch_for_themselves(
     index: Callable[[Sequence[wheels.Wheel]], int], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
+    skip_unless_hosts_run(MINOR)
     with hosts(1, python=True, open_laptop=True) as open_world:
         monkeypatch.setenv("SKY_SSH_CONFIG", str(open_world.ssh_config(tmp_path / "config")))
         with crew(open_world, ["host0"]) as mine:
             mine.look(nothing)
             mine.find_python(nothing)
-            port = index(mine._bundle(mine._aim(mine.sites[0]), nothing))
+            port = index(mine.supplies.bundle(mine._aim(mine.sites[0]), nothing))
         url = f"http://{open_world.address}:{port}/simple"
         with crew(open_world, ["host0"], offline=False, image=Image(env={"UV_DEFAULT_INDEX": url})) as mine:
             told: list[str] = []

@@ -51,6 +51,12 @@ def image(*, release: str = "", python: bool = False) -> Path:
     return _made(folder / f"{name}-python", lambda place: _add(bare, place, "python3"))
 
 
+def python_version(image: Path) -> str:
+    """The minor version of the Python that is in an image, ``"3.11"``; empty where there is none."""
+    found = image / "usr" / "bin" / "python3"
+    return os.readlink(found).removeprefix("python") if found.is_symlink() else ""
+
+
 def cache() -> Path:
     """Where images are kept."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"

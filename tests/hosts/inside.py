@@ -141,7 +141,7 @@ class Machine:
     def write(self, path: str, content: str | bytes, mode: int) -> None:
         place = self.folder / "upper" / path.lstrip("/")
         place.parent.mkdir(parents=True, exist_ok=True)
-        place.write_bytes(content.encode() if isinstance(content, str) else content)
+        place.write_bytes(content.encode(errors="surrogateescape") if isinstance(content, str) else content)
         place.chmod(mode)
 
     def start(self) -> tuple[int, int, int]:

@@ -37,7 +37,7 @@ from tests.hosts import images
 from tests.hosts.faces import Face
 from tests.hosts.inside import BRIDGE, LINK
 
-__all__ = ["Host", "HostsError", "Kind", "World", "hosts", "missing", "skip_without_hosts"]
+__all__ = ["Host", "HostsError", "Kind", "World", "hosts", "missing", "skip_unless_hosts_run", "skip_without_hosts"]
 
 # What has to be there, and the Debian package that brings it.
 PROGRAMS = {"ip": "iproute2", "tc": "iproute2", "nft": "nftables", "ssh": "openssh-client", "nsenter": "util-linux"}
@@ -416,7 +416,7 @@ class World:
         if kind.machine:
             files[Face.MACHINE] = (kind.machine, 0o644)
         if kind.clock is not None:
-            files[Face.CLOCK] = (Face.clock(kind.clock).decode("latin-1"), 0o644)
+            files[Face.CLOCK] = (Face.clock(kind.clock).decode(errors="surrogateescape"), 0o644)
         return {
             "name": host.name,
             "address": host.private,
@@ -465,6 +465,17 @@ def skip_without_hosts() -> None:
     """Skip the test where hosts cannot be made, and say what is missing."""
     if lacks := missing():
         pytest.skip(f"hosts need {lacks}")
+
+
+def skip_unless_hosts_run(minor: str, release: str = "") -> None:
+    """Skip the test where Debian's own Python is another, as hosts that fetch nothing have no choice."""
+    skip_without_hosts()
+    try:
+        found = images.python_version(images.image(release=release, python=True))
+    except Exception:
+        return  # `hosts` says why
+    if found != minor:
+        pytest.skip(f"the hosts' Debian has Python {found}, this is {minor}, and offline they can get no other")
 
 
 @cache

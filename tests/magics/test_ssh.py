@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import sys
 import time
 from pathlib import Path
 
@@ -11,7 +12,7 @@ from IPython.core.error import UsageError
 
 from sky_jupyter.magics.options import parse
 from sky_jupyter.providers import SSH, Local
-from tests.hosts.world import hosts
+from tests.hosts.world import hosts, skip_unless_hosts_run
 from tests.magics.notebook import notebook
 
 pytestmark = pytest.mark.long
@@ -60,6 +61,7 @@ def test_what_does_not_go_together_is_told_in_a_line(line: str, told: str) -> No
 @pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("paramiko") is None, reason="needs paramiko (the `ssh` extra)")
 def test_a_cell_runs_on_hosts(tmp_path: Path) -> None:
+    skip_unless_hosts_run(f"{sys.version_info[0]}.{sys.version_info[1]}")
     with hosts(2, python=True) as world:
         config = world.ssh_config(tmp_path / "config")
         with notebook(tmp_path, SKY_SSH_CONFIG=str(config), SSH_AUTH_SOCK="") as book:

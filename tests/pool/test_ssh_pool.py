@@ -24,7 +24,7 @@ from sky_jupyter.pool.events import PhaseEvent
 from sky_jupyter.pool.manager import Pool
 from sky_jupyter.pool.results import CellError
 from sky_jupyter.spec import PoolSpec
-from tests.hosts.world import Host, World, hosts
+from tests.hosts.world import Host, World, hosts, skip_unless_hosts_run
 from tests.pool.pools import run
 
 pytestmark = [
@@ -40,6 +40,7 @@ PATIENCE = 60.0
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
     """Two hosts with Debian's Python, which know no package index."""
+    skip_unless_hosts_run(f"{sys.version_info[0]}.{sys.version_info[1]}")
     with hosts(2, python=True) as made:
         yield made
 

@@ -1,0 +1,136 @@
+"""Which accelerators there are, as the driver's tool says it, and which of them each rank gets."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sky_jupyter.errors import ProvisionError
+from sky_jupyter.node import accelerators
+from sky_jupyter.node.accelerators import VISIBLE, is_kind, parse
+from sky_jupyter.pool.manager import Pool
+from sky_jupyter.providers import Local
+from sky_jupyter.spec import Accelerator, Image, PoolSpec
+from tests.node import smi
+from tests.pool.pools import local_pool, run
+
+SEEN = "import os; os.environ.get('CUDA_VISIBLE_DEVICES')"
+
+
+def ids(visible: str | None, kinds: int = 4) -> list[str]:
+    return [device.id for device in parse(smi.rows([smi.A100] * kinds), visible).all]
+
+
+def test_all_devices_are_there_unless_some_are_chosen() -> None:
+    assert ids(None) == ["0", "1", "2", "3"]
+    assert ids("2,3") == ["2", "3"]
+    assert ids("3, 1") == ["3", "1"]
+    assert ids(smi.uuid(2)) == [smi.uuid(2)]
+    assert ids(smi.uuid(2)[:12]) == [smi.uuid(2)[:12]]
+    assert ids("MIG-3f,MIG-4a") == ["MIG-3f", "MIG-4a"]
+
+
+@pytest.mark.parametrize(
+    ("visible", "left"),
+    [("", []), ("-1", []), ("0,9,1", ["0"]), ("1,1", ["1"]), ("none", []), ("GPU-0", []), (f"1,{smi.uuid(1)}", ["1"])],
+)
+def test_what_is_chosen_ends_at_the_first_that_is_no_device_as_in_cuda(visible: str, left: list[str]) -> None:
+    assert ids(visible) == left
+
+
+def test_messages_of_the_tool_are_no_devices() -> None:
+    assert not parse(["No devices were found"]).all
+    assert not parse(["NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver."]).all
+    assert not parse([], "0,1").all
+    assert not parse([], "MIG-3f").all
+    lost = "Unable to determine the device handle for GPU0000:3D:00.0: Unknown Error"
+    assert len(parse([*smi.rows([smi.H100]), lost])) == 1
+
+
+@pytest.mark.parametrize(
+    ("wanted", "name", "same"),
+    [
+        ("A100", smi.A100, True),
+        ("a100-80gb", smi.A100, True),
+        ("A10", smi.A100, False),
+        ("H100", smi.H100, True),
+        ("H100", smi.A100, False),
+        ("L4", "NVIDIA L40S", False),
+        ("L4", "NVIDIA L4", True),
+        ("RTX4090", "NVIDIA GeForce RTX 4090", True),
+        ("T4", "Tesla T4", True),
+    ],
+)
+def test_a_kind_is_known_by_the_drivers_name(wanted: str, name: str, same: bool) -> None:
+    assert is_kind(wanted, name) is same
+
+
+def test_shares_are_equal_and_contiguous_or_none() -> None:
+    eight = parse(smi.rows([smi.A100] * 8))
+    assert [share.environment()[VISIBLE] for share in eight.shares(4)] == ["0,1", "2,3", "4,5", "6,7"]
+    assert eight.shares(4)[0].environment()["CUDA_DEVICE_ORDER"] == "PCI_BUS_ID"
+    assert [share.environment() for share in eight.shares(3)] == [{}] * 3
+    assert [share.environment() for share in eight.shares(16)] == [{}] * 16
+    # Numbers that the user has given are in the user's order.
+    chosen = parse(smi.rows([smi.A100] * 8), "7,5")
+    assert [share.environment() for share in chosen.shares(2)] == [{VISIBLE: "7"}, {VISIBLE: "5"}]
+
+
+@pytest.fixture
+def four(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """This machine's driver says that it has four devices."""
+    monkeypatch.setenv("PATH", f"{smi.install(tmp_path / 'bin', [smi.A100] * 4)}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv(VISIBLE, raising=False)
+
+
+@pytest.mark.usefixtures("four")
+def test_the_devices_of_this_machine_are_shared_out_among_its_ranks() -> None:
+    assert len(accelerators.present()) == 4
+    with local_pool(nodes=2, ranks_per_node=2) as pool:
+        assert run(pool, SEEN).values == ["0", "1", "2", "3"]
+        infos = run(pool, "from sky_jupyter import instance_info\ni = instance_info(); i.accelerators, i.accelerator")
+        assert infos.values == [(2, smi.A100)] * 4
+        # A rank in the place of one that died has its devices.
+        pool.restart()
+        assert run(pool, SEEN).values == ["0", "1", "2", "3"]
+
+
+@pytest.mark.usefixtures("four")
+def test_what_the_user_chose_narrows_the_set() -> None:
+    with local_pool(nodes=1, ranks_per_node=2, image=Image(env={VISIBLE: "3,1"})) as pool:
+        assert run(pool, SEEN).values == ["3", "1"]
+
+
+@pytest.mark.usefixtures("four")
+def test_local_ranks_without_equal_shares_are_promised_none() -> None:
+    with local_pool(nodes=3) as pool:
+        assert run(pool, SEEN).values == [None] * 3
+        infos = run(pool, "from sky_jupyter import instance_info\ni = instance_info(); i.accelerators, i.accelerator")
+        assert infos.values == [(0, None)] * 3
+
+
+@pytest.mark.usefixtures("four")
+@pytest.mark.parametrize(
+    ("options", "told"),
+    [
+        ({"accelerator": "H100"}, "the pool needs H100 on each node; this machine has 4 x NVIDIA A100-SXM4-80GB"),
+        ({"accelerator": "A100:3", "nodes": 2}, "A100:3 on each of 2 nodes, which share this machine"),
+        (
+            {"accelerator": "A100", "nodes": 3},
+            "3 ranks cannot share 4 x NVIDIA A100-SXM4-80GB equally: have 1 or 2 or 4",
+        ),
+        (
+            {"accelerator": "A100", "image": Image(env={VISIBLE: ""})},
+            "no accelerator (CUDA_VISIBLE_DEVICES names none)",
+        ),
+    ],
+)
+def test_accelerators_that_are_asked_for_must_be_there(options: dict[str, object], told: str) -> None:
+    wanted = Accelerator.parse(str(options["accelerator"]))
+    pool = Pool(PoolSpec(**{"provider": Local(), **options, "accelerator": wanted}))
+    with pytest.raises(ProvisionError) as caught:
+        pool.start()
+    assert told in str(caught.value)
+    assert pool.state == "ended"
