@@ -14,8 +14,9 @@ from __future__ import annotations
 
 import functools
 import inspect
+import os
 import sys
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import TracebackType
 from typing import Any, Generic, TypeVar
 
@@ -25,6 +26,7 @@ from .errors import PoolError, SpecError, nearest
 from .plugins import Plugin, parse_plugins
 from .pool.live import pools
 from .pool.manager import Pool
+from .pool.moving import Transfer
 from .pool.registry import Registry
 from .pool.results import exception_of
 from .providers import Local
@@ -99,7 +101,15 @@ class PendingCall(Generic[T]):
         live = _live(pool)
         blob, capture = collect_value(self._payload(), _main(), live.ledger, label=repr(self.function))
         view = display.run_view(self._title(live), range(live.spec.world_size), results=False)
-        run = live.begin_call(blob, capture, timeout=self.function.timeout, listener=view.on_event)
+        with display.LateView("values") as late:
+            run = live.begin_call(
+                blob,
+                capture,
+                timeout=self.function.timeout,
+                listener=view.on_event,
+                on_send=late.on_event,
+                tick=late.refresh,
+            )
         try:
             return list(live.attend(run, view.refresh))
         finally:
@@ -117,7 +127,8 @@ class PendingCall(Generic[T]):
         # One rank needs all that the function reads: the ledger speaks of what every rank has.
         blob, capture = collect_value(self._payload(), _main(), live.ledger.unsent(), label=repr(self.function))
         view = display.run_view(self._title(live), range(live.spec.world_size), results=False)
-        run = live.begin_one(blob, capture, listener=view.on_event)
+        with display.LateView("values") as late:
+            run = live.begin_one(blob, capture, listener=view.on_event, on_send=late.on_event, tick=late.refresh)
         try:
             interrupted = live.wait(run, view.refresh)
             result = live.finish(run)
@@ -210,6 +221,67 @@ class Compute:
     ) -> None:
         self.close()
 
+    def put(
+        self, local: str | os.PathLike[str], remote: str | None = None, on: Iterable[int] | None = None
+    ) -> Transfer:
+        """Bring a file or folder of this machine to the nodes.
+
+        It crosses this machine's link once, whatever the number of nodes, which copy it to each other.
+        What is there already is not sent again, and a transfer that broke is gone on with. On nodes of
+        this machine it is a plain copy.
+
+        Parameters
+        ----------
+        local : str or path
+            The file or folder. A folder is added to one that is there; nothing in that is removed.
+        remote : str, optional
+            Its name on the nodes, its own unless given. A relative one begins in the ranks' working
+            folder: the home on another machine, the folder in which the pool was made on this one. With
+            a slash at its end it is the folder to put it into.
+        on : iterable of int, optional
+            The nodes; all unless given.
+
+        Returns
+        -------
+        Transfer
+            What was done: its ``size``, and how many bytes were ``sent`` over the link.
+
+        Raises
+        ------
+        SpecError
+            When there is no such file, or no such node.
+        TransferError
+            When something else stands in its place on a node, or there is no room: nothing was sent then.
+        """
+        return put_files(_live(self), local, remote, None if on is None else list(on))
+
+    def get(
+        self, remote: str, local: str | os.PathLike[str] | None = None, on: Iterable[int] | None = None
+    ) -> Transfer:
+        """Fetch a file or folder from the head, or from other nodes.
+
+        Parameters
+        ----------
+        remote : str
+            Its name there, as for `put`.
+        local : str or path, optional
+            Its name here, its own unless given; with a slash at its end, the folder to put it into. Of
+            several nodes, the folder in which each one's goes into ``node-K``.
+        on : iterable of int, optional
+            The nodes; the head unless given.
+
+        Returns
+        -------
+        Transfer
+            What was done.
+
+        Raises
+        ------
+        TransferError
+            When it is not there, or cannot be written here.
+        """
+        return get_files(_live(self), remote, local, None if on is None else list(on))
+
     def close(self) -> None:
         """End the pool; nothing where it has ended."""
         if self.pool is not None:
@@ -284,6 +356,31 @@ def attach_pool(name: str | None = None, *, take_over: bool = False) -> Pool:
     return pool
 
 
+def put_files(
+    pool: Pool, local: str | os.PathLike[str], remote: str | None = None, on: Sequence[int] | None = None
+) -> Transfer:
+    """Bring a file or folder to a pool's nodes, shown as it goes; see `Compute.put`."""
+    return _shown(f"put {local}", lambda **watch: pool.put(local, remote, on, **watch))
+
+
+def get_files(
+    pool: Pool, remote: str, local: str | os.PathLike[str] | None = None, on: Sequence[int] | None = None
+) -> Transfer:
+    """Fetch a file or folder from a pool's nodes, shown as it comes; see `Compute.get`."""
+    return _shown(f"get {remote}", lambda **watch: pool.get(remote, local, on, **watch))
+
+
+def _shown(title: str, move: Callable[..., Transfer]) -> Transfer:
+    view = display.start_view(title)
+    try:
+        done = move(listener=view.on_event, tick=view.refresh)
+    except BaseException as error:
+        view.finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", ok=False)
+        raise
+    view.finish(str(done))
+    return done
+
+
 def describe(spec: PoolSpec) -> str:
     """A spec in a few words: ``"2 local nodes with jax, keras"``."""
     text = f"{spec.nodes} {spec.provider} node{'s' if spec.nodes > 1 else ''}"
@@ -306,4 +403,4 @@ def _main() -> dict[str, Any]:
     return vars(sys.modules["__main__"])
 
 
-__all__ = ["Compute", "Function", "PendingCall", "attach_pool", "describe", "function", "start_pool"]
+__all__ = ["Compute", "Function", "PendingCall", "Transfer", "attach_pool", "describe", "function", "start_pool"]

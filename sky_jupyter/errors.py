@@ -109,6 +109,10 @@ class LinkLost(MachineError):
     """A connection that stood is gone; ``reason`` is silent, broken or closed."""
 
 
+class TransferError(SkyError):
+    """A file or folder could not be brought to a node or from it; what has come stays, and the next attempt uses it."""
+
+
 class PoolError(SkyError):
     """The pool is not in a state in which this can be done."""
 

@@ -7,10 +7,13 @@ A view has ``on_event`` (any thread), ``refresh`` (main thread, several times a 
 from __future__ import annotations
 
 import sys
+import time
 from collections.abc import Sequence
 from typing import Protocol
 
 from ..pool.events import Event
+
+_LATE = 0.5
 
 
 class RunView(Protocol):
@@ -27,7 +30,7 @@ class RunView(Protocol):
 
 
 class StartView(Protocol):
-    """The view of a pool's start."""
+    """The view of a pool's start, or of a transfer."""
 
     def on_event(self, event: Event) -> None:
         """Take in what the pool tells; any thread."""
@@ -37,6 +40,41 @@ class StartView(Protocol):
 
     def finish(self, ready: str, *, ok: bool = True) -> None:
         """Say how it ended, and whether well."""
+
+
+class LateView:
+    """The view of what is mostly over before there is anything to see: made once it has lasted.
+
+    A context manager: left with an error, it says so.
+    """
+
+    def __init__(self, title: str) -> None:
+        self._title = title
+        self._view: StartView | None = None
+        self._last: Event | None = None
+        self._due = 0.0
+
+    def on_event(self, event: Event) -> None:
+        """Take in what the pool tells; any thread."""
+        self._due = self._due or time.monotonic() + _LATE
+        self._last = event
+        if self._view is not None:
+            self._view.on_event(event)
+
+    def refresh(self) -> None:
+        """Draw what is new; main thread."""
+        if self._view is None and self._last is not None and time.monotonic() >= self._due:
+            self._view = start_view(self._title)
+            self._view.on_event(self._last)
+        if self._view is not None:
+            self._view.refresh()
+
+    def __enter__(self) -> LateView:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._view is not None:
+            self._view.finish("there" if kind is None else "not sent", ok=kind is None)
 
 
 class Silent:
@@ -72,7 +110,7 @@ def run_view(title: str, ranks: Sequence[int], *, results: bool = True) -> RunVi
 
 
 def start_view(title: str) -> StartView:
-    """The view of a pool's start, for where this process is shown."""
+    """The view of a pool's start or a transfer, for where this process is shown."""
     if in_notebook():
         from .notebook import NotebookStartView
 

@@ -6,7 +6,7 @@ import threading
 import time
 from collections.abc import Sequence
 
-from ..pool.events import Event, NoticeEvent, OutputEvent, PhaseEvent
+from ..pool.events import Event, NoticeEvent, OutputEvent, PhaseEvent, ProgressEvent
 from .render import RankView, RunViewModel, State
 from .transcript import RankOutput, Rich
 
@@ -20,7 +20,7 @@ _STATES: dict[str, State] = {
 
 
 class StartModel:
-    """What a pool's start is at; one a start view. `on_event` is its listener."""
+    """What a pool's start, or a transfer, is at; one a start view. `on_event` is its listener."""
 
     def __init__(self) -> None:
         self.done: list[PhaseEvent] = []
@@ -28,7 +28,7 @@ class StartModel:
 
     def on_event(self, event: Event) -> str:
         """What to say of an event, empty where there is nothing; callable from any thread."""
-        if isinstance(event, NoticeEvent):
+        if isinstance(event, (NoticeEvent, ProgressEvent)):
             return event.text
         if not isinstance(event, PhaseEvent):
             return ""

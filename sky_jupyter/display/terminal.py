@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from ..pool.events import Event, NoticeEvent, OutputEvent
+from ..pool.events import Event, NoticeEvent, OutputEvent, ProgressEvent
 from . import ansi
 from .folding import fold, rank_numbers
 from .model import StartModel
@@ -18,6 +18,7 @@ from .render import duration
 from .transcript import Streams, Transcript
 
 _PATIENCE = 0.25
+_STEP = 0.5
 
 
 class _Line(NamedTuple):
@@ -148,8 +149,24 @@ class TerminalRunView:
             rows.append((equal, oldest.text))
 
 
+class _Steps:
+    """Of a progress in many small steps, those that are worth a line: new tenths, and none too soon."""
+
+    def __init__(self) -> None:
+        self._tenths: dict[str, int] = {}
+        self._next = time.monotonic() + _STEP
+
+    def rises(self, event: ProgressEvent) -> bool:
+        """Whether a line is due."""
+        tenth, now = 10 * event.there // max(event.total, 1), time.monotonic()
+        if now < self._next or tenth <= self._tenths.get(event.what, -1):
+            return False
+        self._tenths[event.what], self._next = tenth, now + _STEP
+        return True
+
+
 class TerminalStartView:
-    """Says on standard error what a pool's start is at."""
+    """Says on standard error what a pool's start, or a transfer, is at."""
 
     def __init__(self, title: str) -> None:
         self.title = title
@@ -157,10 +174,13 @@ class TerminalStartView:
         self._model = StartModel()
         self._lines: deque[str] = deque()
         self._last = ""
+        self._steps = _Steps()
 
     def on_event(self, event: Event) -> None:
         """The pool's listener; callable from any thread."""
         text = self._model.on_event(event)
+        if isinstance(event, ProgressEvent) and not self._steps.rises(event):
+            return
         if text and text != self._last:
             self._last = text
             self._lines.append(text)

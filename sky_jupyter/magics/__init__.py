@@ -11,7 +11,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 
 from .. import display
-from ..api import attach_pool, describe, start_pool
+from ..api import attach_pool, describe, get_files, put_files, start_pool
 from ..capture.collect import collect
 from ..capture.names import analyse
 from ..errors import PoolError, SkyError, SpecError, rank_label
@@ -79,15 +79,18 @@ class SkyMagics(Magics):
         capture = collect(transformed, namespace, pool.ledger, exclude=_exclude(given), push=given.push)
         tape = Tape()
         view: Any = display.Silent() if given.quiet else run_view(pool, [rank for rank in ranks if rank in shown])
-        run = pool.begin_cell(
-            code,
-            capture,
-            ranks=ranks,
-            count=count,
-            grace=given.grace,
-            timeout=given.timeout,
-            listener=tape if given.detach else view.on_event,
-        )
+        with display.LateView("values") as late:
+            run = pool.begin_cell(
+                code,
+                capture,
+                ranks=ranks,
+                count=count,
+                grace=given.grace,
+                timeout=given.timeout,
+                listener=tape if given.detach else view.on_event,
+                on_send=late.on_event,
+                tick=late.refresh,
+            )
         if given.detach:
             pool.detached[run.id] = Detached(run, tape, given.out)
             print(f"run {run.id} goes on; `%sky wait` shows it, `%sky interrupt` stops it")
@@ -246,6 +249,12 @@ class SkyMagics(Magics):
         result = pool.log(id)
         ranks = [rank for rank in result.ranks if given.ranks is None or rank in given.ranks]
         print(runs.log_text(result, ranks))
+
+    def do_put(self, given: Given) -> None:
+        put_files(pools.need(given.name), str(given.target), given.to, given.on)
+
+    def do_get(self, given: Given) -> None:
+        get_files(pools.need(given.name), str(given.target), given.to, given.on)
 
     def do_runs(self, given: Given) -> None:
         print(runs.table(given.name))

@@ -14,7 +14,7 @@ from IPython.core.completer import CompletionContext, SimpleCompletion, context_
 from ..errors import PoolError
 from ..pool.live import pools
 from ..pool.registry import Registry
-from .options import CONFIG, NAME, TARGETS, VERBS, Option, options_of, switches_of
+from .options import CONFIG, NAME, PATHS, TARGETS, VERBS, Option, options_of, switches_of
 
 # Nobody waits for a list of names.
 _PATIENCE = 0.2
@@ -43,6 +43,9 @@ def candidates(line: str) -> list[str] | None:
         return found and [f"{flag}={text}" for text in found]
     if before and before[-1] in options:
         return _values(options[before[-1]], word, verb)
+    if verb in PATHS and not word.startswith("-"):
+        # Paths, as for --config.
+        return None
     switches = [switch.flag for switch in switches_of(verb)]
     flags = [flag for flag in (*options, *switches, "--help") if flag not in before]
     targets = _targets(verb) if verb in TARGETS and not _has_target(before, options) else []

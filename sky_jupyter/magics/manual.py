@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .options import CELL, CELL_SWITCHES, CONFIG, NAME, POOL, POOL_SWITCHES, TARGETS, VERBS, Option, Switch
+from .options import CELL, CELL_SWITCHES, CONFIG, NAME, POOL, POOL_SWITCHES, VERBS, Option, Switch, targets_text
 
 
 def _rows(*items: Option | Switch) -> str:
@@ -12,8 +12,7 @@ def _rows(*items: Option | Switch) -> str:
 
 
 def _verbs() -> str:
-    named = {verb: f"{verb} [{TARGETS[verb].metavar}]" if verb in TARGETS else verb for verb in VERBS}
-    return "\n".join(f"  {named[verb]:28} {text}" for verb, text in VERBS.items())
+    return "\n".join(f"  {f'{verb} {targets_text(verb)}'.strip():28} {text}" for verb, text in VERBS.items())
 
 
 MANUAL = f"""Run the cell on every rank of a pool of nodes.
@@ -56,4 +55,7 @@ Examples::
   %sky attach night
   %sky wait
   %sky logs 3f9a2c1b --rank 0-1
+
+  %sky put data/train.parquet
+  %sky get checkpoints results/ --on 0,2
 """

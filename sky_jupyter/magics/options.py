@@ -96,6 +96,12 @@ def _run_id(text: str) -> str:
     return text.lower()
 
 
+def _path(text: str) -> str:
+    if not text.strip() or "\0" in text:
+        raise ValueError
+    return text
+
+
 @dataclass(frozen=True)
 class Option:
     """One option: its flag, how its text is read, and what help says of it."""
@@ -210,6 +216,7 @@ CELL_SWITCHES = (
 ALL = Switch("--all", "every pool")
 TAKE_OVER = Switch("--take-over", "take the pool from the notebook that manages it")
 RANK = Option("--rank", "0,2-5|head", ranks, _RANKS, "the ranks whose output is shown (all)", ("head",), "ranks")
+NODES = Option("--on", "0,2-5|head", ranks, "nodes such as 0,2-5, or head", "the nodes to bring it to (all)", ("head",))
 VERBS = {
     "up": "make a pool, or see that it is there",
     "status": "the live pools and what their ranks do",
@@ -221,13 +228,47 @@ VERBS = {
     "wait": "show a run, and go on when it has ended",
     "runs": "the runs that are recorded, the newest first",
     "logs": "what a run has printed, from its first line",
+    "put": "bring a file or folder to the nodes; it crosses the link once, and goes on where it broke",
+    "get": "fetch a file or folder from the head, or other nodes",
 }
 _RUN = Target("RUN", _run_id, "a run's id or how it begins, such as 3f9a2c1b", "which run, by its id (the newest)")
 _POOL = Target("NAME", str, "a name", "which pool (the one there is)")
+_THERE = (
+    "a relative one begins in the ranks' working folder: the home on other machines,\n"
+    f"{'':24}on this one the folder in which the pool was made"
+)
+_PUT = (
+    Target("LOCAL", _path, "a path", "the file or folder here; what is there already is not sent again"),
+    Target(
+        "REMOTE",
+        _path,
+        "a path",
+        f"its name on the nodes (its own); with / at its end, the folder for it;\n{'':24}{_THERE}",
+    ),
+)
+_GET = (
+    Target("REMOTE", _path, "a path", f"the file or folder on the nodes; {_THERE}"),
+    Target(
+        "LOCAL",
+        _path,
+        "a path",
+        "its name here (its own); with / at its end, the folder for it;\n"
+        f"{'':24}of several nodes, the folder that has each one's in node-K",
+    ),
+)
 # The verbs that take more, or other things, than --name.
-_OPTIONS = {"up": (*POOL, NAME, CONFIG), "restart": (*POOL, NAME, CONFIG), "logs": (NAME, RANK)}
+_OPTIONS = {
+    "up": (*POOL, NAME, CONFIG),
+    "restart": (*POOL, NAME, CONFIG),
+    "logs": (NAME, RANK),
+    "put": (NAME, NODES),
+    "get": (NAME, replace(NODES, help="the nodes to fetch it from (head)")),
+}
 _SWITCHES = {"up": POOL_SWITCHES, "restart": POOL_SWITCHES, "down": (ALL,), "attach": (TAKE_OVER,)}
-TARGETS = {"attach": _POOL, "wait": _RUN, "logs": _RUN}
+TARGETS = {"attach": (_POOL,), "wait": (_RUN,), "logs": (_RUN,), "put": _PUT, "get": _GET}
+# Of those, how many have to be given.
+_NEEDED = {"put": 1, "get": 1}
+PATHS = ("put", "get")
 
 
 def options_of(verb: str | None) -> tuple[Option, ...]:
@@ -253,13 +294,16 @@ class Given:
     ----------
     target : str or None
         What stood behind the verb: for ``attach`` a pool's name (``name`` is the same), for
-        ``wait`` and ``logs`` the beginning of a run's id.
+        ``wait`` and ``logs`` the beginning of a run's id, for ``put`` and ``get`` what is to be moved.
+    to : str or None
+        What stood behind that: where it goes.
     """
 
     verb: str | None
     pool: dict[str, Any] = field(default_factory=dict)
     name: str | None = None
     target: str | None = None
+    to: str | None = None
     take_over: bool = False
     detach: bool = False
     quiet: bool = False
@@ -303,12 +347,13 @@ class _Parser(argparse.ArgumentParser):
 def _parser(verb: str | None) -> _Parser:
     prog = "%%sky" if verb is None else f"%sky {verb}"
     about = "Run the cell on every rank of a pool." if verb is None else f"{VERBS[verb][0].upper()}{VERBS[verb][1:]}."
-    target = TARGETS.get(verb or "")
+    targets = TARGETS.get(verb or "", ())
+    rows = "\n".join(f"  {target.metavar:22}{target.help}" for target in targets)
     parser = _Parser(
         prog=prog,
         # What stands behind a verb is not argparse's: it would lose it between options.
-        usage=f"%(prog)s [{target.metavar}] [options]" if target else None,
-        description=f"{about}\n\n  {target.metavar:22}{target.help}" if target else about,
+        usage=f"%(prog)s {targets_text(verb)} [options]" if targets else None,
+        description=f"{about}\n\n{rows}" if targets else about,
         allow_abbrev=False,
         formatter_class=argparse.RawTextHelpFormatter,
     )
@@ -319,6 +364,13 @@ def _parser(verb: str | None) -> _Parser:
     for switch in switches_of(verb):
         parser.add_argument(switch.flag, dest=switch.key, action="store_true", help=switch.help.replace("%", "%%"))
     return parser
+
+
+def targets_text(verb: str | None) -> str:
+    """What may stand behind a verb: ``"LOCAL [REMOTE]"``."""
+    needed = _NEEDED.get(verb or "", 0)
+    metavars = [target.metavar for target in TARGETS.get(verb or "", ())]
+    return " ".join(name if number < needed else f"[{name}]" for number, name in enumerate(metavars))
 
 
 def parse(line: str, *, cell: bool) -> Given:
@@ -347,9 +399,9 @@ def parse(line: str, *, cell: bool) -> Given:
     if not cell:
         verb, words = _verb(words)
     parsed, rest = _parser(verb).parse_known_args(words)
-    target = _target(verb, rest, prog)
+    targets = _targets(verb, rest, prog)
     try:
-        return _given(verb, prog, {**vars(parsed), "target": target})
+        return _given(verb, prog, {**vars(parsed), "targets": targets})
     except SpecError as error:
         raise UsageError(f"{prog}: {error}") from None
 
@@ -369,20 +421,26 @@ def _verb(words: list[str]) -> tuple[str, list[str]]:
     return word, words[1:]
 
 
-def _target(verb: str | None, rest: list[str], prog: str) -> Any:
+def _targets(verb: str | None, rest: list[str], prog: str) -> list[Any]:
     """What stands behind the verb, of the words that are no option's."""
     wrong = next((word for word in rest if word.startswith("-")), rest[0] if rest else None)
-    target = TARGETS.get(verb or "")
-    if wrong is not None and (target is None or wrong.startswith("-")):
+    targets = TARGETS.get(verb or "", ())
+    if wrong is not None and (not targets or wrong.startswith("-")):
         raise UsageError(f"{prog}: {_unknown(wrong, verb)}")
-    if target is None or not rest:
-        return None
-    if len(rest) > 1:
-        raise UsageError(f"{prog}: {verb} takes one {target.metavar}, not {' and '.join(map(repr, rest[:3]))}")
+    if len(rest) < _NEEDED.get(verb or "", 0):
+        raise UsageError(f"{prog}: {verb} takes {targets_text(verb)}; {targets[len(rest)].metavar} is missing")
+    if len(rest) > len(targets):
+        what = f"one {targets[0].metavar}" if len(targets) == 1 else targets_text(verb)
+        quotes = "; a path with a space in it needs quotes" if verb in PATHS else ""
+        raise UsageError(f"{prog}: {verb} takes {what}, not {' and '.join(map(repr, rest[:3]))}{quotes}")
+    return [_read_target(target, word, f"{prog}: {verb}") for target, word in zip(targets, rest, strict=False)]
+
+
+def _read_target(target: Target, word: str, where: str) -> Any:
     try:
-        return target.read(rest[0])
+        return target.read(word)
     except ValueError:
-        raise UsageError(f"{prog}: {verb} takes {target.form}, not {rest[0]!r}") from None
+        raise UsageError(f"{where} takes {target.form}, not {word!r}") from None
 
 
 def _unknown(word: str, verb: str | None) -> str:
@@ -411,7 +469,7 @@ def _given(verb: str | None, prog: str, parsed: dict[str, Any]) -> Given:
         checked = _checked(section, by_key, known)
         values = {key: _value(by_key[key], given, f"{prog}: {config}") for key, given in checked}
     values.update({key: _value(by_key[key], given, prog) for key, given in texts.items()})
-    values.update(switches, target=parsed["target"])
+    values.update(switches, **dict(zip(("target", "to"), parsed["targets"], strict=False)))
     pool_keys = {item.key for item in (*POOL, *POOL_SWITCHES)}
     pool = {key: values.pop(key) for key in list(values) if key in pool_keys}
     _make_provider(pool, prog)
@@ -431,7 +489,7 @@ def _agree(given: Given, prog: str) -> None:
     """Refuse options that contradict each other."""
     if given.all and given.name is not None:
         raise UsageError(f"{prog}: {ALL.flag} and --name contradict each other; give one of them")
-    if given.target is not None and given.name is not None:
+    if given.target is not None and given.name is not None and given.verb not in PATHS:
         raise UsageError(f"{prog}: {given.target!r} and --name say each which {_what(given.verb)}; give one of them")
     if given.on is not None and given.only is not None and not set(given.only) <= set(given.on):
         missing = rank_label(sorted(set(given.only) - set(given.on)))

@@ -26,6 +26,7 @@ from ..errors import PoolError, plain
 from . import look, stacks
 from .accelerators import Devices
 from .config import HostConfig
+from .files import Files
 from .journal import Journal
 from .provisioner import Forkserver
 from .rank import Rank
@@ -85,6 +86,7 @@ class Agent:
         self.runs: dict[str, Run] = {}
         self.noise: re.Pattern[str] | None = None
         self.forkserver = Forkserver()
+        self.files = Files(pool_folder, config)
         # Hands a batch to whoever listens; set while the control plane is connected.
         self.send: Callable[[dict[str, Any]], None] | None = None
         # Bytes that were forwarded, and how many of them concern nobody any more.

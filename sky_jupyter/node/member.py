@@ -22,6 +22,7 @@ import distributed.core
 from distributed import Worker
 from distributed.worker import get_worker
 
+from . import files
 from . import scheduler as control
 from .accelerators import Devices
 from .agent import CALLS, Agent
@@ -58,6 +59,10 @@ class Member(control.WithoutHttp, Worker):
         )
         for name in CALLS:
             self.handlers[f"sky_{name}"] = self.obeying(getattr(agent, f"sky_{name}"))
+        for name in files.CALLS:
+            self.handlers[f"sky_{name}"] = self.obeying(getattr(agent.files, f"sky_{name}"))
+        # Asked by other agents, whichever manager they obey.
+        self.handlers["sky_pieces"] = agent.files.sky_pieces
 
     def obeying(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """A call that first looks at which manager it is from."""

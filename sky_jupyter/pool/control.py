@@ -27,6 +27,7 @@ SILENCE = 4.0
 ABSENCE = 5.0
 # Calls that may be made again where a connection broke: an agent that has done it knows.
 _REPEATABLE = frozenset({"start", "read", "runs", "status", "ping", "ports", "fetch", "where", "heard"})
+_REPEATABLE |= {"look", "plan", "take", "taken", "untake", "find", "tidy"}
 
 
 class Watcher(Protocol):

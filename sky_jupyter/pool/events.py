@@ -1,4 +1,4 @@
-"""What a pool tells those who listen: the steps of its start, and what happens in its runs.
+"""What a pool tells those who listen: the steps of its start, what happens in its runs, and how far transfers are.
 
 Listeners are called on the manager's loop thread and must return at once; what they keep they
 guard themselves.
@@ -39,7 +39,17 @@ class NoticeEvent:
     run: str = ""
 
 
-Event = PhaseEvent | OutputEvent | NoticeEvent
+@dataclass(frozen=True)
+class ProgressEvent:
+    """How far a part of a transfer is: ``there`` of ``total`` bytes; ``text`` says it all in words."""
+
+    what: str
+    text: str
+    there: int
+    total: int
+
+
+Event = PhaseEvent | OutputEvent | NoticeEvent | ProgressEvent
 Listener = Callable[[Event], None]
 
 

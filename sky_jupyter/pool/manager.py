@@ -25,10 +25,11 @@ from ..capture.payload import Blob, write_blob
 from ..errors import BootstrapError, CaptureError, PoolError, SkyError, SpecError, plain, rank_label
 from ..machines.local import LocalMachine
 from ..spec import PoolSpec
-from . import launch, remote
+from . import files, launch, remote
 from .control import Control
 from .events import Listener, PhaseEvent, Tape, ignore
 from .loop import Tick, counting_interrupts, loop, no_tick, wait_ticking
+from .moving import Transfer
 from .record import PoolRecord
 from .registry import PoolRow, Registry
 from .results import CellError, CellResult
@@ -442,8 +443,10 @@ class Pool:
         grace: float = DEFAULT_GRACE,
         timeout: float | None = None,
         listener: Listener = ignore,
+        on_send: Listener = ignore,
+        tick: Tick = no_tick,
     ) -> Run:
-        """Start a cell on ranks (all, unless given) and return its run at once.
+        """Start a cell on ranks (all, unless given) and return its run as soon as its values are there.
 
         Parameters
         ----------
@@ -457,9 +460,13 @@ class Pool:
             Seconds that other ranks get after one has failed.
         timeout : float, optional
             Seconds after which all ranks are stopped.
+        on_send : callable
+            Told how far the values are on their way to other machines.
+        tick : callable
+            Called several times a second meanwhile.
         """
         run = self._new_run(self.check_ranks(ranks), listener, capture)
-        content = {"kind": "cell", "code": code, "count": count, **self._ship(run)}
+        content = {"kind": "cell", "code": code, "count": count, **self._ship(run, on_send, tick)}
         return self._begin(run, content, code, grace, timeout)
 
     def begin_call(
@@ -470,17 +477,28 @@ class Pool:
         ranks: Sequence[int] | None = None,
         timeout: float | None = None,
         listener: Listener = ignore,
+        on_send: Listener = ignore,
+        tick: Tick = no_tick,
     ) -> Run:
         """Start a function on ranks (all, unless given), which its blob and capture hold; see `begin_cell`."""
         run = self._new_run(self.check_ranks(ranks), listener, capture)
-        content = {"kind": "call", **self._ship(run, call)}
+        content = {"kind": "call", **self._ship(run, on_send, tick, call)}
         return self._begin(run, content, "a function call", DEFAULT_GRACE, timeout)
 
-    def begin_one(self, call: Blob, capture: Capture, *, rank: int | None = None, listener: Listener = ignore) -> Run:
+    def begin_one(
+        self,
+        call: Blob,
+        capture: Capture,
+        *,
+        rank: int | None = None,
+        listener: Listener = ignore,
+        on_send: Listener = ignore,
+        tick: Tick = no_tick,
+    ) -> Run:
         """Start a function on one rank, the least busy unless given, as a Dask task."""
         chosen = [] if rank is None else self.check_ranks([rank])
         run = self._new_run(chosen, listener, capture)
-        content = {"kind": "call", **self._ship(run, call)}
+        content = {"kind": "call", **self._ship(run, on_send, tick, call)}
         run.code = "a function call"
         self.supervisor.add(run)
         self.registry.run_began(run.id, self.id, run.code, chosen)
@@ -493,7 +511,7 @@ class Pool:
         run.capture = capture
         return run
 
-    def _ship(self, run: Run, call: Blob | None = None) -> dict[str, Any]:
+    def _ship(self, run: Run, on_send: Listener, tick: Tick, call: Blob | None = None) -> dict[str, Any]:
         """Write a run's blobs where the nodes find them; what goes wrong leaves none.
 
         Raises
@@ -517,15 +535,15 @@ class Pool:
             if call is not None:
                 shipped["blob"] = str(write_blob(call, run.folder))
             if self.machines:
-                self._send(run, shipped)
+                self._send(run, shipped, on_send, tick)
         except BaseException:
             shutil.rmtree(run.folder, ignore_errors=True)
             raise
         return shipped
 
-    def _send(self, run: Run, shipped: dict[str, Any]) -> None:
+    def _send(self, run: Run, shipped: dict[str, Any], on_send: Listener, tick: Tick) -> None:
         """Bring a run's blobs to the machines that it runs on."""
-        remote.send(self._hosts_of(run), run.folder)
+        files.ship(self, run, self._hosts_of(run), on_send, tick)
         shipped["manifest"] = remote.relative(shipped["manifest"], run.folder)
         if "blob" in shipped:
             shipped["blob"] = str(Path(shipped["blob"]).relative_to(run.folder.parent))
@@ -554,6 +572,32 @@ class Pool:
         self.registry.run_began(run.id, self.id, code, list(run.outcomes))
         run.task = loop().submit(self.supervisor.execute(run, content, grace, timeout))
         return run
+
+    # -- files -------------------------------------------------------------------------------------
+
+    def put(
+        self,
+        local: str | os.PathLike[str],
+        remote: str | None = None,
+        on: Sequence[int] | None = None,
+        listener: Listener = ignore,
+        tick: Tick = no_tick,
+    ) -> Transfer:
+        """Bring a file or folder to nodes, while ``tick`` is called and ``listener`` told; see `Compute.put`."""
+        self._must_live()
+        return files.put(self, local, remote, on, listener, tick)
+
+    def get(
+        self,
+        remote: str,
+        local: str | os.PathLike[str] | None = None,
+        on: Sequence[int] | None = None,
+        listener: Listener = ignore,
+        tick: Tick = no_tick,
+    ) -> Transfer:
+        """Fetch a file or folder from nodes; see `Compute.get`."""
+        self._must_live()
+        return files.get(self, remote, local, on, listener, tick)
 
     def runs(self) -> dict[str, dict[str, Any]]:
         """The runs that the nodes know: how each began (``begin``), on which nodes (``nodes``), and whether it is over.

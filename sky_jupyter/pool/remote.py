@@ -28,8 +28,6 @@ if TYPE_CHECKING:
 _PATIENCE = 30.0
 _REACH = 10
 _BESIDE = 16
-# What is smaller goes with one command; what is larger is resumed after a break.
-_SMALL = 8 << 20
 
 
 @dataclass(kw_only=True)
@@ -50,6 +48,8 @@ class RemoteHost(launch.Host):
     there: str
     blobs_there: str
     tunnel: Tunnel | None = None
+    # Whether the pool's other hosts reach it through the notebook only: files are not to take that way twice.
+    apart: bool = False
 
     @property
     def here(self) -> bool:
@@ -220,44 +220,40 @@ def end_all(hosts: Iterable[launch.Host]) -> None:
 
 
 def send(hosts: Iterable[launch.Host], folder: Path) -> None:
-    """Send a run's blobs to hosts, each below the name of their folder.
+    """Send a run's small blobs to each host, below the name of their folder, with one command.
 
     Raises
     ------
     CaptureError
         When a host has no room for them.
     """
-    from ..machines.ssh import files
-
     paths = sorted(path for path in folder.iterdir() if path.is_file())
     if not paths:
         return
-    size = sum(path.stat().st_size for path in paths)
 
     def one(host: RemoteHost) -> None:
         target = PurePosixPath(host.blobs_there, folder.name)
         try:
-            if size <= _SMALL:
-                host.site.machine.put_all({target / path.name: path.read_bytes() for path in paths})
-            else:
-                files.upload(host.site.machine, folder, str(target))
+            host.site.machine.put_all({target / path.name: path.read_bytes() for path in paths})
         except MachineError as error:
             if error.reason != "full":
                 raise
             raise CaptureError(
-                f"the cell needs {size / 1e9:.1f} GB of the notebook's values on {error.host}, and there is no room: "
-                "make large values inside the cell"
+                f"the cell needs {sum(path.stat().st_size for path in paths) / 1e6:.1f} MB of the notebook's values on "
+                f"{error.host}, and there is no room: make large values inside the cell"
             ) from None
 
     _all([functools.partial(one, host) for host in hosts if isinstance(host, RemoteHost)])
 
 
-def discard(hosts: Iterable[launch.Host], folder: Path) -> None:
-    """Remove a run's blobs from hosts, in the background: nobody waits for it."""
+def discard(hosts: Iterable[launch.Host], folder: Path, *, parts: bool = False) -> None:
+    """Remove a run's blobs from hosts, and with ``parts`` those of broken transfers; nobody waits for it."""
     for host in hosts:
         if isinstance(host, RemoteHost):
-            path = f"{host.blobs_there}/{folder.name}"
-            threading.Thread(target=_remove, args=(host.site, path), name="sky-discard", daemon=True).start()
+            places = [host.blobs_there, f"{host.there}/blobs"]
+            names = [folder.name, "arriving"] if parts else [folder.name]
+            paths = dict.fromkeys(f"{place}/{name}" for place in places for name in names)
+            threading.Thread(target=_remove, args=(host.site, *paths), name="sky-discard", daemon=True).start()
 
 
 def relative(manifest: dict[str, list[list[str]]], folder: Path) -> dict[str, list[list[str]]]:

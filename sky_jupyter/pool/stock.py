@@ -7,11 +7,13 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from .loop import loop
 from .registry import KEPT_RUNS
 
 if TYPE_CHECKING:
     from .manager import Pool
 
+_PATIENCE = 10.0
 # A run's folder has its id as its name; nothing else in a pool's folders is called like this.
 _RUN = re.compile(r"[0-9a-f]{8}\Z")
 
@@ -33,6 +35,9 @@ def take_stock(pool: Pool) -> None:
         # Where no node knows it, it had not begun, or is long forgotten.
         state = "lost" if result is None else "failed" if result.errors else "ok"
         pool.registry.run_ended(row.id, state, 0.0 if result is None else result.elapsed)
+    if pool.control is not None:
+        # What was sent to other machines; on this one, also what did not come to an agent's notice.
+        loop().call(pool.control.ask("tidy", keep=sorted(on)), timeout=_PATIENCE)
     for folder in {place for host in pool.hosts for place in (host.folder, host.blobs)}:
         _remove_sent(folder, on)
 

@@ -62,6 +62,11 @@ def live(monkeypatch):
         ("%sky up --kee", ["--keep"]),
         ("%sky attach --", ["--help", "--name", "--take-over"]),
         ("%sky logs --rank ", ["head"]),
+        ("%sky put --", ["--help", "--name", "--on"]),
+        ("%sky get results --on ", ["head"]),
+        # Paths are IPython's to complete.
+        ("%sky put da", None),
+        ("%sky get out ", None),
         ("%sky logs --rank h", ["head"]),
         ("%sky status --na", ["--name"]),
         ("    %sky re", ["restart"]),

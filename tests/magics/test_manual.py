@@ -8,7 +8,7 @@ import pytest
 
 from sky_jupyter.magics import SkyMagics
 from sky_jupyter.magics.manual import MANUAL
-from sky_jupyter.magics.options import TARGETS, VERBS, options_of, parse, switches_of
+from sky_jupyter.magics.options import TARGETS, VERBS, options_of, parse, switches_of, targets_text
 
 EXAMPLES = [line.strip() for line in MANUAL.partition("Examples::")[2].splitlines() if "%sky" in line]
 
@@ -26,7 +26,7 @@ def test_switches_and_verbs_have_a_line():
     for switch in switches_of(None):
         assert re.search(rf"^  {switch.flag} +{re.escape(switch.help)}$", MANUAL, re.MULTILINE)
     for verb, text in VERBS.items():
-        behind = rf" \[{TARGETS[verb].metavar}\]" if verb in TARGETS else ""
+        behind = re.escape(f" {targets_text(verb)}") if verb in TARGETS else ""
         assert re.search(rf"^  {verb}{behind} +{re.escape(text)}$", MANUAL, re.MULTILINE)
 
 

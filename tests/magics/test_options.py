@@ -18,6 +18,7 @@ from sky_jupyter.magics.options import (
     CELL,
     CONFIG,
     NAME,
+    PATHS,
     POOL,
     RANK,
     TARGETS,
@@ -25,9 +26,9 @@ from sky_jupyter.magics.options import (
     Given,
     HelpAsked,
     flags_of,
-    options_of,
     parse,
     switches_of,
+    targets_text,
 )
 from sky_jupyter.plugins import parse_plugins
 from sky_jupyter.pool.manager import DEFAULT_GRACE
@@ -192,6 +193,16 @@ def test_logs_are_of_some_ranks(line):
     assert verb(line) == Given(verb="logs", target="3f", ranks=(0, 2, 3))
 
 
+@pytest.mark.parametrize("line", ["put a --on 0,2-3 b/", "put a b/ --on 0,2-3", "put --on=0,2-3 a b/"])
+def test_files_go_to_some_nodes(line):
+    assert verb(line) == Given(verb="put", target="a", to="b/", on=(0, 2, 3))
+
+
+def test_files_come_from_the_head_under_their_own_name():
+    assert verb("get 'my results'") == Given(verb="get", target="my results")
+    assert verb("get out --name night").name == "night"
+
+
 def test_runs_are_of_one_pool_or_of_all():
     assert verb("runs") == Given(verb="runs")
     assert verb("runs --name x") == Given(verb="runs", name="x")
@@ -199,8 +210,9 @@ def test_runs_are_of_one_pool_or_of_all():
 
 @pytest.mark.parametrize("name", VERBS)
 def test_each_verb_takes_its_own_options(name):
-    assert verb(f"{name} --name trainers").verb == name
-    assert verb(f"{name} --name trainers").name == "trainers"
+    needed = f"{name} x" if name in PATHS else name
+    assert verb(f"{needed} --name trainers").verb == name
+    assert verb(f"{needed} --name trainers").name == "trainers"
     if name in ("up", "restart"):
         assert verb(f"{name} --nodes 2 --plugins jax").spec().nodes == 2
     else:
@@ -304,6 +316,12 @@ def test_a_mistake_over_a_cell_is_told_in_a_line(line, told):
         ("wait night", "wait takes a run's id or how it begins, such as 3f9a2c1b, not 'night'"),
         ("wait 3f9a2c1b0", "wait takes a run's id"),
         ("wait ''", "wait takes a run's id"),
+        ("put", "put takes LOCAL [REMOTE]; LOCAL is missing"),
+        ("get --on 1", "get takes REMOTE [LOCAL]; REMOTE is missing"),
+        ("put a b c", "put takes LOCAL [REMOTE], not 'a' and 'b' and 'c'; a path with a space in it needs quotes"),
+        ("put ''", "put takes a path, not ''"),
+        ("put a --on x", "--on takes nodes such as 0,2-5, or head, not 'x'"),
+        ("put a --onn 0", "unknown option --onn; did you mean '--on'?"),
         ("wait -1", "unknown option -1"),
         ("logs 3f --rank x", "--rank takes ranks such as 0,2-5, or head, not 'x'"),
         ("logs 3f --rnk 0", "unknown option --rnk; did you mean '--rank'?"),
@@ -449,13 +467,13 @@ def test_help_of_a_verb_names_its_options_only(name):
     text = str(caught.value)
     words = set(text.replace(",", " ").split())
     for option in (*POOL, NAME, CONFIG, *CELL, RANK):
-        assert (option.flag in words) == (option in options_of(name))
+        assert (option.flag in words) == (option.flag in flags_of(name))
     for flag in ("--all", "--keep", "--take-over", "--detach", "--quiet"):
         assert (flag in words) == (flag in flags_of(name))
     assert all(switch.help in text for switch in switches_of(name))
     if name in TARGETS:
-        assert f"usage: %sky {name} [{TARGETS[name].metavar}] [options]" in text
-        assert TARGETS[name].help in text
+        assert f"usage: %sky {name} {targets_text(name)} [options]" in text
+        assert all(f"  {target.metavar} " in text and target.help in text for target in TARGETS[name])
 
 
 def test_help_without_a_verb_names_the_verbs():

@@ -267,8 +267,9 @@ class Calls:
 
     def _upload(self, facts: Facts) -> None:
         source, target = _text(facts, "source"), _text(facts, "target")
+        only = None if facts.get("only") is None else frozenset(_texts(facts, "only"))
         with self._host(facts).bulk() as lane:
-            moved = files.upload(lane, Path(source), target, progress=self._progress())
+            moved = files.upload(lane, Path(source), target, only=only, progress=self._progress())
         self._answer(sent=moved.sent, there=moved.there)
 
     def _download(self, facts: Facts) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -233,9 +233,17 @@ class LinkMachine:
             reply = wire.receive().facts
         checked(reply)
 
-    def upload(self, source: Path, target: PurePath | str, *, progress: Progress | None = None) -> Moved:
+    def upload(
+        self,
+        source: Path,
+        target: PurePath | str,
+        *,
+        only: Collection[str] | None = None,
+        progress: Progress | None = None,
+    ) -> Moved:
         """Send a file or folder of this machine, resumed after a break; see `ssh.files.upload`."""
-        return self._move("upload", os.path.abspath(source), str(target), progress)
+        chosen = None if only is None else sorted(only)
+        return self._move("upload", os.path.abspath(source), str(target), progress, only=chosen)
 
     def download(self, source: PurePath | str, target: Path, *, progress: Progress | None = None) -> Moved:
         """Fetch a file or folder to this machine; see `ssh.files.download`."""
@@ -267,8 +275,8 @@ class LinkMachine:
             out, err = (b"", b"") if "error" in reply else (b"".join(wire.receive_data()) for _ in range(2))
         return Done(int(checked(reply)["status"]), out, err)
 
-    def _move(self, call: str, source: str, target: str, progress: Progress | None) -> Moved:
-        facts = {"machine": self.number, "source": source, "target": target}
+    def _move(self, call: str, source: str, target: str, progress: Progress | None, **more: Any) -> Moved:
+        facts = {"machine": self.number, "source": source, "target": target, **more}
         with self.link.call(call, facts, self.name) as wire:
             while "progress" in (reply := wire.receive().facts):
                 if progress is not None:

@@ -13,7 +13,7 @@ import os
 import stat
 import tarfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
 from typing import Any
@@ -52,11 +52,19 @@ class _Count:
         return Moved(self.sent, self.there)
 
 
-def upload(machine: SSHMachine, source: Path, target: PurePath | str, *, progress: Progress | None = None) -> Moved:
+def upload(
+    machine: SSHMachine,
+    source: Path,
+    target: PurePath | str,
+    *,
+    only: Collection[str] | None = None,
+    progress: Progress | None = None,
+) -> Moved:
     """Send a file or folder; ``target`` is its name there, and ``~/`` the user's home.
 
     A folder is added to what stands there under its name; nothing is removed. Called again after a
-    break, with the same arguments, it goes on where it was.
+    break, with the same arguments, it goes on where it was. With ``only``, that many things of a folder
+    are sent, by their names below it, whatever an earlier transfer has left there whole.
 
     Raises
     ------
@@ -68,7 +76,7 @@ def upload(machine: SSHMachine, source: Path, target: PurePath | str, *, progres
         When the source cannot be read.
     """
     if source.is_dir():
-        return _upload_folder(machine, source, str(target), progress)
+        return _upload_folder(machine, source, str(target), only, progress)
     info = source.stat()
     count = _Count(info.st_size, progress)
     try:
@@ -151,8 +159,10 @@ def _left(machine: SSHMachine, file: Any, target: str, size: int) -> int:
     return 0
 
 
-def _upload_folder(machine: SSHMachine, source: Path, target: str, progress: Progress | None) -> Moved:
-    entries = list(_walk(source))
+def _upload_folder(
+    machine: SSHMachine, source: Path, target: str, only: Collection[str] | None, progress: Progress | None
+) -> Moved:
+    entries = [entry for entry in _walk(source) if only is None or entry.name in only]
     count = _Count(sum(entry.size for entry in entries), progress)
     journal = scripts.path(target.rstrip("/") + ".sky-done")
     done = machine.shell.run(
@@ -160,7 +170,7 @@ def _upload_folder(machine: SSHMachine, source: Path, target: str, progress: Pro
     )
     if done.status:
         raise failure(machine.target, f"{target} could not be written", _said(done.out))
-    finished = set(done.out.decode("ascii", "replace").split())
+    finished = set(done.out.decode("ascii", "replace").split()) if only is None else set()
     for batch in _batches(entries):
         size = sum(entry.size for entry in batch)
         digest = _digest(batch)

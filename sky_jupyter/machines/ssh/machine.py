@@ -5,8 +5,8 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from pathlib import PurePath, PurePosixPath
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 from ...errors import LinkLost, MachineError
@@ -15,7 +15,7 @@ from . import scripts
 from .session import Access, Session, connect
 from .shell import Shell
 from .targets import Target
-from .values import Done
+from .values import Done, Moved, Progress
 
 # The kernel counts in hundredths of a second for user space on every processor that is sold.
 _TICKS = 100
@@ -276,6 +276,38 @@ class SSHMachine:
         if done.status:
             what = str(items[0][0]) if len(items) == 1 else f"{len(items)} files"
             raise failure(self.target, f"{what} could not be written", done.out.decode("utf-8", "replace").strip())
+
+    def upload(
+        self,
+        source: Path,
+        target: PurePath | str,
+        *,
+        only: Collection[str] | None = None,
+        progress: Progress | None = None,
+    ) -> Moved:
+        """Send a file or folder, resumed after a break, while scripts go on in `shell`; see `files.upload`."""
+        with self._lane() as lane:
+            return self._files.upload(lane, source, target, only=only, progress=progress)
+
+    def download(self, source: PurePath | str, target: Path, *, progress: Progress | None = None) -> Moved:
+        """Fetch a file or folder; see `files.download`."""
+        with self._lane() as lane:
+            return self._files.download(lane, source, target, progress=progress)
+
+    @property
+    def _files(self) -> Any:
+        from . import files
+
+        return files
+
+    @contextlib.contextmanager
+    def _lane(self) -> Iterator[SSHMachine]:
+        """The same connection with a shell of its own: a script in the other one does not wait for a transfer."""
+        lane = SSHMachine(self.session, self.address)
+        try:
+            yield lane
+        finally:
+            lane.shell.close()
 
     def open_stream(self, host: str, port: int) -> Any:
         """A connection from there to an address there, used as a socket is (``recv``, ``sendall``, ``close``)."""

@@ -1,0 +1,187 @@
+"""Files that come to a node and go from it: what the manager asks of an agent, and agents of each other.
+
+What crosses the notebook's link once is copied from node to node here, over the agents' own channels.
+The kernels have no part in it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict
+from pathlib import Path
+from typing import Any
+
+from distributed import rpc
+
+from . import scheduler, standing
+from .config import HostConfig
+from .listing import Entry, pack, unpack, walk
+from .taking import Take, Want, read
+
+CALLS = ("look", "plan", "take", "taken", "untake", "find", "tidy")
+_CONNECT = 5.0
+# A source that says nothing for this long is given up.
+_PATIENCE = 60.0
+# Shared memory is the node's memory: so much of it stays free, or the disk is used.
+_SPARE = 64 << 20
+_SPOOL = "arriving"
+# A run's folder has its id as its name; nothing else among the blobs is called like this.
+_RUN = re.compile(r"[0-9a-f]{8}\Z")
+
+
+class AgentSource:
+    """Another node's files, asked of its agent; made with that one's address and the root there."""
+
+    def __init__(self, address: str, root: str, security: Any) -> None:
+        self._root = root
+        self._rpc = rpc(address, timeout=_CONNECT, connection_args=security.get_connection_args("worker"))
+
+    async def pieces(self, wants: Sequence[Want]) -> bytes:
+        """Parts of files, one behind the other."""
+        return bytes(await asyncio.wait_for(self._rpc.sky_pieces(root=self._root, wants=list(wants)), _PATIENCE))
+
+    async def close(self) -> None:
+        """End the connections."""
+        await self._rpc.close_rpc()
+
+
+class Files:
+    """One an agent, made by it.
+
+    Parameters
+    ----------
+    folder : Path
+        The pool's folder on this machine.
+    config : HostConfig
+        Where relative paths begin, and where blobs are.
+    """
+
+    def __init__(self, folder: Path, config: HostConfig) -> None:
+        self.folder, self.config = folder, config
+        self._plans: dict[str, list[Entry]] = {}
+        self._takes: dict[str, tuple[Take, asyncio.Task[None]]] = {}
+
+    # -- what the manager asks ---------------------------------------------------------------------
+
+    async def sky_look(self, listing: bytes, path: str = "", run: str = "") -> dict[str, Any]:
+        """Where a file or folder would go, and what of it is there.
+
+        Parameters
+        ----------
+        listing : bytes
+            What it consists of, packed.
+        path : str
+            Where the user wants it; a relative one begins in the ranks' working folder.
+        run : str
+            Instead of a path: the run whose blobs they are.
+        """
+
+        def find() -> dict[str, Any]:
+            entries = unpack(listing)
+            root, spool = (self._room_for(run, entries), self._spool(run)) if run else (self._place(path), "")
+            return {"path": str(root), "spool": str(spool), **asdict(standing.look(root, entries))}
+
+        return await asyncio.to_thread(find)
+
+    async def sky_plan(self, plan: str, listing: bytes) -> None:
+        """Keep the listing of what is to come, with its hashes, under a name for `sky_take`."""
+        self._plans[plan] = await asyncio.to_thread(unpack, listing)
+
+    async def sky_take(
+        self, plan: str, job: str, path: str, source: dict[str, str] | None = None, spool: str = ""
+    ) -> bool:
+        """Begin to take a plan's thing over to a path that `sky_look` gave; False where there is no such plan.
+
+        ``source`` is the address of another node's agent, and the path there; without one, what has
+        come here by another way is looked at. A job that is known goes on as it is.
+        """
+        if plan not in self._plans:
+            return False
+        if job not in self._takes:
+            take = Take(Path(path), self._plans[plan], self._source(source), Path(spool) if spool else None)
+            self._takes[job] = take, asyncio.create_task(take.run())
+        return True
+
+    async def sky_taken(self, jobs: list[str]) -> dict[str, dict[str, Any]]:
+        """How far jobs are; one that is not known, as after this agent's death, is absent."""
+        return {job: self._takes[job][0].facts() for job in jobs if job in self._takes}
+
+    async def sky_untake(self, plan: str, jobs: list[str]) -> None:
+        """Forget a plan and jobs, and end those that are on; what they have of a large file stays for the next."""
+        self._plans.pop(plan, None)
+        for job in jobs:
+            _, task = self._takes.pop(job, (None, None))
+            if task is not None:
+                task.cancel()
+                with contextlib.suppress(asyncio.CancelledError):
+                    await task
+
+    async def sky_find(self, path: str) -> dict[str, Any]:
+        """What a path of the user's is here: its whole path, and what it consists of; an error in words."""
+
+        def find() -> dict[str, Any]:
+            root = self._place(path)
+            try:
+                return {"path": str(root), "listing": pack(walk(root)), "error": ""}
+            except OSError as error:
+                return {"path": str(root), "listing": b"", "error": error.strerror or str(error)}
+
+        return await asyncio.to_thread(find)
+
+    async def sky_tidy(self, keep: list[str]) -> None:
+        """Remove the blobs of all runs but some."""
+
+        def remove() -> None:
+            for place in self._places:
+                for path in place.iterdir() if place.is_dir() else ():
+                    if _RUN.match(path.name) and path.name not in keep:
+                        _remove(path)
+
+        await asyncio.to_thread(remove)
+
+    # -- what other agents ask ---------------------------------------------------------------------
+
+    async def sky_pieces(self, root: str, wants: list[Want]) -> bytes:
+        """Parts of files below a root, one behind the other."""
+        return await asyncio.to_thread(read, Path(root), wants)
+
+    # -- parts -------------------------------------------------------------------------------------
+
+    def _source(self, source: dict[str, str] | None) -> AgentSource | None:
+        if source is None:
+            return None
+        return AgentSource(source["address"], source["path"], scheduler.security(self.folder))
+
+    def _place(self, path: str) -> Path:
+        return Path(os.path.normpath(Path(self.config.cwd, os.path.expanduser(path))))
+
+    @property
+    def _places(self) -> tuple[Path, Path]:
+        """Where blobs are: in shared memory where there is some, and on the disk."""
+        return Path(self.config.blobs), self.folder / "blobs"
+
+    def _spool(self, run: str) -> Path:
+        """Where what comes over the link is until it is whole; on the same file system as the run's folder."""
+        return (self._places[0] / run).resolve().parent / _SPOOL
+
+    def _room_for(self, run: str, entries: Iterable[Entry]) -> Path:
+        """The folder of a run's blobs, made where there is room for them; kernels find it in the first place."""
+        first, second = (place / run for place in self._places)
+        if not first.exists() and first != second:
+            needs = standing.look(first, list(entries)).needs
+            if standing.room_at(first) < needs + _SPARE and standing.room_at(second) >= needs:
+                second.mkdir(parents=True, mode=0o700, exist_ok=True)
+                first.symlink_to(second)
+        return first.resolve()
+
+
+def _remove(path: Path) -> None:
+    if path.is_symlink():
+        path.unlink(missing_ok=True)
+    else:
+        shutil.rmtree(path, ignore_errors=True)

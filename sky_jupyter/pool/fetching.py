@@ -1,0 +1,78 @@
+"""A file or folder from nodes: each one's over its own way."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path, PurePath
+
+from ..errors import TransferError
+from ..node import standing
+from ..node.listing import FILE, Entry, hashed, total, unpack
+from .moving import Moving, Transfer, advice, copy, is_itself, size_text, together
+
+
+class Fetching(Moving):
+    """One file or folder on its way from nodes."""
+
+    async def get(self, path: str, local: str | None) -> Transfer:
+        """Fetch it from all nodes; where there are several, each into a folder of its own."""
+        found = await self.control.ask("find", self.nodes, path=path)
+        wrong = [f"{self.name(node)}: {one['path']}: {one['error']}" for node, one in found.items() if one["error"]]
+        if wrong:
+            raise TransferError("; ".join(wrong))
+        listings = {node: await asyncio.to_thread(unpack, one["listing"]) for node, one in found.items()}
+        targets = self._targets(path, local)
+        for node in self.nodes:
+            self._check(node, targets[node], listings[node])
+        needs = sum(standing.look(targets[node], listings[node]).needs for node in self.nodes)
+        free = standing.room_at(targets[self.nodes[0]])
+        if needs > free:
+            raise TransferError(
+                f"{path} needs {size_text(needs)} here, and there is room for {size_text(free)} at "
+                f"{targets[self.nodes[0]].parent}; make room, or name another place"
+            )
+        fetch = self._fetch if self.pool.machines else self._copy
+        moved = sum(await together(fetch(n, found[n]["path"], targets[n], listings[n]) for n in self.nodes))
+        files = sum(entry.kind == FILE for entries in listings.values() for entry in entries)
+        size = sum(map(total, listings.values()))
+        sent, copied = (moved, 0) if self.pool.machines else (0, moved)
+        return Transfer(PurePath(path).name, size, files, tuple(self.nodes), sent, copied)
+
+    def _targets(self, path: str, local: str | None) -> dict[int, Path]:
+        name = PurePath(path).name
+        if len(self.nodes) > 1:
+            above = Path(local or ".").expanduser().absolute()
+            return {node: above / f"node-{node}" / name for node in self.nodes}
+        within = local is not None and (local.endswith("/") or local == ".")
+        target = Path(name if local is None else f"{local.rstrip('/')}/{name}" if within else local)
+        return {self.nodes[0]: target.expanduser().absolute()}
+
+    def _check(self, node: int, target: Path, entries: Sequence[Entry]) -> None:
+        clash = standing.look(target, entries).clash
+        if clash:
+            raise TransferError(f"{clash} (of {self.name(node)}); {advice(entries[0], target)}")
+
+    async def _fetch(self, node: int, path: str, target: Path, entries: Sequence[Entry]) -> int:
+        stands = standing.look(target, entries)
+        if not stands.absent and not stands.doubtful:
+            return 0
+        text = f"{PurePath(path).name} from {self.name(node)}"
+        target.parent.mkdir(parents=True, exist_ok=True)
+
+        def tell(there: int, size: int) -> None:
+            self.tell(text, there, size)
+
+        moved = await self.over_the_link(node, lambda machine: machine.download(path, target, progress=tell))
+        if entries[0].kind == FILE:
+            os.utime(target, ns=(entries[0].mtime, entries[0].mtime))
+        return int(moved.sent)
+
+    async def _copy(self, node: int, path: str, target: Path, entries: Sequence[Entry]) -> int:
+        source = Path(path)
+        if is_itself(source, target):
+            return 0
+        places = range(len(entries))
+        known = await asyncio.to_thread(hashed, source, entries, places, lambda size: None)
+        return await copy(self, f"{source.name} to {target}", source, target, known)

@@ -1,0 +1,93 @@
+"""Files and folders to a pool's nodes and back, and the values of a run to other machines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import LinkLost, SpecError
+from . import launch
+from . import remote as remotely
+from .events import Listener, ignore
+from .fetching import Fetching
+from .loop import Tick, no_tick
+from .moving import Transfer
+from .sending import Sending
+
+if TYPE_CHECKING:
+    from .manager import Pool
+    from .runs import Run
+
+# Values up to this size are sent to each host by itself: that is sooner than by way of another one.
+SMALL = 1 << 20
+
+
+def put(
+    pool: Pool,
+    local: str | os.PathLike[str],
+    remote: str | None = None,
+    on: Sequence[int] | None = None,
+    listener: Listener = ignore,
+    tick: Tick = no_tick,
+) -> Transfer:
+    """Bring a file or folder to nodes; see `Compute.put`."""
+    nodes = check_nodes(pool, on)
+    source = Path(local).expanduser()
+    if not source.exists():
+        raise SpecError(f"{local} is not there; put takes a file or folder of this machine")
+    name = Path(os.path.abspath(source)).name
+    target = name if remote is None else f"{remote}{name}" if remote.endswith("/") else remote
+    if not target.strip():
+        raise SpecError("an empty name is no place on a node")
+    sending = Sending(pool, source, nodes, listener)
+    return sending.wait(sending.put(target) if pool.machines else sending.put_here(target), tick)
+
+
+def get(
+    pool: Pool,
+    remote: str,
+    local: str | os.PathLike[str] | None = None,
+    on: Sequence[int] | None = None,
+    listener: Listener = ignore,
+    tick: Tick = no_tick,
+) -> Transfer:
+    """Fetch a file or folder from nodes; see `Compute.get`."""
+    nodes = [0] if on is None else check_nodes(pool, on)
+    if not remote.strip():
+        raise SpecError("an empty name is no place on a node")
+    fetching = Fetching(pool, nodes, listener)
+    return fetching.wait(fetching.get(remote, None if local is None else str(local)), tick)
+
+
+def ship(pool: Pool, run: Run, hosts: Iterable[launch.Host], listener: Listener, tick: Tick) -> None:
+    """Bring a run's blobs to the hosts that it runs on.
+
+    Raises
+    ------
+    CaptureError
+        When a host has no room for them.
+    """
+    hosts = list(hosts)
+    if sum(path.stat().st_size for path in run.folder.iterdir()) <= SMALL:
+        remotely.send(hosts, run.folder)
+        return
+    sending = Sending(pool, run.folder, [node for host in hosts for node in host.nodes], listener, run=run.id)
+    try:
+        sending.wait(sending.put(), tick)
+    except BaseException as error:
+        # Where the link broke, the next attempt goes on with the parts.
+        remotely.discard(hosts, run.folder, parts=not isinstance(error, LinkLost))
+        raise
+
+
+def check_nodes(pool: Pool, on: Sequence[int] | None) -> list[int]:
+    """The nodes, all where none are given; one that the pool does not have raises SpecError."""
+    chosen = list(range(pool.spec.nodes)) if on is None else sorted(set(on))
+    wrong = [node for node in chosen if not 0 <= node < pool.spec.nodes]
+    if wrong or not chosen:
+        raise SpecError(
+            f"pool {pool.spec.name!r} has nodes 0 to {pool.spec.nodes - 1}, not {', '.join(map(str, wrong)) or 'none'}"
+        )
+    return chosen

@@ -1,0 +1,211 @@
+"""A file, a folder or a run's values to nodes: over the notebook's link once, and from node to node then."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import secrets
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import CaptureError, NodeLost, SpecError, TransferError
+from ..node.listing import FILE, FOLDER, Entry, hashed, pack, total, walk
+from .events import Listener, NoticeEvent
+from .moving import Moving, Stopped, Transfer, advice, copy, is_itself, size_text
+from .spread import Failure, Place, Spread
+
+if TYPE_CHECKING:
+    from .manager import Pool
+
+# What one call of a machine's may name, in bytes.
+_NAMES = 200_000
+_GOODBYE = 5.0
+
+
+class Sending(Moving):
+    """One file, folder or set of blobs on its way to nodes.
+
+    Parameters
+    ----------
+    source : Path
+        Where it is here.
+    run : str
+        Whose blobs they are; empty where the user asked for a place.
+    """
+
+    def __init__(self, pool: Pool, source: Path, nodes: Sequence[int], listener: Listener, run: str = "") -> None:
+        super().__init__(pool, nodes, listener)
+        self.source, self.run = source, run
+        self.what = "values" if run else source.name or str(source)
+        self.entries: list[Entry] = []
+        self.found: dict[int, dict[str, Any]] = {}
+        self.sent = self.copied = 0
+
+    # -- other machines ----------------------------------------------------------------------------
+
+    async def put(self, target: str = "") -> Transfer:
+        """Bring it to all nodes, over the link once; what can be known to go wrong is raised before."""
+        await self._read()
+        await self._look(target)
+        lacking = [node for node in self.nodes if self.found[node]["absent"] or self.found[node]["doubtful"]]
+        alone: list[int] = []
+        if lacking:
+            await self._hash(lacking)
+            alone = await self._bring(lacking)
+        return self._done(alone)
+
+    async def _read(self) -> None:
+        try:
+            self.entries = await asyncio.to_thread(walk, self.source)
+        except OSError as error:
+            raise SpecError(f"{error.filename}: {error.strerror}" if error.strerror else str(error)) from None
+
+    async def _look(self, target: str) -> None:
+        """See where it would go on each node, and that it can."""
+        listing = await asyncio.to_thread(pack, self.entries)
+        # A folder of its own for each run is made by whoever is asked.
+        self.found = await self.control.ask("look", self.nodes, listing=listing, path=target, run=self.run)
+        wrong = [f"{self.name(node)}: {found['clash']}" for node, found in self.found.items() if found["clash"]]
+        if wrong:
+            raise TransferError(f"{'; '.join(wrong)}; {advice(self.entries[0], target)}")
+        tight = [node for node, found in self.found.items() if found["needs"] > found["free"]]
+        if tight:
+            self._refuse_for_room(tight)
+
+    def _refuse_for_room(self, tight: Sequence[int]) -> None:
+        lines = [
+            f"{self.name(node)} has room for {size_text(self.found[node]['free'])} at {self.found[node]['path']}, "
+            f"and {self.what} needs {size_text(self.found[node]['needs'])}"
+            for node in tight
+        ]
+        if self.run:
+            raise CaptureError("\n".join(lines) + "; make large values inside the cell")
+        raise TransferError("\n".join(lines) + "; make room there, or name another place")
+
+    async def _hash(self, nodes: Iterable[int]) -> None:
+        """Have the hashes of what any node may lack."""
+        wanted = {index for node in nodes for key in ("absent", "doubtful") for index in self.found[node][key]}
+        size, read = sum(self.entries[index].size for index in wanted), 0
+
+        def tell(more: int) -> None:
+            nonlocal read
+            read += more
+            self.tell(f"reading {self.what}", read, size)
+
+        try:
+            self.entries = await asyncio.to_thread(hashed, self.source, self.entries, sorted(wanted), tell)
+        except OSError as error:
+            raise SpecError(f"{error.filename}: {error.strerror}" if error.strerror else str(error)) from None
+
+    async def _bring(self, lacking: Sequence[int]) -> list[int]:
+        """Send it to one node and spread it from there; the nodes that had to be sent to besides."""
+        listing = await asyncio.to_thread(pack, self.entries)
+        places = {node: Place(found["path"], found["spool"]) for node, found in self.found.items()}
+        spread = Spread(self.control, secrets.token_hex(8), listing, places, self._tell_copies)
+        apart = [node for node in lacking if self.host(node).apart]
+        others = [node for node in lacking if node not in apart]
+        have = [node for node in self.nodes if node not in lacking and not self.host(node).apart]
+        try:
+            await spread.begin()
+            if others and not have:
+                have = [others.pop(0)]
+                await self._send(spread, have[0])
+            failures = await spread.run(have, others)
+            for node, failure in failures.items():
+                if failure.kind == "source":
+                    text = f"{self.name(node)} cannot be reached from another node ({failure.why}): sent from here"
+                    self.listener(NoticeEvent(text))
+                    apart.append(node)
+            for node in apart:
+                await self._send(spread, node)
+            self._check(failures)
+            return apart
+        finally:
+            # Also when this is cancelled; who cannot be told forgets by itself in the end.
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(spread.close(), _GOODBYE)
+
+    def _check(self, failures: Mapping[int, Failure]) -> None:
+        lines = []
+        for node, failure in failures.items():
+            if failure.kind == "full":
+                needs, free = (size_text(self.found[node][key]) for key in ("needs", "free"))
+                lines.append(f"{self.name(node)} ran out of room: {self.what} needs {needs}, {free} were free")
+            elif failure.kind != "source":
+                lines.append(f"{self.name(node)}: {failure.why}")
+        if lines:
+            raise (CaptureError if self.run else TransferError)("\n".join(lines))
+
+    def _tell_copies(self, there: Mapping[int, int]) -> None:
+        size = total(self.entries)
+        if size and there:
+            each = ", ".join(f"{node} {100 * done // size} %" for node, done in sorted(there.items()))
+            with contextlib.suppress(Stopped):
+                self.tell(f"{self.what} from node to node", sum(there.values()), size * len(there), f" ({each})")
+
+    async def _send(self, spread: Spread, node: int) -> None:
+        """Send one node what it lacks, over the link, and see that it came."""
+        found = self.found[node]
+        missing = found["absent"]
+        try:
+            if found["doubtful"] or found["spool"]:
+                missing = await spread.settle(node)
+            names = [self.entries[index].name for index in missing if self.entries[index].kind == FILE]
+            await self._upload(node, names, sum(self.entries[index].size for index in missing))
+            missing = await spread.settle(node)
+        except (OSError, NodeLost) as error:
+            self._check({node: Failure("error", str(error))})
+        if missing:
+            name = self.entries[missing[0]].name or self.what
+            raise TransferError(f"{self.name(node)}: {name} did not come whole; did it change meanwhile? put it again")
+
+    async def _upload(self, node: int, names: Sequence[str], size: int) -> None:
+        target = self.found[node]["spool"] or self.found[node]["path"]
+        text, before = f"{self.what} to {self.name(node)}", 0
+
+        def tell(there: int, _: int) -> None:
+            self.tell(text, before + there, size)
+
+        for part in _parts(names):
+            only = set(part) if self.entries[0].kind == FOLDER else None
+
+            def move(machine: Any, only: Any = only) -> Any:
+                return machine.upload(self.source, target, only=only, progress=tell)
+
+            moved = await self.over_the_link(node, move)
+            self.sent += moved.sent
+            before += moved.sent + moved.there
+
+    def _done(self, alone: Iterable[int] = ()) -> Transfer:
+        files = sum(entry.kind == FILE for entry in self.entries)
+        size = total(self.entries)
+        return Transfer(self.what, size, files, tuple(self.nodes), self.sent, self.copied, tuple(alone))
+
+    # -- this machine ------------------------------------------------------------------------------
+
+    async def put_here(self, target: str) -> Transfer:
+        """Copy it to where local nodes find it: they share this machine's files, so that one of them can tell."""
+        nodes, self.nodes = self.nodes, self.nodes[:1]
+        await self._read()
+        await self._look(target)
+        found, self.nodes = self.found[self.nodes[0]], nodes
+        root = Path(found["path"])
+        if not is_itself(self.source, root) and (found["absent"] or found["doubtful"]):
+            await self._hash(nodes[:1])
+            self.copied = await copy(self, f"{self.what} to {root}", self.source, root, self.entries)
+        return self._done()
+
+
+def _parts(names: Sequence[str]) -> Iterable[list[str]]:
+    """Names in lists that a message has room for."""
+    part: list[str] = []
+    size = 0
+    for name in names:
+        if part and size + len(name) > _NAMES:
+            yield part
+            part, size = [], 0
+        part.append(name)
+        size += 6 * len(name) + 4
+    if part:
+        yield part

@@ -1,0 +1,234 @@
+"""Files that are taken over: listings, what stands there, pieces, breaks, and what is wrong at the source."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import os
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sky_jupyter.node import standing, taking
+from sky_jupyter.node.listing import PART, Entry, hashed, pack, unpack, walk
+from sky_jupyter.node.taking import PIECE, LocalSource, Take, Want
+
+LARGE = 3 * PIECE + 5
+
+
+@pytest.fixture
+def source(tmp_path: Path) -> Path:
+    """A folder with small, large and empty files, a link, an empty folder, and a name that is no text."""
+    root = tmp_path / "source"
+    (root / "inner" / "empty").mkdir(parents=True)
+    (root / "large").write_bytes(os.urandom(LARGE))
+    (root / "inner" / "small").write_text("small")
+    (root / "inner" / "nothing").touch()
+    (root / os.fsdecode(b"not \xff text\n")).write_bytes(b"odd")
+    (root / "program").write_text("#!")
+    (root / "program").chmod(0o750)
+    (root / "link").symlink_to("inner/small")
+    os.utime(root / "inner", (1e9, 1e9))
+    return root
+
+
+def listed(root: Path) -> list[Entry]:
+    """A listing with all hashes, as it comes out of a message."""
+    entries = walk(root)
+    return unpack(pack(hashed(root, entries, range(len(entries)), lambda size: None)))
+
+
+def take(target: Path, entries: Sequence[Entry], source: taking.Source | None, spool: Path | None = None) -> Take:
+    """A take that has ended."""
+    made = Take(target, entries, source, spool)
+    asyncio.run(made.run())
+    return made
+
+
+class Counting(LocalSource):
+    """Counts what is asked for, and fails from the n-th piece on."""
+
+    def __init__(self, root: Path, good: int = 1 << 30) -> None:
+        super().__init__(root)
+        self.wants: list[Want] = []
+        self.good = good
+
+    async def pieces(self, wants: Sequence[Want]) -> bytes:
+        self.wants.extend(wants)
+        if len(self.wants) > self.good:
+            raise OSError("the other end is gone")
+        return await super().pieces(wants)
+
+
+def test_a_folder_is_taken_over_with_all_that_is_in_it(source: Path, tmp_path: Path) -> None:
+    entries, target = listed(source), tmp_path / "to" / "target"
+    done = take(target, entries, LocalSource(source))
+    assert (done.state, done.why, done.there) == ("done", "", done.total)
+    # Modes, times, links and contents: nothing tells them apart.
+    assert listed(target) == entries
+    assert not list(tmp_path.rglob(f"*{PART}"))
+
+
+def test_a_file_is_taken_over(source: Path, tmp_path: Path) -> None:
+    done = take(tmp_path / "target", listed(source / "large"), LocalSource(source / "large"))
+    assert done.state == "done"
+    assert (tmp_path / "target").read_bytes() == (source / "large").read_bytes()
+
+
+def test_what_is_there_already_is_not_asked_for(source: Path, tmp_path: Path) -> None:
+    entries, target = listed(source), tmp_path / "target"
+    take(target, entries, LocalSource(source))
+    (target / "program").write_text("ab")
+    os.utime(target / "large")
+    again = Counting(source)
+    assert take(target, entries, again).state == "done"
+    # The time of the large one was another, and its content the same.
+    assert [name for name, _, _ in again.wants] == ["program"]
+    assert listed(target) == entries
+
+
+def test_looking_reads_no_content_and_says_what_is_not_sure(source: Path, tmp_path: Path) -> None:
+    entries, target = walk(source), tmp_path / "target"
+    found = standing.look(target, entries)
+    assert (len(found.absent), found.doubtful, found.clash) == (len(entries), [], "")
+    assert found.needs == sum(entry.size for entry in entries) <= found.free
+    take(target, listed(source), LocalSource(source))
+    assert standing.look(target, entries) == standing.Standing(free=standing.room_at(target))
+    os.utime(target / "large")
+    (target / "inner" / "small").write_text("other")
+    found = standing.look(target, entries)
+    names = [[entries[index].name for index in indices] for indices in (found.absent, found.doubtful)]
+    assert names == [[], ["large", "inner/small"]]
+
+
+def test_what_another_thing_stands_in_the_place_of_is_told(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    (target / "large").mkdir(parents=True)
+    clash = standing.look(target, walk(source)).clash
+    assert clash == f"{target}/large is a folder: a file cannot take its place"
+    clash = standing.look(source / "large" / "x", walk(source)).clash
+    assert clash == f"{source}/large is no folder: nothing can be put into it"
+
+
+def test_a_broken_copy_goes_on_where_it_was(source: Path, tmp_path: Path) -> None:
+    entries, target = listed(source / "large"), tmp_path / "target"
+    broken = take(target, entries, Counting(source / "large", good=2))
+    assert (broken.state, broken.kind, broken.why) == ("failed", "source", "the other end is gone")
+    assert not target.exists()
+    again = Counting(source / "large")
+    assert take(target, entries, again).state == "done"
+    assert again.wants == [("", 2 * PIECE, PIECE), ("", 3 * PIECE, 5)]
+    assert target.read_bytes() == (source / "large").read_bytes()
+
+
+def test_what_was_left_of_something_else_is_begun_anew(source: Path, tmp_path: Path) -> None:
+    entries, target = listed(source / "large"), tmp_path / "target"
+    Path(f"{target}{PART}").write_bytes(b"other" * 1000)
+    assert take(target, entries, LocalSource(source / "large")).state == "done"
+    assert target.read_bytes() == (source / "large").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["large", "inner/small"])
+def test_a_wrong_content_is_not_believed(source: Path, tmp_path: Path, name: str) -> None:
+    entries, target = listed(source / name), tmp_path / "target"
+    data = bytearray((source / name).read_bytes())
+    data[-1] ^= 1
+    (source / name).write_bytes(data)
+    failed = take(target, entries, LocalSource(source / name))
+    assert (failed.state, failed.kind) == ("failed", "source")
+    assert "another hash" in failed.why
+    assert not target.exists()
+
+
+def test_a_source_that_became_shorter_fails(source: Path, tmp_path: Path) -> None:
+    entries = listed(source / "large")
+    os.truncate(source / "large", PIECE)
+    assert take(tmp_path / "target", entries, LocalSource(source / "large")).kind == "source"
+
+
+def test_a_full_disk_is_told_and_not_kept_full(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def full(part: Path, flags: int = 0) -> int:
+        part.touch()
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(part))
+
+    monkeypatch.setattr(taking, "_private", full)
+    failed = take(tmp_path / "target", listed(source / "large"), LocalSource(source / "large"))
+    assert (failed.state, failed.kind) == ("failed", "full")
+    assert "No space left" in failed.why
+    assert not list(tmp_path.glob(f"*{PART}"))
+
+
+def test_what_came_by_another_way_is_put_in_place(source: Path, tmp_path: Path) -> None:
+    entries, target, spool = listed(source), tmp_path / "target", tmp_path / "spool"
+    (spool / "inner").mkdir(parents=True)
+    (spool / "large").write_bytes((source / "large").read_bytes())
+    (spool / "inner" / "small").write_text("wrong")
+    part = take(target, entries, None, spool)
+    missing = {entries[index].name for index in part.missing}
+    assert (part.state, missing) == (
+        "done",
+        {entry.name for entry in entries if entry.size} - {"large"} | {"inner/nothing"},
+    )
+    assert spool.exists()
+    assert take(target, entries, LocalSource(source), spool).state == "done"
+    assert not spool.exists()
+    assert listed(target) == entries
+
+
+def test_many_small_files_come_in_few_pieces(tmp_path: Path) -> None:
+    (tmp_path / "source").mkdir()
+    for number in range(700):
+        (tmp_path / "source" / f"{number:03}").write_text(str(number))
+    counting, calls = Counting(tmp_path / "source"), []
+    ask = counting.pieces
+
+    async def pieces(wants: Sequence[Want]) -> bytes:
+        calls.append(len(wants))
+        return await ask(wants)
+
+    counting.pieces = pieces  # type: ignore[method-assign]
+    assert take(tmp_path / "target", listed(tmp_path / "source"), counting).state == "done"
+    assert len(calls) == 2
+    assert (tmp_path / "target" / "042").read_text() == "42"
+
+
+def test_an_interrupted_take_leaves_its_part(source: Path, tmp_path: Path) -> None:
+    class Stuck(LocalSource):
+        async def pieces(self, wants: Sequence[Want]) -> bytes:
+            if wants[0][1] == 2 * PIECE:
+                await asyncio.sleep(3600)
+            return await super().pieces(wants)
+
+    async def interrupt() -> None:
+        made = Take(tmp_path / "target", listed(source / "large"), Stuck(source / "large"))
+        task = asyncio.ensure_future(made.run())
+        while made.there < 2 * PIECE:  # noqa: ASYNC110 - it tells nobody
+            await asyncio.sleep(0.01)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+
+    asyncio.run(interrupt())
+    assert Path(f"{tmp_path / 'target'}{PART}").stat().st_size == 2 * PIECE
+
+
+@pytest.mark.parametrize("name", ["../x", "/x", "a/../../x"])
+def test_a_name_that_leads_out_is_refused(name: str) -> None:
+    with pytest.raises(ValueError, match="leads out"):
+        unpack(pack([Entry(name, "file")]))
+
+
+def test_what_can_be_no_file_is_refused_here(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe")
+    with pytest.raises(OSError, match="neither file nor folder"):
+        walk(tmp_path)
+
+
+@given(st.lists(st.binary(min_size=1, max_size=20).filter(lambda name: b"/" not in name and b".." not in name)))
+def test_any_name_survives_a_message(names: list[bytes]) -> None:
+    entries = [replace(Entry("", "file"), name=os.fsdecode(name)) for name in names]
+    assert unpack(pack(entries)) == entries
