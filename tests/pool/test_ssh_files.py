@@ -1,0 +1,375 @@
+"""Files and values on real hosts: once over the notebook's link, from host to host then, and on where it broke."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import importlib.util
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+
+import sky_jupyter as sky
+from sky_jupyter.errors import CaptureError, LinkLost, SkyError, TransferError
+from sky_jupyter.pool.events import Event, NoticeEvent, ProgressEvent
+from sky_jupyter.pool.manager import Pool
+from sky_jupyter.spec import PoolSpec
+from tests.hosts.world import Host, World, hosts
+from tests.pool.pools import begin, run
+
+pytestmark = [
+    pytest.mark.root,
+    pytest.mark.slow,
+    pytest.mark.long,
+    pytest.mark.timeout(900),
+    pytest.mark.skipif(importlib.util.find_spec("paramiko") is None, reason="needs paramiko (the `ssh` extra)"),
+]
+
+PATIENCE = 90.0
+HOSTS = 4
+SIZE = 20 << 20
+MESSAGES = 200_000
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    """Four hosts with Debian's Python, which know no package index."""
+    with hosts(HOSTS, python=True) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def place(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
+    """The user's SSH configuration, and a folder to work in; the link is whole and fast afterwards."""
+    monkeypatch.setenv("SKY_SSH_CONFIG", str(world.ssh_config(tmp_path / "config")))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    yield tmp_path
+    world.mend()
+    world.link()
+
+
+def fresh(nodes: int = HOSTS) -> Pool:
+    pool = Pool(PoolSpec(provider=sky.SSH([f"host{node}" for node in range(nodes)], offline=True), nodes=nodes))
+    pool.start()
+    return pool
+
+
+@pytest.fixture(scope="module")
+def module_pool(world: World, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    """A pool on all hosts, for tests that leave it as it was."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("SKY_SSH_CONFIG", str(world.ssh_config(tmp_path_factory.mktemp("ssh") / "config")))
+        patch.delenv("SSH_AUTH_SOCK", raising=False)
+        pool = fresh()
+    try:
+        yield pool
+    finally:
+        pool.down()
+
+
+@pytest.fixture
+def shared(module_pool: Pool, place: Path) -> Pool:
+    """The module's pool; one whose link a test has broken is made anew."""
+    if module_pool.state != "ready":
+        module_pool.restart()
+    return module_pool
+
+
+def wait_until(condition: Callable[[], object]) -> None:
+    end = time.monotonic() + PATIENCE
+    while not condition():
+        assert time.monotonic() < end
+        time.sleep(0.05)
+
+
+def random_file(path: Path, size: int = SIZE) -> str:
+    data = os.urandom(size)
+    path.write_bytes(data)
+    return hashlib.sha256(data).hexdigest()
+
+
+def hashes(world: World, name: str) -> list[str]:
+    return [host.run(["sha256sum", name], user="ada").split()[0] for host in world]
+
+
+@contextlib.contextmanager
+def counted(world: World) -> Iterator[list[int]]:
+    """Bytes that cross the link to or from each host meanwhile, all headers included."""
+    before = [host.wire_bytes() for host in world]
+    found: list[int] = []
+    yield found
+    found.extend(host.wire_bytes() - count for host, count in zip(world, before, strict=True))
+
+
+@contextlib.contextmanager
+def small(host: Host, path: str) -> Iterator[None]:
+    """A file system of a host holds 16 MB only, meanwhile."""
+    before = host.run(f"df -k --output=size {path} | tail -1").strip()
+    host.run(f"mount -o remount,size=16m {path}")
+    try:
+        yield
+    finally:
+        host.run(f"mount -o remount,size={before}k {path}")
+
+
+def left_of_runs(host: Host) -> list[str]:
+    """What runs have left among the blobs of a host."""
+    return [path for path in host.files() if path.startswith("/dev/shm/sky-") and path.count("/") > 3]
+
+
+def test_a_file_for_four_hosts_crosses_the_link_once(world: World, shared: Pool, place: Path) -> None:
+    digest = random_file(place / "big")
+    told: list[Event] = []
+    world.link(rate="100mbit")
+    with counted(world) as crossed:
+        done = shared.put(place / "big", listener=told.append)
+    assert sum(crossed) < 1.1 * SIZE
+    assert sum(crossed[1:]) < MESSAGES
+    assert hashes(world, "big") == [digest] * HOSTS
+    assert (done.sent, done.size, done.nodes, done.alone) == (SIZE, SIZE, (0, 1, 2, 3), ())
+    parts = {event.what for event in told if isinstance(event, ProgressEvent)}
+    assert parts == {"reading big", "big to node 0 (host0)", "big from node to node"}
+    # Again, nothing has to.
+    with counted(world) as crossed:
+        assert shared.put(place / "big").sent == 0
+    assert sum(crossed) < MESSAGES
+
+
+def test_a_value_for_four_hosts_crosses_the_link_once_and_is_gone_with_its_run(world: World, shared: Pool) -> None:
+    value = os.urandom(SIZE)
+    world.link(rate="100mbit")
+    with counted(world) as crossed:
+        result = run(shared, "import hashlib; hashlib.sha256(value).hexdigest()", {"value": value})
+    assert result.values == [hashlib.sha256(value).hexdigest()] * HOSTS
+    assert sum(crossed) < 1.1 * SIZE
+    assert sum(crossed[1:]) < MESSAGES
+    for host in world:
+        wait_until(lambda host=host: not left_of_runs(host))
+
+
+def test_some_nodes_are_enough_and_the_next_ones_take_it_from_those(world: World, shared: Pool, place: Path) -> None:
+    digest = random_file(place / "some")
+    assert shared.put(place / "some", on=[1, 2]).sent == SIZE
+    there = [host.run("cat some | sha256sum", user="ada").split()[0] == digest for host in world]
+    assert there == [False, True, True, False]
+    with counted(world) as crossed:
+        assert shared.put(place / "some").sent == 0
+    assert sum(crossed) < MESSAGES
+    assert hashes(world, "some") == [digest] * HOSTS
+
+
+def test_a_folder_goes_there_and_comes_back_and_changes_alone_follow(world: World, shared: Pool, place: Path) -> None:
+    source = place / "data"
+    (source / "inner" / "empty").mkdir(parents=True)
+    random_file(source / "inner" / "large", 10 << 20)
+    for number in range(300):
+        (source / "inner" / f"é {number}").write_text(str(number) * 100)
+    (source / "run").write_text("#!/bin/sh\necho ran\n")
+    (source / "run").chmod(0o755)
+    (source / "link").symlink_to("inner/large")
+    done = shared.put(source, "work/")
+    assert (done.files, done.sent) == (302, done.size)
+    assert [host.run("work/data/run", user="ada") for host in world] == ["ran\n"] * HOSTS
+    (source / "run").write_text("#!/bin/sh\necho again\n")
+    assert shared.put(source, "work/").sent == len("#!/bin/sh\necho again\n")
+    assert [host.run("work/data/run", user="ada") for host in world] == ["again\n"] * HOSTS
+    done = shared.get("work/data", place / "back", on=[0, 3])
+    assert (done.files, done.sent) == (604, done.size)
+    for node in (0, 3):
+        back = place / "back" / f"node-{node}" / "data"
+        names = {path.relative_to(source) for path in source.rglob("*")}
+        assert {path.relative_to(back) for path in back.rglob("*")} == names
+        assert (back / "link").resolve() == back / "inner" / "large"
+        assert (back / "inner" / "large").read_bytes() == (source / "inner" / "large").read_bytes()
+        assert (back / "run").stat().st_mode & 0o777 == 0o755
+    assert shared.get("work/data", place / "back", on=[0, 3]).sent == 0
+
+
+def test_a_file_comes_back_from_the_head(shared: Pool, place: Path) -> None:
+    run(shared, "from sky_jupyter import instance_info as i; open('mine', 'w').write(f'node {i().node}')")
+    assert shared.get("mine", place / "mine").nodes == (0,)
+    assert (place / "mine").read_text() == "node 0"
+    assert shared.get("~/mine", f"{place}/of2/", on=[2]).size == 6
+    assert (place / "of2" / "mine").read_text() == "node 2"
+
+
+def test_what_cannot_be_is_told_with_the_nodes_before_anything_is_sent(world: World, shared: Pool, place: Path) -> None:
+    random_file(place / "thing")
+    world[2].run("mkdir thing", user="ada")
+    with counted(world) as crossed, pytest.raises(TransferError) as caught:
+        shared.put(place / "thing")
+    assert "node 2 (host2): /home/ada/thing is a folder: a file cannot take its place" in str(caught.value)
+    assert "host1" not in str(caught.value)
+    world[2].run("rmdir thing", user="ada")
+    world[3].fill_home(5 << 20)
+    try:
+        with pytest.raises(TransferError) as caught:
+            shared.put(place / "thing")
+    finally:
+        world[3].empty_home()
+    assert "node 3 (host3) has room for 5.2 MB at /home/ada/thing, and thing needs 21 MB" in str(caught.value)
+    with pytest.raises(TransferError, match=r"node 1 \(host1\): /home/ada/nowhere: No such file"):
+        shared.get("nowhere", on=[1])
+    assert sum(crossed) < MESSAGES
+    assert shared.put(place / "thing").sent == SIZE
+
+
+def test_hosts_that_do_not_reach_each_other_any_more_are_sent_to_from_here(
+    world: World, shared: Pool, place: Path
+) -> None:
+    digest = random_file(place / "apart", 2 << 20)
+    told: list[Event] = []
+    # Each still has its connection to the scheduler on the head.
+    world.cut_between(world[1], world[2])
+    world.cut_between(world[2], world[3])
+    assert shared.put(place / "apart", on=[2], listener=told.append).alone == ()
+    done = shared.put(place / "apart", on=[1, 2, 3], listener=told.append)
+    assert set(done.alone) == {1, 3}
+    assert done.sent == 4 << 20
+    notices = [event.text for event in told if isinstance(event, NoticeEvent)]
+    assert len(notices) == 2
+    assert "node 1 (host1) cannot be reached from another node (" in notices[0]
+    assert notices[0].endswith("sent from here")
+    world.mend()
+    shared.put(place / "apart")
+    assert hashes(world, "apart") == [digest] * HOSTS
+
+
+def test_memory_that_is_too_small_for_the_values_is_not_used(world: World, shared: Pool) -> None:
+    value = os.urandom(SIZE)
+    with small(world[1], "/dev/shm"):
+        result = run(shared, "len(value)", {"value": value})
+        assert result.values == [SIZE] * HOSTS
+    wait_until(lambda: not [path for path in world[1].files() if path.startswith("/tmp/sky-") and "/blobs/" in path])
+
+
+def test_cells_and_interrupts_are_as_quick_while_a_file_is_on_its_way(world: World, shared: Pool, place: Path) -> None:
+    random_file(place / "slow", 40 << 20)
+    world.link(rate="40mbit")
+    thread = threading.Thread(target=shared.put, args=(place / "slow",))
+    thread.start()
+    try:
+        time.sleep(1)
+        began = time.perf_counter()
+        assert run(shared, "1").values == [1] * HOSTS
+        result = begin(shared, "import time; time.sleep(600)")
+        time.sleep(0.5)
+        shared.interrupt(result)
+        wait_until(result.over.is_set)
+        assert time.perf_counter() - began < 8
+        assert thread.is_alive()
+        shared.finish(result)
+    finally:
+        world.link()
+        thread.join()
+
+
+def broken_put(world: World, pool: Pool, source: Path, at: float) -> int:
+    """Cut the link when a part has crossed; how many bytes had, in all, when that was noticed."""
+    size = source.stat().st_size
+    reached = threading.Event()
+
+    def listen(event: Event) -> None:
+        if isinstance(event, ProgressEvent) and " to node " in event.what and event.there >= at * size:
+            reached.set()
+
+    failures: list[SkyError] = []
+
+    def put() -> None:
+        try:
+            pool.put(source, listener=listen)
+        except SkyError as error:
+            failures.append(error)
+
+    with counted(world) as crossed:
+        thread = threading.Thread(target=put)
+        thread.start()
+        assert reached.wait(PATIENCE)
+        world.cut()
+        # As long as a link that is cut may take to be noticed.
+        thread.join(30)
+        world.mend()
+        thread.join(PATIENCE)
+        assert not thread.is_alive()
+    if failures:
+        assert isinstance(failures[0], LinkLost)
+        assert "what has come stays there" in str(failures[0])
+    return sum(crossed)
+
+
+def test_a_put_that_the_link_broke_goes_on_where_it_was(world: World, place: Path) -> None:
+    digest = random_file(place / "broken")
+    pool = fresh()
+    try:
+        world.link(rate="40mbit")
+        crossed = broken_put(world, pool, place / "broken", 0.6)
+        if pool.state != "ready":
+            pool.restart()
+        with counted(world) as more:
+            done = pool.put(place / "broken")
+        assert hashes(world, "broken") == [digest] * HOSTS
+        assert crossed + sum(more) < 1.3 * SIZE
+        assert done.sent < 0.5 * SIZE
+    finally:
+        world.mend()
+        pool.down()
+
+
+def test_an_interrupted_put_leaves_the_pool_usable_and_the_next_goes_on(
+    world: World, shared: Pool, place: Path
+) -> None:
+    digest = random_file(place / "stopped")
+    world.link(rate="40mbit")
+
+    class Pressed(Exception):
+        pass
+
+    told: list[ProgressEvent] = []
+
+    def tick() -> None:
+        if told and told[-1].what.startswith("stopped to node 0") and told[-1].there > SIZE // 2:
+            raise Pressed
+
+    def listen(event: Event) -> None:
+        if isinstance(event, ProgressEvent):
+            told.append(event)
+
+    with pytest.raises(Pressed):
+        shared.put(place / "stopped", listener=listen, tick=tick)
+    assert run(shared, "1").values == [1] * HOSTS
+    done = shared.put(place / "stopped")
+    assert done.sent < 0.6 * SIZE
+    assert hashes(world, "stopped") == [digest] * HOSTS
+
+
+def test_an_interrupt_while_values_are_sent_leaves_nothing_of_them(world: World, shared: Pool) -> None:
+    value = os.urandom(SIZE)
+    world.link(rate="40mbit")
+    told: list[Event] = []
+
+    def tick() -> None:
+        if any(isinstance(event, ProgressEvent) and " to node " in event.what for event in told):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        begin(shared, "len(value)", {"value": value}, on_send=told.append, tick=tick)
+    world.link()
+    for host in world:
+        wait_until(lambda host=host: not left_of_runs(host))
+    assert run(shared, "len(value)", {"value": value}).values == [SIZE] * HOSTS
+
+
+def test_values_that_a_host_has_no_room_for_are_refused_with_sizes(world: World, shared: Pool) -> None:
+    with small(world[1], "/dev/shm"), small(world[1], "/tmp"):
+        with pytest.raises(CaptureError) as caught, counted(world) as crossed:
+            run(shared, "len(value)", {"value": os.urandom(SIZE)})
+        assert "node 1 (host1) has room for" in str(caught.value)
+        assert "values needs 21 MB" in str(caught.value)
+        assert "host0" not in str(caught.value)
+    assert sum(crossed) < MESSAGES
+    for host in world:
+        wait_until(lambda host=host: not left_of_runs(host))
