@@ -199,9 +199,12 @@ class Host:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def say(self, **event: Any) -> None:
-        """One JSON line for the manager, which may be gone."""
+        """One JSON line for the manager, which may be gone; one that comes back finds it in the folder."""
+        line = json.dumps(event) + "\n"
+        with contextlib.suppress(OSError), open(self.folder / "host.events", "a", encoding="utf-8") as file:
+            file.write(line)
         with contextlib.suppress(OSError, ValueError):
-            sys.stdout.write(json.dumps(event) + "\n")
+            sys.stdout.write(line)
             sys.stdout.flush()
 
 

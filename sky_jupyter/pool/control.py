@@ -118,7 +118,10 @@ class Control:
 
         clock.keep_streams_moving()
         await self._hang_up()
-        with dask.config.set({"distributed.comm.timeouts.connect": f"{timeout}s", **scheduler.DASK_SETTINGS}), _quiet():
+        settings = {"distributed.comm.timeouts.connect": f"{timeout}s", **scheduler.DASK_SETTINGS}
+        # Who is there is asked by `_beat`; Dask's own asking writes to the notebook where it cannot.
+        settings["distributed.client.scheduler-info-interval"] = "1000h"
+        with dask.config.set(settings), _quiet():
             client = Client(
                 self._address,
                 security=scheduler.security(self._folder),

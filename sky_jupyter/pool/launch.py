@@ -98,13 +98,23 @@ class Host:
         return True
 
     @property
-    def away(self) -> str:
-        """What keeps us from it; empty where nothing does."""
+    def place(self) -> str:
+        """Where its process is, for a message: nothing needs to be said of this machine."""
         return ""
+
+    def tell(self, event: dict[str, Any]) -> None:
+        """Hand on what the host has said: to whoever listens, or until somebody does."""
+        if self.on_event is None:
+            self.events.put(event)
+        else:
+            self.on_event(event)
 
     def reach(self, address: str) -> str:
         """Where the pool's scheduler is reached from here: at its own address."""
         return address
+
+    def leave(self) -> None:
+        """Listen to it no more."""
 
     def end(self) -> None:
         """Have the host end with all that it started, and wait for it."""
@@ -140,8 +150,6 @@ class Host:
 
 def adopt(facts: Mapping[str, Any]) -> Host:
     """A host that another manager launched; raises PoolError where its process is gone."""
-    if "machine" in facts:
-        raise PoolError("a pool on other machines cannot be attached to yet: it ends by its lease")
     process = LocalProcess(*facts["process"])
     if not process.alive:
         raise PoolError("the pool's processes are gone")
@@ -243,20 +251,13 @@ def make_folders(pool: str) -> tuple[Path, Path]:
 
 def _listen(host: Host) -> None:
     """Take in what a host says as JSON lines, until it ends."""
-
-    def tell(event: dict[str, Any]) -> None:
-        if host.on_event is None:
-            host.events.put(event)
-        else:
-            host.on_event(event)
-
     with contextlib.suppress(ValueError):
         for line in host.command.lines():
             with contextlib.suppress(ValueError):
                 event = json.loads(line)
                 if isinstance(event, dict) and "event" in event:
-                    tell(event)
-    tell({"event": "gone", "message": "the host ended"})
+                    host.tell(event)
+    host.tell({"event": "gone", "message": "the host ended"})
 
 
 def new_id() -> str:

@@ -25,13 +25,15 @@ from ..capture.payload import Blob, write_blob
 from ..errors import BootstrapError, CaptureError, PoolError, SkyError, SpecError, plain, rank_label
 from ..machines.local import LocalMachine
 from ..spec import PoolSpec
-from . import files, launch, remote
+from . import files, folders, launch, remote
 from .control import Control
 from .events import Listener, PhaseEvent, Tape, ignore
+from .link import PoolLink
 from .loop import Tick, counting_interrupts, loop, no_tick, wait_ticking
 from .moving import Transfer
 from .record import PoolRecord
 from .registry import PoolRow, Registry
+from .remote import PoolGone, RemoteHost
 from .results import CellError, CellResult
 from .runs import Run
 from .stock import take_stock
@@ -82,7 +84,8 @@ class Pool:
         self.registry = Registry()
         self.supervisor = Supervisor(spec, self._renew, self._again, self._break, self._let_go)
         self.hosts: list[launch.Host] = []
-        # Connections to other machines.
+        # The link to other machines, and those that it holds.
+        self.link: PoolLink | None = None
         self.machines: list[Any] = []
         self.ids: Sequence[str] = ()
         self.control: Control | None = None
@@ -93,7 +96,10 @@ class Pool:
         self.detached: dict[str, Detached] = {}
         # Names that the nodes have as modules: nobody misses them for long.
         self.modules: set[str] = set()
+        # Where the scheduler is reached from here.
         self.scheduler_address = ""
+        # Machines that could not be reached when the pool was ended: what runs there ends by its lease.
+        self.unsure: list[str] = []
         self.owner = os.getpid()
         # Which manager of the pool this is: agents obey the highest.
         self.generation = 1
@@ -145,10 +151,13 @@ class Pool:
         self._record_ready()
 
     def _record_ready(self) -> None:
-        folders = tuple(str(path) for host in self.hosts for path in (host.folder, host.blobs))
+        places = tuple(dict.fromkeys(str(path) for host in self.hosts for path in (host.folder, host.blobs)))
         # Another machine's process number says nothing here.
         process = self.hosts[0].command.identity if self.hosts[0].here else None
-        self.registry.update(self.id, "ready", folders, process)
+        self.registry.update(self.id, "ready", places, process)
+        if self.link is not None:
+            # Whoever looks for the pool finds it from now on, and its link as well.
+            self.link.keep(self.spec.lease, [host.process for host in self.hosts if isinstance(host, RemoteHost)])
 
     @classmethod
     def attach(
@@ -174,11 +183,9 @@ class Pool:
         pool.generation = pool.registry.own(row.id, take_over=take_over)
         pool.ids = record.ids
         try:
-            pool.hosts = [launch.adopt(host) for host in record.hosts]
             wait_ticking(loop().submit(pool._join(record)), tick)
-        except BaseException:
-            pool.registry.release(row.id)
-            pool.state = "ended"
+        except BaseException as error:
+            pool._not_joined(row, error)
             raise
         pool.state = "ready"
         with contextlib.suppress(SkyError, OSError, FutureTimeout):
@@ -186,23 +193,49 @@ class Pool:
         return pool
 
     async def _join(self, record: PoolRecord) -> None:
+        if self.spec.provider.kind == "local":
+            self.hosts = [launch.adopt(host) for host in record.hosts]
+        else:
+            with self._phase("connect", str(self.spec.provider)):
+                await asyncio.to_thread(self._reconnect, record)
+        self.scheduler_address = await asyncio.to_thread(self.hosts[0].reach, record.scheduler)
         self.control = Control(self.supervisor, direct=record.direct, generation=self.generation)
         self.supervisor.control = self.control
-        self.scheduler_address = record.scheduler
         folder = self.hosts[0].folder
         with self._phase("agent", "connecting"):
             try:
-                await self.control.connect(record.scheduler, folder, self.spec.nodes, _JOIN_TIMEOUT, lambda: "")
+                address = self.scheduler_address
+                await self.control.connect(address, folder, self.spec.nodes, _JOIN_TIMEOUT, lambda: "")
             except OSError as error:
                 raise PoolError(f"pool {self.spec.name!r} cannot be reached: {error}") from None
         for host in self.hosts:
             host.listen(self._in_loop(functools.partial(self._on_host, host)))
 
-    def _write_record(self, *, direct: bool) -> None:
-        """Leave in the pool's folder what a later manager needs."""
-        if self.spec.keep:
+    def _reconnect(self, record: PoolRecord) -> None:
+        """Take up the hosts of another manager, through its link or a new one."""
+        self.link, self.hosts = remote.reopen(record.hosts, self.spec.name)
+        self.machines = [host.machine for host in self.hosts if isinstance(host, RemoteHost)]
+        self.link.listen(self._on_link)
+        self.link.keep(self.spec.lease, [host.process for host in self.hosts if isinstance(host, RemoteHost)])
+
+    def _not_joined(self, row: PoolRow, error: BaseException) -> None:
+        """What `attach` leaves where it fails: the pool as it was, or nothing of one that has ended."""
+        self.state = "ended"
+        for host in self.hosts:
+            host.leave()
+        if self.link is not None:
+            self.link.give_up()
+        with contextlib.suppress(PoolError):
+            if isinstance(error, PoolGone):
+                folders.remove(row.id, row.folders)
+                self.registry.update(row.id, "ended")
+            self.registry.release(row.id)
+
+    def _write_record(self, address: str, *, direct: bool) -> None:
+        """Leave in the pool's folder what a later manager needs; the address is the scheduler's own."""
+        if self.spec.keep or self.link is not None:
             hosts = tuple(host.facts() for host in self.hosts)
-            record = PoolRecord(self.spec, self.scheduler_address, tuple(self.ids), hosts, direct)
+            record = PoolRecord(self.spec, address, tuple(self.ids), hosts, direct)
             record.write(self.hosts[0].folder)
 
     def release(self) -> None:
@@ -217,6 +250,14 @@ class Pool:
         with contextlib.suppress(Exception):
             self.registry.release(self.id)
             self.registry.close()
+        self._leave_link()
+
+    def _leave_link(self) -> None:
+        """Have nothing more to do with the link, which lives on; nothing where there is none."""
+        for host in self.hosts:
+            host.leave()
+        if self.link is not None:
+            self.link.release()
 
     def _let_go(self) -> None:
         """Another manager has the pool now."""
@@ -227,6 +268,8 @@ class Pool:
         self.supervisor.close()
         if self.control is not None:
             await self.control.close()
+        if self.state == "taken":
+            await asyncio.to_thread(self._leave_link)
 
     async def _start(self) -> None:
         spec, provider = self.spec, self.spec.provider
@@ -240,7 +283,7 @@ class Pool:
             self.scheduler_address = await asyncio.to_thread(self.hosts[0].reach, address)
             self.control = Control(self.supervisor, direct=direct, generation=self.generation)
             self.supervisor.control = self.control
-            self._write_record(direct=direct)
+            self._write_record(address, direct=direct)
             for host in self.hosts:
                 host.listen(self._in_loop(functools.partial(self._on_host, host)))
             folder = self.hosts[0].folder
@@ -353,35 +396,44 @@ class Pool:
     def _connect(self) -> None:
         """Connect to the machines; in the thread itself, so that no connection is lost to an interrupt."""
         self.ids = self.spec.provider.create(self.spec, self.spec.nodes, self.id)
-        self.machines = list(self.spec.provider.connect_all(self.ids))
-        if self._stop.is_set():
+        self.link = PoolLink.start(self.id)
+        self.link.listen(self._on_link)
+        try:
+            self.machines = list(self.spec.provider.connect_all(self.ids, link=self.link.link))
+            if self._stop.is_set():
+                raise BootstrapError("connect", "stopped")
+        except BaseException:
             self._hang_up()
+            raise
 
     def _launch_remote(self, crew: Crew) -> str:
         self._idle.clear()
         try:
-            return remote.start(self.id, self.spec, crew.sites, crew.image.env, self.hosts.append, self._stop)
+            assert self.link is not None
+            here = (self.link.folder, self.link.blobs)
+            return remote.start(self.id, self.spec, crew.sites, here, crew.image.env, self.hosts.append, self._stop)
         finally:
             self._idle.set()
 
     def _end_hosts(self, hosts: Sequence[launch.Host]) -> None:
         """End hosts, those of other machines side by side, and the connections to them."""
-        if not self.machines:
+        if self.spec.provider.kind == "local":
             for host in hosts:
                 with contextlib.suppress(Exception):
                     host.end()
             return
-        remote.end_all(hosts)
+        self.unsure = remote.end_all(hosts)
         # One that was being started when the others ended may have come up since.
         self._idle.wait(_END_PATIENCE)
-        remote.end_all([host for host in self.hosts if host not in hosts])
+        self.unsure += remote.end_all([host for host in self.hosts if host not in hosts])
         self._hang_up()
 
     def _hang_up(self) -> None:
-        machines, self.machines = self.machines, []
-        for machine in machines:
+        """End the link, and with it all connections."""
+        link, self.link, self.machines = self.link, None, []
+        if link is not None:
             with contextlib.suppress(Exception):
-                machine.close()
+                link.end()
 
     async def _leave(self) -> None:
         self.supervisor.close()
@@ -804,15 +856,17 @@ class Pool:
     def _on_gone(self, host: launch.Host) -> None:
         if self.state in ("ended", "taken") or host not in self.hosts:
             return
-        self._break(self._why_gone())
+        self._break(self._why_gone(host.place))
 
-    def _why_gone(self) -> str:
-        if away := next((host.away for host in self.hosts if host.away), ""):
-            return f"{away}: what runs there goes on until its lease ends"
+    def _on_link(self, text: str) -> None:
+        """What became of the connection to a machine: whoever watches a run is told. Called in a thread."""
+        loop().loop.call_soon_threadsafe(self.supervisor.tell, text)
+
+    def _why_gone(self, place: str = "") -> str:
         lease = self.spec.lease or math.inf
         if self.control is not None and time.monotonic() - self.control.heard >= lease:
             return f"its lease ended: nodes that hear of no notebook for {lease:g} s end (--idle-timeout {lease:g})"
-        return "the pool's processes are gone"
+        return f"the pool's processes{place} are gone"
 
     def _break(self, why: str) -> None:
         """The pool can run nothing until it is restarted; what runs on it is given up."""

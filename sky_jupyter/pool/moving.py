@@ -103,7 +103,7 @@ class Moving:
         """A node as messages call it."""
         for host in self.pool.hosts:
             if node in host.nodes and isinstance(host, remote.RemoteHost):
-                return f"node {node} ({host.site.machine.target.name})"
+                return f"node {node} ({host.machine.name})"
         return f"node {node}"
 
     async def over_the_link(self, node: int, move: Callable[[Any], T]) -> T:
@@ -116,7 +116,7 @@ class Moving:
         LinkLost
             When the connection broke.
         """
-        machine: Any = self.host(node).site.machine
+        machine: Any = self.host(node).machine
         while True:
             try:
                 return await asyncio.to_thread(move, machine)

@@ -8,26 +8,28 @@ import json
 import queue
 import secrets
 import shlex
-import shutil
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from ..errors import BootstrapError, CaptureError, MachineError
-from ..machines.tunnel import Tunnel
+from ..errors import BootstrapError, CaptureError, MachineError, PoolError, SkyError
 from ..node.config import HostConfig
 from ..spec import PoolSpec
-from . import certificates, launch
+from . import certificates, ear, launch
+from .link import PoolLink
 
 if TYPE_CHECKING:
     from ..bootstrap.remote import Site
+    from ..machines.link.machine import LinkMachine, LinkProcess
 
 _PATIENCE = 30.0
+_FAREWELL = 5.0
 _REACH = 10
 _BESIDE = 16
+T = TypeVar("T")
 
 
 @dataclass(kw_only=True)
@@ -36,20 +38,27 @@ class RemoteHost(launch.Host):
 
     Parameters
     ----------
-    site : Site
-        The machine.
+    machine : LinkMachine
+        The machine, over the pool's link.
     there : str
         The pool's folder on it.
     blobs_there : str
         The folder of the payload's blobs on it.
     """
 
-    site: Site
+    machine: LinkMachine
     there: str
     blobs_there: str
-    tunnel: Tunnel | None = None
     # Whether the pool's other hosts reach it through the notebook only: files are not to take that way twice.
     apart: bool = False
+    # How many of its events were taken in, and whether the next ones concern nobody any more.
+    heard: int = 0
+    left: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def process(self) -> LinkProcess:
+        """Its process, whoever started it, through whatever connection."""
+        return self.machine.process(*self.command.identity)
 
     @property
     def here(self) -> bool:
@@ -57,9 +66,9 @@ class RemoteHost(launch.Host):
         return False
 
     @property
-    def away(self) -> str:
-        """What keeps us from it; empty where nothing does."""
-        return "" if self.site.machine.session.alive else f"the connection to {self.site.machine.target.name} broke"
+    def place(self) -> str:
+        """Its machine, for a message."""
+        return f" on {self.machine.name}"
 
     def last_words(self, agent: str) -> list[str]:
         """The last lines of an agent's log, to be read below a message."""
@@ -70,64 +79,126 @@ class RemoteHost(launch.Host):
         return self._tail("host.log")
 
     def facts(self) -> dict[str, Any]:
-        """What a later manager would need; see `launch.adopt`."""
-        return {**super().facts(), "machine": self.site.machine.key, "there": self.there}
+        """What `adopt` needs."""
+        machine = self.machine
+        there = (self.there, self.blobs_there)
+        return {**super().facts(), "target": machine.target, "address": machine.address, "there": there}
+
+    def hear(self) -> None:
+        """Take in, in a thread, what the host says from now on, through all breaks of the connection."""
+        threading.Thread(target=ear.listen, args=(self,), name="sky-host", daemon=True).start()
 
     def reach(self, address: str) -> str:
-        """Where the pool's scheduler is reached from here: through a tunnel."""
+        """Where the pool's scheduler is reached from here: at the link's tunnel."""
         host, _, port = address.rpartition("://")[2].rpartition(":")
-        self.tunnel = Tunnel(self.site.machine, host.strip("[]"), int(port))
-        return f"tls://127.0.0.1:{self.tunnel.port}"
+        tunnel = self.machine.link.tunnel(self.machine, host.strip("[]"), int(port))
+        return f"tls://127.0.0.1:{tunnel.port}"
+
+    def leave(self) -> None:
+        """Listen to it no more."""
+        self.left.set()
 
     def end(self) -> None:
-        """Have the host end with all that it started, and wait for it; nothing of it is left there."""
-        if self.tunnel is not None:
-            self.tunnel.close()
-        with contextlib.suppress(MachineError, TimeoutError):
-            if self.site.machine.session.alive:
-                self.end_process()
-        _remove(self.site, self.there, self.blobs_there)
-        self.remove_folders()
+        """Have the host end with all that it started, and wait for it; nothing of it is left there.
+
+        Raises
+        ------
+        MachineError
+            When it cannot be reached: then it ends by its lease.
+        """
+        self.leave()
+        process = self.process
+        process.terminate()
+        try:
+            process.wait(_FAREWELL)
+        except TimeoutError:
+            process.kill()
+            process.wait(_FAREWELL)
+        _remove(self.machine, self.there, self.blobs_there)
 
     def _tail(self, name: str) -> list[str]:
-        with contextlib.suppress(MachineError, TimeoutError):
+        with contextlib.suppress(SkyError, TimeoutError):
             script = f"tail -n 30 -- {shlex.quote(f'{self.there}/{name}')} 2>/dev/null"
-            done = self.site.machine.shell.run(script, timeout=_PATIENCE)
+            done = self.machine.shell.run(script, timeout=_PATIENCE)
             return done.out.decode("utf-8", "replace").splitlines()
         return []
+
+
+def adopt(facts: Mapping[str, Any], machine: LinkMachine, here: tuple[Path, Path]) -> RemoteHost:
+    """A host that another manager started, on its machine."""
+    there, blobs = facts["there"]
+    command = machine.process(*facts["process"])
+    nodes = list(facts["nodes"])
+    return RemoteHost(command, nodes, *here, queue.Queue(), machine=machine, there=there, blobs_there=blobs)
+
+
+class PoolGone(PoolError):
+    """A pool that was to be attached to has ended: nothing of it runs any more."""
+
+
+def reopen(facts: Sequence[Mapping[str, Any]], name: str) -> tuple[PoolLink, list[launch.Host]]:
+    """The link and the hosts of a pool that another manager left.
+
+    Raises
+    ------
+    PoolGone
+        When all of its hosts have ended.
+    PoolError
+        When some have.
+    MachineError
+        When a machine cannot be reached.
+    """
+    here = (Path(facts[0]["folder"]), Path(facts[0]["blobs"]))
+    link = PoolLink.reopen(*here)
+    try:
+        machines = link.connect([(one["target"], one["address"]) for one in facts])
+        hosts = [adopt(one, machine, here) for one, machine in zip(facts, machines, strict=True)]
+        lives = _all([functools.partial(_lives, host) for host in hosts])
+        if not any(lives):
+            raise PoolGone(f"pool {name!r} has ended: by its lease, or with its hosts; nothing of it is left")
+        if not all(lives):
+            gone = ", ".join(host.machine.name for host, alive in zip(hosts, lives, strict=True) if not alive)
+            raise PoolError(f"pool {name!r} cannot be taken up: its processes on {gone} are gone; it ends by its lease")
+    except BaseException:
+        link.give_up()
+        raise
+    for host in hosts:
+        host.hear()
+    return link, list(hosts)
+
+
+def _lives(host: RemoteHost) -> bool:
+    return host.process.alive
 
 
 def start(
     pool: str,
     spec: PoolSpec,
     sites: Sequence[Site],
+    here: tuple[Path, Path],
     env: Mapping[str, str],
     on_host: Callable[[launch.Host], None],
     stop: threading.Event,
 ) -> str:
     """Start a host on each machine, the head's first; ``on_host`` gets each as soon as it must be ended.
 
-    When ``stop`` is set, no more are started.
+    The pool's folders ``here`` get its keys. When ``stop`` is set, no more are started.
 
     Returns
     -------
     str
         The scheduler's address, as the hosts reach it.
     """
-    folder, blobs = launch.make_folders(pool)
     keys = certificates.make(pool).files()
-    try:
-        for name, data in keys.items():
-            launch.LOCAL.put(data, folder / name)
-        head = _start_one(pool, spec, sites, 0, (folder, blobs), keys, None, env, on_host, stop)
-    except BaseException:
-        for made in (folder, blobs):
-            shutil.rmtree(made, ignore_errors=True)
-        raise
+    for name, data in keys.items():
+        launch.LOCAL.put(data, here[0] / name)
+    head = _start_one(pool, spec, sites, 0, here, keys, None, env, on_host, stop)
     # Asked while they start: it costs nothing then, and says what Dask would say after half a minute.
-    reaching = [functools.partial(_see_that_it_reaches, site, sites[0], head) for site in sites[1:]]
-    others = [
-        functools.partial(_start_one, pool, spec, sites, node, (folder, blobs), keys, head, env, on_host, stop)
+    reaching: list[Callable[[], object]] = [
+        functools.partial(_see_that_it_reaches, site, sites[0], head) for site in sites[1:]
+    ]
+    others: list[Callable[[], object]] = [
+        functools.partial(_start_one, pool, spec, sites, node, here, keys, head, env, on_host, stop)
         for node in range(1, len(sites))
     ]
     _all([*reaching, *others])
@@ -169,6 +240,7 @@ def _start_one(
 ) -> str:
     """Start the host of one node; returns the scheduler's address."""
     site = sites[node]
+    machine = cast("LinkMachine", site.machine)
     if stop.is_set():
         raise BootstrapError("agent", "stopped", node=node)
     name = f"sky-{pool}-{secrets.token_hex(4)}"
@@ -191,32 +263,44 @@ def _start_one(
     )
     contents = {**keys, "host.json": json.dumps(asdict(config)).encode()}
     try:
-        site.machine.put_all({PurePosixPath(folder, name): data for name, data in contents.items()})
-        command = site.machine.exec(
+        machine.put_all({PurePosixPath(folder, name): data for name, data in contents.items()})
+        command = machine.exec(
             [site.interpreter, "-m", "sky_jupyter.node.host", folder],
             env={**site.variables(), **env},
             cwd=folder,
             log=PurePosixPath(folder, "host.log"),
         )
     except BaseException as error:
-        _remove(site, folder, blobs)
+        with contextlib.suppress(SkyError, TimeoutError):
+            _remove(machine, folder, blobs)
         if isinstance(error, MachineError):
             raise BootstrapError("files", str(error), node=node) from None
         raise
-    host = RemoteHost(command, [node], *here, queue.Queue(), site=site, there=folder, blobs_there=blobs)
+    host = RemoteHost(command, [node], *here, queue.Queue(), machine=machine, there=folder, blobs_there=blobs)
     host.hear()
     on_host(host)
     return host.await_start()
 
 
-def end_all(hosts: Iterable[launch.Host]) -> None:
-    """End hosts side by side; one that cannot be ended keeps none of the others."""
+def end_all(hosts: Iterable[launch.Host]) -> list[str]:
+    """End hosts side by side; one that cannot be ended keeps none of the others.
+
+    Returns
+    -------
+    list of str
+        Of which machines it is not known that nothing is left.
+    """
+    unsure: list[str] = []
 
     def one(host: launch.Host) -> None:
-        with contextlib.suppress(Exception):
+        try:
             host.end()
+        except Exception:
+            if isinstance(host, RemoteHost):
+                unsure.append(host.machine.name)
 
     _all([functools.partial(one, host) for host in hosts])
+    return sorted(unsure)
 
 
 def send(hosts: Iterable[launch.Host], folder: Path) -> None:
@@ -234,7 +318,7 @@ def send(hosts: Iterable[launch.Host], folder: Path) -> None:
     def one(host: RemoteHost) -> None:
         target = PurePosixPath(host.blobs_there, folder.name)
         try:
-            host.site.machine.put_all({target / path.name: path.read_bytes() for path in paths})
+            host.machine.put_all({target / path.name: path.read_bytes() for path in paths})
         except MachineError as error:
             if error.reason != "full":
                 raise
@@ -253,7 +337,7 @@ def discard(hosts: Iterable[launch.Host], folder: Path, *, parts: bool = False) 
             places = [host.blobs_there, f"{host.there}/blobs"]
             names = [folder.name, "arriving"] if parts else [folder.name]
             paths = dict.fromkeys(f"{place}/{name}" for place in places for name in names)
-            threading.Thread(target=_remove, args=(host.site, *paths), name="sky-discard", daemon=True).start()
+            threading.Thread(target=_discard, args=(host.machine, *paths), name="sky-discard", daemon=True).start()
 
 
 def relative(manifest: dict[str, list[list[str]]], folder: Path) -> dict[str, list[list[str]]]:
@@ -262,16 +346,18 @@ def relative(manifest: dict[str, list[list[str]]], folder: Path) -> dict[str, li
     return {**manifest, "values": values}
 
 
-def _remove(site: Site, *folders: str) -> None:
-    if site.machine.session.alive:
-        with contextlib.suppress(MachineError, TimeoutError):
-            site.machine.shell.run(f"rm -rf -- {shlex.join(folders)}", timeout=_PATIENCE)
+def _remove(machine: LinkMachine, *folders: str) -> None:
+    machine.shell.run(f"rm -rf -- {shlex.join(folders)}", timeout=_PATIENCE)
 
 
-def _all(calls: Sequence[Callable[[], Any]]) -> None:
+def _discard(machine: LinkMachine, *folders: str) -> None:
+    with contextlib.suppress(SkyError, TimeoutError):
+        _remove(machine, *folders)
+
+
+def _all(calls: Sequence[Callable[[], T]]) -> list[T]:
     """Call all side by side and wait for all; the first that failed is raised."""
     if not calls:
-        return
+        return []
     with ThreadPoolExecutor(min(len(calls), _BESIDE), thread_name_prefix="sky-hosts") as several:
-        for future in [several.submit(call) for call in calls]:
-            future.result()
+        return [future.result() for future in [several.submit(call) for call in calls]]

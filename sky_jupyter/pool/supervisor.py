@@ -506,14 +506,15 @@ class Supervisor:
         """A node, or the whole pool, does not answer, or does again: those who watch a run are told."""
         who = "the pool" if node is None else f"node {node}"
         text = f"{who} does not answer; trying again, and what runs there goes on" if silent else f"{who} answers again"
-        self._tell(text)
+        self.tell(text)
 
     def on_replaced(self) -> None:
         """Another manager has taken the pool over."""
         self.on_taken()
         self.lose_all("another notebook has taken the pool over, and sees to this run now")
 
-    def _tell(self, text: str) -> None:
+    def tell(self, text: str) -> None:
+        """Tell those who watch runs, or where there are none whoever asks next."""
         on = [run for run in self.runs.values() if run.left]
         for run in on:
             run.listener(NoticeEvent(text, run.id))
@@ -535,7 +536,7 @@ class Supervisor:
         per_node = self.spec.ranks_per_node
         ranks = self._to_replace(list(range(node * per_node, (node + 1) * per_node)))
         self.restarted.update(ranks)
-        self._tell(f"node {node}: {why}; new kernels are made for {rank_label(ranks)}")
+        self.tell(f"node {node}: {why}; new kernels are made for {rank_label(ranks)}")
         try:
             if not self.together:
                 await self.renew(ranks)

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+import functools
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -15,11 +16,13 @@ from ..spec import PoolSpec
 from .base import MachineRecord, Offer
 
 if TYPE_CHECKING:
+    from ..machines.link.client import Link
     from ..machines.ssh.machine import SSHMachine
     from ..machines.ssh.session import Access
     from ..machines.ssh.values import Prompts
 
 _MAX_HOSTS = 4096
+_BESIDE = 64
 
 
 @dataclass(frozen=True)
@@ -161,17 +164,24 @@ class SSH:
 
         return SSHMachine.connect(target, access)
 
-    def connect_all(self, ids: Sequence[str], prompts: Prompts | None = None) -> Sequence[SSHMachine]:
+    def connect_all(
+        self, ids: Sequence[str], prompts: Prompts | None = None, link: Link | None = None
+    ) -> Sequence[Any]:
         """Several of the hosts, side by side; where one fails, the others are let go of again.
+
+        Parameters
+        ----------
+        link : Link, optional
+            Whose process holds the connections; this process, over connections that end with it, unless given.
 
         Raises
         ------
         MachineError
             For the first that cannot be connected to; the others that cannot are named in it.
         """
-        access = self.access(prompts)
-        with ThreadPoolExecutor(max(1, len(ids)), thread_name_prefix="sky-connect") as several:
-            futures = [several.submit(self.connect, id, access) for id in ids]
+        connect = self._connector(prompts, link)
+        with ThreadPoolExecutor(min(_BESIDE, max(1, len(ids))), thread_name_prefix="sky-connect") as several:
+            futures = [several.submit(connect, id) for id in ids]
         failed = [error for future in futures if (error := future.exception()) is not None]
         if not failed:
             return [future.result() for future in futures]
@@ -181,6 +191,16 @@ class SSH:
         if len(failed) > 1 and isinstance(failed[0], MachineError):
             failed[0].args = ("; ".join(map(str, failed)),)
         raise failed[0]
+
+    def _connector(self, prompts: Prompts | None, link: Link | None) -> Callable[[str], Any]:
+        if link is None:
+            return functools.partial(self.connect, access=self.access(prompts))
+        held = link
+
+        def connect(id: str) -> Any:
+            return held.connect(self.target(id), accept=self.accept_host_keys, prompts=prompts)
+
+        return connect
 
     def __str__(self) -> str:
         return f"ssh ({', '.join(self.hosts)})"

@@ -18,6 +18,7 @@ from ..ssh import files
 from ..ssh.hostkeys import Accepted, Unknown, valid_fingerprint
 from ..ssh.values import Done, Prompts
 from . import forms
+from .guard import Guard, Watched
 from .held import Held
 from .keeping import Keeping
 from .lifetime import Lifetime
@@ -43,14 +44,18 @@ class Calls:
         What there is.
     lifetime : Lifetime
         How long the link lives.
+    guard : Guard
+        Who looks at the pool while nobody else does.
     stop : callable
         Ends the link.
     wire : Wire
         The client.
     """
 
-    def __init__(self, keeping: Keeping, lifetime: Lifetime, stop: Callable[[], None], wire: Wire) -> None:
-        self._keeping, self._lifetime, self._stop, self._wire = keeping, lifetime, stop, wire
+    def __init__(
+        self, keeping: Keeping, lifetime: Lifetime, guard: Guard, stop: Callable[[], None], wire: Wire
+    ) -> None:
+        self._keeping, self._lifetime, self._guard, self._stop, self._wire = keeping, lifetime, guard, stop, wire
         # What the client sends along with the call that is being answered.
         self._sent: Iterator[bytes] = iter(())
         self._table: dict[str, Callable[[Facts], None]] = {
@@ -147,8 +152,20 @@ class Calls:
         lease = facts.get("lease")
         if lease is not None and (isinstance(lease, bool) or not isinstance(lease, (int, float)) or not lease >= 0):
             raise SpecError("a lease is a number of seconds, or none")
+        watched, folders = self._watched_pool(facts)
         self._lifetime.keep(lease)
+        self._guard.watch(watched, folders)
         self._answer()
+
+    def _watched_pool(self, facts: Facts) -> tuple[list[Watched], list[Path]]:
+        """The processes of the pool, and its folders here."""
+        processes, folders = facts.get("processes", []), facts.get("folders", [])
+        if not isinstance(processes, list) or not all(isinstance(one, dict) for one in processes):
+            raise SpecError("processes are a list, each with its machine, number and beginning")
+        if not isinstance(folders, list) or not all(isinstance(one, str) and os.path.isabs(one) for one in folders):
+            raise SpecError("folders are a list of whole paths")
+        watched = [Watched(self._host(one), *_identity(one)) for one in processes]
+        return watched, [Path(one) for one in folders]
 
     def _end(self, facts: Facts) -> None:
         self._answer(process=list(identity.this()))
@@ -211,10 +228,7 @@ class Calls:
         self._answer(status=status)
 
     def _process(self, facts: Facts, lane: Any) -> Any:
-        pid, started = facts.get("pid"), facts.get("started")
-        if not isinstance(pid, int) or not isinstance(started, (int, float)) or pid <= 0:
-            raise SpecError("a process is a number and a beginning")
-        return lane.process(pid, float(started))
+        return lane.process(*_identity(facts))
 
     def _alive(self, facts: Facts) -> None:
         with self._host(facts).lane() as lane:
@@ -300,7 +314,10 @@ class Calls:
         raise Broken("the stream has ended, and the connection with it")
 
     def _tunnel(self, facts: Facts) -> None:
-        self._answer(**_shown(self._keeping.tunnel(self._host(facts), *_place(facts))))
+        wish = facts.get("wish") or 0
+        if not isinstance(wish, int) or not 0 <= wish < 65536:
+            raise SpecError("a port that is wished for is a whole number up to 65535")
+        self._answer(**_shown(self._keeping.tunnel(self._host(facts), *_place(facts), wish)))
 
     def _close_tunnel(self, facts: Facts) -> None:
         self._keeping.close_tunnel(facts.get("tunnel"))
@@ -372,6 +389,13 @@ def _seconds(facts: Facts) -> float | None:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= threading.TIMEOUT_MAX:
         raise SpecError("a timeout must be a number of seconds")
     return float(value)
+
+
+def _identity(facts: Facts) -> tuple[int, float]:
+    pid, started = facts.get("pid"), facts.get("started")
+    if not isinstance(pid, int) or not isinstance(started, (int, float)) or pid <= 0:
+        raise SpecError("a process is a number and a beginning")
+    return pid, float(started)
 
 
 def _place(facts: Facts) -> tuple[str, int]:

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from ..ssh.targets import Target
 from ..ssh.values import Prompts
 from . import forms, place
 from .forms import Event
-from .machine import LinkMachine
+from .machine import LinkMachine, LinkProcess
 from .wire import Broken, Wire, prove
 
 _START_PATIENCE = 30.0
@@ -169,12 +169,14 @@ class Link:
         """All that the link holds, connected or away."""
         return [self._machine(facts) for facts in self.ask("state")["machines"]]
 
-    def tunnel(self, machine: LinkMachine, host: str, port: int) -> Tunnel:
+    def tunnel(self, machine: LinkMachine, host: str, port: int, *, wish: int = 0) -> Tunnel:
         """A local port that leads to an address as the machine sees it; the same for the same address.
 
-        While the machine is away it refuses at once, and connections that there were have ended.
+        While the machine is away it refuses at once, and connections that there were have ended. A new
+        one is at the port ``wish`` where that is free.
         """
-        return self._shown(self.ask("tunnel", machine.name, machine=machine.number, host=host, port=port))
+        facts = {"machine": machine.number, "host": host, "port": port, "wish": wish}
+        return self._shown(self.ask("tunnel", machine.name, **facts))
 
     def tunnels(self) -> list[Tunnel]:
         """All that the link holds."""
@@ -194,9 +196,23 @@ class Link:
 
     # Its life
 
-    def keep(self, idle_timeout: float | None) -> None:
-        """Have it live on for so long after its last client is gone; None, to end with its owner."""
-        self.ask("keep", lease=idle_timeout)
+    def keep(
+        self, idle_timeout: float | None, processes: Sequence[LinkProcess] = (), folders: Sequence[Path] = ()
+    ) -> None:
+        """Have it live on for so long after its last client is gone; None, to end with its owner.
+
+        Parameters
+        ----------
+        processes : sequence of LinkProcess
+            The pool's. While nobody is there the link looks at them: it ends with the last one, and not
+            before that where it can see it.
+        folders : sequence of Path
+            The pool's folders on this machine, which it removes where it has seen the pool end.
+        """
+        facts = [
+            {"machine": one.machine.number, "pid": one.identity[0], "started": one.identity[1]} for one in processes
+        ]
+        self.ask("keep", lease=idle_timeout, processes=facts, folders=[os.path.abspath(folder) for folder in folders])
 
     @property
     def alive(self) -> bool:

@@ -101,7 +101,7 @@ class Keeping:
 
     # Tunnels
 
-    def tunnel(self, held: Held, host: str, port: int) -> Tunnel:
+    def tunnel(self, held: Held, host: str, port: int, wish: int = 0) -> Tunnel:
         """The tunnel that leads there: the one that there is, or a new one."""
         with self._lock:
             for one in self._tunnels.values():
@@ -109,7 +109,7 @@ class Keeping:
                     return one
             if len(self._tunnels) >= _MOST_TUNNELS:
                 raise SpecError(f"the link holds {_MOST_TUNNELS} tunnels already, which is as many as it can")
-            made = Tunnel(next(self._numbers), held, host, port)
+            made = Tunnel(next(self._numbers), held, host, port, wish)
             self._tunnels[made.number] = made
             return made
 

@@ -17,10 +17,16 @@ class Lifetime:
         The process that the link ends with, unless it has a lease.
     lease : float, optional
         Seconds that it lives on after its last client is gone; then the owner does not matter.
+
+    Attributes
+    ----------
+    pool : bool, optional
+        Whether the pool that it serves was there when it was last looked at; None where that is not known.
     """
 
     def __init__(self, owner: identity.Process | None, lease: float | None) -> None:
         self.owner, self.lease = owner, lease
+        self.pool: bool | None = None
         self._clients = 0
         self._since = time.monotonic()
         self._lock = threading.Lock()
@@ -29,6 +35,8 @@ class Lifetime:
         """A client is there."""
         with self._lock:
             self._clients += 1
+            # What is there is the client's to find out from now on.
+            self.pool = None
 
     def leave(self) -> None:
         """A client is gone."""
@@ -42,11 +50,21 @@ class Lifetime:
             self.lease = lease
             self._since = time.monotonic()
 
+    @property
+    def idle(self) -> float | None:
+        """For how many seconds nobody has been there; None while somebody is."""
+        with self._lock:
+            return None if self._clients else time.monotonic() - self._since
+
     def over(self) -> str:
         """Why it is over; empty while it is not."""
         with self._lock:
             if self.lease is None:
                 gone = self.owner is not None and not identity.lives(*self.owner)
                 return "its owner has ended" if gone else ""
+            if self._clients or self.pool:
+                return ""
+            if self.pool is False:
+                return "its pool has ended"
             idle = time.monotonic() - self._since
-            return f"nobody was there for {self.lease:g} s" if not self._clients and idle >= self.lease else ""
+            return f"nobody was there for {self.lease:g} s" if idle >= self.lease else ""

@@ -32,7 +32,7 @@ class LinkProcess(EarlierProcess):
 
     def __init__(self, machine: LinkMachine, pid: int, started: float) -> None:
         super().__init__(pid, started)
-        self._machine = machine
+        self.machine = machine
 
     @property
     def alive(self) -> bool:
@@ -42,7 +42,7 @@ class LinkProcess(EarlierProcess):
     @property
     def place(self) -> str:
         """Its machine."""
-        return f" on {self._machine.target}"
+        return f" on {self.machine.target}"
 
     def terminate(self) -> None:
         """Ask it and its group to end."""
@@ -54,7 +54,7 @@ class LinkProcess(EarlierProcess):
 
     def _ask(self, call: str, **facts: Any) -> dict[str, Any]:
         pid, started = self.identity
-        return self._machine.ask(call, pid=pid, started=started, **facts)
+        return self.machine.ask(call, pid=pid, started=started, **facts)
 
 
 class LinkCommand:

@@ -74,6 +74,22 @@ def read_config(folder: Path) -> dict[str, Any]:
     return found
 
 
+def sign(folder: Path) -> None:
+    """Leave word that a client is there: the time of what `make` wrote."""
+    with contextlib.suppress(OSError):
+        os.utime(folder / CONFIG)
+
+
+def last_sign(folder: Path) -> tuple[float, float | None] | None:
+    """When a client was last there, and the lease; None where no link is that has not ended in order."""
+    try:
+        when = (folder / CONFIG).stat().st_mtime
+        lease = read_config(folder).get("lease")
+    except (OSError, ValueError, AssertionError):
+        return None
+    return when, float(lease) if isinstance(lease, (int, float)) else None
+
+
 def clear(folder: Path) -> None:
     """Remove what a link has in its folder."""
     for name in (SOCKET, KEY, CONFIG, LOG):

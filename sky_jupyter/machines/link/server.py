@@ -11,6 +11,7 @@ import signal
 import socket
 import sys
 import threading
+import time
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +21,7 @@ from .lifetime import Lifetime
 from .wire import Broken, Wire, prove
 
 _TICK = 0.5
+_SIGN = 5.0
 _MOST_CLIENTS = 512
 _MOST_FILES = 16384
 # Threads that pass bytes on may wait for others that encrypt: the shorter their turns the better.
@@ -45,8 +47,11 @@ def main(folder: Path) -> int:
     server = Server(listener, key, lifetime, stop)
     server.start()
     ours = _which(folder)
+    signed = 0.0
     while not (why := lifetime.over()) and not stop.wait(_TICK) and _which(folder) == ours:
-        pass
+        if lifetime.idle is None and time.monotonic() - signed >= _SIGN:
+            signed = time.monotonic()
+            place.sign(folder)
     still = _which(folder) == ours
     _note(f"ending: {why or ('it was asked to' if still else 'its folder is gone')}")
     server.close()
@@ -55,6 +60,7 @@ def main(folder: Path) -> int:
         if config.get("made"):
             with contextlib.suppress(OSError):
                 folder.rmdir()
+        server.remove_folders()
     return 0
 
 
@@ -63,6 +69,7 @@ class Server:
 
     def __init__(self, listener: socket.socket, key: bytes, lifetime: Lifetime, stop: threading.Event) -> None:
         self._listener, self._key, self._lifetime, self._stop = listener, key, lifetime, stop
+        self._guard: Any = None
         self._room = threading.Semaphore(_MOST_CLIENTS)
         self._ready = threading.Event()
         self._keeping: Any = None
@@ -78,18 +85,25 @@ class Server:
         with contextlib.suppress(OSError):
             self._listener.close()
         if self._keeping is not None:
+            self._guard.close()
             self._keeping.close()
+
+    def remove_folders(self) -> None:
+        """Remove what the pool has here, where it has ended."""
+        if self._guard is not None:
+            self._guard.remove_folders()
 
     def _import(self) -> None:
         try:
             import paramiko.channel
 
             from ..ssh.pipe import Pipe
+            from .guard import Guard
             from .keeping import Keeping
 
             # Tunnels read by it too: see there how much faster it is.
             paramiko.channel.BufferedPipe = Pipe
-            self._keeping = Keeping()
+            self._guard, self._keeping = Guard(self._lifetime), Keeping()
         except ImportError as error:
             self._failed = f"SSH needs paramiko: pip install 'sky-jupyter[ssh]' ({error})"
         self._ready.set()
@@ -131,7 +145,7 @@ class Server:
             return
         from .calls import Calls
 
-        Calls(self._keeping, self._lifetime, self._stop.set, wire).serve()
+        Calls(self._keeping, self._lifetime, self._guard, self._stop.set, wire).serve()
 
     def _excuse(self, wire: Wire) -> None:
         """Answer every call with what is missing, but the one that ends the link."""

@@ -26,11 +26,13 @@ class Tunnel:
         The host it leads through.
     host, port
         Where it leads, as the host sees it.
+    wish : int
+        Where it listens, if that is free; anywhere where it is 0.
     """
 
-    def __init__(self, number: int, held: Held, host: str, port: int) -> None:
+    def __init__(self, number: int, held: Held, host: str, port: int, wish: int = 0) -> None:
         self.number, self.held, self.host, self.there = number, held, host, port
-        self._listener = socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
+        self._listener = _listen(wish)
         self.port = int(self._listener.getsockname()[1])
         self._room = threading.Semaphore(_MOST)
         self._lock = threading.Lock()
@@ -82,6 +84,13 @@ class Tunnel:
             near.close()
         finally:
             self._room.release()
+
+
+def _listen(wish: int) -> socket.socket:
+    if wish:
+        with contextlib.suppress(OSError):
+            return socket.create_server(("127.0.0.1", wish), backlog=_BACKLOG)
+    return socket.create_server(("127.0.0.1", 0), backlog=_BACKLOG)
 
 
 def join(near: socket.socket, far: Any) -> None:

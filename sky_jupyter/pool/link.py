@@ -1,0 +1,168 @@
+"""A remote pool's link as its manager holds it: started with the pool, joined by a later manager, ended with it."""
+
+from __future__ import annotations
+
+import contextlib
+import shutil
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import PoolError, SkyError
+from ..machines.link.client import Link
+from ..machines.link.forms import Event
+from . import launch
+
+if TYPE_CHECKING:
+    from ..machines.link.machine import LinkMachine, LinkProcess
+    from ..machines.ssh.targets import Target
+
+_BESIDE = 64
+# Hosts that are lost together are told together.
+_GATHER = 0.5
+_NAMED = 4
+NAME = "link"
+
+
+class PoolLink:
+    """The link's process, the pool's folders on this machine, and which machines are away.
+
+    Made by `start` or `reopen`.
+
+    Parameters
+    ----------
+    link : Link
+        The process.
+    folder, blobs : Path
+        The pool's folders here.
+    ours : bool
+        Whether it was started now, and is to be ended where nothing comes of it.
+    """
+
+    def __init__(self, link: Link, folder: Path, blobs: Path, *, ours: bool) -> None:
+        self.link, self.folder, self.blobs, self._ours = link, folder, blobs, ours
+        # Machines that cannot be reached, and what was last said of each.
+        self.away: dict[str, str] = {}
+        self._tell: Callable[[str], None] = lambda text: None
+        self._lock = threading.Lock()
+        self._fresh: dict[str, str] = {}
+        self._timer: threading.Timer | None = None
+        link.on_event(self._on_event)
+
+    @classmethod
+    def start(cls, pool: str) -> PoolLink:
+        """Make a pool's folders here, and start its link; it ends with this process until `keep`."""
+        folder, blobs = launch.make_folders(pool)
+        try:
+            return cls(Link.start(folder / NAME), folder, blobs, ours=True)
+        except BaseException:
+            _remove(folder, blobs)
+            raise
+
+    @classmethod
+    def reopen(cls, folder: Path, blobs: Path) -> PoolLink:
+        """The link of a pool that had another manager: the one that there is, or a new one."""
+        with contextlib.suppress(PoolError):
+            return cls(Link.join(folder / NAME), folder, blobs, ours=False)
+        return cls(Link.start(folder / NAME), folder, blobs, ours=True)
+
+    def connect(self, wanted: Sequence[tuple[Target, str]]) -> list[LinkMachine]:
+        """The machines at targets, each with the address at which the others reach it, side by side.
+
+        Raises
+        ------
+        MachineError
+            For the first that cannot be reached.
+        """
+        with ThreadPoolExecutor(min(_BESIDE, len(wanted)), thread_name_prefix="sky-connect") as several:
+            futures = [several.submit(self.link.connect, target, address=address) for target, address in wanted]
+            return [future.result() for future in futures]
+
+    def listen(self, tell: Callable[[str], None]) -> None:
+        """Have a function told, in a thread of ours, which machines are lost and which are back."""
+        self._tell = tell
+
+    def keep(self, lease: float | None, processes: Sequence[LinkProcess]) -> None:
+        """From now on it outlives this process for the pool's lease, or as long as the pool is seen to live."""
+        self.link.keep(lease, processes, [self.folder, self.blobs])
+
+    def retry(self) -> None:
+        """Try at once to reach what is away, for somebody asks; in the background."""
+        if self.away:
+            threading.Thread(target=self._retry, name="sky-link-retry", daemon=True).start()
+
+    def end(self) -> None:
+        """End it, and remove the pool's folders here."""
+        self._hush()
+        self.link.end()
+        _remove(self.folder, self.blobs)
+
+    def release(self) -> None:
+        """Let go of it: it lives on as it was asked to."""
+        self._hush()
+        self.link.close()
+
+    def give_up(self) -> None:
+        """Nothing came of joining: a link that was there goes on, and one that was not ends."""
+        self._hush()
+        if self._ours:
+            self.link.end()
+        self.link.close()
+
+    def _retry(self) -> None:
+        with contextlib.suppress(SkyError):
+            for machine in self.link.machines():
+                if machine.name in self.away:
+                    machine.retry()
+
+    def _hush(self) -> None:
+        with self._lock:
+            self._tell, self._fresh = lambda text: None, {}
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _on_event(self, event: Event) -> None:
+        """Take in what became of a machine; what is new of it is told."""
+        with self._lock:
+            before = self.away.get(event.host)
+            if event.kind == "back":
+                self.away.pop(event.host, None)
+            else:
+                why = f" ({event.why})" if event.kind == "waiting" and event.why else ""
+                self.away[event.host] = event.text + why
+            if event.kind == "waiting" and before is not None:
+                return
+            if event.kind == "back" and self._fresh.get(event.host) == "waiting":
+                # It was away for less than it takes to tell.
+                del self._fresh[event.host]
+                return
+            self._fresh[event.host] = event.kind if event.kind != "refused" else event.text
+            if self._timer is None:
+                self._timer = threading.Timer(_GATHER, self._tell_fresh)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def _tell_fresh(self) -> None:
+        with self._lock:
+            fresh, self._fresh, self._timer, tell = self._fresh, {}, None, self._tell
+        lost = [host for host, kind in fresh.items() if kind == "waiting"]
+        back = [host for host, kind in fresh.items() if kind == "back"]
+        if lost:
+            tell(f"{_named(lost)} unreachable from here, trying again; what runs there goes on")
+        if back:
+            tell(f"{_named(back)} reached again from here")
+        for host, text in fresh.items():
+            if host not in lost and host not in back:
+                tell(f"{host} is {text}")
+
+
+def _named(hosts: Sequence[str]) -> str:
+    shown = ", ".join(hosts[:_NAMED]) + (f" and {len(hosts) - _NAMED} more" if len(hosts) > _NAMED else "")
+    return f"{shown} {'is' if len(hosts) == 1 else 'are'}"
+
+
+def _remove(*folders: Any) -> None:
+    for folder in folders:
+        shutil.rmtree(folder, ignore_errors=True)
