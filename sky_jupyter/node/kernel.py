@@ -387,6 +387,20 @@ def _do_at_once(thread: Any) -> None:
     thread.schedule = schedule
 
 
+def _stay_alive(thread: threading.Thread) -> None:
+    """Have a thread taken for alive until it has ended, whatever interrupts who asks.
+
+    Before Python 3.13, `Thread.is_alive` notes a thread as ended for ever where an interrupt comes inside of
+    it (bpo-45274). ipykernel asks for each text: from then on all threads would send, and share a socket.
+    """
+
+    def is_alive() -> bool:
+        # It moves from the first to the second as it begins, and takes itself out as the last that it does.
+        return thread in threading._limbo or threading._active.get(thread.ident) is thread  # type: ignore[attr-defined]
+
+    thread.is_alive = is_alive  # type: ignore[method-assign]
+
+
 class SkyKernelApp(IPKernelApp):
     """IPython's kernel application, whose output socket waits for a slow reader instead of dropping."""
 
@@ -400,6 +414,7 @@ class SkyKernelApp(IPKernelApp):
         del context.sockopts[zmq.SNDHWM]
         self.iopub_thread.socket.setsockopt(zmq.XPUB_NODROP, 1)
         _do_at_once(self.iopub_thread)
+        _stay_alive(self.iopub_thread.thread)
 
 
 def run_kernel(connection_file: str) -> None:

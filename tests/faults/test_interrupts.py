@@ -173,6 +173,30 @@ def test_an_interrupt_that_comes_when_the_cell_is_over_does_not_keep_its_end_fro
     assert run(pool, "kept").values == [5, 5]
 
 
+# As where an interrupt comes in the moment in which `print` asks whether the thread that sends is alive.
+ASKED = """
+import linecache, sys
+thread = sys.stdout.pub_thread.thread
+def interrupt(frame, event, _):
+    if "lock.acquire(block" in linecache.getline(frame.f_code.co_filename, frame.f_lineno):
+        raise KeyboardInterrupt
+    return interrupt
+sys.settrace(interrupt)
+try:
+    thread.is_alive()
+except KeyboardInterrupt:
+    pass
+finally:
+    sys.settrace(None)
+thread.is_alive()
+"""
+
+
+def test_an_interrupt_does_not_part_the_cell_from_the_thread_that_sends_its_output(pool: Pool) -> None:
+    assert run(pool, ASKED).values == [True, True]
+    assert run(pool, "print('here')").stdout(0) == "here\n"
+
+
 def test_what_was_printed_before_a_call_that_keeps_the_gil_is_seen_while_it_lasts(pool: Pool) -> None:
     current = begin(pool, "import re; print('in it', flush=True); re.match('(a+)+$', 'a' * 60 + 'b')")
     assert eventually(functools.partial(in_it, current), 30)
