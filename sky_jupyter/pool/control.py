@@ -72,6 +72,8 @@ class Control:
         # Nodes that do not answer, though nobody has lost them; and those that were given up.
         self.silent: set[int | None] = set()
         self.lost: set[int] = set()
+        # Nodes whose machines are off, whatever the scheduler still believes: only whether they are back is asked.
+        self.off: set[int] = set()
         self.client: Client | None = None
         self.closing = False
         # When an agent last answered; by then it had heard of this manager.
@@ -266,6 +268,7 @@ class Control:
         if not kept:
             self.lose(node, "its agent ended")
         self.lost.discard(node)
+        self.off.discard(node)
         self.watcher.on_back(node, kept=kept and not was_lost)
 
     def lose(self, node: int, why: str) -> None:
@@ -274,6 +277,11 @@ class Control:
             self.lost.add(node)
             self.watcher.on_lost(node, why)
         self._kick.set()
+
+    def give_up(self, node: int, why: str) -> None:
+        """Lose a node whose machine is off, though nobody has noticed that its connections are gone."""
+        self.off.add(node)
+        self.lose(node, why)
 
     # -- asking ------------------------------------------------------------------------------------
 
@@ -311,7 +319,7 @@ class Control:
     async def _ask(self, nodes: list[int], call: str, **arguments: Any) -> dict[int, Any]:
         if self.client is None:
             raise NodeLost("the pool is not connected")
-        absent = [node for node in nodes if node not in self.addresses]
+        absent = [node for node in nodes if node not in self.addresses or (node in self.off and call != "ping")]
         if absent:
             raise NodeLost(f"node {absent[0]} is lost: its agent does not answer; `%sky restart` makes it anew")
         arguments["manager"] = self.generation

@@ -98,6 +98,11 @@ class Host:
         return True
 
     @property
+    def name(self) -> str:
+        """What the user calls its machine; nothing where that is this one."""
+        return ""
+
+    @property
     def place(self) -> str:
         """Where its process is, for a message: nothing needs to be said of this machine."""
         return ""

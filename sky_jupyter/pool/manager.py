@@ -25,7 +25,7 @@ from ..capture.payload import Blob, write_blob
 from ..errors import BootstrapError, CaptureError, PoolError, SkyError, SpecError, plain, rank_label
 from ..machines.local import LocalMachine
 from ..spec import PoolSpec
-from . import files, folders, launch, remote
+from . import absence, files, folders, launch, remote
 from .control import Control
 from .events import Listener, PhaseEvent, Tape, ignore
 from .link import PoolLink
@@ -201,6 +201,7 @@ class Pool:
         self.scheduler_address = await asyncio.to_thread(self.hosts[0].reach, record.scheduler)
         self.control = Control(self.supervisor, direct=record.direct, generation=self.generation)
         self.supervisor.control = self.control
+        self._watch_hosts(record.scheduler)
         folder = self.hosts[0].folder
         with self._phase("agent", "connecting"):
             try:
@@ -284,6 +285,7 @@ class Pool:
             self.control = Control(self.supervisor, direct=direct, generation=self.generation)
             self.supervisor.control = self.control
             self._write_record(address, direct=direct)
+            self._watch_hosts(address)
             for host in self.hosts:
                 host.listen(self._in_loop(functools.partial(self._on_host, host)))
             folder = self.hosts[0].folder
@@ -861,6 +863,25 @@ class Pool:
     def _on_link(self, text: str) -> None:
         """What became of the connection to a machine: whoever watches a run is told. Called in a thread."""
         loop().loop.call_soon_threadsafe(self.supervisor.tell, text)
+
+    def _watch_hosts(self, scheduler: str) -> None:
+        """Where nodes are other machines, name them, and see to those that do not answer."""
+        hosts = [host for host in self.hosts if isinstance(host, RemoteHost)]
+        self.supervisor.names = {node: f" ({host.name})" for host in hosts for node in host.nodes}
+
+        async def examine(node: int | None) -> None:
+            control = self.control
+            assert control is not None
+
+            def give_up(why: str) -> None:
+                if node is None:
+                    self._break(why)
+                else:
+                    control.give_up(node, why)
+
+            await absence.watch(node, hosts, control, scheduler, self.supervisor.tell, give_up)
+
+        self.supervisor.examine = examine if hosts else None
 
     def _why_gone(self, place: str = "") -> str:
         lease = self.spec.lease or math.inf

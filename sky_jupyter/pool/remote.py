@@ -23,6 +23,7 @@ from .link import PoolLink
 
 if TYPE_CHECKING:
     from ..bootstrap.remote import Site
+    from ..machines.base import Command
     from ..machines.link.machine import LinkMachine, LinkProcess
 
 _PATIENCE = 30.0
@@ -44,11 +45,14 @@ class RemoteHost(launch.Host):
         The pool's folder on it.
     blobs_there : str
         The folder of the payload's blobs on it.
+    python : str
+        Its environment's interpreter.
     """
 
     machine: LinkMachine
     there: str
     blobs_there: str
+    python: str
     # Whether the pool's other hosts reach it through the notebook only: files are not to take that way twice.
     apart: bool = False
     # How many of its events were taken in, and whether the next ones concern nobody any more.
@@ -66,6 +70,11 @@ class RemoteHost(launch.Host):
         return False
 
     @property
+    def name(self) -> str:
+        """Its machine's, as the user calls it."""
+        return self.machine.name
+
+    @property
     def place(self) -> str:
         """Its machine, for a message."""
         return f" on {self.machine.name}"
@@ -81,7 +90,7 @@ class RemoteHost(launch.Host):
     def facts(self) -> dict[str, Any]:
         """What `adopt` needs."""
         machine = self.machine
-        there = (self.there, self.blobs_there)
+        there = (self.there, self.blobs_there, self.python)
         return {**super().facts(), "target": machine.target, "address": machine.address, "there": there}
 
     def hear(self) -> None:
@@ -126,10 +135,17 @@ class RemoteHost(launch.Host):
 
 def adopt(facts: Mapping[str, Any], machine: LinkMachine, here: tuple[Path, Path]) -> RemoteHost:
     """A host that another manager started, on its machine."""
-    there, blobs = facts["there"]
+    there, blobs, python = facts["there"]
     command = machine.process(*facts["process"])
-    nodes = list(facts["nodes"])
-    return RemoteHost(command, nodes, *here, queue.Queue(), machine=machine, there=there, blobs_there=blobs)
+    return _host(command, list(facts["nodes"]), here, machine, (there, blobs, python))
+
+
+def _host(
+    command: Command, nodes: list[int], here: tuple[Path, Path], machine: LinkMachine, there: tuple[str, str, str]
+) -> RemoteHost:
+    folder, blobs, python = there
+    told: queue.Queue[dict[str, Any]] = queue.Queue()
+    return RemoteHost(command, nodes, *here, told, machine=machine, there=folder, blobs_there=blobs, python=python)
 
 
 class PoolGone(PoolError):
@@ -276,7 +292,7 @@ def _start_one(
         if isinstance(error, MachineError):
             raise BootstrapError("files", str(error), node=node) from None
         raise
-    host = RemoteHost(command, [node], *here, queue.Queue(), machine=machine, there=folder, blobs_there=blobs)
+    host = _host(command, [node], here, machine, (folder, blobs, site.interpreter))
     host.hear()
     on_host(host)
     return host.await_start()

@@ -74,6 +74,9 @@ class Supervisor:
         self.on_broken = on_broken
         self.on_taken = on_taken
         self.control: Control | None = None
+        # Nodes' machines, as messages name them; what sees to a node that does not answer, where that can be done.
+        self.names: dict[int, str] = {}
+        self.examine: Callable[[int | None], Coroutine[Any, Any, None]] | None = None
         self.runs: dict[str, Run] = {}
         # Runs whose ranks were given up while they could not be reached: they may still be on.
         self.given_up: set[str] = set()
@@ -504,9 +507,11 @@ class Supervisor:
 
     def on_silent(self, node: int | None, *, silent: bool) -> None:
         """A node, or the whole pool, does not answer, or does again: those who watch a run are told."""
-        who = "the pool" if node is None else f"node {node}"
+        who = "the pool" if node is None else f"node {node}{self.names.get(node, '')}"
         text = f"{who} does not answer; trying again, and what runs there goes on" if silent else f"{who} answers again"
         self.tell(text)
+        if silent and self.examine is not None and self.control is not None:
+            self._keep_task(self.examine(node))
 
     def on_replaced(self) -> None:
         """Another manager has taken the pool over."""
