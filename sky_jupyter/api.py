@@ -332,10 +332,13 @@ def attach_pool(name: str | None = None, *, take_over: bool = False) -> Pool:
     """
     registry = Registry()
     try:
-        rows = [row for row in registry.pools() if row.keep and pools.get(row.name) is None]
+        rows = [row for row in registry.pools() if row.keep or row.provider != "local"]
+        rows = [row for row in rows if not row.is_mine]
+        rows = [row for row in rows if name is not None or (row.outlives and pools.get(row.name) is None)]
     finally:
         registry.close()
-    chosen = [row for row in rows if name in (None, row.name, row.id)]
+    # Of several of one name the newest is meant; the others have their ids.
+    chosen = [row for row in rows if name in (None, row.id)] or [row for row in rows if row.name == name][-1:]
     if len(chosen) != 1:
         names = ", ".join(row.name for row in rows) or "none"
         what = "no kept pool lives" if not rows else f"which pool? {names}"

@@ -22,11 +22,13 @@ PATIENCE = 5.0
 
 
 def marked_processes(mark: str) -> list[psutil.Process]:
-    """Processes of pools, running or not yet collected, that carry the mark."""
+    """Processes of pools and links, running or not yet collected, that carry the mark."""
     found = []
     for process in psutil.process_iter():
         try:
-            if process.environ().get(MARK) == mark and "sky_jupyter.node.host" in " ".join(process.cmdline()):
+            command = " ".join(process.cmdline())
+            ours = "sky_jupyter.node.host" in command or "sky_jupyter.machines.link" in command
+            if ours and process.environ().get(MARK) == mark:
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):
             continue

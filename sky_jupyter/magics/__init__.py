@@ -213,7 +213,7 @@ class SkyMagics(Magics):
     def do_down(self, given: Given) -> None:
         for pool in pools.all() if given.all else [pools.need(given.name)]:
             self.end(pool)
-            print(f"pool {pool.spec.name}: ended")
+            print(f"pool {pool.spec.name}: ended{_unsure(pool)}")
 
     def do_attach(self, given: Given) -> None:
         pool = pools.get(given.name) if given.name is not None else None
@@ -287,6 +287,7 @@ def run_view(pool: Pool, ranks: Sequence[int]) -> Any:
 def status_text(pool: Pool, *, current: bool) -> str:
     """A pool and what its ranks do, in lines."""
     lines = [f"pool {pool.spec.name}{' (current)' if current else ''}: {describe(pool.spec)}, {pool.state}"]
+    lines += [f"  {host}: {text}" for host, text in sorted(pool.away.items())]
     try:
         nodes = pool.status()
     except (SkyError, OSError, FutureTimeout) as error:
@@ -299,6 +300,14 @@ def status_text(pool: Pool, *, current: bool) -> str:
             state = f"{'busy' if facts['busy_with'] else 'idle'} (process {facts['pid']})"
             lines.append(f"  node {node}, rank {rank}: {state if facts['pid'] else 'its kernel is being replaced'}")
     return "\n".join(lines)
+
+
+def _unsure(pool: Pool) -> str:
+    """What is to be said of machines that did not answer as their pool was ended."""
+    if not pool.unsure:
+        return ""
+    lease = f"{(pool.spec.lease or 0.0) / 60:.0f} min after its last run"
+    return f"; {', '.join(pool.unsure)} did not answer: what runs there ends by its lease, {lease}"
 
 
 def _numbered(line: str, body: str) -> str:

@@ -105,16 +105,21 @@ def news() -> list[str]:
         sweep(registry)
         lines = []
         with contextlib.suppress(PoolError):
-            rows = [row for row in registry.pools() if row.keep and pools.get(row.name) is None]
+            rows = [row for row in registry.pools() if row.outlives and pools.get(row.name) is None]
             lines = [_kept(registry, row) for row in rows]
         return [*lines, *registry.take_warnings()]
 
 
 def _kept(registry: Registry, row: PoolRow) -> str:
-    text = f"pool {row.name}: {row.nodes} {row.provider} node{'s' if row.nodes > 1 else ''}, kept"
-    for id in sorted(running(row)):
+    near = row.provider == "local"
+    text = f"pool {row.name}: {row.nodes} {row.provider} node{'s' if row.nodes > 1 else ''}, "
+    text += "kept" if row.keep else "left by its notebook until its lease ends"
+    # Of other machines it is known what began there, and not whether it has ended since.
+    found = sorted(running(row)) if near else [run.id for run in registry.runs(row.id) if run.state == "running"]
+    for id in found:
         run = registry.run(id)
         if run is not None:
             minutes = max(0.0, time.time() - run.began) / 60
-            text += f", runs {id} ({_first_line(run.code)}) for {minutes:.0f} min"
+            since = f"for {minutes:.0f} min" if near else f"since {minutes:.0f} min ago, as far as is known"
+            text += f", runs {id} ({_first_line(run.code)}) {since}"
     return f"{text}; `%sky attach {row.name}` takes it up"

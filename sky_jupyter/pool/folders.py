@@ -11,6 +11,8 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+# Of a remote pool: where its link is, below the pool's folder.
+LINK = "link"
 _MAX_CONFIG = 1 << 20
 
 

@@ -14,6 +14,7 @@ from ..errors import PoolError, SkyError
 from ..machines.link.client import Link
 from ..machines.link.forms import Event
 from . import launch
+from .folders import LINK
 
 if TYPE_CHECKING:
     from ..machines.link.machine import LinkMachine, LinkProcess
@@ -21,9 +22,8 @@ if TYPE_CHECKING:
 
 _BESIDE = 64
 # Hosts that are lost together are told together.
-_GATHER = 0.5
+_GATHER = 1.5
 _NAMED = 4
-NAME = "link"
 
 
 class PoolLink:
@@ -56,7 +56,7 @@ class PoolLink:
         """Make a pool's folders here, and start its link; it ends with this process until `keep`."""
         folder, blobs = launch.make_folders(pool)
         try:
-            return cls(Link.start(folder / NAME), folder, blobs, ours=True)
+            return cls(Link.start(folder / LINK), folder, blobs, ours=True)
         except BaseException:
             _remove(folder, blobs)
             raise
@@ -65,8 +65,8 @@ class PoolLink:
     def reopen(cls, folder: Path, blobs: Path) -> PoolLink:
         """The link of a pool that had another manager: the one that there is, or a new one."""
         with contextlib.suppress(PoolError):
-            return cls(Link.join(folder / NAME), folder, blobs, ours=False)
-        return cls(Link.start(folder / NAME), folder, blobs, ours=True)
+            return cls(Link.join(folder / LINK), folder, blobs, ours=False)
+        return cls(Link.start(folder / LINK), folder, blobs, ours=True)
 
     def connect(self, wanted: Sequence[tuple[Target, str]]) -> list[LinkMachine]:
         """The machines at targets, each with the address at which the others reach it, side by side.

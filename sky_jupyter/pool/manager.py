@@ -190,6 +190,7 @@ class Pool:
         pool.state = "ready"
         with contextlib.suppress(SkyError, OSError, FutureTimeout):
             take_stock(pool)
+            remote.tidy(pool.hosts, [id for id, facts in pool.runs().items() if not facts["over"]])
         return pool
 
     async def _join(self, record: PoolRecord) -> None:
@@ -808,6 +809,7 @@ class Pool:
         run = run or self.current
         if run is None or not run.left:
             return
+        self._retry()
         run.why = " by you"
         with contextlib.suppress(FutureTimeout):
             loop().call(self.supervisor.interrupt(run, hard=hard), timeout=5)
@@ -899,8 +901,19 @@ class Pool:
 
     # -- parts -------------------------------------------------------------------------------------
 
+    @property
+    def away(self) -> dict[str, str]:
+        """Machines that cannot be reached from here just now, and what is said of each."""
+        return {} if self.link is None else dict(self.link.away)
+
+    def _retry(self) -> None:
+        """Somebody asks: what is away is tried at once, rather than when its turn comes."""
+        if self.link is not None:
+            self.link.retry()
+
     def status(self) -> dict[int, dict[str, Any]]:
         """Each node's process id and what its ranks do; lost nodes are absent."""
+        self._retry()
         self._must_live()
         assert self.control is not None
         return loop().call(self.control.ask("status"), timeout=5)
@@ -914,6 +927,7 @@ class Pool:
             Seconds for the look; what is not known by then is left out. More than the default lets
             a busy machine name the C code that a rank is in.
         """
+        self._retry()
         self._must_live()
         assert self.control is not None
         run = self.current if self.current is not None and self.current.left else None

@@ -22,6 +22,7 @@ from typing import Any
 from ..errors import PoolError
 from ..machines import identity
 from . import folders as pool_folders
+from . import leases
 from .database import all_or_nothing, connect, inode, why_not
 from .rows import MAX_CODE, MAX_RANKS, POOL_COLUMNS, RUN_COLUMNS, BadRow, PoolRow, RunRow, pool_row, ranges
 from .rows import run_row as read_run
@@ -162,7 +163,7 @@ class Registry:
     def _refuse_namesake(self, connection: sqlite3.Connection, name: str) -> None:
         for row in self._pools(connection, "name = ? AND keep = 1", name):
             # One that is being started has no host yet.
-            if row.is_here and (row.host_lives or row.owner_lives):
+            if row.is_here and (row.host_lives or row.owner_lives or (row.provider != "local" and row.outlives)):
                 raise PoolError(
                     f"a kept pool {name!r} lives already, managed by {row.who}: use it with `%sky attach {name}`, "
                     "or give another --name"
@@ -213,8 +214,9 @@ class Registry:
                 raise PoolError(f"there is no live pool {id!r} in the registry; `%sky status` lists those there are")
             if row.is_mine:
                 return row.generation
-            if row.provider == "local" and not row.is_here:
-                raise PoolError(f"pool {row.name!r} runs on machine {row.machine}, and can be attached to only there")
+            if not row.is_here:
+                where = "runs on" if row.provider == "local" else "has its keys on"
+                raise PoolError(f"pool {row.name!r} {where} machine {row.machine}, and can be attached to only there")
             if row.owner_lives and not take_over:
                 raise PoolError(
                     f"pool {row.name!r} is managed by {row.who}; `%sky attach {row.name} --take-over` takes it over"
@@ -360,11 +362,12 @@ def _writer() -> ThreadPoolExecutor:
 
 
 def sweep(registry: Registry) -> list[str]:
-    """Remove the folders of local pools of which no process is left, and record their end.
+    """Remove the folders of pools of which no process is left, and record their end.
 
-    A host removes its own folders; this is for the machine that lost its power, or a host that was
-    killed. A pool whose owner or host lives is left as it is; one whose owner is gone, and whose
-    host is not, has no owner from now on.
+    A host removes its own folders, and a link those of its pool; this is for the machine that lost its
+    power, or a process that was killed. A pool whose owner or host lives is left as it is; one whose
+    owner is gone, and whose host is not, has no owner from now on. Of a pool on other machines, which
+    are not asked, its lease decides.
 
     Returns
     -------
@@ -393,7 +396,7 @@ def _sweep_one(registry: Registry, row: PoolRow) -> bool:
     if host is None and row.provider == "local" and not row.host_pid:
         # Its owner may have died before it could say which process it had started.
         host = _host_of(row.id)
-    if host is not None or row.provider != "local":
+    if host is not None or (row.provider != "local" and not _is_over(registry, row)):
         with registry._transaction() as connection:
             if registry._find(connection, row.id) == row:
                 _disown(connection, row.id)
@@ -408,6 +411,17 @@ def _sweep_one(registry: Registry, row: PoolRow) -> bool:
     pool_folders.remove(row.id, row.folders)
     registry.update(row.id, "ended")
     return True
+
+
+def _is_over(registry: Registry, row: PoolRow) -> bool:
+    """Whether a pool on other machines has ended, or nobody has heard of it for too long."""
+    if row.provider not in leases.PROVIDERS:
+        # Machines that were made for it are not forgotten because their processes have ended.
+        return False
+    if time.time() - max(row.began, row.owner_since) > _FORGOTTEN:
+        return True
+    running = any(run.state == "running" for run in registry.runs(row.id, KEPT_RUNS))
+    return leases.has_ended(row, running=running)
 
 
 def _host_of(pool: str) -> identity.Process | None:

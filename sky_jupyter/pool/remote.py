@@ -28,6 +28,8 @@ if TYPE_CHECKING:
 
 _PATIENCE = 30.0
 _FAREWELL = 5.0
+# A run's folder has its id as its name.
+_RUN = "[0-9a-f]" * 8
 _REACH = 10
 _BESIDE = 16
 T = TypeVar("T")
@@ -356,6 +358,16 @@ def discard(hosts: Iterable[launch.Host], folder: Path, *, parts: bool = False) 
             threading.Thread(target=_discard, args=(host.machine, *paths), name="sky-discard", daemon=True).start()
 
 
+def tidy(hosts: Iterable[launch.Host], on: Sequence[str]) -> None:
+    """Remove from hosts what was sent for runs that are not on any more, in the background."""
+    keep = "|".join([*on, "''"])
+    for host in hosts:
+        if isinstance(host, RemoteHost):
+            script = f"cd {shlex.quote(host.blobs_there)} && for d in {_RUN}; do case $d in {keep}) ;; *) "
+            script += 'rm -rf -- "$d";; esac; done'
+            threading.Thread(target=_run, args=(host.machine, script), name="sky-tidy", daemon=True).start()
+
+
 def relative(manifest: dict[str, list[list[str]]], folder: Path) -> dict[str, list[list[str]]]:
     """A manifest whose paths begin in the nodes' folder of blobs, wherever each has that."""
     values = [[name, str(Path(path).relative_to(folder.parent))] for name, path in manifest["values"]]
@@ -367,8 +379,12 @@ def _remove(machine: LinkMachine, *folders: str) -> None:
 
 
 def _discard(machine: LinkMachine, *folders: str) -> None:
+    _run(machine, f"rm -rf -- {shlex.join(folders)}")
+
+
+def _run(machine: LinkMachine, script: str) -> None:
     with contextlib.suppress(SkyError, TimeoutError):
-        _remove(machine, *folders)
+        machine.shell.run(script, timeout=_PATIENCE)
 
 
 def _all(calls: Sequence[Callable[[], T]]) -> list[T]:

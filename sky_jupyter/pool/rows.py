@@ -71,6 +71,11 @@ class PoolRow:
         return self.owner_host not in ("", identity.here()) or identity.lives(self.owner, self.owner_started)
 
     @property
+    def outlives(self) -> bool:
+        """Whether it is one that a later notebook takes up: kept, or left by its own on other machines."""
+        return self.keep or (self.provider != "local" and self.state == "ready" and not self.owner_lives)
+
+    @property
     def is_mine(self) -> bool:
         """Whether this process manages it."""
         return (self.owner, self.owner_started) == identity.this() and self.owner_host in ("", identity.here())

@@ -2,15 +2,10 @@
 
 from __future__ import annotations
 
-import contextlib
-import importlib.util
 import os
-import signal
-import subprocess
 import sys
 import textwrap
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,22 +14,13 @@ import pytest
 import sky_jupyter as sky
 from sky_jupyter.errors import BootstrapError, HostKeyError, LoginRefused, SkyError, Unreachable
 from sky_jupyter.plugins import parse_plugins
-from sky_jupyter.pool import folders
 from sky_jupyter.pool.events import PhaseEvent
-from sky_jupyter.pool.manager import Pool
 from sky_jupyter.pool.results import CellError
-from sky_jupyter.spec import PoolSpec
-from tests.hosts.world import Host, World, hosts, skip_unless_hosts_run
+from tests.hosts.world import World, hosts, skip_unless_hosts_run
 from tests.pool.pools import run
+from tests.pool.remote import MARKS, is_clean, provider, ssh_pool, wait_until
 
-pytestmark = [
-    pytest.mark.root,
-    pytest.mark.slow,
-    pytest.mark.long,
-    pytest.mark.skipif(importlib.util.find_spec("paramiko") is None, reason="needs paramiko (the `ssh` extra)"),
-]
-
-PATIENCE = 60.0
+pytestmark = MARKS
 
 
 @pytest.fixture(scope="module")
@@ -52,38 +38,6 @@ def config(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Pat
     monkeypatch.setenv("SKY_SSH_CONFIG", str(path))
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
     return path
-
-
-def provider(**options: Any) -> sky.SSH:
-    return sky.SSH(**{"hosts": ["host0", "host1"], "offline": True, **options})
-
-
-@contextlib.contextmanager
-def ssh_pool(listener: Callable[[Any], None] = lambda event: None, **options: Any) -> Iterator[Pool]:
-    """A started pool on both hosts, ended afterwards."""
-    pool = Pool(PoolSpec(**{"provider": provider(), "nodes": 2, **options}))
-    pool.start(listener)
-    try:
-        yield pool
-    finally:
-        pool.down()
-
-
-def wait_until(condition: Callable[[], object]) -> None:
-    end = time.monotonic() + PATIENCE
-    while not condition():
-        assert time.monotonic() < end
-        time.sleep(0.1)
-
-
-def left(host: Host) -> tuple[list[Any], list[str], set[int]]:
-    """What a pool has left on a host: processes, files outside of the cache, ports."""
-    files = [path for path in host.files() if "/sky-" in path and "/.cache/sky_jupyter/" not in path]
-    return host.processes("ada"), files, host.ports() - {host.port}
-
-
-def is_clean(host: Host) -> bool:
-    return left(host) == ([], [], set())
 
 
 def refusal(kind: type[SkyError], **options: Any) -> str:
@@ -214,38 +168,6 @@ def test_an_unknown_host_is_refused_until_its_key_is_accepted(world: World, conf
         assert run(pool, "1").values == [1, 1]
     with ssh_pool() as pool:
         assert run(pool, "2").values == [2, 2]
-
-
-def test_hosts_end_by_the_lease_when_the_notebook_is_killed(world: World, tmp_path: Path) -> None:
-    script = tmp_path / "notebook.py"
-    script.write_text(
-        textwrap.dedent(
-            """
-            import time, sky_jupyter as sky
-            from sky_jupyter.pool.manager import Pool
-            from sky_jupyter.spec import PoolSpec
-            spec = PoolSpec(provider=sky.SSH("host0,host1", offline=True), nodes=2, idle_timeout=10)
-            pool = Pool(spec)
-            pool.start()
-            print("ready", pool.id, flush=True)
-            time.sleep(1000)
-            """
-        )
-    )
-    notebook = subprocess.Popen([sys.executable, str(script)], stdout=subprocess.PIPE, text=True)
-    assert notebook.stdout is not None
-    try:
-        word, id = notebook.stdout.readline().split()
-        assert word == "ready"
-        assert all(host.processes("ada") for host in world)
-    finally:
-        notebook.send_signal(signal.SIGKILL)
-        notebook.wait()
-        notebook.stdout.close()
-    # What it had here is nobody's yet: a later manager will need the keys.
-    assert len(folders.remove(id, [])) == 2
-    for host in world:
-        wait_until(lambda host=host: is_clean(host))
 
 
 def test_hosts_that_do_not_reach_each_other_are_told_so(world: World) -> None:

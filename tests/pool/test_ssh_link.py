@@ -1,0 +1,320 @@
+"""A pool on hosts and its link: cuts, resets, hosts that die, a notebook that is killed, and the end of all."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sky_jupyter.errors import PoolError
+from sky_jupyter.pool.events import NoticeEvent
+from sky_jupyter.pool.manager import Pool
+from sky_jupyter.pool.registry import Registry, sweep
+from sky_jupyter.pool.results import CellError
+from sky_jupyter.pool.rows import PoolRow
+from tests.conftest import pool_folders
+from tests.hosts.world import World, hosts
+from tests.pool.pools import begin, run
+from tests.pool.remote import MARKS, is_clean, links, nothing_here, ssh_pool, wait_until
+
+pytestmark = MARKS
+
+LINES = """
+import time, os
+for number in range({count}):
+    print(number)
+    time.sleep(0.05)
+os.getpid()
+"""
+OWNER = """
+import sys, time, sky_jupyter as sky
+from sky_jupyter.pool.manager import Pool
+from sky_jupyter.spec import PoolSpec
+from tests.pool.pools import begin, run
+name, lease, code = sys.argv[1], float(sys.argv[2]), sys.argv[3]
+pool = Pool(PoolSpec(provider=sky.SSH("host0,host1", offline=True), nodes=2, name=name, idle_timeout=lease))
+pool.start()
+run(pool, "mine = 7")
+if code:
+    begin(pool, code)
+    time.sleep(1)
+print("ready", pool.id, flush=True)
+time.sleep(1000)
+"""
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    """Two hosts with Debian's Python, which know no package index."""
+    with hosts(2, python=True) as made:
+        yield made
+
+
+@pytest.fixture(autouse=True)
+def config(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The user's SSH configuration, with both hosts in it."""
+    path = world.ssh_config(tmp_path / "config")
+    monkeypatch.setenv("SKY_SSH_CONFIG", str(path))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    return path
+
+
+class Notices(list[str]):
+    """What a run was told beside its output."""
+
+    def __call__(self, event: Any) -> None:
+        if isinstance(event, NoticeEvent):
+            self.append(event.text)
+
+    def of(self, *words: str) -> list[str]:
+        return [text for text in self if all(word in text for word in words)]
+
+
+def a_dead_owner(name: str, lease: float = 600, code: str = "") -> str:
+    """The id of a pool whose notebook was killed."""
+    command = [sys.executable, "-c", OWNER, name, str(lease), code]
+    owner = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=Path(__file__).parents[2])
+    assert owner.stdout is not None
+    try:
+        word, id = owner.stdout.readline().split()
+        assert word == "ready"
+    finally:
+        owner.send_signal(signal.SIGKILL)
+        owner.wait()
+        owner.stdout.close()
+    return id
+
+
+def row_of(id: str) -> PoolRow | None:
+    registry = Registry()
+    try:
+        return registry.pool(id)
+    finally:
+        registry.close()
+
+
+def attach(id: str) -> Pool:
+    row = row_of(id)
+    assert row is not None
+    return Pool.attach(row)
+
+
+def swept() -> list[str]:
+    registry = Registry()
+    try:
+        return sweep(registry)
+    finally:
+        registry.close()
+
+
+def reset(world: World) -> None:
+    """End all connections to the hosts, each with a word."""
+    for host in world:
+        host.run("pkill -u ada -x 'sshd|sshd-session'", check=False)
+
+
+@pytest.mark.parametrize(("seconds", "how"), [(1, "silent"), (30, "silent"), (30, "reset")])
+@pytest.mark.timeout(300)
+def test_a_run_goes_on_while_the_link_is_cut_and_nothing_is_missing(world: World, seconds: int, how: str) -> None:
+    with ssh_pool() as pool:
+        pids = run(pool, "import os; os.getpid()").values
+        notices = Notices()
+        # The run ends while the link is cut, unless that is short.
+        count = 60 if seconds == 1 else 300
+        current = begin(pool, LINES.format(count=count), listener=notices)
+        time.sleep(0.5)
+        if how == "reset":
+            reset(world)
+        world.cut()
+        try:
+            began = time.monotonic()
+            if seconds > 1:
+                wait_until(lambda: pool.away)
+                assert time.monotonic() - began < 25  # 13 on a machine that has time
+                time.sleep(max(0.0, seconds - (time.monotonic() - began)))
+            else:
+                time.sleep(seconds)
+        finally:
+            world.mend()
+        result = pool.attend(current)
+        assert result.values == pids
+        assert [result.stdout(rank).split() for rank in (0, 1)] == [[str(n) for n in range(count)]] * 2
+        assert pool.take_restarted() == set()
+        if seconds > 1:
+            assert notices.of("the pool does not answer; trying again, and what runs there goes on")
+            for host in ("host0", "host1"):
+                assert notices.of(host, "unreachable from here, trying again")
+            assert notices.of("the pool answers again")
+        # All that goes through the link works again.
+        wait_until(lambda: not pool.away)
+        current = begin(pool, "import time\nwhile True: time.sleep(0.1)")
+        wait_until(lambda: "sleep" in str(pool.where()))
+        pool.interrupt(current)
+        with pytest.raises(CellError, match="stopped on ranks 0-1"):
+            pool.attend(current)
+        assert run(pool, "len(data)", {"data": b"x" * (9 << 20)}).values == [9 << 20] * 2
+        # A host process that ends is still noticed, though another connection told of its start.
+        hit = pool.hosts[1].command.identity[0]
+        world[1].run(["kill", "-9", str(hit)])
+        wait_until(lambda: pool.state == "broken")
+        assert "host1" in pool.broken
+    for host in world:
+        wait_until(lambda host=host: is_clean(host))
+    wait_until(lambda: nothing_here(pool.id))
+
+
+@pytest.mark.timeout(300)
+def test_a_host_that_dies_is_named_and_its_ranks_are_given_up(world: World) -> None:
+    with ssh_pool() as pool:
+        run(pool, "1")
+        notices = Notices()
+        current = begin(pool, "import time\nfor n in range(3000): time.sleep(0.1)", listener=notices)
+        time.sleep(1)
+        world[1].kill()
+        began = time.monotonic()
+        try:
+            wait_until(lambda: notices.of("node 1 (host1) does not answer"))
+            assert time.monotonic() - began < 15  # 5 on a machine that has time
+            with pytest.raises(CellError) as caught:
+                pool.attend(current)
+            assert "host1 answers neither host0 nor this machine" in str(caught.value.errors[1])
+            # What is asked of it now is refused at once.
+            began = time.monotonic()
+            with pytest.raises(CellError, match="rank 1"):
+                run(pool, "2")
+            assert time.monotonic() - began < 10
+        finally:
+            world[1].boot()
+        pool.restart()
+        assert run(pool, "3").values == [3, 3]
+    for host in world:
+        wait_until(lambda host=host: is_clean(host))
+
+
+@pytest.mark.timeout(300)
+def test_a_head_that_dies_is_named_and_the_pool_is_broken(world: World) -> None:
+    with ssh_pool() as pool:
+        notices = Notices()
+        current = begin(pool, "import time\nfor n in range(3000): time.sleep(0.1)", listener=notices)
+        time.sleep(1)
+        world[0].kill()
+        try:
+            with pytest.raises(CellError) as caught:
+                pool.attend(current)
+            assert "host0 answers neither host1 nor this machine" in str(caught.value.errors[0])
+            assert notices.of("host0 answers neither host1 nor this machine")
+            assert pool.state == "broken"
+        finally:
+            world[0].boot()
+        pool.restart()
+        assert run(pool, "3").values == [3, 3]
+    for host in world:
+        wait_until(lambda host=host: is_clean(host))
+
+
+@pytest.mark.parametrize("link", ["lives", "was killed"])
+def test_a_killed_notebook_s_pool_is_taken_up_with_its_run_and_ended(world: World, link: str) -> None:
+    id = a_dead_owner(f"left-{link[:2]}", code=LINES.format(count=160))
+    (process,) = links(id)
+    assert swept() == []
+    row = row_of(id)
+    assert row is not None
+    assert row.outlives
+    if link == "was killed":
+        process.kill()
+        assert swept() == []
+    pool = attach(id)
+    try:
+        if link == "lives":
+            assert links(id) == [process]
+        (running,) = [key for key, facts in pool.runs().items() if not facts["over"]]
+        result = pool.attend(pool.adopt(running))
+        assert [result.stdout(rank).split() for rank in (0, 1)] == [[str(n) for n in range(160)]] * 2
+        assert run(pool, "mine").values == [7, 7]
+        # Its hosts' processes are watched, as those that this process has started.
+        world[1].run(["kill", "-9", str(pool.hosts[1].command.identity[0])])
+        wait_until(lambda: pool.state == "broken")
+    finally:
+        pool.down()
+    for host in world:
+        wait_until(lambda host=host: is_clean(host))
+    wait_until(lambda: nothing_here(id))
+    assert row_of(id) is None
+
+
+def test_a_pool_that_ended_by_its_lease_leaves_nothing_on_any_machine(world: World) -> None:
+    id = a_dead_owner("leased", lease=10)
+    assert len(pool_folders(id)) == 2
+    assert all(host.processes("ada") for host in world)
+    for host in world:
+        wait_until(lambda host=host: is_clean(host))
+    # Its link has seen it end.
+    wait_until(lambda: nothing_here(id))
+    swept()
+    assert row_of(id) is None
+
+
+def test_a_run_keeps_a_pool_and_its_link_beyond_the_lease(world: World) -> None:
+    id = a_dead_owner("long-run", lease=10, code="import time\nfor n in range(300): time.sleep(0.1)\n'done'")
+    time.sleep(20)
+    swept()
+    pool = attach(id)
+    try:
+        (running,) = [key for key, facts in pool.runs().items() if not facts["over"]]
+        assert pool.attend(pool.adopt(running)).values == ["done", "done"]
+    finally:
+        pool.down()
+    for host in world:
+        wait_until(lambda host=host: is_clean(host))
+    wait_until(lambda: nothing_here(id))
+
+
+def test_a_pool_whose_hosts_were_started_anew_is_told_gone_and_swept(world: World) -> None:
+    id = a_dead_owner("rebooted")
+    for host in world:
+        host.kill()
+        host.boot()
+    with pytest.raises(PoolError, match="has ended"):
+        attach(id)
+    wait_until(lambda: nothing_here(id))
+    assert row_of(id) is None
+
+
+def test_a_pool_that_is_ended_while_it_is_cut_off_says_whom_it_did_not_reach(world: World) -> None:
+    with ssh_pool(idle_timeout=10) as pool:
+        world.cut(world[1])
+        try:
+            wait_until(lambda: "host1" in pool.away)
+            pool.down()
+        finally:
+            world.mend()
+        assert pool.unsure == ["host1"]
+    wait_until(lambda: nothing_here(pool.id))
+    for host in world:
+        wait_until(lambda host=host: is_clean(host))
+
+
+def test_down_leaves_nothing_but_the_cache_on_the_hosts(world: World) -> None:
+    with ssh_pool():
+        pass
+    before = [(host.files(), host.ports(), host.processes("ada")) for host in world]
+    keys = [host.read("/home/ada/.ssh/authorized_keys") for host in world]
+    with ssh_pool(ranks_per_node=2) as pool:
+        run(
+            pool,
+            "open('/tmp/' + str(len(data)), 'w').close(); import os; os.unlink('/tmp/' + str(len(data)))",
+            {"data": [1]},
+        )
+    for host in world:
+        wait_until(lambda host=host: is_clean(host))
+    for host, (files, ports, processes), key in zip(world, before, keys, strict=True):
+        assert {path for path in host.files() - files if "/.cache/sky_jupyter/" not in path} == set()
+        assert (host.ports(), host.processes("ada")) == (ports, processes)
+        assert host.read("/home/ada/.ssh/authorized_keys") == key
+    wait_until(lambda: nothing_here(pool.id))
