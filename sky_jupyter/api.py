@@ -22,6 +22,7 @@ from typing import Any, Generic, TypeVar
 
 from . import display
 from .capture.collect import collect_value
+from .display.asking import person
 from .errors import PoolError, SpecError, nearest
 from .plugins import Plugin, parse_plugins
 from .pool.live import pools
@@ -304,9 +305,10 @@ def start_pool(spec: PoolSpec) -> Pool:
     if pools.get(spec.name) is not None:
         raise PoolError(f"pool {spec.name!r} lives already; end it first, or give another name")
     view = display.start_view(f"pool {spec.name}")
-    pool = Pool(spec)
+    pool = Pool(spec, person.prompts)
     try:
-        pool.start(view.on_event, view.refresh)
+        with person.answering(view.refresh) as tick:
+            pool.start(view.on_event, tick)
     except BaseException as error:
         view.finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", ok=False)
         raise

@@ -14,13 +14,14 @@ from .. import display
 from ..api import attach_pool, describe, get_files, put_files, start_pool
 from ..capture.collect import collect
 from ..capture.names import analyse
+from ..display.asking import person
 from ..errors import PoolError, SkyError, SpecError, rank_label
 from ..pool.events import NoticeEvent, Tape
 from ..pool.live import pools
 from ..pool.manager import Detached, Pool
 from ..pool.results import CellError, CellResult
 from ..pool.runs import Run
-from . import runs, traceback
+from . import cleaning, runs, traceback
 from .completion import sky_matcher
 from .manual import MANUAL
 from .options import Given, HelpAsked, parse
@@ -192,7 +193,8 @@ class SkyMagics(Magics):
             return
         view = display.start_view(f"pool {pool.spec.name}")
         try:
-            pool.restart(view.on_event, view.refresh)
+            with person.answering(view.refresh) as tick:
+                pool.restart(view.on_event, tick)
         except BaseException:
             view.finish("the restart failed", ok=False)
             raise
@@ -258,6 +260,10 @@ class SkyMagics(Magics):
 
     def do_runs(self, given: Given) -> None:
         print(runs.table(given.name))
+
+    def do_clean(self, given: Given) -> None:
+        provider = given.pool.get("provider")
+        print(cleaning.here() if provider is None else "\n".join(cleaning.hosts(provider)))
 
     def end(self, pool: Pool) -> None:
         """End a pool and forget it."""

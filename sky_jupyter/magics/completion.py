@@ -14,7 +14,7 @@ from IPython.core.completer import CompletionContext, SimpleCompletion, context_
 from ..errors import PoolError
 from ..pool.live import pools
 from ..pool.registry import Registry
-from .options import CONFIG, NAME, PATHS, TARGETS, VERBS, Option, options_of, switches_of
+from .options import CONFIG, HOST, HOSTS, NAME, PATHS, TARGETS, VERBS, Option, options_of, switches_of
 
 # Nobody waits for a list of names.
 _PATIENCE = 0.2
@@ -77,6 +77,8 @@ def _values(option: Option, word: str, verb: str | None) -> list[str] | None:
     choices: Sequence[str] = option.choices
     if option == NAME:
         choices = _targets(verb) if verb == "attach" else [pool.spec.name for pool in pools.all()]
+    if option in (HOST, HOSTS[0]):
+        choices = sorted({host for pool in pools.all() for host in getattr(pool.spec.provider, "hosts", ())})
     # A list: complete the item behind the last comma.
     head, comma, last = word.rpartition(",")
     taken = set(head.lstrip("'\"").split(","))

@@ -29,7 +29,7 @@ PROVIDERS: dict[str, Callable[..., Any]] = {"local": Local, "ssh": SSH}
 MAX_RANK = 1 << 20
 _MAX_CONFIG = 1 << 20
 # What may be given more than once: all of it counts.
-_SEVERAL = ("pip", "push", "no_capture", "hosts", "key")
+_SEVERAL = ("pip", "push", "no_capture", "hosts", "host", "key")
 _RUN_ID = re.compile(r"[0-9a-f]{1,8}\Z")
 
 
@@ -190,8 +190,9 @@ POOL = (
         f"how much of each run's output is kept on each node ({DEFAULT_JOURNAL >> 20}MB)",
     ),
 )
+ACCEPT = Switch("--accept-host-keys", "ssh: take the key of a host that is not known yet, and keep it")
 HOST_SWITCHES = (
-    Switch("--accept-host-keys", "ssh: take the key of a host that is not known yet, and keep it"),
+    ACCEPT,
     Switch("--offline", "ssh: send the hosts all packages from here; they need no internet"),
 )
 POOL_SWITCHES = (
@@ -217,6 +218,7 @@ ALL = Switch("--all", "every pool")
 TAKE_OVER = Switch("--take-over", "take the pool from the notebook that manages it")
 RANK = Option("--rank", "0,2-5|head", ranks, _RANKS, "the ranks whose output is shown (all)", ("head",), "ranks")
 NODES = Option("--on", "0,2-5|head", ranks, "nodes such as 0,2-5, or head", "the nodes to bring it to (all)", ("head",))
+HOST = Option("--host", "A,U@B:P", _words, "hosts with a comma between, such as gpu1,me@gpu2:2222", "those hosts")
 VERBS = {
     "up": "make a pool, or see that it is there",
     "status": "the live pools and what their ranks do",
@@ -230,6 +232,7 @@ VERBS = {
     "logs": "what a run has printed, from its first line",
     "put": "bring a file or folder to the nodes; it crosses the link once, and goes on where it broke",
     "get": "fetch a file or folder from the head, or other nodes",
+    "clean": "remove what is kept for later pools: environments here, or all of ours on --host A,B",
 }
 _RUN = Target("RUN", _run_id, "a run's id or how it begins, such as 3f9a2c1b", "which run, by its id (the newest)")
 _POOL = Target("NAME", str, "a name", "which pool (the one there is)")
@@ -263,8 +266,9 @@ _OPTIONS = {
     "logs": (NAME, RANK),
     "put": (NAME, NODES),
     "get": (NAME, replace(NODES, help="the nodes to fetch it from (head)")),
+    "clean": (HOST, *HOSTS[1:]),
 }
-_SWITCHES = {"up": POOL_SWITCHES, "restart": POOL_SWITCHES, "down": (ALL,), "attach": (TAKE_OVER,)}
+_SWITCHES = {"up": POOL_SWITCHES, "restart": POOL_SWITCHES, "down": (ALL,), "attach": (TAKE_OVER,), "clean": (ACCEPT,)}
 TARGETS = {"attach": (_POOL,), "wait": (_RUN,), "logs": (_RUN,), "put": _PUT, "get": _GET}
 # Of those, how many have to be given.
 _NEEDED = {"put": 1, "get": 1}
@@ -472,7 +476,10 @@ def _given(verb: str | None, prog: str, parsed: dict[str, Any]) -> Given:
     values.update(switches, **dict(zip(("target", "to"), parsed["targets"], strict=False)))
     pool_keys = {item.key for item in (*POOL, *POOL_SWITCHES)}
     pool = {key: values.pop(key) for key in list(values) if key in pool_keys}
-    _make_provider(pool, prog)
+    if verb == "clean":
+        _choose_hosts(pool, values.pop("host", None), prog)
+    else:
+        _make_provider(pool, prog)
     if "plugins" in pool:
         pool["plugins"] = parse_plugins(pool["plugins"])
     for text in pool.get("pip", ()):
@@ -529,6 +536,16 @@ def _variables(pairs: list[tuple[str, str]], prog: str) -> dict[str, str]:
     if twice is not None:
         raise UsageError(f"{prog}: --env sets {twice} {names.count(twice)} times")
     return dict(pairs)
+
+
+def _choose_hosts(pool: dict[str, Any], hosts: tuple[str, ...] | None, prog: str) -> None:
+    """Put a provider of the hosts in the place of what says how to reach them."""
+    given = {item.key: pool.pop(item.key) for item in (*HOSTS, ACCEPT) if item.key in pool}
+    if hosts is not None:
+        pool["provider"] = SSH(hosts=hosts, **given)
+    elif given:
+        flags = [item.flag for item in (*HOSTS, ACCEPT) if item.key in given]
+        raise UsageError(f"{prog}: {', '.join(flags)} {'are' if len(flags) > 1 else 'is'} for {HOST.flag}")
 
 
 def _make_provider(pool: dict[str, Any], prog: str) -> None:

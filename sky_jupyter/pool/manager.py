@@ -42,6 +42,7 @@ from .where import Where, ask
 
 if TYPE_CHECKING:
     from ..bootstrap.remote import Crew
+    from ..machines.ssh.values import Prompts
 
 AGENT_TIMEOUT = 60.0
 # A machine that has much else to do takes long; a rank that hangs is rarer than that.
@@ -73,10 +74,13 @@ class Pool:
     ----------
     spec : PoolSpec
         What it shall be; nothing is started before `start`.
+    prompts : Prompts, optional
+        Whom to ask for passphrases, and about unknown hosts; nobody unless given.
     """
 
-    def __init__(self, spec: PoolSpec) -> None:
+    def __init__(self, spec: PoolSpec, prompts: Prompts | None = None) -> None:
         self.spec = spec
+        self.prompts = prompts
         self.id = launch.new_id()
         self.state = "new"
         self.broken = ""
@@ -402,7 +406,7 @@ class Pool:
         self.link = PoolLink.start(self.id)
         self.link.listen(self._on_link)
         try:
-            self.machines = list(self.spec.provider.connect_all(self.ids, link=self.link.link))
+            self.machines = list(self.spec.provider.connect_all(self.ids, self.prompts, self.link.link))
             if self._stop.is_set():
                 raise BootstrapError("connect", "stopped")
         except BaseException:

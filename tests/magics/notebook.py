@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -42,6 +42,8 @@ class Cell:
         self.updates: list[str] = []
         self.payload: list[dict[str, Any]] = []
         self.elapsed = 0.0
+        # Each question, and whether its answer is not to be seen.
+        self.asked: list[tuple[str, bool]] = []
         self._by_id: dict[str, list[NotebookNode]] = {}
 
     def take(self, message: dict[str, Any]) -> None:
@@ -108,9 +110,25 @@ class Notebook:
         self.client.start_channels()
         self.client.wait_for_ready(timeout=60)
 
-    def run(self, source: str, *, until: Callable[[Cell], bool] | None = None, timeout: float = 60) -> Cell:
-        """Run a cell to its end; where ``until`` comes true, the user interrupts the kernel, once."""
+    def run(
+        self,
+        source: str,
+        *,
+        until: Callable[[Cell], bool] | None = None,
+        timeout: float = 60,
+        answers: Iterable[str] | None = None,
+    ) -> Cell:
+        """Run a cell to its end; where ``until`` comes true, the user interrupts the kernel, once.
+
+        What is asked is answered in turn; without answers the front end takes none, as nbconvert's.
+        """
         cell, began = Cell(), time.perf_counter()
+        given = iter(answers or ())
+
+        def answer(message: dict[str, Any]) -> None:
+            cell.asked.append((message["content"]["prompt"], message["content"]["password"]))
+            self.client.input(next(given))
+
         waiting = [until] if until is not None else []
 
         def take(message: dict[str, Any]) -> None:
@@ -119,7 +137,14 @@ class Notebook:
                 waiting.clear()
                 self.manager.interrupt_kernel()
 
-        reply = self.client.execute_interactive(source, output_hook=take, timeout=timeout, stop_on_error=False)
+        reply = self.client.execute_interactive(
+            source,
+            output_hook=take,
+            timeout=timeout,
+            stop_on_error=False,
+            allow_stdin=answers is not None,
+            stdin_hook=answer,
+        )
         content = reply["content"]
         cell.number, cell.status = content["execution_count"], content["status"]
         cell.payload = content.get("payload", [])

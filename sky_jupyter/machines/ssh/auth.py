@@ -7,6 +7,7 @@ import contextlib
 import copy
 import io
 import os
+import shlex
 import socket
 import stat
 import struct
@@ -71,8 +72,10 @@ class KeyRing:
         data = _read(path)
         if not _encrypted(data):
             return _paramiko_key(data, None, path)
-        if self.passphrase is None or path in self._given_up:
-            raise _Skip("needs its passphrase" + (", which was not given" if path in self._given_up else ""))
+        if self.passphrase is None:
+            raise _Skip(f"needs its passphrase, and nobody can be asked here: ssh-add {shlex.quote(path)}")
+        if path in self._given_up:
+            raise _Skip("needs its passphrase, which was not given")
         for attempt in range(self.attempts):
             given = self.passphrase(path, attempt)
             if given is None:

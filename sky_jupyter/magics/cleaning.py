@@ -1,0 +1,90 @@
+"""``%sky clean``: what pools have kept for later pools is removed, here or on hosts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+from ..bootstrap import clean
+from ..display.asking import person
+from ..errors import PoolError
+from ..pool.registry import Registry
+from ..pool.rows import PoolRow
+from ..providers import SSH
+
+if TYPE_CHECKING:
+    from ..machines.ssh.machine import SSHMachine
+
+T = TypeVar("T")
+
+
+def here() -> str:
+    """Clean this machine; what was done, in a line.
+
+    Raises
+    ------
+    PoolError
+        When a pool uses what would be removed, or is coming up.
+    """
+    rows = _rows()
+    starting = [row for row in rows if row.state == "starting" and row.is_here and row.owner_lives]
+    if starting:
+        raise PoolError(f"this machine: pool {starting[0].name!r} is coming up; nothing has been removed")
+    return _told("this machine", clean.clean_here(_names(rows)))
+
+
+def hosts(provider: SSH) -> list[str]:
+    """Clean hosts, all or none of them; what was done, a line each.
+
+    Raises
+    ------
+    PoolError
+        When a pool is on one of them.
+    MachineError
+        When one cannot be reached, or what is there cannot be removed.
+    """
+    names = _names(_rows())
+    machines = person.wait(lambda: provider.connect_all(provider.hosts, person.prompts))
+    try:
+        _on_all(machines, lambda machine: clean.check_host(machine, names))
+        freed = _on_all(machines, lambda machine: clean.clean_host(machine, names))
+    finally:
+        for machine in machines:
+            machine.close()
+    return [_told(machine.target.name, size) for machine, size in zip(machines, freed, strict=True)]
+
+
+def _on_all(machines: Sequence[SSHMachine], work: Callable[[SSHMachine], T]) -> list[T]:
+    with ThreadPoolExecutor(len(machines), thread_name_prefix="sky-clean") as several:
+        futures = [several.submit(work, machine) for machine in machines]
+    return [future.result() for future in futures]
+
+
+def _rows() -> list[PoolRow]:
+    registry = Registry()
+    try:
+        with contextlib.suppress(PoolError):
+            return registry.pools()
+        return []
+    finally:
+        registry.close()
+
+
+def _names(rows: Sequence[PoolRow]) -> dict[str, str]:
+    return {row.id: row.name for row in rows}
+
+
+def _told(place: str, freed: int) -> str:
+    return f"{place}: {_size(freed)} freed" if freed else f"{place}: nothing to remove"
+
+
+def _size(count: int) -> str:
+    return (
+        f"{count / 1e9:.1f} GB"
+        if count >= 1e9
+        else f"{count / 1e6:.0f} MB"
+        if count >= 1e6
+        else f"{count / 1e3:.0f} kB"
+    )
