@@ -24,6 +24,7 @@ SUBJECTS = {
     "training": "training",
     "ssh": "ssh",
     "link": "link",
+    "files": "files",
 }
 
 

@@ -379,6 +379,9 @@ def _shown(title: str, move: Callable[..., Transfer]) -> Transfer:
     view = display.start_view(title)
     try:
         done = move(listener=view.on_event, tick=view.refresh)
+    except SpecError:
+        # Nothing has begun.
+        raise
     except BaseException as error:
         view.finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", ok=False)
         raise

@@ -11,6 +11,7 @@ from ..errors import TransferError
 from ..node import standing
 from ..node.listing import FILE, Entry, hashed, total, unpack
 from .moving import Moving, Transfer, advice, copy, is_itself, size_text, together
+from .spread import ask
 
 
 class Fetching(Moving):
@@ -18,7 +19,7 @@ class Fetching(Moving):
 
     async def get(self, path: str, local: str | None) -> Transfer:
         """Fetch it from all nodes; where there are several, each into a folder of its own."""
-        found = await self.control.ask("find", self.nodes, path=path)
+        found = await ask(self.control, "find", self.nodes, path=path)
         wrong = [f"{self.name(node)}: {one['path']}: {one['error']}" for node, one in found.items() if one["error"]]
         if wrong:
             raise TransferError("; ".join(wrong))

@@ -13,7 +13,7 @@ from ..errors import CaptureError, NodeLost, SpecError, TransferError
 from ..node.listing import FILE, FOLDER, Entry, hashed, pack, total, walk
 from .events import Listener, NoticeEvent
 from .moving import Moving, Stopped, Transfer, advice, copy, is_itself, size_text
-from .spread import Failure, Place, Spread
+from .spread import Failure, Place, Spread, ask
 
 if TYPE_CHECKING:
     from .manager import Pool
@@ -65,7 +65,7 @@ class Sending(Moving):
         """See where it would go on each node, and that it can."""
         listing = await asyncio.to_thread(pack, self.entries)
         # A folder of its own for each run is made by whoever is asked.
-        self.found = await self.control.ask("look", self.nodes, listing=listing, path=target, run=self.run)
+        self.found = await ask(self.control, "look", self.nodes, listing=listing, path=target, run=self.run)
         wrong = [f"{self.name(node)}: {found['clash']}" for node, found in self.found.items() if found["clash"]]
         if wrong:
             raise TransferError(f"{'; '.join(wrong)}; {advice(self.entries[0], target)}")

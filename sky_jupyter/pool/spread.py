@@ -19,6 +19,11 @@ _FIRST_POLL, _LAST_POLL = 0.01, 0.3
 # One at a time is soonest for all, unless who takes is slow: others do not wait for that one.
 _SLOW_AGE, _SLOW_RATE, _MOST_SERVED = 3.0, 8e6, 4
 _MOST_ATTEMPTS = 6
+# An agent that ends is revived; a node that is still lost after this long gets nothing.
+_ABSENCE = 6.0
+# One that stands still may go on where it was.
+_PATIENCE, _SILENCE = 3.0, 30.0
+_LOOK = 0.5
 
 
 @dataclass(frozen=True)
@@ -42,6 +47,7 @@ class _Job:
     name: str
     source: int | None
     began: float = field(default_factory=time.monotonic)
+    heard: float = field(default_factory=time.monotonic)
     there: int = 0
 
     @property
@@ -81,11 +87,12 @@ class Spread:
         self._tried: dict[int, set[int | None]] = {node: set() for node in places}
         self._attempts = dict.fromkeys(places, 0)
         self._failures: dict[int, Failure] = {}
+        self._lost_since: dict[int, float] = {}
         self._names: list[str] = []
 
     async def begin(self) -> None:
         """Give all nodes the listing, in one message."""
-        await self._control.ask("plan", self._places, plan=self._plan, listing=self._listing)
+        await ask(self._control, "plan", self._places, plan=self._plan, listing=self._listing)
 
     async def settle(self, node: int) -> list[int]:
         """Have a node put in place what has come to it; the places in the listing of what has not.
@@ -126,7 +133,7 @@ class Spread:
                 failure = self._failures.get(node)
                 if failure is None:
                     have.add(node)
-                elif failure.kind == "source":
+                elif failure.kind in ("source", "lost"):
                     waiting.add(node)
         return dict(self._failures)
 
@@ -140,6 +147,12 @@ class Spread:
         """Give each node that waits a source that is free; whether any got one."""
         begun = False
         for node in sorted(waiting):
+            if node in self._control.lost | self._control.silent:
+                if time.monotonic() - self._lost_since.setdefault(node, time.monotonic()) > _ABSENCE:
+                    self._failures[node] = _lost(node)
+                    waiting.discard(node)
+                continue
+            self._lost_since.pop(node, None)
             left = have - self._tried[node] - self._control.lost
             if (not left and not self._jobs) or self._attempts[node] >= _MOST_ATTEMPTS:
                 # Nobody is left who could serve it; it has its failure.
@@ -151,6 +164,8 @@ class Spread:
                 waiting.discard(node)
                 self._failures.pop(node, None)
                 await self._take(node, min(free, key=self._served))
+                if node not in self._jobs:
+                    waiting.add(node)
                 begun = True
         return begun
 
@@ -174,29 +189,26 @@ class Spread:
             where = {"address": self._control.addresses[source], "path": self._places[source].path}
         arguments = {"plan": self._plan, "job": job.name, "path": place.path, "spool": place.spool, "source": where}
         try:
-            if not (await self._control.ask("take", [node], **arguments))[node]:
+            if not (await ask(self._control, "take", [node], **arguments))[node]:
                 # Its agent is a new one.
-                await self._control.ask("plan", [node], plan=self._plan, listing=self._listing)
-                await self._control.ask("take", [node], **arguments)
-        except NodeLost as error:
-            self._failures[node] = Failure("lost", str(error))
+                await ask(self._control, "plan", [node], plan=self._plan, listing=self._listing)
+                await ask(self._control, "take", [node], **arguments)
+        except NodeLost:
+            self._failures[node] = _lost(node)
             return
         self._jobs[node] = job
 
     async def _look(self) -> dict[int, dict[str, Any]]:
         """How far the jobs are; those that have ended are taken out, with their failures noted."""
-        for node in [node for node in self._jobs if node in self._control.lost]:
-            self._end(node, Failure("lost", f"node {node} is lost: its agent does not answer"))
-        if not self._jobs:
-            return {}
-        names = [job.name for job in self._jobs.values()]
-        try:
-            answers = await self._control.ask("taken", list(self._jobs), jobs=names)
-        except NodeLost:
-            return {}
+        for node in [node for node, job in self._jobs.items() if node in self._control.lost or self._is_gone(job)]:
+            self._end(node, _lost(node))
+        answers = dict(await asyncio.gather(*map(self._ask_how_far, self._jobs)))
         found = {}
         for node, job in list(self._jobs.items()):
-            facts = answers.get(node, {}).get(job.name)
+            answer = answers[node]
+            if answer is None:
+                continue
+            job.heard, facts = time.monotonic(), answer.get(job.name)
             if facts is None:
                 # Another agent than the one that was asked to take it.
                 self._end(node, Failure("source", "its agent ended meanwhile"))
@@ -211,9 +223,40 @@ class Spread:
         self._tell(self._there)
         return found
 
+    async def _ask_how_far(self, node: int) -> tuple[int, dict[str, Any] | None]:
+        """What an agent says of its job; None where it does not answer now."""
+        asking = self._control.ask("taken", [node], jobs=[self._jobs[node].name])
+        try:
+            return node, (await asyncio.wait_for(asking, _PATIENCE))[node]
+        except (NodeLost, asyncio.TimeoutError):
+            return node, None
+
+    def _is_gone(self, job: _Job) -> bool:
+        """Whether a job's node has said nothing for too long, where it could."""
+        if not self._control.up.is_set() or None in self._control.silent:
+            job.heard = time.monotonic()
+        return time.monotonic() - job.heard > _SILENCE
+
     def _end(self, node: int, failure: Failure | None) -> None:
         self._jobs.pop(node, None)
         if failure is None:
             self._failures.pop(node, None)
         else:
             self._failures[node] = failure
+
+
+async def ask(control: Control, call: str, nodes: Iterable[int], **arguments: Any) -> dict[int, Any]:
+    """Ask agents; NodeLost where one of them is not heard of any more, which they would be waited for otherwise."""
+    chosen = list(nodes)
+    asking = asyncio.ensure_future(control.ask(call, chosen, **arguments))
+    try:
+        while not (await asyncio.wait([asking], timeout=_LOOK))[0]:
+            if silent := sorted(node for node in chosen if node in control.silent):
+                raise NodeLost(f"node {silent[0]} does not answer; `%sky restart` makes it anew")
+        return asking.result()
+    finally:
+        asking.cancel()
+
+
+def _lost(node: int) -> Failure:
+    return Failure("lost", f"node {node} is lost: its agent does not answer")

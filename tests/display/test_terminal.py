@@ -8,9 +8,10 @@ import sys
 
 import pytest
 
-from sky_jupyter.display import terminal
+from sky_jupyter import display
+from sky_jupyter.display import LateView, terminal
 from sky_jupyter.display.terminal import TerminalRunView, TerminalStartView
-from sky_jupyter.pool.events import NoticeEvent, OutputEvent, PhaseEvent
+from sky_jupyter.pool.events import NoticeEvent, OutputEvent, PhaseEvent, ProgressEvent
 
 
 class Screen(io.StringIO):
@@ -134,3 +135,45 @@ def test_a_start_is_told_step_by_step(capsys):
         "pool default · environment: Resolved 3 packages",
         "pool default · starting 2 nodes",
     ]
+
+
+def test_a_transfer_is_told_by_tenths_and_each_part_of_it_by_itself(capsys, monkeypatch):
+    monkeypatch.setattr(terminal, "_STEP", 0.0)
+    view = TerminalStartView("put data")
+    for what in ("data to node 0", "data from node to node"):
+        for there in range(101):
+            view.on_event(ProgressEvent(what, f"{what}: {there} of 100 bytes", there, 100))
+    view.on_event(NoticeEvent("node 2 cannot be reached"))
+    view.finish("data: nodes 0, 1")
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 24
+    assert lines[:2] == ["put data · data to node 0: 0 of 100 bytes", "put data · data to node 0: 10 of 100 bytes"]
+    assert lines[21:23] == [
+        "put data · data from node to node: 100 of 100 bytes",
+        "put data · node 2 cannot be reached",
+    ]
+
+
+def test_a_quick_transfer_is_told_by_few_lines(capsys):
+    view = TerminalStartView("put data")
+    for there in range(101):
+        view.on_event(ProgressEvent("data", f"{there}", there, 100))
+    view.finish("there")
+    assert len(capsys.readouterr().err.splitlines()) == 1
+
+
+@pytest.mark.parametrize("late", [0.0, 3600.0])
+def test_values_that_are_soon_there_are_not_spoken_of(capsys, monkeypatch, late):
+    monkeypatch.setattr(display, "_LATE", late)
+    monkeypatch.setattr(terminal, "_STEP", 0.0)
+    with LateView("values") as view:
+        view.refresh()
+        view.on_event(ProgressEvent("values", "values to node 0: 1 of 2 MB", 1, 2))
+        view.refresh()
+        view.on_event(ProgressEvent("values", "values to node 0: 2 of 2 MB", 2, 2))
+    lines = [line.partition(" · ")[2] for line in capsys.readouterr().err.splitlines()]
+    if late:
+        assert lines == []
+    else:
+        assert lines[:2] == ["values to node 0: 1 of 2 MB", "values to node 0: 2 of 2 MB"]
+        assert lines[2].startswith("there")

@@ -221,6 +221,17 @@ def test_a_folder_of_a_thousand_files_takes_one_command(machine: Any, tmp_path: 
     assert tree(tmp_path / "back") == tree(source)
 
 
+def test_some_things_of_a_folder_are_sent_whatever_an_earlier_transfer_left(
+    machine: Any, tmp_path: Path, folder: Path
+) -> None:
+    machine.upload(folder, tmp_path / "there", only={"a", "deep/big"})
+    assert set(tree(tmp_path / "there")) == {"a", "deep", "deep/big"}
+    (tmp_path / "there" / "a").unlink()
+    moved = machine.upload(folder, tmp_path / "there", only={"a"})
+    assert moved.sent == 5000
+    assert (tmp_path / "there" / "a").read_bytes() == (folder / "a").read_bytes()
+
+
 def test_a_broken_folder_goes_on_where_it_was(server: Server, target_of: TargetOf, tmp_path: Path) -> None:
     from sky_jupyter.machines.ssh import files
     from sky_jupyter.machines.ssh.machine import SSHMachine

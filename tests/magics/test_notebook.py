@@ -346,6 +346,34 @@ def test_up_of_what_is_there_says_so(two):
     assert two.run("%sky up --nodes 2").stream() == "pool default: 2 local nodes, live\n"
 
 
+def test_files_go_to_the_nodes_and_come_back(two):
+    two.run("import os\nos.makedirs('stuff/inner', exist_ok=True)\nopen('stuff/inner/a', 'w').write('a' * 2000)")
+    put = two.run("%sky put stuff 'a copy/'")
+    assert re.fullmatch(r"put stuff · stuff \(2.0 KB\): nodes 0, 1; 2.0 KB copied · [\d.]+ s", put.run)
+    two.run("%%sky\nlen(open('a copy/stuff/inner/a').read())")
+    assert two.value("_sky.values") == [2000, 2000]
+    get = two.run("%sky get 'a copy/stuff' back --on 0-1")
+    assert "nodes 0, 1; 4.0 KB copied" in get.run
+    assert two.value("sorted(os.listdir('back'))") == ["node-0", "node-1"]
+    again = two.run("%sky put stuff 'a copy/'")
+    assert "it was there already" in again.run
+
+
+def test_a_file_that_cannot_be_moved_is_told_in_short(two):
+    missing = two.run("%sky put nowhere")
+    assert missing.stream("stderr") == (
+        "UsageError: nowhere is not there; put takes a file or folder of this machine\n"
+    )
+    assert missing.displays == []
+    two.run("import os\nos.makedirs('folder', exist_ok=True)\nopen('file', 'w').close()")
+    clash = two.run("%sky put file folder")
+    assert clash.error_name == "TransferError"
+    assert "is a folder: a file cannot take its place; write folder/ to have it in that folder" in clash.error
+    assert len(clash.error.splitlines()) <= 3
+    assert "failed" in clash.run
+    assert "has nodes 0 to 1, not 5" in two.run("%sky put file x --on 5").stream("stderr")
+
+
 def test_restart_gives_new_kernels_on_the_same_nodes(two):
     two.run("%%sky\nimport os\nlost = 1\nos.getpid()")
     before = two.value("_sky.values")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import secrets
 import signal
@@ -10,9 +11,12 @@ import time
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 
+import psutil
 import pytest
 
+from sky_jupyter.errors import NodeLost
 from sky_jupyter.node.listing import PART, Entry, digest_of, hashed, pack, walk
+from sky_jupyter.pool import spread
 from sky_jupyter.pool.loop import loop
 from sky_jupyter.pool.manager import Pool
 from sky_jupyter.pool.spread import Place, Spread
@@ -63,12 +67,13 @@ class Copies:
 
     async def whole(self, holders: Iterable[int] = (0,), others: Iterable[int] = range(1, NODES)) -> dict[int, str]:
         """The failures of a whole spread, by their kinds."""
-        spread = self.spread()
+        made = self.spread()
         try:
-            await spread.begin()
-            return {node: failure.kind for node, failure in (await spread.run(holders, others)).items()}
+            await made.begin()
+            return {node: failure.kind for node, failure in (await made.run(holders, others)).items()}
         finally:
-            await spread.close()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(made.close(), 5)
 
     def run(self, **nodes: Iterable[int]) -> dict[int, str]:
         """The same, waited for."""
@@ -138,24 +143,51 @@ def test_a_source_whose_agent_dies_is_replaced_and_it_gets_its_own_copy_yet(tmp_
                 os.kill(status[hit[0]]["pid"], signal.SIGKILL)
 
         copies.tell = tell  # type: ignore[method-assign]
-        failures = copies.run()
+        assert copies.run() == {}
         assert hit
-        assert failures in ({}, {hit[0]: "lost"})
-        assert set(copies.right()) >= set(range(NODES)) - set(failures)
+        assert copies.right() == list(range(NODES))
 
 
 @pytest.mark.slow
-def test_agents_answer_while_they_copy(pool: Pool, tmp_path: Path) -> None:
+def test_a_node_that_stands_still_is_named_and_the_others_have_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with local_pool(nodes=NODES) as pool:
+        copies = Copies(pool, tmp_path, 80 << 20)
+        monkeypatch.setattr(spread, "_SILENCE", 4.0)
+        agent = psutil.Process(pool.status()[1]["pid"])
+
+        def tell(there: Mapping[int, int]) -> None:
+            # It stands still, and so is neither revived nor heard of.
+            if any(0 < size < copies.size for size in there.values()):
+                agent.suspend()
+
+        copies.tell = tell  # type: ignore[method-assign]
+        try:
+            assert copies.run() == {1: "lost"}
+            with pytest.raises(NodeLost, match="node 1 does not answer"):
+                copies.run()
+        finally:
+            agent.resume()
+        assert copies.right() == [0, 2, 3, 4]
+
+
+@pytest.mark.slow
+def test_agents_answer_while_they_copy_and_hold_little_of_it(pool: Pool, tmp_path: Path) -> None:
     copies = Copies(pool, tmp_path, 80 << 20)
+    agents = [psutil.Process(facts["pid"]) for facts in pool.status().values()]
+    before, most = [agent.memory_info().rss for agent in agents], [0] * NODES
     future = loop().submit(copies.whole())
     slowest = 0.0
     while not future.done():
         began = time.perf_counter()
         assert len(pool.status()) == NODES
         slowest = max(slowest, time.perf_counter() - began)
+        most = [max(peak, agent.memory_info().rss) for peak, agent in zip(most, agents, strict=True)]
     assert future.result() == {}
     # Far from what would be noticed; the copy itself takes seconds.
     assert slowest < 2.0
+    assert max(peak - size for peak, size in zip(most, before, strict=True)) < 40 << 20
 
 
 @pytest.mark.slow
