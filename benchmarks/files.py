@@ -22,7 +22,7 @@ from .measure import Figures, Options, Row, by_turns, clock, rows
 OURS, THEIRS = "ours", "scp to each host"
 HOSTS = 4
 RATE = "100mbit"
-MEGABYTES, QUICK_MEGABYTES = 100, 20
+MEGABYTES, QUICK_MEGABYTES = 50, 20
 
 
 def measure(options: Options) -> list[Row]:
