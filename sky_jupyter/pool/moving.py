@@ -55,10 +55,17 @@ class Transfer:
 
     def __str__(self) -> str:
         files = f"{self.files} files, " if self.files != 1 else ""
-        where = f"node{'s' if len(self.nodes) > 1 else ''} {', '.join(map(str, self.nodes))}"
         moved = f"{size_text(self.sent)} over the link" if self.sent else "it was there already"
         moved = f"{size_text(self.copied)} copied" if self.copied else moved
-        return f"{self.what} ({files}{size_text(self.size)}): {where}; {moved}"
+        if self.alone:
+            moved += (
+                f", to {_nodes(self.alone)} from here as no other node reached {'them' if self.alone[1:] else 'it'}"
+            )
+        return f"{self.what} ({files}{size_text(self.size)}): {_nodes(self.nodes)}; {moved}"
+
+
+def _nodes(nodes: Sequence[int]) -> str:
+    return f"node{'s' if len(nodes) > 1 else ''} {', '.join(map(str, nodes))}"
 
 
 class Stopped(Exception):

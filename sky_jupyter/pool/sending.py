@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..errors import CaptureError, NodeLost, SpecError, TransferError
+from ..errors import CaptureError, LinkLost, NodeLost, SpecError, TransferError
 from ..node.listing import FILE, FOLDER, Entry, hashed, pack, total, walk
 from .events import Listener, NoticeEvent
 from .moving import Moving, Stopped, Transfer, advice, copy, is_itself, size_text
@@ -163,15 +163,22 @@ class Sending(Moving):
     async def _upload(self, node: int, names: Sequence[str], size: int) -> None:
         target = self.found[node]["spool"] or self.found[node]["path"]
         text, before = f"{self.what} to {self.name(node)}", 0
-
-        def tell(there: int, _: int) -> None:
-            self.tell(text, before + there, size)
-
         for part in _parts(names):
             only = set(part) if self.entries[0].kind == FOLDER else None
+            told: list[int] = []
 
-            def move(machine: Any, only: Any = only) -> Any:
-                return machine.upload(self.source, target, only=only, progress=tell)
+            def tell(there: int, _: int, told: list[int] = told, before: int = before) -> None:
+                told[1:] = [there]
+                self.tell(text, before + there, size)
+
+            def move(machine: Any, only: Any = only, tell: Any = tell, told: list[int] = told) -> Any:
+                told.clear()
+                try:
+                    return machine.upload(self.source, target, only=only, progress=tell)
+                except LinkLost:
+                    # The next attempt finds it there.
+                    self.sent += told[-1] - told[0] if told else 0
+                    raise
 
             moved = await self.over_the_link(node, move)
             self.sent += moved.sent

@@ -230,6 +230,7 @@ def test_hosts_that_do_not_reach_each_other_any_more_are_sent_to_from_here(
     done = shared.put(place / "apart", on=[1, 2, 3], listener=told.append)
     assert set(done.alone) == {1, 3}
     assert done.sent == 4 << 20
+    assert str(done).endswith("4.2 MB over the link, to nodes 1, 3 from here as no other node reached them")
     notices = [event.text for event in told if isinstance(event, NoticeEvent)]
     assert len(notices) == 2
     assert "node 1 (host1) cannot be reached from another node (" in notices[0]
