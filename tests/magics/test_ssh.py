@@ -14,6 +14,8 @@ from sky_jupyter.magics.options import parse
 from sky_jupyter.providers import SSH, Local
 from tests.hosts.world import hosts, skip_unless_hosts_run
 from tests.magics.notebook import notebook
+from tests.magics.test_reattach import kill
+from tests.pool.remote import is_clean, nothing_here, wait_until
 
 pytestmark = pytest.mark.long
 
@@ -80,3 +82,41 @@ def test_a_cell_runs_on_hosts(tmp_path: Path) -> None:
         while any(host.processes("ada") for host in world):
             assert time.monotonic() < end
             time.sleep(0.1)
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.skipif(importlib.util.find_spec("paramiko") is None, reason="needs paramiko (the `ssh` extra)")
+def test_a_new_notebook_is_told_of_the_pool_that_a_killed_one_left_and_takes_it_up(tmp_path: Path) -> None:
+    with hosts(2, python=True) as world:
+        config = {"SKY_SSH_CONFIG": str(world.ssh_config(tmp_path / "config")), "SSH_AUTH_SOCK": ""}
+        with notebook(tmp_path, **config) as page:
+            page.run("%load_ext sky_jupyter")
+            line = "%sky up --provider ssh --hosts host0,host1 --offline --name far"
+            assert page.run(line, timeout=240).status == "ok"
+            id = page.value("__import__('sky_jupyter.pool.live', fromlist=['pools']).pools.current.id")
+            page.run("%%sky\nfirst = 'here'")
+            page.client.execute(
+                "%%sky\nimport time\nfor i in range(150):\n    print('line', i); time.sleep(.1)\n'the end'"
+            )
+            time.sleep(3)
+            kill(page)
+        with notebook(tmp_path, **config) as page:
+            told = page.run("%load_ext sky_jupyter").stream()
+            assert "pool far: 2 ssh nodes, left by its notebook until its lease ends, runs " in told
+            assert "(import time) since 0 min ago, as far as is known; `%sky attach far` takes it up" in told
+            cell = page.run("%sky attach far", timeout=120)
+            assert cell.status == "ok", cell.outputs
+            assert [f"line {i}" in cell.run for i in (0, 1, 148, 149)] == [True] * 4, cell.displays
+            assert page.value("_sky.values") == ["the end", "the end"]
+            assert page.run("%%sky\nfirst").status == "ok"
+            assert page.value("_sky.values") == ["here", "here"]
+            world.cut()
+            wait_until(lambda: "host0: unreachable, trying again" in page.run("%sky status").stream())
+            world.mend()
+            wait_until(lambda: "unreachable" not in page.run("%sky status").stream())
+            assert page.run("%sky down").stream() == "pool far: ended\n"
+        for host in world:
+            wait_until(lambda host=host: is_clean(host))
+        assert nothing_here(id)
