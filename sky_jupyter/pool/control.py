@@ -111,6 +111,11 @@ class Control:
         self.incarnations = await self.ask("ping")
         self._spawn(self._beat())
 
+    def move(self, address: str) -> None:
+        """The scheduler is reached at another address from now on."""
+        self._address = address
+        self._kick.set()
+
     async def _dial(self, timeout: float) -> None:
         """Make a client, in the place of one that may be there."""
         import dask.config

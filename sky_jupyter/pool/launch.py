@@ -114,8 +114,8 @@ class Host:
         else:
             self.on_event(event)
 
-    def reach(self, address: str) -> str:
-        """Where the pool's scheduler is reached from here: at its own address."""
+    def reach(self, address: str, wish: int = 0) -> str:
+        """Where the pool's scheduler is reached from here, at the port ``wish`` if may be: at its own address."""
         return address
 
     def leave(self) -> None:

@@ -24,6 +24,7 @@ _BESIDE = 64
 # Hosts that are lost together are told together.
 _GATHER = 1.5
 _NAMED = 4
+_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
 
 
 class PoolLink:
@@ -49,7 +50,10 @@ class PoolLink:
         self._lock = threading.Lock()
         self._fresh: dict[str, str] = {}
         self._timer: threading.Timer | None = None
-        link.on_event(self._on_event)
+        self._machines: Sequence[LinkMachine] = ()
+        self._lease: float | None = None
+        self._over = threading.Event()
+        self._use(link)
 
     @classmethod
     def start(cls, pool: str) -> PoolLink:
@@ -84,9 +88,55 @@ class PoolLink:
         """Have a function told, in a thread of ours, which machines are lost and which are back."""
         self._tell = tell
 
-    def keep(self, lease: float | None, processes: Sequence[LinkProcess]) -> None:
-        """From now on it outlives this process for the pool's lease, or as long as the pool is seen to live."""
-        self.link.keep(lease, processes, [self.folder, self.blobs])
+    def keep(
+        self, lease: float | None, processes: Callable[[], Sequence[LinkProcess]], moved: Callable[[], None]
+    ) -> None:
+        """From now on it outlives this process for the pool's lease, or as long as the pool is seen to live.
+
+        Where the link's process ends before that, another is started. ``moved`` is then called, in a
+        thread of ours: the tunnel is to be made again.
+        """
+        self._lease, self._processes, self._moved = lease, processes, moved
+        self._machines = list({id(one.machine): one.machine for one in processes()}.values())
+        self._keep()
+
+    def _keep(self) -> None:
+        self.link.keep(self._lease, self._processes(), [self.folder, self.blobs])
+
+    def _use(self, link: Link) -> None:
+        self.link = link
+        link.on_event(self._on_event)
+        link.on_end(self._mend)
+
+    def _mend(self) -> None:
+        """The link's process has ended, and nobody of us has ended it: start another, and hand over to it."""
+        pause = _PAUSE
+        while self._machines and not self._over.is_set():
+            try:
+                self._start_anew()
+                return
+            except (SkyError, OSError):
+                # A machine that is away at this moment has to be there once.
+                self._over.wait(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _start_anew(self) -> None:
+        try:
+            link = Link.start(self.folder / LINK, idle_timeout=self._lease)
+        except PoolError:
+            # An attempt before this one has started it.
+            link = Link.join(self.folder / LINK)
+        with ThreadPoolExecutor(min(_BESIDE, len(self._machines)), thread_name_prefix="sky-connect") as several:
+            made = list(several.map(lambda one: link.connect(one.target, address=one.address), self._machines))
+        if self._over.is_set():
+            link.end()
+            return
+        for machine, new in zip(self._machines, made, strict=True):
+            machine.link, machine.number = link, new.number
+        self.link.close()
+        self._use(link)
+        self._keep()
+        self._moved()
 
     def retry(self) -> None:
         """Try at once to reach what is away, for somebody asks; in the background."""
@@ -118,6 +168,7 @@ class PoolLink:
                     machine.retry()
 
     def _hush(self) -> None:
+        self._over.set()
         with self._lock:
             self._tell, self._fresh = lambda text: None, {}
             if self._timer is not None:

@@ -100,8 +100,8 @@ class Pool:
         self.detached: dict[str, Detached] = {}
         # Names that the nodes have as modules: nobody misses them for long.
         self.modules: set[str] = set()
-        # Where the scheduler is reached from here.
-        self.scheduler_address = ""
+        # Where the scheduler is reached from here, and where the hosts reach it.
+        self.scheduler_address = self.scheduler_there = ""
         # Machines that could not be reached when the pool was ended: what runs there ends by its lease.
         self.unsure: list[str] = []
         self.owner = os.getpid()
@@ -161,7 +161,7 @@ class Pool:
         self.registry.update(self.id, "ready", places, process)
         if self.link is not None:
             # Whoever looks for the pool finds it from now on, and its link as well.
-            self.link.keep(self.spec.lease, [host.process for host in self.hosts if isinstance(host, RemoteHost)])
+            self._keep_link()
 
     @classmethod
     def attach(
@@ -203,10 +203,11 @@ class Pool:
         else:
             with self._phase("connect", str(self.spec.provider)):
                 await asyncio.to_thread(self._reconnect, record)
+        self.scheduler_there = record.scheduler
         self.scheduler_address = await asyncio.to_thread(self.hosts[0].reach, record.scheduler)
         self.control = Control(self.supervisor, direct=record.direct, generation=self.generation)
         self.supervisor.control = self.control
-        self._watch_hosts(record.scheduler)
+        self._watch_hosts()
         folder = self.hosts[0].folder
         with self._phase("agent", "connecting"):
             try:
@@ -222,7 +223,19 @@ class Pool:
         self.link, self.hosts = remote.reopen(record.hosts, self.spec.name)
         self.machines = [host.machine for host in self.hosts if isinstance(host, RemoteHost)]
         self.link.listen(self._on_link)
-        self.link.keep(self.spec.lease, [host.process for host in self.hosts if isinstance(host, RemoteHost)])
+        self._keep_link()
+
+    def _keep_link(self) -> None:
+        assert self.link is not None
+        hosts = [host for host in self.hosts if isinstance(host, RemoteHost)]
+        self.link.keep(self.spec.lease, lambda: [host.process for host in hosts], self._on_new_link)
+
+    def _on_new_link(self) -> None:
+        """The link is another process now: its tunnel is made, at the same port where that is free. In a thread."""
+        port = int(self.scheduler_address.rpartition(":")[2])
+        self.scheduler_address = self.hosts[0].reach(self.scheduler_there, port)
+        if self.control is not None:
+            loop().loop.call_soon_threadsafe(self.control.move, self.scheduler_address)
 
     def _not_joined(self, row: PoolRow, error: BaseException) -> None:
         """What `attach` leaves where it fails: the pool as it was, or nothing of one that has ended."""
@@ -237,11 +250,11 @@ class Pool:
                 self.registry.update(row.id, "ended")
             self.registry.release(row.id)
 
-    def _write_record(self, address: str, *, direct: bool) -> None:
-        """Leave in the pool's folder what a later manager needs; the address is the scheduler's own."""
+    def _write_record(self, *, direct: bool) -> None:
+        """Leave in the pool's folder what a later manager needs."""
         if self.spec.keep or self.link is not None:
             hosts = tuple(host.facts() for host in self.hosts)
-            record = PoolRecord(self.spec, address, tuple(self.ids), hosts, direct)
+            record = PoolRecord(self.spec, self.scheduler_there, tuple(self.ids), hosts, direct)
             record.write(self.hosts[0].folder)
 
     def release(self) -> None:
@@ -286,11 +299,12 @@ class Pool:
             # The client's import takes as long as the hosts' start; beside it, it costs nothing.
             await asyncio.to_thread(_import_client)
             address = await launching
+            self.scheduler_there = address
             self.scheduler_address = await asyncio.to_thread(self.hosts[0].reach, address)
             self.control = Control(self.supervisor, direct=direct, generation=self.generation)
             self.supervisor.control = self.control
-            self._write_record(address, direct=direct)
-            self._watch_hosts(address)
+            self._write_record(direct=direct)
+            self._watch_hosts()
             for host in self.hosts:
                 host.listen(self._in_loop(functools.partial(self._on_host, host)))
             folder = self.hosts[0].folder
@@ -870,7 +884,7 @@ class Pool:
         """What became of the connection to a machine: whoever watches a run is told. Called in a thread."""
         loop().loop.call_soon_threadsafe(self.supervisor.tell, text)
 
-    def _watch_hosts(self, scheduler: str) -> None:
+    def _watch_hosts(self) -> None:
         """Where nodes are other machines, name them, and see to those that do not answer."""
         hosts = [host for host in self.hosts if isinstance(host, RemoteHost)]
         self.supervisor.names = {node: f" ({host.name})" for host in hosts for node in host.nodes}
@@ -885,7 +899,7 @@ class Pool:
                 else:
                     control.give_up(node, why)
 
-            await absence.watch(node, hosts, control, scheduler, self.supervisor.tell, give_up)
+            await absence.watch(node, hosts, control, self.scheduler_there, self.supervisor.tell, give_up)
 
         self.supervisor.examine = examine if hosts else None
 

@@ -99,10 +99,10 @@ class RemoteHost(launch.Host):
         """Take in, in a thread, what the host says from now on, through all breaks of the connection."""
         threading.Thread(target=ear.listen, args=(self,), name="sky-host", daemon=True).start()
 
-    def reach(self, address: str) -> str:
+    def reach(self, address: str, wish: int = 0) -> str:
         """Where the pool's scheduler is reached from here: at the link's tunnel."""
         host, _, port = address.rpartition("://")[2].rpartition(":")
-        tunnel = self.machine.link.tunnel(self.machine, host.strip("[]"), int(port))
+        tunnel = self.machine.link.tunnel(self.machine, host.strip("[]"), int(port), wish=wish)
         return f"tls://127.0.0.1:{tunnel.port}"
 
     def leave(self) -> None:

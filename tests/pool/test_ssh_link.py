@@ -169,6 +169,31 @@ def test_a_run_goes_on_while_the_link_is_cut_and_nothing_is_missing(world: World
     wait_until(lambda: nothing_here(pool.id))
 
 
+@pytest.mark.parametrize("cut", [False, True], ids=["alone", "while the link is cut"])
+def test_a_link_whose_process_is_killed_is_made_anew(world: World, cut: bool) -> None:
+    with ssh_pool() as pool:
+        run(pool, "1")
+        current = begin(pool, LINES.format(count=200))
+        time.sleep(0.5)
+        (process,) = links(pool.id)
+        if cut:
+            world.cut()
+        process.kill()
+        try:
+            wait_until(lambda: links(pool.id) not in ([], [process]))
+            time.sleep(5.0 * cut)
+        finally:
+            world.mend()
+        result = pool.attend(current)
+        assert [result.stdout(rank).split() for rank in (0, 1)] == [[str(n) for n in range(200)]] * 2
+        wait_until(lambda: pool.link is not None and pool.link.link.tunnels())
+        assert run(pool, "len(data)", {"data": b"x" * (9 << 20)}).values == [9 << 20] * 2
+        assert len(pool.status()) == 2
+    for host in world:
+        wait_until(lambda host=host: is_clean(host))
+    wait_until(lambda: nothing_here(pool.id))
+
+
 @pytest.mark.timeout(300)
 def test_a_host_that_dies_is_named_and_its_ranks_are_given_up(world: World) -> None:
     with ssh_pool() as pool:

@@ -70,6 +70,7 @@ class Link:
         self._wires: set[Wire] = set()
         self._idle: list[Wire] = []
         self._tell: list[Callable[[Event], None]] = []
+        self._tell_end: Callable[[], None] = lambda: None
         self._listener: threading.Thread | None = None
         self._closed = False
 
@@ -186,6 +187,10 @@ class Link:
         """Have a function called, in a thread of ours, with what becomes of the connections."""
         with self._lock:
             self._tell.append(tell)
+
+    def on_end(self, tell: Callable[[], None]) -> None:
+        """Have a function called, in a thread of ours, when the process ends without our doing."""
+        self._tell_end = tell
 
     def _machine(self, facts: dict[str, Any]) -> LinkMachine:
         target = forms.target(facts["target"])
@@ -316,6 +321,8 @@ class Link:
                     for one in tell:
                         one(forms.event(facts))
         self.forget(wire)
+        if not self._closed:
+            self._tell_end()
 
     # Calls
 
