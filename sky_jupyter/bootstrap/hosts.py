@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 CACHE = ".cache/sky_jupyter"
 _PATIENCE = 60.0
 _SKEW = 5.0
+_SMI_PATIENCE = 20
+_HANGS = "hangs"
 _NEEDS = "import ssl, ctypes, sqlite3, asyncio, multiprocessing, zlib"
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 _MIN_GLIBC = (2, 17)
@@ -61,6 +63,8 @@ class Facts:
         Whether the right uv is in its cache.
     devices : Devices
         Its accelerators, as far as CUDA_VISIBLE_DEVICES there, or the image's, allows.
+    driver_hangs : bool
+        Whether nvidia-smi has not answered.
     """
 
     machine: str
@@ -76,6 +80,7 @@ class Facts:
     pythons: tuple[str, ...]
     has_uv: bool
     devices: Devices
+    driver_hangs: bool = False
 
     @property
     def cache(self) -> str:
@@ -151,15 +156,19 @@ def look(machine: SSHMachine, python: str, uv: str, env: Mapping[str, str]) -> F
         pythons=tuple(dict.fromkeys(version for version, _ in pythons)),
         has_uv=one("uv") == "yes",
         devices=accelerators.parse(facts.get("gpu", ()), env.get(accelerators.VISIBLE, visible)),
+        driver_hangs=_HANGS in facts.get("gpu", ()),
     )
 
 
 def warnings(facts: Facts) -> list[str]:
     """What is odd about a host and does not keep it from taking part."""
+    told = []
+    if facts.driver_hangs:
+        told.append(f"its nvidia-smi does not answer in {_SMI_PATIENCE} s: it counts as a host without accelerators")
     if abs(facts.skew) > _SKEW:
         side = "ahead of" if facts.skew > 0 else "behind"
-        return [f"its clock is {abs(facts.skew):.0f} s {side} this machine's: times in its logs differ by that"]
-    return []
+        told.append(f"its clock is {abs(facts.skew):.0f} s {side} this machine's: times in its logs differ by that")
+    return told
 
 
 def check_alike(facts: Mapping[str, Facts], spec: PoolSpec) -> None:
@@ -219,7 +228,10 @@ def _script(python: str, uv: str) -> str:
         f'"$_sky_x" -I -c {shlex.quote(ask)} 2>/dev/null; done',
         f"[ -x {cache}/bin/{shlex.quote('uv-' + uv)} ] && echo uv yes",
         '[ -z "${CUDA_VISIBLE_DEVICES+x}" ] || echo "visible =$CUDA_VISIBLE_DEVICES"',
-        f"command -v nvidia-smi >/dev/null && nvidia-smi {' '.join(accelerators.QUERY)} 2>/dev/null | "
+        # A driver that hangs takes its tool with it.
+        f"_sky_t=; command -v timeout >/dev/null && _sky_t='timeout -s KILL {_SMI_PATIENCE}'; "
+        f"command -v nvidia-smi >/dev/null && {{ $_sky_t nvidia-smi {' '.join(accelerators.QUERY)} 2>/dev/null; "
+        f"[ $? -ne 137 ] || echo {_HANGS}; }} | "
         'while read -r _sky_g; do echo "gpu $_sky_g"; done',
     ]
     return "; ".join(steps) + "; :"

@@ -102,7 +102,7 @@ class Crew:
             # The environments of uv's own Pythons say which they are of; a minor version is enough to find them.
             site.python, site.version = "", self.image.python or self.minor
             if self.offline:
-                raise BootstrapError("python", self._no_python(site))
+                self._choose_standalone(site, say)
 
         self.each(one, "python")
 
@@ -154,6 +154,15 @@ class Crew:
 
         self.each(one, "plugins")
 
+    def _choose_standalone(self, site: Site, say: OnLine) -> None:
+        """Settle on a Python that is sent with the wheels; BootstrapError where there is none to send."""
+        try:
+            site.standalone = self.supplies.python(site.version, site.facts.machine, say)
+        except BootstrapError as error:
+            raise BootstrapError("python", self._no_python(site), command=error.command, lines=error.lines) from None
+        site.version = site.standalone.version
+        site.python = f"{site.facts.cache}/python/{site.standalone.name}/{site.standalone.program}"
+
     def _no_python(self, site: Site) -> str:
         """What a host lacks, and what can be done about it."""
         why = "the image asks for" if self.image.python else "the notebook runs"
@@ -161,9 +170,9 @@ class Crew:
         minor = fitting[0].rpartition(".")[0] if fitting else ""
         other = f", use the one that it has (sky.Image(python={minor!r}))" if minor else ""
         return (
-            f"no Python {site.version} (it has {', '.join(site.facts.pythons) or 'none'}), which {why}, and offline "
-            f"none can be fetched there: install it (Debian: apt-get install python{self.minor}){other}, or leave "
-            "--offline (offline=True) out where the host reaches the internet"
+            f"no Python {site.version} (it has {', '.join(site.facts.pythons) or 'none'}), which {why}, offline "
+            "it can fetch none, and uv has none here to send, nor a way to one: install it there (Debian: apt-get "
+            f"install python{self.minor}){other}, or have it sent (uv python install {self.minor} here)"
         )
 
     # -- an environment ----------------------------------------------------------------------------

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import BootstrapError, MachineError, SkyError
 from .hosts import Facts
+from .pythons import Standalone
 from .uv import LAST_LINES
 
 if TYPE_CHECKING:
@@ -36,6 +37,7 @@ class Site:
     facts: Facts = field(init=False)
     python: str = ""
     version: str = ""
+    standalone: Standalone | None = None
     environment: str = ""
     package: str = ""
 

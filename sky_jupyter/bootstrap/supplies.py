@@ -17,12 +17,14 @@ import platformdirs
 
 from ..errors import BootstrapError
 from . import wheels
+from .pythons import Standalone, archive, standalone
 from .site import PATIENCE, Site
 from .uv import OnLine, run_uv
 
 # The wheels, what is made of them, and what Python makes of that.
 _ROOM = 6
 _UV_SIZE = 40_000_000
+_PYTHON_SIZE = 200_000_000
 
 
 class Supplies:
@@ -41,6 +43,7 @@ class Supplies:
         self.uv = metadata.version("uv")
         self._locks: dict[wheels.Aim, list[str] | BootstrapError] = {}
         self._bundles: dict[wheels.Aim, list[wheels.Wheel]] = {}
+        self._pythons: dict[tuple[str, str], Standalone | BootstrapError] = {}
         self._finding = threading.RLock()
 
     def lock(self, aim: wheels.Aim, tell: OnLine) -> list[str]:
@@ -71,10 +74,33 @@ class Supplies:
                 self._bundles[aim] = found
             return self._bundles[aim]
 
+    def python(self, version: str, machine: str, tell: OnLine) -> Standalone:
+        """A Python of uv's own for hosts of an architecture.
+
+        Raises
+        ------
+        BootstrapError
+            When there is none here, and none can be fetched.
+        """
+        with self._finding:
+            if (version, machine) not in self._pythons:
+                try:
+                    found: Standalone | BootstrapError = standalone(version, machine, on_line=tell, stop=self.stop)
+                    if isinstance(found, Standalone):
+                        tell(f"hosts without a fitting Python are sent {found.name}")
+                except BootstrapError as error:
+                    found = error
+                self._pythons[version, machine] = found
+            found = self._pythons[version, machine]
+        if isinstance(found, BootstrapError):
+            raise found
+        return found
+
     def check_room(self, site: Site, sent: Sequence[wheels.Wheel]) -> None:
         """Refuse a host whose home has not the room that the environment takes."""
         needed = _ROOM * sum(wheel.path.stat().st_size for wheel in sent)
         needed += 0 if site.facts.has_uv else 2 * _UV_SIZE
+        needed += _PYTHON_SIZE if site.standalone else 0
         if 0 < site.facts.free < needed:
             raise BootstrapError(
                 "environment",
@@ -91,7 +117,8 @@ class Supplies:
         listed = site.machine.shell.run(f"ls -1 {where} 2>/dev/null; :", timeout=PATIENCE).out.decode().split()
         there = set(listed)
         missing = [wheel for wheel in sent if wheel.digest not in there]
-        if not missing and site.facts.has_uv:
+        python = self._missing_python(site)
+        if not missing and site.facts.has_uv and python is None:
             return
         incoming = f"{cache}/incoming-{PurePosixPath(site.environment).name}"
         with tempfile.TemporaryDirectory(prefix=".sending-", dir=own_cache()) as folder:
@@ -100,9 +127,12 @@ class Supplies:
                 os.link(wheel.path, Path(folder, "wheels", wheel.digest, wheel.path.name))
             if not site.facts.has_uv:
                 os.link(self._uv_archive(site, aim, tell), Path(folder, "uv.gz"))
+            if python is not None:
+                os.link(archive(python, own_cache() / "python"), Path(folder, "python.tar.gz"))
             size = sum(path.stat().st_size for path in Path(folder).rglob("*") if path.is_file())
             what = [f"{len(missing)} packages"] if missing else []
             what += [] if site.facts.has_uv else ["uv"]
+            what += [f"Python {python.version}"] if python is not None else []
             tell(f"sending {' and '.join(what)} ({size / 1e6:.0f} MB)")
             files.upload(site.machine, Path(folder), incoming)
         base, new, uv = shlex.quote(cache), shlex.quote(incoming), shlex.quote(f"uv-{self.uv}")
@@ -110,10 +140,18 @@ class Supplies:
             f"umask 077; cd {base} && mkdir -p wheels bin && "
             f"if [ -d {new}/wheels ]; then for d in {new}/wheels/*; do [ -e wheels/${{d##*/}} ] || mv -- $d wheels/ || "
             f"exit 1; done; fi && if [ -f {new}/uv.gz ]; then gzip -dc <{new}/uv.gz >bin/{uv}.part && "
-            f"chmod 700 bin/{uv}.part && mv -f -- bin/{uv}.part bin/{uv}; fi && rm -rf -- {new} && bin/{uv} --version",
+            f"chmod 700 bin/{uv}.part && mv -f -- bin/{uv}.part bin/{uv}; fi && "
+            f"{_unpacked(python, new)} && rm -rf -- {new} && bin/{uv} --version",
             "environment",
             "what was sent could not be put in its place",
         )
+
+    def _missing_python(self, site: Site) -> Standalone | None:
+        """The Python that is to be sent; None where it is there, or the host's own does."""
+        if site.standalone is None:
+            return None
+        there = site.machine.shell.run(f"[ -x {shlex.quote(site.python)} ]", timeout=PATIENCE).status == 0
+        return None if there else site.standalone
 
     def _uv_archive(self, site: Site, aim: wheels.Aim, tell: OnLine) -> Path:
         """uv's program for a host, compressed; this environment's own where both machines are alike."""
@@ -140,6 +178,18 @@ class Supplies:
             command = ["pip", "install", "--quiet", *target, f"uv=={self.uv}"]
             run_uv(command, phase="environment", on_line=tell, stop=self.stop)
             return Path(folder, "bin", "uv").read_bytes()
+
+
+def _unpacked(python: Standalone | None, incoming: str) -> str:
+    """Shell text that puts a Python that was sent into its place, whole or not at all."""
+    if python is None:
+        return ":"
+    part, whole = (shlex.quote(f"python/{python.name}{end}") for end in (f".tmp-{os.urandom(4).hex()}", ""))
+    # Another pool may have put it there meanwhile, and use it.
+    return (
+        f"mkdir -p {part} && gzip -dc <{incoming}/python.tar.gz | tar -xof - -C {part} && "
+        f"{{ mv -T -- {part} {whole} 2>/dev/null || {{ rm -rf -- {part}; [ -d {whole} ]; }}; }}"
+    )
 
 
 def own_cache() -> Path:

@@ -10,7 +10,7 @@ import shlex
 import signal
 import subprocess
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import uv
 
@@ -26,7 +26,14 @@ def without_secrets(text: str) -> str:
     return _USER_INFO.sub("", text)
 
 
-def run_uv(arguments: Sequence[str], *, phase: str, on_line: OnLine, stop: threading.Event | None = None) -> list[str]:
+def run_uv(
+    arguments: Sequence[str],
+    *,
+    phase: str,
+    on_line: OnLine,
+    stop: threading.Event | None = None,
+    env: Mapping[str, str] | None = None,
+) -> list[str]:
     """Run one uv command and hand on each line that it prints.
 
     uv sees this process's environment, so that ``UV_INDEX``, ``UV_FIND_LINKS`` and the like work.
@@ -41,6 +48,8 @@ def run_uv(arguments: Sequence[str], *, phase: str, on_line: OnLine, stop: threa
         Called with each line, in this thread.
     stop : threading.Event, optional
         When set, uv is ended and the phase fails.
+    env : mapping of str to str, optional
+        Variables besides.
 
     Returns
     -------
@@ -65,7 +74,7 @@ def run_uv(arguments: Sequence[str], *, phase: str, on_line: OnLine, stop: threa
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
-        env=_environment(),
+        env={**_environment(), **(env or {})},
         start_new_session=True,
     )
     lines: list[str] = []

@@ -255,6 +255,8 @@ def test_a_host_that_reaches_no_index_is_told_of_offline(fresh: World) -> None:
 @pytest.mark.root
 @needs_paramiko
 def test_a_host_without_python_is_told_what_to_do(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("UV_PYTHON_INSTALL_DIR", str(tmp_path / "pythons"))
+    monkeypatch.setenv("UV_PYTHON_INSTALL_MIRROR", f"file://{tmp_path}/nothing")
     with hosts(1) as bare:
         monkeypatch.setenv("SKY_SSH_CONFIG", str(bare.ssh_config(tmp_path / "config")))
         with crew(bare, ["host0"]) as mine, pytest.raises(BootstrapError) as caught:

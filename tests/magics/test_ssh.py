@@ -12,12 +12,16 @@ from IPython.core.error import UsageError
 
 from sky_jupyter.magics.options import parse
 from sky_jupyter.providers import SSH, Local
-from tests.hosts.world import hosts, skip_unless_hosts_run
+from tests.hosts.traces import wait_until_clean
+from tests.hosts.world import Kind, hosts, skip_unless_hosts_run
 from tests.magics.notebook import notebook
 from tests.magics.test_reattach import kill
 from tests.pool.remote import is_clean, nothing_here, wait_until
 
 pytestmark = pytest.mark.long
+needs_paramiko = pytest.mark.skipif(
+    importlib.util.find_spec("paramiko") is None, reason="needs paramiko (the `ssh` extra)"
+)
 
 
 def test_hosts_make_the_provider_and_are_the_nodes() -> None:
@@ -61,7 +65,7 @@ def test_what_does_not_go_together_is_told_in_a_line(line: str, told: str) -> No
 
 @pytest.mark.root
 @pytest.mark.slow
-@pytest.mark.skipif(importlib.util.find_spec("paramiko") is None, reason="needs paramiko (the `ssh` extra)")
+@needs_paramiko
 def test_a_cell_runs_on_hosts(tmp_path: Path) -> None:
     skip_unless_hosts_run(f"{sys.version_info[0]}.{sys.version_info[1]}")
     with hosts(2, python=True) as world:
@@ -87,7 +91,7 @@ def test_a_cell_runs_on_hosts(tmp_path: Path) -> None:
 @pytest.mark.root
 @pytest.mark.slow
 @pytest.mark.timeout(600)
-@pytest.mark.skipif(importlib.util.find_spec("paramiko") is None, reason="needs paramiko (the `ssh` extra)")
+@needs_paramiko
 def test_a_new_notebook_is_told_of_the_pool_that_a_killed_one_left_and_takes_it_up(tmp_path: Path) -> None:
     with hosts(2, python=True) as world:
         config = {"SKY_SSH_CONFIG": str(world.ssh_config(tmp_path / "config")), "SSH_AUTH_SOCK": ""}
@@ -120,3 +124,27 @@ def test_a_new_notebook_is_told_of_the_pool_that_a_killed_one_left_and_takes_it_
         for host in world:
             wait_until(lambda host=host: is_clean(host))
         assert nothing_here(id)
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@needs_paramiko
+def test_a_refusal_is_short_names_the_host_and_leaves_nothing(tmp_path: Path) -> None:
+    with hosts(Kind(), Kind(login="password")) as world:
+        config = world.ssh_config(tmp_path / "config")
+        nowhere = {"UV_PYTHON_INSTALL_DIR": str(tmp_path), "UV_PYTHON_INSTALL_MIRROR": f"file://{tmp_path}/nothing"}
+        with notebook(tmp_path, SKY_SSH_CONFIG=str(config), SSH_AUTH_SOCK="", **nowhere) as book:
+            assert book.run("%load_ext sky_jupyter").status == "ok"
+            for line, name, told in [
+                ("host0,nohost", "Unreachable", "nohost: no host of the name 'nohost' is known here"),
+                ("host1", "LoginRefused", "host1: lets users in by password only"),
+                ("host0", "BootstrapError", "on node 0 (host0): no Python 3."),
+                (f"ada@{world[0].address}", "HostKeyError", f"{world[0].address}: the authenticity of the host is not"),
+            ]:
+                cell = book.run(f"%%sky --provider ssh --offline --hosts {line}\n1", timeout=120)
+                assert (cell.status, cell.error_name) == ("error", name), cell.outputs
+                assert told in cell.error
+                # What a person is told, and not the way there through our code.
+                assert "sky_jupyter/" not in cell.error
+                assert book.run("%sky status").stream().startswith("no pool lives")
+        wait_until_clean(world)

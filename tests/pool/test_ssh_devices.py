@@ -117,6 +117,18 @@ def test_accelerators_that_are_asked_for_and_not_there_are_refused(world: World)
     assert "the pool needs H100 on each node" in refusal("host0", accelerator="H100")
 
 
+def test_a_driver_that_hangs_is_told_and_has_no_devices(world: World) -> None:
+    world[0].write(TOOL, "#!/bin/sh\nsleep 1000\n", mode=0o755)
+    pool, told = pool_of("host0"), []
+    pool.start(lambda event: told.append(getattr(event, "text", "")))
+    try:
+        assert run(pool, SEEN).values == [None]
+    finally:
+        pool.down()
+    assert any("its nvidia-smi does not answer" in line for line in told)
+    give(world, [])
+
+
 def test_ranks_that_cannot_have_equal_shares_are_refused(world: World) -> None:
     give(world, [smi.A100] * 4)
     told = "3 ranks cannot share 4 x NVIDIA A100-SXM4-80GB equally: have 1 or 2 or 4 of them"

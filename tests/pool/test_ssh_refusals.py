@@ -45,6 +45,9 @@ def world() -> Iterator[World]:
 def configure(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Configure:
     """Makes the user's SSH configuration, with all hosts of a world in it."""
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    # uv has no Python here to send, and no way to one.
+    monkeypatch.setenv("UV_PYTHON_INSTALL_DIR", str(tmp_path / "pythons"))
+    monkeypatch.setenv("UV_PYTHON_INSTALL_MIRROR", f"file://{tmp_path}/nothing")
 
     def write(world: World) -> Path:
         path = world.ssh_config(tmp_path / "config")

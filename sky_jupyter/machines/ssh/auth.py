@@ -325,8 +325,8 @@ def _no_keys(target: Target, methods: list[str], tried: list[str]) -> LoginRefus
         return LoginRefused(
             target.name,
             "password",
-            f"{target} lets users in by {ways} only, and passwords are not used here. Have its administrator allow "
-            f"keys (PubkeyAuthentication yes), then: ssh-copy-id {_command(target)}",
+            f"lets users in by {ways} only, and passwords are not used here. Have its administrator allow keys "
+            f"(PubkeyAuthentication yes), then: ssh-copy-id {_command(target)}",
         )
     also = (
         " It takes a password: copy a key there with it." if {"password", "keyboard-interactive"} & {*methods} else ""
@@ -335,7 +335,7 @@ def _no_keys(target: Target, methods: list[str], tried: list[str]) -> LoginRefus
     return LoginRefused(
         target.name,
         "keys",
-        f"{target} takes no key of ours for the user {target.user}; {shown}.{also} To let one in: {make}"
+        f"takes no key of ours for the user {target.user}; {shown}.{also} To let one in: {make}"
         f"ssh-copy-id {_command(target)}; or name the right one with key= or IdentityFile, the right user with user=",
     )
 
@@ -345,7 +345,7 @@ def _too_many(target: Target, offered: int, tried: list[str], error: BaseExcepti
     return LoginRefused(
         target.name,
         "attempts",
-        f"{target} ended the connection after {keys} ({error or 'no reason given'}); tried {'; '.join(tried)}. "
+        f"ended the connection after {keys} ({error or 'no reason given'}); tried {'; '.join(tried)}. "
         "Name the right key with key=, or with IdentityFile and IdentitiesOnly yes",
     )
 
@@ -354,7 +354,7 @@ def _factor(target: Target, label: str, more: list[str]) -> LoginRefused:
     return LoginRefused(
         target.name,
         "factor",
-        f"{target} takes {label} but asks for {' or '.join(more)} as well, which nobody is there to answer; "
+        f"takes {label} but asks for {' or '.join(more)} as well, which nobody is there to answer; "
         "allow the key alone for this user (AuthenticationMethods publickey), or use another host as jump=",
     )
 
