@@ -83,8 +83,14 @@ class Files:
 
         def find() -> dict[str, Any]:
             entries = unpack(listing)
-            root, spool = (self._room_for(run, entries), self._spool(run)) if run else (self._place(path), "")
-            return {"path": str(root), "spool": str(spool), **asdict(standing.look(root, entries))}
+            root, spool = (self._room_for(run, entries), self._spool(run)) if run else (self._place(path), None)
+            facts = asdict(standing.look(root, entries))
+            return {
+                "path": str(root),
+                "spool": str(spool or ""),
+                "spooled": spool is not None and spool.is_dir(),
+                **facts,
+            }
 
         return await asyncio.to_thread(find)
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
+import fcntl
 import hashlib
 import os
 import shutil
@@ -194,7 +195,8 @@ class Take:
                 raise _changed(entry)
             path = entry.below(self.root)
             part = Path(f"{path}{PART}")
-            with _gone_when_full(part), open(_private(part, os.O_TRUNC), "wb") as file:
+            with _gone_when_full(part), open(_private(part), "r+b") as file:
+                file.truncate(0)
                 file.write(content)
             os.replace(part, path)
             self.there += entry.size
@@ -294,9 +296,18 @@ def _link(path: Path, to: str) -> None:
     os.replace(part, path)
 
 
-def _private(part: Path, flags: int = 0) -> int:
-    """A file that only its user can read, never through a link that stands there under its name."""
-    return os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | flags, 0o600)
+def _private(part: Path) -> int:
+    """A file that only its user can read and nobody else takes now; never through a link that has its name."""
+    file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        raise OSError(errno.EBUSY, "another transfer is writing it", str(part)) from None
+    except OSError:
+        # A file system without locks.
+        return file
+    return file
 
 
 @contextlib.contextmanager

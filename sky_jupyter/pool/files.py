@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import LinkLost, SpecError
+from ..errors import CaptureError, LinkLost, SpecError, TransferError
 from . import launch
 from . import remote as remotely
 from .events import Listener, ignore
@@ -67,7 +67,7 @@ def ship(pool: Pool, run: Run, hosts: Iterable[launch.Host], listener: Listener,
     Raises
     ------
     CaptureError
-        When a host has no room for them.
+        When they cannot be brought there, such as for want of room.
     """
     hosts = list(hosts)
     if sum(path.stat().st_size for path in run.folder.iterdir()) <= SMALL:
@@ -79,6 +79,8 @@ def ship(pool: Pool, run: Run, hosts: Iterable[launch.Host], listener: Listener,
     except BaseException as error:
         # Where the link broke, the next attempt goes on with the parts.
         remotely.discard(hosts, run.folder, parts=not isinstance(error, LinkLost))
+        if isinstance(error, TransferError):
+            raise CaptureError(f"the cell's values could not be brought to the nodes: {error}") from None
         raise
 
 

@@ -22,6 +22,7 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _AGAIN = 0.5
+_FAREWELL = 6.0
 _LOOK = 0.1
 
 
@@ -83,13 +84,23 @@ class Moving:
 
     def wait(self, work: Coroutine[Any, Any, T], tick: Tick) -> T:
         """Do it on the loop while ``tick`` is called; an interrupt stops it, and what has come stays."""
-        future = loop().submit(work)
+        over = threading.Event()
+
+        async def whole() -> T:
+            try:
+                return await work
+            finally:
+                over.set()
+
+        future = loop().submit(whole())
         try:
             wait_ticking(future, tick)
             return future.result()
         except BaseException:
             self.stop.set()
             future.cancel()
+            # The nodes' copies have ended then: the next transfer may be of the same files.
+            over.wait(_FAREWELL)
             raise
 
     def tell(self, what: str, there: int, total: int, more: str = "") -> None:

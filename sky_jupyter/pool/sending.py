@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CaptureError, LinkLost, NodeLost, SpecError, TransferError
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
 # What one call of a machine's may name, in bytes.
 _NAMES = 200_000
 _GOODBYE = 5.0
+# Values up to this size are not worth being resumed.
+_SOON = 4 << 20
 
 
 class Sending(Moving):
@@ -102,7 +104,8 @@ class Sending(Moving):
         """Send it to one node and spread it from there; the nodes that had to be sent to besides."""
         listing = await asyncio.to_thread(pack, self.entries)
         places = {node: Place(found["path"], found["spool"]) for node, found in self.found.items()}
-        spread = Spread(self.control, secrets.token_hex(8), listing, places, self._tell_copies)
+        size = max(sum(self.entries[index].size for index in self.found[node]["absent"]) for node in lacking)
+        spread = Spread(self.control, secrets.token_hex(8), listing, size, places, self._tell_copies)
         apart = [node for node in lacking if self.host(node).apart]
         others = [node for node in lacking if node not in apart]
         have = [node for node in self.nodes if node not in lacking and not self.host(node).apart]
@@ -149,16 +152,30 @@ class Sending(Moving):
         found = self.found[node]
         missing = found["absent"]
         try:
-            if found["doubtful"] or found["spool"]:
+            if found["doubtful"] or found["spooled"]:
                 missing = await spread.settle(node)
             names = [self.entries[index].name for index in missing if self.entries[index].kind == FILE]
-            await self._upload(node, names, sum(self.entries[index].size for index in missing))
+            size = sum(self.entries[index].size for index in missing)
+            if found["spool"] and size <= _SOON:
+                await self._put(node, names, size)
+            else:
+                await self._upload(node, names, size)
             missing = await spread.settle(node)
         except (OSError, NodeLost) as error:
             self._check({node: Failure("error", str(error))})
         if missing:
             name = self.entries[missing[0]].name or self.what
             raise TransferError(f"{self.name(node)}: {name} did not come whole; did it change meanwhile? put it again")
+
+    async def _put(self, node: int, names: Sequence[str], size: int) -> None:
+        """Few bytes, in one command."""
+        spool = PurePosixPath(self.found[node]["spool"])
+
+        def move(machine: Any) -> None:
+            machine.put_all({spool / name: (self.source / name).read_bytes() for name in names})
+
+        await self.over_the_link(node, move)
+        self.sent += size
 
     async def _upload(self, node: int, names: Sequence[str], size: int) -> None:
         target = self.found[node]["spool"] or self.found[node]["path"]

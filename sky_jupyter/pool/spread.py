@@ -18,6 +18,8 @@ from .control import Control
 _FIRST_POLL, _LAST_POLL = 0.01, 0.3
 # One at a time is soonest for all, unless who takes is slow: others do not wait for that one.
 _SLOW_AGE, _SLOW_RATE, _MOST_SERVED = 3.0, 8e6, 4
+# What is small is there before anybody could serve the next.
+_SMALL, _MOST_SERVED_SMALL = 16 << 20, 16
 _MOST_ATTEMPTS = 6
 # An agent that ends is revived; a node that is still lost after this long gets nothing.
 _ABSENCE = 6.0
@@ -67,6 +69,8 @@ class Spread:
         A name for it.
     listing : bytes
         What it consists of, with the hashes of what is to be copied.
+    size : int
+        Bytes of all that is to be copied.
     places : mapping of int to Place
         By node.
     tell : callable
@@ -78,10 +82,12 @@ class Spread:
         control: Control,
         plan: str,
         listing: bytes,
+        size: int,
         places: Mapping[int, Place],
         tell: Callable[[Mapping[int, int]], None],
     ) -> None:
         self._control, self._plan, self._listing, self._places, self._tell = control, plan, listing, places, tell
+        self._size = size
         self._jobs: dict[int, _Job] = {}
         self._there: dict[int, int] = {}
         self._tried: dict[int, set[int | None]] = {node: set() for node in places}
@@ -176,6 +182,8 @@ class Spread:
         if source not in self._control.addresses:
             return False
         serves = [job for job in self._jobs.values() if job.source == source]
+        if self._size <= _SMALL:
+            return len(serves) < _MOST_SERVED_SMALL
         return len(serves) < _MOST_SERVED and all(job.slow for job in serves)
 
     async def _take(self, node: int, source: int | None) -> None:

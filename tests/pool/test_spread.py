@@ -54,7 +54,9 @@ class Copies:
         """A spread of it, not begun."""
         assert self.pool.control is not None
         places = {node: Place(str(self.place(node))) for node in range(self.pool.spec.nodes)}
-        made = Spread(self.pool.control, secrets.token_hex(4), pack(listing_of(self.source)), places, self.tell)
+        made = Spread(
+            self.pool.control, secrets.token_hex(4), pack(listing_of(self.source)), self.size, places, self.tell
+        )
         self.made = made
         return made
 
@@ -87,7 +89,7 @@ class Copies:
 
 @pytest.fixture
 def copies(pool: Pool, tmp_path: Path) -> Copies:
-    return Copies(pool, tmp_path, 8 << 20)
+    return Copies(pool, tmp_path, 20 << 20)
 
 
 def wait_until(condition: object) -> None:
