@@ -102,7 +102,7 @@ class HostKeyError(MachineError):
 
 
 class LoginRefused(MachineError):
-    """The machine lets none of our keys in; ``reason`` is keys, password, attempts or factor."""
+    """The machine lets none of our keys in; ``reason`` is keys, password, attempts, factor or waited."""
 
 
 class LinkLost(MachineError):

@@ -168,7 +168,10 @@ class Crew:
         why = "the image asks for" if self.image.python else "the notebook runs"
         fitting = [found for found in site.facts.pythons if _SUPPORTED.match(found)]
         minor = fitting[0].rpartition(".")[0] if fitting else ""
-        other = f", use the one that it has (sky.Image(python={minor!r}))" if minor else ""
+        other = (
+            f", use the one that it has (sky.Image(python={minor!r}): cells run there, functions of the notebook do "
+        )
+        other = f"{other}not)" if minor else ""
         return (
             f"no Python {site.version} (it has {', '.join(site.facts.pythons) or 'none'}), which {why}, offline "
             "it can fetch none, and uv has none here to send, nor a way to one: install it there (Debian: apt-get "

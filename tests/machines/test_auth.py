@@ -7,6 +7,7 @@ import shutil
 import signal
 import subprocess
 import threading
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -121,6 +122,35 @@ def test_a_passphrase_is_asked_for_once_for_all_hosts(
         thread.join(60)
     assert asked == [(str(key), 0), (str(key), 1)]
     assert "sesame" not in repr(access)
+
+
+def test_who_takes_longer_to_answer_than_the_host_waits_is_let_in_all_the_same(
+    target_of: TargetOf, tmp_path: Path
+) -> None:
+    from sky_jupyter.machines.ssh.session import Access, connect
+    from sky_jupyter.machines.ssh.values import Prompts
+
+    asked: list[str] = []
+    with serve(tmp_path / "sshd", "LoginGraceTime 2") as impatient:
+        key = keygen(tmp_path / "locked", "ed25519", "open sesame")
+        let_in(impatient, tmp_path / "locked.pub")
+
+        def answer(path: str, attempt: int) -> str:
+            asked.append(path)
+            time.sleep(5)
+            return "open sesame"
+
+        def accept(new: object) -> bool:
+            asked.append("host")
+            time.sleep(5)
+            return True
+
+        prompts = Prompts(answer, accept)
+        known = str(tmp_path / "nobody")
+        changes = {"keys": (str(key),), "known_hosts": (known,), "strict": "ask"}
+        connect(target_of(impatient, **changes), Access.of(prompts=prompts)).close()
+        connect(target_of(impatient, **changes), Access.of(prompts=prompts)).close()
+    assert asked == ["host", str(key), str(key)]
 
 
 def test_a_key_that_stays_closed_is_named_and_not_asked_for_again(

@@ -105,10 +105,12 @@ def log_in(transport: paramiko.Transport, target: Target, ring: KeyRing) -> str:
     Raises
     ------
     LoginRefused
-        When there is none; it names all that was tried, and what to do.
+        When there is none; it names all that was tried, and what to do. Its reason is ``waited`` where the
+        host has ended the connection while a person was asked: what was answered counts the next time.
     """
     tried: list[str] = []
     offered = 0
+    _still_there(transport, target)
     with _agent(target) as agent:
         for candidate in _candidates(target, ring, agent, tried):
             try:
@@ -116,6 +118,7 @@ def log_in(transport: paramiko.Transport, target: Target, ring: KeyRing) -> str:
             except _Skip as reason:
                 tried.append(f"{candidate.label} ({reason})")
                 continue
+            _still_there(transport, target)
             offered += 1
             try:
                 more = transport.auth_publickey(target.user, key)
@@ -132,6 +135,17 @@ def log_in(transport: paramiko.Transport, target: Target, ring: KeyRing) -> str:
                     raise _factor(target, candidate.label, list(more))
                 return candidate.label
     raise _no_keys(target, _methods(transport, target), tried)
+
+
+def _still_there(transport: paramiko.Transport, target: Target) -> None:
+    """Tell a connection that ended before a key was offered: a host waits two minutes for a log-in, as a rule."""
+    if not transport.is_active():
+        raise LoginRefused(
+            target.name,
+            "waited",
+            "ended the connection before a key was offered: answer sooner, or see what its sshd says (LoginGraceTime, "
+            "MaxStartups, a ban)",
+        )
 
 
 def _candidates(target: Target, ring: KeyRing, agent: list[Any], tried: list[str]) -> Iterator[_Candidate]:

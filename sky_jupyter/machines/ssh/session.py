@@ -17,7 +17,7 @@ import paramiko
 from paramiko.common import MSG_CHANNEL_REQUEST
 from paramiko.message import Message
 
-from ...errors import LinkLost, MachineError, Unreachable
+from ...errors import LinkLost, LoginRefused, MachineError, Unreachable
 from . import auth, hostkeys
 from .dial import SILENT, command_socket, dial, end, peer
 from .pipe import Pipe
@@ -35,6 +35,8 @@ _TICK = 1.0
 _PULSE = 4
 _CHANNEL_PATIENCE = 30.0
 _END_PATIENCE = 5.0
+# A question about the host, and one about each of a few keys.
+_SLOW_ANSWERS = 4
 
 
 @dataclass(frozen=True)
@@ -415,6 +417,17 @@ def connect(target: Target, access: Access | None = None) -> Session:
         When it lets none of our keys in.
     """
     access = access or Access()
+    for _ in range(_SLOW_ANSWERS):
+        try:
+            return _connect(target, access)
+        except LoginRefused as error:
+            if error.reason != "waited":
+                raise
+            # Somebody took a while to answer: now the host is known, or a key is open.
+    return _connect(target, access)
+
+
+def _connect(target: Target, access: Access) -> Session:
     below: Session | None = None
     child: subprocess.Popen[bytes] | None = None
     if target.jump is not None:
