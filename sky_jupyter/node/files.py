@@ -29,6 +29,7 @@ _CONNECT = 5.0
 _PATIENCE = 60.0
 # Shared memory is the node's memory: so much of it stays free, or the disk is used.
 _SPARE = 64 << 20
+_MOST_PLANS = 20
 _SPOOL = "arriving"
 # A run's folder has its id as its name; nothing else among the blobs is called like this.
 _RUN = re.compile(r"[0-9a-f]{8}\Z")
@@ -96,7 +97,11 @@ class Files:
 
     async def sky_plan(self, plan: str, listing: bytes) -> None:
         """Keep the listing of what is to come, with its hashes, under a name for `sky_take`."""
-        self._plans[plan] = await asyncio.to_thread(unpack, listing)
+        entries = await asyncio.to_thread(unpack, listing)
+        while len(self._plans) >= _MOST_PLANS:
+            # Its manager could not say that it is over; one that is not is given anew.
+            del self._plans[next(iter(self._plans))]
+        self._plans[plan] = entries
 
     async def sky_take(
         self, plan: str, job: str, path: str, source: dict[str, str] | None = None, spool: str = ""
@@ -109,6 +114,9 @@ class Files:
         if plan not in self._plans:
             return False
         if job not in self._takes:
+            over = [name for name, (_, task) in self._takes.items() if task.done()]
+            for name in over[: max(0, len(over) - _MOST_PLANS)]:
+                del self._takes[name]
             take = Take(Path(path), self._plans[plan], self._source(source), Path(spool) if spool else None)
             self._takes[job] = take, asyncio.create_task(take.run())
         return True

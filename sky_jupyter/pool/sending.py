@@ -125,7 +125,7 @@ class Sending(Moving):
             self._check(failures)
             return apart
         finally:
-            # Also when this is cancelled; who cannot be told forgets by itself in the end.
+            # Also when this is cancelled; who cannot be told forgets by itself when others come.
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(spread.close(), _GOODBYE)
 
