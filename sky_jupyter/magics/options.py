@@ -250,7 +250,7 @@ _PUT = (
     ),
 )
 _GET = (
-    Target("REMOTE", _path, "a path", f"the file or folder on the nodes; {_THERE}"),
+    Target("REMOTE", _path, "a path", f"the file or folder on the nodes;\n{'':24}{_THERE}"),
     Target(
         "LOCAL",
         _path,

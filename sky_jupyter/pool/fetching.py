@@ -34,11 +34,11 @@ class Fetching(Moving):
                 f"{path} needs {size_text(needs)} here, and there is room for {size_text(free)} at "
                 f"{targets[self.nodes[0]].parent}; make room, or name another place"
             )
-        fetch = self._fetch if self.pool.machines else self._copy
+        fetch = self._fetch if self.away else self._copy
         moved = sum(await together(fetch(n, found[n]["path"], targets[n], listings[n]) for n in self.nodes))
         files = sum(entry.kind == FILE for entries in listings.values() for entry in entries)
         size = sum(map(total, listings.values()))
-        sent, copied = (moved, 0) if self.pool.machines else (0, moved)
+        sent, copied = (moved, 0) if self.away else (0, moved)
         return Transfer(PurePath(path).name, size, files, tuple(self.nodes), sent, copied)
 
     def _targets(self, path: str, local: str | None) -> dict[int, Path]:

@@ -42,7 +42,7 @@ def put(
     if not target.strip():
         raise SpecError("an empty name is no place on a node")
     sending = Sending(pool, source, nodes, listener)
-    return sending.wait(sending.put(target) if pool.machines else sending.put_here(target), tick)
+    return sending.wait(sending.put(target) if sending.away else sending.put_here(target), tick)
 
 
 def get(

@@ -81,6 +81,8 @@ class Moving:
         self.stop = threading.Event()
         assert pool.control is not None
         self.control = pool.control
+        # Whether the nodes are other machines than this one.
+        self.away = not pool.hosts[0].here
 
     def wait(self, work: Coroutine[Any, Any, T], tick: Tick) -> T:
         """Do it on the loop while ``tick`` is called; an interrupt stops it, and what has come stays."""
