@@ -756,3 +756,71 @@ def test_the_control_plane_dials_again_over_the_same_port(
             machine.retry()
 
         asyncio.run(watch(tunnel.port, host.stop, back))
+
+
+def test_a_link_that_is_left_ends_with_its_pool_and_removes_its_folders(
+    folder: Path, server: Server, target_of: TargetOf, tmp_path: Path
+) -> None:
+    first, second = tmp_path / "first", tmp_path / "second"
+    for made in (first, second):
+        made.mkdir()
+    link = Link.start(folder)
+    machine = link.connect(target_of(server))
+    commands = [machine.exec(["sleep", "300"], env={}, cwd="/", log=Path("/dev/null")) for _ in range(2)]
+    processes = [machine.process(*command.identity) for command in commands]
+    # The pool lives on beyond the lease, as long as one of its processes does.
+    link.keep(8.0, processes, [first, second])
+    link.close()
+    os.kill(processes[0].identity[0], signal.SIGKILL)
+    time.sleep(12)
+    assert link_processes(folder)
+    assert first.exists()
+    os.kill(processes[1].identity[0], signal.SIGKILL)
+    assert eventually(lambda: not link_processes(folder), PATIENCE)
+    assert eventually(lambda: not first.exists() and not second.exists(), PATIENCE)
+
+
+def test_a_client_that_comes_in_time_finds_the_link_and_the_pool_s_folders(
+    folder: Path, server: Server, target_of: TargetOf, tmp_path: Path
+) -> None:
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    link = Link.start(folder)
+    machine = link.connect(target_of(server))
+    command = machine.exec(["sleep", "300"], env={}, cwd="/", log=Path("/dev/null"))
+    link.keep(600.0, [machine.process(*command.identity)], [mine])
+    link.close()
+    joined = Link.join(folder)
+    try:
+        os.kill(command.identity[0], signal.SIGKILL)
+        time.sleep(5)
+        # What has ended is the client's to find out.
+        assert joined.alive
+        assert mine.exists()
+    finally:
+        joined.end()
+    assert mine.exists()
+
+
+def test_a_tunnel_is_at_the_port_that_is_wished_for_where_that_is_free(link: Link, machine: LinkMachine) -> None:
+    wish = free_port()
+    first = link.tunnel(machine, "127.0.0.1", 9, wish=wish)
+    second = link.tunnel(machine, "127.0.0.1", 10, wish=wish)
+    assert first.port == wish
+    assert second.port not in (0, wish)
+
+
+def test_a_client_is_told_that_the_process_ended_without_its_doing(folder: Path) -> None:
+    told = threading.Event()
+    link = Link.start(folder)
+    link.on_end(told.set)
+    one_process(folder).kill()
+    assert told.wait(PATIENCE)
+    link.close()
+    place.clear(folder)
+    folder.rmdir()
+    quiet = threading.Event()
+    other = Link.start(folder)
+    other.on_end(quiet.set)
+    other.end()
+    assert not quiet.wait(1)
