@@ -1,0 +1,564 @@
+"""How a pool comes to life on its machines, changes hands, is mended and ends; what runs on it is `manager`'s."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import functools
+import math
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from ..bootstrap import environment, steps
+from ..errors import BootstrapError, PoolError, plain
+from ..machines.local import LocalMachine
+from ..spec import PoolSpec
+from . import absence, folders, launch, remote
+from .control import Control
+from .events import Listener, PhaseEvent, ignore
+from .link import PoolLink
+from .loop import Tick, loop, no_tick, wait_ticking
+from .record import PoolRecord
+from .registry import PoolRow, Registry
+from .remote import PoolGone, RemoteHost
+from .supervisor import Supervisor
+
+if TYPE_CHECKING:
+    from ..bootstrap.remote import Crew
+    from ..machines.ssh.values import Prompts
+
+AGENT_TIMEOUT = 60.0
+# A machine that has much else to do takes long; a rank that hangs is rarer than that.
+_AGAIN_PATIENCE = 60.0
+JOIN_TIMEOUT = 10.0
+_LAST_WORDS = 0.3
+_END_PATIENCE = 20.0
+
+
+class PoolLife:
+    """The part of a `Pool` that has its hosts, and knows nothing of cells."""
+
+    def __init__(self, spec: PoolSpec, prompts: Prompts | None = None) -> None:
+        self.spec = spec
+        self.prompts = prompts
+        self.id = launch.new_id()
+        self.state = "new"
+        self.broken = ""
+        self.registry = Registry()
+        self.supervisor = Supervisor(spec, self._renew, self._again, self._break, self._let_go)
+        self.hosts: list[launch.Host] = []
+        # The link to other machines, and those that it holds.
+        self.link: PoolLink | None = None
+        self.machines: list[Any] = []
+        self.ids: Sequence[str] = ()
+        self.control: Control | None = None
+        self.began = 0.0
+        self.listener: Listener = ignore
+        # Where the scheduler is reached from here, and where the hosts reach it.
+        self.scheduler_address = self.scheduler_there = ""
+        # Machines that could not be reached when the pool was ended: what runs there ends by its lease.
+        self.unsure: list[str] = []
+        self.owner = os.getpid()
+        # Which manager of the pool this is: agents obey the highest.
+        self.generation = 1
+        self._epoch = 0
+        self._stop = threading.Event()
+        # Unset while hosts are being started on other machines.
+        self._idle = threading.Event()
+        self._idle.set()
+        # What plugins entered here, for the pool's life.
+        self._client = contextlib.ExitStack()
+
+    def start(self, listener: Listener = ignore, tick: Tick = no_tick) -> None:
+        """Make the machines, prepare them and enter the plugins; whatever fails leaves nothing.
+
+        Parameters
+        ----------
+        listener : callable
+            Told of the phases.
+        tick : callable
+            Called several times a second while this waits.
+
+        Raises
+        ------
+        BootstrapError, ProvisionError
+            What failed, in which phase, and on which node.
+        """
+        self.listener = listener
+        self.began = time.perf_counter()
+        self.generation = self.registry.intend(
+            self.id, self.spec.name, self.spec.provider.kind, self.spec.nodes, self.spec.keep
+        )
+        try:
+            wait_ticking(loop().submit(self._start()), tick)
+        except BaseException:
+            # What runs in a thread is not reached by an interrupt: it is asked to end.
+            self._stop.set()
+            self.down()
+            raise
+        self.state = "ready"
+        try:
+            for plugin in self.spec.plugins:
+                if plugin.around_client is not None:
+                    self._client.enter_context(plugin.around_client(self))
+        except BaseException:
+            self.down()
+            raise
+        self._record_ready()
+
+    def _record_ready(self) -> None:
+        places = tuple(dict.fromkeys(str(path) for host in self.hosts for path in (host.folder, host.blobs)))
+        # Another machine's process number says nothing here.
+        process = self.hosts[0].command.identity if self.hosts[0].here else None
+        self.registry.update(self.id, "ready", places, process)
+        if self.link is not None:
+            # Whoever looks for the pool finds it from now on, and its link as well.
+            self._keep_link()
+
+    def _take_up(self, row: PoolRow, record: PoolRecord, take_over: bool, tick: Tick) -> None:
+        """Become the manager of a pool that outlived its own; where that fails, it stays as it was."""
+        self.id, self.began, self.ids = row.id, time.perf_counter(), record.ids
+        self.generation = self.registry.own(row.id, take_over=take_over)
+        try:
+            wait_ticking(loop().submit(self._join(record)), tick)
+        except BaseException as error:
+            self._not_joined(row, error)
+            raise
+        self.state = "ready"
+
+    async def _join(self, record: PoolRecord) -> None:
+        if self.spec.provider.kind == "local":
+            self.hosts = [launch.adopt(host) for host in record.hosts]
+        else:
+            with self._phase("connect", str(self.spec.provider)):
+                await asyncio.to_thread(self._reconnect, record)
+        self.scheduler_there = record.scheduler
+        self.scheduler_address = await asyncio.to_thread(self.hosts[0].reach, record.scheduler)
+        self.control = Control(self.supervisor, direct=record.direct, generation=self.generation)
+        self.supervisor.control = self.control
+        self._watch_hosts()
+        folder = self.hosts[0].folder
+        with self._phase("agent", "connecting"):
+            try:
+                address = self.scheduler_address
+                await self.control.connect(address, folder, self.spec.nodes, JOIN_TIMEOUT, lambda: "")
+            except OSError as error:
+                raise PoolError(f"pool {self.spec.name!r} cannot be reached: {error}") from None
+        for host in self.hosts:
+            host.listen(self._in_loop(functools.partial(self._on_host, host)))
+
+    def _reconnect(self, record: PoolRecord) -> None:
+        """Take up the hosts of another manager, through its link or a new one."""
+        self.link, self.hosts = remote.reopen(record.hosts, self.spec.name)
+        self.machines = [host.machine for host in self.hosts if isinstance(host, RemoteHost)]
+        self.link.listen(self._on_link)
+        self._keep_link()
+
+    def _keep_link(self) -> None:
+        assert self.link is not None
+        hosts = [host for host in self.hosts if isinstance(host, RemoteHost)]
+        self.link.keep(self.spec.lease, lambda: [host.process for host in hosts], self._on_new_link)
+
+    def _on_new_link(self) -> None:
+        """The link is another process now: its tunnel is made, at the same port where that is free. In a thread."""
+        port = int(self.scheduler_address.rpartition(":")[2])
+        self.scheduler_address = self.hosts[0].reach(self.scheduler_there, port)
+        if self.control is not None:
+            loop().loop.call_soon_threadsafe(self.control.move, self.scheduler_address)
+
+    def _not_joined(self, row: PoolRow, error: BaseException) -> None:
+        """What `attach` leaves where it fails: the pool as it was, or nothing of one that has ended."""
+        self.state = "ended"
+        for host in self.hosts:
+            host.leave()
+        if self.link is not None:
+            self.link.give_up()
+        with contextlib.suppress(PoolError):
+            if isinstance(error, PoolGone):
+                folders.remove(row.id, row.folders)
+                self.registry.update(row.id, "ended")
+            self.registry.release(row.id)
+
+    def _write_record(self, *, direct: bool) -> None:
+        """Leave in the pool's folder what a later manager needs."""
+        if self.spec.keep or self.link is not None:
+            hosts = tuple(host.facts() for host in self.hosts)
+            record = PoolRecord(self.spec, self.scheduler_there, tuple(self.ids), hosts, direct)
+            record.write(self.hosts[0].folder)
+
+    def release(self) -> None:
+        """Let go of a kept pool: it lives on, and whoever attaches to it becomes its manager."""
+        if self.state in ("ended", "taken"):
+            return
+        self.state = "ended"
+        with contextlib.suppress(Exception):
+            self._client.close()
+        with contextlib.suppress(Exception):
+            loop().call(self._disconnect(), timeout=5)
+        with contextlib.suppress(Exception):
+            self.registry.release(self.id)
+            self.registry.close()
+        self._leave_link()
+
+    def _leave_link(self) -> None:
+        """Have nothing more to do with the link, which lives on; nothing where there is none."""
+        for host in self.hosts:
+            host.leave()
+        if self.link is not None:
+            self.link.release()
+
+    def _let_go(self) -> None:
+        """Another manager has the pool now."""
+        self.state = "taken"
+        asyncio.ensure_future(self._disconnect())  # noqa: RUF006 - it ends by itself
+
+    async def _disconnect(self) -> None:
+        self.supervisor.close()
+        if self.control is not None:
+            await self.control.close()
+        if self.state == "taken":
+            await asyncio.to_thread(self._leave_link)
+
+    async def _start(self) -> None:
+        spec, provider = self.spec, self.spec.provider
+        local = provider.kind == "local"
+        launch_all, direct = await (self._prepare() if local else self._prepare_remote())
+        with self._phase("agent", f"starting {spec.nodes} node{'s' if spec.nodes > 1 else ''} ({provider.kind})"):
+            launching = asyncio.ensure_future(asyncio.to_thread(launch_all))
+            # The client's import takes as long as the hosts' start; beside it, it costs nothing.
+            await asyncio.to_thread(_import_client)
+            address = await launching
+            self.scheduler_there = address
+            self.scheduler_address = await asyncio.to_thread(self.hosts[0].reach, address)
+            self.control = Control(self.supervisor, direct=direct, generation=self.generation)
+            self.supervisor.control = self.control
+            self._write_record(direct=direct)
+            self._watch_hosts()
+            for host in self.hosts:
+                host.listen(self._in_loop(functools.partial(self._on_host, host)))
+            folder = self.hosts[0].folder
+            await self.control.connect(self.scheduler_address, folder, spec.nodes, AGENT_TIMEOUT, lambda: self.broken)
+        names = ", ".join(str(plugin) for plugin in spec.plugins)
+        with self._phase("plugins", f"starting kernels{', entering ' + names if names else ''}"):
+            await self._enter()
+
+    async def _prepare(self) -> tuple[Callable[[], str], bool]:
+        """See that this machine has the environment; what starts the hosts in it, and whether agents are near."""
+        image = self.spec.full_image
+        with self._phase("environment", "checking what is installed") as say:
+            machines = await asyncio.to_thread(self._machines)
+            env = await asyncio.to_thread(environment.ensure, image, on_line=say, stop=self._stop)
+            await asyncio.to_thread(steps.run, self.spec, machines, launch.node_environment(image.env), say)
+        start = functools.partial(launch.launch, self.id, self.spec, machines, env.python, image.env, self.hosts.append)
+        return start, all(machine.key == LocalMachine.key for machine in machines)
+
+    def _machines(self) -> list[Any]:
+        self.ids = self.spec.provider.create(self.spec, self.spec.nodes, self.id)
+        return [self.spec.provider.connect(id) for id in self.ids]
+
+    async def _prepare_remote(self) -> tuple[Callable[[], str], bool]:
+        """Connect to the machines and see that they have the environment; what starts the hosts there."""
+        from ..bootstrap.remote import Crew
+
+        provider = self.spec.provider
+        importing = asyncio.ensure_future(asyncio.to_thread(_import_client))
+        with self._phase("connect", str(provider)):
+            await asyncio.to_thread(self._connect)
+        crew = Crew(self.machines, self.spec, offline=provider.offline, stop=self._stop)
+        for name, text, work in crew.phases:
+            with self._phase(name, text) as say:
+                await asyncio.to_thread(work, say)
+        await importing
+        # Of remote machines, one port is reachable from here: the scheduler's.
+        return functools.partial(self._launch_remote, crew), False
+
+    async def _enter(self, ranks: Sequence[int] | None = None, epoch: tuple[dict[str, int], str] | None = None) -> None:
+        """Have ranks take their place and enter the plugins, all at the same time."""
+        assert self.control is not None
+        plugins = self.spec.plugins
+        apps = [plugin.around_app for plugin in plugins if plugin.around_app is not None]
+        ports, job = epoch or await self._new_epoch()
+        answers = await self.control.ask(
+            "enter",
+            plugins=cloudpickle.dumps(plugins),
+            ports=ports,
+            job=job,
+            apps=cloudpickle.dumps(apps) if apps else b"",
+            noise=[expression for plugin in plugins for expression in plugin.noise],
+            ranks=ranks,
+        )
+        for node, ends in sorted(answers.items()):
+            for rank, end in ends.items():
+                if end["status"] != "ok":
+                    raise BootstrapError("plugins", _why_not_entered(int(rank), end), node=node, lines=_last_lines(end))
+
+    async def _new_epoch(self) -> tuple[dict[str, int], str]:
+        """Ports for the frameworks' coordinators and a name, for a new start of the ranks.
+
+        No address of a coordinator is used twice: a late peer of the last start could join it.
+        """
+        assert self.control is not None
+        names = [plugin.name for plugin in self.spec.plugins if plugin.collective] or ["pool"]
+        ports = (await self.control.ask("ports", [0], count=len(names)))[0]
+        self._epoch += 1
+        return dict(zip(names, ports, strict=True)), f"{self.id}-{self.generation}.{self._epoch}"
+
+    async def _again(self, ended: Sequence[int]) -> bool:
+        """Have the ranks set their frameworks up anew, those that ended in new kernels; whether all could."""
+        assert self.control is not None
+        control, epoch = self.control, await self._new_epoch()
+        living = [rank for rank in range(self.spec.world_size) if rank not in ended]
+
+        async def again() -> None:
+            answers = await control.ask("again", ports=epoch[0], job=epoch[1], patience=_AGAIN_PATIENCE, ranks=living)
+            if not all(answers.values()):
+                raise BootstrapError("plugins", "a rank could not set its frameworks up anew")
+
+        try:
+            if ended:
+                await self._make_kernels(ended)
+            # They meet each other: neither part ends before the other has begun.
+            await asyncio.gather(again(), *([self._enter(ended, epoch)] if ended else []))
+        except BootstrapError:
+            return False
+        return True
+
+    def down(self) -> None:
+        """End the pool: every process, socket and file of it. Safe to call at any time, and twice.
+
+        A pool that another manager has taken over is that one's to end: it is only forgotten here.
+        """
+        if self.state in ("ended", "taken"):
+            self.state = "ended"
+            return
+        self.state = "ended"
+        with contextlib.suppress(Exception):
+            self._client.close()
+        with contextlib.suppress(Exception):
+            loop().call(self._leave(), timeout=10)
+        self._end_hosts(list(self.hosts))
+        with contextlib.suppress(Exception):
+            self.spec.provider.destroy(self.ids)
+        with contextlib.suppress(Exception):
+            self.registry.update(self.id, "ended")
+            self.registry.close()
+
+    def _connect(self) -> None:
+        """Connect to the machines; in the thread itself, so that no connection is lost to an interrupt."""
+        self.ids = self.spec.provider.create(self.spec, self.spec.nodes, self.id)
+        self.link = PoolLink.start(self.id)
+        self.link.listen(self._on_link)
+        try:
+            self.machines = list(self.spec.provider.connect_all(self.ids, self.prompts, self.link.link))
+            if self._stop.is_set():
+                raise BootstrapError("connect", "stopped")
+        except BaseException:
+            self._hang_up()
+            raise
+
+    def _launch_remote(self, crew: Crew) -> str:
+        self._idle.clear()
+        try:
+            assert self.link is not None
+            here = (self.link.folder, self.link.blobs)
+            return remote.start(self.id, self.spec, crew.sites, here, crew.image.env, self.hosts.append, self._stop)
+        finally:
+            self._idle.set()
+
+    def _end_hosts(self, hosts: Sequence[launch.Host]) -> None:
+        """End hosts, those of other machines side by side, and the connections to them."""
+        if self.spec.provider.kind == "local":
+            for host in hosts:
+                with contextlib.suppress(Exception):
+                    host.end()
+            return
+        self.unsure = remote.end_all(hosts)
+        # One that was being started when the others ended may have come up since.
+        self._idle.wait(_END_PATIENCE)
+        self.unsure += remote.end_all([host for host in self.hosts if host not in hosts])
+        self._hang_up()
+
+    def _hang_up(self) -> None:
+        """End the link, and with it all connections."""
+        link, self.link, self.machines = self.link, None, []
+        if link is not None:
+            with contextlib.suppress(Exception):
+                link.end()
+
+    async def _leave(self) -> None:
+        self.supervisor.close()
+        if self.control is None:
+            return
+        ranks = list(range(self.spec.world_size))
+        if any(plugin.around_process for plugin in self.spec.plugins):
+            with contextlib.suppress(Exception):
+                # Rank 0 holds the coordinators: it leaves last.
+                await asyncio.wait_for(self.control.ask("leave", ranks=ranks[1:]), 5)
+                await asyncio.wait_for(self.control.ask("leave", ranks=ranks[:1]), 5)
+        await self.control.close()
+
+    def restart(self, listener: Listener = ignore, tick: Tick = no_tick) -> None:
+        """New kernels on the same machines, plugins entered; where an agent is lost, new hosts."""
+        self._must_live(restarting=True)
+        self.listener = listener
+        assert self.control is not None
+        away = self.control.lost or self.control.silent or len(self.control.addresses) < self.spec.nodes
+        whole = bool(away) or self.state == "broken"
+        wait_ticking(loop().submit(self._relaunch() if whole else self.supervisor.restart()), tick)
+        self.state = "ready"
+        if whole:
+            self._record_ready()
+        self.supervisor.restarted.update(range(self.spec.world_size))
+
+    async def _relaunch(self) -> None:
+        assert self.control is not None
+        # From here on, what the old hosts say concerns nobody.
+        hosts, self.hosts = self.hosts, []
+        self.supervisor.lose_all("the pool is made anew")
+        self.supervisor.close()
+        self.state, self.broken = "new", ""
+        await self.control.close()
+        await asyncio.to_thread(self._end_hosts, hosts)
+        await self._start()
+
+    async def _renew(self, ranks: Sequence[int] | None) -> None:
+        """Replace kernels and have the new ones enter."""
+        await self._make_kernels(ranks)
+        await self._enter(ranks)
+
+    async def _make_kernels(self, ranks: Sequence[int] | None) -> None:
+        assert self.control is not None
+        failures = await self.control.ask("restart", ranks=ranks)
+        for node, failed in failures.items():
+            for text in failed.values():
+                raise BootstrapError("plugins", text, node=node)
+
+    def _in_loop(self, handle: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+        """The same handler, callable from any thread."""
+
+        def hand_over(event: dict[str, Any]) -> None:
+            loop().loop.call_soon_threadsafe(handle, event)
+
+        return hand_over
+
+    def _on_host(self, host: launch.Host, event: dict[str, Any]) -> None:
+        """A host, or a process of it, has ended: without a scheduler nobody can be reached."""
+        if self.state in ("ended", "taken") or host not in self.hosts:
+            return
+        name = str(event.get("name", ""))
+        if event["event"] == "gone":
+            # What its nodes said at last may still wait to be read.
+            asyncio.get_running_loop().call_later(_LAST_WORDS, self._on_gone, host)
+        elif name == "forkserver":
+            self._break(f"the forkserver ended ({event['text']})")
+        elif name and self.state == "new":
+            self._break(f"{name} ended ({event['text']}) before it was ready" + "".join(host.last_words(name)))
+        elif name and not event.get("revived"):
+            self._break(f"the {name} ended ({event['text']}), again and again")
+        elif name.startswith("agent ") and self.control is not None:
+            # Sooner than the control plane sees it; the host has started another.
+            self.control.lose(int(name[6:]), f"its agent ended ({event['text']})")
+
+    def _on_gone(self, host: launch.Host) -> None:
+        if self.state in ("ended", "taken") or host not in self.hosts:
+            return
+        self._break(self._why_gone(host.place))
+
+    def _on_link(self, text: str) -> None:
+        """What became of the connection to a machine: whoever watches a run is told. Called in a thread."""
+        loop().loop.call_soon_threadsafe(self.supervisor.tell, text)
+
+    def _watch_hosts(self) -> None:
+        """Where nodes are other machines, name them, and see to those that do not answer."""
+        hosts = [host for host in self.hosts if isinstance(host, RemoteHost)]
+        self.supervisor.names = {node: f" ({host.name})" for host in hosts for node in host.nodes}
+
+        async def examine(node: int | None) -> None:
+            control = self.control
+            assert control is not None
+
+            def give_up(why: str) -> None:
+                if node is None:
+                    self._break(why)
+                else:
+                    control.give_up(node, why)
+
+            await absence.watch(node, hosts, control, self.scheduler_there, self.supervisor.tell, give_up)
+
+        self.supervisor.examine = examine if hosts else None
+
+    def _why_gone(self, place: str = "") -> str:
+        lease = self.spec.lease or math.inf
+        if self.control is not None and time.monotonic() - self.control.heard >= lease:
+            return f"its lease ended: nodes that hear of no notebook for {lease:g} s end (--idle-timeout {lease:g})"
+        return f"the pool's processes{place} are gone"
+
+    def _break(self, why: str) -> None:
+        """The pool can run nothing until it is restarted; what runs on it is given up."""
+        self.state, self.broken = "broken", why
+        if self.control is not None:
+            # It would look for its scheduler, and say so in the notebook, for ever.
+            asyncio.ensure_future(self.control.close())  # noqa: RUF006 - it ends by itself
+        self.supervisor.lose_all(f"{why}; `%sky restart` makes the pool anew")
+
+    @property
+    def away(self) -> dict[str, str]:
+        """Machines that cannot be reached from here just now, and what is said of each."""
+        return {} if self.link is None else dict(self.link.away)
+
+    def _retry(self) -> None:
+        """Somebody asks: what is away is tried at once, rather than when its turn comes."""
+        if self.link is not None:
+            self.link.retry()
+
+    def _must_live(self, *, restarting: bool = False) -> None:
+        if self.state == "ended":
+            raise PoolError(f"pool {self.spec.name!r} has ended; `%sky up` makes a new one")
+        if self.state == "taken":
+            raise PoolError(
+                f"another notebook has taken pool {self.spec.name!r} over; `%sky attach {self.spec.name} --take-over` "
+                "takes it back, `%sky down` forgets it here"
+            )
+        if self.state == "broken" and not restarting:
+            raise PoolError(f"pool {self.spec.name!r} is broken: {self.broken}; `%sky restart` makes it anew")
+        if self.state == "new" or self.control is None:
+            raise PoolError(f"pool {self.spec.name!r} has not been started")
+
+    @contextlib.contextmanager
+    def _phase(self, phase: str, text: str) -> Iterator[Callable[[str], None]]:
+        """Tell the listener of a phase's begin, lines and end."""
+        began = time.perf_counter()
+
+        def say(line: str) -> None:
+            self.listener(PhaseEvent(phase, line, time.perf_counter() - began))
+
+        say(text)
+        yield say
+        self.listener(PhaseEvent(phase, text, time.perf_counter() - began, done=True))
+
+    def __repr__(self) -> str:
+        return f"<Pool {self.spec.name!r}: {self.spec.nodes} nodes, {self.spec.world_size} ranks, {self.state}>"
+
+
+def _import_client() -> None:
+    import distributed  # noqa: F401 - only to have it imported
+
+
+def _why_not_entered(rank: int, end: Mapping[str, Any]) -> str:
+    text = f"rank {rank}: "
+    if end["status"] == "died":
+        text += str(end.get("text", "its kernel ended"))
+    else:
+        text += f"{end.get('ename', end['status'])}: {end.get('evalue', '')}"
+    for module, why in (end.get("preload_failed") or {}).items():
+        text += f"\n  {module} could not be imported: {why}"
+    return text
+
+
+def _last_lines(end: Mapping[str, Any]) -> list[str]:
+    return [line for text in end.get("traceback") or end.get("tail") or () for line in plain(text).splitlines()][-30:]
