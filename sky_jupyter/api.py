@@ -352,7 +352,8 @@ def attach_pool(name: str | None = None, *, take_over: bool = False) -> Pool:
         raise PoolError(f"pool {row.name!r} is managed here already")
     view = display.start_view(f"pool {row.name}")
     try:
-        pool = Pool.attach(row, take_over=take_over, listener=view.on_event, tick=view.refresh)
+        with person.answering(view.refresh) as tick:
+            pool = Pool.attach(row, person.prompts, take_over=take_over, listener=view.on_event, tick=tick)
     except BaseException as error:
         view.finish("interrupted" if isinstance(error, KeyboardInterrupt) else "not attached", ok=False)
         raise

@@ -154,7 +154,7 @@ class PoolLife:
 
     def _reconnect(self, record: PoolRecord) -> None:
         """Take up the hosts of another manager, through its link or a new one."""
-        self.link, self.hosts = remote.reopen(record.hosts, self.spec.name)
+        self.link, self.hosts = remote.reopen(record.hosts, self.spec.name, self.prompts)
         self.machines = [host.machine for host in self.hosts if isinstance(host, RemoteHost)]
         self.link.listen(self._on_link)
         self._keep_link()

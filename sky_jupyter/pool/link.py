@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import shutil
 import threading
 from collections.abc import Callable, Sequence
@@ -19,6 +20,7 @@ from .folders import LINK
 if TYPE_CHECKING:
     from ..machines.link.machine import LinkMachine, LinkProcess
     from ..machines.ssh.targets import Target
+    from ..machines.ssh.values import Prompts
 
 _BESIDE = 64
 # Hosts that are lost together are told together.
@@ -72,7 +74,7 @@ class PoolLink:
             return cls(Link.join(folder / LINK), folder, blobs, ours=False)
         return cls(Link.start(folder / LINK), folder, blobs, ours=True)
 
-    def connect(self, wanted: Sequence[tuple[Target, str]]) -> list[LinkMachine]:
+    def connect(self, wanted: Sequence[tuple[Target, str]], prompts: Prompts | None = None) -> list[LinkMachine]:
         """The machines at targets, each with the address at which the others reach it, side by side.
 
         Raises
@@ -81,7 +83,8 @@ class PoolLink:
             For the first that cannot be reached.
         """
         with ThreadPoolExecutor(min(_BESIDE, len(wanted)), thread_name_prefix="sky-connect") as several:
-            futures = [several.submit(self.link.connect, target, address=address) for target, address in wanted]
+            connect = functools.partial(self.link.connect, prompts=prompts)
+            futures = [several.submit(connect, target, address=address) for target, address in wanted]
             return [future.result() for future in futures]
 
     def listen(self, tell: Callable[[str], None]) -> None:

@@ -71,7 +71,13 @@ class Pool(PoolLife):
 
     @classmethod
     def attach(
-        cls, row: PoolRow, *, take_over: bool = False, listener: Listener = ignore, tick: Tick = no_tick
+        cls,
+        row: PoolRow,
+        prompts: Prompts | None = None,
+        *,
+        take_over: bool = False,
+        listener: Listener = ignore,
+        tick: Tick = no_tick,
     ) -> Pool:
         """Become the manager of a pool that outlived its own.
 
@@ -79,6 +85,8 @@ class Pool(PoolLife):
         ----------
         row : PoolRow
             The pool, as the registry knows it.
+        prompts : Prompts, optional
+            Whom to ask for passphrases where a new link has to be made; nobody unless given.
         take_over : bool
             Whether a manager that still lives loses it.
 
@@ -88,7 +96,7 @@ class Pool(PoolLife):
             When another live process manages it, or it cannot be reached; it stays as it was.
         """
         record = PoolRecord.read(row)
-        pool = cls(record.spec)
+        pool = cls(record.spec, prompts)
         pool.listener = listener
         pool._take_up(row, record, take_over, tick)
         with contextlib.suppress(SkyError, OSError, FutureTimeout):

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
     from ..bootstrap.remote import Site
     from ..machines.base import Command
     from ..machines.link.machine import LinkMachine, LinkProcess
+    from ..machines.ssh.values import Prompts
 
 _PATIENCE = 30.0
 _FAREWELL = 5.0
@@ -154,8 +155,10 @@ class PoolGone(PoolError):
     """A pool that was to be attached to has ended: nothing of it runs any more."""
 
 
-def reopen(facts: Sequence[Mapping[str, Any]], name: str) -> tuple[PoolLink, list[launch.Host]]:
-    """The link and the hosts of a pool that another manager left.
+def reopen(
+    facts: Sequence[Mapping[str, Any]], name: str, prompts: Prompts | None = None
+) -> tuple[PoolLink, list[launch.Host]]:
+    """The link and the hosts of a pool that another manager left; ``prompts`` are for a link that is made anew.
 
     Raises
     ------
@@ -169,7 +172,7 @@ def reopen(facts: Sequence[Mapping[str, Any]], name: str) -> tuple[PoolLink, lis
     here = (Path(facts[0]["folder"]), Path(facts[0]["blobs"]))
     link = PoolLink.reopen(*here)
     try:
-        machines = link.connect([(one["target"], one["address"]) for one in facts])
+        machines = link.connect([(one["target"], one["address"]) for one in facts], prompts)
         hosts = [adopt(one, machine, here) for one, machine in zip(facts, machines, strict=True)]
         lives = _all([functools.partial(_lives, host) for host in hosts])
         if not any(lives):
