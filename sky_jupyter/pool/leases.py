@@ -6,7 +6,6 @@ import time
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..errors import PoolError
 from ..machines.link import place
 from ..spec import DEFAULT_REMOTE_IDLE_TIMEOUT
 from .folders import LINK
@@ -32,7 +31,7 @@ def has_ended(row: PoolRow, *, running: bool) -> bool:
         # It never was ready, or its link has seen it end: nobody has its keys.
         return True
     folder = Path(row.folders[0]) / LINK
-    if _answers(folder):
+    if place.answers(folder):
         return False
     sign = place.last_sign(folder)
     if sign is None:
@@ -40,11 +39,3 @@ def has_ended(row: PoolRow, *, running: bool) -> bool:
         return not running
     when, lease = sign
     return not running and time.time() - when > (lease or DEFAULT_REMOTE_IDLE_TIMEOUT) + _MARGIN
-
-
-def _answers(folder: Path) -> bool:
-    try:
-        place.dial(folder).close()
-    except (OSError, PoolError):
-        return False
-    return True

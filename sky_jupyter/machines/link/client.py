@@ -93,7 +93,7 @@ class Link:
             When a link runs in this folder already, or none comes up.
         """
         folder = Path(os.path.abspath(folder))
-        if _answers(folder):
+        if place.answers(folder):
             raise PoolError(f"a link runs in {folder} already: join it, or end it first")
         config = {"owner": list(owner or identity.this()), "lease": idle_timeout}
         link = cls(folder, place.make(folder, config))
@@ -393,14 +393,6 @@ def _answer(question: Mapping[str, Any], prompts: Prompts) -> Any:
     if question["ask"] == "host" and prompts.accept is not None:
         return prompts.accept(Unknown(*(str(question.get(name)) for name in ("host", "kind", "fingerprint"))))
     return None
-
-
-def _answers(folder: Path) -> bool:
-    try:
-        place.dial(folder).close()
-    except (OSError, PoolError):
-        return False
-    return True
 
 
 def _ended(host: str, error: BaseException) -> LinkLost:

@@ -119,6 +119,15 @@ def dial(folder: Path) -> socket.socket:
     return made
 
 
+def answers(folder: Path) -> bool:
+    """Whether a link answers there."""
+    try:
+        dial(folder).close()
+    except (OSError, PoolError):
+        return False
+    return True
+
+
 def peer_uid(connection: socket.socket) -> int:
     """Whose process is at the other end of a unix socket."""
     if sys.platform == "linux":
