@@ -84,14 +84,15 @@ def test_tracebacks_of_calls_leave_nothing_in_a_rank() -> None:
     with local_pool(nodes=1) as pool:
         count = "import gc; gc.collect(); len(gc.get_objects())"
         counts = []
-        for _ in range(3):
+        for _ in range(4):
             for _ in range(8):
                 blob, capture = collect_value((fails, (), {}), {}, pool.ledger, label="call")
                 with pytest.raises(CellError):
                     pool.attend(pool.begin_call(blob, capture))
             counts.append(run(pool, count, count=1).head)
         # Not as many as there were calls; each would leave its code and syntax tree.
-        assert counts[2] - counts[1] < 8
+        # (What the shell makes once may come in between.)
+        assert min(counts[3] - counts[2], counts[2] - counts[1]) < 8
 
 
 def test_an_agent_keeps_nothing_of_a_place_that_it_lost(tmp_path: Path) -> None:
