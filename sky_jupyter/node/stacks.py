@@ -32,7 +32,8 @@ MAX_FILE = 1 << 18
 _PR_SET_PTRACER = 0x59616D61
 _HEADER = re.compile(r"[^\n]*\(most recent call first\):\Z")
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d{1,9}|\?\?\?) in (?P<function>.*)\Z')
-_CUT = "  ..."
+# The fault handler writes so many frames, and this line for the rest; Python 3.13 leaves the line out.
+_WRITTEN, _CUT = 100, "  ..."
 _KERNEL = "sky_jupyter/node/kernel.py"
 _SHELL = "IPython/core/interactiveshell.py"
 
@@ -92,7 +93,7 @@ class Dump:
     whole : bool
         Whether it was written to its end.
     cut : bool
-        Whether the fault handler left the outermost frames out; it writes 100.
+        Whether the fault handler left the outermost frames out.
     """
 
     frames: tuple[Frame, ...]
@@ -111,7 +112,8 @@ def read_dumps(text: str) -> list[Dump]:
     bottom: Frame | None = None
 
     def close(*, last: bool) -> None:
-        nonlocal bottom
+        nonlocal bottom, cut
+        cut = cut or len(frames) == _WRITTEN
         # What was written after it proves that it is whole.
         whole = not last or not dumps or cut or (bool(frames) and frames[-1] == bottom)
         if not dumps and frames:
