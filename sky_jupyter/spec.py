@@ -19,6 +19,7 @@ from .errors import SpecError
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _ACCELERATOR = re.compile(r"(?P<kind>[A-Za-z][A-Za-z0-9-]*)(?::(?P<count>[0-9]+))?\Z")
+_APT = re.compile(r"[a-z0-9][a-z0-9+.-]*(:[a-z0-9-]+)?(=[A-Za-z0-9.+:~-]+)?\Z")
 _PYTHON = re.compile(r"3\.(?P<minor>[0-9]+)(\.[0-9]+)?\Z")
 _SECONDS = re.compile(r"(?P<number>[0-9]{1,15}(\.[0-9]{1,9})?)\s*(?P<unit>[smhd]?)\Z")
 _SIZE = re.compile(r"(?P<number>[0-9]{1,15}(\.[0-9]{1,9})?)\s*(?P<unit>[kmgt]?)(i?b)?\Z")
@@ -46,7 +47,8 @@ class Image:
     pip : iterable of str
         Requirements (PEP 508) to install.
     apt : iterable of str
-        Debian packages to install; needs root on the node.
+        Debian packages, as ``"git"`` or ``"git=1:2.39.5-0+deb12u2"``. Missing ones are installed on hosts, which
+        needs root there, or sudo without a password; never on the machine of local nodes.
     env : mapping of str to str
         Environment variables of every rank, set before anything is imported.
     """
@@ -63,6 +65,9 @@ class Image:
                 raise SpecError(f"image.{name} must be a list of strings, not the string {value!r}")
             # Order carries no meaning for an image, so equal sets give equal hashes.
             object.__setattr__(self, name, tuple(sorted({str(item).strip() for item in value})))
+        for package in self.apt:
+            if not _APT.match(package):
+                raise SpecError(f"apt package {package!r} is not NAME, NAME:ARCHITECTURE or NAME=VERSION")
         object.__setattr__(self, "env", dict(sorted(self.env.items())))
         for key, value in self.env.items():
             if not _ENV_NAME.match(key):

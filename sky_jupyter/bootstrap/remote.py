@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import BootstrapError, MachineError
 from ..spec import PoolSpec
-from . import environment, hosts, package, wheels
+from . import apt, environment, hosts, package, wheels
 from .site import PATIENCE, Site, T, on_all
 from .supplies import Supplies
 from .uv import LAST_LINES, OnLine, without_secrets
@@ -78,7 +78,7 @@ class Crew:
     # -- the phases --------------------------------------------------------------------------------
 
     def look(self, say: OnLine) -> None:
-        """Learn of each host whether it can take part."""
+        """Learn of each host whether it can take part, and see to its Debian packages."""
 
         def one(site: Site) -> None:
             site.facts = hosts.look(site.machine, self.minor, self.supplies.uv, self.image.env)
@@ -87,6 +87,8 @@ class Crew:
 
         self.each(one, "system")
         hosts.check_alike({site.name: site.facts for site in self.sites}, self.spec)
+        if self.image.apt:
+            self._see_to_packages(say)
 
     def find_python(self, say: OnLine) -> None:
         """Settle on the interpreter that environments are made of: the host's own, or uv's."""
@@ -153,6 +155,32 @@ class Crew:
                 )
 
         self.each(one, "plugins")
+
+    def _see_to_packages(self, say: OnLine) -> None:
+        """See that each host has the image's Debian packages; none is changed unless all can have them."""
+
+        def look(site: Site) -> apt.Findings:
+            asked = apt.question(self.image.apt)
+            return apt.read(site.run(asked, apt.PHASE, "its Debian packages could not be looked at"))
+
+        def check(site: Site) -> bool:
+            found = look(site)
+            apt.refuse(found, offline=self.offline)
+            return bool(found.missing)
+
+        def install(site: Site) -> None:
+            tell = functools.partial(self._tell, site, say=say)
+            with _locked(site, f"{site.facts.cache}/apt.lock", tell, "installs Debian packages", apt.PHASE):
+                found = look(site)
+                if not found.missing:
+                    return
+                tell(f"installing Debian packages: {', '.join(found.missing)}")
+                script, env = apt.installation(found), dict(self.image.env)
+                # It goes on without us: half an installation would be in the way of all later ones.
+                self._stream(site, script, env, apt.PHASE, say, shown=found.by_hand, survive=True)
+
+        lacking = zip(self.sites, self.each(check, apt.PHASE), strict=True)
+        self.each(install, apt.PHASE, [site for site, lacks in lacking if lacks])
 
     def _choose_standalone(self, site: Site, say: OnLine) -> None:
         """Settle on a Python that is sent with the wheels; BootstrapError where there is none to send."""
@@ -245,16 +273,26 @@ class Crew:
         return [argv for plugin in plugins if plugin.bootstrap is not None for argv in plugin.bootstrap(self.spec)]
 
     def _stream(
-        self, site: Site, script: str, env: dict[str, str], phase: str, say: OnLine, *, shown: str, advice: str = ""
+        self,
+        site: Site,
+        script: str,
+        env: dict[str, str],
+        phase: str,
+        say: OnLine,
+        *,
+        shown: str,
+        advice: str = "",
+        survive: bool = False,
     ) -> None:
-        """Run a script on a host that ends with our connection; its lines are told as they come."""
+        """Run a script on a host that ends with our connection, or survives it; its lines are told as they come."""
         log = PurePosixPath(f"{site.facts.cache}/bootstrap.log")
         command = site.machine.exec(
-            ["/bin/sh", "-c", f"exec 2>&1; {script}"], env=env, cwd=site.facts.home, log=log, survive=False
+            ["/bin/sh", "-c", f"exec 2>&1; {script}"], env=env, cwd=site.facts.home, log=log, survive=survive
         )
         lines: list[str] = []
         for line in command.lines():
-            text = without_secrets(line)
+            # Of a line that was written over several times, the last state.
+            text = without_secrets(line.rstrip("\r").rpartition("\r")[2])
             lines.append(text)
             # uv ends with a line for each package.
             if not text.startswith(" + "):
@@ -273,7 +311,9 @@ class Crew:
 
 
 @contextlib.contextmanager
-def _locked(site: Site, path: str, tell: OnLine) -> Iterator[None]:
+def _locked(
+    site: Site, path: str, tell: OnLine, what: str = "builds the same environment", phase: str = "environment"
+) -> Iterator[None]:
     """Hold a lock on the host that no other pool holds; it is let go of when our connection ends, too."""
     machine, quoted = site.machine, shlex.quote(path)
     script = (
@@ -286,9 +326,9 @@ def _locked(site: Site, path: str, tell: OnLine) -> Iterator[None]:
         for line in holder.lines():
             if line == "locked":
                 break
-            tell("waiting for another pool that builds the same environment")
+            tell(f"waiting for another pool that {what}")
         else:
-            raise BootstrapError("environment", f"{path} could not be locked")
+            raise BootstrapError(phase, f"{path} could not be locked")
         yield
     finally:
         with contextlib.suppress(MachineError, TimeoutError):

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 import cloudpickle
 
-from ..bootstrap import environment, steps
+from ..bootstrap import apt, environment, steps
 from ..errors import BootstrapError, PoolError, plain
 from ..machines.local import LocalMachine
 from ..spec import PoolSpec
@@ -251,6 +251,7 @@ class PoolLife:
         """See that this machine has the environment; what starts the hosts in it, and whether agents are near."""
         image = self.spec.full_image
         with self._phase("environment", "checking what is installed") as say:
+            await asyncio.to_thread(apt.check_here, image.apt)
             machines = await asyncio.to_thread(self._machines)
             env = await asyncio.to_thread(environment.ensure, image, on_line=say, stop=self._stop)
             await asyncio.to_thread(steps.run, self.spec, machines, launch.node_environment(image.env), say)
