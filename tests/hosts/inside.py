@@ -120,6 +120,8 @@ class Machine:
         for part in ("upper", "work", "root", "home"):
             (self.folder / part).mkdir(parents=True)
         _mount("home", self.folder / "home", "tmpfs", _NOSUID | _NODEV, "mode=755")
+        for path in (self.homes, self.homes.with_name("work")) if self.asked["home"] else ():
+            path.mkdir()
         for path, (text, mode) in self.asked["files"].items():
             self.write(path, text, mode)
         for path, source in self.asked["copies"].items():
@@ -127,7 +129,7 @@ class Machine:
         self.write("/usr/sbin/init", _INIT, 0o755)
         image, keys = Path(self.asked["image"]), self.asked["authorized"]
         for uid, user in enumerate(self.asked["users"], start=1000):
-            home = self.folder / "home" / user
+            home = self.homes / user
             shutil.copytree(image / "etc" / "skel", home)
             (home / ".ssh").mkdir()
             (home / ".ssh" / "authorized_keys").write_text(keys)
@@ -137,6 +139,11 @@ class Machine:
         self.write("/root/.ssh/authorized_keys", keys, 0o600)
         for place in ("root", "root/.ssh"):
             (self.folder / "upper" / place).chmod(0o700)
+
+    @property
+    def homes(self) -> Path:
+        """What its /home holds, or how that differs from the one that it began with."""
+        return self.folder / "home" / "upper" if self.asked["home"] else self.folder / "home"
 
     def write(self, path: str, content: str | bytes, mode: int) -> None:
         place = self.folder / "upper" / path.lstrip("/")
@@ -197,10 +204,7 @@ class Machine:
         """Its root file system, with what a kernel and an init would have mounted there."""
         _mount("none", Path("/"), None, _REC | _PRIVATE)
         root = self.folder / "root"
-        layers = f"lowerdir={self.asked['image']},upperdir={self.folder / 'upper'},workdir={self.folder / 'work'}"
-        if Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]:
-            layers += ",userxattr"  # the other attributes are for real root
-        _mount("overlay", root, "overlay", 0, layers)
+        self._mount_over(self.asked["image"], self.folder / "upper", root)
         _mount("proc", root / "proc", "proc", _NOSUID | _NODEV | _NOEXEC)
         _mount("sysfs", root / "sys", "sysfs", _NOSUID | _NODEV | _NOEXEC | _RDONLY)
         device = root / "dev"
@@ -218,7 +222,17 @@ class Machine:
         _mount("run", root / "run", "tmpfs", _NOSUID | _NODEV, "mode=755")
         (root / "run" / "sshd").mkdir(mode=0o755)
         _mount("tmp", root / "tmp", "tmpfs", _NOSUID | _NODEV, "mode=1777")
-        _mount(str(self.folder / "home"), root / "home", None, _BIND)
+        if self.asked["home"]:
+            self._mount_over(self.asked["home"], self.homes, root / "home", _NOSUID | _NODEV)
+        else:
+            _mount(str(self.folder / "home"), root / "home", None, _BIND)
+
+    @staticmethod
+    def _mount_over(image: str, upper: Path, target: Path, flags: int = 0) -> None:
+        layers = f"lowerdir={image},upperdir={upper},workdir={upper.with_name('work')}"
+        if Path("/proc/self/uid_map").read_text().split() != ["0", "0", "4294967295"]:
+            layers += ",userxattr"  # the other attributes are for real root
+        _mount("overlay", target, "overlay", flags, layers)
 
     def answers(self) -> bool:
         """Whether its sshd can be connected to."""

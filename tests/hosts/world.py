@@ -33,7 +33,7 @@ import pytest
 from cryptography.hazmat.primitives import serialization
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 
-from tests.hosts import images
+from tests.hosts import images, warm
 from tests.hosts.faces import Face
 from tests.hosts.inside import BRIDGE, LINK
 
@@ -72,6 +72,8 @@ class Kind:
         What it says its architecture is, ``"aarch64"``; its own unless given.
     clock : int or None
         By how many seconds its clock is ahead; a number, 0 too, makes `Host.set_clock` possible.
+    warm : bool
+        Whether a plain pool has been there, and left its environment to the first user; see `warm`.
     """
 
     python: bool = False
@@ -81,6 +83,7 @@ class Kind:
     sshd: tuple[str, ...] = ()
     machine: str = ""
     clock: int | None = None
+    warm: bool = False
 
 
 class Host:
@@ -423,6 +426,7 @@ class World:
             "port": host.port,
             "image": str(images.image(release=kind.release, python=kind.python)),
             "users": host.users,
+            "home": str(warm.home()) if kind.warm else "",
             "authorized": f"{self.public}\n",
             "files": files,
             "copies": copies,
@@ -524,6 +528,8 @@ def hosts(
         except Exception as error:
             # No mirror, most of all; what is wrong with hosts themselves shows where they are used.
             pytest.skip(f"hosts need a bare Debian, and debootstrap could not make one: {error}")
+    if any(kind.warm for kind in wanted):
+        warm.home()
     world = World(folder or Path(tempfile.mkdtemp(prefix="sky-hosts-")), nat=nat)
     try:
         world._open(open_laptop=open_laptop)

@@ -44,7 +44,7 @@ def marked(*marks: pytest.MarkDecorator):
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
     skip_unless_hosts_run(f"{sys.version_info[0]}.{sys.version_info[1]}")
-    with hosts(2, python=True) as made:
+    with hosts(2, python=True, warm=True) as made:
         yield made
 
 

@@ -68,7 +68,7 @@ def test_what_does_not_go_together_is_told_in_a_line(line: str, told: str) -> No
 @needs_paramiko
 def test_a_cell_runs_on_hosts(tmp_path: Path) -> None:
     skip_unless_hosts_run(f"{sys.version_info[0]}.{sys.version_info[1]}")
-    with hosts(2, python=True) as world:
+    with hosts(2, python=True, warm=True) as world:
         config = world.ssh_config(tmp_path / "config")
         with notebook(tmp_path, SKY_SSH_CONFIG=str(config), SSH_AUTH_SOCK="") as book:
             assert book.run("%load_ext sky_jupyter\nfactor = 7").status == "ok"
@@ -93,7 +93,7 @@ def test_a_cell_runs_on_hosts(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 @needs_paramiko
 def test_a_new_notebook_is_told_of_the_pool_that_a_killed_one_left_and_takes_it_up(tmp_path: Path) -> None:
-    with hosts(2, python=True) as world:
+    with hosts(2, python=True, warm=True) as world:
         config = {"SKY_SSH_CONFIG": str(world.ssh_config(tmp_path / "config")), "SSH_AUTH_SOCK": ""}
         with notebook(tmp_path, **config) as page:
             page.run("%load_ext sky_jupyter")

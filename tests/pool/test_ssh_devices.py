@@ -38,7 +38,7 @@ SEEN = "import os; os.environ.get('CUDA_VISIBLE_DEVICES')"
 def world() -> Iterator[World]:
     """Three hosts; a login on the last one finds CUDA_VISIBLE_DEVICES set, as by its administrator."""
     skip_unless_hosts_run(f"{sys.version_info[0]}.{sys.version_info[1]}")
-    with hosts(2, Kind(sshd=(f"SetEnv {VISIBLE}=6,7,4,5",)), python=True) as made:
+    with hosts(2, Kind(sshd=(f"SetEnv {VISIBLE}=6,7,4,5",)), python=True, warm=True) as made:
         yield made
 
 

@@ -38,7 +38,7 @@ MESSAGES = 200_000
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
     """Four hosts with Debian's Python, which know no package index."""
-    with hosts(HOSTS, python=True) as made:
+    with hosts(HOSTS, python=True, warm=True) as made:
         yield made
 
 

@@ -52,7 +52,7 @@ time.sleep(1000)
 @pytest.fixture(scope="module")
 def world() -> Iterator[World]:
     """Two hosts with Debian's Python, which know no package index."""
-    with hosts(2, python=True) as made:
+    with hosts(2, python=True, warm=True) as made:
         yield made
 
 

@@ -186,7 +186,7 @@ def test_hosts_that_do_not_reach_each_other_are_told_so(world: World) -> None:
 def test_hosts_behind_a_translator_or_a_jump_host_find_each_other(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    with hosts(2, python=True, **options) as other:
+    with hosts(2, python=True, warm=True, **options) as other:
         monkeypatch.setenv("SKY_SSH_CONFIG", str(other.ssh_config(tmp_path / "other")))
         with ssh_pool() as pool:
             addresses = run(pool, "import sky_jupyter as sky; sky.instance_info().head_addr").values

@@ -184,20 +184,18 @@ def test_a_home_where_nothing_may_be_run(world: World, config: Path) -> None:
 
 
 @pytest.mark.usefixtures("fits")
-def test_where_nothing_may_be_run_in_tmp_a_pool_runs(world: World, config: Path) -> None:
-    world[0].forbid_programs("/tmp")
-    world[0].forbid_programs("/dev/shm")
-    try:
-        runs_on(world, ["host0", "host1"])
-    finally:
-        world[0].kill()
-        world[0].boot()
+def test_where_nothing_may_be_run_in_tmp_a_pool_runs(configure: Configure) -> None:
+    with hosts(2, python=True, warm=True) as strict:
+        configure(strict)
+        strict[0].forbid_programs("/tmp")
+        strict[0].forbid_programs("/dev/shm")
+        runs_on(strict, ["host0", "host1"])
 
 
 @pytest.mark.usefixtures("fits")
 @pytest.mark.parametrize("ahead", [7 * 3600, -7 * 3600, 400 * 86400])
 def test_with_a_clock_that_is_wrong_a_pool_runs_and_it_is_told(ahead: int, configure: Configure) -> None:
-    with hosts(Kind(python=True, clock=0), Kind(python=True, clock=ahead)) as wrong:
+    with hosts(Kind(clock=0), Kind(clock=ahead), python=True, warm=True) as wrong:
         configure(wrong)
         told = runs_on(wrong, ["host0", "host1"])
     (line,) = [line for line in told if "clock" in line]
