@@ -23,6 +23,7 @@ from typing import TYPE_CHECKING
 from ..errors import BootstrapError, MachineError
 from ..spec import PoolSpec
 from . import apt, environment, hosts, package, wheels
+from .requirements import frozen
 from .site import PATIENCE, Site, T, on_all
 from .supplies import Supplies
 from .uv import LAST_LINES, OnLine, without_secrets
@@ -89,6 +90,10 @@ class Crew:
         hosts.check_alike({site.name: site.facts for site in self.sites}, self.spec)
         if self.image.apt:
             self._see_to_packages(say)
+        # As the notebook has them, so that values travel between the two. What it has as a build of its own, such
+        # as torch's +cpu, hosts may not find for themselves, and is not meant for those with accelerators.
+        builds = self.offline and not any(site.facts.devices.all for site in self.sites)
+        self.supplies.prefer = [item for item in frozen() if builds or "+" not in item]
 
     def find_python(self, say: OnLine) -> None:
         """Settle on the interpreter that environments are made of: the host's own, or uv's."""

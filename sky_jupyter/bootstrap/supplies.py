@@ -36,10 +36,16 @@ class Supplies:
         The requirements of the environment.
     stop : threading.Event
         When set, what can end ends.
+
+    Attributes
+    ----------
+    prefer : sequence of str
+        Which versions of packages to take where several would do, as ``name==version``.
     """
 
     def __init__(self, asked: Sequence[str], stop: threading.Event) -> None:
         self.asked, self.stop = asked, stop
+        self.prefer: Sequence[str] = ()
         self.uv = metadata.version("uv")
         self._locks: dict[wheels.Aim, list[str] | BootstrapError] = {}
         self._bundles: dict[wheels.Aim, list[wheels.Wheel]] = {}
@@ -58,7 +64,7 @@ class Supplies:
             if aim not in self._locks:
                 tell(f"resolving for Python {aim.python} on {aim.platform}")
                 try:
-                    self._locks[aim] = wheels.resolve(self.asked, aim, on_line=tell, stop=self.stop)
+                    self._locks[aim] = wheels.resolve(self.asked, aim, self.prefer, on_line=tell, stop=self.stop)
                 except BootstrapError as error:
                     self._locks[aim] = error if self.stop.is_set() else _no_such_set(aim, error)
             found = self._locks[aim]

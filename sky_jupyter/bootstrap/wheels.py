@@ -61,9 +61,19 @@ class Wheel:
 
 
 def resolve(
-    requirements: Sequence[str], aim: Aim, *, on_line: OnLine = lambda line: None, stop: threading.Event | None = None
+    requirements: Sequence[str],
+    aim: Aim,
+    prefer: Sequence[str] = (),
+    *,
+    on_line: OnLine = lambda line: None,
+    stop: threading.Event | None = None,
 ) -> list[str]:
     """All distributions that the requirements come to, each with its version.
+
+    Parameters
+    ----------
+    prefer : sequence of str
+        Which versions to take of several that would do, as ``name==version``.
 
     Raises
     ------
@@ -73,6 +83,8 @@ def resolve(
     with tempfile.TemporaryDirectory(prefix="sky-lock-") as folder:
         asked, lock = Path(folder, "asked.txt"), Path(folder, "lock.txt")
         asked.write_text("".join(f"{item}\n" for item in requirements), encoding="utf-8")
+        # uv keeps to the versions that it finds there, where it can.
+        lock.write_text("".join(f"{item}\n" for item in prefer), encoding="utf-8")
         command = ["pip", "compile", "--quiet", "--no-header", "--no-annotate", *aim.arguments]
         command += ["--output-file", str(lock), str(asked)]
         run_uv(command, phase=PHASE, on_line=on_line, stop=stop)

@@ -14,6 +14,7 @@ import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -23,6 +24,7 @@ from sky_jupyter.bootstrap import package, remote, wheels
 from sky_jupyter.bootstrap.uv import run_uv
 from sky_jupyter.errors import BootstrapError
 from sky_jupyter.spec import Image, PoolSpec
+from tests.bootstrap.wheels import make_wheel
 from tests.hosts.world import Kind, World, hosts, skip_unless_hosts_run
 
 pytestmark = pytest.mark.long
@@ -108,6 +110,22 @@ def test_what_has_no_wheels_for_the_hosts_is_told_with_uvs_words() -> None:
     assert "no-such-distribution-of-anyone" in "\n".join(caught.value.lines)
 
 
+def test_of_several_versions_that_would_do_the_notebooks_is_taken(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    for version in ("1.0", "1.1+cpu", "2.0"):
+        make_wheel(tmp_path, "skyseveral", version)
+    monkeypatch.setenv("UV_FIND_LINKS", str(tmp_path))
+    for prefer, asked, taken in [
+        ([], "skyseveral", "2.0"),
+        (["skyseveral==1.0"], "skyseveral", "1.0"),
+        (["skyseveral==1.1+cpu", "something-else==3.0"], "skyseveral", "1.1+cpu"),
+        (["skyseveral==1.0"], "skyseveral>1.5", "2.0"),
+        (["skyseveral==1.5+nowhere"], "skyseveral", "2.0"),
+    ]:
+        assert wheels.resolve([asked], AIM, prefer) == [f"skyseveral=={taken}"]
+
+
 def test_the_same_code_gives_the_same_archive() -> None:
     first = package.own()
     package.own.cache_clear()
@@ -183,8 +201,10 @@ def test_packages_of_the_image_are_there(fresh: World) -> None:
     with crew(fresh, ["host0", "host1"], image=Image(pip=("tqdm",))) as mine:
         prepare(mine)
         for site in mine.sites:
-            script = f"{site.interpreter} -c 'import tqdm, ipykernel; print(tqdm.__file__)'"
-            assert site.run(script, "test", "no").startswith(f"{site.facts.cache}/environments/")
+            script = f"{site.interpreter} -c 'import tqdm, ipykernel; print(tqdm.__file__, ipykernel.__version__)'"
+            path, version = site.run(script, "test", "no").split()
+            assert path.startswith(f"{site.facts.cache}/environments/")
+            assert version == metadata.version("ipykernel"), "as the notebook has it"
 
 
 @pytest.fixture
