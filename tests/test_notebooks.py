@@ -1,14 +1,22 @@
-"""The notebooks, each executed from top to bottom in a real kernel, and what they are saved with."""
+"""The notebooks, each executed from top to bottom in a real kernel, and what they are saved with.
+
+On local nodes, as they are; and on two real hosts, where only the line that makes the pool differs.
+"""
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import re
+import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from tests.hosts.traces import wait_until_clean
+from tests.hosts.world import World, hosts, skip_unless_hosts_run
 from tests.plugins.world import needs
 from tests.programs import ROOT, run_program
 
@@ -47,22 +55,51 @@ class Executed:
         return str(output.data.get("text/plain", ""))
 
 
-def execute(name: str, folder: Path, probe: str = "") -> Executed:
-    """Execute a copy of a notebook, with one more cell called `probe` where code is given."""
+def execute(
+    name: str, folder: Path, probe: str = "", *, line: tuple[str, str] | None = None, around: str = ""
+) -> Executed:
+    """Execute a copy of a notebook.
+
+    Parameters
+    ----------
+    probe : str
+        Code of one more cell at the end, called `probe`.
+    line : tuple of str
+        What the line that makes the pool says, and what it says instead: a user changes no more, either.
+    around : str
+        The cell before and after which each rank says its host, and what that has received until then; in
+        the cell `crossed`.
+    """
     notebook = nbformat.read(ROOT / "notebooks" / f"{name}.ipynb", as_version=4)
     for cell in notebook.cells:
         if cell.cell_type == "code":
             cell.outputs = []
+    if line:
+        (first,) = [cell for cell in notebook.cells if line[0] in cell.source]
+        first.source = first.source.replace(*line)
+        place = [cell["id"] for cell in notebook.cells].index(around)
+        notebook.cells[place + 1 : place + 1] = [added("after", RECEIVED), added("crossed", CROSSED)]
+        notebook.cells.insert(place, added("before", RECEIVED))
     if probe:
-        cell = nbformat.v4.new_code_cell(probe)
-        cell["id"] = "probe"
-        notebook.cells.append(cell)
+        notebook.cells.append(added("probe", probe))
     copy = folder / f"{name}.ipynb"
     nbformat.write(notebook, copy)
-    run_program(ROOT / "notebooks" / "execute.py", copy, "--save", folder=folder)
+    run_program(ROOT / "notebooks" / "execute.py", copy, "--save", folder=folder, timeout=LONGEST if line else 240)
     return Executed(nbformat.read(copy, as_version=4))
 
 
+def added(id: str, source: str) -> Any:
+    """A cell that the notebook itself has not."""
+    cell = nbformat.v4.new_code_cell(source.replace("ID", id))
+    cell["id"] = id
+    return cell
+
+
+LONGEST = 900.0
+RECEIVED = """%%sky --quiet --out ID
+import socket as _socket
+_socket.gethostname(), int(open("/proc/net/dev").read().partition("eth0:")[2].split()[0])"""
+CROSSED = "import json\nprint(json.dumps([list(before), list(after)]))"
 IN_QUICKSTART = """
 import json, sys
 print(json.dumps({
@@ -74,25 +111,72 @@ print(json.dumps({
 IN_TORCH = "import json\nprint(json.dumps({'training': list(training), 'curves': list(curves)}))"
 
 
+# Hosts that are sent all from here, as if they had no way to an index; the frameworks' wheels are large.
+ON_HOSTS = [
+    pytest.mark.root,
+    pytest.mark.long,
+    pytest.mark.timeout(LONGEST + 300),
+    pytest.mark.skipif(importlib.util.find_spec("paramiko") is None, reason="needs paramiko (the `ssh` extra)"),
+]
+PLACES = ["local", pytest.param("hosts", marks=ON_HOSTS)]
+SSH = "--provider ssh --hosts host0,host1 --offline"
+
+
 @pytest.fixture(scope="module")
-def quickstart(tmp_path_factory: pytest.TempPathFactory) -> Executed:
+def world() -> Iterator[World]:
+    """Two hosts, which keep what one notebook needed for the next."""
+    skip_unless_hosts_run(f"{sys.version_info[0]}.{sys.version_info[1]}")
+    with hosts(2, python=True) as made:
+        yield made
+
+
+def on(
+    request: pytest.FixtureRequest, folder: Path, name: str, line: tuple[str, str], around: str, probe: str = ""
+) -> Executed:
+    """A notebook, executed where the fixture's parameter says."""
+    if request.param == "local":
+        return execute(name, folder, probe)
+    world: World = request.getfixturevalue("world")
+    with pytest.MonkeyPatch.context() as environment:
+        environment.setenv("SKY_SSH_CONFIG", str(world.ssh_config(folder / "config")))
+        environment.delenv("SSH_AUTH_SOCK", raising=False)
+        executed = execute(name, folder, probe, line=line, around=around)
+    wait_until_clean(world)
+    return executed
+
+
+@pytest.fixture(scope="module", params=PLACES)
+def quickstart(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Executed:
     for package in ("jax", "keras", "sklearn", "matplotlib"):
         needs(package)
-    return execute("quickstart", tmp_path_factory.mktemp("quickstart"), IN_QUICKSTART)
+    line = "--nodes 2 ", f"{SSH} "
+    return on(request, tmp_path_factory.mktemp("quickstart"), "quickstart", line, "fit", IN_QUICKSTART)
 
 
-@pytest.fixture(scope="module")
-def torch_ddp(tmp_path_factory: pytest.TempPathFactory) -> Executed:
+@pytest.fixture(scope="module", params=PLACES)
+def torch_ddp(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Executed:
     for package in ("torch", "sklearn", "matplotlib"):
         needs(package)
-    return execute("torch_ddp", tmp_path_factory.mktemp("torch"), IN_TORCH)
+    line = "--nodes 2 ", f"{SSH} "
+    return on(request, tmp_path_factory.mktemp("torch"), "torch_ddp", line, "fit", IN_TORCH)
 
 
-@pytest.fixture(scope="module")
-def jax_multiprocess(tmp_path_factory: pytest.TempPathFactory) -> Executed:
+@pytest.fixture(scope="module", params=PLACES)
+def jax_multiprocess(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Executed:
     for package in ("jax", "rich"):
         needs(package)
-    return execute("jax_multiprocess", tmp_path_factory.mktemp("jax"))
+    # Four processes, as the guide has them: two on each of the hosts.
+    line = "--nodes 4 ", f"{SSH} --ranks-per-node 2 "
+    return on(request, tmp_path_factory.mktemp("jax"), "jax_multiprocess", line, "fetch-values")
+
+
+def assert_crossed(executed: Executed, hosts: list[str], least: int) -> None:
+    """On hosts, the ranks were there, and so many bytes reached each of them in the cell that was looked at."""
+    if "crossed" not in executed.cells:
+        return
+    before, after = json.loads(executed["crossed"])
+    assert [name for name, _ in before] == [name for name, _ in after] == hosts
+    assert min(late - early for (_, early), (_, late) in zip(before, after, strict=True)) > least
 
 
 @pytest.mark.slow
@@ -108,6 +192,10 @@ class TestQuickstart:
         assert devices.split() == mine
         assert len(set(mine)) == 2
         assert "[0-1] Out: Array([11.], dtype=float32)" in quickstart["mesh"]
+
+    def test_the_gradients_cross_the_network_between_hosts(self, quickstart: Executed) -> None:
+        # 12 epochs of 22 steps, each of which sums 9,610 numbers of four bytes.
+        assert_crossed(quickstart, ["host0", "host1"], 12 * 22 * 9_610 * 4)
 
     def test_both_nodes_learn_the_same_model(self, probed: dict[str, Any]) -> None:
         first, second = probed["history"]
@@ -156,6 +244,9 @@ class TestTorch:
             assert f"[{rank}] rank {rank} of 2, gloo, local rank 0" in torch_ddp["group"]
         assert "[0-1] Out: tensor([11.])" in torch_ddp["group"]
 
+    def test_the_gradients_cross_the_network_between_hosts(self, torch_ddp: Executed) -> None:
+        assert_crossed(torch_ddp, ["host0", "host1"], 12 * 22 * 9_610 * 4)
+
     def test_both_ranks_learn(self, torch_ddp: Executed) -> None:
         probed = json.loads(torch_ddp["probe"])
         assert [result["images"] for result in probed["training"]] == [718, 718]
@@ -200,6 +291,10 @@ class TestJaxMultiprocess:
         assert "CPU 0,1" in jax_multiprocess["matmul-over-a-mesh"]
         assert "[0-3] both are whole: (512, 512) True 256.0 256.0" in jax_multiprocess["fetch-values"]
         assert "is not possible" in jax_multiprocess["fetch-values"]
+
+    def test_collectives_cross_the_network_between_hosts(self, jax_multiprocess: Executed) -> None:
+        # Twice, all of a 512 x 512 matrix is put together on each process, half of it from the other host.
+        assert_crossed(jax_multiprocess, ["host0", "host0", "host1", "host1"], 512 * 512 * 4)
 
     def test_half_of_the_processes_can_compute_and_hand_over(self, jax_multiprocess: Executed) -> None:
         assert "[0-1] Out: []" in jax_multiprocess["half-the-devices"]

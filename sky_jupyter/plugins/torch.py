@@ -90,7 +90,8 @@ def _transform(cuda: str | None, version: str | None, image: Image, spec: PoolSp
     machine.check_accelerators(spec)
     # uv chooses the build by this variable; plain torch is what its index holds for the platform.
     env = {"UV_TORCH_BACKEND": cuda} if cuda and is_nvidia(spec.accelerator) else {}
-    return image.adding(pip=(f"torch=={version}" if version else "torch",), env=env)
+    # torch does without numpy, and then takes no array of the notebook's.
+    return image.adding(pip=(f"torch=={version}" if version else "torch", "numpy"), env=env)
 
 
 @contextlib.contextmanager

@@ -49,7 +49,7 @@ def test_jax_for_cpus_on_nodes_with_gpus_is_told() -> None:
 
 def test_keras_names_its_backend_in_the_image() -> None:
     made = image(plugins.keras(backend="torch"), plugins.torch(version="2.13.0"))
-    assert made.pip == ("keras", "torch==2.13.0")
+    assert made.pip == ("keras", "numpy", "torch==2.13.0")
     assert made.env["KERAS_BACKEND"] == "torch"
 
 
