@@ -114,11 +114,12 @@ IN_TORCH = "import json\nprint(json.dumps({'training': list(training), 'curves':
 # Hosts that are sent all from here, as if they had no way to an index; the frameworks' wheels are large.
 ON_HOSTS = [
     pytest.mark.root,
-    pytest.mark.long,
     pytest.mark.timeout(LONGEST + 300),
     pytest.mark.skipif(importlib.util.find_spec("paramiko") is None, reason="needs paramiko (the `ssh` extra)"),
 ]
 PLACES = ["local", pytest.param("hosts", marks=ON_HOSTS)]
+# A minute each, most of it for frameworks that are sent and built: one notebook in CI shows the way.
+PLACES_LONG = ["local", pytest.param("hosts", marks=[*ON_HOSTS, pytest.mark.long])]
 SSH = "--provider ssh --hosts host0,host1 --offline"
 
 
@@ -153,7 +154,7 @@ def quickstart(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return on(request, tmp_path_factory.mktemp("quickstart"), "quickstart", line, "fit", IN_QUICKSTART)
 
 
-@pytest.fixture(scope="module", params=PLACES)
+@pytest.fixture(scope="module", params=PLACES_LONG)
 def torch_ddp(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Executed:
     for package in ("torch", "sklearn", "matplotlib"):
         needs(package)
@@ -161,7 +162,7 @@ def torch_ddp(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return on(request, tmp_path_factory.mktemp("torch"), "torch_ddp", line, "fit", IN_TORCH)
 
 
-@pytest.fixture(scope="module", params=PLACES)
+@pytest.fixture(scope="module", params=PLACES_LONG)
 def jax_multiprocess(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Executed:
     for package in ("jax", "rich"):
         needs(package)

@@ -21,7 +21,7 @@ from sky_jupyter.machines.link.forms import Event
 from sky_jupyter.machines.ssh.targets import Target, resolve
 from tests.hosts.world import Host, World, hosts, skip_without_hosts
 
-pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.long]
+pytestmark = [pytest.mark.root, pytest.mark.slow]
 
 PATIENCE = 90.0
 # Says back what it is told, for one caller after another.
@@ -108,6 +108,7 @@ def test_a_cut_link_is_told_mended_and_its_tunnel_goes_on(world: World, link: Li
     machine.shell.run("rm /tmp/log")
 
 
+@pytest.mark.long  # waits for nothing to happen
 def test_a_short_cut_is_not_noticed(world: World, link: Link, tmp_path: Path) -> None:
     events: list[Event] = []
     link.on_event(events.append)

@@ -25,7 +25,6 @@ LINE = "%%sky --provider ssh --hosts host0,host1 --offline"
 on_hosts = [
     pytest.mark.root,
     pytest.mark.slow,
-    pytest.mark.long,
     pytest.mark.skipif(importlib.util.find_spec("paramiko") is None, reason="needs paramiko (the `ssh` extra)"),
 ]
 

@@ -71,7 +71,6 @@ def test_the_environments_of_this_machine_go_when_no_pool_uses_them(tmp_path: Pa
 
 @pytest.mark.root
 @pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("paramiko") is None, reason="needs paramiko (the `ssh` extra)")
 def test_hosts_are_cleaned_all_or_none(tmp_path: Path) -> None:
     skip_unless_hosts_run(f"{sys.version_info[0]}.{sys.version_info[1]}")

@@ -18,7 +18,6 @@ from tests.magics.notebook import notebook
 from tests.magics.test_reattach import kill
 from tests.pool.remote import is_clean, nothing_here, wait_until
 
-pytestmark = pytest.mark.long
 needs_paramiko = pytest.mark.skipif(
     importlib.util.find_spec("paramiko") is None, reason="needs paramiko (the `ssh` extra)"
 )
@@ -88,6 +87,7 @@ def test_a_cell_runs_on_hosts(tmp_path: Path) -> None:
             time.sleep(0.1)
 
 
+@pytest.mark.long  # waits for cuts; pools are taken up in tests/pool, too
 @pytest.mark.root
 @pytest.mark.slow
 @pytest.mark.timeout(600)

@@ -26,7 +26,6 @@ from tests.pool.pools import run
 pytestmark = [
     pytest.mark.root,
     pytest.mark.slow,
-    pytest.mark.long,
     pytest.mark.skipif(importlib.util.find_spec("paramiko") is None, reason="needs paramiko (the `ssh` extra)"),
 ]
 

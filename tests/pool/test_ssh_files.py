@@ -24,7 +24,6 @@ from tests.pool.pools import begin, run
 pytestmark = [
     pytest.mark.root,
     pytest.mark.slow,
-    pytest.mark.long,
     pytest.mark.timeout(900),
     pytest.mark.skipif(importlib.util.find_spec("paramiko") is None, reason="needs paramiko (the `ssh` extra)"),
 ]
@@ -302,6 +301,7 @@ def broken_put(world: World, pool: Pool, source: Path, at: float) -> int:
     return sum(crossed)
 
 
+@pytest.mark.long  # waits for the link; one that was interrupted goes on in the same way
 def test_a_put_that_the_link_broke_goes_on_where_it_was(world: World, place: Path) -> None:
     digest = random_file(place / "broken")
     pool = fresh()

@@ -119,7 +119,14 @@ def reset(world: World) -> None:
         host.run("pkill -u ada -x 'sshd|sshd-session'", check=False)
 
 
-@pytest.mark.parametrize(("seconds", "how"), [(1, "silent"), (30, "silent"), (30, "reset")])
+@pytest.mark.parametrize(
+    ("seconds", "how"),
+    [
+        pytest.param(1, "silent", marks=pytest.mark.long),
+        (30, "silent"),
+        pytest.param(30, "reset", marks=pytest.mark.long),
+    ],
+)
 @pytest.mark.timeout(300)
 def test_a_run_goes_on_while_the_link_is_cut_and_nothing_is_missing(world: World, seconds: int, how: str) -> None:
     with ssh_pool() as pool:
@@ -169,6 +176,7 @@ def test_a_run_goes_on_while_the_link_is_cut_and_nothing_is_missing(world: World
     wait_until(lambda: nothing_here(pool.id))
 
 
+@pytest.mark.long  # half a minute each; the link's own tests have it too
 @pytest.mark.parametrize("cut", [False, True], ids=["alone", "while the link is cut"])
 def test_a_link_whose_process_is_killed_is_made_anew(world: World, cut: bool) -> None:
     with ssh_pool() as pool:
@@ -222,6 +230,7 @@ def test_a_host_that_dies_is_named_and_its_ranks_are_given_up(world: World) -> N
         wait_until(lambda host=host: is_clean(host))
 
 
+@pytest.mark.long  # as a host that dies, which is told first
 @pytest.mark.timeout(300)
 def test_a_head_that_dies_is_named_and_the_pool_is_broken(world: World) -> None:
     with ssh_pool() as pool:
@@ -243,7 +252,7 @@ def test_a_head_that_dies_is_named_and_the_pool_is_broken(world: World) -> None:
         wait_until(lambda host=host: is_clean(host))
 
 
-@pytest.mark.parametrize("link", ["lives", "was killed"])
+@pytest.mark.parametrize("link", ["lives", pytest.param("was killed", marks=pytest.mark.long)])
 def test_a_killed_notebook_s_pool_is_taken_up_with_its_run_and_ended(world: World, link: str) -> None:
     id = a_dead_owner(f"left-{link[:2]}", code=LINES.format(count=160))
     (process,) = links(id)
@@ -285,6 +294,7 @@ def test_a_pool_that_ended_by_its_lease_leaves_nothing_on_any_machine(world: Wor
     assert row_of(id) is None
 
 
+@pytest.mark.long  # waits for leases
 def test_a_run_keeps_a_pool_and_its_link_beyond_the_lease(world: World) -> None:
     id = a_dead_owner("long-run", lease=10, code="import time\nfor n in range(300): time.sleep(0.1)\n'done'")
     time.sleep(20)
@@ -300,6 +310,7 @@ def test_a_run_keeps_a_pool_and_its_link_beyond_the_lease(world: World) -> None:
     wait_until(lambda: nothing_here(id))
 
 
+@pytest.mark.long  # as one that ended by its lease
 def test_a_pool_whose_hosts_were_started_anew_is_told_gone_and_swept(world: World) -> None:
     id = a_dead_owner("rebooted")
     for host in world:
@@ -311,6 +322,7 @@ def test_a_pool_whose_hosts_were_started_anew_is_told_gone_and_swept(world: Worl
     assert row_of(id) is None
 
 
+@pytest.mark.long  # waits for patience to end
 def test_a_pool_that_is_ended_while_it_is_cut_off_says_whom_it_did_not_reach(world: World) -> None:
     with ssh_pool(idle_timeout=10) as pool:
         world.cut(world[1])

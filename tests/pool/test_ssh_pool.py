@@ -113,6 +113,7 @@ def test_functions_run_on_hosts_by_compute(world: World) -> None:
         wait_until(lambda host=host: is_clean(host))
 
 
+@pytest.mark.long  # the quickstart on hosts has one, too
 @pytest.mark.timeout(600)
 def test_a_collective_of_jax_crosses_the_network(world: World) -> None:
     with ssh_pool(plugins=parse_plugins("jax")) as pool:
@@ -140,6 +141,7 @@ def test_a_pool_whose_host_process_is_killed_is_made_anew(world: World) -> None:
         wait_until(lambda host=host: is_clean(host))
 
 
+@pytest.mark.long  # among the refusals, too
 def test_a_host_that_is_off_is_named_and_the_other_is_left_alone(world: World) -> None:
     world[1].kill()
     try:
@@ -170,6 +172,7 @@ def test_an_unknown_host_is_refused_until_its_key_is_accepted(world: World, conf
         assert run(pool, "2").values == [2, 2]
 
 
+@pytest.mark.long  # among the refusals, too
 def test_hosts_that_do_not_reach_each_other_are_told_so(world: World) -> None:
     world.cut_between()
     try:
@@ -193,6 +196,7 @@ def test_hosts_behind_a_translator_or_a_jump_host_find_each_other(
             assert addresses == [other[0].private] * 2
 
 
+@pytest.mark.long  # among the refusals, too
 def test_where_nothing_may_be_run_it_is_told_which_place(world: World) -> None:
     world[0].forbid_programs("/tmp")
     with ssh_pool() as pool:
@@ -208,6 +212,7 @@ def test_where_nothing_may_be_run_it_is_told_which_place(world: World) -> None:
     wait_until(lambda: is_clean(world[0]))
 
 
+@pytest.mark.long  # among the refusals, too
 def test_a_full_home_is_told(world: World) -> None:
     with ssh_pool():
         pass

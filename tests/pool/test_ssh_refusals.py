@@ -24,7 +24,6 @@ from tests.pool.pools import run
 pytestmark = [
     pytest.mark.root,
     pytest.mark.slow,
-    pytest.mark.long,
     pytest.mark.skipif(importlib.util.find_spec("paramiko") is None, reason="needs paramiko (the `ssh` extra)"),
 ]
 
@@ -193,7 +192,10 @@ def test_where_nothing_may_be_run_in_tmp_a_pool_runs(configure: Configure) -> No
 
 
 @pytest.mark.usefixtures("fits")
-@pytest.mark.parametrize("ahead", [7 * 3600, -7 * 3600, 400 * 86400])
+@pytest.mark.parametrize(
+    "ahead",
+    [pytest.param(7 * 3600, marks=pytest.mark.long), -7 * 3600, pytest.param(400 * 86400, marks=pytest.mark.long)],
+)
 def test_with_a_clock_that_is_wrong_a_pool_runs_and_it_is_told(ahead: int, configure: Configure) -> None:
     with hosts(Kind(clock=0), Kind(clock=ahead), python=True, warm=True) as wrong:
         configure(wrong)
