@@ -294,6 +294,7 @@ def status_text(pool: Pool, *, current: bool) -> str:
     """A pool and what its ranks do, in lines."""
     lines = [f"pool {pool.spec.name}{' (current)' if current else ''}: {describe(pool.spec)}, {pool.state}"]
     lines += [f"  {host}: {text}" for host, text in sorted(pool.away.items())]
+    lines += [f"  {text}: its control goes through here, no collectives" for _, text in sorted(pool.apart.items())]
     try:
         nodes = pool.status()
     except (SkyError, OSError, FutureTimeout) as error:

@@ -36,6 +36,11 @@ class HostConfig:
         itself; None where only its owner ends it.
     journal : int
         Bytes that a node keeps of each run's output.
+    contact : str or None
+        Where the scheduler reaches the agent of this machine, when that is not its own address: the agent
+        listens on its loopback then.
+    port : int
+        At which port there.
     """
 
     pool: str
@@ -50,6 +55,8 @@ class HostConfig:
     owner: int | None = None
     idle_timeout: float | None = None
     journal: int = 256 << 20
+    contact: str | None = None
+    port: int = 0
 
     @property
     def lease_interval(self) -> float:

@@ -30,7 +30,7 @@ from .clock import keep_streams_moving
 from .config import HostConfig
 
 TOPIC = "sky"
-_PAUSE = 0.1
+_PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 
 
 class Member(control.WithoutHttp, Worker):
@@ -47,11 +47,14 @@ class Member(control.WithoutHttp, Worker):
     def __init__(self, scheduler: str, agent: Agent) -> None:
         self.agent = agent
         config = agent.config
+        # What leads to the agent leads to one port: where another has it for now, it is tried again.
+        here = {"host": config.addresses[agent.node]}
+        apart = {"host": "127.0.0.1", "port": config.port, "contact_address": config.contact}
         super().__init__(
             scheduler,
             name=f"node-{agent.node}",
             nthreads=config.ranks_per_node,
-            host=config.addresses[agent.node],
+            **(apart if config.contact else here),
             security=control.security(agent.pool_folder),
             dashboard=False,
             memory_limit=0,
@@ -132,10 +135,11 @@ async def _serve(agent: Agent, scheduler: str, lease: int) -> None:
 async def _stay_connected(agent: Agent, scheduler: str) -> None:
     """Take the agent's place, and take it again whenever it is lost."""
     been_there = False
+    pause = _PAUSE
     while True:
         try:
             async with Member(scheduler, agent) as member:
-                been_there = True
+                been_there, pause = True, _PAUSE
                 agent.connect(member.forward)
                 await member.finished()
         except Exception:
@@ -143,10 +147,11 @@ async def _stay_connected(agent: Agent, scheduler: str) -> None:
                 raise
             # The scheduler may not have noticed yet that this node's old connection is gone.
             traceback.print_exc()
+            pause = min(1.5 * pause, _LONGEST_PAUSE)
         finally:
             agent.connect(None)
             _forget_handlers()
-        await asyncio.sleep(_PAUSE)
+        await asyncio.sleep(pause)
 
 
 def _forget_handlers() -> None:

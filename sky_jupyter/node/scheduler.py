@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from pathlib import Path
 from typing import Any
 
@@ -53,6 +54,16 @@ class WithoutHttp:
 
 class PoolScheduler(WithoutHttp, Scheduler):
     """A pool's scheduler."""
+
+    async def add_worker(self, comm: Any, *, address: str, **facts: Any) -> None:
+        """Take a worker in, or tell it at once that its address is taken: Dask would have it wait for ever.
+
+        So it is where an agent is back before its former connection is seen to be gone, at an address that stays.
+        """
+        if comm is not None and self.coerce_address(address) in self.workers:
+            await comm.write({"status": "error", "message": f"there is a worker at {address}", "time": time.time()})
+            return
+        await super().add_worker(comm, address=address, **facts)
 
 
 def security(folder: Path) -> Security:

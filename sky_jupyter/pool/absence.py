@@ -53,7 +53,9 @@ async def watch(
     """
     number = node or 0
     host = next((host for host in hosts if number in host.nodes), None)
-    others = [other for other in hosts if other is not host]
+    # A host that is reached through here only says nothing of others, and none of it.
+    others = [other for other in hosts if other is not host and other.apart is None]
+    others = others if host is None or host.apart is None else []
     address = scheduler if node is None else control.addresses.get(number, "")
     found = 0
     while host is not None and address and node in control.silent and not control.closing and not host.left.is_set():

@@ -25,6 +25,8 @@ _DIAL_TIMEOUT = 3.0
 SILENCE = 4.0
 # A node that the scheduler has lost, and that is not back after this long, is given up.
 ABSENCE = 5.0
+# The same for one that the scheduler reaches through our own link, which is made again with growing pauses.
+FAR_ABSENCE = 30.0
 # Calls that may be made again where a connection broke: an agent that has done it knows.
 _REPEATABLE = frozenset({"start", "read", "runs", "status", "ping", "ports", "fetch", "where", "heard"})
 _REPEATABLE |= {"look", "plan", "take", "taken", "untake", "find", "tidy"}
@@ -74,6 +76,8 @@ class Control:
         self.lost: set[int] = set()
         # Nodes whose machines are off, whatever the scheduler still believes: only whether they are back is asked.
         self.off: set[int] = set()
+        # Nodes that the scheduler reaches through our link only, and whether that is away.
+        self.apart: dict[int, Callable[[], bool]] = {}
         self.client: Client | None = None
         self.closing = False
         # When an agent last answered; by then it had heard of this manager.
@@ -254,7 +258,12 @@ class Control:
                 self.watcher.on_silent(node, silent=True)
 
     def _miss(self, node: int, now: float) -> None:
-        if now - self._absent.setdefault(node, now) > ABSENCE:
+        is_away = self.apart.get(node)
+        if is_away is not None and is_away():
+            # It goes on, and is to come back in time from when it can.
+            self._absent[node] = now
+            self._note(node, False, now)
+        elif now - self._absent.setdefault(node, now) > (ABSENCE if is_away is None else FAR_ABSENCE):
             self.lose(node, "it does not answer")
         else:
             self._spawn(self._look_again())

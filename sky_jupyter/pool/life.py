@@ -20,7 +20,7 @@ from ..machines.local import LocalMachine
 from ..spec import PoolSpec
 from . import absence, folders, launch, remote
 from .control import Control
-from .events import Listener, PhaseEvent, ignore
+from .events import Listener, NoticeEvent, PhaseEvent, ignore
 from .link import PoolLink
 from .loop import Tick, loop, no_tick, wait_ticking
 from .record import PoolRecord
@@ -156,6 +156,7 @@ class PoolLife:
         """Take up the hosts of another manager, through its link or a new one."""
         self.link, self.hosts = remote.reopen(record.hosts, self.spec.name, self.prompts)
         self.machines = [host.machine for host in self.hosts if isinstance(host, RemoteHost)]
+        remote.relay(self.hosts, record.scheduler)
         self.link.listen(self._on_link)
         self._keep_link()
 
@@ -166,6 +167,7 @@ class PoolLife:
 
     def _on_new_link(self) -> None:
         """The link is another process now: its tunnel is made, at the same port where that is free. In a thread."""
+        remote.relay(self.hosts, self.scheduler_there)
         port = int(self.scheduler_address.rpartition(":")[2])
         self.scheduler_address = self.hosts[0].reach(self.scheduler_there, port)
         if self.control is not None:
@@ -367,7 +369,10 @@ class PoolLife:
         try:
             assert self.link is not None
             here = (self.link.folder, self.link.blobs)
-            return remote.start(self.id, self.spec, crew.sites, here, crew.image.env, self.hosts.append, self._stop)
+            return remote.start(
+                *(self.id, self.spec, crew.sites, here, crew.image.env, self.hosts.append, self._stop),
+                lambda text: self.listener(NoticeEvent(text)),
+            )
         finally:
             self._idle.set()
 
@@ -478,6 +483,9 @@ class PoolLife:
         """Where nodes are other machines, name them, and see to those that do not answer."""
         hosts = [host for host in self.hosts if isinstance(host, RemoteHost)]
         self.supervisor.names = {node: f" ({host.name})" for host in hosts for node in host.nodes}
+        if self.control is not None:
+            names = {node: host.name for host in hosts if host.apart is not None for node in host.nodes}
+            self.control.apart = {node: functools.partial(self._is_away, name) for node, name in names.items()}
 
         async def examine(node: int | None) -> None:
             control = self.control
@@ -511,6 +519,15 @@ class PoolLife:
     def away(self) -> dict[str, str]:
         """Machines that cannot be reached from here just now, and what is said of each."""
         return {} if self.link is None else dict(self.link.away)
+
+    @property
+    def apart(self) -> dict[str, str]:
+        """Machines that the head does not reach, and so are controlled through here, and what is said of each."""
+        there = [host for host in self.hosts if isinstance(host, RemoteHost)]
+        return {host.name: host.apart.why for host in there if host.apart is not None}
+
+    def _is_away(self, name: str) -> bool:
+        return name in self.away
 
     def _retry(self) -> None:
         """Somebody asks: what is away is tried at once, rather than when its turn comes."""

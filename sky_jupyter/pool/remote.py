@@ -11,14 +11,14 @@ import shlex
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ..errors import BootstrapError, CaptureError, MachineError, PoolError, SkyError
 from ..node.config import HostConfig
 from ..spec import PoolSpec
-from . import certificates, ear, launch
+from . import certificates, ear, launch, reach
 from .link import PoolLink
 
 if TYPE_CHECKING:
@@ -31,9 +31,30 @@ _PATIENCE = 30.0
 _FAREWELL = 5.0
 # A run's folder has its id as its name.
 _RUN = "[0-9a-f]" * 8
-_REACH = 10
 _BESIDE = 16
 T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Apart:
+    """How the head and a host that do not reach each other are connected: by the link's relays.
+
+    Parameters
+    ----------
+    why : str
+        Which host does not reach which other one, and why, in words.
+    agent : int
+        The port of its agent, on its own loopback.
+    contact : int
+        The port on the head's loopback that leads there.
+    scheduler : int
+        The port on its own loopback that leads to the scheduler.
+    """
+
+    why: str
+    agent: int
+    contact: int = 0
+    scheduler: int = 0
 
 
 @dataclass(kw_only=True)
@@ -56,8 +77,8 @@ class RemoteHost(launch.Host):
     there: str
     blobs_there: str
     python: str
-    # Whether the pool's other hosts reach it through the notebook only: files are not to take that way twice.
-    apart: bool = False
+    # Where the head reaches it through the link only: files are not to take that way twice.
+    apart: Apart | None = None
     # How many of its events were taken in, and whether the next ones concern nobody any more.
     heard: int = 0
     left: threading.Event = field(default_factory=threading.Event)
@@ -94,7 +115,9 @@ class RemoteHost(launch.Host):
         """What `adopt` needs."""
         machine = self.machine
         there = (self.there, self.blobs_there, self.python)
-        return {**super().facts(), "target": machine.target, "address": machine.address, "there": there}
+        apart = None if self.apart is None else asdict(self.apart)
+        facts = {"target": machine.target, "address": machine.address, "there": there, "apart": apart}
+        return {**super().facts(), **facts}
 
     def hear(self) -> None:
         """Take in, in a thread, what the host says from now on, through all breaks of the connection."""
@@ -102,8 +125,7 @@ class RemoteHost(launch.Host):
 
     def reach(self, address: str, wish: int = 0) -> str:
         """Where the pool's scheduler is reached from here: at the link's tunnel."""
-        host, _, port = address.rpartition("://")[2].rpartition(":")
-        tunnel = self.machine.link.tunnel(self.machine, host.strip("[]"), int(port), wish=wish)
+        tunnel = self.machine.link.tunnel(self.machine, *_place(address), wish=wish)
         return f"tls://127.0.0.1:{tunnel.port}"
 
     def leave(self) -> None:
@@ -140,7 +162,33 @@ def adopt(facts: Mapping[str, Any], machine: LinkMachine, here: tuple[Path, Path
     """A host that another manager started, on its machine."""
     there, blobs, python = facts["there"]
     command = machine.process(*facts["process"])
-    return _host(command, list(facts["nodes"]), here, machine, (there, blobs, python))
+    host = _host(command, list(facts["nodes"]), here, machine, (there, blobs, python))
+    host.apart = Apart(**facts["apart"]) if facts.get("apart") else None
+    return host
+
+
+def relay(hosts: Sequence[launch.Host], scheduler: str) -> None:
+    """Where the link is another process now, have it connect the head and the hosts that do not reach each other."""
+    there = [host for host in hosts if isinstance(host, RemoteHost)]
+    for host in there:
+        if host.apart is not None:
+            _relayed(there[0].machine, host.machine, scheduler, host.apart)
+
+
+def _relayed(head: LinkMachine, machine: LinkMachine, scheduler: str, apart: Apart) -> Apart:
+    """Have the link connect a host and the head, at the ports that they had before, if they had any."""
+    link = head.link
+    return replace(
+        apart,
+        scheduler=link.relay(machine, head, *_place(scheduler), wish=apart.scheduler),
+        contact=link.relay(head, machine, "127.0.0.1", apart.agent, wish=apart.contact),
+    )
+
+
+def _place(address: str) -> tuple[str, int]:
+    """The host and port of a scheduler's address."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    return host.strip("[]"), int(port)
 
 
 def _host(
@@ -200,10 +248,12 @@ def start(
     env: Mapping[str, str],
     on_host: Callable[[launch.Host], None],
     stop: threading.Event,
+    tell: Callable[[str], None],
 ) -> str:
     """Start a host on each machine, the head's first; ``on_host`` gets each as soon as it must be ended.
 
-    The pool's folders ``here`` get its keys. When ``stop`` is set, no more are started.
+    The pool's folders ``here`` get its keys. When ``stop`` is set, no more are started. ``tell`` is told which
+    hosts do not reach each other.
 
     Returns
     -------
@@ -213,38 +263,70 @@ def start(
     keys = certificates.make(pool).files()
     for name, data in keys.items():
         launch.LOCAL.put(data, here[0] / name)
-    head = _start_one(pool, spec, sites, 0, here, keys, None, env, on_host, stop)
-    # Asked while they start: it costs nothing then, and says what Dask would say after half a minute.
-    reaching: list[Callable[[], object]] = [
-        functools.partial(_see_that_it_reaches, site, sites[0], head) for site in sites[1:]
-    ]
-    others: list[Callable[[], object]] = [
-        functools.partial(_start_one, pool, spec, sites, node, here, keys, head, env, on_host, stop)
-        for node in range(1, len(sites))
-    ]
-    _all([*reaching, *others])
+    collective = [plugin.name for plugin in spec.plugins if plugin.collective]
+    # Asked while the head starts: it costs nothing then, and says what Dask would say after half a minute.
+    with ThreadPoolExecutor(1, thread_name_prefix="sky-hosts") as beside:
+        looking = beside.submit(reach.look, sites, stop, everyone=bool(collective))
+        head = _start_one(pool, spec, sites, 0, here, keys, None, env, on_host, stop)
+        found = looking.result()
+    _refuse_collectives(sites, found, collective)
+    others: list[Callable[[], object]] = []
+    for site in sites[1:]:
+        apart = _apart(site, sites[0], head, found, tell)
+        others.append(
+            functools.partial(_start_one, pool, spec, sites, site.node, here, keys, head, env, on_host, stop, apart)
+        )
+    _all(others)
     return head
 
 
-def _see_that_it_reaches(site: Site, head: Site, address: str) -> None:
-    """Have a host connect to the scheduler of another.
+def _refuse_collectives(sites: Sequence[Site], found: reach.Reach, collective: Sequence[str]) -> None:
+    """Refuse plugins whose ranks would wait for each other for ever.
 
     Raises
     ------
     BootstrapError
-        When it cannot, with its own words.
+        Where hosts that have to do not reach each other.
     """
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    code = f"import socket; socket.create_connection(({host.strip('[]')!r}, {port}), {_REACH})"
-    done = site.machine.shell.run(f"{shlex.quote(site.interpreter)} -I -S -c {shlex.quote(code)}", timeout=_PATIENCE)
-    if done.status:
-        told = done.out.decode("utf-8", "replace").strip().rpartition("\n")[2]
-        raise BootstrapError(
-            "agent",
-            f"{site.machine.target.name} does not reach {head.machine.target.name} at {host}:{port} ({told}): the "
-            "hosts of a pool talk to each other at their private addresses; open all ports between them",
-            node=site.node,
-        )
+    if not collective or not found.gaps:
+        return
+    gaps = [f"{sites[one].name} does not reach {sites[other].name} {why}" for (one, other), why in found.gaps.items()]
+    raise BootstrapError(
+        "agent",
+        f"the hosts of a pool with {' and '.join(collective)} must all reach each other, on all ports, since its "
+        f"collectives go between them; open them, or name hosts (--hosts) that do, by names that lead to the addresses "
+        f"at which they do; without {' and '.join(collective)} a pool runs on these",
+        lines=gaps,
+    )
+
+
+def _apart(site: Site, head: Site, scheduler: str, found: reach.Reach, tell: Callable[[str], None]) -> Apart | None:
+    """Have the link connect a host and the head that do not reach each other; None where they do.
+
+    Raises
+    ------
+    BootstrapError
+        When one of them lets nobody do that.
+    """
+    for one, other in ((site, head), (head, site)):
+        if gap := found.gaps.get((one.node, other.node)):
+            why = f"{one.name} does not reach {other.name} ({gap})"
+            apart = Apart(why, found.free[site.node])
+            try:
+                made = _relayed(cast("LinkMachine", head.machine), cast("LinkMachine", site.machine), scheduler, apart)
+            except MachineError as error:
+                raise BootstrapError(
+                    "agent",
+                    f"{why}, and they cannot be connected through here: {error}",
+                    node=site.node,
+                    host=site.name,
+                ) from None
+            tell(
+                f"{why}: the control of {site.name} goes through this notebook's link; collectives between them will "
+                "not work"
+            )
+            return made
+    return None
 
 
 def _start_one(
@@ -258,6 +340,7 @@ def _start_one(
     env: Mapping[str, str],
     on_host: Callable[[launch.Host], None],
     stop: threading.Event,
+    apart: Apart | None = None,
 ) -> str:
     """Start the host of one node; returns the scheduler's address."""
     site = sites[node]
@@ -282,6 +365,13 @@ def _start_one(
         idle_timeout=spec.lease,
         journal=spec.journal,
     )
+    if apart is not None:
+        config = replace(
+            config,
+            scheduler=f"tls://127.0.0.1:{apart.scheduler}",
+            contact=f"tls://127.0.0.1:{apart.contact}",
+            port=apart.agent,
+        )
     contents = {**keys, "host.json": json.dumps(asdict(config)).encode()}
     try:
         machine.put_all({PurePosixPath(folder, name): data for name, data in contents.items()})
@@ -298,6 +388,7 @@ def _start_one(
             raise BootstrapError("files", str(error), node=node) from None
         raise
     host = _host(command, [node], here, machine, (folder, blobs, site.interpreter))
+    host.apart = apart
     host.hear()
     on_host(host)
     return host.await_start()

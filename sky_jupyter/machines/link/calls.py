@@ -75,6 +75,7 @@ class Calls:
             "stream": self._stream,
             "tunnel": self._tunnel,
             "close_tunnel": self._close_tunnel,
+            "relay": self._relay,
             "events": self._events,
             "keep": self._keep,
             "end": self._end,
@@ -314,14 +315,15 @@ class Calls:
         raise Broken("the stream has ended, and the connection with it")
 
     def _tunnel(self, facts: Facts) -> None:
-        wish = facts.get("wish") or 0
-        if not isinstance(wish, int) or not 0 <= wish < 65536:
-            raise SpecError("a port that is wished for is a whole number up to 65535")
-        self._answer(**_shown(self._keeping.tunnel(self._host(facts), *_place(facts), wish)))
+        self._answer(**_shown(self._keeping.tunnel(self._host(facts), *_place(facts), _wish(facts))))
 
     def _close_tunnel(self, facts: Facts) -> None:
         self._keeping.close_tunnel(facts.get("tunnel"))
         self._answer()
+
+    def _relay(self, facts: Facts) -> None:
+        near, far = self._host(facts), self._keeping.host(facts.get("through"))
+        self._answer(port=self._keeping.relay(near, far, *_place(facts), _wish(facts)).port)
 
     # While a call is answered
 
@@ -403,6 +405,13 @@ def _place(facts: Facts) -> tuple[str, int]:
     if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536:
         raise SpecError("port must be a whole number from 1 to 65535")
     return _text(facts, "host"), port
+
+
+def _wish(facts: Facts) -> int:
+    wish = facts.get("wish") or 0
+    if not isinstance(wish, int) or not 0 <= wish < 65536:
+        raise SpecError("a port that is wished for is a whole number up to 65535")
+    return wish
 
 
 def _accepted(value: Any) -> Accepted:

@@ -183,6 +183,20 @@ class Link:
         """All that the link holds."""
         return [self._shown(facts) for facts in self.ask("state")["tunnels"]]
 
+    def relay(self, machine: LinkMachine, through: LinkMachine, host: str, port: int, *, wish: int = 0) -> int:
+        """A port on a machine's loopback that leads to an address as another machine sees it; all through here.
+
+        It is the same for the same address, and through all breaks. With ``wish`` it is this port, as soon as
+        whoever had it for an earlier link lets go of it.
+
+        Raises
+        ------
+        MachineError
+            When the machine lets nobody have a port.
+        """
+        facts = {"machine": machine.number, "through": through.number, "host": host, "port": port, "wish": wish}
+        return int(self.ask("relay", machine.name, **facts)["port"])
+
     def on_event(self, tell: Callable[[Event], None]) -> None:
         """Have a function called, in a thread of ours, with what becomes of the connections."""
         with self._lock:

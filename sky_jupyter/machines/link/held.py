@@ -55,6 +55,7 @@ class Held:
         self._asked = threading.Event()
         self._closed = False
         self._rebuilding = False
+        self._on_open: list[Callable[[SSHMachine], None]] = []
 
     # What is there
 
@@ -130,6 +131,11 @@ class Held:
 
     # Making it
 
+    def on_open(self, tell: Callable[[SSHMachine], None]) -> None:
+        """Have a function called with the machine over each new session; it returns at once."""
+        with self._lock:
+            self._on_open.append(tell)
+
     def open(self, access: Access) -> None:
         """Connect, unless it is connected; errors are the caller's, who may be asked meanwhile."""
         with self._opening:
@@ -150,6 +156,9 @@ class Held:
             self._machine, self._lanes = machine, []
             self.key, self.address = machine.key, machine.address
             self._why, self._opened_at = "", time.monotonic()
+            told = list(self._on_open)
+        for tell in told:
+            tell(machine)
         session.on_lost(lambda reason: self._lost(machine, reason))
 
     # Losing it

@@ -1,4 +1,4 @@
-"""What the link's process holds for its clients: hosts, tunnels, commands, opened keys, and who listens to events."""
+"""What the link's process holds for its clients: hosts, tunnels, relays, commands, opened keys, and who listens."""
 
 from __future__ import annotations
 
@@ -19,6 +19,7 @@ from ..ssh.targets import Target
 from ..ssh.values import Prompts
 from .forms import Event
 from .held import Held
+from .relays import Relay
 from .tunnels import Tunnel
 
 _MOST_HOSTS = 4096
@@ -35,6 +36,8 @@ class Keeping:
         self._numbers = itertools.count(1)
         self._hosts: dict[int, Held] = {}
         self._tunnels: dict[int, Tunnel] = {}
+        self._relays: list[Relay] = []
+        self._relaying = threading.Lock()
         self._commands: dict[int, SSHCommand] = {}
         self._listeners: set[queue.Queue[Event]] = set()
         self._ring = auth.KeyRing()
@@ -95,8 +98,12 @@ class Keeping:
             tunnels = [one for one in self._tunnels.values() if one.held is held]
             for tunnel in tunnels:
                 del self._tunnels[tunnel.number]
+            relays = [one for one in self._relays if held in (one.near, one.far)]
+            self._relays = [one for one in self._relays if one not in relays]
         for tunnel in tunnels:
             tunnel.close()
+        for relay in relays:
+            relay.close()
         held.close()
 
     # Tunnels
@@ -124,6 +131,19 @@ class Keeping:
             tunnel = self._tunnels.pop(number, None) if isinstance(number, int) else None
         if tunnel is not None:
             tunnel.close()
+
+    def relay(self, near: Held, far: Held, host: str, port: int, wish: int = 0) -> Relay:
+        """The relay that leads there from a host: the one that there is, or a new one."""
+        with self._relaying:
+            for one in self._relays:
+                if (one.near, one.far, one.host, one.there) == (near, far, host, port):
+                    return one
+            if len(self._relays) >= _MOST_TUNNELS:
+                raise SpecError(f"the link holds {_MOST_TUNNELS} relays already, which is as many as it can")
+            made = Relay(near, far, host, port, wish)
+            with self._lock:
+                self._relays.append(made)
+            return made
 
     # Commands
 

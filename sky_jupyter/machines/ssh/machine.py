@@ -258,6 +258,14 @@ class SSHMachine:
         """
         return self.session.run(scripts.LAUNCH, [scripts.line(script), stdin], timeout, opened=opened)
 
+    def server(self) -> tuple[int, int]:
+        """Who serves this connection there: a process, and its beginning in ticks."""
+        return _who(self.shell.run(scripts.server(), timeout=_SIGNAL_PATIENCE).out.decode("utf-8", "replace"))
+
+    def end_server(self, pid: int, ticks: int) -> None:
+        """End who served an earlier connection of ours, and may not know yet that it is gone."""
+        self.shell.run(scripts.end_server(pid, ticks), timeout=_SIGNAL_PATIENCE)
+
     def put(self, data: bytes, path: PurePath) -> None:
         """Write a file that only its user can read, whole or not at all; folders are made for its user only."""
         self.put_all({path: data})

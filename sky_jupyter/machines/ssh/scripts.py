@@ -92,6 +92,19 @@ def alive(pid: int, ticks: int) -> str:
     )
 
 
+def server() -> str:
+    """Say who serves this connection there."""
+    return 'printf "%s %s\\n" "$PPID" "$(cat "/proc/$PPID/stat")"'
+
+
+def end_server(pid: int, ticks: int) -> str:
+    """End who served a connection that is given up, if that is still there: it holds ports until it notices."""
+    return (
+        f"_sky_t=$(cat /proc/{pid}/stat 2>/dev/null); set -- ${{_sky_t##*)}}; "
+        f'[ "${{20:-}}" != {ticks} ] || case $_sky_t in *"(sshd"*) kill -s KILL {pid};; esac'
+    )
+
+
 def put(files: Sequence[tuple[PurePath, int]], part: str) -> str:
     """Write files, whose bytes follow one another, each whole or not at all, for its user only."""
     steps = ["umask 077"]

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import contextlib
 import errno
+import queue
 import signal
 import socket
 import subprocess
 import threading
 import time
+from collections import deque
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
@@ -35,6 +37,7 @@ _TICK = 1.0
 _PULSE = 4
 _CHANNEL_PATIENCE = 30.0
 _END_PATIENCE = 5.0
+_LOOPBACK = "127.0.0.1"
 # A question about the host, and one about each of a few keys.
 _SLOW_ANSWERS = 4
 
@@ -101,10 +104,37 @@ class _Channel(paramiko.Channel):
 
 
 class _Transport(paramiko.Transport):
-    """paramiko's transport with our order of host keys, and with a signal that ends a command kept."""
+    """paramiko's transport with our order of host keys, signals that end commands kept, and requests told apart."""
 
     host_key_order: tuple[str, ...] = ()
     host_blob = b""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self._requests: deque[Callable[[Message | None], None]] = deque()
+        self._requesting = threading.Lock()
+
+    def request(self, heard: Callable[[Message | None], None], kind: str, *data: str | int) -> None:
+        """Ask the server for something; ``heard`` is given its answer, None where that is no.
+
+        Answers come in the order of the requests: paramiko's own way would take one for another's.
+        """
+        message = Message()
+        message.add_byte(b"P")  # SSH_MSG_GLOBAL_REQUEST
+        message.add_string(kind)
+        message.add_boolean(True)
+        message.add(*data)
+        with self._requesting:
+            self._requests.append(heard)
+            self._send_user_message(message)
+
+    def _parse_request_success(self, message: Message) -> None:
+        if self._requests:
+            self._requests.popleft()(message)
+
+    def _parse_request_failure(self, message: Message) -> None:
+        if self._requests:
+            self._requests.popleft()(None)
 
     @property
     def preferred_keys(self) -> tuple[str, ...]:
@@ -171,6 +201,8 @@ class Session:
         self._on_lost: list[Callable[[LinkLost], None]] = []
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
+        # Who takes the connections that come to ports there.
+        self._accepts: dict[int, Callable[[Any], None]] = {}
 
     # Making it
 
@@ -227,6 +259,59 @@ class Session:
     def open_stream(self, host: str, port: int) -> Any:
         """A connection from there to an address there: paramiko's channel, which is used as a socket is."""
         return self._channel("direct-tcpip", (host, port), ("127.0.0.1", 0))
+
+    def listen(self, port: int, accept: Callable[[Any], None]) -> int:
+        """Have the host listen on a port of its loopback, any free one where it is 0; which one it is.
+
+        ``accept`` is given each connection's channel, in a thread that reads for all others, too.
+
+        Raises
+        ------
+        MachineError
+            When it refuses: nobody may, or somebody has this port.
+        """
+        answers: queue.Queue[Message | None] = queue.Queue()
+        self._transport._tcp_handler = self._incoming
+        if port:
+            self._accepts[port] = accept
+        try:
+            self._transport.request(answers.put, "tcpip-forward", _LOOPBACK, port)
+            answer = self._heard(answers)
+        except (paramiko.SSHException, EOFError, OSError) as error:
+            self._accepts.pop(port, None)
+            raise self._lost_or("port", f"{self.target} gave no port: {error or 'it gave no reason'}") from None
+        if answer is None:
+            self._accepts.pop(port, None)
+            raise MachineError(
+                self.target.name,
+                "refused",
+                f"{self.target} refused to listen on a port for us; allow it in its sshd_config (AllowTcpForwarding "
+                "yes, PermitListen any)",
+            )
+        port = port or answer.get_int()
+        self._accepts[port] = accept
+        return port
+
+    def unlisten(self, port: int) -> None:
+        """Have the host listen there no more."""
+        if self._accepts.pop(port, None) is not None:
+            with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
+                self._transport.request(lambda answer: None, "cancel-tcpip-forward", _LOOPBACK, port)
+
+    def _heard(self, answers: queue.Queue[Message | None]) -> Message | None:
+        until = time.monotonic() + _CHANNEL_PATIENCE
+        while self.alive and time.monotonic() < until:
+            with contextlib.suppress(queue.Empty):
+                return answers.get(timeout=_TICK)
+        raise OSError("no answer")
+
+    def _incoming(self, channel: Any, origin: tuple[str, int], place: tuple[str, int]) -> None:
+        channel.__class__ = _Channel
+        accept = self._accepts.get(place[1])
+        if accept is None:
+            threading.Thread(target=channel.close, daemon=True).start()
+        else:
+            accept(channel)
 
     def sftp(self) -> paramiko.SFTPClient:
         """An SFTP client on a channel of its own."""
@@ -364,12 +449,8 @@ class Session:
             self._pulse.clear()
             if self._closing.is_set():
                 return
-            message = Message()
-            message.add_byte(b"P")  # SSH_MSG_GLOBAL_REQUEST
-            message.add_string("keepalive@openssh.com")
-            message.add_boolean(True)
             with contextlib.suppress(Exception):  # whatever it is, the watch will see it
-                self._transport._send_user_message(message)
+                self._transport.request(lambda answer: None, "keepalive@openssh.com")
 
     def _lose(self, reason: str, message: str) -> None:
         with self._lock:
