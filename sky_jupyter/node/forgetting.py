@@ -20,6 +20,14 @@ KEEP_SOURCES = 200
 # Sources that were taken apart for a traceback: a syntax tree each, of all files that a framework's may go through.
 _KEEP_TREES = 100
 
+_CODE_OF: dict[type, str] = {
+    types.FunctionType: "__code__",
+    types.FrameType: "f_code",
+    types.GeneratorType: "gi_code",
+    types.CoroutineType: "cr_code",
+    types.AsyncGeneratorType: "ag_code",
+}
+
 
 class Unkept(dict[int, list[Any]]):
     """In the place of a dictionary of lists: what is appended to one is not kept."""
@@ -92,15 +100,9 @@ def forget_trees(shell: Any) -> None:
 def _codes() -> Iterator[types.CodeType]:
     """The code of all functions that live, and of all that has begun and not ended."""
     for item in gc.get_objects():
-        if isinstance(item, types.FunctionType):
-            yield item.__code__
-        elif isinstance(item, types.FrameType):
-            yield item.f_code
-        elif isinstance(item, types.GeneratorType):
-            yield item.gi_code
-        elif isinstance(item, types.CoroutineType):
-            yield item.cr_code
-        elif isinstance(item, types.AsyncGeneratorType):
-            yield item.ag_code
+        # By its very type: some objects warn whoever asks for their class, as `isinstance` does.
+        name = _CODE_OF.get(type(item))
+        if name is not None:
+            yield getattr(item, name)
     for frame in sys._current_frames().values():
         yield frame.f_code
