@@ -64,7 +64,6 @@ def test_one_that_uv_cannot_fetch_is_told_with_uvs_words(place: Path) -> None:
 
 @pytest.mark.root
 @pytest.mark.slow
-@pytest.mark.long
 @pytest.mark.skipif(importlib.util.find_spec("paramiko") is None, reason="needs paramiko (the `ssh` extra)")
 def test_hosts_without_python_are_sent_one(place: Path, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     skip_unless_hosts_run(MINOR)

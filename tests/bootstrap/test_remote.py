@@ -27,8 +27,6 @@ from sky_jupyter.spec import Image, PoolSpec
 from tests.bootstrap.wheels import make_wheel
 from tests.hosts.world import Kind, World, hosts, skip_unless_hosts_run
 
-pytestmark = pytest.mark.long
-
 needs_paramiko = pytest.mark.skipif(
     importlib.util.find_spec("paramiko") is None, reason="needs paramiko (the `ssh` extra)"
 )

@@ -41,8 +41,6 @@ from .conftest import eventually, need_ssh
 from .link import link as relay
 from .sshd import Server, free_port, keygen, serve
 
-pytestmark = pytest.mark.long
-
 TargetOf = Callable[..., Target]
 PATIENCE = 60.0
 
@@ -418,6 +416,7 @@ def test_while_the_host_is_away_all_fails_at_once_and_is_tried_again(
         assert call(tunnel.port) == b"hello"
 
 
+@pytest.mark.long  # waits for silence, as in tests/hosts/test_link.py
 @pytest.mark.slow
 def test_a_silent_host_is_noticed_and_what_went_through_ends(
     link: Link, server: Server, target_of: TargetOf, echo: Echo
@@ -591,6 +590,7 @@ def test_it_ends_with_its_owner_and_leaves_nothing(folder: Path, target_of: Targ
         eventually(lambda: not server.sessions())
 
 
+@pytest.mark.long  # waits for leases
 def test_with_a_lease_it_outlives_its_owner_for_so_long(folder: Path, server: Server, target_of: TargetOf) -> None:
     owner = owner_of(folder, target_of(server), "3.0")
     owner.kill()
@@ -758,6 +758,7 @@ def test_the_control_plane_dials_again_over_the_same_port(
         asyncio.run(watch(tunnel.port, host.stop, back))
 
 
+@pytest.mark.long  # waits for a pool's end, as in tests/pool/test_ssh_link.py
 def test_a_link_that_is_left_ends_with_its_pool_and_removes_its_folders(
     folder: Path, server: Server, target_of: TargetOf, tmp_path: Path
 ) -> None:

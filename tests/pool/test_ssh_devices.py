@@ -116,6 +116,7 @@ def test_accelerators_that_are_asked_for_and_not_there_are_refused(world: World)
     assert "the pool needs H100 on each node" in refusal("host0", accelerator="H100")
 
 
+@pytest.mark.long  # waits 20 s for the driver
 def test_a_driver_that_hangs_is_told_and_has_no_devices(world: World) -> None:
     world[0].write(TOOL, "#!/bin/sh\nsleep 1000\n", mode=0o755)
     pool, told = pool_of("host0"), []

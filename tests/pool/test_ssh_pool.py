@@ -163,6 +163,7 @@ def test_a_closed_port_is_told(config: Path) -> None:
     assert "23" in refusal(Unreachable)
 
 
+@pytest.mark.long  # among the refusals, and what is asked, too
 def test_an_unknown_host_is_refused_until_its_key_is_accepted(world: World, config: Path) -> None:
     config.with_name("known_hosts").write_text("")
     assert "SHA256:" in refusal(HostKeyError)
