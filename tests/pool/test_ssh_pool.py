@@ -173,19 +173,6 @@ def test_an_unknown_host_is_refused_until_its_key_is_accepted(world: World, conf
         assert run(pool, "2").values == [2, 2]
 
 
-@pytest.mark.long  # among the refusals, too
-def test_hosts_that_do_not_reach_each_other_are_told_so(world: World) -> None:
-    world.cut_between()
-    try:
-        text = refusal(BootstrapError)
-    finally:
-        world.mend()
-    assert "host1 does not reach host0 at " in text
-    assert "open all ports between them" in text
-    for host in world:
-        wait_until(lambda host=host: is_clean(host))
-
-
 @pytest.mark.parametrize("options", [{"nat": True}, {"jump": True}], ids=["nat", "jump"])
 def test_hosts_behind_a_translator_or_a_jump_host_find_each_other(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
