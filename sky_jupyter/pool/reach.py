@@ -16,7 +16,7 @@ from ..errors import BootstrapError, SkyError
 _PATIENCE = 60.0
 _CONNECT = 5.0
 # Who is to be called ends by itself, should nobody tell it to.
-_LIFE = 60
+_LIFE = 30
 _LISTEN = """
 import json, os, signal, socket
 def bound(host):
@@ -72,10 +72,6 @@ class Reach:
     gaps: Mapping[tuple[int, int], str]
     free: Sequence[int]
 
-    def between(self, one: int, other: int) -> str:
-        """Why one of two nodes does not reach the other; empty where both do."""
-        return self.gaps.get((one, other)) or self.gaps.get((other, one)) or ""
-
 
 def look(sites: Sequence[Site], stop: threading.Event, *, everyone: bool) -> Reach:
     """Have hosts call the head and be called by it, at their addresses in the pool; with ``everyone``, all call all.
@@ -92,7 +88,8 @@ def look(sites: Sequence[Site], stop: threading.Event, *, everyone: bool) -> Rea
         return _ask(site, _LISTEN.format(address=site.address, life=_LIFE))
 
     def call(site: Site) -> dict[int, str]:
-        return _call(site, [other for other in sites if everyone or 0 in (site.node, other.node)], ears)
+        others = [other for other in sites if other is not site and (everyone or 0 in (site.node, other.node))]
+        return _call(site, others, ears)
 
     def hush(site: Site) -> None:
         with contextlib.suppress(SkyError, TimeoutError):
@@ -114,7 +111,7 @@ def _call(site: Site, others: Sequence[Site], ears: Sequence[Mapping[str, Any]])
     for other in others:
         if "why" in ears[other.node]:
             missed[other.node] = f"it cannot listen there: {ears[other.node]['why']}"
-        elif other is not site:
+        else:
             places.append((other.node, other.address, ears[other.node]["port"]))
     if places:
         answer = _ask(site, _CALL.format(patience=_CONNECT, places=places))
