@@ -244,6 +244,8 @@ class Link:
 
     def end(self) -> None:
         """End the link with all of its connections; nothing of it is left. No error where it has ended."""
+        # It is our doing, and may be heard of before the answer.
+        self._tell_end = lambda: None
         with contextlib.suppress(SkyError):
             pid, started = self.ask("end")["process"]
             until = time.monotonic() + _END_PATIENCE
