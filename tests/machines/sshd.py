@@ -109,6 +109,9 @@ class Server:
             "MaxStartups 100",
             "MaxSessions 100",
             "PrintMotd no",
+            # Bash reads this user's own .bashrc for a command over SSH, unless it is not the first shell:
+            # that may take long, print, or leave locks where a test kills it.
+            "SetEnv SHLVL=1",
         ]
 
     def sessions(self) -> list[psutil.Process]:
