@@ -18,7 +18,7 @@ from typing import Any
 # The newest cells whose source is kept in any case; at twice as many, the rest is looked through.
 KEEP_SOURCES = 200
 # Sources that were taken apart for a traceback: a syntax tree each, of all files that a framework's may go through.
-_KEEP_TREES = 100
+_KEEP_TREES = 24
 
 _CODE_OF: dict[type, str] = {
     types.FunctionType: "__code__",
