@@ -392,7 +392,9 @@ def test_nothing_is_left_of_a_world() -> None:
 
 
 _OWNER = """
-import sys, time
+import signal, sys, time
+# What runs in the background may have been told to ignore it.
+signal.signal(signal.SIGINT, signal.default_int_handler)
 from tests.hosts.world import hosts
 with hosts(2) as world:
     print(world.pid, world.network, world.folder, flush=True)

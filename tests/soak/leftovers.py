@@ -17,6 +17,7 @@ from tests.programs import assert_nothing_is_left
 from tests.soak.stage import Stage
 
 _PATIENCE = 15.0
+_SOCKETS_PATIENCE = 5.0
 
 
 def of_runs(stage: Stage) -> list[str]:
@@ -37,7 +38,10 @@ def end(stage: Stage) -> list[str]:
         found.append(f"the nodes think that {on} are still on")
     stage.diary.note("down")
     stage.child.ask("down")
-    if sockets := psutil.Process(stage.child.process.pid).net_connections("inet"):
+    end = time.monotonic() + _SOCKETS_PATIENCE
+    while (sockets := psutil.Process(stage.child.process.pid).net_connections("inet")) and time.monotonic() < end:
+        time.sleep(0.2)
+    if sockets:
         found.append(f"the manager has sockets left: {sockets[:5]}")
     stage.child.connection.close()
     stage.child.process.wait(_PATIENCE)

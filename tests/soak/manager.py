@@ -65,6 +65,8 @@ class Manager:
 
     def down(self) -> None:
         self.pool.down()
+        # A connection that Dask was making as the scheduler died is closed when it is collected.
+        gc.collect()
 
     # -- runs
 
