@@ -87,6 +87,7 @@ def test_two_hosts_that_do_not_reach_each_other_are_a_pool(world: World) -> None
                 pool.attend(current)
 
 
+@pytest.mark.long  # as a cell does
 def test_functions_run_on_hosts_that_do_not_reach_each_other(world: World) -> None:
     @sky.function
     def where(extra: int) -> tuple[str, int]:
@@ -100,7 +101,7 @@ def test_functions_run_on_hosts_that_do_not_reach_each_other(world: World) -> No
         assert {(where(6) >> pool)[0] for _ in range(4)} <= {"host0", "host1"}
 
 
-@pytest.mark.parametrize("seconds", [5, 30])
+@pytest.mark.parametrize("seconds", [5, pytest.param(30, marks=pytest.mark.long)])
 def test_a_run_goes_on_while_the_notebook_is_cut_off(world: World, seconds: int) -> None:
     cut(world, 0, 1)
     ids: list[str] = []
@@ -122,6 +123,7 @@ def test_a_run_goes_on_while_the_notebook_is_cut_off(world: World, seconds: int)
         assert pool.take_restarted() == set()
 
 
+@pytest.mark.long  # as when it reaches none
 @pytest.mark.parametrize("which", [0, 1])
 def test_a_run_goes_on_while_the_notebook_does_not_reach_one_of_them(world: World, which: int) -> None:
     cut(world, 0, 1)
@@ -141,6 +143,7 @@ def test_a_run_goes_on_while_the_notebook_does_not_reach_one_of_them(world: Worl
         assert run(pool, "os.getpid()").values == pids
 
 
+@pytest.mark.long  # its parts are tested in tests/machines
 def test_a_link_that_is_killed_connects_them_again(world: World) -> None:
     cut(world, 0, 1)
     ids: list[str] = []
@@ -157,6 +160,7 @@ def test_a_link_that_is_killed_connects_them_again(world: World) -> None:
         assert run(pool, "os.getpid()").values == pids
 
 
+@pytest.mark.long  # its parts are tested in tests/machines
 @pytest.mark.parametrize("link", ["lives", "was killed"])
 def test_a_later_notebook_takes_such_a_pool_up(world: World, link: str) -> None:
     cut(world, 0, 1)
@@ -189,6 +193,7 @@ def test_of_three_hosts_one_is_apart(world: World, tmp_path: Path) -> None:
         assert run(pool, "import os; os.path.getsize('file'), os.unlink('file')").values == [(5 << 20, None)] * 3
 
 
+@pytest.mark.long  # as one of three
 def test_two_that_are_apart_from_the_head_are_each_reached(world: World) -> None:
     cut(world, 0, 1, 2)
     with nothing_left(world, []), ssh_pool(provider=provider(hosts=NAMES), nodes=3, ranks_per_node=2) as pool:
