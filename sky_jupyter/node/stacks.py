@@ -112,13 +112,13 @@ def read_dumps(text: str) -> list[Dump]:
     bottom: Frame | None = None
 
     def close(*, last: bool) -> None:
-        nonlocal bottom, cut
-        cut = cut or len(frames) == _WRITTEN
+        nonlocal bottom
+        left_out = cut or len(frames) == _WRITTEN
         # What was written after it proves that it is whole.
-        whole = not last or not dumps or cut or (bool(frames) and frames[-1] == bottom)
+        whole = not last or not dumps or left_out or (bool(frames) and frames[-1] == bottom)
         if not dumps and frames:
             bottom = frames[-1]
-        dumps.append(Dump(tuple(frames), whole, cut))
+        dumps.append(Dump(tuple(frames), whole, left_out))
 
     # What follows the last line feed is a line that is being written.
     for line in text.split("\n")[:-1]:

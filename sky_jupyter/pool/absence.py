@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import shlex
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING
 
 from ..errors import LinkLost, SkyError
+from .reach import place, script_of
 
 if TYPE_CHECKING:
     from .control import Control
@@ -90,13 +90,15 @@ async def _answers(host: RemoteHost) -> bool:
 
 async def _missed_by(others: Sequence[RemoteHost], address: str) -> str:
     """The name of a host that finds nobody there; empty where one finds somebody, or none can say."""
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    code = _SEEN.format(host=host.strip("[]"), port=int(port), reach=_REACH)
+    host, port = place(address)
+    code = _SEEN.format(host=host, port=port, reach=_REACH)
 
     def ask(other: RemoteHost) -> str:
-        # A script is one line.
-        script = f"{shlex.quote(other.python)} -I -S -c {shlex.quote(f'exec({code!r})')}"
-        return other.machine.shell.run(script, timeout=3 * _REACH).out.decode("utf-8", "replace").strip()
+        return (
+            other.machine.shell.run(script_of(other.python, code), timeout=3 * _REACH)
+            .out.decode("utf-8", "replace")
+            .strip()
+        )
 
     for other in others[:_ASKED]:
         try:

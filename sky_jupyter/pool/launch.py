@@ -126,14 +126,20 @@ class Host:
         self.end_process()
         self.remove_folders()
 
+    @property
+    def process(self) -> Command:
+        """Its process."""
+        return self.command
+
     def end_process(self) -> None:
         """Ask the host's process to end, and see to it."""
-        self.command.terminate()
+        process = self.process
+        process.terminate()
         try:
-            self.command.wait(_FAREWELL)
+            process.wait(_FAREWELL)
         except TimeoutError:
-            self.command.kill()
-            self.command.wait(_FAREWELL)
+            process.kill()
+            process.wait(_FAREWELL)
 
     def remove_folders(self) -> None:
         """Remove what lies on this machine."""

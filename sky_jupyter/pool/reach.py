@@ -73,6 +73,17 @@ class Reach:
     free: Sequence[int]
 
 
+def place(address: str) -> tuple[str, int]:
+    """The host and port of an address such as ``tls://10.0.0.1:8786``."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def script_of(python: str, code: str) -> str:
+    """What a host's shell runs to have Python run code. A script is one line, and code has several."""
+    return f"{shlex.quote(python)} -I -S -c {shlex.quote(f'exec({code!r})')}"
+
+
 def look(sites: Sequence[Site], stop: threading.Event, *, everyone: bool) -> Reach:
     """Have hosts call the head and be called by it, at their addresses in the pool; with ``everyone``, all call all.
 
@@ -121,9 +132,10 @@ def _call(site: Site, others: Sequence[Site], ears: Sequence[Mapping[str, Any]])
 
 
 def _ask(site: Site, code: str) -> dict[str, Any]:
-    """What Python code prints there. A script is one line, and code has several."""
-    script = f"{shlex.quote(site.interpreter)} -I -S -c {shlex.quote(f'exec({code!r})')}"
-    said = site.run(script, "agent", "it could not be asked whom it reaches", timeout=_PATIENCE)
+    """What Python code prints there."""
+    said = site.run(
+        script_of(site.interpreter, code), "agent", "it could not be asked whom it reaches", timeout=_PATIENCE
+    )
     try:
         return dict(json.loads(said.strip().rpartition("\n")[2]))
     except ValueError:

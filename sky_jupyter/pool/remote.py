@@ -28,7 +28,6 @@ if TYPE_CHECKING:
     from ..machines.ssh.values import Prompts
 
 _PATIENCE = 30.0
-_FAREWELL = 5.0
 # A run's folder has its id as its name.
 _RUN = "[0-9a-f]" * 8
 _BESIDE = 16
@@ -125,7 +124,7 @@ class RemoteHost(launch.Host):
 
     def reach(self, address: str, wish: int = 0) -> str:
         """Where the pool's scheduler is reached from here: at the link's tunnel."""
-        tunnel = self.machine.link.tunnel(self.machine, *_place(address), wish=wish)
+        tunnel = self.machine.link.tunnel(self.machine, *reach.place(address), wish=wish)
         return f"tls://127.0.0.1:{tunnel.port}"
 
     def leave(self) -> None:
@@ -141,13 +140,7 @@ class RemoteHost(launch.Host):
             When it cannot be reached: then it ends by its lease.
         """
         self.leave()
-        process = self.process
-        process.terminate()
-        try:
-            process.wait(_FAREWELL)
-        except TimeoutError:
-            process.kill()
-            process.wait(_FAREWELL)
+        self.end_process()
         _remove(self.machine, self.there, self.blobs_there)
 
     def _tail(self, name: str) -> list[str]:
@@ -180,15 +173,9 @@ def _relayed(head: LinkMachine, machine: LinkMachine, scheduler: str, apart: Apa
     link = head.link
     return replace(
         apart,
-        scheduler=link.relay(machine, head, *_place(scheduler), wish=apart.scheduler),
+        scheduler=link.relay(machine, head, *reach.place(scheduler), wish=apart.scheduler),
         contact=link.relay(head, machine, "127.0.0.1", apart.agent, wish=apart.contact),
     )
-
-
-def _place(address: str) -> tuple[str, int]:
-    """The host and port of a scheduler's address."""
-    host, _, port = address.rpartition("://")[2].rpartition(":")
-    return host.strip("[]"), int(port)
 
 
 def _host(
