@@ -83,6 +83,8 @@ class Host:
         # After the forkserver: it must not carry the control plane's modules, nor wait for them.
         from . import accelerators, member, scheduler
 
+        # After the forkserver, whose children are the person's own processes.
+        processes.give_memory_back()
         self.serve_scheduler, self.serve_agent = scheduler.serve, member.serve
         self.devices = accelerators.present()
         self.has_scheduler = self.scheduler_address is None

@@ -18,6 +18,9 @@ import psutil
 
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
+# Of malloc.h. Memory that is this large is the system's again as soon as it is freed.
+_M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
+_LARGE = 1 << 20
 
 
 def _prctl(option: int, value: int) -> None:
@@ -38,6 +41,21 @@ def die_with_parent(parent: int) -> None:
 def adopt_orphans() -> None:
     """Become the parent of descendants whose own parent ends."""
     _prctl(_PR_SET_CHILD_SUBREAPER, 1)
+
+
+def give_memory_back() -> None:
+    """Have this process and its children hold little memory that they do not use.
+
+    glibc makes each thread a heap of its own, and keeps ever larger pieces for the next that is as
+    large: over days, a process of many threads and some large messages grows by them (mallopt(3)).
+    """
+    if sys.platform != "linux":
+        return
+    # Other C libraries have no such call, and no need of it.
+    with contextlib.suppress(OSError, AttributeError):
+        library = ctypes.CDLL(None)
+        library.mallopt(_M_ARENA_MAX, 1)
+        library.mallopt(_M_MMAP_THRESHOLD, _LARGE)
 
 
 def exit_text(status: int, used: int = 0, *, short: bool = False) -> str:
