@@ -129,11 +129,13 @@ class Files:
         """Forget a plan and jobs, and end those that are on; what they have of a large file stays for the next."""
         self._plans.pop(plan, None)
         for job in jobs:
-            _, task = self._takes.pop(job, (None, None))
+            _, task = self._takes.get(job, (None, None))
             if task is not None:
                 task.cancel()
                 with contextlib.suppress(asyncio.CancelledError):
                     await task
+                # Not before: until then, nobody else can write what it writes.
+                self._takes.pop(job, None)
 
     async def sky_find(self, path: str) -> dict[str, Any]:
         """What a path of the user's is here: its whole path, and what it consists of; an error in words."""
