@@ -21,7 +21,7 @@ from ..pool.live import pools
 from ..pool.manager import Detached, Pool
 from ..pool.results import CellError, CellResult
 from ..pool.runs import Run
-from . import cleaning, runs, traceback
+from . import cleaning, requests, runs, traceback
 from .completion import sky_matcher
 from .manual import MANUAL
 from .options import Given, HelpAsked, parse
@@ -352,6 +352,7 @@ def load(shell: Any) -> None:
     shell.events.register("post_run_cell", magics.after_cell)
     shell.sky_magics = magics
     traceback.install(shell)
+    requests.install(shell)
     shell.input_transformers_cleanup.append(_with_body)
     completer = getattr(shell, "Completer", None)
     if completer is not None and sky_matcher not in completer.custom_matchers:
@@ -368,6 +369,7 @@ def unload(shell: Any) -> None:
     pools.end_all()
     shell.events.unregister("post_run_cell", magics.after_cell)
     traceback.remove(shell)
+    requests.remove(shell)
     if _with_body in shell.input_transformers_cleanup:
         shell.input_transformers_cleanup.remove(_with_body)
     for kind in ("line", "cell"):
