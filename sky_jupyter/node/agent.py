@@ -171,7 +171,10 @@ class Agent:
         return {"first": start, "data": data, "next": following, "over": record.over.is_set()}
 
     async def sky_page(self, run: str, start: int, most: int) -> dict[str, Any] | None:
-        """About ``most`` bytes of a run's events from number ``start`` on, or so many before the end; None where unknown."""
+        """About ``most`` bytes of a run's events from number ``start`` on; below 0, so many before the end.
+
+        None where the run is not known.
+        """
         record = self.runs.get(run)
         if record is None:
             return None
@@ -294,7 +297,9 @@ class Agent:
 
     async def sample(self) -> None:
         """Look after the machine's use, for as long as the agent is there."""
-        self.sampler = metrics.Sampler(metrics.Machine(), metrics.gpus_of(self.devices))
+        # A driver may take long to wake a device up.
+        gpus = await asyncio.to_thread(metrics.gpus_of, self.devices) if self.devices else metrics.NoGpus()
+        self.sampler = metrics.Sampler(metrics.Machine(), gpus)
         await self.sampler.attend()
 
     async def sky_where(self, **arguments: Any) -> dict[str, Any]:

@@ -207,11 +207,11 @@ class Sampler:
         """Take a sample a second."""
         while True:
             await asyncio.sleep(EVERY)
-            self.take()
+            # What waits for a driver must not keep the agent from its ranks.
+            self.take(await asyncio.to_thread(self.gpus.look) if self.gpus.all else ())
 
-    def take(self) -> None:
+    def take(self, uses: Sequence[Use] = ()) -> None:
         """Take a sample: the busy part of the cores, bytes of memory, and of each GPU both."""
-        uses = self.gpus.look()
         row = [round(self.machine.cpu(), 3), self.machine.used()]
         for busy, used in uses:
             row += [round(busy, 3), used]

@@ -423,12 +423,18 @@ class Supervisor:
         if not self.together:
             await self.renew(ranks)
             return
-        await self.control.ask("signal", number=int(signal.SIGKILL), ranks=ranks)
-        end = time.monotonic() + _KILL_PATIENCE
-        while not set(ranks) <= set(await self._ended()) and time.monotonic() < end:
-            await asyncio.sleep(_PAUSE)
+        await self._kill(ranks)
         await self._idle()
         await self._set_up_again(ranks)
+
+    async def _kill(self, ranks: Sequence[int]) -> None:
+        """End kernels, and wait until their agents have seen it."""
+        assert self.control is not None
+        await self.control.ask("signal", number=int(signal.SIGKILL), ranks=ranks)
+        for _ in range(round(_KILL_PATIENCE / _PAUSE)):
+            if set(ranks) <= set(await self._ended()):
+                return
+            await asyncio.sleep(_PAUSE)
 
     async def _idle(self) -> None:
         """Wait until no rank works: none sets its frameworks up beside what it still works on."""
