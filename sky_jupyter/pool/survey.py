@@ -17,7 +17,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SkyError
-from ..node.metrics import KEPT
 from .loop import loop
 
 if TYPE_CHECKING:
@@ -26,6 +25,8 @@ if TYPE_CHECKING:
 
 # Whoever looks sooner than this after another sees what that one saw.
 _FRESH = 0.5
+# Samples of a node, one a second; it has no more itself.
+_KEPT = 300
 _WITHIN = 2.0
 _CODE = 500
 _MOST_RANKS = 1024
@@ -60,7 +61,7 @@ class Seen:
     metrics: dict[str, Any] = field(default_factory=dict)
     next: int = 0
     heard: float = -math.inf
-    samples: deque[tuple[float, Sample]] = field(default_factory=lambda: deque(maxlen=KEPT))
+    samples: deque[tuple[float, Sample]] = field(default_factory=lambda: deque(maxlen=_KEPT))
 
 
 class Survey:
@@ -147,7 +148,7 @@ def _take_metrics(seen: Seen, metrics: Mapping[str, Any], now: float) -> None:
     width, samples = 2 + 2 * len(named), metrics.get("samples")
     if not isinstance(samples, (list, tuple)):
         return
-    fresh = [sample for sample in samples[-KEPT:] if isinstance(sample, (list, tuple)) and len(sample) == width]
+    fresh = [sample for sample in samples[-_KEPT:] if isinstance(sample, (list, tuple)) and len(sample) == width]
     for index, sample in enumerate(fresh):
         # They are a second apart, and the last one is of just now.
         at = now - (len(fresh) - 1 - index)
