@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import time
 from collections import deque
@@ -16,13 +17,13 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..errors import SkyError
 from .loop import loop
 
 if TYPE_CHECKING:
     from .life import PoolLife
     from .manager import Pool
 
+_log = logging.getLogger(__name__)
 # Whoever looks sooner than this after another sees what that one saw.
 _FRESH = 0.5
 # Samples of a node, one a second; it has no more itself.
@@ -96,11 +97,13 @@ class Survey:
             if control is None or not nodes:
                 return
             since = {str(node): self.nodes[node].next for node in nodes if node in self.nodes}
-            with contextlib.suppress(SkyError, OSError, asyncio.TimeoutError):
-                answers = await asyncio.wait_for(control.ask("status", nodes, since=since), _WITHIN)
-                now = time.monotonic()
-                for node, answer in answers.items():
-                    take(self.nodes.setdefault(node, Seen()), answer, now)
+            answers = await asyncio.wait_for(control.ask("status", nodes, since=since), _WITHIN)
+            now = time.monotonic()
+            for node, answer in answers.items():
+                take(self.nodes.setdefault(node, Seen()), answer, now)
+        except Exception as error:
+            # A node that is lost, or an agent of another version: whoever looks sees what was known before.
+            _log.debug("the nodes of pool %s were not seen: %s: %s", self.pool.spec.name, type(error).__name__, error)
         finally:
             self._at, self._asking = time.monotonic(), None
 

@@ -138,3 +138,13 @@ def test_answers_of_nodes_are_read_as_far_as_they_can_be_right():
         take(seen, {"incarnation": "a", "ranks": [1], "metrics": bad, "accelerators": "x"}, 101.0)
     assert len(seen.samples) <= 2
     json.dumps([seen.facts, seen.metrics, list(seen.samples)], allow_nan=False)
+
+
+def test_a_later_start_of_a_kind_knows_how_long_the_earlier_ones_took(pool):
+    pool.registry.flush()
+    told: list[Any] = []
+    with local_pool(nodes=1, ranks_per_node=2, name="later") as second:
+        told = second.phases.facts()
+    usual = pool.phases.took()
+    assert {phase["phase"] for phase in told} == set(usual)
+    assert all(phase["usual"] is not None and phase["usual"] > 0 for phase in told)
