@@ -30,6 +30,8 @@ _FRESH = 0.5
 _KEPT = 300
 _WITHIN = 2.0
 _CODE = 500
+# Of a phase, for those who have seen the others.
+_LINES = 3
 _MOST_RANKS = 1024
 _MOST_GPUS = 64
 _MOST_TEXT = 200
@@ -187,7 +189,7 @@ def of(pool: Pool, since: int | None = None) -> dict[str, Any]:
         "runs": [_run(pool, run, now) for run in list(pool.supervisor.runs.values()) if not run.over.is_set()],
         "away": pool.away,
         "apart": pool.apart,
-        "phases": pool.phases.facts(),
+        "phases": pool.phases.facts(*([] if since == 0 else [_LINES])),
         "nodes": [_node(pool, node, since, now) for node in range(spec.nodes)],
         # Milliseconds of this process's own clock.
         "mark": math.ceil(now * 1000),
