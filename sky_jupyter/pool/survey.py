@@ -170,6 +170,9 @@ def of(pool: Pool, since: int | None = None) -> dict[str, Any]:
         The ``mark`` of an earlier answer: samples that are newer come too. All of them for 0.
     """
     survey = pool.survey
+    if not since:
+        # Somebody asks, and it is not a page that asks each second: what is away is tried at once.
+        pool._retry()
     with contextlib.suppress(FutureTimeout):
         loop().call(survey.look(), timeout=_WITHIN + 1)
     now = time.monotonic()
