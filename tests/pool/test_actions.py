@@ -154,6 +154,14 @@ def test_a_later_start_of_a_kind_knows_how_long_the_earlier_ones_took(pool):
     assert all(phase["usual"] is not None and phase["usual"] > 0 for phase in told)
 
 
+def test_a_pool_that_is_being_restarted_is_not_ended_meanwhile(pool):
+    with pool.changing("restarted"):
+        assert ask("status")["pools"][0]["state"] == "restarting"
+        for action in ("down", "restart"):
+            assert "is being restarted just now: try again" in ask(action, pool="default")["message"]
+    assert run(pool, "1").values == [1, 1]
+
+
 def test_phases_are_told_with_their_last_lines_and_how_they_ended():
     log = PhaseLog()
     log.clear({"environment": 40.0})
