@@ -118,9 +118,9 @@ def test_a_new_notebook_is_told_of_the_pool_that_a_killed_one_left_and_takes_it_
             assert page.value("_sky.values") == ["here", "here"]
             world.cut()
             # Of both: one that has not noticed yet does so when all is well again.
-            wait_until(lambda: page.run("%sky status").stream().count(": unreachable, trying again") == 2)
+            wait_until(lambda: page.run("%sky status").run.count(": unreachable, trying again") == 2)
             world.mend()
-            wait_until(lambda: "unreachable" not in page.run("%sky status").stream())
+            wait_until(lambda: "unreachable" not in page.run("%sky status").run)
             assert page.run("%sky down").stream() == "pool far: ended\n"
         for host in world:
             wait_until(lambda host=host: is_clean(host))
