@@ -18,7 +18,7 @@ from ..bootstrap import apt, environment, steps
 from ..errors import BootstrapError, PoolError, plain
 from ..machines.local import LocalMachine
 from ..spec import PoolSpec
-from . import absence, folders, launch, remote
+from . import absence, folders, launch, remote, rescue
 from .control import Control
 from .events import Listener, NoticeEvent, PhaseEvent, ignore
 from .link import PoolLink
@@ -473,7 +473,10 @@ class PoolLife:
     def _on_gone(self, host: launch.Host) -> None:
         if self.state in ("ended", "taken") or host not in self.hosts:
             return
-        self._break(self._why_gone(host.place))
+        if 0 in host.nodes and isinstance(host, RemoteHost) and not self._lease_over:
+            self._lose_head(self._why_gone(host.place))
+        else:
+            self._break(self._why_gone(host.place))
 
     def _on_link(self, text: str) -> None:
         """What became of the connection to a machine: whoever watches a run is told. Called in a thread."""
@@ -487,33 +490,58 @@ class PoolLife:
             names = {node: host.name for host in hosts if host.apart is not None for node in host.nodes}
             self.control.apart = {node: functools.partial(self._is_away, name) for node, name in names.items()}
 
-        async def examine(node: int | None) -> None:
+        limit = asyncio.Semaphore(absence.BESIDE)
+
+        async def examine(node: int) -> None:
             control = self.control
             assert control is not None
 
             def give_up(why: str) -> None:
-                if node is None:
-                    self._break(why)
+                self._note_off([host for host in hosts if node in host.nodes])
+                if node == 0:
+                    self._lose_head(why)
                 else:
+                    self.supervisor.tell(why)
                     control.give_up(node, why)
 
-            await absence.watch(node, hosts, control, self.scheduler_there, self.supervisor.tell, give_up)
+            if node not in control.off:
+                await absence.watch(node, hosts, control, self.scheduler_there, limit, give_up)
 
         self.supervisor.examine = examine if hosts else None
 
+    @property
+    def _lease_over(self) -> bool:
+        """Whether the nodes have not heard of us for so long that they have ended."""
+        return self.control is not None and time.monotonic() - self.control.heard >= (self.spec.lease or math.inf)
+
     def _why_gone(self, place: str = "") -> str:
-        lease = self.spec.lease or math.inf
-        if self.control is not None and time.monotonic() - self.control.heard >= lease:
+        if self._lease_over:
+            lease = self.spec.lease
             return f"its lease ended: nodes that hear of no notebook for {lease:g} s end (--idle-timeout {lease:g})"
         return f"the pool's processes{place} are gone"
 
     def _break(self, why: str) -> None:
         """The pool can run nothing until it is restarted; what runs on it is given up."""
+        self._stop_control(why)
+        self.supervisor.lose_all(f"{why}; `%sky restart` makes the pool anew")
+
+    def _lose_head(self, why: str) -> None:
+        """The same where the head is gone; what the other nodes have of the runs is read from their disks."""
+        if self.state in ("ready", "new"):
+            self._stop_control(why)
+            self.supervisor.tell(why)
+            hosts = [host for host in self.hosts if isinstance(host, RemoteHost)]
+            self.supervisor.do(rescue.give_up(list(self.supervisor.runs.values()), hosts, why))
+
+    def _stop_control(self, why: str) -> None:
         self.state, self.broken = "broken", why
         if self.control is not None:
             # It would look for its scheduler, and say so in the notebook, for ever.
             asyncio.ensure_future(self.control.close())  # noqa: RUF006 - it ends by itself
-        self.supervisor.lose_all(f"{why}; `%sky restart` makes the pool anew")
+
+    def _note_off(self, hosts: Sequence[RemoteHost]) -> None:
+        if self.link is not None:
+            self.link.off.update(host.name for host in hosts)
 
     @property
     def away(self) -> dict[str, str]:

@@ -48,6 +48,8 @@ class PoolLink:
         self.link, self.folder, self.blobs, self._ours = link, folder, blobs, ours
         # Machines that cannot be reached, and what was last said of each.
         self.away: dict[str, str] = {}
+        # Those of them of which it is known that nothing goes on there: nothing else is told of them.
+        self.off: set[str] = set()
         self._tell: Callable[[str], None] = lambda text: None
         self._lock = threading.Lock()
         self._fresh: dict[str, str] = {}
@@ -201,8 +203,10 @@ class PoolLink:
     def _tell_fresh(self) -> None:
         with self._lock:
             fresh, self._fresh, self._timer, tell = self._fresh, {}, None, self._tell
+            fresh = {host: kind for host, kind in fresh.items() if kind != "waiting" or host not in self.off}
         lost = [host for host, kind in fresh.items() if kind == "waiting"]
         back = [host for host, kind in fresh.items() if kind == "back"]
+        self.off.difference_update(back)
         if lost:
             tell(f"{_named(lost)} unreachable from here, trying again; what runs there goes on")
         if back:
