@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from .remote import RemoteHost
 
 # Nobody may have heard of it for so long before it is given up, nor for so long since it is looked for.
-_SURE, _LEAST = 4.2, 2.0
+_SURE, _LEAST = 4.0, 2.0
 # What asking takes beside that, at most.
 _ROUND_TRIP = 2.0
 # So many others are asked side by side.

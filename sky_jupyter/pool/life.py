@@ -63,6 +63,8 @@ class PoolLife:
         self.scheduler_address = self.scheduler_there = ""
         # Machines that could not be reached when the pool was ended: what runs there ends by its lease.
         self.unsure: list[str] = []
+        # Hosts that were to be ended, and could not be reached: they are when they are met again.
+        self._astray: list[RemoteHost] = []
         self.owner = os.getpid()
         # Which manager of the pool this is: agents obey the highest.
         self.generation = 1
@@ -272,6 +274,7 @@ class PoolLife:
         importing = asyncio.ensure_future(asyncio.to_thread(_import_client))
         with self._phase("connect", str(provider)):
             await asyncio.to_thread(self._connect)
+        await asyncio.to_thread(self._end_astray)
         crew = Crew(self.machines, self.spec, offline=provider.offline, stop=self._stop)
         for name, text, work in crew.phases:
             with self._phase(name, text) as say:
@@ -344,7 +347,7 @@ class PoolLife:
             self._client.close()
         with contextlib.suppress(Exception):
             loop().call(self._leave(), timeout=10)
-        self._end_hosts(list(self.hosts))
+        self._end_hosts([*self.hosts, *self._astray])
         with contextlib.suppress(Exception):
             self.spec.provider.destroy(self.ids)
         with contextlib.suppress(Exception):
@@ -383,11 +386,21 @@ class PoolLife:
                 with contextlib.suppress(Exception):
                     host.end()
             return
-        self.unsure = remote.end_all(hosts)
+        off = set() if self.link is None else self.link.off
+        missed = remote.end_all(hosts, off)
         # One that was being started when the others ended may have come up since.
         self._idle.wait(_END_PATIENCE)
-        self.unsure += remote.end_all([host for host in self.hosts if host not in hosts])
+        missed += remote.end_all([host for host in self.hosts if host not in hosts], off)
+        self._astray = list({id(host): host for host in [*self._astray, *missed]}.values())
+        self.unsure = sorted({host.name for host in self._astray})
         self._hang_up()
+
+    def _end_astray(self) -> None:
+        """End what the pool has left on machines that were away when it was made anew, and are there now."""
+        there = {machine.key: machine for machine in self.machines}
+        for host in self._astray:
+            host.machine = there.get(host.machine.key, host.machine)
+        self._astray = remote.end_all(self._astray)
 
     def _hang_up(self) -> None:
         """End the link, and with it all connections."""
@@ -415,11 +428,27 @@ class PoolLife:
         assert self.control is not None
         away = self.control.lost or self.control.silent or len(self.control.addresses) < self.spec.nodes
         whole = bool(away) or self.state == "broken"
-        wait_ticking(loop().submit(self._relaunch() if whole else self.supervisor.restart()), tick)
+        self._stop = threading.Event()
+        try:
+            wait_ticking(loop().submit(self._relaunch() if whole else self.supervisor.restart()), tick)
+        except BaseException as error:
+            if whole:
+                self._end_half_made(error)
+            raise
         self.state = "ready"
         if whole:
             self._record_ready()
         self.supervisor.restarted.update(range(self.spec.world_size))
+
+    def _end_half_made(self, error: BaseException) -> None:
+        """Nothing is left of what was to be the pool anew: it can be tried again, or ended."""
+        self._stop.set()
+        with contextlib.suppress(Exception):
+            loop().call(self._leave(), timeout=10)
+        hosts, self.hosts = self.hosts, []
+        self._end_hosts(hosts)
+        told = str(error).partition("\n")[0] or type(error).__name__
+        self.state, self.broken = "broken", f"it could not be made anew ({told})"
 
     async def _relaunch(self) -> None:
         assert self.control is not None

@@ -450,7 +450,9 @@ class Pool(PoolLife):
         self._retry()
         self._must_live()
         assert self.control is not None
-        return loop().call(self.control.ask("status"), timeout=5)
+        # One that is off would keep the others' answers.
+        there = sorted(set(range(self.spec.nodes)) - self.control.off)
+        return loop().call(self.control.ask("status", there), timeout=5)
 
     def where(self, within: float = 0.8) -> Where:
         """Where each rank is: its stack, whatever it is doing. Callable from any thread.

@@ -9,7 +9,7 @@ import queue
 import secrets
 import shlex
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from ..machines.link.machine import LinkMachine, LinkProcess
     from ..machines.ssh.values import Prompts
 
-_PATIENCE = 30.0
+_PATIENCE, _MOMENT = 30.0, 1.0
 # A run's folder has its id as its name.
 _RUN = "[0-9a-f]" * 8
 _BESIDE = 16
@@ -381,25 +381,47 @@ def _start_one(
     return host.await_start()
 
 
-def end_all(hosts: Iterable[launch.Host]) -> list[str]:
+def end_all(hosts: Iterable[launch.Host], off: Collection[str] = ()) -> list[RemoteHost]:
     """End hosts side by side; one that cannot be ended keeps none of the others.
+
+    Parameters
+    ----------
+    off : collection of str
+        Machines of which nobody has heard for a while: they get a moment to answer, and not more.
 
     Returns
     -------
-    list of str
-        Of which machines it is not known that nothing is left.
+    list of RemoteHost
+        Those of which it is not known that nothing is left.
     """
-    unsure: list[str] = []
+    unsure: list[RemoteHost] = []
 
     def one(host: launch.Host) -> None:
         try:
-            host.end()
+            if isinstance(host, RemoteHost) and host.name in off and not _answers(host):
+                host.leave()
+                unsure.append(host)
+            else:
+                host.end()
         except Exception:
             if isinstance(host, RemoteHost):
-                unsure.append(host.machine.name)
+                unsure.append(host)
 
     _all([functools.partial(one, host) for host in hosts])
-    return sorted(unsure)
+    return unsure
+
+
+def _answers(host: RemoteHost) -> bool:
+    """Whether its machine answers in a moment; where its connection is silent, asking takes longer."""
+    there = threading.Event()
+
+    def ask() -> None:
+        with contextlib.suppress(SkyError, TimeoutError):
+            host.machine.shell.run("true", timeout=_MOMENT)
+            there.set()
+
+    threading.Thread(target=ask, name="sky-hosts-ask", daemon=True).start()
+    return there.wait(_MOMENT)
 
 
 def send(hosts: Iterable[launch.Host], folder: Path) -> None:

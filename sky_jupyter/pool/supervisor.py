@@ -490,7 +490,7 @@ class Supervisor:
         """A node is given up: so are its ranks in what they work on. It is mended when it is back."""
         for run in list(self.runs.values()):
             ranks = [rank for rank in run.left if run.outcomes[rank].node == node]
-            run.lose(ranks, f"node {node} is lost: {why}")
+            run.lose(ranks, f"node {node}{self.names.get(node, '')} is lost: {why}")
         self._lost.add(node)
         # Made now: the node may be back before its turn to be mended comes.
         returned = self._returned[node] = asyncio.Event()
