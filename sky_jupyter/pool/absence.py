@@ -51,8 +51,8 @@ print(said)
 """
 _TELLS = {
     "away": "{name} answers neither {by} nor this machine: it is off, or cut off",
-    "closed": "{name} answers this machine no more, and {by} finds its machine there, but nothing of the pool on it: "
-    "its processes have ended",
+    "closed": "{name} answers this machine no more; as seen from {by} it is there, and nothing of the pool on it: its "
+    "processes have ended",
 }
 
 
@@ -148,4 +148,5 @@ async def _seen(others: Sequence[RemoteHost], address: str, span: float) -> tupl
     if not said or not set(said.values()) <= set(_TELLS):
         return "", ""
     seen = "closed" if "closed" in said.values() else "away"
-    return ", ".join(name for name, found in said.items() if found == seen), seen
+    names = [name for name, found in said.items() if found == seen]
+    return (" nor " if seen == "away" else " and ").join(names), seen

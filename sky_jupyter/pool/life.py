@@ -159,7 +159,7 @@ class PoolLife:
         self.link, self.hosts = remote.reopen(record.hosts, self.spec.name, self.prompts)
         self.machines = [host.machine for host in self.hosts if isinstance(host, RemoteHost)]
         remote.relay(self.hosts, record.scheduler)
-        self.link.listen(self._on_link)
+        self.link.listen(self._on_link, self._is_off)
         self._keep_link()
 
     def _keep_link(self) -> None:
@@ -358,7 +358,7 @@ class PoolLife:
         """Connect to the machines; in the thread itself, so that no connection is lost to an interrupt."""
         self.ids = self.spec.provider.create(self.spec, self.spec.nodes, self.id)
         self.link = PoolLink.start(self.id)
-        self.link.listen(self._on_link)
+        self.link.listen(self._on_link, self._is_off)
         try:
             self.machines = list(self.spec.provider.connect_all(self.ids, self.prompts, self.link.link))
             if self._stop.is_set():
@@ -386,12 +386,13 @@ class PoolLife:
                 with contextlib.suppress(Exception):
                     host.end()
             return
-        off = set() if self.link is None else self.link.off
-        missed = remote.end_all(hosts, off)
+        missed = {*self.away, *self._off(hosts)}
+        unsure = remote.end_all(hosts, missed)
         # One that was being started when the others ended may have come up since.
         self._idle.wait(_END_PATIENCE)
-        missed += remote.end_all([host for host in self.hosts if host not in hosts], off)
-        self._astray = list({id(host): host for host in [*self._astray, *missed]}.values())
+        unsure += remote.end_all([host for host in self.hosts if host not in hosts], missed)
+        ended = set(map(id, hosts))
+        self._astray = [*(host for host in self._astray if id(host) not in ended), *unsure]
         self.unsure = sorted({host.name for host in self._astray})
         self._hang_up()
 
@@ -526,8 +527,8 @@ class PoolLife:
             assert control is not None
 
             def give_up(why: str) -> None:
-                self._note_off([host for host in hosts if node in host.nodes])
                 if node == 0:
+                    control.off.add(node)
                     self._lose_head(why)
                 else:
                     self.supervisor.tell(why)
@@ -568,10 +569,6 @@ class PoolLife:
             # It would look for its scheduler, and say so in the notebook, for ever.
             asyncio.ensure_future(self.control.close())  # noqa: RUF006 - it ends by itself
 
-    def _note_off(self, hosts: Sequence[RemoteHost]) -> None:
-        if self.link is not None:
-            self.link.off.update(host.name for host in hosts)
-
     @property
     def away(self) -> dict[str, str]:
         """Machines that cannot be reached from here just now, and what is said of each."""
@@ -585,6 +582,14 @@ class PoolLife:
 
     def _is_away(self, name: str) -> bool:
         return name in self.away
+
+    def _is_off(self, name: str) -> bool:
+        return name in self._off(self.hosts)
+
+    def _off(self, hosts: Sequence[launch.Host]) -> set[str]:
+        """Of which machines it is known that nothing goes on there."""
+        off = set() if self.control is None else self.control.off
+        return {host.name for host in hosts if off & set(host.nodes)}
 
     def _retry(self) -> None:
         """Somebody asks: what is away is tried at once, rather than when its turn comes."""

@@ -9,13 +9,14 @@ import queue
 import secrets
 import shlex
 import threading
+import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from ..errors import BootstrapError, CaptureError, MachineError, PoolError, SkyError
+from ..errors import BootstrapError, CaptureError, LinkLost, MachineError, PoolError, SkyError
 from ..node.config import HostConfig
 from ..spec import PoolSpec
 from . import certificates, ear, launch, reach
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
     from ..machines.link.machine import LinkMachine, LinkProcess
     from ..machines.ssh.values import Prompts
 
-_PATIENCE, _MOMENT = 30.0, 1.0
+# One that is there has this long to say so.
+_PATIENCE, _MOMENT = 30.0, 5.0
+_LOOK = 0.1
 # A run's folder has its id as its name.
 _RUN = "[0-9a-f]" * 8
 _BESIDE = 16
@@ -381,13 +384,13 @@ def _start_one(
     return host.await_start()
 
 
-def end_all(hosts: Iterable[launch.Host], off: Collection[str] = ()) -> list[RemoteHost]:
+def end_all(hosts: Iterable[launch.Host], missed: Collection[str] = ()) -> list[RemoteHost]:
     """End hosts side by side; one that cannot be ended keeps none of the others.
 
     Parameters
     ----------
-    off : collection of str
-        Machines of which nobody has heard for a while: they get a moment to answer, and not more.
+    missed : collection of str
+        Machines that did not answer of late: they get a moment to, and not more.
 
     Returns
     -------
@@ -398,7 +401,7 @@ def end_all(hosts: Iterable[launch.Host], off: Collection[str] = ()) -> list[Rem
 
     def one(host: launch.Host) -> None:
         try:
-            if isinstance(host, RemoteHost) and host.name in off and not _answers(host):
+            if isinstance(host, RemoteHost) and host.name in missed and not _answers(host):
                 host.leave()
                 unsure.append(host)
             else:
@@ -412,13 +415,19 @@ def end_all(hosts: Iterable[launch.Host], off: Collection[str] = ()) -> list[Rem
 
 
 def _answers(host: RemoteHost) -> bool:
-    """Whether its machine answers in a moment; where its connection is silent, asking takes longer."""
-    there = threading.Event()
+    """Whether its machine answers in a moment; one that is away is tried at once."""
+    there, end = threading.Event(), time.monotonic() + _MOMENT
 
     def ask() -> None:
+        # Where its connection is silent, this takes longer than anybody waits.
         with contextlib.suppress(SkyError, TimeoutError):
-            host.machine.shell.run("true", timeout=_MOMENT)
-            there.set()
+            host.machine.retry()
+            while (left := end - time.monotonic()) > 0:
+                with contextlib.suppress(LinkLost):
+                    host.machine.shell.run("true", timeout=left)
+                    there.set()
+                    return
+                time.sleep(_LOOK)
 
     threading.Thread(target=ask, name="sky-hosts-ask", daemon=True).start()
     return there.wait(_MOMENT)

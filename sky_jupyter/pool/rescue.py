@@ -43,12 +43,12 @@ for number in sorted(lines):
     sys.stdout.buffer.write(lines[number])
 """
 _THERE = (
-    "{why}; what it had printed on {name} by then is here. It is heard no more: it goes on there until `%sky restart` "
-    "makes the pool anew, or `%sky down` ends it"
+    "{why}; what it had printed on its own node by then is here. It goes on there, unheard: `%sky restart` "
+    "makes the pool anew, `%sky down` ends it"
 )
 _AWAY = (
-    "{why}; and {name} could not be reached just now to see how far it is: it goes on there until `%sky restart` makes "
-    "the pool anew, or `%sky down` ends it"
+    "{why}; its own node could not be reached just now to see how far it is. It may go on there, unheard: "
+    "`%sky restart` makes the pool anew, `%sky down` ends it"
 )
 
 
@@ -86,7 +86,7 @@ async def _see(run: Run, host: RemoteHost, why: str) -> None:
         else:
             run.take(node, start, *_batch(lines, start))
     left = [rank for rank in ranks if run.outcomes[rank].status == "running"]
-    run.lose(left, text.format(why=why, name=host.name))
+    run.lose(left, text.format(why=why))
 
 
 def _lines(host: RemoteHost, node: int, run: str, start: int) -> bytes:
