@@ -22,8 +22,8 @@ _POLL = 0.01
 _DIRECT = 16
 _BEAT = 1.0
 _DIAL_TIMEOUT = 3.0
-# Without an answer for this long, it is begun to be seen to whether a machine is off.
-DOUBT = 0.8
+# Without an answer for this long, or twice as long as the last one took, others are asked about a machine.
+DOUBT, LATE_DOUBT = 0.8, 3.0
 # Without an answer for this long, a node or the whole pool is said to be unreachable.
 SILENCE = 4.0
 # A node that the scheduler has lost, and that is not back after this long, is given up.
@@ -93,7 +93,9 @@ class Control:
         self.up = asyncio.Event()
         self._comm: Any = None
         self._nodes = 0
+        # When each last answered, and after how long.
         self._answered: dict[int | None, float] = {}
+        self._took: dict[int | None, float] = {}
         # Nodes that were asked whether they are there, at their addresses, and have not answered yet.
         self._asked: dict[tuple[int, str], asyncio.Task[str | None]] = {}
         self._absent: dict[int, float] = {}
@@ -274,11 +276,14 @@ class Control:
     @contextlib.contextmanager
     def _doubting(self, node: int | None) -> Iterator[None]:
         """Doubt that one is there, should it take long to answer."""
-        timer = asyncio.get_running_loop().call_later(DOUBT, self._doubt, node)
+        began = time.monotonic()
+        patience = min(max(DOUBT, 2 * self._took.get(node, 0.0)), LATE_DOUBT)
+        timer = asyncio.get_running_loop().call_later(patience, self._doubt, node)
         try:
             yield
         finally:
             timer.cancel()
+        self._took[node] = time.monotonic() - began
 
     def _doubt(self, node: int | None) -> None:
         self.doubted.add(node)
