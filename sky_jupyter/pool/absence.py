@@ -148,5 +148,5 @@ async def _seen(others: Sequence[RemoteHost], address: str, span: float) -> tupl
     if not said or not set(said.values()) <= set(_TELLS):
         return "", ""
     seen = "closed" if "closed" in said.values() else "away"
-    names = [name for name, found in said.items() if found == seen]
+    names = [name for name in asked.values() if said.get(name) == seen]
     return (" nor " if seen == "away" else " and ").join(names), seen

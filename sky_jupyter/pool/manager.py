@@ -450,8 +450,9 @@ class Pool(PoolLife):
         self._retry()
         self._must_live()
         assert self.control is not None
-        # One that is off would keep the others' answers.
-        there = sorted(set(range(self.spec.nodes)) - self.control.off)
+        # One that is lost would keep the others' answers.
+        gone = self.control.off | (self.control.lost - set(self.control.addresses))
+        there = sorted(set(range(self.spec.nodes)) - gone)
         return loop().call(self.control.ask("status", there), timeout=5)
 
     def where(self, within: float = 0.8) -> Where:
