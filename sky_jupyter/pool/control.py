@@ -9,22 +9,25 @@ import time
 import warnings
 from collections.abc import Callable, Coroutine, Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..errors import NodeLost, PoolError
 
 if TYPE_CHECKING:
     from distributed import Client
 
+T = TypeVar("T")
 _POLL = 0.01
 # More agents than this are asked by the scheduler, side by side.
 _DIRECT = 16
 _BEAT = 1.0
 _DIAL_TIMEOUT = 3.0
+# Without an answer for this long, or twice as long as the last one took, others are asked about a machine.
+DOUBT, LATE_DOUBT = 0.8, 3.0
 # Without an answer for this long, a node or the whole pool is said to be unreachable.
 SILENCE = 4.0
 # A node that the scheduler has lost, and that is not back after this long, is given up.
-ABSENCE = 5.0
+ABSENCE = 4.5
 # The same for one that the scheduler reaches through our own link, which is made again with growing pauses.
 FAR_ABSENCE = 30.0
 # Calls that may be made again where a connection broke: an agent that has done it knows.
@@ -43,6 +46,9 @@ class Watcher(Protocol):
 
     def on_back(self, node: int, *, kept: bool) -> None:
         """A node is there again; ``kept`` says that its kernels are those that it had, and nothing was given up."""
+
+    def on_doubt(self, node: int | None) -> None:
+        """A node, or where it is None the whole pool, has not answered for a moment: see `Control.doubted`."""
 
     def on_silent(self, node: int | None, *, silent: bool) -> None:
         """A node, or where it is None the whole pool, does not answer, or does again."""
@@ -74,6 +80,8 @@ class Control:
         # Nodes that do not answer, though nobody has lost them; and those that were given up.
         self.silent: set[int | None] = set()
         self.lost: set[int] = set()
+        # Those that have not answered for a moment.
+        self.doubted: set[int | None] = set()
         # Nodes whose machines are off, whatever the scheduler still believes: only whether they are back is asked.
         self.off: set[int] = set()
         # Nodes that the scheduler reaches through our link only, and whether that is away.
@@ -85,6 +93,11 @@ class Control:
         self.up = asyncio.Event()
         self._comm: Any = None
         self._nodes = 0
+        # When each last answered, and after how long.
+        self._answered: dict[int | None, float] = {}
+        self._took: dict[int | None, float] = {}
+        # Nodes that were asked whether they are there, at their addresses, and have not answered yet.
+        self._asked: dict[tuple[int, str], asyncio.Task[str | None]] = {}
         self._absent: dict[int, float] = {}
         self._quiet_since: dict[int | None, float] = {}
         self._tasks: set[asyncio.Task[Any]] = set()
@@ -201,6 +214,7 @@ class Control:
     async def _look(self) -> None:
         began, before, client = time.monotonic(), dict(self.addresses), self.client
         reached = await self._reach()
+        self._hear(None) if reached else self._doubt(None)
         self._note(None, reached, began)
         if not reached:
             return
@@ -220,11 +234,12 @@ class Control:
     async def _reach(self) -> bool:
         """Whether the scheduler answers; a client that broke is made anew."""
         try:
-            broken = self.client is None or self.client.status != "running"
-            if broken or self.client.scheduler_comm.comm is not self._comm:  # type: ignore[union-attr]
-                self.up.clear()
-                await asyncio.wait_for(self._dial(_DIAL_TIMEOUT), _DIAL_TIMEOUT + 1)
-            await asyncio.wait_for(self._learn(), SILENCE)
+            with self._doubting(None):
+                broken = self.client is None or self.client.status != "running"
+                if broken or self.client.scheduler_comm.comm is not self._comm:  # type: ignore[union-attr]
+                    self.up.clear()
+                    await asyncio.wait_for(self._dial(_DIAL_TIMEOUT), _DIAL_TIMEOUT + 1)
+                await asyncio.wait_for(self._learn(), SILENCE)
         except (OSError, asyncio.TimeoutError, ValueError):
             # The next look takes another client.
             self._comm = None
@@ -233,16 +248,56 @@ class Control:
         return True
 
     async def _ping(self) -> dict[int, str]:
-        """The agents that answer, and who they are."""
+        """The agents that answer, and who they are; those that are known to be silent are not waited for."""
 
-        async def one(node: int) -> tuple[int, str] | None:
+        async def one(node: int) -> str | None:
             try:
-                return node, (await asyncio.wait_for(self._ask([node], "ping"), SILENCE))[node]
+                with self._doubting(node):
+                    answer: str = (await asyncio.wait_for(self._ask([node], "ping"), SILENCE))[node]
             except (OSError, asyncio.TimeoutError, NodeLost):
+                self._doubt(node)
                 return None
+            self._hear(node)
+            return answer
 
-        answers = await asyncio.gather(*(one(node) for node in list(self.addresses)))
-        return dict(answer for answer in answers if answer is not None)
+        for place in self.addresses.items():
+            if place not in self._asked:
+                self._asked[place] = task = self._spawn(one(place[0]))
+                # What it raises is raised below once, and is nobody's else.
+                task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        awaited = [task for (node, _), task in self._asked.items() if node not in self.silent]
+        if awaited:
+            await asyncio.wait(awaited, return_when=asyncio.FIRST_EXCEPTION)
+        done = {place: self._asked.pop(place) for place, task in list(self._asked.items()) if task.done()}
+        there = {node: task for (node, address), task in done.items() if self.addresses.get(node) == address}
+        answers = {node: task.result() for node, task in there.items()}
+        return {node: answer for node, answer in answers.items() if answer is not None}
+
+    @contextlib.contextmanager
+    def _doubting(self, node: int | None) -> Iterator[None]:
+        """Doubt that one is there, should it take long to answer."""
+        began = time.monotonic()
+        patience = min(max(DOUBT, 2 * self._took.get(node, 0.0)), LATE_DOUBT)
+        timer = asyncio.get_running_loop().call_later(patience, self._doubt, node)
+        try:
+            yield
+        finally:
+            timer.cancel()
+        self._took[node] = time.monotonic() - began
+
+    def _doubt(self, node: int | None) -> None:
+        self.doubted.add(node)
+        if not self.closing:
+            self.watcher.on_doubt(node)
+
+    def _hear(self, node: int | None) -> None:
+        self._answered[node] = time.monotonic()
+        self.doubted.discard(node)
+
+    def unheard(self, node: int | None) -> float:
+        """For how many seconds a node, or where it is None the scheduler, has not answered; 0 where it never has."""
+        now = time.monotonic()
+        return now - self._answered.get(node, now)
 
     def _note(self, node: int | None, answers: bool, began: float) -> None:
         """Tell of one that has been silent for too long, or is not any more."""
@@ -255,7 +310,8 @@ class Control:
             since = self._quiet_since.setdefault(node, began)
             if time.monotonic() - since >= SILENCE - _POLL:
                 self.silent.add(node)
-                self.watcher.on_silent(node, silent=True)
+                if node not in self.off:
+                    self.watcher.on_silent(node, silent=True)
 
     def _miss(self, node: int, now: float) -> None:
         is_away = self.apart.get(node)
@@ -353,10 +409,11 @@ class Control:
         )
         return {by_address[address]: answer for address, answer in answers.items()}
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
+        return task
 
 
 async def _end(client: Client) -> None:

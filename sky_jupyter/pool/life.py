@@ -19,7 +19,7 @@ from ..bootstrap import apt, environment, steps
 from ..errors import BootstrapError, PoolError, plain
 from ..machines.local import LocalMachine
 from ..spec import PoolSpec
-from . import absence, folders, launch, remote
+from . import absence, folders, launch, remote, rescue
 from .control import Control
 from .events import Listener, NoticeEvent, PhaseEvent, ignore
 from .link import PoolLink
@@ -69,6 +69,8 @@ class PoolLife:
         self.scheduler_address = self.scheduler_there = ""
         # Machines that could not be reached when the pool was ended: what runs there ends by its lease.
         self.unsure: list[str] = []
+        # Hosts that were to be ended, and could not be reached: they are when they are met again.
+        self._astray: list[RemoteHost] = []
         self.owner = os.getpid()
         # Which manager of the pool this is: agents obey the highest.
         self.generation = 1
@@ -169,7 +171,7 @@ class PoolLife:
         self.link, self.hosts = remote.reopen(record.hosts, self.spec.name, self.prompts)
         self.machines = [host.machine for host in self.hosts if isinstance(host, RemoteHost)]
         remote.relay(self.hosts, record.scheduler)
-        self.link.listen(self._on_link)
+        self.link.listen(self._on_link, self._is_off)
         self._keep_link()
 
     def _keep_link(self) -> None:
@@ -284,6 +286,7 @@ class PoolLife:
         importing = asyncio.ensure_future(asyncio.to_thread(_import_client))
         with self._phase("connect", str(provider)):
             await asyncio.to_thread(self._connect)
+        await asyncio.to_thread(self._end_astray)
         crew = Crew(self.machines, self.spec, offline=provider.offline, stop=self._stop)
         for name, text, work in crew.phases:
             with self._phase(name, text) as say:
@@ -356,7 +359,7 @@ class PoolLife:
             self._client.close()
         with contextlib.suppress(Exception):
             loop().call(self._leave(), timeout=10)
-        self._end_hosts(list(self.hosts))
+        self._end_hosts([*self.hosts, *self._astray])
         with contextlib.suppress(Exception):
             self.spec.provider.destroy(self.ids)
         with contextlib.suppress(Exception):
@@ -367,7 +370,7 @@ class PoolLife:
         """Connect to the machines; in the thread itself, so that no connection is lost to an interrupt."""
         self.ids = self.spec.provider.create(self.spec, self.spec.nodes, self.id)
         self.link = PoolLink.start(self.id)
-        self.link.listen(self._on_link)
+        self.link.listen(self._on_link, self._is_off)
         try:
             self.machines = list(self.spec.provider.connect_all(self.ids, self.prompts, self.link.link))
             if self._stop.is_set():
@@ -395,11 +398,22 @@ class PoolLife:
                 with contextlib.suppress(Exception):
                     host.end()
             return
-        self.unsure = remote.end_all(hosts)
+        missed = {*self.away, *self._off(hosts)}
+        unsure = remote.end_all(hosts, missed)
         # One that was being started when the others ended may have come up since.
         self._idle.wait(_END_PATIENCE)
-        self.unsure += remote.end_all([host for host in self.hosts if host not in hosts])
+        unsure += remote.end_all([host for host in self.hosts if host not in hosts], missed)
+        ended = set(map(id, hosts))
+        self._astray = [*(host for host in self._astray if id(host) not in ended), *unsure]
+        self.unsure = sorted({host.name for host in self._astray})
         self._hang_up()
+
+    def _end_astray(self) -> None:
+        """End what the pool has left on machines that were away when it was made anew, and are there now."""
+        there = {machine.key: machine for machine in self.machines}
+        for host in self._astray:
+            host.machine = there.get(host.machine.key, host.machine)
+        self._astray = remote.end_all(self._astray)
 
     def _hang_up(self) -> None:
         """End the link, and with it all connections."""
@@ -458,7 +472,13 @@ class PoolLife:
         whole = bool(away) or self.state == "broken"
         if whole and ranks is not None:
             raise PoolError(f"nodes of pool {self.spec.name!r} are lost: restart all of it, not some of its ranks")
-        wait_ticking(loop().submit(self._relaunch() if whole else self.supervisor.restart(ranks)), tick)
+        self._stop = threading.Event()
+        try:
+            wait_ticking(loop().submit(self._relaunch() if whole else self.supervisor.restart(ranks)), tick)
+        except BaseException as error:
+            if whole:
+                self._end_half_made(error)
+            raise
         if self.state == "ended":
             # Another thread has ended it meanwhile.
             self._end_hosts(list(self.hosts))
@@ -466,6 +486,17 @@ class PoolLife:
         self.state = "ready"
         if whole:
             self._record_ready()
+
+    def _end_half_made(self, error: BaseException) -> None:
+        """Nothing is left of what was to be the pool anew: it can be tried again, or ended."""
+        self._stop.set()
+        with contextlib.suppress(Exception):
+            loop().call(self._leave(), timeout=10)
+        hosts, self.hosts = self.hosts, []
+        self._end_hosts(hosts)
+        told = str(error).partition("\n")[0] or type(error).__name__
+        if self.state != "ended":
+            self.state, self.broken = "broken", f"it could not be made anew ({told})"
 
     async def _relaunch(self) -> None:
         assert self.control is not None
@@ -521,7 +552,10 @@ class PoolLife:
     def _on_gone(self, host: launch.Host) -> None:
         if self.state in ("ended", "taken") or host not in self.hosts:
             return
-        self._break(self._why_gone(host.place))
+        if 0 in host.nodes and isinstance(host, RemoteHost) and not self._lease_over:
+            self._lose_head(self._why_gone(host.place))
+        else:
+            self._break(self._why_gone(host.place))
 
     def _on_link(self, text: str) -> None:
         """What became of the connection to a machine: whoever watches a run is told. Called in a thread."""
@@ -535,23 +569,33 @@ class PoolLife:
             names = {node: host.name for host in hosts if host.apart is not None for node in host.nodes}
             self.control.apart = {node: functools.partial(self._is_away, name) for node, name in names.items()}
 
-        async def examine(node: int | None) -> None:
+        limit = asyncio.Semaphore(absence.BESIDE)
+
+        async def examine(node: int) -> None:
             control = self.control
             assert control is not None
 
             def give_up(why: str) -> None:
-                if node is None:
-                    self._break(why)
+                if node == 0:
+                    control.off.add(node)
+                    self._lose_head(why)
                 else:
+                    self.supervisor.tell(why)
                     control.give_up(node, why)
 
-            await absence.watch(node, hosts, control, self.scheduler_there, self.supervisor.tell, give_up)
+            if node not in control.off:
+                await absence.watch(node, hosts, control, self.scheduler_there, limit, give_up)
 
         self.supervisor.examine = examine if hosts else None
 
+    @property
+    def _lease_over(self) -> bool:
+        """Whether the nodes have not heard of us for so long that they have ended."""
+        return self.control is not None and time.monotonic() - self.control.heard >= (self.spec.lease or math.inf)
+
     def _why_gone(self, place: str = "") -> str:
-        lease = self.spec.lease or math.inf
-        if self.control is not None and time.monotonic() - self.control.heard >= lease:
+        if self._lease_over:
+            lease = self.spec.lease
             return f"its lease ended: nodes that hear of no notebook for {lease:g} s end (--idle-timeout {lease:g})"
         return f"the pool's processes{place} are gone"
 
@@ -559,11 +603,22 @@ class PoolLife:
         """The pool can run nothing until it is restarted; what runs on it is given up."""
         if self.state in ("ended", "taken"):
             return
+        self._stop_control(why)
+        self.supervisor.lose_all(f"{why}; `%sky restart` makes the pool anew")
+
+    def _lose_head(self, why: str) -> None:
+        """The same where the head is gone; what the other nodes have of the runs is read from their disks."""
+        if self.state in ("ready", "new"):
+            self._stop_control(why)
+            self.supervisor.tell(why)
+            hosts = [host for host in self.hosts if isinstance(host, RemoteHost)]
+            self.supervisor.do(rescue.give_up(list(self.supervisor.runs.values()), hosts, why))
+
+    def _stop_control(self, why: str) -> None:
         self.state, self.broken = "broken", why
         if self.control is not None:
             # It would look for its scheduler, and say so in the notebook, for ever.
             asyncio.ensure_future(self.control.close())  # noqa: RUF006 - it ends by itself
-        self.supervisor.lose_all(f"{why}; `%sky restart` makes the pool anew")
 
     @property
     def condition(self) -> str:
@@ -585,6 +640,14 @@ class PoolLife:
 
     def _is_away(self, name: str) -> bool:
         return name in self.away
+
+    def _is_off(self, name: str) -> bool:
+        return name in self._off(self.hosts)
+
+    def _off(self, hosts: Sequence[launch.Host]) -> set[str]:
+        """Of which machines it is known that nothing goes on there."""
+        off = set() if self.control is None else self.control.off
+        return {host.name for host in hosts if off & set(host.nodes)}
 
     def _retry(self) -> None:
         """Somebody asks: what is away is tried at once, rather than when its turn comes."""

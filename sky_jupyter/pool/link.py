@@ -49,6 +49,7 @@ class PoolLink:
         # Machines that cannot be reached, and what was last said of each.
         self.away: dict[str, str] = {}
         self._tell: Callable[[str], None] = lambda text: None
+        self._is_off: Callable[[str], bool] = lambda host: False
         self._lock = threading.Lock()
         self._fresh: dict[str, str] = {}
         self._timer: threading.Timer | None = None
@@ -87,9 +88,12 @@ class PoolLink:
             futures = [several.submit(connect, target, address=address) for target, address in wanted]
             return [future.result() for future in futures]
 
-    def listen(self, tell: Callable[[str], None]) -> None:
-        """Have a function told, in a thread of ours, which machines are lost and which are back."""
-        self._tell = tell
+    def listen(self, tell: Callable[[str], None], is_off: Callable[[str], bool]) -> None:
+        """Have a function told, in a thread of ours, which machines are lost and which are back.
+
+        Of one that ``is_off`` it is known already that nothing goes on there.
+        """
+        self._tell, self._is_off = tell, is_off
 
     def keep(
         self, lease: float | None, processes: Callable[[], Sequence[LinkProcess]], moved: Callable[[], None]
@@ -201,6 +205,7 @@ class PoolLink:
     def _tell_fresh(self) -> None:
         with self._lock:
             fresh, self._fresh, self._timer, tell = self._fresh, {}, None, self._tell
+        fresh = {host: kind for host, kind in fresh.items() if kind != "waiting" or not self._is_off(host)}
         lost = [host for host, kind in fresh.items() if kind == "waiting"]
         back = [host for host, kind in fresh.items() if kind == "back"]
         if lost:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import functools
 import signal
 import threading
 from collections.abc import Callable, Coroutine, Iterator, Sequence
@@ -99,3 +100,26 @@ def loop() -> LoopThread:
         if _loop is None or not _loop.thread.is_alive():
             _loop = LoopThread()
         return _loop
+
+
+async def in_thread(call: Callable[..., T], *arguments: object) -> T:
+    """Call in a thread of its own, on the loop: one that hangs keeps nobody waiting but whoever asked."""
+    here = asyncio.get_running_loop()
+    future: asyncio.Future[T] = here.create_future()
+
+    def settle(take: Callable[[], None]) -> None:
+        if not future.done():
+            take()
+
+    def work() -> None:
+        try:
+            result = call(*arguments)
+        except Exception as error:
+            take = functools.partial(future.set_exception, error)
+        else:
+            take = functools.partial(future.set_result, result)
+        with contextlib.suppress(RuntimeError):
+            here.call_soon_threadsafe(settle, take)
+
+    threading.Thread(target=work, name="sky-beside", daemon=True).start()
+    return await future

@@ -488,7 +488,10 @@ class Pool(PoolLife):
         self._retry()
         self._must_live()
         assert self.control is not None
-        return loop().call(self.control.ask("status"), timeout=5)
+        # One that is lost would keep the others' answers.
+        gone = self.control.off | (self.control.lost - set(self.control.addresses))
+        there = sorted(set(range(self.spec.nodes)) - gone)
+        return loop().call(self.control.ask("status", there), timeout=5)
 
     def where(self, within: float = 0.8) -> Where:
         """Where each rank is: its stack, whatever it is doing. Callable from any thread.

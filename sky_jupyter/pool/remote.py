@@ -9,13 +9,14 @@ import queue
 import secrets
 import shlex
 import threading
-from collections.abc import Callable, Iterable, Mapping, Sequence
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
-from ..errors import BootstrapError, CaptureError, MachineError, PoolError, SkyError
+from ..errors import BootstrapError, CaptureError, LinkLost, MachineError, PoolError, SkyError
 from ..node.config import HostConfig
 from ..spec import PoolSpec
 from . import certificates, ear, launch, reach
@@ -27,7 +28,9 @@ if TYPE_CHECKING:
     from ..machines.link.machine import LinkMachine, LinkProcess
     from ..machines.ssh.values import Prompts
 
-_PATIENCE = 30.0
+# One that is there has this long to say so.
+_PATIENCE, _MOMENT = 30.0, 5.0
+_LOOK = 0.1
 # A run's folder has its id as its name.
 _RUN = "[0-9a-f]" * 8
 _BESIDE = 16
@@ -381,25 +384,53 @@ def _start_one(
     return host.await_start()
 
 
-def end_all(hosts: Iterable[launch.Host]) -> list[str]:
+def end_all(hosts: Iterable[launch.Host], missed: Collection[str] = ()) -> list[RemoteHost]:
     """End hosts side by side; one that cannot be ended keeps none of the others.
+
+    Parameters
+    ----------
+    missed : collection of str
+        Machines that did not answer of late: they get a moment to, and not more.
 
     Returns
     -------
-    list of str
-        Of which machines it is not known that nothing is left.
+    list of RemoteHost
+        Those of which it is not known that nothing is left.
     """
-    unsure: list[str] = []
+    unsure: list[RemoteHost] = []
 
     def one(host: launch.Host) -> None:
         try:
-            host.end()
+            if isinstance(host, RemoteHost) and host.name in missed and not _answers(host):
+                host.leave()
+                unsure.append(host)
+            else:
+                host.end()
         except Exception:
             if isinstance(host, RemoteHost):
-                unsure.append(host.machine.name)
+                unsure.append(host)
 
     _all([functools.partial(one, host) for host in hosts])
-    return sorted(unsure)
+    return unsure
+
+
+def _answers(host: RemoteHost) -> bool:
+    """Whether its machine answers in a moment; one that is away is tried at once."""
+    there, end = threading.Event(), time.monotonic() + _MOMENT
+
+    def ask() -> None:
+        # Where its connection is silent, this takes longer than anybody waits.
+        with contextlib.suppress(SkyError, TimeoutError):
+            host.machine.retry()
+            while (left := end - time.monotonic()) > 0:
+                with contextlib.suppress(LinkLost):
+                    host.machine.shell.run("true", timeout=left)
+                    there.set()
+                    return
+                time.sleep(_LOOK)
+
+    threading.Thread(target=ask, name="sky-hosts-ask", daemon=True).start()
+    return there.wait(_MOMENT)
 
 
 def send(hosts: Iterable[launch.Host], folder: Path) -> None:

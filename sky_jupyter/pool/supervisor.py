@@ -74,9 +74,10 @@ class Supervisor:
         self.on_broken = on_broken
         self.on_taken = on_taken
         self.control: Control | None = None
-        # Nodes' machines, as messages name them; what sees to a node that does not answer, where that can be done.
+        # Nodes' machines, as messages name them; what sees to a node that may be off, where that can be done.
         self.names: dict[int, str] = {}
-        self.examine: Callable[[int | None], Coroutine[Any, Any, None]] | None = None
+        self.examine: Callable[[int], Coroutine[Any, Any, None]] | None = None
+        self._examined: set[int] = set()
         self.runs: dict[str, Run] = {}
         # Runs whose ranks were given up while they could not be reached: they may still be on.
         self.given_up: set[str] = set()
@@ -116,6 +117,7 @@ class Supervisor:
         for task in list(self._tasks):
             task.cancel()
         self._repair = None
+        self._examined.clear()
         self._returned.clear()
         self._lost.clear()
 
@@ -269,7 +271,7 @@ class Supervisor:
         """Ask those nodes of a run for something that answer at once."""
         assert self.control is not None
         nodes = {run.outcomes[rank].node for rank in run.left} & set(self.control.addresses)
-        nodes = set() if None in self.control.silent else nodes - self.control.silent
+        nodes = set() if None in self.control.silent else nodes - self.control.silent - self.control.off
         with contextlib.suppress(NodeLost, OSError, asyncio.TimeoutError):
             await asyncio.wait_for(self.control.ask(call, sorted(nodes), **arguments), _REACH_PATIENCE)
 
@@ -527,7 +529,7 @@ class Supervisor:
         """A node is given up: so are its ranks in what they work on. It is mended when it is back."""
         for run in list(self.runs.values()):
             ranks = [rank for rank in run.left if run.outcomes[rank].node == node]
-            run.lose(ranks, f"node {node} is lost: {why}")
+            run.lose(ranks, f"node {node}{self.names.get(node, '')} is lost: {why}")
         self._lost.add(node)
         # Made now: the node may be back before its turn to be mended comes.
         returned = self._returned[node] = asyncio.Event()
@@ -544,13 +546,18 @@ class Supervisor:
         else:
             self._mend_with(self._replace(node, "it is back"))
 
+    def on_doubt(self, node: int | None) -> None:
+        """A node, or the whole pool, has not answered for a moment: its machine, or the head's, may be off."""
+        number = node or 0
+        if self.examine is not None and number not in self._examined:
+            self._examined.add(number)
+            self._keep_task(self.examine(number)).add_done_callback(lambda _: self._examined.discard(number))
+
     def on_silent(self, node: int | None, *, silent: bool) -> None:
         """A node, or the whole pool, does not answer, or does again: those who watch a run are told."""
         who = "the pool" if node is None else f"node {node}{self.names.get(node, '')}"
         text = f"{who} does not answer; trying again, and what runs there goes on" if silent else f"{who} answers again"
         self.tell(text)
-        if silent and self.examine is not None and self.control is not None:
-            self._keep_task(self.examine(node))
 
     def on_replaced(self) -> None:
         """Another manager has taken the pool over."""
@@ -639,6 +646,10 @@ class Supervisor:
             run.abandoned = True
             if run.left:
                 run.lose(run.left, text)
+
+    def do(self, work: Coroutine[Any, Any, None]) -> None:
+        """Do what the pool's runs need, unless the pool is made anew or ends first."""
+        self._keep_task(work)
 
     def _keep_task(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.ensure_future(work)

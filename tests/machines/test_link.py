@@ -700,6 +700,8 @@ class Seen:
 
     def on_back(self, node: int, *, kept: bool) -> None: ...
 
+    def on_doubt(self, node: int | None) -> None: ...
+
     def on_silent(self, node: int | None, *, silent: bool) -> None:
         assert node is None
         self.silent.append(silent)

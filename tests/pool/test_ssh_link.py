@@ -12,16 +12,17 @@ from typing import Any
 
 import pytest
 
-from sky_jupyter.errors import PoolError
+from sky_jupyter.errors import PoolError, SkyError
 from sky_jupyter.pool.events import NoticeEvent
 from sky_jupyter.pool.manager import Pool
 from sky_jupyter.pool.registry import Registry, sweep
 from sky_jupyter.pool.results import CellError
 from sky_jupyter.pool.rows import PoolRow
 from tests.conftest import pool_folders
-from tests.hosts.world import World, hosts
+from tests.hosts.world import Host, World, hosts
 from tests.pool.pools import begin, run
 from tests.pool.remote import MARKS, is_clean, links, nothing_here, ssh_pool, wait_until
+from tests.took import Took
 
 pytestmark = MARKS
 
@@ -202,54 +203,136 @@ def test_a_link_whose_process_is_killed_is_made_anew(world: World, cut: bool) ->
     wait_until(lambda: nothing_here(pool.id))
 
 
+def switch_off(host: Host, how: str) -> None:
+    """Have a host be no use any more: without power, standing still as a whole, or without any process."""
+    if how == "is off":
+        host.kill()
+    elif how == "stands still":
+        host.pause()
+    else:
+        host.run("kill -9 -1", check=False)
+
+
+def switch_on(host: Host, how: str) -> None:
+    if how == "is off":
+        host.boot()
+    elif how == "stands still":
+        host.resume()
+    else:
+        host.restart_sshd()
+
+
+def cut_off(world: World, host: Host, notices: Notices) -> None:
+    """Cut a head off from this machine only, for long enough that the other host is asked about it."""
+    world.cut(host)
+    try:
+        wait_until(lambda: notices.of("the pool does not answer; trying again, and what runs there goes on"))
+        time.sleep(4)
+    finally:
+        world.mend()
+    wait_until(lambda: notices.of("the pool answers again"))
+
+
+DEATHS = pytest.mark.parametrize(
+    "how", ["is off", *(pytest.param(how, marks=pytest.mark.long) for how in ("stands still", "has no process"))]
+)
+TOLD = {
+    "is off": "answers neither {other} nor this machine: it is off, or cut off",
+    "stands still": "answers neither {other} nor this machine: it is off, or cut off",
+    "has no process": "answers this machine no more; as seen from {other} it is there, and nothing of the pool on it",
+}
+
+
 @pytest.mark.timeout(300)
-def test_a_host_that_dies_is_named_and_its_ranks_are_given_up(world: World) -> None:
+@DEATHS
+def test_a_host_that_dies_is_named_and_its_ranks_are_given_up(world: World, how: str, took: Took) -> None:
     with ssh_pool() as pool:
         run(pool, "1")
         notices = Notices()
         current = begin(pool, "import time\nfor n in range(3000): time.sleep(0.1)", listener=notices)
         time.sleep(1)
-        world[1].kill()
+        switch_off(world[1], how)
         began = time.monotonic()
         try:
-            wait_until(lambda: notices.of("node 1 (host1) does not answer"))
-            assert time.monotonic() - began < 15  # 5 on a machine that has time
+            wait_until(lambda: 1 not in current.left)
+            seconds = time.monotonic() - began
+            assert seconds < 15  # 4 on a machine that has time
+            told = TOLD[how].format(other="host0") if how != "has no process" else "it does not answer"
             with pytest.raises(CellError) as caught:
                 pool.attend(current)
-            assert "host1 answers neither host0 nor this machine" in str(caught.value.errors[1])
+            assert "node 1 (host1) is lost" in str(caught.value.errors[1])
+            assert told in str(caught.value.errors[1])
+            assert how == "has no process" or notices.of(f"host1 {told}")
             # What is asked of it now is refused at once.
             began = time.monotonic()
             with pytest.raises(CellError, match="rank 1"):
                 run(pool, "2")
             assert time.monotonic() - began < 10
         finally:
-            world[1].boot()
-        pool.restart()
+            switch_on(world[1], how)
+        if how == "stands still":
+            # It is the same that it was, and there again.
+            wait_until(lambda: 1 not in pool.control.lost and not pool.supervisor.mending)  # type: ignore[union-attr]
+        else:
+            pool.restart()
         assert run(pool, "3").values == [3, 3]
     for host in world:
         wait_until(lambda host=host: is_clean(host))
+    took.row(
+        f"a host of an SSH pool {how}",
+        see="which one it is, and that it was lost",
+        kept="everything of the other nodes",
+        told=seconds,
+    )
 
 
-@pytest.mark.long  # as a host that dies, which is told first
 @pytest.mark.timeout(300)
-def test_a_head_that_dies_is_named_and_the_pool_is_broken(world: World) -> None:
+@DEATHS
+def test_a_head_that_dies_is_named_and_the_others_journals_are_read(world: World, how: str, took: Took) -> None:
     with ssh_pool() as pool:
         notices = Notices()
-        current = begin(pool, "import time\nfor n in range(3000): time.sleep(0.1)", listener=notices)
-        time.sleep(1)
-        world[0].kill()
+        code = "import time\nfor n in range(3000):\n    time.sleep(0.1)\n    print(n)"
+        current = begin(pool, code, listener=notices)
+        wait_until(lambda: current.outcomes[1].stdout)
+        if how == "is off":
+            cut_off(world, world[0], notices)
+            assert (pool.state, current.left) == ("ready", [0, 1])
+        switch_off(world[0], how)
+        began, heard = time.monotonic(), len("".join(current.outcomes[1].stdout).split())
         try:
+            wait_until(lambda: not current.left)
+            seconds = time.monotonic() - began
+            assert seconds < 20  # 4 on a machine that has time
             with pytest.raises(CellError) as caught:
                 pool.attend(current)
-            assert "host0 answers neither host1 nor this machine" in str(caught.value.errors[0])
-            assert notices.of("host0 answers neither host1 nor this machine")
-            assert pool.state == "broken"
+            told = f"host0 {TOLD[how].format(other='host1')}"
+            assert notices.of(told)
+            assert all(told in str(caught.value.errors[rank]) for rank in (0, 1))
+            # The other went on unheard until its journal was read.
+            assert "goes on there, unheard" in str(caught.value.errors[1])
+            both = [caught.value.result.stdout(rank).split() for rank in (0, 1)]
+            assert both == [[str(n) for n in range(len(lines))] for lines in both]
+            assert len(both[1]) > heard + 10
+            with pytest.raises(PoolError, match="host0"):
+                pool.status()
+            if how == "has no process":
+                # What is not there yet leaves nothing on the other, and is tried again.
+                with pytest.raises(SkyError, match="host0"):
+                    pool.restart()
+                wait_until(lambda: is_clean(world[1]))
         finally:
-            world[0].boot()
+            switch_on(world[0], how)
         pool.restart()
         assert run(pool, "3").values == [3, 3]
+    assert pool.unsure == []
     for host in world:
         wait_until(lambda host=host: is_clean(host))
+    took.row(
+        f"the head of an SSH pool {how}",
+        see="which host it is, and that the pool is broken; `%sky restart`",
+        kept="what the other nodes had printed by then",
+        told=seconds,
+    )
 
 
 @pytest.mark.parametrize("link", ["lives", pytest.param("was killed", marks=pytest.mark.long)])
