@@ -12,7 +12,8 @@ import paramiko
 
 from ...errors import LinkLost, MachineError
 from . import scripts
-from .session import Session, send_all
+from .packets import send_all
+from .session import Session
 from .values import Done, NoShell
 
 _READ = 1 << 16
