@@ -25,7 +25,8 @@ from paramiko.packet import NeedRekeyException, Packetizer
 
 # Bytes that are read ahead of what is asked for.
 _AHEAD = 1 << 19
-# The longest packet that OpenSSH sends or takes.
+# Bytes of data in a packet, which every server has to take, and the longest packet that OpenSSH sends.
+PACKET = 1 << 15
 _LONGEST = 1 << 18
 _TAG = 16
 _BLOCK = 16
@@ -129,7 +130,7 @@ class _Key:
         return self._fixed + number.to_bytes(8, "big")
 
 
-class Packets(Packetizer):  # type: ignore[misc]
+class Packets(Packetizer):
     """Takes the place of paramiko's packetizer."""
 
     def __init__(self, wire: Wire) -> None:
@@ -171,7 +172,7 @@ class Packets(Packetizer):  # type: ignore[misc]
             if isinstance(data, _Burst):
                 out = [piece for head, part in data.payloads() for piece in _sealed(key, head, part)]
             else:
-                out = _sealed(key, data.asbytes())
+                out = [*_sealed(key, data.asbytes())]
             began = time.monotonic()
             self.write_all(memoryview(b"".join(out)))
             self.burst = min(2 * self.burst, _BURST) if time.monotonic() - began < _BRIEF else 1
@@ -245,7 +246,7 @@ def _sealed(key: _Key, payload: bytes, data: bytes | memoryview = b"") -> tuple[
     return length, key.engine.encrypt(key.nonce(len(plain)), plain, length)
 
 
-class Channel(paramiko.Channel):  # type: ignore[misc]
+class Channel(paramiko.Channel):
     """paramiko's channel; to close it is no error where the connection has just broken."""
 
     def close(self) -> None:
@@ -255,21 +256,21 @@ class Channel(paramiko.Channel):  # type: ignore[misc]
 
     def send_some(self, data: memoryview) -> int:
         """Send as much as the other side takes now, and one call of the system may be given; waits for some room."""
-        parts = []
-        at = 0
         with self.lock:
             if self.closed:
                 raise OSError(errno.EPIPE, "the channel is closed")
-            for _ in range(self.transport.packetizer.burst):
-                size = self._wait_for_send_window(len(data) - at)
-                if size:
-                    parts.append(data[at : at + size])
-                    at += size
-                if not size or at == len(data) or not self.out_window_size:
-                    break
-        if at:
-            self.transport._send_user_message(_Burst(self.remote_chanid, parts))
-        return at
+            longest = min(self.out_max_packet_size, PACKET)
+            # Waits, and takes less than a packet: paramiko leaves room in each for what needs none.
+            size = self._wait_for_send_window(min(len(data), longest))
+            if not size:
+                return 0
+            most = min(len(data), self.transport.packetizer.burst * longest)
+            more = min(max(most - size, 0), self.out_window_size)
+            self.out_window_size -= more
+            size += more
+        parts = [data[at : min(at + longest, size)] for at in range(0, size, longest)]
+        self.transport._send_user_message(_Burst(self.remote_chanid, parts))
+        return int(size)
 
 
 def send_all(channel: Channel, data: bytes | memoryview) -> None:

@@ -20,7 +20,7 @@ from paramiko.message import Message
 from ...errors import LinkLost, LoginRefused, MachineError, Unreachable
 from . import auth, hostkeys
 from .dial import SILENT, command_socket, dial, end, peer
-from .packets import Channel, Packets, Wire, send_all
+from .packets import PACKET, Channel, Packets, Wire, send_all
 from .pipe import Pipe
 from .targets import Target
 from .values import Done, Prompts
@@ -28,8 +28,6 @@ from .values import Done, Prompts
 # Encrypting and checking in one pass of the processor's own instructions; the others are much slower.
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
 _WINDOW = 16 << 20
-# Of those that come.
-_PACKET = 1 << int(__import__("os").environ.get("PK", "15"))
 _READ = 1 << 18
 _HANDSHAKE = 30.0
 _TICK = 1.0
@@ -147,7 +145,7 @@ class Session:
         self.address = peer(wire.inner) or target.host
         self._wire, self._below, self._child = wire, below, child
         self._transport = _Transport(
-            wire, default_window_size=_WINDOW, default_max_packet_size=_PACKET, packetizer_class=Packets
+            wire, default_window_size=_WINDOW, default_max_packet_size=PACKET, packetizer_class=Packets
         )
         self._transport.daemon = True
         self._transport.channel_timeout = _CHANNEL_PATIENCE
