@@ -94,34 +94,36 @@ def test_what_was_changed_on_the_way_is_refused(ends: Any) -> None:
         ours.read_message()
 
 
-def test_one_call_sends_little_where_the_link_takes_it_slowly(ends: Any) -> None:
+def test_one_call_sends_less_where_the_link_takes_it_slowly(ends: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    from paramiko.message import Message
+
     from sky_jupyter.machines.ssh import packets
 
     ours, _, far = ends
-    big = packets._Burst(0, [memoryview(bytes(1 << 15))])
-    taking = threading.Event()
-    done = threading.Event()
+    data = memoryview(bytes(packets.PACKET))
+    slowly, done = threading.Event(), threading.Event()
 
     def take() -> None:
         while not done.is_set():
-            taking.wait()
             with contextlib.suppress(TimeoutError):
-                far.recv(1 << 20)
+                far.recv(packets.PACKET)
+            if slowly.is_set():
+                time.sleep(0.02)
 
     thread = threading.Thread(target=take)
-    taking.set()
     thread.start()
+    monkeypatch.setattr(packets, "_BRIEF", 60.0)
+    for expected in (1, 2, 3, 4, 5, 6, 7, 8, 8):
+        assert ours.burst == expected
+        # A few bytes say nothing about the link.
+        ours.send_message(packets._Burst(0, [data] * (expected - 1)) if expected > 1 else Message(b"\x5e"))
+        ours.send_message(packets._Burst(0, [data] * expected))
+    monkeypatch.undo()
+    slowly.set()
     end = time.monotonic() + 60
-    while ours.burst < 8:
-        ours.send_message(big)
-        assert time.monotonic() < end
-    taking.clear()
-    timer = threading.Timer(1.0, taking.set)
-    timer.start()
     while ours.burst > 1 and time.monotonic() < end:
-        ours.send_message(big)
+        ours.send_message(packets._Burst(0, [data] * 8))
     assert ours.burst == 1
-    timer.join()
     done.set()
     thread.join()
 

@@ -14,11 +14,12 @@ import socket
 import struct
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 import paramiko
 from cryptography.exceptions import InvalidTag
+from cryptography.hazmat.primitives.ciphers.aead import AESGCM
 from paramiko.common import MSG_CHANNEL_DATA
 from paramiko.message import Message
 from paramiko.packet import NeedRekeyException, Packetizer
@@ -31,7 +32,7 @@ _LONGEST = 1 << 18
 _TAG = 16
 _BLOCK = 16
 _HEAD = struct.Struct(">BII")
-# Packets that are sent with one call at most, and the seconds that a call may take: others wait for it.
+# Packets that are sent at once at most, and the seconds that this may take before fewer are.
 _BURST = 8
 _BRIEF = 0.005
 
@@ -119,15 +120,21 @@ class _Key:
     def __init__(self, engine: Any, start: bytes) -> None:
         self.engine = engine
         self._fixed, self._next = start[:4], int.from_bytes(start[4:], "big")
-        self.size = self.packets = 0
+        # Of all packets under it.
+        self.size = 0
 
     def nonce(self, size: int) -> bytes:
         """For a packet of so many bytes."""
         number = self._next
         self._next = (number + 1) & 0xFFFFFFFFFFFFFFFF
         self.size += size
-        self.packets += 1
         return self._fixed + number.to_bytes(8, "big")
+
+
+def _key(aead: bool, start: bytes | None, more: Mapping[str, Any]) -> _Key | None:
+    """What is known of a cipher, if that is AES-GCM."""
+    engine = more.get("block_engine")
+    return _Key(engine, start) if aead and start is not None and isinstance(engine, AESGCM) else None
 
 
 class Packets(Packetizer):
@@ -149,12 +156,12 @@ class Packets(Packetizer):
     ) -> None:
         """Begin with a new key."""
         super().set_outbound_cipher(*arguments, aead=aead, iv_out=iv_out, **more)
-        self._out = _Key(more["block_engine"], iv_out) if aead and iv_out is not None else None
+        self._out = _key(aead, iv_out, more)
 
     def set_inbound_cipher(self, *arguments: Any, aead: bool = False, iv_in: bytes | None = None, **more: Any) -> None:
         """Begin with a new key."""
         super().set_inbound_cipher(*arguments, aead=aead, iv_in=iv_in, **more)
-        self._in = _Key(more["block_engine"], iv_in) if aead and iv_in is not None else None
+        self._in = _key(aead, iv_in, more)
 
     def reset_seqno_in(self) -> None:
         """Count from 0."""
@@ -170,14 +177,20 @@ class Packets(Packetizer):
         with self._sending:
             key = self._out
             if isinstance(data, _Burst):
-                out = [piece for head, part in data.payloads() for piece in _sealed(key, head, part)]
+                self._write([piece for head, part in data.payloads() for piece in _sealed(key, head, part)])
             else:
-                out = [*_sealed(key, data.asbytes())]
-            began = time.monotonic()
-            self.write_all(memoryview(b"".join(out)))
-            self.burst = min(2 * self.burst, _BURST) if time.monotonic() - began < _BRIEF else 1
+                self.write_all(b"".join(_sealed(key, data.asbytes())))
             if key.size >= self.REKEY_BYTES and not self.need_rekey():
                 self._trigger_rekey()
+
+    def _write(self, out: Sequence[bytes]) -> None:
+        """Send a burst, and see how long the next one may be: on a slow link other channels' packets wait for it."""
+        began = time.monotonic()
+        self.write_all(memoryview(b"".join(out)))
+        if time.monotonic() - began > _BRIEF:
+            self.burst = max(self.burst // 2, 1)
+        elif len(out) == 2 * self.burst < 2 * _BURST:
+            self.burst += 1
 
     def read_message(self) -> tuple[int, Message]:
         """The next message and its kind."""
@@ -213,7 +226,7 @@ class Packets(Packetizer):
             except (TimeoutError, BlockingIOError):
                 if self.closed or self.handshake_timed_out():
                     raise EOFError from None
-                # Between packets only: else a part of one is read and forgotten.
+                # Between packets only: a length that was read would be forgotten.
                 if size == 4 and self.need_rekey():
                     raise NeedRekeyException from None
             except OSError:
