@@ -24,6 +24,8 @@ from paramiko.common import MSG_CHANNEL_DATA
 from paramiko.message import Message
 from paramiko.packet import NeedRekeyException, Packetizer
 
+from .dial import UNSENT
+
 # Bytes that are read ahead of what is asked for.
 _AHEAD = 1 << 19
 # Bytes of data in a packet, which every server has to take, and the longest packet that OpenSSH sends.
@@ -147,7 +149,8 @@ class Packets(Packetizer):
         self._out: _Key | None = None
         self._in: _Key | None = None
         self._seen = 0
-        self.burst = 1
+        # Packets that may be sent at once now, and the bytes that went so, one full burst after another.
+        self.burst, self._brief = 1, 0
 
     # A new key comes when the last message under the old one has passed.
 
@@ -186,11 +189,15 @@ class Packets(Packetizer):
     def _write(self, out: Sequence[bytes]) -> None:
         """Send a burst, and see how long the next one may be: on a slow link other channels' packets wait for it."""
         began = time.monotonic()
-        self.write_all(memoryview(b"".join(out)))
+        data = memoryview(b"".join(out))
+        self.write_all(data)
         if time.monotonic() - began > _BRIEF:
-            self.burst = max(self.burst // 2, 1)
+            self.burst, self._brief = max(self.burst // 2, 1), 0
         elif len(out) == 2 * self.burst < 2 * _BURST:
-            self.burst += 1
+            # The system takes some at once on any link.
+            self._brief += len(data)
+            if self._brief > 2 * UNSENT:
+                self.burst, self._brief = self.burst + 1, 0
 
     def read_message(self) -> tuple[int, Message]:
         """The next message and its kind."""
