@@ -145,6 +145,26 @@ def test_a_broken_transfer_goes_on_where_it_was(
     assert [name for name in os.listdir(tmp_path) if "sky" in name] == []
 
 
+def test_a_slow_link_costs_the_host_no_time(server: Server, target_of: TargetOf, tmp_path: Path, big: Path) -> None:
+    from sky_jupyter.machines.ssh.machine import SSHMachine
+
+    thaws: list[threading.Timer] = []
+
+    def hold(done: int, _: int) -> None:
+        if not thaws and done > 1 << 20:
+            between.freeze()
+            thaws.append(threading.Timer(2.0, between.thaw))
+            thaws[0].start()
+
+    with link(server.port) as between, SSHMachine.connect(target_of(server, port=between.port)) as machine:
+        machine.download(big, tmp_path / "back", progress=hold)
+        times = [process.cpu_times() for process in server.sessions()]
+    assert thaws
+    assert (tmp_path / "back").read_bytes() == big.read_bytes()
+    # It was 3 s with a window of 16 MiB.
+    assert sum(one.user + one.system for one in times) < 1.0
+
+
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_what_is_left_of_another_file_does_not_count(machine: Any, tmp_path: Path, big: Path, way: str) -> None:
     from sky_jupyter.machines.ssh import files

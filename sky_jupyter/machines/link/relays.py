@@ -8,7 +8,7 @@ from typing import Any
 
 from ...errors import SkyError
 from ..ssh.machine import SSHMachine
-from ..ssh.session import send_all
+from ..ssh.packets import send_all
 from .held import Held
 
 _READ = 1 << 18

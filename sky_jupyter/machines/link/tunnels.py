@@ -9,7 +9,7 @@ import threading
 from typing import Any
 
 from ...errors import SkyError
-from ..ssh.session import send_all
+from ..ssh.packets import send_all
 from .held import Held
 
 _READ = 1 << 18

@@ -26,6 +26,8 @@ from .machine import SSHMachine, failure
 from .values import Moved, NoShell, Progress
 
 _CHUNK = 1 << 20
+# Small enough to stay in a processor's cache until it is sent or written.
+_PIECE = 1 << 18
 _NOTICED = 2.0
 _PART = ".sky-part"
 # Up to this size a file goes with others, in one archive; larger ones are resumed within.
@@ -128,9 +130,9 @@ def _upload_file(machine: SSHMachine, source: Path, target: str, count: _Count) 
         file.seek(offset)
         begin = f"umask 077; mkdir -p -- {scripts.path(PurePath(target).parent)} && " if not offset else ""
         done = machine.shell.run(
-            f"{begin}head -c {size - offset} {'>>' if offset else '>'}{part} && [ $(wc -c <{part}) -eq {size} ] "
-            f"{whole} && chmod {mode & 0o777:o} {part} && mv -f -- {part} {scripts.path(target)} && "
-            f"rm -f -- {scripts.path(target + '.sky-who')}",
+            f"{begin}{{ {scripts.take(size - offset)}; }} {'>>' if offset else '>'}{part} && "
+            f"[ $(wc -c <{part}) -eq {size} ] {whole} && chmod {mode & 0o777:o} {part} && "
+            f"mv -f -- {part} {scripts.path(target)} && rm -f -- {scripts.path(target + '.sky-who')}",
             _chunks(file, size - offset, source, lambda sent: count.add(sent=sent)),
         )
     if done.status:
@@ -183,8 +185,9 @@ def _upload_folder(
         else:
             archive = _archive(source, batch)
             # Nobody's names or numbers are carried over: what arrives is its new user's.
+            unpack = f"tar -xof - -C {scripts.path(target)}"
             note = machine.shell.run(
-                f"head -c {len(archive)} | tar -xof - -C {scripts.path(target)} && echo {digest} >>{journal}",
+                f"{{ {scripts.take(len(archive))}; }} | {unpack} && echo {digest} >>{journal}",
                 _told(archive, size, count),
             )
         if note.status:
@@ -282,7 +285,9 @@ def _download_file(machine: SSHMachine, source: str, target: Path, size: int, mo
         file.truncate(offset)
         file.seek(offset)
         count.add(there=offset)
-        got = _receive(machine, f"tail -c +{offset + 1} {where}", file.write, lambda sent: count.add(sent=sent))
+        # `tail` reads 8 KiB at a time, which costs the host as much as to encrypt them.
+        give = f"tail -c +{offset + 1} {where}" if offset else f"cat <{where}"
+        got = _receive(machine, give, file.write, lambda sent: count.add(sent=sent))
         file.flush()
         if offset + got != size or (offset and _hash(file, size) != _remote_hash(machine, where, size)):
             raise MachineError(machine.target.name, "changed", f"{source} changed while it was fetched; fetch it again")
@@ -420,7 +425,7 @@ class _Reader:
         if self._ahead:
             part, self._ahead = self._ahead, b""
             return part
-        return bytes(self._channel.recv(_CHUNK))
+        return bytes(self._channel.recv(_PIECE))
 
     def rest(self) -> None:
         """Read what stands behind the archive, so that its maker can end."""
@@ -456,15 +461,16 @@ def _said(out: bytes) -> str:
     return out.decode("utf-8", "replace").strip()
 
 
-def _chunks(file: Any, size: int, source: Path, tell: Callable[[int], None]) -> Iterator[bytes]:
-    """Exactly so many bytes of a file: the other side counts on them."""
+def _chunks(file: Any, size: int, source: Path, tell: Callable[[int], None]) -> Iterator[memoryview]:
+    """Exactly so many bytes of a file: the other side counts on them. A piece is good until the next is asked for."""
+    room = memoryview(bytearray(min(size, _PIECE)))
     while size:
-        data = file.read(min(size, _CHUNK))
-        if not data:
+        got = file.readinto(room[: min(size, _PIECE)])
+        if not got:
             raise OSError(f"{source} became shorter while it was sent")
-        yield data
-        size -= len(data)
-        tell(len(data))
+        yield room[:got]
+        size -= got
+        tell(got)
 
 
 def _hash(file: Any, size: int) -> str:
@@ -494,7 +500,7 @@ def _sftp_upload(machine: SSHMachine, source: Path, target: str, count: _Count) 
                 remote.set_pipelined(True)
                 size = os.fstat(file.fileno()).st_size
                 for data in _chunks(file, size, source, lambda sent: count.add(sent=sent)):
-                    remote.write(data)
+                    remote.write(bytes(data))
             if sftp.stat(part).st_size != size:
                 raise OSError("its size there is not what was sent")
             sftp.chmod(part, stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o777)

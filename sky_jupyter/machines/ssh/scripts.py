@@ -15,6 +15,8 @@ from ...errors import SpecError
 
 LAUNCH = """exec /bin/sh -c 'IFS= read -r _sky && eval "$_sky"'"""
 _NEWLINE = "_sky_n=$(printf '\\nx'); _sky_n=${_sky_n%x}; "
+# Bytes for which it pays to choose with what they are copied.
+_MUCH = 8 << 20
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
 # Prints who it is, then becomes the command: the process id is the command's own.
@@ -105,6 +107,20 @@ def end_server(pid: int, ticks: int) -> str:
     )
 
 
+def take(size: int) -> str:
+    """Copy exactly so many bytes of standard input, or what there is of them.
+
+    ``head`` may take 8 KiB at a time, which costs the host more than to decrypt them; not every ``dd`` counts bytes.
+    """
+    if size < _MUCH:
+        return f"head -c {size}"
+    options = "iflag=fullblock,count_bytes status=none"
+    return (
+        f"if dd count=0 {options} </dev/null 2>/dev/null; then dd bs=128k count={size} {options}; "
+        f"else head -c {size}; fi"
+    )
+
+
 def put(files: Sequence[tuple[PurePath, int]], part: str) -> str:
     """Write files, whose bytes follow one another, each whole or not at all, for its user only."""
     steps = ["umask 077"]
@@ -112,7 +128,7 @@ def put(files: Sequence[tuple[PurePath, int]], part: str) -> str:
         target, folder = path(where), path(where.parent)
         new = f"{folder}/{quote(f'.{part}')}"
         steps.append(
-            f"mkdir -p -- {folder} && head -c {size} >{new} && [ $(wc -c <{new}) -eq {size} ] && mv -f -- {new} "
+            f"mkdir -p -- {folder} && {{ {take(size)}; }} >{new} && [ $(wc -c <{new}) -eq {size} ] && mv -f -- {new} "
             f"{target} || {{ rm -f -- {new}; exit 1; }}"
         )
     return "; ".join(steps)

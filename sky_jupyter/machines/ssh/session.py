@@ -3,10 +3,8 @@
 from __future__ import annotations
 
 import contextlib
-import errno
 import queue
 import signal
-import socket
 import subprocess
 import threading
 import time
@@ -22,14 +20,16 @@ from paramiko.message import Message
 from ...errors import LinkLost, LoginRefused, MachineError, Unreachable
 from . import auth, hostkeys
 from .dial import SILENT, command_socket, dial, end, peer
+from .packets import PACKET, Channel, Packets, Wire, send_all
 from .pipe import Pipe
 from .targets import Target
 from .values import Done, Prompts
 
 # Encrypting and checking in one pass of the processor's own instructions; the others are much slower.
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
-_WINDOW = 16 << 20
-_PACKET = 1 << 15
+# What a host may send before we have taken it. Its sshd keeps as much where the link is slower than its disk, in a
+# buffer that grows by one packet at a time: with 16 MiB it is busy for seconds with nothing but copying that.
+_WINDOW = 4 << 20
 _READ = 1 << 18
 _HANDSHAKE = 30.0
 _TICK = 1.0
@@ -55,52 +55,6 @@ class Access:
         """For the hosts of one pool."""
         prompts = prompts or Prompts()
         return cls(auth.KeyRing(prompts.passphrase), accept, prompts.accept)
-
-
-class _Wire:
-    """A socket, or a channel of another connection, that counts what comes in and reads ahead."""
-
-    def __init__(self, inner: Any) -> None:
-        self.inner = inner
-        self.received = 0
-        self._closed = False
-        self._ahead = b""
-        self._at = 0
-
-    def recv(self, size: int) -> bytes:
-        """Up to ``size`` bytes: a packet is asked for in two parts, and both are here by then."""
-        if self._at >= len(self._ahead):
-            self._ahead, self._at = self.inner.recv(max(size, _READ)), 0
-            self.received += len(self._ahead)
-        part = self._ahead[self._at : self._at + size]
-        self._at += len(part)
-        return part
-
-    def send(self, data: bytes) -> int:
-        """Some of the bytes, as a socket does."""
-        return int(self.inner.send(data))
-
-    def settimeout(self, seconds: float | None) -> None:
-        """As a socket's."""
-        self.inner.settimeout(seconds)
-
-    def close(self) -> None:
-        """End it; what waits for it wakes up."""
-        self._closed = True
-        if isinstance(self.inner, socket.socket):
-            with contextlib.suppress(OSError):
-                self.inner.shutdown(socket.SHUT_RDWR)
-        with contextlib.suppress(OSError, EOFError):
-            self.inner.close()
-
-
-class _Channel(paramiko.Channel):
-    """paramiko's channel; to close it is no error where the connection has just broken."""
-
-    def close(self) -> None:
-        """End it."""
-        with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
-            super().close()
 
 
 class _Transport(paramiko.Transport):
@@ -186,13 +140,15 @@ class Session:
     """
 
     def __init__(
-        self, target: Target, wire: _Wire, below: Session | None, child: subprocess.Popen[bytes] | None
+        self, target: Target, wire: Wire, below: Session | None, child: subprocess.Popen[bytes] | None
     ) -> None:
         self.target = target
         self.key = ""
         self.address = peer(wire.inner) or target.host
         self._wire, self._below, self._child = wire, below, child
-        self._transport = _Transport(wire, default_window_size=_WINDOW, default_max_packet_size=_PACKET)
+        self._transport = _Transport(
+            wire, default_window_size=_WINDOW, default_max_packet_size=PACKET, packetizer_class=Packets
+        )
         self._transport.daemon = True
         self._transport.channel_timeout = _CHANNEL_PATIENCE
         self._closing = threading.Event()
@@ -306,7 +262,7 @@ class Session:
         raise OSError("no answer")
 
     def _incoming(self, channel: Any, origin: tuple[str, int], place: tuple[str, int]) -> None:
-        channel.__class__ = _Channel
+        channel.__class__ = Channel
         accept = self._accepts.get(place[1])
         if accept is None:
             threading.Thread(target=channel.close, daemon=True).start()
@@ -405,7 +361,7 @@ class Session:
             ) from None
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise self._lost_or("channel", f"{self.target} opened no channel: {error or 'it gave no reason'}") from None
-        channel.__class__ = _Channel
+        channel.__class__ = Channel
         if kind == "session":
             # Nothing comes before a command was asked for; a stream's other end may have begun to speak already.
             channel.in_buffer = Pipe()
@@ -525,7 +481,7 @@ def _connect(target: Target, access: Access) -> Session:
         inner, child = command_socket(target)
     else:
         inner = dial(target)
-    session = Session(target, _Wire(inner), below, child)
+    session = Session(target, Wire(inner), below, child)
     try:
         session._open(access)
     except BaseException:
@@ -597,14 +553,3 @@ def _feed(channel: Any, data: bytes | Iterable[bytes], failed: list[Exception] |
             send_all(channel, part)
         except (OSError, EOFError, paramiko.SSHException):
             return
-
-
-def send_all(channel: Any, data: bytes | memoryview) -> None:
-    """All of the bytes, by packets: paramiko's own `sendall` copies the rest again for each."""
-    view = memoryview(data)
-    at = 0
-    while at < len(view):
-        sent = channel.send(bytes(view[at : at + _PACKET]))
-        if not sent:
-            raise OSError(errno.EPIPE, "the channel is closed")
-        at += sent

@@ -12,7 +12,8 @@ import paramiko
 
 from ...errors import LinkLost, MachineError
 from . import scripts
-from .session import Session, send_all
+from .packets import send_all
+from .session import Session
 from .values import Done, NoShell
 
 _READ = 1 << 16
@@ -43,7 +44,9 @@ class Shell:
         self._channel: Any = None
         self._rest = b""
 
-    def run(self, script: str, data: Iterable[bytes] | None = None, *, timeout: float | None = None) -> Done:
+    def run(
+        self, script: str, data: Iterable[bytes | memoryview] | None = None, *, timeout: float | None = None
+    ) -> Done:
         """Run a line of script in a subshell, to its end; what it says on either output is ``out``.
 
         Parameters
@@ -78,7 +81,7 @@ class Shell:
                     self._give_up()
                     raise
 
-    def _ask(self, script: str, data: Iterable[bytes] | None) -> Done:
+    def _ask(self, script: str, data: Iterable[bytes | memoryview] | None) -> Done:
         source = "" if data is not None else " </dev/null"
         tell = f"_sky_r=$?; printf '\\n%s %s\\n' {self._mark} $_sky_r"
         # A script that fails may not have read its input: the shell ends with it, or would take that for scripts.
@@ -162,7 +165,7 @@ class Shell:
         return MachineError(target.name, "shell", f"the shell there ended while it ran a script: {told or 'no word'}")
 
 
-def _own_errors(data: Iterable[bytes]) -> Iterator[bytes]:
+def _own_errors(data: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
     """The data, with its own errors told apart from the channel's."""
     parts = iter(data)
     while True:
