@@ -31,7 +31,11 @@ def world() -> Iterator[World]:
         yield world
 
 
-@pytest.fixture(scope="module", params=["keras(backend=torch),torch", "torch,keras(backend=torch)"])
+# The other order is run on a pool, in tests/pool.
+OTHER_ORDER = pytest.param("torch,keras(backend=torch)", marks=pytest.mark.long)
+
+
+@pytest.fixture(scope="module", params=["keras(backend=torch),torch", OTHER_ORDER])
 def torch_world(request: pytest.FixtureRequest) -> Iterator[World]:
     needs("torch")
     with World(parse_plugins(request.param), 2) as world:

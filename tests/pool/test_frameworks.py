@@ -180,8 +180,8 @@ def test_a_torch_rank_that_raises_frees_those_that_wait(torch_pool: Pool) -> Non
     assert run(torch_pool, setup + "t = torch.ones(1); dist.all_reduce(t); t.item()").values == [2.0, 2.0]
 
 
-def test_keras_on_torch_trains_together_in_either_order() -> None:
-    plugins = sky.plugins.parse_plugins("keras(backend=torch),torch")
+def test_keras_on_torch_trains_together_with_torch_entered_first() -> None:
+    plugins = sky.plugins.parse_plugins("torch,keras(backend=torch)")
     code = """
 import keras, numpy, sky_jupyter as sky
 keras.utils.set_random_seed(1)

@@ -181,6 +181,7 @@ def test_a_later_notebook_takes_such_a_pool_up(world: World, link: str) -> None:
     wait_until(lambda: nothing_here(id))
 
 
+@pytest.mark.long  # as of two
 def test_of_three_hosts_one_is_apart(world: World, tmp_path: Path) -> None:
     world.cut_between(world[0], world[2])
     with nothing_left(world, []), ssh_pool(provider=provider(hosts=NAMES), nodes=3) as pool:
