@@ -1,6 +1,4 @@
 // What JupyterLab and Notebook 7 load.
-import type { JupyterFrontEndPlugin } from "@jupyterlab/application";
+import panel from "./panel";
 
-const plugins: JupyterFrontEndPlugin<unknown>[] = [];
-
-export default plugins;
+export default [panel];
