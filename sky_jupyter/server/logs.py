@@ -42,10 +42,17 @@ def _text(event: dict[str, Any]) -> str:
     if kind in ("display", "result"):
         data = event.get("data")
         return f"{data['text/plain']}\n" if isinstance(data, dict) and "text/plain" in data else ""
-    if kind == "end" and event.get("status") == "error":
-        lines = event.get("traceback")
-        return "\n".join(map(str, lines)) + "\n" if isinstance(lines, list) else f"{event.get('evalue') or ''}\n"
+    if kind == "end" and event.get("status") != "ok":
+        return _why(event) + "\n"
     return ""
+
+
+def _why(event: dict[str, Any]) -> str:
+    """How a rank ended that did not end well."""
+    lines = event.get("traceback")
+    if event.get("status") == "error" and isinstance(lines, list) and lines:
+        return "\n".join(map(str, lines))
+    return str(event.get("text") or event.get("evalue") or event.get("status"))
 
 
 def _tail(path: Path) -> list[dict[str, Any]]:

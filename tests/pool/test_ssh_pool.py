@@ -230,6 +230,7 @@ os._exit(0)
 """
 
 
+@pytest.mark.long
 def test_a_pool_that_its_notebook_left_is_ended_by_the_program_that_servers_run(world: World) -> None:
     left = subprocess.run([sys.executable, "-c", LEAVE], capture_output=True, text=True, timeout=200)
     id = left.stdout.strip()
