@@ -63,57 +63,88 @@ def leave_a_pool(folder: Path) -> Iterator[Path]:
         registry.close()
 
 
-@pytest.mark.parametrize(("app", "dark"), [("lab", True), ("notebook", False)])
-def test_a_pool_that_no_notebook_shows_is_ended_from_the_side_panel(chromium, tmp_path, app, dark):
-    if app == "notebook" and importlib.util.find_spec("notebook") is None:
-        pytest.skip("needs the Python package notebook")
-    extensions = tmp_path / "labextensions"
+@pytest.fixture
+def server(tmp_path: Path) -> Iterator[lab.Server]:
+    """A server of both front ends, with our extension alone, and a pool in its registry that nobody manages."""
+    extensions, config = tmp_path / "labextensions", tmp_path / "config"
     extensions.mkdir()
+    config.mkdir()
     (extensions / INSTALLED.name).symlink_to(INSTALLED)
-    with leave_a_pool(tmp_path), lab.server(tmp_path, app=app, dark=dark, extensions=extensions) as server:
+    notebook = {"expose_app_in_browser": True, "labextensions_path": [str(extensions)]}
+    (config / "jupyter_server_config.json").write_text(json.dumps({"JupyterNotebookApp": notebook}))
+    with leave_a_pool(tmp_path), lab.server(tmp_path, dark=True, extensions=extensions) as server:
         book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 + 1")])
         book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
         nbformat.write(book, server.root / "book.ipynb")
-        page = lab.Page(chromium, server.address("book.ipynb", app=app), width=1200)
-        page.wait_until_ready()
-        page.log.clear()
-        page.command("sky-jupyter:show-pools")
-        panel = page.page.locator(".sky-pools")
-        row = panel.locator(".sky-pool")
-        row.get_by_text("Managed by nobody").wait_for(timeout=PATIENCE)
-        assert row.locator("h3").inner_text() == "stray"
-        assert "1 local node" in row.inner_text()
-        if shots := os.environ.get("SKY_SCREENSHOTS"):
-            page.page.screenshot(path=f"{shots}/panel-{app}.png")
-
-        assert violations(page.page) == []
-
-        row.get_by_role("button", name="Attach here: pool stray").click()
-        cells = page.page.locator(".jp-Notebook .jp-Cell .jp-InputArea")
-        cells.nth(1).get_by_text("%sky attach stray").wait_for(timeout=PATIENCE)
-
-        # The question comes first, and its safe answer has the focus.
-        row.get_by_role("button", name="Shut down: pool stray").focus()
-        page.page.keyboard.press("Enter")
-        dialog = page.page.get_by_role("dialog")
-        dialog.get_by_text("in memory is lost").wait_for(timeout=PATIENCE)
-        dialog.get_by_role("button", name="Cancel").click()
-        dialog.wait_for(state="detached", timeout=PATIENCE)
-        assert row.count() == 1
-        row.get_by_role("button", name="Shut down: pool stray").click()
-        page.page.get_by_role("dialog").get_by_role("button", name="Shut Down").click()
-        panel.get_by_text("No pool lives").wait_for(timeout=PATIENCE)
-        assert json.loads(fetch(page.page, "sky-jupyter/pools"))["pools"] == []
-        assert [entry for entry in page.log if entry[0] == "error"] == []
-        if app == "lab":
-            check_it_is_there_after_a_reload(page)
-        page.page.close()
+        yield server
 
 
-def check_it_is_there_after_a_reload(page: lab.Page) -> None:
-    # The layout is saved a moment after it has changed.
+def test_a_pool_that_no_notebook_shows_is_ended_from_the_side_panel(chromium, server):
+    """It is looked at in JupyterLab, ended in Notebook 7, and gone in both."""
+    page = opened(chromium, server, "lab")
+    row = page.page.locator(".sky-pools .sky-pool")
+    row.get_by_text("Managed by nobody").wait_for(timeout=PATIENCE)
+    assert row.locator("h3").inner_text() == "stray"
+    assert "1 local node" in row.inner_text()
+    assert violations(page.page) == []
+
+    row.get_by_role("button", name="Attach here: pool stray").click()
+    cells = page.page.locator(".jp-Notebook .jp-Cell .jp-InputArea")
+    cells.nth(1).get_by_text("%sky attach stray").wait_for(timeout=PATIENCE)
+
+    # The question comes first, and the keyboard is enough for a no.
+    row.get_by_role("button", name="Shut down: pool stray").focus()
+    page.page.keyboard.press("Enter")
+    dialog = page.page.get_by_role("dialog")
+    dialog.get_by_text("in memory is lost").wait_for(timeout=PATIENCE)
+    page.page.keyboard.press("Escape")
+    dialog.wait_for(state="detached", timeout=PATIENCE)
+    assert row.count() == 1
+
+    if importlib.util.find_spec("notebook") is None:
+        end(page)
+    else:
+        other = opened(chromium, server, "notebook")
+        end(other)
+        assert [entry for entry in other.log if entry[0] == "error"] == []
+        other.page.close()
+    # The server tells every page.
+    is_empty(page)
+    assert json.loads(fetch(page.page, "sky-jupyter/pools"))["pools"] == []
+    assert [entry for entry in page.log if entry[0] == "error"] == []
+    # The layout is saved a moment after it has changed, and the panel is in it.
     page.page.wait_for_timeout(1500)
     page.page.reload()
+    is_empty(page)
+    page.wait_until_ready()
+    page.page.close()
+
+
+def opened(chromium: Any, server: lab.Server, app: str) -> lab.Page:
+    """A notebook with the panel beside it."""
+    page = lab.Page(chromium, server.address("book.ipynb", app=app), width=1200)
+    page.wait_until_ready()
+    page.log.clear()
+    page.command("sky-jupyter:show-pools")
+    return page
+
+
+def end(page: lab.Page) -> None:
+    """Shut the pool down, as a person would; it is looked at in a light theme too."""
+    row = page.page.locator(".sky-pools .sky-pool")
+    row.get_by_text("Managed by nobody").wait_for(timeout=PATIENCE)
+    page.page.evaluate(
+        "() => window.jupyterapp.commands.execute('apputils:change-theme', { theme: 'JupyterLab Light' })"
+    )
+    page.page.wait_for_function("() => document.body.dataset.jpThemeLight === 'true'", timeout=PATIENCE)
+    assert violations(page.page) == []
+    row.get_by_role("button", name="Shut down: pool stray").click()
+    page.page.get_by_role("dialog").get_by_role("button", name="Shut Down").click()
+    is_empty(page)
+
+
+def is_empty(page: lab.Page) -> None:
+    """Wait until no pool is shown."""
     page.page.locator(".sky-pools").get_by_text("No pool lives").wait_for(timeout=PATIENCE)
 
 
