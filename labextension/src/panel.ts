@@ -9,7 +9,7 @@ import { type Client, type Pool, ServerClient } from "./pools/client";
 import iconText from "./pools/icon.svg";
 import { logNode } from "./pools/log";
 import style from "./pools/style.css";
-import { PoolsView } from "./pools/view";
+import { nameOf, PoolsView } from "./pools/view";
 import { Watcher } from "./pools/watcher";
 
 const ID = "sky-jupyter-pools";
@@ -60,7 +60,7 @@ class Panel extends Widget {
 }
 
 /** What the buttons do. */
-function deeds(app: JupyterFrontEnd, client: Client, refresh: () => void) {
+function deeds(app: JupyterFrontEnd, client: Client, watcher: Watcher) {
   const attempt = async (work: Promise<string>) => {
     try {
       const said = await work;
@@ -70,13 +70,13 @@ function deeds(app: JupyterFrontEnd, client: Client, refresh: () => void) {
     } catch (error) {
       Notification.error(error instanceof Error ? error.message : String(error), { autoClose: false });
     }
-    refresh();
+    void watcher.refresh();
   };
   return {
     open: (pool: Pool) => void app.commands.execute("docmanager:open", { path: pool.manager?.path }),
     logs: (pool: Pool) => void attempt(showLog(client, pool)),
     interrupt: (pool: Pool) => void attempt(client.act(pool.id, "interrupt")),
-    attach: (pool: Pool) => void attempt(attach(app, pool)),
+    attach: (pool: Pool) => void attempt(attach(app, nameOf(pool, watcher.pools))),
     down: (pool: Pool) =>
       void sure(pool).then((yes) => {
         if (yes) {
@@ -107,13 +107,13 @@ async function sure(pool: Pool): Promise<boolean> {
 }
 
 /** Insert the cell that takes the pool up, into the notebook that is looked at; to run it is up to the person. */
-async function attach(app: JupyterFrontEnd, pool: Pool): Promise<string> {
+async function attach(app: JupyterFrontEnd, name: string): Promise<string> {
   const insert = "notebook:insert-cell-below";
   if (!app.commands.hasCommand(insert) || !app.commands.isEnabled(insert)) {
     throw new Error("open the notebook that shall manage the pool, and try again");
   }
   await app.commands.execute(insert);
-  await app.commands.execute("notebook:replace-selection", { text: `%sky attach ${pool.name}` });
+  await app.commands.execute("notebook:replace-selection", { text: `%sky attach ${name}` });
   return "";
 }
 
@@ -131,7 +131,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
     const client = new ServerClient(app.serviceManager.serverSettings);
     const watcher = new Watcher(client, app.serviceManager.events?.stream ?? null, SECONDS);
     const refresh = () => void watcher.refresh();
-    const panel = new Panel(watcher, new PoolsView(deeds(app, client, refresh)));
+    const panel = new Panel(watcher, new PoolsView(deeds(app, client, watcher)));
     addStyle();
     app.shell.add(panel, "left", { rank: 350, type: "Sky Pools" });
     restorer?.add(panel, ID);

@@ -2,7 +2,7 @@ import { beforeEach, expect, test, vi } from "vitest";
 
 import type { Client, Pool } from "../src/pools/client";
 import { logNode, plain } from "../src/pools/log";
-import { type Deeds, PoolsView } from "../src/pools/view";
+import { type Deeds, nameOf, PoolsView } from "../src/pools/view";
 import { type Events, Watcher } from "../src/pools/watcher";
 
 const NOW = 1_800_000_000;
@@ -94,6 +94,11 @@ test("the focus stays where it is while the list changes around it", () => {
   expect([...view.node.querySelectorAll("h3")].map((node) => node.textContent)).toEqual(["one", "two"]);
   view.show([pool({ id: "one", name: "one" })], NOW);
   expect(document.activeElement).toBe(view.node);
+});
+
+test("a magic is given the id where two pools have one name", () => {
+  const [one, two] = [pool({ id: "one" }), pool({ id: "two" })];
+  expect([nameOf(one, [one]), nameOf(one, [one, two])]).toEqual(["train", "one"]);
 });
 
 test("names are text, whatever they hold", () => {

@@ -19,6 +19,11 @@ export function isLost(pool: Pool): boolean {
   return pool.manager === null;
 }
 
+/** What a magic calls a pool: its name, or its id where another one has the same name. */
+export function nameOf(pool: Pool, pools: Pool[]): string {
+  return pools.some((other) => other.name === pool.name && other.id !== pool.id) ? pool.id : pool.name;
+}
+
 export class PoolsView {
   readonly node = element("section", "sky-pools");
   private readonly rows = new Map<string, Row>();
