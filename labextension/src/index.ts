@@ -1,0 +1,4 @@
+// What JupyterLab and Notebook 7 load.
+import panel from "./panel";
+
+export default [panel];

@@ -1,0 +1,48 @@
+"""The end of a run's output, read from real journals of a pool's folder."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sky_jupyter.machines import identity
+from sky_jupyter.node.journal import Journal
+from sky_jupyter.pool.registry import Registry
+from sky_jupyter.server import logs
+
+
+def journal(folder: Path, node: int, run: str, *events: dict[str, Any]) -> None:
+    (folder / f"n{node}" / "journal").mkdir(parents=True, exist_ok=True)
+    Journal(folder / f"n{node}" / "journal" / f"{run}.jsonl").append(events)
+
+
+def stream(rank: int, text: str) -> dict[str, Any]:
+    return {"kind": "stream", "rank": rank, "name": "stdout", "text": text}
+
+
+def test_each_rank_has_what_it_printed_and_how_it_ended(tmp_path):
+    registry = Registry(tmp_path / "registry.sqlite")
+    registry.intend("f00d", "one", "local", 2, True)
+    registry.update("f00d", "ready", [str(tmp_path)])
+    row = registry.pool("f00d")
+    registry.close()
+    assert row is not None
+    assert row.machine == identity.here()
+    assert logs.local(row, "feed") == []
+    error = {"kind": "end", "rank": 1, "status": "error", "traceback": ["Traceback", "ValueError: no"]}
+    died = {"kind": "end", "rank": 0, "status": "died", "text": "killed by SIGKILL"}
+    journal(tmp_path, 0, "feed", {"kind": "begin", "run": "feed"}, stream(0, "a\n"), stream(0, "b\n"), died)
+    journal(tmp_path, 1, "feed", {"kind": "begin", "run": "feed"}, stream(1, "c\n"), error)
+    journal(tmp_path, 1, "feed2", stream(1, "another run\n"))
+    assert logs.local(row, "feed") == [
+        {"rank": 0, "text": "a\nb\nkilled by SIGKILL\n"},
+        {"rank": 1, "text": "c\nTraceback\nValueError: no\n"},
+    ]
+
+
+def test_of_a_flood_the_end_is_shown(tmp_path):
+    journal(tmp_path, 0, "feed", *(stream(0, f"line {number:06}\n") for number in range(100_000)))
+    (path,) = Journal.found(tmp_path / "n0" / "journal")
+    (rank,) = logs.by_rank(logs._tail(path))
+    assert len(rank["text"]) == logs.SHOWN
+    assert rank["text"].endswith("line 099998\nline 099999\n")
