@@ -97,13 +97,14 @@ def in_notebook() -> bool:
     return shell is not None and hasattr(shell, "kernel")
 
 
-def run_view(title: str, ranks: Sequence[int], *, results: bool = True) -> RunView:
+def run_view(title: str, ranks: Sequence[int], *, results: bool = True, pool: str = "") -> RunView:
     """The view of a run on ``ranks``, for where this process is shown."""
     if in_notebook():
-        from .model import RunModel
-        from .notebook import NotebookRunView
+        from IPython import get_ipython
 
-        return NotebookRunView(RunModel(title, ranks))
+        from .live import LiveRunView
+
+        return LiveRunView(get_ipython().kernel, title, ranks, pool)
     from .terminal import TerminalRunView
 
     return TerminalRunView(ranks, results=results)

@@ -41,6 +41,8 @@ class RankView:
         What is to be said about it, such as the signal that killed it.
     result : Rich, optional
         The value of its last expression.
+    traceback : str
+        What it raised, with colours; the notebook shows it as the cell's error too.
     """
 
     rank: int
@@ -49,6 +51,7 @@ class RankView:
     state: State = "running"
     note: str = ""
     result: Rich | None = None
+    traceback: str = ""
 
 
 @dataclass(frozen=True)
