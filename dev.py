@@ -28,6 +28,7 @@ BIN = VENV / "bin"
 STAMP = VENV / "dev-stamp.json"
 CONSTRAINTS = ROOT / "constraints.txt"
 QUICKSTART = "notebooks/quickstart.ipynb"
+FRONT_END = "labextension/build.py"
 
 JOB = {"jax", "keras", "notebook"}
 EVERYTHING = {*JOB, "torch", "ssh", "dev"}
@@ -96,11 +97,19 @@ def test(args: Sequence[str]) -> int:
         return pytest(["-m", "long or soak", *(arg for arg in args if arg != "--long")])
     if args:
         return pytest(args)
-    failed = check(())
+    with tempfile.TemporaryFile("w+", encoding="utf-8") as said:
+        # Fetching waits for the network while the checks compute.
+        aside = subprocess.Popen([BIN / "python", FRONT_END, "check"], env=environment(), stdout=said, stderr=said)
+        try:
+            failed = check(())
+        finally:
+            failed_front = aside.wait()
+        said.seek(0)
+        print(said.read(), flush=True)
     status = pytest(())
-    if failed:
-        print("The tests are above; the checks before them failed too: python3 dev.py check", file=sys.stderr)
-    return status or failed
+    for verb in [*(["check"] if failed else []), *(["front"] if failed_front else [])]:
+        print(f"The tests are above; what was before them failed too: python3 dev.py {verb}", file=sys.stderr)
+    return status or failed or failed_front
 
 
 def pytest(args: Sequence[str]) -> int:
@@ -116,6 +125,17 @@ def check(args: Sequence[str]) -> int:
     lint, style = (["--fix"], []) if args else ([], ["--check"])
     commands = (["ruff", "check", *lint], ["ruff", "format", *style], ["mypy"])
     return max([python("-m", *command) for command in commands])
+
+
+def front(args: Sequence[str]) -> int:
+    """Build the front end, look at its types and run its tests; with arguments, vitest alone with these."""
+    if args:
+        return python(FRONT_END, "test", *args)
+    if status := python(FRONT_END):
+        return status
+    STAMP.unlink(missing_ok=True)
+    set_up(EVERYTHING)  # what was built goes into .venv
+    return python(FRONT_END, "check")
 
 
 def bench(args: Sequence[str]) -> int:
@@ -147,6 +167,7 @@ VERBS: dict[str, tuple[set[str], Callable[[Sequence[str]], int]]] = {
     "lab": ({*JOB, "lab"}, lab),
     "test": (EVERYTHING, test),
     "check": (EVERYTHING, check),
+    "front": (EVERYTHING, front),
     "bench": (EVERYTHING, bench),
     "lock": (set(), lock),
 }
@@ -176,8 +197,12 @@ def set_up(extras: set[str]) -> None:
     print(f"dev.py: installing {target}", flush=True)
     # No bytecode is made ahead: for all of these packages that takes longer than the first imports, which make it too.
     command = [BIN / "uv", "pip", "install", "--python", BIN / "python", "--constraints", CONSTRAINTS]
-    if run([*command, "-e", target], env):
+    if run([*command, "--reinstall-package", "sky-jupyter", "-e", target], env):
         raise SetUpError("the installation failed; uv's own words are above")
+    if not (ROOT / "sky_jupyter" / "labextension").exists():
+        print(
+            "dev.py: there is no front end, as its tools could not be fetched; again: python3 dev.py front", flush=True
+        )
     STAMP.touch(mode=0o600)  # an index's address may hold a password
     STAMP.write_text(json.dumps({"facts": now, "extras": sorted(extras), "settings": settings}), encoding="utf-8")
 
@@ -185,10 +210,21 @@ def set_up(extras: set[str]) -> None:
 def facts() -> dict[str, str]:
     """What an installed `.venv` depends on."""
     inputs = hashlib.sha256()
-    for path in (ROOT / "pyproject.toml", CONSTRAINTS):
+    for path in (ROOT / "pyproject.toml", CONSTRAINTS, *front_end_sources()):
         inputs.update(path.read_bytes() if path.exists() else b"")
     version = ".".join(map(str, sys.version_info[:2]))
     return {"inputs": inputs.hexdigest(), "python": version, "root": str(ROOT)}
+
+
+def front_end_sources() -> list[Path]:
+    """What an installation builds the front end from, so that a change there makes it build again."""
+    spec = importlib.util.spec_from_file_location("front_end", ROOT / FRONT_END)
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    sources: list[Path] = module.sources()
+    return sources
 
 
 def read_stamp() -> dict[str, Any]:

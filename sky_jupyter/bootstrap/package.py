@@ -10,7 +10,7 @@ import tarfile
 from dataclasses import dataclass
 from pathlib import Path
 
-_LEFT_OUT = {"__pycache__", "labextension", "node_modules"}
+_LEFT_OUT = {"__pycache__", "labextension", "node_modules", "static"}
 
 
 @dataclass(frozen=True)
