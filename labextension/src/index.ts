@@ -1,6 +1,8 @@
 // What JupyterLab and Notebook 7 load.
 import type { JupyterFrontEndPlugin } from "@jupyterlab/application";
 
-const plugins: JupyterFrontEndPlugin<unknown>[] = [];
+import restoreRuns from "./run-restore";
+
+const plugins: JupyterFrontEndPlugin<unknown>[] = [restoreRuns];
 
 export default plugins;

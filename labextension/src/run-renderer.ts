@@ -136,7 +136,9 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
       this.unsubscribe();
       const notice = "This notebook was saved while the run went on, and its kernel does not know it any more.";
       const lost = this.snapshot.run ? `${notice} %sky logs ${this.snapshot.run} may show it.` : notice;
-      const ranks = this.snapshot.ranks.map((rank) => (rank.state === "running" ? { ...rank, state: "interrupted" as const } : rank));
+      const ranks = this.snapshot.ranks.map((rank) =>
+        rank.state === "running" ? { ...rank, state: "interrupted" as const } : rank,
+      );
       this.load({ ...this.snapshot, ranks, finished: true, notices: [...this.snapshot.notices, lost] });
     }
   }

@@ -112,9 +112,11 @@ class Pending:
 
 
 def _tail_start(text: str, lines: int, chars: int) -> int:
-    """Where the last lines of a text begin; after the last newline where there are no such lines."""
+    """Where the last lines of a text begin; in one line that is too long, where a bar is drawn anew."""
     start = max(0, len(text) - chars)
-    start = text.find("\n", start) + 1 if start else 0
+    if start:
+        line, bar = text.find("\n", start), text.find("\r", start)
+        start = line + 1 if line >= 0 else bar if bar >= 0 else start
     for _ in range(max(0, text.count("\n", start) - lines)):
         start = text.find("\n", start) + 1
     return start

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..pool.events import Event, NoticeEvent, OutputEvent, PhaseEvent, ProgressEvent
+from . import ansi
 from .render import RankView, RunViewModel, State
 from .transcript import Part, RankOutput, Rich
 
@@ -180,5 +181,7 @@ def ended(end: dict[str, Any]) -> dict[str, Any]:
     """What is to be said of a rank that ended: its state, a note, and what it raised."""
     state = _STATES.get(end["status"], "failed")
     note = str(end.get("text", "")) if state == "died" else ""
-    raised = "\n".join(end.get("traceback") or ()) if state == "failed" else ""
+    lines = "\n".join(end.get("traceback") or ()).splitlines() if state == "failed" else []
+    # IPython's rule would stand right below the view's own.
+    raised = "\n".join(lines[1:] if lines and set(ansi.strip(lines[0])) == {"-"} else lines)
     return {"state": state, "note": note, "traceback": raised}

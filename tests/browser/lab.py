@@ -65,8 +65,11 @@ class Server:
 
 
 @contextlib.contextmanager
-def server(folder: Path, *, app: str = "lab", dark: bool = False) -> Iterator[Server]:
-    """Start JupyterLab, or Notebook 7 for ``app="notebook"``, with all of its files in ``folder``."""
+def server(folder: Path, *, app: str = "lab", dark: bool = False, extensions: Path | None = None) -> Iterator[Server]:
+    """Start JupyterLab, or Notebook 7 for ``app="notebook"``, with all of its files in ``folder``.
+
+    It has the labextensions of the folder ``extensions``, or none.
+    """
     root, runtime, settings = folder / "root", folder / "runtime", folder / "settings"
     for path in (root, runtime, settings):
         path.mkdir(parents=True, exist_ok=True)
@@ -89,7 +92,9 @@ def server(folder: Path, *, app: str = "lab", dark: bool = False) -> Iterator[Se
     command = [sys.executable, "-m", "jupyterlab" if app == "lab" else "notebook", "--no-browser"]
     command += ["--ip=127.0.0.1", "--port=0", f"--ServerApp.root_dir={root}", "--LabApp.expose_app_in_browser=True"]
     # Only what comes with Jupyter itself: other people's extensions have dialogs of their own.
-    command += [f"--{'LabApp' if app == 'lab' else 'JupyterNotebookApp'}.labextensions_path={folder / 'extensions'}"]
+    command += [
+        f"--{'LabApp' if app == 'lab' else 'JupyterNotebookApp'}.labextensions_path={extensions or folder / 'extensions'}"
+    ]
     command += ["--JupyterNotebookApp.expose_app_in_browser=True"] if app != "lab" else []
     # Containers run tests as root, which the server refuses unless it is told.
     command += ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []

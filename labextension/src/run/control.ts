@@ -1,7 +1,7 @@
 /** Asking a notebook's kernel while a cell runs: by the control channel, which is not behind the cell. */
 
-import type { Host, LogPage } from './host';
-import type { Delta, Snapshot } from './model';
+import type { Host, LogPage } from "./host";
+import type { Delta, Snapshot } from "./model";
 
 /** What is used of JupyterLab's kernel connection; widget managers of JupyterLab and Notebook 7 have it too. */
 export interface Kernel {
@@ -9,7 +9,11 @@ export interface Kernel {
   readonly username: string;
   readonly status: string;
   interrupt?(): Promise<void>;
-  sendControlMessage(message: never, expectReply?: boolean, disposeOnDone?: boolean): { done: Promise<unknown>; dispose(): void };
+  sendControlMessage(
+    message: never,
+    expectReply?: boolean,
+    disposeOnDone?: boolean,
+  ): { done: Promise<unknown>; dispose(): void };
   readonly iopubMessage: {
     connect(slot: (sender: unknown, message: never) => void): boolean;
     disconnect(slot: (sender: unknown, message: never) => void): boolean;
@@ -19,32 +23,38 @@ export interface Kernel {
 const PATIENCE = 10_000;
 
 /** Send a request and wait for its answer; an answer that tells of an error is thrown. */
-export async function ask<T>(kernel: Kernel, type: string, content: Record<string, unknown>, patience = PATIENCE): Promise<T> {
+export async function ask<T>(
+  kernel: Kernel,
+  type: string,
+  content: Record<string, unknown>,
+  patience = PATIENCE,
+): Promise<T> {
   const message = {
-    channel: 'control',
+    channel: "control",
     header: {
       msg_id: crypto.randomUUID?.() ?? `sky-${Date.now()}-${Math.random()}`,
       msg_type: type,
       session: kernel.clientId,
       username: kernel.username,
       date: new Date().toISOString(),
-      version: '5.3'
+      version: "5.3",
     },
     parent_header: {},
     metadata: {},
     content,
-    buffers: []
+    buffers: [],
   };
   const future = kernel.sendControlMessage(message as never, true, true);
   let timer: ReturnType<typeof setTimeout> | undefined;
   const late = new Promise<never>((_, reject) => {
-    timer = setTimeout(() => reject(new Error('the kernel does not answer')), patience);
+    timer = setTimeout(() => reject(new Error("the kernel does not answer")), patience);
   });
   try {
-    const reply = (await Promise.race([future.done, late])) as { content?: { status?: string; message?: string } } | undefined;
+    const reply = (await Promise.race([future.done, late])) as
+      { content?: { status?: string; message?: string } } | undefined;
     const answer = reply?.content;
-    if (!answer || answer.status !== 'ok') {
-      throw new Error(answer?.message ?? 'the kernel gave no answer');
+    if (!answer || answer.status !== "ok") {
+      throw new Error(answer?.message ?? "the kernel gave no answer");
     }
     return answer as T;
   } catch (error) {
@@ -62,7 +72,7 @@ export interface Opened {
 }
 
 export function open(kernel: Kernel, view: string): Promise<Opened> {
-  return ask<Opened>(kernel, 'sky_view_request', { action: 'open', view });
+  return ask<Opened>(kernel, "sky_view_request", { action: "open", view });
 }
 
 export interface ViewFacts {
@@ -72,35 +82,46 @@ export interface ViewFacts {
 }
 
 export async function listViews(kernel: Kernel): Promise<ViewFacts[]> {
-  return (await ask<{ views: ViewFacts[] }>(kernel, 'sky_view_request', { action: 'views' })).views;
+  return (await ask<{ views: ViewFacts[] }>(kernel, "sky_view_request", { action: "views" })).views;
 }
 
 /** The actions of a run's view; see docs/actions.md. */
-export function actions(kernel: Kernel, facts: () => { run: string; pool: string }): Pick<Host, 'interrupt' | 'where' | 'log'> {
-  const request = <T>(content: Record<string, unknown>) => ask<T>(kernel, 'sky_request', content);
+export function actions(
+  kernel: Kernel,
+  facts: () => { run: string; pool: string },
+): Pick<Host, "interrupt" | "where" | "log"> {
+  const request = <T>(content: Record<string, unknown>) => ask<T>(kernel, "sky_request", content);
   const pool = () => (facts().pool ? { pool: facts().pool } : {});
   const run = () => (facts().run ? { run: facts().run } : {});
   return {
     interrupt: async () => {
       try {
-        return (await request<{ message: string }>({ action: 'interrupt', ...pool(), ...run() })).message;
+        return (await request<{ message: string }>({ action: "interrupt", ...pool(), ...run() })).message;
       } catch (error) {
         // The kernel's own interrupt reaches the ranks of the cell that runs as well.
         if (!kernel.interrupt) {
           throw error;
         }
         await kernel.interrupt();
-        return 'interrupted';
+        return "interrupted";
       }
     },
-    where: async () => (await request<{ text: string }>({ action: 'where', ...pool() })).text,
+    where: async () => (await request<{ text: string }>({ action: "where", ...pool() })).text,
     log: async (rank, from, count, form) => {
-      const answer = await request<{ nodes: LogPage[] }>({ action: 'log', ...pool(), ...run(), rank, from, count, as: form });
+      const answer = await request<{ nodes: LogPage[] }>({
+        action: "log",
+        ...pool(),
+        ...run(),
+        rank,
+        from,
+        count,
+        as: form,
+      });
       if (!answer.nodes.length) {
-        throw new Error('no node has the log any more');
+        throw new Error("no node has the log any more");
       }
       return answer.nodes[0];
-    }
+    },
   };
 }
 
@@ -120,7 +141,7 @@ export class Subscription {
     private view: string,
     private load: (snapshot: Snapshot) => void,
     private take: (delta: Delta, buffer: DataView | undefined) => boolean,
-    private ended: (bundle: Record<string, unknown>) => void
+    private ended: (bundle: Record<string, unknown>) => void,
   ) {}
 
   /** Ask for the run as it is, and follow it. */
@@ -157,12 +178,16 @@ export class Subscription {
     this.kernel.iopubMessage.disconnect(this.slot);
   }
 
-  private hear(message: { header: { msg_type: string }; content: { data?: { content?: Delta } }; buffers?: (ArrayBuffer | DataView)[] }): void {
-    if (message.header.msg_type !== 'comm_msg') {
+  private hear(message: {
+    header: { msg_type: string };
+    content: { data?: { content?: Delta } };
+    buffers?: (ArrayBuffer | DataView)[];
+  }): void {
+    if (message.header.msg_type !== "comm_msg") {
       return;
     }
     const delta = message.content.data?.content;
-    if (delta?.sky !== 'delta' || delta.view !== this.view) {
+    if (delta?.sky !== "delta" || delta.view !== this.view) {
       return;
     }
     const buffer = message.buffers?.[0];

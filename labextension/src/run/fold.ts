@@ -10,13 +10,13 @@ export function rankNumbers(ranks: Iterable<number>): string {
       start = index;
     }
   }
-  return parts.join(', ');
+  return parts.join(", ");
 }
 
 /** "rank 3" or "ranks 0-3, 5". */
 export function rankLabel(ranks: Iterable<number>): string {
   const all = [...ranks];
-  return `rank${all.length > 1 ? 's' : ''} ${rankNumbers(all)}`;
+  return `rank${all.length > 1 ? "s" : ""} ${rankNumbers(all)}`;
 }
 
 /** The ranks of each equal item, by the lowest rank that has it. */
@@ -59,7 +59,7 @@ export class FoldedLines {
   add(rank: number, text: string): void {
     const after = Math.max(this.lastOf.get(rank) ?? -1, this.first + this.entries.length - 1 - REACH, this.first - 1);
     const places = this.places.get(text);
-    const place = places?.find(one => one > after);
+    const place = places?.find((one) => one > after);
     if (place !== undefined) {
       const entry = this.entries[place - this.first];
       entry.ranks.push(rank);

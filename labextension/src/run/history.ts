@@ -1,9 +1,9 @@
 /** Scrolling back: what a rank showed before the page's window, read from the journal as it is asked for. */
 
-import type { Host, JournalEvent, LogPage } from './host';
-import { RankLog } from './log';
-import type { Rank } from './model';
-import type { Transcript } from './transcript';
+import type { Host, JournalEvent, LogPage } from "./host";
+import { RankLog } from "./log";
+import type { Rank } from "./model";
+import type { Transcript } from "./transcript";
 
 const STEP = 500;
 const ENOUGH_LINES = 500;
@@ -18,7 +18,7 @@ export class History {
   constructor(
     private rank: Rank,
     private host: Host,
-    readonly mark: RankLog['marks'][number] | undefined
+    readonly mark: RankLog["marks"][number] | undefined,
   ) {
     this.from = mark ? mark.seq : rank.next;
     this.log = new RankLog(rank.rank, MOST_LINES);
@@ -43,7 +43,7 @@ export class History {
       const start = Math.max(0, this.from - STEP);
       fresh = [...(await this.read(start, this.from)), ...fresh];
       this.from = start;
-      if (fresh.reduce((sum, event) => sum + (event.text?.split('\n').length ?? 1), 0) >= ENOUGH_LINES) {
+      if (fresh.reduce((sum, event) => sum + (event.text?.split("\n").length ?? 1), 0) >= ENOUGH_LINES) {
         break;
       }
     }
@@ -57,9 +57,9 @@ export class History {
 
   private async read(start: number, stop: number): Promise<JournalEvent[]> {
     const found: JournalEvent[] = [];
-    for (let at = start; at < stop; ) {
-      const page = await (this.host.log as NonNullable<Host['log']>)(this.rank.rank, at, stop - at, 'events');
-      found.push(...(page.events ?? []).filter(event => event.seq === undefined || event.seq < stop));
+    for (let at = start; at < stop;) {
+      const page = await (this.host.log as NonNullable<Host["log"]>)(this.rank.rank, at, stop - at, "events");
+      found.push(...(page.events ?? []).filter((event) => event.seq === undefined || event.seq < stop));
       if (page.next <= at) {
         break;
       }
@@ -70,34 +70,34 @@ export class History {
 }
 
 /** The first mark that the window still holds. */
-export function firstMark(log: RankLog): RankLog['marks'][number] | undefined {
-  return log.marks.find(mark => log.parts.includes(mark.part) && mark.line >= mark.part.dropped);
+export function firstMark(log: RankLog): RankLog["marks"][number] | undefined {
+  return log.marks.find((mark) => log.parts.includes(mark.part) && mark.line >= mark.part.dropped);
 }
 
 /** Give a log what an event of the journal says. */
 export function play(event: JournalEvent, log: RankLog): void {
   const item = { data: event.data ?? {}, metadata: event.metadata ?? {} };
-  if (event.kind === 'stream') {
-    log.feed(event.name === 'stderr' ? 1 : 0, event.text ?? '', 0, -1);
-  } else if (event.kind === 'display') {
+  if (event.kind === "stream") {
+    log.feed(event.name === "stderr" ? 1 : 0, event.text ?? "", 0, -1);
+  } else if (event.kind === "display") {
     log.show(item, event.display_id ?? null);
-  } else if (event.kind === 'update' && event.display_id) {
+  } else if (event.kind === "update" && event.display_id) {
     log.update(event.display_id, item);
-  } else if (event.kind === 'clear') {
+  } else if (event.kind === "clear") {
     log.clear(event.wait === true);
-  } else if (event.kind === 'gap') {
-    log.feed(1, `… ${event.bytes ?? 0} bytes of output dropped (${event.why ?? 'it is not known why'}) …\n`, 0, -1);
+  } else if (event.kind === "gap") {
+    log.feed(1, `… ${event.bytes ?? 0} bytes of output dropped (${event.why ?? "it is not known why"}) …\n`, 0, -1);
   }
 }
 
 /** All that a rank printed, page by page, as text. */
 export async function wholeLog(host: Host, rank: number): Promise<string> {
   const parts: string[] = [];
-  for (let at = 0; ; ) {
-    const page: LogPage = await (host.log as NonNullable<Host['log']>)(rank, at, 5000, 'text');
-    parts.push(page.text ?? '');
+  for (let at = 0; ;) {
+    const page: LogPage = await (host.log as NonNullable<Host["log"]>)(rank, at, 5000, "text");
+    parts.push(page.text ?? "");
     if (page.next <= at || page.next >= page.end) {
-      return parts.join('');
+      return parts.join("");
     }
     at = page.next;
   }

@@ -1,6 +1,6 @@
 /** What the run view needs of where it is shown. */
 
-import type { Item } from './log';
+import type { Item } from "./log";
 
 /** An event of the journal, as pool/pages.py gives it. */
 export interface JournalEvent {
@@ -32,5 +32,5 @@ export interface Host {
   /** Where these are not there, the view is of a saved notebook, or nothing answers. */
   interrupt?(): Promise<string>;
   where?(): Promise<string>;
-  log?(rank: number, from: number, count: number, form: 'events' | 'text'): Promise<LogPage>;
+  log?(rank: number, from: number, count: number, form: "events" | "text"): Promise<LogPage>;
 }

@@ -1,7 +1,7 @@
 /** What one rank, or all of them, has shown: stretches of text and the rich items between them. */
 
-import { Entry, FoldedLines } from './fold';
-import { Streams, Transcript } from './transcript';
+import { Entry, FoldedLines } from "./fold";
+import { Streams, Transcript } from "./transcript";
 
 export interface Item {
   data: Record<string, unknown>;
@@ -16,7 +16,7 @@ export class Shown {
   constructor(
     public item: Item,
     rank: number,
-    readonly ids: Set<string> = new Set()
+    readonly ids: Set<string> = new Set(),
   ) {
     this.ranks = [rank];
   }
@@ -36,13 +36,18 @@ export class RankLog {
 
   constructor(
     readonly rank: number,
-    private window = WINDOW
+    private window = WINDOW,
   ) {}
 
   /** Take what comes before all else: what a snapshot holds. */
-  load(parts: { text?: string; item?: number; ids?: string[] }[], items: Item[], dropped: number, stream: string): void {
+  load(
+    parts: { text?: string; item?: number; ids?: string[] }[],
+    items: Item[],
+    dropped: number,
+    stream: string,
+  ): void {
     this.dropped = dropped;
-    this.streams = new Streams(stream === 'stdout' ? 0 : stream === 'stderr' ? 1 : -1);
+    this.streams = new Streams(stream === "stdout" ? 0 : stream === "stderr" ? 1 : -1);
     for (const part of parts) {
       if (part.text !== undefined) {
         const transcript = new Transcript(this.window);
@@ -61,7 +66,7 @@ export class RankLog {
   /** The unfinished line; empty where there is none. */
   get last(): string {
     const part = this.parts[this.parts.length - 1];
-    return part instanceof Transcript ? part.last : '';
+    return part instanceof Transcript ? part.last : "";
   }
 
   /** How many lines are not in the window. */
@@ -74,7 +79,7 @@ export class RankLog {
     if (skipped > 0) {
       // The window has no holes: what is before one is read from the journal again.
       const gone = this.gone + this.lineCount + skipped;
-      this.parts = this.parts.filter(part => part instanceof Shown);
+      this.parts = this.parts.filter((part) => part instanceof Shown);
       this.dropped = gone;
       this.marks = [];
     }

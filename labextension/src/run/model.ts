@@ -1,12 +1,12 @@
 /** A run as a page knows it: a snapshot, and the deltas that come after it. Pure: no DOM, no kernel. */
 
-import { AllLog, Item, RankLog, Shown } from './log';
-import * as progress from './progress';
+import { AllLog, Item, RankLog, Shown } from "./log";
+import * as progress from "./progress";
 
-export const MIME = 'application/vnd.sky.run.v1+json';
+export const MIME = "application/vnd.sky.run.v1+json";
 
-export type State = 'running' | 'done' | 'failed' | 'died' | 'interrupted';
-const STATES: State[] = ['running', 'done', 'failed', 'died', 'interrupted'];
+export type State = "running" | "done" | "failed" | "died" | "interrupted";
+const STATES: State[] = ["running", "done", "failed", "died", "interrupted"];
 
 /** What display/saved.py makes. */
 export interface Snapshot {
@@ -38,7 +38,7 @@ export interface Snapshot {
 
 /** What display/feed.py sends. */
 export interface Delta {
-  sky: 'delta';
+  sky: "delta";
   view: string;
   number: number;
   entries: unknown[][];
@@ -47,14 +47,14 @@ export interface Delta {
 const ITEM = -1;
 
 export class Rank {
-  state: State = 'running';
-  note = '';
-  traceback = '';
+  state: State = "running";
+  note = "";
+  traceback = "";
   result: Shown | undefined;
   /** The journal's number of what comes next, as far as it is known. */
   next = 0;
   log: RankLog;
-  private heading = '';
+  private heading = "";
   private bar: progress.Progress | undefined;
 
   constructor(readonly rank: number) {
@@ -64,31 +64,31 @@ export class Rank {
   /** The bar that runs; undefined where none does. */
   get progress(): progress.Progress | undefined {
     const found = progress.ofLine(this.log.last) ?? this.bar;
-    if (!found || (progress.fraction(found) >= 1 && this.state !== 'running')) {
+    if (!found || (progress.fraction(found) >= 1 && this.state !== "running")) {
       return undefined;
     }
     return found.label || !this.heading ? found : { ...found, label: this.heading };
   }
 
   noteLine(line: string): void {
-    if (line.length < 200 && line.includes('/')) {
+    if (line.length < 200 && line.includes("/")) {
       this.heading = progress.heading(line) ?? this.heading;
     }
   }
 
   noteItem(item: Item): void {
-    const html = item.data['text/html'];
-    if (typeof html === 'string' && html.includes('<progress')) {
+    const html = item.data["text/html"];
+    if (typeof html === "string" && html.includes("<progress")) {
       this.bar = progress.ofHtml(html);
     }
   }
 }
 
 export class RunModel {
-  view = '';
-  run = '';
-  pool = '';
-  title = '';
+  view = "";
+  run = "";
+  pool = "";
+  title = "";
   finished = false;
   notices: string[] = [];
   ranks: Rank[] = [];
@@ -114,8 +114,10 @@ export class RunModel {
   }
 
   get state(): State {
-    const worst = (['died', 'failed', 'interrupted'] as State[]).find(one => this.ranks.some(rank => rank.state === one));
-    return worst ?? (this.finished ? 'done' : 'running');
+    const worst = (["died", "failed", "interrupted"] as State[]).find((one) =>
+      this.ranks.some((rank) => rank.state === one),
+    );
+    return worst ?? (this.finished ? "done" : "running");
   }
 
   rank(number: number): Rank | undefined {
@@ -126,8 +128,8 @@ export class RunModel {
   load(snapshot: Snapshot): void {
     const now = this.clock();
     this.view = snapshot.view;
-    this.run = snapshot.run ?? '';
-    this.pool = snapshot.pool ?? '';
+    this.run = snapshot.run ?? "";
+    this.pool = snapshot.pool ?? "";
     this.title = snapshot.title;
     this.finished = snapshot.finished;
     this.elapsedAtEnd = snapshot.elapsed;
@@ -140,10 +142,10 @@ export class RunModel {
     this.all = new AllLog();
     for (const one of snapshot.ranks) {
       const rank = new Rank(one.rank);
-      rank.log.load(one.parts, snapshot.items, one.dropped ?? 0, one.stream ?? '');
-      rank.state = STATES.includes(one.state) ? one.state : 'failed';
-      rank.note = one.note ?? '';
-      rank.traceback = one.traceback ?? '';
+      rank.log.load(one.parts, snapshot.items, one.dropped ?? 0, one.stream ?? "");
+      rank.state = STATES.includes(one.state) ? one.state : "failed";
+      rank.note = one.note ?? "";
+      rank.traceback = one.traceback ?? "";
       rank.next = one.next ?? 0;
       rank.result = one.result === undefined ? undefined : new Shown(snapshot.items[one.result], one.rank);
       this.ranks.push(rank);
@@ -160,7 +162,7 @@ export class RunModel {
     for (const rank of this.ranks) {
       const sequence = [...rank.log.sequence()];
       for (const entry of sequence) {
-        typeof entry === 'string' ? rank.noteLine(entry) : rank.noteItem(entry.item);
+        typeof entry === "string" ? rank.noteLine(entry) : rank.noteItem(entry.item);
       }
       left.set(rank.rank, sequence);
       spare.set(rank.rank, -sequence.length);
@@ -200,7 +202,7 @@ export class RunModel {
   }
 
   private addToAll(rank: number, entry: string | Shown): void {
-    if (typeof entry === 'string') {
+    if (typeof entry === "string") {
       this.all.addLine(rank, entry);
     } else {
       this.all.addItem(entry);
@@ -224,8 +226,8 @@ export class RunModel {
     let offset = buffer?.byteOffset ?? 0;
     const decoder = new TextDecoder();
     for (const entry of delta.entries) {
-      let text = '';
-      if (entry[0] === 's' && buffer) {
+      let text = "";
+      if (entry[0] === "s" && buffer) {
         // A buffer is a part of a larger one.
         const size = entry[3] as number;
         text = decoder.decode(new Uint8Array(buffer.buffer, offset, size));
@@ -238,11 +240,11 @@ export class RunModel {
 
   private take(entry: unknown[], text: string): void {
     const kind = entry[0];
-    if (kind === 'n') {
+    if (kind === "n") {
       this.notices.push(String(entry[1]));
       return;
     }
-    if (kind === 'over') {
+    if (kind === "over") {
       this.finished = true;
       this.elapsedAtEnd = entry[1] as number;
       return;
@@ -251,26 +253,26 @@ export class RunModel {
     if (!rank) {
       return;
     }
-    if (kind === 's') {
-      rank.log.feed(entry[2] as number, text, entry[4] as number, entry[5] as number, line => {
+    if (kind === "s") {
+      rank.log.feed(entry[2] as number, text, entry[4] as number, entry[5] as number, (line) => {
         rank.noteLine(line);
         this.all.addLine(rank.rank, line);
       });
-    } else if (kind === 'd') {
+    } else if (kind === "d") {
       const item = { data: entry[3], metadata: entry[4] } as Item;
       rank.noteItem(item);
       this.all.addItem(rank.log.show(item, entry[2] as string | null));
-    } else if (kind === 'u') {
+    } else if (kind === "u") {
       const item = { data: entry[3], metadata: entry[4] } as Item;
       rank.noteItem(item);
       rank.log.update(entry[2] as string, item);
-    } else if (kind === 'c') {
+    } else if (kind === "c") {
       rank.log.clear(entry[2] === true);
-    } else if (kind === 'r') {
+    } else if (kind === "r") {
       rank.result = new Shown({ data: entry[2], metadata: entry[3] } as Item, rank.rank);
-    } else if (kind === 'e') {
+    } else if (kind === "e") {
       const end = entry[2] as { state: State; note: string; traceback: string };
-      rank.state = STATES.includes(end.state) ? end.state : 'failed';
+      rank.state = STATES.includes(end.state) ? end.state : "failed";
       rank.note = end.note;
       rank.traceback = end.traceback;
     }

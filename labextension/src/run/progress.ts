@@ -1,6 +1,6 @@
 /** Progress bars in what a rank printed: those of tqdm, Keras and rich-like counts in text, and of transformers in HTML. */
 
-import { strip } from './ansi';
+import { strip } from "./ansi";
 
 export interface Progress {
   /** What goes on, such as tqdm's description or "Epoch 2/5". */
@@ -16,7 +16,7 @@ const TQDM = /^(.*?)\s*(\d{1,3})%\|[^|]*\|\s*([\d.]+)([kMGT]?)i?B?\s*\/\s*([\d.]
 // "43/100 ━━━━━━━━━━━━━━━━━━━━ 5s 20ms/step - loss: 0.12", and older "43/100 [=====>....] - ETA: 5s"
 const KERAS = /^\s*(\d+)\/(\d+)\s+(?:[━╸╺─ ]*[━╸╺─][━╸╺─ ]*|\[[=>.]+\])\s*(?:-\s*)?(.*)$/;
 const EPOCH = /^\s*(Epoch\s+\d+\s*\/\s*\d+)\s*$/i;
-const UNITS: Record<string, number> = { '': 1, k: 1e3, M: 1e6, G: 1e9, T: 1e12 };
+const UNITS: Record<string, number> = { "": 1, k: 1e3, M: 1e6, G: 1e9, T: 1e12 };
 
 /** The bar that a line is; undefined where it is none. */
 export function ofLine(line: string): Progress | undefined {
@@ -30,10 +30,10 @@ export function ofLine(line: string): Progress | undefined {
     const whole = Number(total) * UNITS[totalUnit];
     // Rounded units say less than the percentage.
     const there = doneUnit || totalUnit ? (whole * Number(percent)) / 100 : Number(done);
-    return sound({ label: label.replace(/:$/, ''), done: there, total: whole, aside: aside ?? '' });
+    return sound({ label: label.replace(/:$/, ""), done: there, total: whole, aside: aside ?? "" });
   }
   const keras = KERAS.exec(text);
-  return keras ? sound({ label: '', done: Number(keras[1]), total: Number(keras[2]), aside: keras[3] }) : undefined;
+  return keras ? sound({ label: "", done: Number(keras[1]), total: Number(keras[2]), aside: keras[3] }) : undefined;
 }
 
 /** The heading that Keras prints before each epoch's bar; undefined where the line is none. */
@@ -47,14 +47,16 @@ export function ofHtml(html: string): Progress | undefined {
   if (!tag) {
     return undefined;
   }
-  const number = (name: string) => Number(new RegExp(`\\b${name}\\s*=\\s*['"]?([\\d.]+)`, 'i').exec(tag)?.[1] ?? NaN);
-  const aside = /\[[^\]<]*\d+\s*\/\s*\d+[^\]]*\]/.exec(html)?.[0] ?? '';
-  return sound({ label: '', done: number('value'), total: number('max'), aside });
+  const number = (name: string) => Number(new RegExp(`\\b${name}\\s*=\\s*['"]?([\\d.]+)`, "i").exec(tag)?.[1] ?? NaN);
+  const aside = /\[[^\]<]*\d+\s*\/\s*\d+[^\]]*\]/.exec(html)?.[0] ?? "";
+  return sound({ label: "", done: number("value"), total: number("max"), aside });
 }
 
 function sound(found: Progress): Progress | undefined {
   const { done, total } = found;
-  return Number.isFinite(done) && Number.isFinite(total) && total > 0 ? { ...found, done: Math.min(done, total) } : undefined;
+  return Number.isFinite(done) && Number.isFinite(total) && total > 0
+    ? { ...found, done: Math.min(done, total) }
+    : undefined;
 }
 
 export function fraction(progress: Progress): number {

@@ -1,7 +1,7 @@
 /** A page that is opened while a cell runs: the run's output is put back where the notebook was not saved with it. */
 
-import { type Kernel, listViews, open, type ViewFacts } from './control';
-import { MIME } from './model';
+import { type Kernel, listViews, open, type ViewFacts } from "./control";
+import { MIME } from "./model";
 
 /** What is used of a notebook's panel, as JupyterLab and Notebook 7 have it. */
 interface Panel {
@@ -36,18 +36,18 @@ const IDLE = 1500;
 export async function restore(panel: Panel): Promise<void> {
   await panel.context.ready;
   const kernel = await busyKernel(panel);
-  const cells = panel.content.widgets.map(cell => cell.model).filter(cell => cell.type === 'code');
+  const cells = panel.content.widgets.map((cell) => cell.model).filter((cell) => cell.type === "code");
   // Other kernels are not asked what they do not know.
-  if (!kernel || panel.isDisposed || !cells.some(cell => cell.sharedModel.getSource().includes('%%sky'))) {
+  if (!kernel || panel.isDisposed || !cells.some((cell) => cell.sharedModel.getSource().includes("%%sky"))) {
     return;
   }
   for (const view of await listViews(kernel)) {
-    const cell = cells.find(one => one.id === view.cell);
+    const cell = cells.find((one) => one.id === view.cell);
     if (cell?.outputs && !shows(cell.outputs, view)) {
       const found = await open(kernel, view.view);
       const data = found.bundle ?? { [MIME]: { ...found.run, ranks: [], items: [], order: [] } };
       if (found.bundle || found.run) {
-        cell.outputs.add({ output_type: 'display_data', data, metadata: {} });
+        cell.outputs.add({ output_type: "display_data", data, metadata: {} });
       }
     }
   }
@@ -58,17 +58,17 @@ async function busyKernel(panel: Panel): Promise<Kernel | undefined> {
   // The session is not said to be ready before the kernel has answered, which a busy one does not.
   const found = () => panel.sessionContext.session?.kernel;
   for (let waited = 0; waited < CONNECTED && !panel.isDisposed; waited += STEP) {
-    if (found()?.connectionStatus === 'connected') {
+    if (found()?.connectionStatus === "connected") {
       break;
     }
     await pause(STEP);
   }
   for (let waited = 0; waited < IDLE; waited += STEP) {
     const status = found()?.status;
-    if (status === 'busy') {
+    if (status === "busy") {
       break;
     }
-    if (status !== 'unknown') {
+    if (status !== "unknown") {
       return undefined;
     }
     await pause(STEP);
@@ -77,7 +77,7 @@ async function busyKernel(panel: Panel): Promise<Kernel | undefined> {
 }
 
 function pause(milliseconds: number): Promise<void> {
-  return new Promise(resolve => setTimeout(resolve, milliseconds));
+  return new Promise((resolve) => setTimeout(resolve, milliseconds));
 }
 
 function shows(outputs: Outputs, view: ViewFacts): boolean {

@@ -1,6 +1,6 @@
 /** The text of one rank as a terminal would have it: lines that can still change, the last of them kept. As display/transcript.py. */
 
-import * as ansi from './ansi';
+import * as ansi from "./ansi";
 
 type Cell = [ansi.Style, string];
 type Row = string | Cell[];
@@ -15,15 +15,15 @@ const MAX_COLUMNS = 20_000;
 export class Transcript {
   /** How many lines are gone from the beginning, and how many there were before the first. */
   dropped: number;
-  private rows: Row[] = [''];
+  private rows: Row[] = [""];
   private row = 0;
   private column: number | null = null;
   private style: ansi.Style = ansi.PLAIN;
-  private held = '';
+  private held = "";
 
   constructor(
     readonly maxLines = 5000,
-    dropped = 0
+    dropped = 0,
   ) {
     this.dropped = dropped;
   }
@@ -40,7 +40,7 @@ export class Transcript {
 
   /** The unfinished line; empty where there is none. */
   get last(): string {
-    return this.open ? this.line(this.rows.length - 1) : '';
+    return this.open ? this.line(this.rows.length - 1) : "";
   }
 
   line(index: number): string {
@@ -54,8 +54,13 @@ export class Transcript {
   /** Take what was printed next; `onLine` is told each line that is finished. */
   feed(piece: string, onLine?: (line: string) => void): void {
     piece = this.held + piece;
-    this.held = '';
-    if (this.column === null && this.row === this.rows.length - 1 && this.style === ansi.PLAIN && !CONTROL.test(piece)) {
+    this.held = "";
+    if (
+      this.column === null &&
+      this.row === this.rows.length - 1 &&
+      this.style === ansi.PLAIN &&
+      !CONTROL.test(piece)
+    ) {
       this.feedPlain(piece, onLine);
     } else {
       const tail = UNFINISHED.exec(piece.slice(-MAX_HELD));
@@ -63,7 +68,7 @@ export class Transcript {
         this.held = tail[0];
         piece = piece.slice(0, piece.length - tail[0].length);
       }
-      for (const token of piece.matchAll(new RegExp(TOKEN, 'g'))) {
+      for (const token of piece.matchAll(new RegExp(TOKEN, "g"))) {
         this.take(token, onLine);
       }
     }
@@ -75,7 +80,7 @@ export class Transcript {
   /** Begin a new line below all others, unless there is one. */
   endLine(onLine?: (line: string) => void): void {
     if (this.open) {
-      this.feed('\n'.repeat(this.rows.length - this.row), onLine);
+      this.feed("\n".repeat(this.rows.length - this.row), onLine);
     }
   }
 
@@ -90,7 +95,7 @@ export class Transcript {
   }
 
   private feedPlain(piece: string, onLine?: (line: string) => void): void {
-    const lines = piece.split('\n');
+    const lines = piece.split("\n");
     if (lines[0]) {
       this.append(lines[0]);
     }
@@ -106,13 +111,13 @@ export class Transcript {
     const [, words, move, codes, kind] = token;
     if (words) {
       this.write(words);
-    } else if (move === '\n') {
+    } else if (move === "\n") {
       this.newline(onLine);
-    } else if (move === '\r') {
+    } else if (move === "\r") {
       this.column = this.rows[this.row].length ? 0 : null;
-    } else if (move === '\b') {
+    } else if (move === "\b") {
       this.column = Math.max(0, this.at() - 1);
-    } else if (kind === 'm') {
+    } else if (kind === "m") {
       this.style = ansi.restyled(this.style, codes);
     } else if (kind) {
       this.control(kind, codes);
@@ -127,7 +132,7 @@ export class Transcript {
     const cells = this.cells();
     words = words.slice(0, Math.max(0, MAX_COLUMNS - this.column));
     while (cells.length < this.column) {
-      cells.push([ansi.PLAIN, ' ']);
+      cells.push([ansi.PLAIN, " "]);
     }
     for (const letter of words) {
       cells[this.column++] = [this.style, letter];
@@ -148,26 +153,26 @@ export class Transcript {
     this.row += 1;
     if (this.row === this.rows.length) {
       onLine?.(done);
-      this.rows.push('');
+      this.rows.push("");
     }
     this.column = this.rows[this.row].length ? 0 : null;
   }
 
   private control(kind: string, codes: string): void {
-    const digits = codes.split(';')[0];
+    const digits = codes.split(";")[0];
     const number = /^\d+$/.test(digits) ? Number(digits.slice(0, 6)) : 0;
     const steps = Math.max(1, number);
-    if ('ABEF'.includes(kind)) {
+    if ("ABEF".includes(kind)) {
       const column = this.at();
-      const up = kind === 'A' || kind === 'F';
+      const up = kind === "A" || kind === "F";
       this.row = up ? Math.max(0, this.row - steps) : Math.min(this.rows.length - 1, this.row + steps);
-      this.column = kind === 'A' || kind === 'B' ? column : 0;
-    } else if ('CDG'.includes(kind)) {
-      const column = kind === 'C' ? this.at() + steps : kind === 'D' ? this.at() - steps : steps - 1;
+      this.column = kind === "A" || kind === "B" ? column : 0;
+    } else if ("CDG".includes(kind)) {
+      const column = kind === "C" ? this.at() + steps : kind === "D" ? this.at() - steps : steps - 1;
       this.column = Math.max(0, Math.min(column, Math.max(WIDTH, this.cells().length)));
-    } else if (kind === 'K') {
+    } else if (kind === "K") {
       this.erase(number);
-    } else if (kind === 'J' && number === 0) {
+    } else if (kind === "J" && number === 0) {
       this.erase(0);
       this.rows.splice(this.row + 1);
     }
@@ -179,13 +184,13 @@ export class Transcript {
     const cells = this.cells();
     if (what === 1) {
       for (let index = 0; index < Math.min(column + 1, cells.length); index++) {
-        cells[index] = [ansi.PLAIN, ' '];
+        cells[index] = [ansi.PLAIN, " "];
       }
     } else {
       cells.splice(what === 0 ? column : 0);
     }
     if (!cells.length) {
-      this.rows[this.row] = '';
+      this.rows[this.row] = "";
       this.column = column || null;
     }
   }
@@ -196,7 +201,7 @@ export class Transcript {
 
   private cells(): Cell[] {
     const row = this.rows[this.row];
-    if (typeof row !== 'string') {
+    if (typeof row !== "string") {
       return row;
     }
     const cells: Cell[] = [];
@@ -212,13 +217,19 @@ export class Transcript {
 }
 
 function text(row: Row): string {
-  if (typeof row === 'string') {
+  if (typeof row === "string") {
     return row;
   }
-  let done = '';
+  let done = "";
   for (let start = 0, index = 1; index <= row.length; index++) {
     if (index === row.length || row[index][0] !== row[start][0]) {
-      done += ansi.wrapped(row[start][0], row.slice(start, index).map(cell => cell[1]).join(''));
+      done += ansi.wrapped(
+        row[start][0],
+        row
+          .slice(start, index)
+          .map((cell) => cell[1])
+          .join(""),
+      );
       start = index;
     }
   }
@@ -235,7 +246,7 @@ export class Streams {
   /** Whether the text needs a line of its own, and what of it is to be shown. */
   next(name: number, piece: string, open: boolean): [boolean, string] {
     if (piece && this.ended.delete(name)) {
-      piece = piece.replace(/^\r?\n/, '');
+      piece = piece.replace(/^\r?\n/, "");
     }
     if (!piece || name === this.last) {
       return [false, piece];

@@ -1,21 +1,21 @@
 /** The run view: header, tabs, bars and the log of the chosen tab. One requestAnimationFrame draws what is new. */
 
-import { escaped, strip, toHtml } from './ansi';
-import { fold, FoldedLines, rankLabel } from './fold';
-import { firstMark, History, wholeLog } from './history';
-import type { Host } from './host';
-import { Shown } from './log';
-import { Rank, RunModel } from './model';
-import { fraction, Progress, slowest } from './progress';
-import { install, isDark } from './style';
-import { Transcript } from './transcript';
-import { culprit, duration, status, tabAfter } from './words';
+import { escaped, strip, toHtml } from "./ansi";
+import { fold, FoldedLines, rankLabel } from "./fold";
+import { firstMark, History, wholeLog } from "./history";
+import type { Host } from "./host";
+import { Shown } from "./log";
+import { Rank, RunModel } from "./model";
+import { fraction, Progress, slowest } from "./progress";
+import { install, isDark } from "./style";
+import { Transcript } from "./transcript";
+import { culprit, duration, status, tabAfter } from "./words";
 
 const LINE = 18;
 const OVERSCAN = 10;
-const BARS = ['each', 'slowest', 'off'] as const;
+const BARS = ["each", "slowest", "off"] as const;
 type Bars = (typeof BARS)[number];
-const BARS_TOLD: Record<Bars, string> = { each: 'Bars: each rank', slowest: 'Bars: slowest', off: 'Bars: off' };
+const BARS_TOLD: Record<Bars, string> = { each: "Bars: each rank", slowest: "Bars: slowest", off: "Bars: off" };
 /** The tab of all ranks; the others are numbers of ranks. */
 const ALL = -1;
 let views = 0;
@@ -42,8 +42,8 @@ interface Drawn {
 
 function make<K extends keyof HTMLElementTagNameMap>(
   tag: K,
-  className = '',
-  attributes: Record<string, string> = {}
+  className = "",
+  attributes: Record<string, string> = {},
 ): HTMLElementTagNameMap[K] {
   const node = document.createElement(tag);
   node.className = className;
@@ -61,13 +61,13 @@ function say(node: HTMLElement, text: string): void {
 }
 
 export class RunView {
-  readonly node = make('section', 'sky-run', { 'data-lm-suppress-shortcuts': 'true', role: 'region' });
+  readonly node = make("section", "sky-run", { "data-lm-suppress-shortcuts": "true", role: "region" });
   following = true;
   private readonly id = `sky-run-${++views}`;
   private chosen = ALL;
   /** Whether the person has chosen the tab: then it is not changed for them. */
   private chose = false;
-  private filter = '';
+  private filter = "";
   private bars: Bars;
   private frame = 0;
   private timer: ReturnType<typeof setInterval> | undefined;
@@ -75,31 +75,39 @@ export class RunView {
   private histories = new Map<number, History>();
   private loading = false;
   private lastTop = 0;
-  private troubles = '';
+  private troubles = "";
   private openKey = {};
-  private footKey = '';
-  private readonly dot = make('span', 'sky-dot', { 'aria-hidden': 'true' });
-  private readonly title = make('span', 'sky-title');
-  private readonly facts = make('span', 'sky-facts');
-  private readonly tools = make('div', 'sky-tools', { role: 'group', 'aria-label': 'Of this run' });
-  private readonly tabs = make('div', 'sky-tabs', { role: 'tablist', 'aria-label': 'Output' });
-  private readonly barsNode = make('div', 'sky-bars');
-  private readonly panel = make('div', 'sky-panel');
-  private readonly earlier = make('button', 'sky-earlier', { type: 'button' });
-  private readonly log = make('div', 'sky-log', { role: 'log', 'aria-live': 'off', tabindex: '0' });
-  private readonly body = make('div', 'sky-body');
-  private readonly foot = make('div', 'sky-foot');
-  private readonly whereNode = make('div', 'sky-where', { role: 'region', 'aria-label': 'Where each rank is', tabindex: '0' });
-  private readonly live = make('div', 'sky-hidden', { role: 'status' });
+  private footKey = "";
+  private readonly dot = make("span", "sky-dot", { "aria-hidden": "true" });
+  private readonly title = make("span", "sky-title");
+  private readonly facts = make("span", "sky-facts");
+  private readonly tools = make("div", "sky-tools", { role: "group", "aria-label": "Of this run" });
+  private readonly tabs = make("div", "sky-tabs", { role: "tablist", "aria-label": "Output" });
+  private readonly barsNode = make("div", "sky-bars");
+  private readonly panel = make("div", "sky-panel");
+  private readonly earlier = make("button", "sky-earlier", { type: "button" });
+  private readonly log = make("div", "sky-log", { role: "log", "aria-live": "off", tabindex: "0" });
+  private readonly body = make("div", "sky-body");
+  private readonly foot = make("div", "sky-foot");
+  private readonly whereNode = make("div", "sky-where", {
+    role: "region",
+    "aria-label": "Where each rank is",
+    tabindex: "0",
+  });
+  private readonly live = make("div", "sky-hidden", { role: "status" });
   private readonly buttons: Record<string, HTMLButtonElement> = {};
-  private readonly search = make('input', '', { type: 'search', placeholder: 'Filter', 'aria-label': 'Show only lines with this text' });
+  private readonly search = make("input", "", {
+    type: "search",
+    placeholder: "Filter",
+    "aria-label": "Show only lines with this text",
+  });
 
   constructor(
     readonly model: RunModel,
-    public host: Host
+    public host: Host,
   ) {
-    this.bars = (BARS as readonly string[]).includes(stored('sky-bars')) ? (stored('sky-bars') as Bars) : 'each';
-    const head = make('div', 'sky-head');
+    this.bars = (BARS as readonly string[]).includes(stored("sky-bars")) ? (stored("sky-bars") as Bars) : "each";
+    const head = make("div", "sky-head");
     head.append(this.dot, this.title, this.facts, this.tools);
     this.whereNode.hidden = true;
     this.log.append(this.earlier, this.body, this.foot);
@@ -107,11 +115,11 @@ export class RunView {
     this.panel.append(this.log);
     this.node.append(head, this.tabs, this.barsNode, this.whereNode, this.panel, this.live);
     this.makeTools();
-    this.tabs.addEventListener('keydown', event => this.onTabKey(event));
-    this.log.addEventListener('scroll', () => this.onScroll());
-    this.earlier.addEventListener('click', () => void this.loadEarlier());
+    this.tabs.addEventListener("keydown", (event) => this.onTabKey(event));
+    this.log.addEventListener("scroll", () => this.onScroll());
+    this.earlier.addEventListener("click", () => void this.loadEarlier());
     // What is typed here is not for the notebook.
-    this.node.addEventListener('keydown', event => event.stopPropagation());
+    this.node.addEventListener("keydown", (event) => event.stopPropagation());
   }
 
   /** The node is on the page. */
@@ -149,8 +157,8 @@ export class RunView {
   reset(): void {
     this.drawn.clear();
     this.histories.clear();
-    this.body.textContent = '';
-    this.footKey = '';
+    this.body.textContent = "";
+    this.footKey = "";
     this.update();
   }
 
@@ -158,24 +166,24 @@ export class RunView {
 
   private makeTools(): void {
     const add = (name: string, label: string, act: () => void) => {
-      const button = make('button', '', { type: 'button' });
+      const button = make("button", "", { type: "button" });
       button.textContent = label;
-      button.addEventListener('click', act);
+      button.addEventListener("click", act);
       this.buttons[name] = button;
       this.tools.append(button);
     };
-    add('interrupt', 'Interrupt', () => void this.act('interrupt'));
-    add('where', 'Where', () => void this.toggleWhere());
-    add('follow', 'Pause', () => this.follow(!this.following));
-    add('bars', '', () => {
+    add("interrupt", "Interrupt", () => void this.act("interrupt"));
+    add("where", "Where", () => void this.toggleWhere());
+    add("follow", "Pause", () => this.follow(!this.following));
+    add("bars", "", () => {
       this.bars = BARS[(BARS.indexOf(this.bars) + 1) % BARS.length];
-      store('sky-bars', this.bars);
+      store("sky-bars", this.bars);
       this.update();
     });
-    add('copy', 'Copy', () => void this.copy());
-    add('download', 'Download', () => void this.download());
-    this.buttons.where.setAttribute('aria-expanded', 'false');
-    this.search.addEventListener('input', () => {
+    add("copy", "Copy", () => void this.copy());
+    add("download", "Download", () => void this.download());
+    this.buttons.where.setAttribute("aria-expanded", "false");
+    this.search.addEventListener("input", () => {
       this.filter = this.search.value.toLowerCase();
       this.update();
     });
@@ -186,9 +194,9 @@ export class RunView {
     say(this.live, text);
   }
 
-  private async act(name: 'interrupt'): Promise<void> {
+  private async act(name: "interrupt"): Promise<void> {
     try {
-      this.tell((await this.host[name]?.()) ?? '');
+      this.tell((await this.host[name]?.()) ?? "");
     } catch (error) {
       this.showWhere(`${name}: ${error instanceof Error ? error.message : error}`);
     }
@@ -197,12 +205,12 @@ export class RunView {
   private async toggleWhere(): Promise<void> {
     if (!this.whereNode.hidden) {
       this.whereNode.hidden = true;
-      this.buttons.where.setAttribute('aria-expanded', 'false');
+      this.buttons.where.setAttribute("aria-expanded", "false");
       return;
     }
-    this.showWhere('…');
+    this.showWhere("…");
     try {
-      this.showWhere((await this.host.where?.()) ?? '');
+      this.showWhere((await this.host.where?.()) ?? "");
     } catch (error) {
       this.showWhere(error instanceof Error ? error.message : String(error));
     }
@@ -210,7 +218,7 @@ export class RunView {
 
   private showWhere(text: string): void {
     this.whereNode.hidden = false;
-    this.buttons.where.setAttribute('aria-expanded', 'true');
+    this.buttons.where.setAttribute("aria-expanded", "true");
     this.whereNode.innerHTML = `<pre class="sky-wrap">${toHtml(text)}</pre>`;
   }
 
@@ -228,11 +236,11 @@ export class RunView {
           lines.push(block.lines.text(index));
         }
       } else if (block.shown) {
-        const plain = block.shown.item.data['text/plain'];
-        lines.push(typeof plain === 'string' ? plain : Array.isArray(plain) ? plain.join('') : '');
+        const plain = block.shown.item.data["text/plain"];
+        lines.push(typeof plain === "string" ? plain : Array.isArray(plain) ? plain.join("") : "");
       }
     }
-    return lines.join('\n');
+    return lines.join("\n");
   }
 
   private async copy(): Promise<void> {
@@ -241,39 +249,41 @@ export class RunView {
       await navigator.clipboard.writeText(text);
     } catch {
       // Pages without TLS have no clipboard but this one.
-      const area = make('textarea', 'sky-hidden');
+      const area = make("textarea", "sky-hidden");
       area.value = text;
       this.node.append(area);
       area.select();
-      document.execCommand('copy');
+      document.execCommand("copy");
       area.remove();
     }
-    this.tell('copied');
+    this.tell("copied");
   }
 
   private async download(): Promise<void> {
-    const ranks = this.chosen === ALL ? this.model.ranks.map(rank => rank.rank) : [this.chosen];
+    const ranks = this.chosen === ALL ? this.model.ranks.map((rank) => rank.rank) : [this.chosen];
     let text: string;
     if (this.host.log && this.model.run) {
-      this.tell('reading the whole log');
+      this.tell("reading the whole log");
       try {
         const logs = [];
         for (const rank of ranks) {
           const log = strip(await wholeLog(this.host, rank));
           logs.push(ranks.length > 1 ? `── rank ${rank}\n${log}` : log);
         }
-        text = logs.join('\n');
+        text = logs.join("\n");
       } catch (error) {
-        this.tell(`the log cannot be read: ${error instanceof Error ? error.message : error}; what the page has is saved`);
+        this.tell(
+          `the log cannot be read: ${error instanceof Error ? error.message : error}; what the page has is saved`,
+        );
         text = this.text();
       }
     } else {
       text = this.text();
     }
-    const link = make('a');
-    const name = ranks.length > 1 ? 'all' : `rank-${ranks[0]}`;
-    link.href = URL.createObjectURL(new Blob([text], { type: 'text/plain' }));
-    link.download = `sky-${this.model.run || 'run'}-${name}.log`;
+    const link = make("a");
+    const name = ranks.length > 1 ? "all" : `rank-${ranks[0]}`;
+    link.href = URL.createObjectURL(new Blob([text], { type: "text/plain" }));
+    link.download = `sky-${this.model.run || "run"}-${name}.log`;
     link.click();
     setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
   }
@@ -287,8 +297,8 @@ export class RunView {
       this.chosen = tab;
       this.following = true;
       this.drawn.clear();
-      this.body.textContent = '';
-      this.footKey = '';
+      this.body.textContent = "";
+      this.footKey = "";
     }
     this.update();
   }
@@ -311,29 +321,34 @@ export class RunView {
     this.tabs.hidden = ranks.length < 2;
     if (ranks.length < 2) {
       this.chosen = ranks.length ? ranks[0].rank : ALL;
-      this.panel.removeAttribute('role');
+      this.panel.removeAttribute("role");
       return;
     }
-    const wanted = [ALL, ...ranks.map(rank => rank.rank)];
+    const wanted = [ALL, ...ranks.map((rank) => rank.rank)];
     if (this.tabs.children.length !== wanted.length) {
-      this.tabs.textContent = '';
+      this.tabs.textContent = "";
       for (const tab of wanted) {
-        const button = make('button', '', { type: 'button', role: 'tab', id: `${this.id}-tab-${tab}`, 'aria-controls': this.panel.id });
+        const button = make("button", "", {
+          type: "button",
+          role: "tab",
+          id: `${this.id}-tab-${tab}`,
+          "aria-controls": this.panel.id,
+        });
         button.dataset.tab = String(tab);
         button.innerHTML =
           tab === ALL
-            ? '<span>All</span>'
-            : `<span class="sky-dot" aria-hidden="true"></span><span>${ranks.length > 8 ? '' : 'rank '}${tab}</span>` +
+            ? "<span>All</span>"
+            : `<span class="sky-dot" aria-hidden="true"></span><span>${ranks.length > 8 ? "" : "rank "}${tab}</span>` +
               '<span class="sky-hidden"></span><span class="sky-chip-bar" aria-hidden="true" hidden><i></i></span>';
-        button.addEventListener('click', () => this.choose(tab));
+        button.addEventListener("click", () => this.choose(tab));
         this.tabs.append(button);
       }
     }
     for (const button of [...this.tabs.children] as HTMLElement[]) {
       const tab = Number(button.dataset.tab);
       const selected = String(tab === this.chosen);
-      if (button.getAttribute('aria-selected') !== selected) {
-        button.setAttribute('aria-selected', selected);
+      if (button.getAttribute("aria-selected") !== selected) {
+        button.setAttribute("aria-selected", selected);
         button.tabIndex = tab === this.chosen ? 0 : -1;
       }
       const rank = this.model.rank(tab);
@@ -341,8 +356,8 @@ export class RunView {
         this.drawChip(button, rank);
       }
     }
-    this.panel.setAttribute('role', 'tabpanel');
-    this.panel.setAttribute('aria-labelledby', `${this.id}-tab-${this.chosen}`);
+    this.panel.setAttribute("role", "tabpanel");
+    this.panel.setAttribute("aria-labelledby", `${this.id}-tab-${this.chosen}`);
   }
 
   private drawChip(button: HTMLElement, rank: Rank): void {
@@ -352,7 +367,7 @@ export class RunView {
       say(button.children[2] as HTMLElement, rank.state);
     }
     const bar = button.children[3] as HTMLElement;
-    const progress = rank.progress;
+    const progress = rank.state === "running" ? rank.progress : undefined;
     bar.hidden = !progress;
     if (progress) {
       (bar.firstElementChild as HTMLElement).style.width = `${(100 * fraction(progress)).toFixed(1)}%`;
@@ -380,16 +395,16 @@ export class RunView {
   private drawHead(): void {
     const model = this.model;
     const count = model.ranks.length;
-    this.node.setAttribute('aria-label', `Run on ${model.title}`);
+    this.node.setAttribute("aria-label", `Run on ${model.title}`);
     this.dot.dataset.state = model.state;
     say(this.title, model.title);
     const words = status(model);
-    const facts = [`${count} rank${count === 1 ? '' : 's'}`, duration(model.elapsed), ...words];
+    const facts = [`${count} rank${count === 1 ? "" : "s"}`, duration(model.elapsed), ...words];
     if (!model.finished && model.idle >= 5) {
-      facts.push(`silent for ${duration(Math.floor(model.idle)).replace('.0 s', ' s')}`);
+      facts.push(`silent for ${duration(Math.floor(model.idle)).replace(".0 s", " s")}`);
     }
-    say(this.facts, facts.join(' · '));
-    const told = model.finished || words.length > 1 ? words.join(', ') : '';
+    say(this.facts, facts.join(" · "));
+    const told = model.finished || words.length > 1 ? words.join(", ") : "";
     if (told !== this.troubles) {
       this.troubles = told;
       this.tell(`${model.title}: ${told}`);
@@ -398,11 +413,11 @@ export class RunView {
     this.buttons.interrupt.hidden = !live || !this.host.interrupt;
     this.buttons.where.hidden = !live || !this.host.where;
     this.buttons.follow.hidden = !live;
-    say(this.buttons.follow, this.following ? 'Pause' : 'Follow');
-    this.buttons.follow.title = this.following ? 'Keep the lines still' : 'Show the newest lines as they come';
+    say(this.buttons.follow, this.following ? "Pause" : "Follow");
+    this.buttons.follow.title = this.following ? "Keep the lines still" : "Show the newest lines as they come";
     say(this.buttons.bars, BARS_TOLD[this.bars]);
-    this.buttons.bars.hidden = !live || count < 2 || !model.ranks.some(rank => rank.progress);
-    const lines = this.log.scrollHeight > this.log.clientHeight + 4 || this.filter !== '';
+    this.buttons.bars.hidden = !live || count < 2 || !model.ranks.some((rank) => rank.progress);
+    const lines = this.log.scrollHeight > this.log.clientHeight + 4 || this.filter !== "";
     this.search.hidden = !live && !lines;
     this.buttons.download.hidden = !live && !lines;
     if (!live) {
@@ -413,32 +428,36 @@ export class RunView {
   private drawBars(): void {
     const found: [number, Progress][] = [];
     for (const rank of this.model.ranks) {
-      const progress = this.model.finished || rank.state !== 'running' ? undefined : rank.progress;
+      const progress = this.model.finished || rank.state !== "running" ? undefined : rank.progress;
       if (progress && (this.chosen === ALL || this.chosen === rank.rank)) {
         found.push([rank.rank, progress]);
       }
     }
     const last = slowest(found);
     const several = this.model.ranks.length > 1;
-    const shown = this.bars === 'off' || !last ? [] : this.bars === 'slowest' && several ? [last] : found;
+    const shown = this.bars === "off" || !last ? [] : this.bars === "slowest" && several ? [last] : found;
     while (this.barsNode.children.length > shown.length) {
       this.barsNode.lastElementChild?.remove();
     }
     while (this.barsNode.children.length < shown.length) {
-      const row = make('div', 'sky-bar');
-      row.append(make('span'), make('progress', '', { max: '1' }), make('span'));
+      const row = make("div", "sky-bar");
+      row.append(make("span"), make("progress", "", { max: "1" }), make("span"));
       this.barsNode.append(row);
     }
     shown.forEach(([rank, progress], index) => {
-      const [name, bar, aside] = this.barsNode.children[index].children as unknown as [HTMLElement, HTMLProgressElement, HTMLElement];
-      const who = several ? `${this.bars === 'slowest' ? 'slowest, ' : ''}rank ${rank}` : '';
-      const label = [who, progress.label].filter(Boolean).join(' · ') || 'progress';
+      const [name, bar, aside] = this.barsNode.children[index].children as unknown as [
+        HTMLElement,
+        HTMLProgressElement,
+        HTMLElement,
+      ];
+      const who = several ? `${this.bars === "slowest" ? "slowest, " : ""}rank ${rank}` : "";
+      const label = [who, progress.label].filter(Boolean).join(" · ") || "progress";
       say(name, label);
       bar.value = fraction(progress);
-      bar.setAttribute('aria-label', label);
+      bar.setAttribute("aria-label", label);
       const percent = `${Math.floor(100 * fraction(progress))}%`;
       bar.textContent = percent;
-      say(aside, [percent, progress.aside].filter(Boolean).join(' · '));
+      say(aside, [percent, progress.aside].filter(Boolean).join(" · "));
     });
     this.barsNode.hidden = shown.length === 0;
   }
@@ -447,14 +466,14 @@ export class RunView {
   private blocks(): Block[] {
     const several = this.model.ranks.length > 1;
     if (this.chosen === ALL && several) {
-      const blocks = this.model.all.parts.map(part => this.blockOf(part));
+      const blocks = this.model.all.parts.map((part) => this.blockOf(part));
       const open = this.model.ranks
-        .filter(rank => rank.log.last)
-        .map(rank => [rank.rank, rank.log.last] as [number, string]);
-      const folded = fold(open, text => text);
-      const lines = folded.map(([ranks, text]) => ({ label: rankLabel(ranks).split(' ').slice(1).join(' '), text }));
+        .filter((rank) => rank.log.last)
+        .map((rank) => [rank.rank, rank.log.last] as [number, string]);
+      const folded = fold(open, (text) => text);
+      const lines = folded.map(([ranks, text]) => ({ label: rankLabel(ranks).split(" ").slice(1).join(" "), text }));
       if (lines.length) {
-        blocks.push({ key: this.openKey, lines: this.filtered(0, lines.length, index => lines[index]) });
+        blocks.push({ key: this.openKey, lines: this.filtered(0, lines.length, (index) => lines[index]) });
       }
       return blocks;
     }
@@ -466,7 +485,7 @@ export class RunView {
     let parts = rank.log.parts;
     const blocks: Block[] = [];
     if (history) {
-      blocks.push(...history.log.parts.map(part => this.blockOf(part)));
+      blocks.push(...history.log.parts.map((part) => this.blockOf(part)));
       const mark = history.mark;
       parts = mark ? parts.slice(parts.indexOf(mark.part)) : [];
       if (mark) {
@@ -474,7 +493,7 @@ export class RunView {
         parts = parts.slice(1);
       }
     }
-    return [...blocks, ...parts.map(part => this.blockOf(part))];
+    return [...blocks, ...parts.map((part) => this.blockOf(part))];
   }
 
   private blockOf(part: Transcript | FoldedLines | Shown, start = 0): Block {
@@ -483,9 +502,15 @@ export class RunView {
     }
     if (part instanceof Transcript) {
       const from = Math.max(0, start);
-      return { key: part, lines: this.filtered(part.dropped + from, part.length - from, index => ({ label: '', text: part.line(from + index) })) };
+      return {
+        key: part,
+        lines: this.filtered(part.dropped + from, part.length - from, (index) => ({
+          label: "",
+          text: part.line(from + index),
+        })),
+      };
     }
-    return { key: part, lines: this.filtered(part.first, part.entries.length, index => part.entries[index]) };
+    return { key: part, lines: this.filtered(part.first, part.entries.length, (index) => part.entries[index]) };
   }
 
   private filtered(first: number, count: number, line: (index: number) => { label: string; text: string }): Lines {
@@ -502,14 +527,14 @@ export class RunView {
     return {
       first,
       count: kept ? kept.length : count,
-      html: index => {
+      html: (index) => {
         const { label, text } = at(index);
-        return (label ? `<span class="sky-label">${escaped(label)}</span>` : '') + toHtml(text);
+        return (label ? `<span class="sky-label">${escaped(label)}</span>` : "") + toHtml(text);
       },
-      text: index => {
+      text: (index) => {
         const { label, text } = at(index);
-        return (label ? `[${label.replace(/ /g, '')}] ` : '') + strip(text);
-      }
+        return (label ? `[${label.replace(/ /g, "")}] ` : "") + strip(text);
+      },
     };
   }
 
@@ -559,19 +584,19 @@ export class RunView {
 
   private begin(block: Block): Drawn {
     if (block.lines) {
-      const node = make('div', 'sky-text');
-      const pre = make('pre');
+      const node = make("div", "sky-text");
+      const pre = make("pre");
       node.append(pre);
-      return { node, pre, first: -1, html: '', version: -1 };
+      return { node, pre, first: -1, html: "", version: -1 };
     }
-    const node = make('div', 'sky-item');
+    const node = make("div", "sky-item");
     if (this.chosen === ALL && this.model.ranks.length > 1 && block.shown) {
-      const who = make('div', 'sky-who');
+      const who = make("div", "sky-who");
       who.textContent = rankLabel(block.shown.ranks);
       node.append(who);
     }
-    node.append(make('div'));
-    return { node, first: -1, html: '', version: -1 };
+    node.append(make("div"));
+    return { node, first: -1, html: "", version: -1 };
   }
 
   /** Of each stretch of lines, put those on the page that are in sight. */
@@ -586,7 +611,7 @@ export class RunView {
       const offset = drawn.node.offsetTop - this.log.offsetTop;
       const from = Math.max(0, Math.floor((top - offset) / LINE) - OVERSCAN);
       const to = Math.min(block.lines.count, Math.ceil((top + height - offset) / LINE) + OVERSCAN);
-      let html = '';
+      let html = "";
       for (let index = from; index < to; index++) {
         html += `<div class="sky-row">${block.lines.html(index)}</div>`;
       }
@@ -602,20 +627,20 @@ export class RunView {
     const rank = this.chosen === ALL ? undefined : this.model.rank(this.chosen);
     const history = rank && this.history(rank);
     const gone = rank ? (history ? 0 : rank.log.gone) : this.model.ranks.reduce((sum, one) => sum + one.log.gone, 0);
-    const can = rank !== undefined && this.host.log !== undefined && this.model.run !== '';
+    const can = rank !== undefined && this.host.log !== undefined && this.model.run !== "";
     const more = history ? history.more : gone > 0;
     this.earlier.hidden = !more;
     this.earlier.disabled = !can || this.loading;
-    const count = gone.toLocaleString('en');
+    const count = gone.toLocaleString("en");
     say(
       this.earlier,
       this.loading
-        ? 'reading earlier lines …'
+        ? "reading earlier lines …"
         : can
-          ? `▲ show earlier lines${gone ? ` (${count} before these)` : ''}`
+          ? `▲ show earlier lines${gone ? ` (${count} before these)` : ""}`
           : rank
             ? `… ${count} earlier lines left out; result.stdout(rank) has all of them`
-            : `… ${count} earlier lines; each rank's tab leads to its own`
+            : `… ${count} earlier lines; each rank's tab leads to its own`,
     );
   }
 
@@ -647,48 +672,52 @@ export class RunView {
   /** Below the lines: what ranks raised, their results, and what else there is to say. */
   private drawFoot(): void {
     const all = this.chosen === ALL;
-    const ranks = all ? this.model.ranks : this.model.ranks.filter(rank => rank.rank === this.chosen);
-    const key = JSON.stringify([this.chosen, this.model.notices.length, ranks.map(one => [one.state, one.result !== undefined])]);
+    const ranks = all ? this.model.ranks : this.model.ranks.filter((rank) => rank.rank === this.chosen);
+    const key = JSON.stringify([
+      this.chosen,
+      this.model.notices.length,
+      ranks.map((one) => [one.state, one.result !== undefined]),
+    ]);
     if (key === this.footKey) {
       return;
     }
     this.footKey = key;
-    this.foot.textContent = '';
+    this.foot.textContent = "";
     const several = this.model.ranks.length > 1;
     const told = (pick: (rank: Rank) => string) =>
       fold(
-        ranks.filter(rank => pick(rank)).map(rank => [rank.rank, pick(rank)] as [number, string]),
-        text => text
+        ranks.filter((rank) => pick(rank)).map((rank) => [rank.rank, pick(rank)] as [number, string]),
+        (text) => text,
       );
     const trouble = (who: string, text: string) => {
-      const node = make('div', 'sky-trouble');
-      node.innerHTML = `${who ? `<div class="sky-who">${escaped(who)}</div>` : ''}<pre class="sky-wrap">${toHtml(text)}</pre>`;
+      const node = make("div", "sky-trouble");
+      node.innerHTML = `${who ? `<div class="sky-who">${escaped(who)}</div>` : ""}<pre class="sky-wrap">${toHtml(text)}</pre>`;
       this.foot.append(node);
     };
-    for (const [of, note] of told(rank => rank.note)) {
+    for (const [of, note] of told((rank) => rank.note)) {
       trouble(`${rankLabel(of)} ${this.model.rank(of[0])?.state}`, note);
     }
-    for (const [of, text] of told(rank => rank.traceback)) {
-      trouble(several ? rankLabel(of) : '', text);
+    for (const [of, text] of told((rank) => rank.traceback)) {
+      trouble(several ? rankLabel(of) : "", text);
     }
-    const results = ranks.filter(rank => rank.result).map(rank => [rank.rank, rank.result] as [number, Shown]);
-    for (const [of, shown] of fold(results, one => JSON.stringify(one.item))) {
-      const node = make('div', 'sky-item');
-      const who = make('div', 'sky-who');
-      who.textContent = several && all ? `Out, ${rankLabel(of)}` : 'Out';
-      const place = make('div');
+    const results = ranks.filter((rank) => rank.result).map((rank) => [rank.rank, rank.result] as [number, Shown]);
+    for (const [of, shown] of fold(results, (one) => JSON.stringify(one.item))) {
+      const node = make("div", "sky-item");
+      const who = make("div", "sky-who");
+      who.textContent = several && all ? `Out, ${rankLabel(of)}` : "Out";
+      const place = make("div");
       node.append(who, place);
       this.foot.append(node);
       this.host.draw(shown.item, place);
     }
     for (const notice of this.model.notices) {
-      const node = make('div', 'sky-aside');
+      const node = make("div", "sky-aside");
       node.textContent = notice;
       this.foot.append(node);
     }
     const quiet = this.quiet(ranks);
     if (quiet) {
-      const node = make('div', 'sky-aside');
+      const node = make("div", "sky-aside");
       node.textContent = quiet;
       this.foot.append(node);
     }
@@ -696,10 +725,14 @@ export class RunView {
 
   private quiet(ranks: Rank[]): string {
     if (!this.model.finished) {
-      return '';
+      return "";
     }
-    const silent = ranks.filter(rank => rank.state === 'done' && !rank.log.parts.length && !rank.result && !rank.log.gone);
-    return silent.length && silent.length < this.model.ranks.length ? `${rankLabel(silent.map(rank => rank.rank))}: no output` : '';
+    const silent = ranks.filter(
+      (rank) => rank.state === "done" && !rank.log.parts.length && !rank.result && !rank.log.gone,
+    );
+    return silent.length && silent.length < this.model.ranks.length
+      ? `${rankLabel(silent.map((rank) => rank.rank))}: no output`
+      : "";
   }
 
   private onScroll(): void {
@@ -722,9 +755,9 @@ export class RunView {
 
 function stored(name: string): string {
   try {
-    return localStorage.getItem(name) ?? '';
+    return localStorage.getItem(name) ?? "";
   } catch {
-    return '';
+    return "";
   }
 }
 
