@@ -307,7 +307,7 @@ def start_pool(spec: PoolSpec) -> Pool:
     view = display.start_view(f"pool {spec.name}")
     pool = Pool(spec, person.prompts)
     try:
-        with person.answering(view.refresh) as tick:
+        with pools.being_started(pool), person.answering(view.refresh) as tick:
             pool.start(view.on_event, tick)
     except BaseException as error:
         view.finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", ok=False)

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterable, Sequence
-from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -14,14 +13,16 @@ from .. import display
 from ..api import attach_pool, describe, get_files, put_files, start_pool
 from ..capture.collect import collect
 from ..capture.names import analyse
+from ..display import panel
 from ..display.asking import person
 from ..errors import PoolError, SkyError, SpecError, rank_label
+from ..pool import survey
 from ..pool.events import NoticeEvent, Tape
 from ..pool.live import pools
 from ..pool.manager import Detached, Pool
 from ..pool.results import CellError, CellResult
 from ..pool.runs import Run
-from . import cleaning, runs, traceback
+from . import cleaning, requests, runs, traceback
 from .completion import sky_matcher
 from .manual import MANUAL
 from .options import Given, HelpAsked, parse
@@ -179,10 +180,7 @@ class SkyMagics(Magics):
 
     def do_status(self, given: Given) -> None:
         chosen = pools.all() if given.name is None else [pools.need(given.name)]
-        if not chosen:
-            print("no pool lives; `%sky up --nodes 2` makes one, and so does `%%sky --nodes 2` over a cell")
-        for pool in chosen:
-            print(status_text(pool, current=pool is pools.current))
+        panel.show([status_of(pool) for pool in chosen])
 
     def do_restart(self, given: Given) -> None:
         pool = pools.need(given.name)
@@ -291,23 +289,9 @@ def run_view(pool: Pool, ranks: Sequence[int]) -> Any:
     return display.run_view(f"sky · {name}" if name != "default" else "sky", ranks, pool=name)
 
 
-def status_text(pool: Pool, *, current: bool) -> str:
-    """A pool and what its ranks do, in lines."""
-    lines = [f"pool {pool.spec.name}{' (current)' if current else ''}: {describe(pool.spec)}, {pool.state}"]
-    lines += [f"  {host}: {text}" for host, text in sorted(pool.away.items())]
-    lines += [f"  {text}: its control goes through here, no collectives" for _, text in sorted(pool.apart.items())]
-    try:
-        nodes = pool.status()
-    except (SkyError, OSError, FutureTimeout) as error:
-        return "\n".join([*lines, f"  {error or 'its nodes do not answer'}"])
-    for node in range(pool.spec.nodes):
-        if node not in nodes:
-            lines.append(f"  node {node}: lost; `%sky restart` makes it anew")
-            continue
-        for rank, facts in nodes[node]["ranks"].items():
-            state = f"{'busy' if facts['busy_with'] else 'idle'} (process {facts['pid']})"
-            lines.append(f"  node {node}, rank {rank}: {state if facts['pid'] else 'its kernel is being replaced'}")
-    return "\n".join(lines)
+def status_of(pool: Pool) -> dict[str, Any]:
+    """A pool and what its nodes do, with the last five minutes of it, as the panel takes it."""
+    return {**survey.of(pool, 0), "about": describe(pool.spec), "current": pool is pools.current}
 
 
 def _unsure(pool: Pool) -> str:
@@ -353,6 +337,7 @@ def load(shell: Any) -> None:
     shell.events.register("post_run_cell", magics.after_cell)
     shell.sky_magics = magics
     traceback.install(shell)
+    requests.install(shell)
     shell.input_transformers_cleanup.append(_with_body)
     completer = getattr(shell, "Completer", None)
     if completer is not None and sky_matcher not in completer.custom_matchers:
@@ -369,6 +354,7 @@ def unload(shell: Any) -> None:
     pools.end_all()
     shell.events.unregister("post_run_cell", magics.after_cell)
     traceback.remove(shell)
+    requests.remove(shell)
     if _with_body in shell.input_transformers_cleanup:
         shell.input_transformers_cleanup.remove(_with_body)
     for kind in ("line", "cell"):

@@ -23,7 +23,7 @@ from typing import Any
 import cloudpickle
 
 from ..errors import PoolError, plain
-from . import look, stacks
+from . import look, metrics, stacks
 from .accelerators import Devices
 from .config import HostConfig
 from .files import Files
@@ -42,7 +42,7 @@ _KEEP_RUNS = 200
 _MOST_AHEAD = 8 << 20
 REPLACED = "another notebook has taken the pool over"
 CALLS = (
-    *("start", "read", "runs", "fetch", "forget", "status", "ping", "heard"),
+    *("start", "read", "page", "runs", "fetch", "forget", "status", "ping", "heard"),
     *("signal", "abort", "restart", "enter", "check", "again", "leave", "ports", "where"),
 )
 
@@ -72,6 +72,10 @@ class Agent:
         shares = _shares(devices, config, node)
         mine = [device.kind for share in shares for device in share.all]
         self.accelerators: tuple[int, str | None] = len(mine), (mine[0] if mine else None)
+        # Where the ranks have no shares of them, all may use all.
+        self.devices = [device for share in shares for device in share.all] or devices.all
+        self.sampler: metrics.Sampler | None = None
+        self.began = time.monotonic()
         self.apps = contextlib.ExitStack()
         self.entered_apps = False
         self.folder = pool_folder / f"n{node}"
@@ -166,6 +170,20 @@ class Agent:
         data, following = record.journal.read(start)
         return {"first": start, "data": data, "next": following, "over": record.over.is_set()}
 
+    async def sky_page(self, run: str, start: int, most: int) -> dict[str, Any] | None:
+        """About ``most`` bytes of a run's events from number ``start`` on; below 0, so many before the end.
+
+        None where the run is not known.
+        """
+        record = self.runs.get(run)
+        if record is None:
+            return None
+        record.settle()
+        start = start if start >= 0 else max(0, record.journal.next + start)
+        data, following = record.journal.read(start, most)
+        over = record.over.is_set()
+        return {"first": start, "data": data, "next": following, "end": record.journal.next, "over": over}
+
     async def sky_signal(self, number: int, ranks: list[int] | None = None, run: str | None = None) -> list[int]:
         """Signal kernels; with ``run``, only those that still work on it."""
         reached = []
@@ -254,9 +272,12 @@ class Agent:
 
         await asyncio.gather(*(leave(rank) for rank in self.mine(ranks)))
 
-    async def sky_status(self) -> dict[str, Any]:
-        """This node's process id and what each rank does."""
-        return {
+    async def sky_status(self, since: dict[str, int] | None = None) -> dict[str, Any]:
+        """This node's process id and what each rank does.
+
+        With ``since``, which may have a number for this node, it tells how busy its machine is and was.
+        """
+        status: dict[str, Any] = {
             "pid": os.getpid(),
             "incarnation": self.incarnation,
             "ranks": {
@@ -264,6 +285,22 @@ class Agent:
                 for rank in self.ranks.values()
             },
         }
+        if since is None:
+            return status
+        for rank in self.ranks.values():
+            status["ranks"][rank.number]["memory"] = metrics.memory_of(rank.pid) if rank.pid else 0
+        status["uptime"] = round(time.monotonic() - self.began, 1)
+        status["accelerators"] = self.accelerators
+        if self.sampler is not None:
+            status["metrics"] = self.sampler.since(since.get(str(self.node), 0))
+        return status
+
+    async def sample(self) -> None:
+        """Look after the machine's use, for as long as the agent is there."""
+        # A driver may take long to wake a device up.
+        gpus = await asyncio.to_thread(metrics.gpus_of, self.devices) if self.devices else metrics.NoGpus()
+        self.sampler = metrics.Sampler(metrics.Machine(), gpus)
+        await self.sampler.attend()
 
     async def sky_where(self, **arguments: Any) -> dict[str, Any]:
         """What each rank is at; see `look.report` for the arguments."""

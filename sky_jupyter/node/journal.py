@@ -224,12 +224,12 @@ class Journal:
 
     # -- what is read ------------------------------------------------------------------------------
 
-    def read(self, start: int) -> tuple[bytes, int]:
+    def read(self, start: int, most: int = MAX_READ) -> tuple[bytes, int]:
         """Lines from event ``start`` on, at most about 4 MiB, and the number that follows them.
 
         What is not kept comes as a gap event, which stands for ``count`` events from ``seq`` on.
         """
-        at, data, left = max(0, start), [], MAX_READ
+        at, data, left = max(0, start), [], max(1, min(most, MAX_READ))
         place = bisect_right(self._parts, at, key=lambda part: part.first) - 1
         while left > 0 and at < self.next:
             lines, at = self._parts[place].read(at, left)

@@ -117,6 +117,7 @@ async def _serve(agent: Agent, scheduler: str, lease: int) -> None:
     starting = asyncio.create_task(agent.start_ranks())
     # A call may come as soon as the scheduler knows this node.
     agent.starting = dict.fromkeys(agent.ranks, starting)
+    agent.background(agent.sample())
     agent.background(agent.renew_lease(functools.partial(_renew, lease), agent.config.lease_interval))
     connected = asyncio.create_task(_stay_connected(agent, scheduler))
     try:

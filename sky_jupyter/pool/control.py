@@ -28,7 +28,7 @@ ABSENCE = 5.0
 # The same for one that the scheduler reaches through our own link, which is made again with growing pauses.
 FAR_ABSENCE = 30.0
 # Calls that may be made again where a connection broke: an agent that has done it knows.
-_REPEATABLE = frozenset({"start", "read", "runs", "status", "ping", "ports", "fetch", "where", "heard"})
+_REPEATABLE = frozenset({"start", "read", "page", "runs", "status", "ping", "ports", "fetch", "where", "heard"})
 _REPEATABLE |= {"look", "plan", "take", "taken", "untake", "find", "tidy"}
 
 
@@ -296,6 +296,13 @@ class Control:
         """Lose a node whose machine is off, though nobody has noticed that its connections are gone."""
         self.off.add(node)
         self.lose(node, why)
+
+    @property
+    def there(self) -> set[int]:
+        """The nodes that are believed to answer."""
+        if None in self.silent:
+            return set()
+        return {node for node in self.addresses if node not in self.silent | self.lost | self.off}
 
     # -- asking ------------------------------------------------------------------------------------
 

@@ -14,12 +14,16 @@ from typing import Any
 
 @dataclass(frozen=True)
 class PhaseEvent:
-    """A step of a pool's start: ``text`` is what it is at, ``done`` says that it is over."""
+    """A step of a pool's start: ``text`` is what it is at, ``done`` says that it is over.
+
+    ``usual`` is how many seconds it took in earlier starts like this one, where there were any.
+    """
 
     phase: str
     text: str
     elapsed: float
     done: bool = False
+    usual: float | None = None
 
 
 @dataclass(frozen=True)

@@ -23,10 +23,12 @@ from .control import Control
 from .events import Listener, NoticeEvent, PhaseEvent, ignore
 from .link import PoolLink
 from .loop import Tick, loop, no_tick, wait_ticking
+from .phases import PhaseLog
 from .record import PoolRecord
 from .registry import PoolRow, Registry
 from .remote import PoolGone, RemoteHost
 from .supervisor import Supervisor
+from .survey import Survey
 
 if TYPE_CHECKING:
     from ..bootstrap.remote import Crew
@@ -58,6 +60,9 @@ class PoolLife:
         self.ids: Sequence[str] = ()
         self.control: Control | None = None
         self.began = 0.0
+        # What its start came through, and how it is, for those who look.
+        self.phases = PhaseLog()
+        self.survey = Survey(self)
         self.listener: Listener = ignore
         # Where the scheduler is reached from here, and where the hosts reach it.
         self.scheduler_address = self.scheduler_there = ""
@@ -73,6 +78,8 @@ class PoolLife:
         self._idle.set()
         # What plugins entered here, for the pool's life.
         self._client = contextlib.ExitStack()
+        # Held by whoever restarts or ends it from outside of the notebook's cells; what that is.
+        self._change, self._changed = threading.Lock(), ""
 
     def start(self, listener: Listener = ignore, tick: Tick = no_tick) -> None:
         """Make the machines, prepare them and enter the plugins; whatever fails leaves nothing.
@@ -397,6 +404,8 @@ class PoolLife:
                 link.end()
 
     async def _leave(self) -> None:
+        # Whoever waits for a run in another thread goes on.
+        self.supervisor.lose_all("the pool was ended")
         self.supervisor.close()
         if self.control is None:
             return
@@ -408,18 +417,50 @@ class PoolLife:
                 await asyncio.wait_for(self.control.ask("leave", ranks=ranks[:1]), 5)
         await self.control.close()
 
-    def restart(self, listener: Listener = ignore, tick: Tick = no_tick) -> None:
-        """New kernels on the same machines, plugins entered; where an agent is lost, new hosts."""
+    @contextlib.contextmanager
+    def changing(self, what: str) -> Iterator[None]:
+        """The pool is being restarted or ended: by one thread at a time.
+
+        Raises
+        ------
+        PoolError
+            When another one is at it.
+        """
+        if not self._change.acquire(blocking=False):
+            raise PoolError(f"pool {self.spec.name!r} is being {self._changed} just now: try again when it is done")
+        self._changed = what
+        try:
+            yield
+        finally:
+            self._change.release()
+
+    def restart(self, listener: Listener = ignore, tick: Tick = no_tick, ranks: Sequence[int] | None = None) -> None:
+        """New kernels on the same machines, plugins entered; where an agent is lost, new hosts.
+
+        Parameters
+        ----------
+        ranks : sequence of int, optional
+            Those that get one, all unless given; where the others cannot go on without them, all do.
+        """
+        with self.changing("restarted"):
+            self._restart(listener, tick, ranks)
+
+    def _restart(self, listener: Listener, tick: Tick, ranks: Sequence[int] | None) -> None:
         self._must_live(restarting=True)
         self.listener = listener
         assert self.control is not None
         away = self.control.lost or self.control.silent or len(self.control.addresses) < self.spec.nodes
         whole = bool(away) or self.state == "broken"
-        wait_ticking(loop().submit(self._relaunch() if whole else self.supervisor.restart()), tick)
+        if whole and ranks is not None:
+            raise PoolError(f"nodes of pool {self.spec.name!r} are lost: restart all of it, not some of its ranks")
+        wait_ticking(loop().submit(self._relaunch() if whole else self.supervisor.restart(ranks)), tick)
+        if self.state == "ended":
+            # Another thread has ended it meanwhile.
+            self._end_hosts(list(self.hosts))
+            self._must_live()
         self.state = "ready"
         if whole:
             self._record_ready()
-        self.supervisor.restarted.update(range(self.spec.world_size))
 
     async def _relaunch(self) -> None:
         assert self.control is not None
@@ -431,6 +472,7 @@ class PoolLife:
         await self.control.close()
         await asyncio.to_thread(self._end_hosts, hosts)
         await self._start()
+        self.supervisor.restarted.update(range(self.spec.world_size))
 
     async def _renew(self, ranks: Sequence[int] | None) -> None:
         """Replace kernels and have the new ones enter."""
@@ -509,11 +551,20 @@ class PoolLife:
 
     def _break(self, why: str) -> None:
         """The pool can run nothing until it is restarted; what runs on it is given up."""
+        if self.state in ("ended", "taken"):
+            return
         self.state, self.broken = "broken", why
         if self.control is not None:
             # It would look for its scheduler, and say so in the notebook, for ever.
             asyncio.ensure_future(self.control.close())  # noqa: RUF006 - it ends by itself
         self.supervisor.lose_all(f"{why}; `%sky restart` makes the pool anew")
+
+    @property
+    def condition(self) -> str:
+        """Its state in one word, as a person sees it: ``starting``, ``ready``, ``restarting``, ``broken`` and so on."""
+        if self._change.locked() and self.state != "ended":
+            return {"restarted": "restarting", "ended": "ending"}.get(self._changed, self.state)
+        return "starting" if self.state == "new" else self.state
 
     @property
     def away(self) -> dict[str, str]:
@@ -544,20 +595,28 @@ class PoolLife:
             )
         if self.state == "broken" and not restarting:
             raise PoolError(f"pool {self.spec.name!r} is broken: {self.broken}; `%sky restart` makes it anew")
+        if self.state == "new" and self._change.locked() and not restarting:
+            raise PoolError(f"pool {self.spec.name!r} is being {self._changed} just now: try again when it is done")
         if self.state == "new" or self.control is None:
             raise PoolError(f"pool {self.spec.name!r} has not been started")
 
     @contextlib.contextmanager
     def _phase(self, phase: str, text: str) -> Iterator[Callable[[str], None]]:
         """Tell the listener of a phase's begin, lines and end."""
-        began = time.perf_counter()
+        noted = self.phases.begin(phase, text)
 
         def say(line: str) -> None:
-            self.listener(PhaseEvent(phase, line, time.perf_counter() - began))
+            self.phases.say(noted, line)
+            self.listener(PhaseEvent(phase, line, noted.elapsed, usual=noted.usual))
 
         say(text)
-        yield say
-        self.listener(PhaseEvent(phase, text, time.perf_counter() - began, done=True))
+        try:
+            yield say
+        except BaseException:
+            noted.end("failed")
+            raise
+        noted.end("done")
+        self.listener(PhaseEvent(phase, text, noted.elapsed, done=True, usual=noted.usual))
 
     def __repr__(self) -> str:
         return f"<Pool {self.spec.name!r}: {self.spec.nodes} nodes, {self.spec.world_size} ranks, {self.state}>"

@@ -5,6 +5,9 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import signal
+import threading
+from collections.abc import Iterator
 
 from ..errors import PoolError, nearest
 from .manager import Pool
@@ -17,6 +20,35 @@ class LivePools:
         self._by_name: dict[str, Pool] = {}
         self._current: str | None = None
         self._watching = False
+        self._lock = threading.Lock()
+        # Pools that are being started, and whether the main thread waits for them.
+        self._starting: dict[Pool, bool] = {}
+
+    @property
+    def starting(self) -> list[Pool]:
+        """Pools that are being started, and are not found by name yet."""
+        return list(self._starting)
+
+    @contextlib.contextmanager
+    def being_started(self, pool: Pool) -> Iterator[None]:
+        """This thread starts a pool."""
+        self._starting[pool] = threading.current_thread() is threading.main_thread()
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._starting[pool]
+
+    def interrupt_start(self, pool: Pool) -> bool:
+        """Interrupt the main thread where it is starting this pool; whether it is. Callable from any thread."""
+        with self._lock:
+            if pool not in self._starting:
+                return False
+            if not self._starting[pool]:
+                raise PoolError(f"pool {pool.spec.name!r} is being started by a thread, which cannot be interrupted")
+            # As the terminal's interrupt would: where the pool's start fails, nothing of it is left.
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            return True
 
     def add(self, pool: Pool) -> None:
         """Take a pool in, under its name, and make it current."""

@@ -6,6 +6,7 @@ import contextlib
 import functools
 import os
 import shutil
+import time
 from collections.abc import Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
@@ -17,11 +18,12 @@ from ..capture.ledger import Ledger
 from ..capture.payload import Blob, write_blob
 from ..errors import CaptureError, PoolError, SkyError, SpecError, rank_label
 from ..spec import PoolSpec
-from . import files, launch, remote
+from . import files, launch, pages, remote
 from .events import Listener, Tape, ignore
 from .life import JOIN_TIMEOUT, PoolLife
 from .loop import Tick, counting_interrupts, loop, no_tick, wait_ticking
 from .moving import Transfer
+from .pages import Page
 from .record import PoolRecord
 from .registry import PoolRow
 from .results import CellError, CellResult
@@ -198,7 +200,8 @@ class Pool(PoolLife):
             run.folder.mkdir(mode=0o700)
         except FileNotFoundError:
             # The pool has ended, and its host's word of it is on its way.
-            self.state, self.broken = "broken", self._why_gone()
+            if self.state != "ended":
+                self.state, self.broken = "broken", self._why_gone()
             self._must_live()
             raise
         try:
@@ -326,6 +329,35 @@ class Pool(PoolLife):
         run.count = count if isinstance(count, int) else 0
         return run, facts
 
+    def page(self, id: str, rank: int | None = None, start: int = 0, count: int = pages.COUNT) -> list[Page]:
+        """A part of what a run has told, from the nodes' journals. Callable from any thread.
+
+        Parameters
+        ----------
+        rank : int, optional
+            Whose; all ranks' unless given.
+        start : int
+            The number of the first event, as each node counts them; below 0, so many before the end.
+        count : int
+            How many numbers from there on; fewer come where they are long.
+
+        Returns
+        -------
+        list of Page
+            One a node that knows the run and answers.
+
+        Raises
+        ------
+        PoolError
+            When no node knows the run.
+        """
+        if rank is not None:
+            self.check_ranks([rank])
+        self._must_live()
+        assert self.control is not None
+        wanted = None if rank is None else {rank // self.spec.ranks_per_node}
+        return loop().call(pages.ask(self.control, id, rank, wanted, start, count), timeout=_READ_TIMEOUT)
+
     def log(self, id: str) -> CellResult:
         """What a run has printed and returned so far, as the nodes' journals have it.
 
@@ -387,18 +419,24 @@ class Pool(PoolLife):
 
     def wait(self, run: Run, tick: Tick = no_tick) -> bool:
         """Wait until a run's task is done; whether it was interrupted from here. See `attend`."""
-        heeded = 0
+        heeded, before = 0, run.presses
         with counting_interrupts() as presses:
 
             def look() -> None:
                 nonlocal heeded
                 if len(presses) > heeded:
-                    heeded = len(presses)
-                    self.interrupt(run, hard=heeded > 1)
+                    fresh, heeded = len(presses) - heeded, len(presses)
+                    self.press(run, fresh)
                 tick()
 
             wait_ticking(run.task, look)
-        return bool(presses)
+        return bool(presses) or run.presses > before
+
+    def press(self, run: Run, times: int = 1) -> None:
+        """What a person's interrupt does to a run, by whichever key or button: the second is a hard one."""
+        run.presses += times
+        run.pressed = time.monotonic()
+        self.interrupt(run, hard=run.presses > 1)
 
     def finish(self, run: Run) -> CellResult:
         """A run's result once its task is done; its blobs go, and the registry and ledger hear of it."""

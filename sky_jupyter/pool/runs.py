@@ -63,6 +63,11 @@ class Run:
         self.task: Future[None] = Future()
         # Why ranks were stopped, where the manager stopped them.
         self.why = ""
+        # How often a person has pressed interrupt, and when they last did.
+        self.presses = 0
+        self.pressed = 0.0
+        # Whether it was given up with the kernels or the pool that it was on: nothing of it is to be mended.
+        self.abandoned = False
         # Ranks that were freed from a collective: what they raise then is our doing.
         self.aborted: set[int] = set()
         # The cell, as it was given, and its number.
@@ -100,6 +105,11 @@ class Run:
         """The run's time begins now, and not while the pool is being mended."""
         self._began = time.perf_counter()
         self.heard = time.monotonic()
+
+    @property
+    def since_began(self) -> float:
+        """Seconds since it began, or that it took."""
+        return self.elapsed if self.over.is_set() else time.perf_counter() - self._began
 
     def next(self, node: int) -> int:
         """The number of the event that is awaited from a node."""

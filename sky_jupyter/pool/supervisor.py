@@ -335,6 +335,8 @@ class Supervisor:
 
     def _mend(self, run: Run) -> None:
         """Begin to replace what the run lost; the next run waits for it."""
+        if run.abandoned:
+            return
         lost = [rank for rank, outcome in run.outcomes.items() if outcome.end.get("text") and outcome.status != "lost"]
         if lost:
             ranks = self._to_replace(lost)
@@ -381,14 +383,26 @@ class Supervisor:
 
         task = self._repair = self._keep_task(mend())
 
-    async def restart(self) -> None:
-        """New kernels for all ranks; what runs is given up, and what was being mended is mended by this."""
-        self.lose_all("its kernel was replaced by `%sky restart`")
+    async def restart(self, ranks: Sequence[int] | None = None) -> None:
+        """New kernels for ranks, all unless given; what runs there is given up.
+
+        Where all are new, what was being mended is mended by this.
+        """
+        why = "its kernel was replaced by `%sky restart`"
+        everyone = list(range(self.spec.world_size))
+        if ranks is not None and (chosen := self._to_replace(ranks)) != everyone:
+            for run in list(self.runs.values()):
+                run.lose([rank for rank in run.left if rank in chosen], why)
+            self._mend_with(self._renew_some(chosen))
+            await self.settle()
+            return
+        self.lose_all(why)
         if self._repair is not None:
             self._repair.cancel()
 
         async def replace() -> None:
-            await self.renew(list(range(self.spec.world_size)))
+            await self.renew(everyone)
+            self.restarted.update(everyone)
 
         work = self._keep_task(replace())
 
@@ -401,6 +415,31 @@ class Supervisor:
         finally:
             if self._repair is repair:
                 self._repair = None
+
+    async def _renew_some(self, ranks: Sequence[int]) -> None:
+        """New kernels for some ranks, whatever they are at; the others keep theirs."""
+        assert self.control is not None
+        self.restarted.update(ranks)
+        if not self.together:
+            await self.renew(ranks)
+            return
+        await self._kill(ranks)
+        await self._idle()
+        await self._set_up_again(ranks)
+
+    async def _kill(self, ranks: Sequence[int]) -> None:
+        """End kernels, and wait until their agents have seen it."""
+        assert self.control is not None
+        await self.control.ask("signal", number=int(signal.SIGKILL), ranks=ranks)
+        for _ in range(round(_KILL_PATIENCE / _PAUSE)):
+            if set(ranks) <= set(await self._ended()):
+                return
+            await asyncio.sleep(_PAUSE)
+
+    async def _idle(self) -> None:
+        """Wait until no rank works: none sets its frameworks up beside what it still works on."""
+        for run in list(self._working):
+            await run.until(lambda run=run: not run.left, None)  # type: ignore[misc]
 
     async def _resume(self) -> None:
         """After a failure: see whether the ranks are still in step, and set up anew where not.
@@ -546,9 +585,7 @@ class Supervisor:
             if not self.together:
                 await self.renew(ranks)
                 return
-            # No rank sets its frameworks up beside what it still works on.
-            for run in list(self._working):
-                await run.until(lambda run=run: not run.left, None)  # type: ignore[misc]
+            await self._idle()
             await self._set_up_again(ranks)
         finally:
             self._lost.discard(node)
@@ -599,6 +636,7 @@ class Supervisor:
     def lose_all(self, text: str) -> None:
         """Nobody can be reached any more: give up what runs."""
         for run in list(self.runs.values()):
+            run.abandoned = True
             if run.left:
                 run.lose(run.left, text)
 

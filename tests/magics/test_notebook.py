@@ -17,7 +17,7 @@ from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
 from tests.conftest import MARK, marked_processes
-from tests.magics.notebook import Notebook, OwnKernelSpecs, notebook
+from tests.magics.notebook import Cell, Notebook, OwnKernelSpecs, notebook
 
 RANK = "import sky_jupyter; rank = sky_jupyter.instance_info().rank"
 
@@ -43,8 +43,13 @@ def two(book) -> Notebook:
     return book
 
 
+def told(cell: Cell) -> str:
+    """What `%sky` says of the pools."""
+    return cell.run if cell.displays else cell.stream()
+
+
 def pools_of(book: Notebook) -> list[str]:
-    return re.findall(r"^pool ([\w-]+)", book.run("%sky").stream(), re.MULTILINE)
+    return re.findall(r"^pool ([\w-]+)", told(book.run("%sky")), re.MULTILINE)
 
 
 # The flow.
@@ -332,14 +337,21 @@ def test_an_interrupt_while_a_pool_starts_leaves_no_pool(book):
 # Verbs.
 
 
-def test_status_shows_each_rank(two):
-    lines = two.run("%sky status").stream().splitlines()
-    assert lines[0] == "pool default (current): 2 local nodes, ready"
-    assert [re.sub(r"\d+\)", "N)", line) for line in lines[1:3]] == [
-        "  node 0, rank 0: idle (process N)",
-        "  node 1, rank 1: idle (process N)",
-    ]
-    assert two.run("%sky").stream() == two.run("%sky status").stream()
+def test_status_shows_each_node_and_rank_and_how_busy_they_are(two):
+    end = time.monotonic() + 30
+    while "CPU" not in (text := told(two.run("%sky status"))):
+        assert time.monotonic() < end, text
+        time.sleep(0.2)
+    lines = [re.sub(r"[\d.]+", "N", line) for line in text.splitlines()]
+    assert re.fullmatch(r"pool default \(current\): N local nodes, ready, up N( min N)? s", lines[0])
+    assert re.fullmatch(r"  node N \(N\): idle · CPU N% [▁-█]+ · memory N of N GB [▁-█]+", lines[1])
+    assert lines[2] == "    rank N: idle (process N, N MB)"
+    assert len([line for line in lines if line.startswith("  node")]) == 2
+    assert lines[-1].startswith("  started in N s: ")
+    html = two.run("%sky").html
+    assert html.count("<tr>") == 3
+    assert "<script" not in html
+    assert 'alt="CPU use of the last' in html
 
 
 def test_up_of_what_is_there_says_so(two):

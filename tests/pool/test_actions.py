@@ -1,0 +1,140 @@
+"""Requests as they are read, and what is answered to those that hold anything at all."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sky_jupyter.pool import actions, pages
+from sky_jupyter.pool.live import pools
+from sky_jupyter.pool.manager import Pool
+from tests.pool.pools import begin, local_pool, run
+
+JSON = st.recursive(
+    st.none() | st.booleans() | st.integers() | st.floats() | st.text(),
+    lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
+    max_leaves=12,
+)
+FIELDS = ("pool", "run", "rank", "ranks", "from", "count", "as", "since", "hard")
+# What may be asked of a pool without its being changed.
+HARMLESS = ("status", "interrupt", "log", "runs")
+
+
+@pytest.fixture(scope="module")
+def pool() -> Iterator[Pool]:
+    with local_pool(nodes=1, ranks_per_node=2) as made:
+        pools.add(made)
+        run(made, "for i in range(20): print(f'line {i}')")
+        yield made
+    pools.discard(made)
+
+
+def ask(action: str, **more: Any) -> dict[str, Any]:
+    return actions.answer({"action": action, **more})
+
+
+@settings(max_examples=80, deadline=None)
+@given(content=JSON)
+def test_anything_at_all_is_answered(content):
+    reply = actions.answer(content)
+    assert reply["status"] == "error"
+    assert reply["message"]
+
+
+@settings(max_examples=80, deadline=None)
+@given(
+    action=st.sampled_from(HARMLESS),
+    more=st.dictionaries(st.sampled_from(FIELDS), JSON | st.sampled_from(["all", "events", "text", [0], 0, 1, -1])),
+)
+def test_whatever_a_request_holds_the_answer_is_json(pool, action, more):
+    reply = ask(action, **more)
+    assert reply["status"] in ("ok", "error")
+    json.dumps(reply, allow_nan=False, ensure_ascii=False).encode()
+
+
+def test_a_log_is_read_page_by_page_whoever_printed_it_and_also_from_its_end(pool):
+    id = begin(pool, "import time\nfor i in range(40):\n    print(i)\n    time.sleep(0.001)").id
+    pool.attend(pool.supervisor.runs[id])
+    seen, start = {0: "", 1: ""}, 0
+    while True:
+        (page,) = ask("log", run=id, count=3, **{"from": start})["nodes"]
+        assert page["from"] == start
+        assert all(start <= event["seq"] < page["next"] for event in page["events"])
+        for event in page["events"]:
+            if event["kind"] == "stream":
+                seen[event["rank"]] += event["text"]
+        start = page["next"]
+        if start >= page["end"]:
+            break
+    lines = "".join(f"{i}\n" for i in range(40))
+    assert seen == {0: lines, 1: lines}
+    (last,) = ask("log", run=id, rank=0, **{"from": -2})["nodes"]
+    assert last["next"] == last["end"] == page["end"]
+    assert all(event["seq"] >= page["end"] - 2 for event in last["events"])
+    (whole,) = ask("log", run=id, rank=1, **{"as": "text"})["nodes"]
+    assert whole["text"] == lines
+
+
+def test_a_page_has_as_much_as_fits_and_says_where_the_next_one_begins(pool):
+    id = begin(pool, "for i in range(3): print('x' * 900_000, flush=True)\nimport time\ntime.sleep(0.2)").id
+    pool.attend(pool.supervisor.runs[id])
+    pieces, start = 0, 0
+    while True:
+        (page,) = ask("log", run=id, rank=0, **{"from": start})["nodes"]
+        assert page["next"] > start
+        assert len(json.dumps(page)) < 4 * pages.COUNT * 1000
+        pieces += sum(len(event["text"]) for event in page["events"] if event["kind"] == "stream")
+        start = page["next"]
+        if start >= page["end"]:
+            break
+    assert pieces == 3 * 900_001
+
+
+def test_half_characters_and_endless_numbers_are_made_fit_to_be_sent():
+    assert actions.sound({"a": "\ud800x", "b": [float("nan"), 1.5], "c": {"\udfff": 1}}) == {
+        "a": "?x",
+        "b": [None, 1.5],
+        "c": {"?": 1},
+    }
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        {},
+        {"first": 1, "next": 0, "end": 5, "data": b""},
+        {"first": 0, "next": 2**70, "end": 2**71, "data": b""},
+        {"first": 0, "next": 1, "end": 1, "data": "text"},
+        {"first": True, "next": 1, "end": 1, "data": b""},
+    ],
+)
+def test_a_node_that_answers_nonsense_is_named(answer):
+    with pytest.raises(actions.PoolError, match="node 3 sent a page that cannot be read"):
+        pages.read(3, answer, None, 10)
+
+
+@settings(max_examples=80, deadline=None)
+@given(lines=st.lists(JSON.map(json.dumps) | st.text(), max_size=5), count=st.integers(1, 10))
+def test_a_page_of_any_lines_is_read(lines, count):
+    data = "\n".join(lines).encode(errors="replace")
+    page = pages.read(0, {"first": 0, "next": 5, "end": 9, "data": data}, None, count)
+    assert min(5, count) <= page.next <= 9
+    assert isinstance(page.text, str)
+
+
+def test_answers_of_nodes_are_read_as_far_as_they_can_be_right():
+    from sky_jupyter.pool.survey import Seen, take
+
+    seen = Seen()
+    good = {"cores": 2, "memory": 100, "gpus": [["A100", 80]], "next": 1, "samples": [[0.5, 10, 0.25, 20]]}
+    take(seen, {"incarnation": "a", "ranks": {0: {"pid": 5}}, "metrics": good}, 100.0)
+    assert [sample for _, sample in seen.samples] == [(0.5, 10.0, 0.25, 20.0)]
+    for bad in (None, [], {"samples": 7}, {**good, "samples": [[1], "no", [float("nan")] * 4]}, {**good, "gpus": 3}):
+        take(seen, {"incarnation": "a", "ranks": [1], "metrics": bad, "accelerators": "x"}, 101.0)
+    assert len(seen.samples) <= 2
+    json.dumps([seen.facts, seen.metrics, list(seen.samples)], allow_nan=False)
