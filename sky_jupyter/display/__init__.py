@@ -6,6 +6,7 @@ A view has ``on_event`` (any thread), ``refresh`` (main thread, several times a 
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -102,9 +103,15 @@ def run_view(title: str, ranks: Sequence[int], *, results: bool = True, pool: st
     if in_notebook():
         from IPython import get_ipython
 
+        kernel = get_ipython().kernel
+        if os.environ.get("SKY_VIEW") == "widget":
+            from . import widget
+
+            if widget.available():
+                return widget.WidgetRunView(kernel, title, ranks, pool)
         from .live import LiveRunView
 
-        return LiveRunView(get_ipython().kernel, title, ranks, pool)
+        return LiveRunView(kernel, title, ranks, pool)
     from .terminal import TerminalRunView
 
     return TerminalRunView(ranks, results=results)

@@ -84,6 +84,8 @@ class Pending:
                 start = _tail_start(piece.text, _MOST_LINES // 2, self._most_chars // 2)
                 cut = piece.text[:start]
                 piece.text = piece.text[start:]
+                # It begins in an event of which nobody has kept count.
+                piece.seq = -1
             else:
                 cut, piece.text = piece.text, ""
             count = cut.count("\n")
@@ -193,8 +195,8 @@ class Feed:
             return
         entries, data = self._pending.take()
         self._number += 1
-        content = {"sky": "delta", "view": self.view, "number": self._number, "entries": entries}
-        self._send(content, [data] if data else [])
+        content = {"sky": "delta", "view": self.view, "run": self.model.run, "number": self._number}
+        self._send({**content, "entries": entries}, [data] if data else [])
 
     def _take(self, event: Event) -> None:
         if isinstance(event, NoticeEvent):

@@ -155,8 +155,10 @@ def test_a_flood_keeps_its_end_and_counts_what_is_passed_over():
 
 def test_one_text_that_is_too_long_keeps_its_last_lines():
     pending = Pending(1)
-    pending.add_text(0, "stdout", "".join(f"{index}\n" for index in range(1_000_000)))
-    [[_, _, _, size, skipped, _]], data = pending.take()
+    pending.add_text(0, "stdout", "".join(f"{index}\n" for index in range(1_000_000)), 7)
+    [[_, _, _, size, skipped, seq]], data = pending.take()
+    # The journal's number is that of what is gone.
+    assert seq == -1
     assert size == len(data) < 2_000_000
     assert skipped + data.count(b"\n") == 1_000_000
     pending.add_text(0, "stdout", "x" * 9_000_000)

@@ -99,7 +99,20 @@ export class RankLog {
         this.marks.splice(0, 2048);
       }
     }
+    const before = part.dropped;
     part.feed(rest, onLine);
+    if (part.dropped > before && this.parts.length > 1) {
+      this.closeHole(part);
+    }
+  }
+
+  /** The window has no hole in its middle: where a stretch lost its beginning, the text before it goes; items stay. */
+  private closeHole(part: Transcript): void {
+    this.parts = this.parts.filter((one) => {
+      const goes = one instanceof Transcript && one !== part;
+      this.dropped += goes ? one.dropped + one.length : 0;
+      return !goes;
+    });
   }
 
   show(item: Item, id: string | null): Shown {

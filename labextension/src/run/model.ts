@@ -40,6 +40,8 @@ export interface Snapshot {
 export interface Delta {
   sky: "delta";
   view: string;
+  /** The run's id, once something has come of it: a page may have been there before. */
+  run?: string;
   number: number;
   entries: unknown[][];
 }
@@ -221,6 +223,7 @@ export class RunModel {
       return false;
     }
     this.number = delta.number;
+    this.run = delta.run || this.run;
     this.heard = this.clock();
     this.version += 1;
     let offset = buffer?.byteOffset ?? 0;

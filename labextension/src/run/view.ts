@@ -61,7 +61,7 @@ function say(node: HTMLElement, text: string): void {
 }
 
 export class RunView {
-  readonly node = make("section", "sky-run", { "data-lm-suppress-shortcuts": "true", role: "region" });
+  readonly node = make("section", "sky-run", { "data-lm-suppress-shortcuts": "true", role: "group" });
   following = true;
   private readonly id = `sky-run-${++views}`;
   private chosen = ALL;
@@ -90,7 +90,7 @@ export class RunView {
   private readonly body = make("div", "sky-body");
   private readonly foot = make("div", "sky-foot");
   private readonly whereNode = make("div", "sky-where", {
-    role: "region",
+    role: "group",
     "aria-label": "Where each rank is",
     tabindex: "0",
   });

@@ -112,6 +112,19 @@ describe("a run", () => {
     expect(model.rank(0)?.log.lineCount).toBe(1);
   });
 
+  it("has no hole in its middle: text before a stretch that lost its beginning goes, items stay", () => {
+    const model = new RunModel();
+    model.load(snapshot());
+    model.apply(...delta(1, "0 first\n", ["d", 0, null, { "text/plain": "plot" }, {}]));
+    for (let number = 2; number < 14; number++) {
+      model.apply(...delta(number, `0 ${"line\n".repeat(1000)}`));
+    }
+    const log = model.ranks[0].log;
+    expect(log.parts).toHaveLength(2);
+    expect(log.parts[0]).toBeInstanceOf(Shown);
+    expect(log.gone + log.lineCount).toBe(12_001);
+  });
+
   it("knows who is to blame, and says how it fares", () => {
     let now = 100;
     const model = new RunModel(() => now);
