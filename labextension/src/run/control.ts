@@ -9,6 +9,10 @@ export interface Kernel {
   readonly username: string;
   readonly status: string;
   interrupt?(): Promise<void>;
+  readonly connectionStatusChanged?: {
+    connect(slot: (sender: unknown, status: string) => void): boolean;
+    disconnect(slot: (sender: unknown, status: string) => void): boolean;
+  };
   sendControlMessage(
     message: never,
     expectReply?: boolean,
@@ -131,6 +135,12 @@ export class Subscription {
   private opening = false;
   private closed = false;
   private readonly slot = (_: unknown, message: never) => this.hear(message);
+  // What was told while there was no connection is lost to this page.
+  private readonly back = (_: unknown, status: string) => {
+    if (status === "connected") {
+      this.open().catch(() => undefined);
+    }
+  };
 
   /**
    * `load` is given each snapshot, `take` each delta; `take` says false where one is missing. `ended` is given the
@@ -152,6 +162,8 @@ export class Subscription {
     this.opening = true;
     this.kernel.iopubMessage.disconnect(this.slot);
     this.kernel.iopubMessage.connect(this.slot);
+    this.kernel.connectionStatusChanged?.disconnect(this.back);
+    this.kernel.connectionStatusChanged?.connect(this.back);
     try {
       const found = await open(this.kernel, this.view);
       if (this.closed) {
@@ -176,6 +188,7 @@ export class Subscription {
   close(): void {
     this.closed = true;
     this.kernel.iopubMessage.disconnect(this.slot);
+    this.kernel.connectionStatusChanged?.disconnect(this.back);
   }
 
   private hear(message: {
