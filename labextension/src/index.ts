@@ -1,8 +1,5 @@
 // What JupyterLab and Notebook 7 load.
-import type { JupyterFrontEndPlugin } from "@jupyterlab/application";
-
+import panel from "./panel";
 import restoreRuns from "./run-restore";
 
-const plugins: JupyterFrontEndPlugin<unknown>[] = [restoreRuns];
-
-export default plugins;
+export default [panel, restoreRuns];

@@ -1,7 +1,7 @@
 // Turns src/ into what the browser loads: lib/ for the extension, which @jupyter/builder packs, and one module
 // for each file of src/widgets/, which Python hands to anywidget. Types are looked at by `jlpm check`, not here.
 import { build } from "esbuild";
-import { mkdirSync, readdirSync, rmSync } from "node:fs";
+import { existsSync, mkdirSync, readdirSync, rmSync } from "node:fs";
 import { basename, dirname, join } from "node:path";
 import { fileURLToPath } from "node:url";
 
@@ -21,7 +21,8 @@ const common = {
 };
 
 function modules(folder) {
-  return readdirSync(join(here, folder))
+  const path = join(here, folder);
+  return (existsSync(path) ? readdirSync(path) : [])
     .filter((name) => name.endsWith(".ts") && !name.endsWith(".d.ts"))
     .map((name) => join(folder, name));
 }

@@ -9,8 +9,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from ..errors import PoolError, rank_label
 from ..pool.live import pools
 from ..pool.manager import Pool
-from ..pool.record import running
-from ..pool.registry import KEPT_RUNS, Registry, sweep
+from ..pool.registry import KEPT_RUNS, Registry, running, sweep
 from ..pool.results import CellResult
 from ..pool.rows import PoolRow
 from .options import Given

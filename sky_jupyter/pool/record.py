@@ -6,7 +6,6 @@ write there is the user.
 
 from __future__ import annotations
 
-import contextlib
 import os
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,8 +20,6 @@ if TYPE_CHECKING:
     from .registry import PoolRow
 
 _NAME = "pool.record"
-_MAX_NODES = 1000
-_MAX_TEXT = 10_000
 
 
 @dataclass(frozen=True)
@@ -83,14 +80,3 @@ class PoolRecord:
         if not isinstance(record, cls):
             raise PoolError(f"{path} holds no pool")
         return record
-
-
-def running(row: PoolRow) -> set[str]:
-    """The ids of the runs that are on in a kept pool, as its nodes left word; nothing is connected to."""
-    found: set[str] = set()
-    for folder in row.folders[:1]:
-        for path in sorted(Path(folder).glob("n*/running"))[:_MAX_NODES]:
-            with contextlib.suppress(OSError, UnicodeDecodeError):
-                with path.open(encoding="ascii") as file:
-                    found.update(word for word in file.read(_MAX_TEXT).split() if word.isalnum())
-    return found

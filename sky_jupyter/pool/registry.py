@@ -34,6 +34,7 @@ _MAX_POOLS = 1000
 _MAX_TOLD = 100
 # A pool of another machine about which nobody said anything for so long is taken for ended.
 _FORGOTTEN = 30 * 86_400.0
+_MAX_NODES, _MAX_WORDS = 1000, 10_000
 
 
 def default_path() -> Path:
@@ -467,4 +468,15 @@ def _forgetting(runs: int, pools: int) -> list[tuple[str, int]]:
     ]
 
 
-__all__ = ["PoolRow", "Registry", "RunRow", "default_path", "sweep"]
+def running(row: PoolRow) -> set[str]:
+    """The ids of the runs that are on in a kept pool, as its nodes left word; nothing is connected to."""
+    found: set[str] = set()
+    for folder in row.folders[:1]:
+        for path in sorted(Path(folder).glob("n*/running"))[:_MAX_NODES]:
+            with contextlib.suppress(OSError, UnicodeDecodeError):
+                with path.open(encoding="ascii") as file:
+                    found.update(word for word in file.read(_MAX_WORDS).split() if word.isalnum())
+    return found
+
+
+__all__ = ["PoolRow", "Registry", "RunRow", "default_path", "running", "sweep"]

@@ -13,8 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sky_jupyter.pool.record import running
-from sky_jupyter.pool.registry import Registry
+from sky_jupyter.pool.registry import Registry, running
 from sky_jupyter.pool.rows import PoolRow
 from tests.conftest import pool_folders
 from tests.magics.notebook import Notebook, notebook

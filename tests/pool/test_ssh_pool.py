@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 import textwrap
 from collections.abc import Iterator
@@ -18,7 +19,7 @@ from sky_jupyter.pool.events import PhaseEvent
 from sky_jupyter.pool.results import CellError
 from tests.hosts.world import World, hosts, skip_unless_hosts_run
 from tests.pool.pools import run
-from tests.pool.remote import MARKS, is_clean, provider, ssh_pool, wait_until
+from tests.pool.remote import MARKS, is_clean, nothing_here, provider, ssh_pool, wait_until
 
 pytestmark = MARKS
 
@@ -214,3 +215,26 @@ def test_a_full_home_is_told(world: World) -> None:
     assert "on node 1" in text
     assert "no space left" in text
     wait_until(lambda: is_clean(world[0]))
+
+
+LEAVE = """
+import os
+import sky_jupyter as sky
+from sky_jupyter.pool.manager import Pool
+from sky_jupyter.spec import PoolSpec
+
+pool = Pool(PoolSpec(provider=sky.SSH(hosts=["host0", "host1"], offline=True), nodes=2, name="stray"))
+pool.start()
+print(pool.id, flush=True)
+os._exit(0)
+"""
+
+
+def test_a_pool_that_its_notebook_left_is_ended_by_the_program_that_servers_run(world: World) -> None:
+    left = subprocess.run([sys.executable, "-c", LEAVE], capture_output=True, text=True, timeout=200)
+    id = left.stdout.strip()
+    ended = subprocess.run(
+        [sys.executable, "-m", "sky_jupyter.pool.ending", id], capture_output=True, text=True, timeout=200
+    )
+    assert (ended.returncode, ended.stdout, ended.stderr) == (0, "pool stray: ended\n", "")
+    wait_until(lambda: all(is_clean(host) for host in world) and nothing_here(id))

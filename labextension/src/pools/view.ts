@@ -1,0 +1,162 @@
+// The list of pools as elements of the page. A row is changed in place, so that focus and selection stay.
+import { count, duration } from "../format";
+import type { Pool } from "./client";
+
+/** What a person may ask for. */
+export interface Deeds {
+  open(pool: Pool): void;
+  logs(pool: Pool): void;
+  interrupt(pool: Pool): void;
+  attach(pool: Pool): void;
+  down(pool: Pool): void;
+}
+
+const NONE = "No pool lives. A cell that begins with %%sky --nodes 2 makes one.";
+const NOBODY = "nobody: no notebook shows it";
+
+/** Whether a pool has lost its notebook, so that it is only here that somebody sees it. */
+export function isLost(pool: Pool): boolean {
+  return pool.manager === null;
+}
+
+export class PoolsView {
+  readonly node = element("section", "sky-pools");
+  private readonly rows = new Map<string, Row>();
+  private readonly list = element("ul", "sky-pools-list");
+  private readonly empty = element("p", "sky-pools-empty");
+  private readonly problem = element("p", "sky-pools-problem");
+  private readonly told = element("p", "sky-pools-told");
+
+  constructor(private readonly deeds: Deeds) {
+    this.node.setAttribute("aria-label", "Pools");
+    this.list.setAttribute("aria-label", "Pools");
+    this.problem.setAttribute("role", "alert");
+    // Read out when it changes, seen by nobody.
+    this.told.setAttribute("role", "status");
+    this.node.append(this.problem, this.list, this.empty, this.told);
+    this.show([], 0);
+    this.fail("");
+  }
+
+  /** Show these pools as they are at `now`, in seconds since 1970. */
+  show(pools: Pool[], now: number): void {
+    const ids = new Set(pools.map((pool) => pool.id));
+    for (const [id, row] of this.rows) {
+      if (!ids.has(id)) {
+        this.leave(row);
+        this.rows.delete(id);
+      }
+    }
+    pools.forEach((pool, place) => {
+      const row = this.rows.get(pool.id) ?? new Row(this.deeds);
+      this.rows.set(pool.id, row);
+      row.show(pool, now);
+      if (this.list.children[place] !== row.node) {
+        this.list.insertBefore(row.node, this.list.children[place] ?? null);
+      }
+    });
+    this.empty.textContent = pools.length ? "" : NONE;
+    this.empty.hidden = pools.length > 0;
+    this.list.hidden = pools.length === 0;
+    const lost = pools.filter(isLost).length;
+    const text = `${count(pools.length, "pool")}${lost ? `, ${lost} managed by nobody` : ""}`;
+    if (this.told.textContent !== text) {
+      this.told.textContent = text;
+    }
+  }
+
+  /** Say why the list may not be up to date; nothing when it is. */
+  fail(why: string): void {
+    this.problem.textContent = why;
+    this.problem.hidden = !why;
+  }
+
+  /** Take a row away, and give the focus that was in it to the panel. */
+  private leave(row: Row): void {
+    const focused = row.node.contains(document.activeElement);
+    row.node.remove();
+    if (focused) {
+      this.node.tabIndex = -1;
+      this.node.focus();
+    }
+  }
+}
+
+class Row {
+  readonly node = element("li", "sky-pool");
+  private readonly name = element("h3", "sky-pool-name");
+  private readonly state = element("span", "sky-pool-state");
+  private readonly facts = element("p", "sky-pool-facts");
+  private readonly manager = element("p", "sky-pool-manager");
+  private readonly runs = element("p", "sky-pool-runs");
+  private readonly bar = element("div", "sky-pool-deeds");
+  private readonly buttons: Record<keyof Deeds, HTMLButtonElement>;
+  private pool!: Pool;
+
+  constructor(deeds: Deeds) {
+    const button = (deed: keyof Deeds, text: string) => {
+      const made = element("button", "sky-pool-deed");
+      made.type = "button";
+      made.textContent = text;
+      made.addEventListener("click", () => deeds[deed](this.pool));
+      return made;
+    };
+    this.buttons = {
+      open: button("open", "Open notebook"),
+      logs: button("logs", "Logs"),
+      interrupt: button("interrupt", "Interrupt"),
+      attach: button("attach", "Attach here"),
+      down: button("down", "Shut down"),
+    };
+    this.buttons.down.classList.add("sky-pool-ends");
+    const head = element("div", "sky-pool-head");
+    head.append(this.name, this.state);
+    this.bar.setAttribute("role", "group");
+    this.bar.append(...Object.values(this.buttons));
+    this.node.append(head, this.facts, this.manager, this.runs, this.bar);
+  }
+
+  show(pool: Pool, now: number): void {
+    this.pool = pool;
+    const lost = isLost(pool);
+    this.node.dataset.pool = pool.id;
+    this.node.dataset.state = lost ? "lost" : pool.state;
+    set(this.name, pool.name);
+    set(this.state, pool.running.length ? "running" : pool.state);
+    const cost = pool.cost === null ? "" : ` · ${pool.cost.toFixed(2)} so far`;
+    set(this.facts, `${count(pool.nodes, `${pool.provider} node`)} · ${duration(now - pool.began)}${cost}`);
+    set(this.manager, `Managed by ${lost ? NOBODY : pool.manager?.path || pool.manager?.who}`);
+    set(this.runs, pool.running.map((run) => `${run.title || "a cell"} · ${duration(now - run.began)}`).join("\n"));
+    this.runs.hidden = !pool.running.length;
+    this.offer(pool, lost);
+  }
+
+  private offer(pool: Pool, lost: boolean): void {
+    const ours = Boolean(pool.manager?.kernel);
+    const shown: Record<keyof Deeds, boolean> = {
+      open: Boolean(pool.manager?.path),
+      logs: ours || (lost && pool.provider === "local" && pool.here),
+      interrupt: ours && pool.running.length > 0,
+      attach: lost && pool.here,
+      down: (ours || lost) && pool.here,
+    };
+    this.bar.setAttribute("aria-label", `Pool ${pool.name}`);
+    for (const [deed, button] of Object.entries(this.buttons) as [keyof Deeds, HTMLButtonElement][]) {
+      // Of several buttons with the same words, each says whose it is.
+      button.setAttribute("aria-label", `${button.textContent}: pool ${pool.name}`);
+      button.hidden = !shown[deed];
+    }
+  }
+}
+
+function element<K extends keyof HTMLElementTagNameMap>(tag: K, name: string): HTMLElementTagNameMap[K] {
+  const made = document.createElement(tag);
+  made.className = name;
+  return made;
+}
+
+function set(node: HTMLElement, text: string): void {
+  if (node.textContent !== text) {
+    node.textContent = text;
+  }
+}

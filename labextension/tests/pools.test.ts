@@ -1,0 +1,166 @@
+import { beforeEach, expect, test, vi } from "vitest";
+
+import type { Client, Pool } from "../src/pools/client";
+import { logNode, plain } from "../src/pools/log";
+import { type Deeds, PoolsView } from "../src/pools/view";
+import { type Events, Watcher } from "../src/pools/watcher";
+
+const NOW = 1_800_000_000;
+
+function pool(changes: Partial<Pool> = {}): Pool {
+  return {
+    id: "a1b2c3d4",
+    name: "train",
+    provider: "local",
+    nodes: 2,
+    state: "ready",
+    keep: true,
+    began: NOW - 300,
+    manager: { who: "notebook ~/train.ipynb (process 7)", kernel: "k", path: "books/train.ipynb" },
+    here: true,
+    running: [],
+    cost: null,
+    ...changes,
+  };
+}
+
+const RUN = { id: "feed", state: "running", title: "model.fit(x)", began: NOW - 12, elapsed: null, ranks: null };
+const NAMES: (keyof Deeds)[] = ["open", "logs", "interrupt", "attach", "down"];
+
+let deeds: Record<keyof Deeds, ReturnType<typeof vi.fn>>;
+let view: PoolsView;
+
+beforeEach(() => {
+  deeds = Object.fromEntries(NAMES.map((name) => [name, vi.fn()])) as typeof deeds;
+  view = new PoolsView(deeds as unknown as Deeds);
+  document.body.replaceChildren(view.node);
+});
+
+function offered(): string[] {
+  return [...view.node.querySelectorAll("button")].filter((button) => !button.hidden).map((button) => button.textContent ?? "");
+}
+
+function words(): string {
+  const shown = [...view.node.querySelectorAll<HTMLElement>("h3, p, span")].filter((node) => !node.hidden);
+  return shown.map((node) => node.textContent).join("\n");
+}
+
+test("no pool is said in words", () => {
+  expect(words()).toContain("No pool lives");
+});
+
+test("a pool is shown with its nodes, age, notebook and cell", () => {
+  view.show([pool({ running: [RUN] })], NOW);
+  expect(words().split("\n")).toEqual([
+    "train",
+    "running",
+    "2 local nodes · 5 min",
+    "Managed by books/train.ipynb",
+    "model.fit(x) · 12 s",
+    "1 pool",
+  ]);
+  expect(offered()).toEqual(["Open notebook", "Logs", "Interrupt", "Shut down"]);
+});
+
+test("a pool that nobody manages is marked, and may be taken up or ended", () => {
+  view.show([pool({ manager: null })], NOW);
+  expect(view.node.querySelector<HTMLElement>("li")?.dataset.state).toBe("lost");
+  expect(words()).toContain("Managed by nobody");
+  expect(words()).toContain("1 pool, 1 managed by nobody");
+  expect(offered()).toEqual(["Logs", "Attach here", "Shut down"]);
+});
+
+test("nothing is offered for what another server or machine manages", () => {
+  view.show([pool({ manager: { who: "script x.py (process 9)", kernel: null, path: null } })], NOW);
+  expect(offered()).toEqual([]);
+  view.show([pool({ manager: null, here: false })], NOW);
+  expect(offered()).toEqual([]);
+});
+
+test("a button does its deed to its own pool as it is now", () => {
+  view.show([pool({ id: "one", name: "one" }), pool({ id: "two", name: "two" })], NOW);
+  const later = pool({ id: "two", name: "two", nodes: 4 });
+  view.show([pool({ id: "one", name: "one" }), later], NOW);
+  view.node.querySelector<HTMLButtonElement>('[aria-label="Shut down: pool two"]')?.click();
+  expect(deeds.down.mock.calls).toEqual([[later]]);
+});
+
+test("the focus stays where it is while the list changes around it", () => {
+  view.show([pool({ id: "two", name: "two" })], NOW);
+  const button = view.node.querySelector<HTMLButtonElement>('[aria-label="Logs: pool two"]');
+  button?.focus();
+  view.show([pool({ id: "one", name: "one" }), pool({ id: "two", name: "two", running: [RUN] })], NOW);
+  expect(document.activeElement).toBe(button);
+  expect([...view.node.querySelectorAll("h3")].map((node) => node.textContent)).toEqual(["one", "two"]);
+  view.show([pool({ id: "one", name: "one" })], NOW);
+  expect(document.activeElement).toBe(view.node);
+});
+
+test("names are text, whatever they hold", () => {
+  view.show([pool({ name: "<img src=x>", running: [{ ...RUN, title: "<b>x</b>" }] })], NOW);
+  expect(view.node.querySelector("img, b")).toBeNull();
+});
+
+class Server implements Client {
+  pools: Pool[] = [];
+  asked = 0;
+  why = "";
+
+  async list(): Promise<Pool[]> {
+    this.asked += 1;
+    if (this.why) {
+      throw new Error(this.why);
+    }
+    return this.pools;
+  }
+
+  log = vi.fn();
+  act = vi.fn();
+}
+
+test("the list is asked for when the server says that it has changed, and not for other events", async () => {
+  const server = new Server();
+  const heard: { schema_id: string }[] = [];
+  let wake = () => undefined as void;
+  const events: Events = {
+    async *[Symbol.asyncIterator]() {
+      for (;;) {
+        while (heard.length) {
+          yield heard.shift() as { schema_id: string };
+        }
+        await new Promise<void>((resolve) => (wake = resolve));
+      }
+    },
+  };
+  const watcher = new Watcher(server, events, 3600);
+  await vi.waitFor(() => expect(server.asked).toBe(1));
+  server.pools = [pool()];
+  heard.push({ schema_id: "something else" });
+  wake();
+  await new Promise((resolve) => setTimeout(resolve, 20));
+  expect(watcher.pools).toEqual([]);
+  heard.push({ schema_id: "urn:sky-jupyter:pools:v1" });
+  wake();
+  await vi.waitFor(() => expect(watcher.pools).toEqual([pool()]));
+  watcher.dispose();
+});
+
+test("what the server cannot say is a problem, and the last list stays until it can", async () => {
+  const server = new Server();
+  server.pools = [pool()];
+  const watcher = new Watcher(server, null, 3600);
+  await vi.waitFor(() => expect(watcher.pools.length).toBe(1));
+  server.why = "the registry cannot be used";
+  await watcher.refresh().catch(() => undefined);
+  await vi.waitFor(() => expect(watcher.problem).toBe("the registry cannot be used"));
+  expect(watcher.pools.length).toBe(1);
+  watcher.dispose();
+});
+
+test("a log is text, a part a rank, as a terminal would leave it", () => {
+  expect(plain("\u001b[31mred\u001b[0m\n 1%\r 50%\r100%\r\nend\r\n")).toBe("red\n100%\nend\n");
+  const node = logNode({ run: { ...RUN, state: "ok", elapsed: 65 }, ranks: [{ rank: 0, text: "<i>a" }, { rank: 3, text: "b" }] });
+  expect([...node.querySelectorAll("h4")].map((title) => title.textContent)).toEqual(["Rank 0", "Rank 3"]);
+  expect([...node.querySelectorAll("pre")].map((lines) => lines.textContent)).toEqual(["<i>a", "b"]);
+  expect(node.textContent).toContain("Run feed (ok, 1 min): model.fit(x)");
+});

@@ -1,0 +1,75 @@
+"""A program that ends a pool which nobody manages: ``python -m sky_jupyter.pool.ending ID``.
+
+The last line that it prints says what came of it; on standard error, with status 1, why it could not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sys
+import time
+
+from ..errors import PoolError, SkyError
+from ..machines import identity
+from . import folders
+from .registry import PoolRow, Registry, sweep
+
+_HOST_ENDS = 10.0
+_LOOK = 0.02
+
+
+def end(registry: Registry, id: str) -> str:
+    """End the pool of this id; what came of it.
+
+    Raises
+    ------
+    PoolError
+        When another process manages it, or it cannot be reached.
+    """
+    sweep(registry)
+    row = next((row for row in registry.pools() if row.id == id), None)
+    if row is None:
+        return "the pool has ended already"
+    if row.provider == "local":
+        _end_local(registry, row)
+        return f"pool {row.name}: ended"
+    from .manager import Pool
+
+    pool = Pool.attach(row)
+    pool.down()
+    unsure = f"; {', '.join(pool.unsure)} did not answer: what runs there ends by its lease" if pool.unsure else ""
+    return f"pool {row.name}: ended{unsure}"
+
+
+def _end_local(registry: Registry, row: PoolRow) -> None:
+    """Have the host end all that it started: it does so whoever asks, and needs nobody's record of the pool."""
+    registry.own(row.id)  # from now on nobody else attaches to it
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        end = time.monotonic() + _HOST_ENDS
+        if identity.lives(row.host_pid, row.host_started):
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(row.host_pid, number)
+        while identity.lives(row.host_pid, row.host_started) and time.monotonic() < end:
+            time.sleep(_LOOK)
+    folders.remove(row.id, row.folders)
+    registry.update(row.id, "ended")
+
+
+def main() -> int:
+    """Entry of the program."""
+    registry = Registry()
+    try:
+        print(end(registry, sys.argv[1]))
+    except (SkyError, OSError) as error:
+        text = str(error) if isinstance(error, PoolError) else f"{type(error).__name__}: {error}"
+        print(" ".join(text.split()), file=sys.stderr)
+        return 1
+    finally:
+        registry.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,73 @@
+"""What Jupyter Server loads: the handlers, the watch over the registry, and the reaper, while the server runs."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from jupyter_server.extension.application import ExtensionApp
+from tornado.ioloop import PeriodicCallback
+from traitlets import Float
+
+from ..errors import SkyError
+from ..pool.registry import Registry, sweep
+from . import handlers
+from .kernels import Kernels
+from .listing import Listing
+from .watching import Watch
+
+EVENT = "urn:sky-jupyter:pools:v1"
+_SCHEMA = Path(__file__).with_name("pools.yaml")
+
+
+class SkyApp(ExtensionApp):
+    """The extension; `jupyter server --help-all` shows its settings."""
+
+    name = "sky_jupyter"
+    description = "Lists the pools of this user's notebooks, and ends those that nobody owns any more."
+
+    look_every = Float(1.0, help="Seconds between two looks at the registry's file.").tag(config=True)
+    reap_every = Float(60.0, help="Seconds between two sweeps of pools that are gone; 0 for none.").tag(config=True)
+
+    def initialize_settings(self) -> None:
+        """Begin to watch and to sweep."""
+        assert self.serverapp is not None
+        self.registry = Registry()
+        kernels = Kernels(self.serverapp.kernel_manager, self.serverapp.session_manager)
+        listing = Listing(self.registry, kernels)
+        self.settings["sky_jupyter"] = handlers.Parts(self.registry, kernels, listing)
+        self.serverapp.event_logger.register_event_schema(_SCHEMA)
+        self._watch = Watch(listing, self._tell)
+        self._timers = [PeriodicCallback(self._watch.look, self.look_every * 1000)]
+        if self.reap_every > 0:
+            self._timers.append(PeriodicCallback(self._reap, self.reap_every * 1000))
+        for timer in self._timers:
+            timer.start()
+
+    def initialize_handlers(self) -> None:
+        """Answer below ``/sky-jupyter/``."""
+        self.handlers.extend(handlers.HANDLERS)
+
+    async def stop_extension(self) -> None:
+        """Let go of the registry."""
+        for timer in self._timers:
+            timer.stop()
+        await asyncio.to_thread(self.registry.close)
+
+    def _tell(self, number: int) -> None:
+        assert self.serverapp is not None
+        self.serverapp.event_logger.emit(schema_id=EVENT, data={"number": number})
+
+    async def _reap(self) -> None:
+        """End what its lease says nobody owns; kernels do the same, and the registry lets one of them do it."""
+        if not self.registry.path.exists():
+            return
+        try:
+            gone = await asyncio.to_thread(sweep, self.registry)
+        except SkyError as error:
+            self.log.warning("sky_jupyter: %s", error)
+            return
+        for name in gone:
+            self.log.info("sky_jupyter: pool %s is gone; what it left is removed", name)
+        for text in self.registry.take_warnings():
+            self.log.warning("sky_jupyter: %s", text)

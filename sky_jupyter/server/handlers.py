@@ -1,0 +1,150 @@
+"""REST below ``/sky-jupyter/``, behind Jupyter's own authentication, authorisation and XSRF check.
+
+``GET pools``, ``GET pools/ID/runs``, ``GET pools/ID/log?run=RUN``, and ``POST pools/ID/ACTION`` with an action of
+`ACTIONS`. Of what a kernel answers only `SHOWN` leaves.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from jupyter_server.auth.decorator import authorized
+from jupyter_server.base.handlers import APIHandler
+from tornado import web
+
+from ..errors import PoolError, SkyError
+from ..pool.registry import PoolRow, Registry
+from . import logs
+from .ending import end
+from .kernels import Kernel, Kernels, manager_of
+from .listing import Listing
+
+ACTIONS = ("interrupt", "restart", "down", "where")
+SHOWN = ("message", "done", "text", "runs")
+_ID = r"(?P<pool>[A-Za-z0-9_-]{1,64})"
+_PAGE = 2000
+
+
+@dataclass(frozen=True)
+class Parts:
+    """What the handlers work on."""
+
+    registry: Registry
+    kernels: Kernels
+    listing: Listing
+
+
+class SkyHandler(APIHandler):
+    """What the handlers share."""
+
+    auth_resource = "sky_jupyter"
+
+    @property
+    def parts(self) -> Parts:
+        parts: Parts = self.settings["sky_jupyter"]
+        return parts
+
+    async def row(self, pool: str) -> PoolRow:
+        """The live pool of this id."""
+        rows = await asyncio.to_thread(self.parts.registry.pools) if self.parts.registry.path.exists() else []
+        row = next((row for row in rows if row.id == pool), None)
+        if row is None:
+            raise web.HTTPError(404, f"there is no live pool {pool}; it has ended")
+        return row
+
+    async def manager(self, row: PoolRow) -> Kernel:
+        """The kernel of this server that manages a pool."""
+        kernels = await self.parts.kernels.by_process()
+        found = manager_of(row.owner, kernels) if row.is_here else None
+        if found is None:
+            raise web.HTTPError(409, f"pool {row.name} is managed by {row.who}, which is no kernel of this server")
+        return found
+
+
+class PoolsHandler(SkyHandler):
+    """The list."""
+
+    @web.authenticated
+    @authorized
+    async def get(self) -> None:
+        try:
+            pools = await self.parts.listing.pools()
+        except SkyError as error:
+            raise web.HTTPError(503, str(error)) from None
+        self.finish(json.dumps({"pools": pools}))
+
+
+class RunsHandler(SkyHandler):
+    """What ran on a pool."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, pool: str) -> None:
+        await self.row(pool)
+        self.finish(json.dumps({"runs": await self.parts.listing.runs(pool)}))
+
+
+class LogHandler(SkyHandler):
+    """What a run printed last: read here for local nodes, else asked of the kernel that manages the pool."""
+
+    @web.authenticated
+    @authorized
+    async def get(self, pool: str) -> None:
+        row = await self.row(pool)
+        known = await self.parts.listing.runs(pool)
+        wanted = self.get_query_argument("run", None)
+        run = next((run for run in known if wanted in (None, run["id"])), None)
+        if run is None:
+            raise web.HTTPError(
+                404, f"there is no run {wanted} on pool {row.name}" if wanted else "nothing has run yet"
+            )
+        ranks = await asyncio.to_thread(logs.local, row, run["id"])
+        if ranks is None:
+            ranks = await self.ask_for_log(row, run["id"])
+        self.finish(json.dumps({"run": run, "ranks": ranks}))
+
+    async def ask_for_log(self, row: PoolRow, run: str) -> list[dict[str, Any]]:
+        if not row.owner_lives:
+            raise web.HTTPError(
+                409, f"only `%sky attach {row.name}` can bring what was printed on {row.provider} nodes"
+            )
+        kernel = await self.manager(row)
+        content = {"action": "log", "pool": row.name, "run": run, "from": -_PAGE, "count": _PAGE}
+        try:
+            reply = await self.parts.kernels.ask(kernel.id, content)
+        except PoolError as error:
+            raise web.HTTPError(409, str(error)) from None
+        return logs.by_rank(event for node in reply.get("nodes", ()) for event in node.get("events", ()))
+
+
+class ActionHandler(SkyHandler):
+    """Something that is done to a pool."""
+
+    @web.authenticated
+    @authorized
+    async def post(self, pool: str, action: str) -> None:
+        if action not in ACTIONS:
+            raise web.HTTPError(404, f"there is no action {action}, but {', '.join(ACTIONS)}")
+        row = await self.row(pool)
+        try:
+            if row.owner_lives:
+                kernel = await self.manager(row)
+                reply = await self.parts.kernels.ask(kernel.id, {"action": action, "pool": row.name})
+            elif action == "down":
+                reply = {"message": await end(row)}
+            else:
+                raise PoolError(f"nobody manages pool {row.name}: `%sky attach {row.name}` takes it up")
+        except PoolError as error:
+            raise web.HTTPError(409, str(error)) from None
+        self.finish(json.dumps({name: reply[name] for name in SHOWN if name in reply}))
+
+
+HANDLERS = [
+    (r"/sky-jupyter/pools", PoolsHandler),
+    (rf"/sky-jupyter/pools/{_ID}/runs", RunsHandler),
+    (rf"/sky-jupyter/pools/{_ID}/log", LogHandler),
+    (rf"/sky-jupyter/pools/{_ID}/(?P<action>[a-z]{{1,32}})", ActionHandler),
+]

@@ -1,0 +1,109 @@
+"""This server's kernels: which of them manages a pool, and what its notebook is; asking one while its cell runs."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import PoolError
+
+# In seconds: stacks of all ranks take the longest.
+PATIENCE = 15.0
+_SILENT = "the kernel does not answer such requests; `%load_ext sky_jupyter` in its notebook makes it"
+
+
+@dataclass(frozen=True)
+class Kernel:
+    """A kernel that this server started.
+
+    Attributes
+    ----------
+    path : str
+        Its notebook, below the server's root; empty where it has none.
+    """
+
+    id: str
+    path: str
+
+
+class Kernels:
+    """Those that the server's own managers know.
+
+    Parameters
+    ----------
+    kernel_manager, session_manager
+        The server's.
+    """
+
+    def __init__(self, kernel_manager: Any, session_manager: Any) -> None:
+        self._kernels, self._sessions = kernel_manager, session_manager
+
+    async def by_process(self) -> dict[int, Kernel]:
+        """The kernels, by the number of the process that the server started for each."""
+        paths = {
+            session["kernel"]["id"]: str(session.get("path") or "")
+            for session in await self._sessions.list_sessions()
+            if session.get("kernel")
+        }
+        found = {}
+        for id in self._kernels.list_kernel_ids():
+            pid = getattr(getattr(self._kernels.get_kernel(id), "provisioner", None), "pid", None)
+            if isinstance(pid, int):
+                found[pid] = Kernel(id, paths.get(id, ""))
+        return found
+
+    async def ask(self, id: str, content: dict[str, Any], patience: float = PATIENCE) -> dict[str, Any]:
+        """Ask a kernel something about its pools, on its control channel: a running cell does not keep it waiting.
+
+        Raises
+        ------
+        PoolError
+            When it refuses, or does not answer.
+        """
+        try:
+            connection = self._kernels.get_kernel(id).get_connection_info()
+        except KeyError:
+            raise PoolError("the kernel has ended") from None
+        from jupyter_client.asynchronous import AsyncKernelClient
+
+        client = AsyncKernelClient()
+        client.load_connection_info(connection)
+        client.start_channels(shell=False, iopub=False, stdin=False, hb=False, control=True)
+        try:
+            request = client.session.msg("sky_request", content)
+            client.control_channel.send(request)
+            reply = await _reply(client, request["header"]["msg_id"], time.monotonic() + patience)
+        finally:
+            client.stop_channels()
+        if reply.get("status") != "ok":
+            raise PoolError(str(reply.get("message") or reply.get("evalue") or "the kernel refused"))
+        return reply
+
+
+async def _reply(client: Any, id: str, end: float) -> dict[str, Any]:
+    import queue
+
+    while (left := end - time.monotonic()) > 0:
+        try:
+            message = await client.control_channel.get_msg(timeout=left)
+        except (queue.Empty, TimeoutError):
+            break
+        if message["parent_header"].get("msg_id") == id and message["msg_type"] == "sky_reply":
+            content: dict[str, Any] = message["content"]
+            return content
+    raise PoolError(_SILENT)
+
+
+def manager_of(owner: int, kernels: dict[int, Kernel]) -> Kernel | None:
+    """The kernel that a process is, or that started it: a launcher may stand between the two."""
+    import psutil
+
+    if not kernels or owner <= 0:
+        return None
+    if owner in kernels:
+        return kernels[owner]
+    try:
+        return next((kernels[parent.pid] for parent in psutil.Process(owner).parents() if parent.pid in kernels), None)
+    except psutil.Error:
+        return None

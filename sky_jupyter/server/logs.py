@@ -1,0 +1,74 @@
+"""What the ranks of a run printed last, from the journals of a pool whose nodes are processes of this machine."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ..node.journal import Journal, lines_of
+from ..pool.registry import PoolRow
+
+# So much of the end of each node's journal is read; so much of it is shown of each rank.
+_READ = 1 << 20
+SHOWN = 64 << 10
+_MAX_NODES = 256
+
+
+def local(row: PoolRow, run: str) -> list[dict[str, Any]] | None:
+    """The newest output of a run, a rank each; None where its journals are not on this machine."""
+    if row.provider != "local" or not row.is_here or not row.folders:
+        return None
+    folders = sorted(Path(row.folders[0]).glob("n*/journal"))[:_MAX_NODES]
+    paths = [path for folder in folders for path in Journal.found(folder) if path.stem == run]
+    return by_rank(event for path in paths for event in _tail(path))
+
+
+def by_rank(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Events as text, of each rank the end."""
+    texts: dict[int, list[str]] = {}
+    for event in events:
+        rank, text = event.get("rank"), _text(event)
+        if isinstance(rank, int) and text:
+            texts.setdefault(rank, []).append(text)
+    return [{"rank": rank, "text": "".join(parts)[-SHOWN:]} for rank, parts in sorted(texts.items())]
+
+
+def _text(event: dict[str, Any]) -> str:
+    kind = event.get("kind")
+    if kind == "stream":
+        return str(event.get("text") or "")
+    if kind in ("display", "result"):
+        data = event.get("data")
+        return f"{data['text/plain']}\n" if isinstance(data, dict) and "text/plain" in data else ""
+    if kind == "end" and event.get("status") == "error":
+        lines = event.get("traceback")
+        return "\n".join(map(str, lines)) + "\n" if isinstance(lines, list) else f"{event.get('evalue') or ''}\n"
+    return ""
+
+
+def _tail(path: Path) -> list[dict[str, Any]]:
+    """The last events of a journal, which its agent may be writing."""
+    files = [file for file in path.parent.glob(f"{path.name}.*") if file.suffix[1:].isdecimal()]
+    data = b""
+    for file in sorted(files, reverse=True):
+        if len(data) >= _READ:
+            break
+        data = _end(file, _READ - len(data)) + data
+    try:
+        return lines_of(data[: data.rfind(b"\n") + 1])
+    except ValueError:
+        return []
+
+
+def _end(file: Path, size: int) -> bytes:
+    """The last whole lines of a file, of about so many bytes."""
+    try:
+        with file.open("rb") as opened:
+            start = max(0, os.fstat(opened.fileno()).st_size - size)
+            opened.seek(start)
+            data = opened.read(size)
+    except OSError:
+        return b""
+    return data if start == 0 else data[data.find(b"\n") + 1 :]
