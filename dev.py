@@ -115,7 +115,9 @@ def test(args: Sequence[str]) -> int:
 def pytest(args: Sequence[str]) -> int:
     workers = min(4, max(2, os.cpu_count() or 2))
     # Tests of one file share its fixtures, and so its pools.
-    return python("-m", "pytest", "-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder", *args)
+    options = ["-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder"]
+    # The whole has a limit of time: what takes most of it is told.
+    return python("-m", "pytest", *options, "--durations=40", "--durations-min=5", *args)
 
 
 def check(args: Sequence[str]) -> int:

@@ -26,6 +26,9 @@ _STATES: dict[str, State] = {
     "lost": "died",
 }
 
+# Of a phase that is over sooner nobody wants to know how long it takes.
+_WORTH = 1.5
+
 
 class StartModel:
     """What a pool's start, or a transfer, is at; one a start view. `on_event` is its listener."""
@@ -33,6 +36,8 @@ class StartModel:
     def __init__(self) -> None:
         self.done: list[PhaseEvent] = []
         self._headings: dict[str, str] = {}
+        # The phase that is on, and when it began.
+        self._now: tuple[PhaseEvent, float] | None = None
 
     def on_event(self, event: Event) -> str:
         """What to say of an event, empty where there is nothing; callable from any thread."""
@@ -40,12 +45,21 @@ class StartModel:
             return event.text
         if not isinstance(event, PhaseEvent):
             return ""
+        self._now = None if event.done else (event, time.perf_counter() - event.elapsed)
         if event.done:
             self.done.append(event)
             return ""
         # What a phase says of itself first can stand alone; what its commands print later cannot.
         heading = self._headings.setdefault(event.phase, event.text)
         return event.text if event.text == heading else f"{event.phase}: {event.text}"
+
+    @property
+    def pace(self) -> str:
+        """How far the phase that is on should be, such as ``environment 12 s of about 40 s``; empty where unknown."""
+        event, began = self._now or (None, 0.0)
+        if event is None or event.usual is None or event.usual < _WORTH:
+            return ""
+        return f"{event.phase} {time.perf_counter() - began:.0f} s of about {event.usual:.0f} s"
 
 
 @dataclasses.dataclass(frozen=True)

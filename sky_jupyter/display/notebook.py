@@ -55,7 +55,8 @@ class NotebookStartView:
         now = time.perf_counter()
         if now >= self._next and self._now:
             self._next = now + _INTERVAL
-            self._say(self._now, "running")
+            pace = self._model.pace
+            self._say(self._now, "running", f" ({pace})" if pace else "")
 
     def finish(self, ready: str, *, ok: bool = True) -> None:
         """Say that the pool is ready, or why not."""

@@ -14,7 +14,7 @@ from IPython.core.completer import CompletionContext, SimpleCompletion, context_
 from ..errors import PoolError
 from ..pool.live import pools
 from ..pool.registry import Registry
-from .options import CONFIG, HOST, HOSTS, NAME, PATHS, TARGETS, VERBS, Option, options_of, switches_of
+from .table import CONFIG, HOST, HOSTS, NAME, PATHS, TARGETS, VERBS, Option, options_of, switches_of
 
 # Nobody waits for a list of names.
 _PATIENCE = 0.2

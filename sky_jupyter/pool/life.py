@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import functools
+import hashlib
 import math
 import os
 import threading
@@ -97,10 +98,13 @@ class PoolLife:
             What failed, in which phase, and on which node.
         """
         self.listener = listener
+        kind = _kind_of_start(self.spec)
         self.began = time.perf_counter()
         self.generation = self.registry.intend(
             self.id, self.spec.name, self.spec.provider.kind, self.spec.nodes, self.spec.keep
         )
+        with contextlib.suppress(PoolError):
+            self.phases.clear(self.registry.usual_phases(kind))
         try:
             wait_ticking(loop().submit(self._start()), tick)
         except BaseException:
@@ -117,6 +121,7 @@ class PoolLife:
             self.down()
             raise
         self._record_ready()
+        self.registry.note_phases(kind, self.phases.took())
 
     def _record_ready(self) -> None:
         places = tuple(dict.fromkeys(str(path) for host in self.hosts for path in (host.folder, host.blobs)))
@@ -467,6 +472,7 @@ class PoolLife:
         # From here on, what the old hosts say concerns nobody.
         hosts, self.hosts = self.hosts, []
         self.supervisor.lose_all("the pool is made anew")
+        self.phases.clear(self.phases.usual)
         self.supervisor.close()
         self.state, self.broken = "new", ""
         await self.control.close()
@@ -620,6 +626,14 @@ class PoolLife:
 
     def __repr__(self) -> str:
         return f"<Pool {self.spec.name!r}: {self.spec.nodes} nodes, {self.spec.world_size} ranks, {self.state}>"
+
+
+def _kind_of_start(spec: PoolSpec) -> str:
+    """What two starts have in common that take about as long: provider and image; nothing of it can be read."""
+    image = spec.full_image
+    # Values of variables may be secrets.
+    about = repr((spec.provider.kind, image.python, image.pip, image.apt, sorted(image.env)))
+    return hashlib.sha256(about.encode(errors="replace")).hexdigest()[:16]
 
 
 def _import_client() -> None:

@@ -72,8 +72,8 @@ class PhaseLog:
         with self._lock:
             return {phase.name: phase.elapsed for phase in self._phases if phase.state == "done"}
 
-    def facts(self) -> list[dict[str, Any]]:
-        """All of it, as JSON."""
+    def facts(self, lines: int = _LINES) -> list[dict[str, Any]]:
+        """All of it, as JSON, with so many of the last lines of each phase."""
         with self._lock:
             return [
                 {
@@ -83,7 +83,7 @@ class PhaseLog:
                     "at": phase.at,
                     "elapsed": round(phase.elapsed, 3),
                     "usual": phase.usual,
-                    "lines": list(phase.lines),
+                    "lines": list(phase.lines)[-lines:],
                 }
                 for phase in self._phases
             ]

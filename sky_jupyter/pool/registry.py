@@ -14,9 +14,10 @@ import sqlite3
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 from ..errors import PoolError
@@ -28,7 +29,8 @@ from .rows import MAX_CODE, MAX_RANKS, POOL_COLUMNS, RUN_COLUMNS, BadRow, PoolRo
 from .rows import run_row as read_run
 
 PATIENCE = 10.0
-KEPT_RUNS, KEPT_POOLS = 1000, 200
+KEPT_RUNS, KEPT_POOLS, KEPT_PHASES = 1000, 200, 100
+_MOST_TOOK = 1e6
 _TIDY_EVERY = 500
 _MAX_POOLS = 1000
 _MAX_TOLD = 100
@@ -320,6 +322,38 @@ class Registry:
             ).fetchall()
         return [row for values in rows if (row := self._readable(read_run, values, "run")) is not None]
 
+    # -- how long starts take ----------------------------------------------------------------------
+
+    def note_phases(self, kind: str, took: Mapping[str, float]) -> None:
+        """Record how many seconds each phase of a start took; the newest of each are kept.
+
+        Parameters
+        ----------
+        kind : str
+            What starts must have in common for one to tell of another.
+        """
+        self._write_later(_PHASES, ())
+        for phase, seconds in took.items():
+            self._write_later("INSERT INTO phases (kind, phase, seconds) VALUES (?, ?, ?)", (kind, phase, seconds))
+        for statement, values in _FORGETTING_PHASES:
+            self._write_later(statement, (kind, *values))
+
+    def usual_phases(self, kind: str) -> dict[str, float]:
+        """How many seconds each phase usually took in earlier starts of a kind: the median."""
+        self.flush()
+        with self._open() as connection:
+            connection.execute(_PHASES)
+            rows = connection.execute(
+                "SELECT substr(phase, 1, 65), seconds FROM phases WHERE kind = ? ORDER BY rowid DESC LIMIT ?",
+                (kind, KEPT_PHASES),
+            ).fetchall()
+        took: dict[str, list[float]] = {}
+        for phase, seconds in rows:
+            # A file is input from outside.
+            if isinstance(phase, str) and len(phase) <= 64 and isinstance(seconds, float) and 0 <= seconds < _MOST_TOOK:
+                took.setdefault(phase, []).append(seconds)
+        return {phase: median(found) for phase, found in took.items()}
+
     def forget_ended(self, runs: int = KEPT_RUNS, pools: int = KEPT_POOLS) -> None:
         """Keep the newest of the runs and pools that have ended, so that the file stays small."""
         with self._transaction() as connection:
@@ -457,6 +491,18 @@ def _lose_runs(connection: sqlite3.Connection) -> None:
         "UPDATE runs SET state = 'lost' WHERE state = 'running' "
         "AND pool NOT IN (SELECT id FROM pools WHERE state != 'ended')"
     )
+
+
+# Made when it is first needed, so that versions which do not know it read and write the same file.
+_PHASES = "CREATE TABLE IF NOT EXISTS phases (kind TEXT NOT NULL, phase TEXT NOT NULL, seconds REAL NOT NULL)"
+_FORGETTING_PHASES: Sequence[tuple[str, tuple[int, ...]]] = (
+    (
+        "DELETE FROM phases WHERE kind = ?1 AND rowid NOT IN "
+        "(SELECT rowid FROM phases WHERE kind = ?1 ORDER BY rowid DESC LIMIT ?2)",
+        (KEPT_PHASES,),
+    ),
+    ("DELETE FROM phases WHERE ?1 = ?1 AND rowid <= (SELECT max(rowid) FROM phases) - ?2", (20 * KEPT_PHASES,)),
+)
 
 
 def _forgetting(runs: int, pools: int) -> list[tuple[str, int]]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import math
 import time
 from collections import deque
@@ -16,19 +17,21 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
-from ..errors import SkyError
 from .loop import loop
 
 if TYPE_CHECKING:
     from .life import PoolLife
     from .manager import Pool
 
+_log = logging.getLogger(__name__)
 # Whoever looks sooner than this after another sees what that one saw.
 _FRESH = 0.5
 # Samples of a node, one a second; it has no more itself.
 _KEPT = 300
 _WITHIN = 2.0
 _CODE = 500
+# Of a phase, for those who have seen the others.
+_LINES = 3
 _MOST_RANKS = 1024
 _MOST_GPUS = 64
 _MOST_TEXT = 200
@@ -96,11 +99,13 @@ class Survey:
             if control is None or not nodes:
                 return
             since = {str(node): self.nodes[node].next for node in nodes if node in self.nodes}
-            with contextlib.suppress(SkyError, OSError, asyncio.TimeoutError):
-                answers = await asyncio.wait_for(control.ask("status", nodes, since=since), _WITHIN)
-                now = time.monotonic()
-                for node, answer in answers.items():
-                    take(self.nodes.setdefault(node, Seen()), answer, now)
+            answers = await asyncio.wait_for(control.ask("status", nodes, since=since), _WITHIN)
+            now = time.monotonic()
+            for node, answer in answers.items():
+                take(self.nodes.setdefault(node, Seen()), answer, now)
+        except Exception as error:
+            # A node that is lost, or an agent of another version: whoever looks sees what was known before.
+            _log.debug("the nodes of pool %s were not seen: %s: %s", self.pool.spec.name, type(error).__name__, error)
         finally:
             self._at, self._asking = time.monotonic(), None
 
@@ -165,6 +170,9 @@ def of(pool: Pool, since: int | None = None) -> dict[str, Any]:
         The ``mark`` of an earlier answer: samples that are newer come too. All of them for 0.
     """
     survey = pool.survey
+    if not since:
+        # Somebody asks, and it is not a page that asks each second: what is away is tried at once.
+        pool._retry()
     with contextlib.suppress(FutureTimeout):
         loop().call(survey.look(), timeout=_WITHIN + 1)
     now = time.monotonic()
@@ -184,7 +192,7 @@ def of(pool: Pool, since: int | None = None) -> dict[str, Any]:
         "runs": [_run(pool, run, now) for run in list(pool.supervisor.runs.values()) if not run.over.is_set()],
         "away": pool.away,
         "apart": pool.apart,
-        "phases": pool.phases.facts(),
+        "phases": pool.phases.facts(*([] if since == 0 else [_LINES])),
         "nodes": [_node(pool, node, since, now) for node in range(spec.nodes)],
         # Milliseconds of this process's own clock.
         "mark": math.ceil(now * 1000),

@@ -37,6 +37,18 @@ rank""",
     "%sky down",
 ]
 LIVE, FAILING, DOWN = 1, 2, 3
+# Asks the kernel on its control channel, as docs/actions.md has it; gives the answer and the milliseconds that it took.
+ASK = """async content => {
+    const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+    const header = {
+        msg_id: crypto.randomUUID(), msg_type: "sky_request", session: kernel.clientId, username: "", version: "5.3",
+        date: new Date().toISOString(),
+    };
+    const message = { channel: "control", header, parent_header: {}, metadata: {}, content, buffers: [] };
+    const began = performance.now();
+    const reply = await kernel.sendControlMessage(message, true, true).done;
+    return [reply.content, performance.now() - began];
+}"""
 
 
 @pytest.fixture(scope="module")
@@ -50,6 +62,7 @@ class Seen:
     """What a front end showed while all cells of a notebook ran."""
 
     running: str
+    asked: dict[str, tuple[dict[str, Any], float]]
     finished: str
     failed: str
     log: list[tuple[str, str]]
@@ -75,6 +88,7 @@ def seen(request: pytest.FixtureRequest, chromium: Any, tmp_path_factory: pytest
         page.log.clear()
         page.command("notebook:run-all-cells")
         running = page.wait_for(LIVE, "rank 1 step 2")
+        asked = {what: page.page.evaluate(ASK, {"action": what}) for what in ("status", "log", "where", "runs")}
         (server.root / "go").touch()
         finished = page.wait_for(LIVE, "s · done")
         page.wait_for(DOWN, "ended")
@@ -83,7 +97,7 @@ def seen(request: pytest.FixtureRequest, chromium: Any, tmp_path_factory: pytest
         saved = server.root / "book.ipynb"
         page.wait_until(lambda: "has no data" in saved.read_text().partition("Traceback")[2])
         page.page.close()
-        yield Seen(running, finished, failed, page.log, saved, server, app)
+        yield Seen(running, asked, finished, failed, page.log, saved, server, app)
 
 
 def test_lines_of_every_rank_are_seen_while_the_cell_runs(seen):
@@ -95,6 +109,19 @@ def test_lines_of_every_rank_are_seen_while_the_cell_runs(seen):
     assert lines.count("hello from everyone") == 1
     for rank in (0, 1):
         assert f"rank {rank} step 0" in lines
+
+
+def test_the_page_is_answered_while_the_cell_runs(seen):
+    answers = {what: answer for what, (answer, _) in seen.asked.items()}
+    assert {answer["status"] for answer in answers.values()} == {"ok"}
+    (pool,) = answers["status"]["pools"]
+    assert [run["left"] for run in pool["runs"]] == [[0, 1]]
+    said = [event["text"] for event in answers["log"]["nodes"][1]["events"]]
+    assert "rank 1 step 2" in "".join(said)
+    assert "time.sleep(0.05)" in answers["where"]["text"]
+    assert answers["runs"]["runs"][0]["state"] == "running"
+    # The cell waits for this test's word: nothing was answered because it had ended.
+    assert seen.asked["status"][1] < 10_000
 
 
 def test_the_last_state_stays(seen):

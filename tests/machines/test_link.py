@@ -549,6 +549,9 @@ def test_another_client_finds_machines_and_tunnels_open(
     assert found.shell.run("echo on").out == b"on\n"
     assert [one.port for one in second.tunnels()] == [tunnel.port]
     assert second.connect(target_of(server)).number == machine.number
+    # As a pool's record names it: by the address that was found then.
+    assert second.connect(target_of(server), address=machine.address).number == machine.number
+    assert second.connect(target_of(server), address="192.0.2.7").number != machine.number
     second.end()
     with pytest.raises(PoolError, match="no link"):
         Link.join(folder)

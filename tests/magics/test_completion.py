@@ -12,7 +12,7 @@ from traitlets.config import Config
 from sky_jupyter.machines import identity
 from sky_jupyter.magics import completion, load, unload
 from sky_jupyter.magics.completion import candidates
-from sky_jupyter.magics.options import VERBS, flags_of
+from sky_jupyter.magics.table import VERBS, flags_of
 from sky_jupyter.plugins.parse import FACTORIES
 from sky_jupyter.pool.registry import Registry
 

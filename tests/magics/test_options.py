@@ -14,7 +14,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from IPython.core.error import UsageError
 
-from sky_jupyter.magics.options import (
+from sky_jupyter.magics.options import Given, HelpAsked, parse
+from sky_jupyter.magics.table import (
     CELL,
     CONFIG,
     NAME,
@@ -23,10 +24,7 @@ from sky_jupyter.magics.options import (
     RANK,
     TARGETS,
     VERBS,
-    Given,
-    HelpAsked,
     flags_of,
-    parse,
     switches_of,
     targets_text,
 )

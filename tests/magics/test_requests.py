@@ -142,7 +142,8 @@ def test_a_long_answer_does_not_hold_up_the_next_request(two):
 
 def test_a_restart_ends_the_cell_with_an_error_that_says_so_and_the_next_one_runs(two):
     cell, _ = begin_blocking(two)
-    assert done(two, "restart")["message"] == "pool default: new kernels on all ranks"
+    # On a busy machine it goes on after the answer.
+    assert done(two, "restart")["message"].startswith("pool default: new kernels on all ranks")
     end = end_of(two, cell)
     assert end["ename"] == "CellError"
     assert "its kernel was replaced by `%sky restart`" in "\n".join(end["traceback"])
@@ -152,7 +153,7 @@ def test_a_restart_ends_the_cell_with_an_error_that_says_so_and_the_next_one_run
 
 def test_a_rank_can_be_restarted_alone(two):
     two.run("%%sky\nkept = 7")
-    assert done(two, "restart", ranks=[1])["message"] == "pool default: new kernels on rank 1"
+    assert done(two, "restart", ranks=[1])["message"].startswith("pool default: new kernels on rank 1")
     after = two.run("%%sky\n'kept' in globals()")
     assert after.body == ["[0] Out: True", "[1] Out: False"]
     assert "new kernels: rank 1" in after.stream()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,9 +11,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sky_jupyter.plugins import parse_plugins
 from sky_jupyter.pool import actions, pages
 from sky_jupyter.pool.live import pools
 from sky_jupyter.pool.manager import Pool
+from sky_jupyter.pool.phases import PhaseLog
+from sky_jupyter.pool.results import CellError
 from tests.pool.pools import begin, local_pool, run
 
 JSON = st.recursive(
@@ -138,3 +142,54 @@ def test_answers_of_nodes_are_read_as_far_as_they_can_be_right():
         take(seen, {"incarnation": "a", "ranks": [1], "metrics": bad, "accelerators": "x"}, 101.0)
     assert len(seen.samples) <= 2
     json.dumps([seen.facts, seen.metrics, list(seen.samples)], allow_nan=False)
+
+
+def test_a_later_start_of_a_kind_knows_how_long_the_earlier_ones_took(pool):
+    pool.registry.flush()
+    told: list[Any] = []
+    with local_pool(nodes=1, ranks_per_node=2, name="later") as second:
+        told = second.phases.facts()
+    usual = pool.phases.took()
+    assert {phase["phase"] for phase in told} == set(usual)
+    assert all(phase["usual"] is not None and phase["usual"] > 0 for phase in told)
+
+
+def test_phases_are_told_with_their_last_lines_and_how_they_ended():
+    log = PhaseLog()
+    log.clear({"environment": 40.0})
+    done, failed = log.begin("environment", "building"), log.begin("agent", "starting")
+    for number in range(500):
+        log.say(done, f"line {number}")
+    done.end("done")
+    failed.end("failed")
+    first, second = log.facts()
+    assert (first["state"], first["usual"], len(first["lines"])) == ("done", 40.0, 100)
+    assert (second["state"], second["usual"], second["lines"]) == ("failed", None, [])
+    assert log.facts(2)[0]["lines"] == ["line 498", "line 499"]
+    assert set(log.took()) == {"environment"}
+
+
+@pytest.mark.long
+@pytest.mark.slow
+@pytest.mark.parametrize("content", [{"action": "restart", "ranks": [1]}, {"action": "restart"}])
+def test_ranks_in_a_collective_that_never_completes_are_restarted(content):
+    both = (
+        "import jax, jax.numpy as jnp\nfrom jax.experimental import multihost_utils as m\nrank = jax.process_index()\n"
+    )
+    both += "{}int(m.process_allgather(jnp.array([rank])).sum())"
+    with local_pool(nodes=2, plugins=parse_plugins(["jax"]), name="jax") as pool:
+        pools.add(pool)
+        run(pool, "kept = 5")
+        stuck = begin(pool, both.format("if rank == 0:\n    import time\n    time.sleep(600)\n"))
+        while not all(
+            outcome["run"] for node in ask("status", pool="jax")["pools"][0]["nodes"] for outcome in node["ranks"]
+        ):
+            time.sleep(0.1)
+        assert ask(pool="jax", **content)["status"] == "ok"
+        with pytest.raises(CellError) as caught:
+            pool.attend(stuck)
+        assert "its kernel was replaced" in str(caught.value.errors[1])
+        pool.settle()
+        assert run(pool, both.format("")).values == [1, 1]
+        assert run(pool, "'kept' in globals()").values == ["ranks" in content, False]
+    pools.discard(pool)

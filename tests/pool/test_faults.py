@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -133,13 +134,17 @@ def test_a_killed_agent_fails_the_run_on_its_ranks_and_is_made_anew_by_itself(to
 
 
 def scheduler_of(pool: Pool) -> psutil.Process:
-    """The process that listens at the scheduler's port."""
+    """The process that listens at the scheduler's port, as soon as there is one."""
     port = int(pool.scheduler_address.rpartition(":")[2])
     host = psutil.Process(pool.hosts[0].command.identity[0])
-    (found,) = [
-        p for p in host.children() if port in [c.laddr.port for c in p.net_connections() if c.status == "LISTEN"]
-    ]
-    return found
+    end = time.monotonic() + 30
+    while True:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            for process in host.children():
+                if port in [c.laddr.port for c in process.net_connections() if c.status == "LISTEN"]:
+                    return process
+        assert time.monotonic() < end
+        time.sleep(0.05)
 
 
 PRINTING = "import time\nfor i in range({count}):\n    print(i); time.sleep(0.1)\n'done'"

@@ -947,3 +947,43 @@ def test_a_full_disk_breaks_no_cell_and_refuses_a_pool(path: Path, start: Callab
     assert last == "written"
     assert ask(path, "PRAGMA integrity_check") == [("ok",)]
     assert {"p1", "last"} <= {id for (id,) in ask(path, "SELECT id FROM pools")}
+
+
+# How long starts take.
+
+
+def test_the_median_of_earlier_starts_of_a_kind_is_known(registry: Registry) -> None:
+    assert registry.usual_phases("one") == {}
+    for seconds in (10.0, 40.0, 12.0):
+        registry.note_phases("one", {"environment": seconds, "agent": 2.0})
+    registry.note_phases("other", {"environment": 500.0})
+    assert registry.usual_phases("one") == {"environment": 12.0, "agent": 2.0}
+    assert registry.usual_phases("other") == {"environment": 500.0}
+    assert registry.take_warnings() == []
+
+
+def test_only_the_newest_starts_count_and_the_file_stays_small(registry: Registry, path: Path) -> None:
+    for number in range(2 * registry_module.KEPT_PHASES):
+        registry.note_phases("one", {"agent": float(number)})
+    for number in range(30 * registry_module.KEPT_PHASES):
+        registry.note_phases(f"kind {number}", {"agent": 1.0})
+    assert registry.usual_phases("one") == {}
+    assert registry.usual_phases(f"kind {number}") == {"agent": 1.0}
+    registry.flush()
+    assert ask(path, "SELECT count(*) FROM phases")[0][0] <= 20 * registry_module.KEPT_PHASES
+
+
+def test_what_else_the_table_of_phases_holds_is_passed_over(registry: Registry, path: Path) -> None:
+    registry.note_phases("one", {"agent": 3.0})
+    registry.flush()
+    for phase, seconds in [("agent", "'x'"), ("agent", "-1.0"), ("agent", "1e300"), ("x" * 500, "1.0")]:
+        ask(path, f"INSERT INTO phases VALUES ('one', '{phase}', {seconds})")
+    assert registry.usual_phases("one") == {"agent": 3.0}
+
+
+def test_a_file_with_phases_is_one_that_earlier_versions_use(registry: Registry, path: Path) -> None:
+    registry.note_phases("one", {"agent": 3.0})
+    registry.close()
+    # What such a version looks at before it uses a file.
+    assert ask(path, "PRAGMA user_version") == [(VERSION,)]
+    assert {"pools", "runs"} <= {name for (name,) in ask(path, "SELECT name FROM sqlite_master WHERE type = 'table'")}

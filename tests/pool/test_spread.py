@@ -72,7 +72,9 @@ class Copies:
         made = self.spread()
         try:
             await made.begin()
-            return {node: failure.kind for node, failure in (await made.run(holders, others)).items()}
+            failures = await made.run(holders, others)
+            print(failures)  # for who reads of a test that failed
+            return {node: failure.kind for node, failure in failures.items()}
         finally:
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(made.close(), 5)

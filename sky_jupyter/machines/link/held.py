@@ -129,6 +129,10 @@ class Held:
         when = f"; trying again in {max(left, 0):.0f} s" if self._rebuilding else "; it is not tried again until asked"
         return f"unreachable for {away:.0f} s{when}{told}"
 
+    def goes_by(self, address: str | None) -> bool:
+        """Whether who asks for the host at this address, or at its own where none is given, means this one."""
+        return address in ((self.given_address, self.address) if self.address else (self.given_address,))
+
     # Making it
 
     def on_open(self, tell: Callable[[SSHMachine], None]) -> None:
@@ -197,13 +201,16 @@ class Held:
         finally:
             with self._lock:
                 self._rebuilding = False
+                # What was asked has been done: the next loss has a pause of its own.
+                self._asked.clear()
 
     def _try(self) -> bool:
         """Wait for the next attempt and make it; whether that is the last one."""
         pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
         self._next_at = time.monotonic() + pause
-        if not self._asked.is_set():
-            self._say("waiting", f"unreachable, trying again in {pause:.0f} s", pause)
+        # Said also where there is no pause: an attempt alone may take a while.
+        when = "now" if self._asked.is_set() else f"in {pause:.0f} s"
+        self._say("waiting", f"unreachable, trying again {when}", pause)
         if self._asked.wait(pause):
             self._asked.clear()
             self._pause = FIRST_PAUSE

@@ -48,7 +48,7 @@ class Keeping:
     def connect(self, target: Target, address: str | None, accept: Accepted, prompts: Prompts) -> Held:
         """The host that is meant, connected: the one that there is, or a new one."""
         with self._lock:
-            found = [one for one in self._hosts.values() if (one.target, one.given_address) == (target, address)]
+            found = [one for one in self._hosts.values() if one.target == target and one.goes_by(address)]
             if not found and len(self._hosts) >= _MOST_HOSTS:
                 raise SpecError(f"the link holds {_MOST_HOSTS} hosts already, which is as many as it can")
             held = found[0] if found else Held(next(self._numbers), target, address, self.tell)

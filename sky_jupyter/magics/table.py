@@ -1,0 +1,280 @@
+"""The options of ``%%sky`` and ``%sky``: one table, which the parser, the help and the completion read."""
+
+from __future__ import annotations
+
+import keyword
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..plugins.parse import FACTORIES
+from ..pool.manager import DEFAULT_GRACE
+from ..providers import SSH, Local
+from ..spec import DEFAULT_IDLE_TIMEOUT, DEFAULT_JOURNAL, Accelerator, seconds, size
+
+PROVIDERS: dict[str, Callable[..., Any]] = {"local": Local, "ssh": SSH}
+MAX_RANK = 1 << 20
+# What may be given more than once: all of it counts.
+SEVERAL = ("pip", "push", "no_capture", "hosts", "host", "key")
+_RUN_ID = re.compile(r"[0-9a-f]{1,8}\Z")
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise ValueError
+    return value
+
+
+def _grace(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise ValueError
+    return value
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _identifier(text: str) -> str:
+    if not text.isidentifier() or keyword.iskeyword(text):
+        raise ValueError
+    return text
+
+
+def _identifiers(text: str) -> tuple[str, ...]:
+    return tuple(_identifier(word) for word in _words(text))
+
+
+def _assignments(text: str) -> tuple[tuple[str, str], ...]:
+    pairs = []
+    # A comma parts two assignments only where another NAME= follows it.
+    for part in re.split(r",(?=\s*[A-Za-z_]\w*=)", text):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise ValueError
+        pairs.append((name.strip(), value))
+    return tuple(pairs)
+
+
+def ranks(text: str) -> tuple[int, ...]:
+    """Read ``"0,2-5"`` or ``"head"``; ValueError for another form."""
+    if text == "head":
+        return (0,)
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        low, high = int(first), int(last) if dash else int(first)
+        if not 0 <= low <= high < MAX_RANK:
+            raise ValueError
+        found.update(range(low, high + 1))
+    return tuple(sorted(found))
+
+
+def _run_id(text: str) -> str:
+    if not _RUN_ID.match(text.lower()):
+        raise ValueError
+    return text.lower()
+
+
+def _path(text: str) -> str:
+    if not text.strip() or "\0" in text:
+        raise ValueError
+    return text
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option: its flag, how its text is read, and what help says of it."""
+
+    flag: str
+    metavar: str
+    read: Callable[[str], Any]
+    form: str
+    help: str
+    choices: tuple[str, ...] = ()
+    dest: str = ""
+
+    @property
+    def key(self) -> str:
+        """The name in parsed options and in a TOML section."""
+        return self.dest or self.flag.lstrip("-").replace("-", "_")
+
+
+@dataclass(frozen=True)
+class Switch:
+    """An option without a value."""
+
+    flag: str
+    help: str
+
+    @property
+    def key(self) -> str:
+        """The name in parsed options and in a TOML section."""
+        return self.flag.lstrip("-").replace("-", "_")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What may stand behind a verb without a flag before it."""
+
+    metavar: str
+    read: Callable[[str], Any]
+    form: str
+    help: str
+
+
+_RANKS = "ranks such as 0,2-5, or head"
+_NAMES = "names with a comma between"
+# What `sky.SSH` takes.
+HOSTS = (
+    Option("--hosts", "A,U@B:P", _words, "hosts with a comma between, such as gpu1,me@gpu2:2222", "ssh: the nodes"),
+    Option("--user", "NAME", str, "a name", "ssh: who logs in where the host does not say"),
+    Option("--port", "N", int, "a whole number", "ssh: the port where the host does not say"),
+    Option("--key", "FILE", _words, "files with a comma between", "ssh: private keys to log in with"),
+    Option("--jump", "HOST", str, "a host", "ssh: the host to go through"),
+)
+POOL = (
+    Option("--nodes", "N", int, "a whole number", "how many nodes (1)"),
+    Option("--ranks-per-node", "N", int, "a whole number", "rank processes on each node (1)"),
+    Option(
+        "--plugins",
+        "A,B(K=V)",
+        str,
+        "names with a comma between, such as jax,keras",
+        "frameworks to set up on every rank, in this order",
+        tuple(FACTORIES),
+    ),
+    Option(
+        "--accelerator",
+        "KIND:N",
+        Accelerator.parse,
+        "a kind and how many, such as A100 or A100:8",
+        "what each node must have; its ranks share them out",
+    ),
+    Option("--provider", "NAME", str, "a provider's name", "what makes the nodes (local)", tuple(PROVIDERS)),
+    *HOSTS,
+    Option("--pip", "X,Y", _words, "requirements with a comma between", "packages that the nodes need besides"),
+    Option("--env", "K=V", _assignments, "K=V, with a comma before another K=V", "environment variables of every rank"),
+    Option(
+        "--idle-timeout",
+        "S",
+        seconds,
+        "a length of time such as 90s, 30m or 12h",
+        f"a kept pool without a notebook and without a run ends after this long ({DEFAULT_IDLE_TIMEOUT / 3600:g}h)",
+    ),
+    Option(
+        "--journal",
+        "SIZE",
+        size,
+        "a size such as 64MB or 1GB",
+        f"how much of each run's output is kept on each node ({DEFAULT_JOURNAL >> 20}MB)",
+    ),
+)
+ACCEPT = Switch("--accept-host-keys", "ssh: take the key of a host that is not known yet, and keep it")
+HOST_SWITCHES = (
+    ACCEPT,
+    Switch("--offline", "ssh: send the hosts all packages from here; they need no internet"),
+)
+POOL_SWITCHES = (
+    Switch("--keep", "the pool outlives its notebook; `%sky attach` finds it again"),
+    *HOST_SWITCHES,
+)
+NAME = Option("--name", "NAME", str, "a name", "which pool (the current one)")
+CONFIG = Option("--config", "FILE.toml#SECTION", str, "FILE.toml#SECTION", "read options from a TOML table")
+CELL = (
+    Option("--on", "0,2-5|head", ranks, _RANKS, "the ranks that run the cell (all)", ("head",)),
+    Option("--out", "NAME", _identifier, "a Python name", "where the CellResult goes, besides _sky"),
+    Option("--only", "0,2-5|head", ranks, _RANKS, "the ranks whose output is shown (all)", ("head",)),
+    Option("--push", "A,B", _identifiers, _NAMES, "send these names whatever the cell reads"),
+    Option("--no-capture", "A,B|all", _identifiers, f"{_NAMES}, or all", "do not send these names", ("all",)),
+    Option("--timeout", "S", _number, "a number of seconds above 0", "stop the cell after this many seconds"),
+    Option("--grace", "S", _grace, "a number of seconds", f"what other ranks get after one failed ({DEFAULT_GRACE:g})"),
+)
+CELL_SWITCHES = (
+    Switch("--detach", "return at once while the run goes on; `%sky wait` shows its end"),
+    Switch("--quiet", "show only errors"),
+)
+ALL = Switch("--all", "every pool")
+TAKE_OVER = Switch("--take-over", "take the pool from the notebook that manages it")
+RANK = Option("--rank", "0,2-5|head", ranks, _RANKS, "the ranks whose output is shown (all)", ("head",), "ranks")
+NODES = Option("--on", "0,2-5|head", ranks, "nodes such as 0,2-5, or head", "the nodes to bring it to (all)", ("head",))
+HOST = Option("--host", "A,U@B:P", _words, "hosts with a comma between, such as gpu1,me@gpu2:2222", "those hosts")
+VERBS = {
+    "up": "make a pool, or see that it is there",
+    "status": "the live pools and what their ranks do",
+    "restart": "new kernels on the same nodes; with other pool options, a new pool of that name",
+    "where": "each rank's stack, whatever it is doing, and which rank is elsewhere",
+    "interrupt": "raise KeyboardInterrupt in every rank that works",
+    "down": "end a pool, or --all",
+    "attach": "manage a kept pool from this notebook, and show what runs on it",
+    "wait": "show a run, and go on when it has ended",
+    "runs": "the runs that are recorded, the newest first",
+    "logs": "what a run has printed, from its first line",
+    "put": "bring a file or folder to the nodes; it crosses the link once, and goes on where it broke",
+    "get": "fetch a file or folder from the head, or other nodes",
+    "clean": "remove what is kept for later pools: environments here, or all of ours on --host A,B",
+}
+_RUN = Target("RUN", _run_id, "a run's id or how it begins, such as 3f9a2c1b", "which run, by its id (the newest)")
+_POOL = Target("NAME", str, "a name", "which pool (the one there is)")
+_THERE = (
+    "a relative one begins in the ranks' working folder: the home on other machines,\n"
+    f"{'':24}on this one the folder in which the pool was made"
+)
+_PUT = (
+    Target("LOCAL", _path, "a path", "the file or folder here; what is there already is not sent again"),
+    Target(
+        "REMOTE",
+        _path,
+        "a path",
+        f"its name on the nodes (its own); with / at its end, the folder for it;\n{'':24}{_THERE}",
+    ),
+)
+_GET = (
+    Target("REMOTE", _path, "a path", f"the file or folder on the nodes;\n{'':24}{_THERE}"),
+    Target(
+        "LOCAL",
+        _path,
+        "a path",
+        "its name here (its own); with / at its end, the folder for it;\n"
+        f"{'':24}of several nodes, the folder that has each one's in node-K",
+    ),
+)
+# The verbs that take more, or other things, than --name.
+_OPTIONS = {
+    "up": (*POOL, NAME, CONFIG),
+    "restart": (*POOL, NAME, CONFIG),
+    "logs": (NAME, RANK),
+    "put": (NAME, NODES),
+    "get": (NAME, replace(NODES, help="the nodes to fetch it from (head)")),
+    "clean": (HOST, *HOSTS[1:]),
+}
+_SWITCHES = {"up": POOL_SWITCHES, "restart": POOL_SWITCHES, "down": (ALL,), "attach": (TAKE_OVER,), "clean": (ACCEPT,)}
+TARGETS = {"attach": (_POOL,), "wait": (_RUN,), "logs": (_RUN,), "put": _PUT, "get": _GET}
+# Of those, how many have to be given.
+NEEDED = {"put": 1, "get": 1}
+PATHS = ("put", "get")
+
+
+def options_of(verb: str | None) -> tuple[Option, ...]:
+    """The options that a verb takes; those of a cell for None."""
+    return (*POOL, NAME, CONFIG, *CELL) if verb is None else _OPTIONS.get(verb, (NAME,))
+
+
+def switches_of(verb: str | None) -> tuple[Switch, ...]:
+    """The options without a value that a verb takes; those of a cell for None."""
+    return (*POOL_SWITCHES, *CELL_SWITCHES) if verb is None else _SWITCHES.get(verb, ())
+
+
+def flags_of(verb: str | None) -> list[str]:
+    """All flags that a verb takes; those of a cell for None."""
+    return [*(option.flag for option in options_of(verb)), *(switch.flag for switch in switches_of(verb))]
+
+
+def targets_text(verb: str | None) -> str:
+    """What may stand behind a verb: ``"LOCAL [REMOTE]"``."""
+    needed = NEEDED.get(verb or "", 0)
+    metavars = [target.metavar for target in TARGETS.get(verb or "", ())]
+    return " ".join(name if number < needed else f"[{name}]" for number, name in enumerate(metavars))
