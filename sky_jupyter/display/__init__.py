@@ -105,9 +105,10 @@ def run_view(title: str, ranks: Sequence[int], *, results: bool = True, pool: st
 
         kernel = get_ipython().kernel
         if os.environ.get("SKY_VIEW") == "widget":
-            from . import widget
+            from . import asking, widget
 
-            if widget.available():
+            # Where nobody can be asked, nobody looks: what executes the notebook would keep the widget's state in it.
+            if asking.can_ask() and widget.available():
                 return widget.WidgetRunView(kernel, title, ranks, pool)
         from .live import LiveRunView
 
