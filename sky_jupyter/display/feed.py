@@ -48,6 +48,7 @@ class Pending:
         self._pieces: list[_Piece] = []
         self._of_rank: dict[int, deque[_Piece]] = {}
         self._sizes: dict[int, list[int]] = {}
+        self._next: dict[int, int] = {}
 
     def __bool__(self) -> bool:
         return bool(self._pieces)
@@ -65,6 +66,15 @@ class Pending:
         size[1] += len(text)
         if size[0] > _MOST_LINES or size[1] > self._most_chars:
             self._pass_over(rank, size)
+
+    def note(self, rank: int, seq: int) -> None:
+        """The journal's event `seq` of a rank is among what waits."""
+        self._next[rank] = seq + 1
+
+    def take_next(self) -> list[list[int]]:
+        """Of each rank of which something waits, the journal's number of what comes after that."""
+        found, self._next = sorted(map(list, self._next.items())), {}
+        return found
 
     def add(self, entry: list[Any], rank: int = -1) -> None:
         """Take anything else: its kind stands first, then the rank where it is of one."""
@@ -167,6 +177,7 @@ class Feed:
                 self._thread = threading.Thread(target=self._run, name=f"sky-view-{self.view[:8]}", daemon=True)
                 self._thread.start()
             return {**saved.to_json(state, self.view), "number": self._number}
+        content["next"] = self._pending.take_next()
 
     def finish(self) -> None:
         """Tell the pages what is left, and that the run is over; the model has been told."""
@@ -195,7 +206,8 @@ class Feed:
             return
         entries, data = self._pending.take()
         self._number += 1
-        content = {"sky": "delta", "view": self.view, "run": self.model.run, "number": self._number}
+        content: dict[str, Any] = {"sky": "delta", "view": self.view, "run": self.model.run, "number": self._number}
+        content["next"] = self._pending.take_next()
         self._send({**content, "entries": entries}, [data] if data else [])
 
     def _take(self, event: Event) -> None:
@@ -204,6 +216,8 @@ class Feed:
         elif isinstance(event, OutputEvent) and self.model.shows(event.rank):
             item, rank = event.event, event.rank
             kind = item["kind"]
+            if "seq" in item:
+                self._pending.note(rank, item["seq"])
             if kind == "stream":
                 self._pending.add_text(rank, item["name"], item["text"], item.get("seq", -1))
             elif kind == "display":

@@ -1,9 +1,8 @@
 /** Scrolling back: what a rank showed before the page's window, read from the journal as it is asked for. */
 
 import type { Host, JournalEvent, LogPage } from "./host";
-import { RankLog } from "./log";
+import { type Mark, RankLog } from "./log";
 import type { Rank } from "./model";
-import type { Transcript } from "./transcript";
 
 const STEP = 500;
 const ENOUGH_LINES = 500;
@@ -14,13 +13,15 @@ export class History {
   private events: JournalEvent[] = [];
   private from: number;
 
-  /** What comes before a mark of the window, or before all that the window has where it has none. */
+  readonly mark: Mark;
+
+  /** What comes before the window's first mark, which is its end where it has none. */
   constructor(
     private rank: Rank,
     private host: Host,
-    readonly mark: RankLog["marks"][number] | undefined,
   ) {
-    this.from = mark ? mark.seq : rank.next;
+    this.mark = firstMark(rank.log) ?? rank.log.end(rank.next);
+    this.from = this.mark.seq;
     this.log = new RankLog(rank.rank, MOST_LINES);
   }
 
@@ -32,7 +33,7 @@ export class History {
   /** Whether it still reaches up to the window: a flood moves that away. */
   get fits(): boolean {
     const mark = this.mark;
-    return !mark || (mark.part.dropped <= mark.line && this.rank.log.parts.includes(mark.part));
+    return mark.part.dropped <= mark.line && this.rank.log.parts.includes(mark.part);
   }
 
   /** Read the part before what is there; how many lines have come. */
@@ -70,7 +71,7 @@ export class History {
 }
 
 /** The first mark that the window still holds. */
-export function firstMark(log: RankLog): RankLog["marks"][number] | undefined {
+export function firstMark(log: RankLog): Mark | undefined {
   return log.marks.find((mark) => log.parts.includes(mark.part) && mark.line >= mark.part.dropped);
 }
 
@@ -102,5 +103,3 @@ export async function wholeLog(host: Host, rank: number): Promise<string> {
     at = page.next;
   }
 }
-
-export type { Transcript };

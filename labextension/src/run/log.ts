@@ -22,6 +22,13 @@ export class Shown {
   }
 }
 
+/** Where in the window, by its part and line, an event of the journal begins. */
+export interface Mark {
+  part: Transcript;
+  line: number;
+  seq: number;
+}
+
 export const WINDOW = 5000;
 const MOST_PARTS = 400;
 
@@ -29,8 +36,7 @@ export class RankLog {
   parts: (Transcript | Shown)[] = [];
   /** Lines before the first part. */
   dropped = 0;
-  /** Marks of the journal: in which part and line an event began. */
-  marks: { part: Transcript; line: number; seq: number }[] = [];
+  marks: Mark[] = [];
   private clearNext = false;
   private streams = new Streams();
 
@@ -113,6 +119,16 @@ export class RankLog {
       this.dropped += goes ? one.dropped + one.length : 0;
       return !goes;
     });
+  }
+
+  /** A mark of the window's end, where the journal's event `seq` will begin. */
+  end(seq: number): Mark {
+    let part = this.parts[this.parts.length - 1];
+    if (!(part instanceof Transcript)) {
+      part = new Transcript(this.window);
+      this.parts.push(part);
+    }
+    return { part, line: part.dropped + part.length, seq };
   }
 
   show(item: Item, id: string | null): Shown {

@@ -43,6 +43,8 @@ export interface Delta {
   /** The run's id, once something has come of it: a page may have been there before. */
   run?: string;
   number: number;
+  /** Pairs of a rank and the journal's number of what comes after this. */
+  next?: [number, number][];
   entries: unknown[][];
 }
 
@@ -237,6 +239,12 @@ export class RunModel {
         offset += size;
       }
       this.take(entry, text);
+    }
+    for (const [number, next] of delta.next ?? []) {
+      const rank = this.byRank.get(number);
+      if (rank) {
+        rank.next = next;
+      }
     }
     return true;
   }

@@ -2,7 +2,7 @@
 
 import { escaped, strip, toHtml } from "./ansi";
 import { fold, FoldedLines, rankLabel } from "./fold";
-import { firstMark, History, wholeLog } from "./history";
+import { History, wholeLog } from "./history";
 import type { Host } from "./host";
 import { Shown } from "./log";
 import { Rank, RunModel } from "./model";
@@ -487,11 +487,8 @@ export class RunView {
     if (history) {
       blocks.push(...history.log.parts.map((part) => this.blockOf(part)));
       const mark = history.mark;
-      parts = mark ? parts.slice(parts.indexOf(mark.part)) : [];
-      if (mark) {
-        blocks.push(this.blockOf(mark.part, mark.line - mark.part.dropped));
-        parts = parts.slice(1);
-      }
+      blocks.push(this.blockOf(mark.part, mark.line - mark.part.dropped));
+      parts = parts.slice(parts.indexOf(mark.part) + 1);
     }
     return [...blocks, ...parts.map((part) => this.blockOf(part))];
   }
@@ -655,7 +652,7 @@ export class RunView {
     this.following = false;
     this.update();
     try {
-      history ??= new History(rank, this.host, firstMark(rank.log));
+      history ??= new History(rank, this.host);
       await history.load();
       this.histories.set(rank.rank, history);
     } catch (error) {

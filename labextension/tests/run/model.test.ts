@@ -1,7 +1,7 @@
 import { describe, expect, it } from "vitest";
 
 import { FoldedLines, rankNumbers } from "../../src/run/fold";
-import { firstMark, History } from "../../src/run/history";
+import { History } from "../../src/run/history";
 import type { Host, JournalEvent } from "../../src/run/host";
 import { Shown } from "../../src/run/log";
 import { type Delta, RunModel, type Snapshot } from "../../src/run/model";
@@ -254,7 +254,7 @@ describe("scrolling back", () => {
     next.entries[0][5] = 2000;
     model.apply(next, buffer);
     const rank = model.ranks[0];
-    const history = new History(rank, host, firstMark(rank.log));
+    const history = new History(rank, host);
     expect(await history.load()).toBeGreaterThanOrEqual(500);
     while (history.more) {
       await history.load();
@@ -263,8 +263,26 @@ describe("scrolling back", () => {
     expect(lines).toHaveLength(2000);
     expect(lines[0]).toBe("line 0");
     expect(lines[1999]).toBe("line 1999");
-    expect(history.mark?.line).toBe(1);
+    expect(history.mark.line).toBe(1);
     expect(history.fits).toBe(true);
+  });
+
+  it("reads up to the end of a window of which nobody knows where it begins, and goes on below", async () => {
+    const model = new RunModel();
+    model.load(snapshot());
+    const [flood, buffer] = delta(1, "0 line 2998\nline 2999\n");
+    flood.entries[0][4] = 2998;
+    flood.next = [[0, 3000]];
+    model.apply(flood, buffer);
+    const rank = model.ranks[0];
+    const history = new History(rank, host);
+    while (history.more) {
+      await history.load();
+    }
+    expect(history.log.lineCount).toBe(3000);
+    expect(history.mark.line).toBe(2);
+    model.apply(...delta(2, "0 more\n"));
+    expect(history.mark.part.line(history.mark.line - history.mark.part.dropped)).toBe("more");
   });
 });
 
