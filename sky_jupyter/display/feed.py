@@ -177,7 +177,6 @@ class Feed:
                 self._thread = threading.Thread(target=self._run, name=f"sky-view-{self.view[:8]}", daemon=True)
                 self._thread.start()
             return {**saved.to_json(state, self.view), "number": self._number}
-        content["next"] = self._pending.take_next()
 
     def finish(self) -> None:
         """Tell the pages what is left, and that the run is over; the model has been told."""
