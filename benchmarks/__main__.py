@@ -19,6 +19,7 @@ SUBJECTS = {
     "cell": "cell",
     "start": "start",
     "output": "output",
+    "page": "page",
     "array": "array",
     "frameworks": "frameworks",
     "training": "training",

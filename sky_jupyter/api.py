@@ -101,7 +101,7 @@ class PendingCall(Generic[T]):
         """
         live = _live(pool)
         blob, capture = collect_value(self._payload(), _main(), live.ledger, label=repr(self.function))
-        view = display.run_view(self._title(live), range(live.spec.world_size), results=False)
+        view = display.run_view(self._title(live), range(live.spec.world_size), results=False, pool=live.spec.name)
         with display.LateView("values") as late:
             run = live.begin_call(
                 blob,
@@ -127,7 +127,7 @@ class PendingCall(Generic[T]):
         live = _live(pool)
         # One rank needs all that the function reads: the ledger speaks of what every rank has.
         blob, capture = collect_value(self._payload(), _main(), live.ledger.unsent(), label=repr(self.function))
-        view = display.run_view(self._title(live), range(live.spec.world_size), results=False)
+        view = display.run_view(self._title(live), range(live.spec.world_size), results=False, pool=live.spec.name)
         with display.LateView("values") as late:
             run = live.begin_one(blob, capture, listener=view.on_event, on_send=late.on_event, tick=late.refresh)
         try:

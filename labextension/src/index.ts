@@ -1,4 +1,5 @@
 // What JupyterLab and Notebook 7 load.
 import panel from "./panel";
+import restoreRuns from "./run-restore";
 
-export default [panel];
+export default [panel, restoreRuns];

@@ -6,6 +6,7 @@ A view has ``on_event`` (any thread), ``refresh`` (main thread, several times a 
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Sequence
@@ -97,13 +98,21 @@ def in_notebook() -> bool:
     return shell is not None and hasattr(shell, "kernel")
 
 
-def run_view(title: str, ranks: Sequence[int], *, results: bool = True) -> RunView:
+def run_view(title: str, ranks: Sequence[int], *, results: bool = True, pool: str = "") -> RunView:
     """The view of a run on ``ranks``, for where this process is shown."""
     if in_notebook():
-        from .model import RunModel
-        from .notebook import NotebookRunView
+        from IPython import get_ipython
 
-        return NotebookRunView(RunModel(title, ranks))
+        kernel = get_ipython().kernel
+        if os.environ.get("SKY_VIEW") == "widget":
+            from . import asking, widget
+
+            # Where nobody can be asked, nobody looks: what executes the notebook would keep the widget's state in it.
+            if asking.can_ask() and widget.available():
+                return widget.WidgetRunView(kernel, title, ranks, pool)
+        from .live import LiveRunView
+
+        return LiveRunView(kernel, title, ranks, pool)
     from .terminal import TerminalRunView
 
     return TerminalRunView(ranks, results=results)

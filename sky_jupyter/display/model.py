@@ -2,14 +2,22 @@
 
 from __future__ import annotations
 
+import dataclasses
 import threading
 import time
+from collections import deque
 from collections.abc import Sequence
+from typing import Any
 
 from ..pool.events import Event, NoticeEvent, OutputEvent, PhaseEvent, ProgressEvent
+from . import ansi
 from .render import RankView, RunViewModel, State
-from .transcript import RankOutput, Rich
+from .transcript import Part, RankOutput, Rich
 
+# Of the order in which lines came, so many changes from one rank to another are kept.
+_KEPT_TURNS = 20_000
+# What stands in the order for a rich item, instead of a number of lines.
+ITEM = -1
 _STATES: dict[str, State] = {
     "ok": "done",
     "error": "failed",
@@ -54,6 +62,33 @@ class StartModel:
         return f"{event.phase} {time.perf_counter() - began:.0f} s of about {event.usual:.0f} s"
 
 
+@dataclasses.dataclass(frozen=True)
+class RankState:
+    """One rank as a page gets it: how it fares, and its output, to which more can come."""
+
+    view: RankView
+    parts: tuple[Part, ...]
+    dropped: int
+    stream: str
+    # The journal's number of what comes next.
+    next: int
+
+
+@dataclasses.dataclass(frozen=True)
+class RunState:
+    """A run as a page gets it; ``order`` holds pairs of a rank and how many lines came from it, or `ITEM`."""
+
+    title: str
+    pool: str
+    run: str
+    elapsed: float
+    idle: float
+    finished: bool
+    ranks: tuple[RankState, ...]
+    order: tuple[tuple[int, int], ...]
+    notices: tuple[str, ...]
+
+
 class RunModel:
     """One a run view. `on_event` is its listener; `snapshot` is what to draw.
 
@@ -63,13 +98,20 @@ class RunModel:
         Such as the pool's name.
     ranks : sequence of int
         Those whose output is shown.
+    pool : str
+        The name of the pool that runs it.
     """
 
-    def __init__(self, title: str, ranks: Sequence[int]) -> None:
-        self.title = title
+    def __init__(self, title: str, ranks: Sequence[int], pool: str = "") -> None:
+        self.title, self.pool = title, pool
         self.began = time.perf_counter()
         self.notices: list[str] = []
         self.version = 0
+        # The run's id, once something has come of it.
+        self.run = ""
+        self._heard = self.began
+        self._next = dict.fromkeys(ranks, 0)
+        self._order: deque[tuple[int, int]] = deque(maxlen=_KEPT_TURNS)
         self._lock = threading.Lock()
         self._elapsed: float | None = None
         self._outputs = {rank: RankOutput() for rank in ranks}
@@ -84,24 +126,34 @@ class RunModel:
             elif isinstance(event, OutputEvent) and event.rank in self._outputs:
                 self._take(event)
 
+    def shows(self, rank: int) -> bool:
+        """Whether a rank's output is shown."""
+        return rank in self._outputs
+
     def _take(self, event: OutputEvent) -> None:
         output, item, view = self._outputs[event.rank], event.event, self._views[event.rank]
         kind = item["kind"]
+        self.run, self._heard = event.run, time.perf_counter()
+        self._next[event.rank] = item.get("seq", self._next[event.rank] - 1) + 1
         if kind == "stream":
             output.feed(item["text"], item["name"])
+            self._note_lines(event.rank, item["text"].count("\n"))
         elif kind == "display":
+            self._order.append((event.rank, ITEM))
             output.show(item["data"], item["metadata"], item.get("display_id"))
         elif kind == "update" and item.get("display_id"):
             output.update(item["display_id"], item["data"], item["metadata"])
         elif kind == "clear":
             output.clear(item.get("wait", False))
         elif kind == "result":
-            result = Rich(item["data"], item["metadata"])
-            self._views[event.rank] = RankView(event.rank, state=view.state, result=result)
+            self._views[event.rank] = dataclasses.replace(view, result=Rich(item["data"], item["metadata"]))
         elif kind == "end":
-            state = _STATES.get(item["status"], "failed")
-            note = str(item.get("text", "")) if state == "died" else ""
-            self._views[event.rank] = RankView(event.rank, state=state, note=note, result=view.result)
+            self._views[event.rank] = dataclasses.replace(view, **ended(item))
+
+    def _note_lines(self, rank: int, count: int) -> None:
+        if self._order and self._order[-1][0] == rank and self._order[-1][1] != ITEM:
+            count += self._order.pop()[1]
+        self._order.append((rank, count))
 
     def finish(self, elapsed: float) -> None:
         """Nothing more will come; the run took this many seconds."""
@@ -115,6 +167,35 @@ class RunModel:
             ranks = []
             for rank, view in self._views.items():
                 segments, dropped = self._outputs[rank].segments(max_lines)
-                ranks.append(RankView(rank, segments, dropped, view.state, view.note, view.result))
-            elapsed = time.perf_counter() - self.began if self._elapsed is None else self._elapsed
-            return RunViewModel(self.title, elapsed, tuple(ranks), self._elapsed is not None, tuple(self.notices))
+                ranks.append(dataclasses.replace(view, segments=segments, dropped=dropped))
+            return RunViewModel(self.title, self._time(), tuple(ranks), self.finished, tuple(self.notices))
+
+    def state(self, max_lines: int) -> RunState:
+        """The same for a page: deltas go on from it."""
+        with self._lock:
+            ranks = []
+            for rank, view in self._views.items():
+                parts, dropped = self._outputs[rank].parts(max_lines)
+                ranks.append(RankState(view, tuple(parts), dropped, self._outputs[rank].stream, self._next[rank]))
+            idle = 0.0 if self.finished else time.perf_counter() - self._heard
+            order, notices = tuple(self._order), tuple(self.notices)
+            times = self._time(), idle, self.finished
+            return RunState(self.title, self.pool, self.run, *times, tuple(ranks), order, notices)
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will come."""
+        return self._elapsed is not None
+
+    def _time(self) -> float:
+        return time.perf_counter() - self.began if self._elapsed is None else self._elapsed
+
+
+def ended(end: dict[str, Any]) -> dict[str, Any]:
+    """What is to be said of a rank that ended: its state, a note, and what it raised."""
+    state = _STATES.get(end["status"], "failed")
+    note = str(end.get("text", "")) if state == "died" else ""
+    lines = "\n".join(end.get("traceback") or ()).splitlines() if state == "failed" else []
+    # IPython's rule would stand right below the view's own.
+    raised = "\n".join(lines[1:] if lines and set(ansi.strip(lines[0])) == {"-"} else lines)
+    return {"state": state, "note": note, "traceback": raised}

@@ -41,6 +41,8 @@ class RankView:
         What is to be said about it, such as the signal that killed it.
     result : Rich, optional
         The value of its last expression.
+    traceback : str
+        What it raised, with colours; the notebook shows it as the cell's error too.
     """
 
     rank: int
@@ -49,6 +51,7 @@ class RankView:
     state: State = "running"
     note: str = ""
     result: Rich | None = None
+    traceback: str = ""
 
 
 @dataclass(frozen=True)
@@ -135,7 +138,7 @@ def to_html(model: RunViewModel, max_lines: int = 1000) -> str:
     rows = [
         _html_header(model),
         *(
-            _html_row(rank_label(block.ranks) if several else "", _html_block(block))
+            _html_row(rank_label(block.ranks) if several else "", _html_block(block), folds=model.finished)
             for block in _blocks(model, _shown, max_lines)
         ),
     ]
@@ -366,9 +369,15 @@ def _html_aside(text: str) -> str:
     return f'<div style="{_MUTED};margin:0 0 2px 0">{html.escape(text)}</div>'
 
 
-def _html_row(label: str, content: str) -> str:
+def _html_row(label: str, content: str, *, folds: bool = False) -> str:
+    """Content under the ranks that it is of; one that ``folds`` can be closed by whoever reads it."""
     if not label:
         return f'<div style="margin:0 0 2px 0">{content}</div>'
+    if folds:
+        return (
+            f'<details open style="margin:0 0 2px 0"><summary style="{_MUTED};line-height:1.4">{label}</summary>'
+            f'<div style="border-left:2px solid #9e9e9e;padding-left:8px;margin:0 0 0 3px">{content}</div></details>'
+        )
     return (
         '<div style="display:flex;margin:0 0 2px 0">'
         f'<div style="min-width:8em;max-width:8em;{_MUTED};line-height:1.4;padding:0 8px 0 0">'

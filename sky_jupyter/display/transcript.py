@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, NamedTuple
 
 from . import ansi
 
@@ -78,6 +78,21 @@ class Transcript:
     def text(self) -> str:
         """All that is kept, as one text."""
         return "\n".join(self.lines) + "\n" * (len(self) < len(self._rows) and len(self) > 0)
+
+    def replay(self, count: int) -> str:
+        """What an empty transcript has to be fed to have the last `count` lines at most, and the cursor where it is."""
+        lines = self.tail(count)
+        if not lines:
+            return self._held
+        text = "\n".join(lines) + "\n" * (not self.open)
+        end = len(self._rows) - 1
+        if self._row < end:
+            text += f"\x1b[{min(end - self._row, len(lines))}A"
+        if self._column is not None or self._row < end:
+            row = self._rows[self._row]
+            column = self._column if self._column is not None else len(ansi.strip(self._text(row)))
+            text += "\r" + f"\x1b[{column}C" * (column > 0)
+        return text + (f"\x1b[{ansi.codes_of(self._style)}m" if self._style != ansi.PLAIN else "") + self._held
 
     def feed(self, text: str) -> None:
         """Take what the rank printed next."""
@@ -240,7 +255,7 @@ class Streams:
     """
 
     def __init__(self) -> None:
-        self._last = ""
+        self.last = ""
         self._ended: set[str] = set()
 
     def next(self, name: str, text: str, *, open: bool) -> tuple[bool, str]:
@@ -257,9 +272,9 @@ class Streams:
         if late:
             # The line that it ends has been ended for it.
             text = text[late.end() :]
-        if not text or name == self._last:
+        if not text or name == self.last:
             return False, text
-        last, self._last = self._last, name
+        last, self.last = self.last, name
         if not open or _NEWLINE.match(text):
             return False, text
         self._ended.add(last)
@@ -282,6 +297,14 @@ class Rich:
 
 
 Segment = Text | Rich
+
+
+class Part(NamedTuple):
+    """A stretch of output as a page gets it: text to be fed to an empty transcript, or an item and its display ids."""
+
+    text: str = ""
+    rich: Rich | None = None
+    ids: tuple[str, ...] = ()
 
 
 class RankOutput:
@@ -337,6 +360,31 @@ class RankOutput:
             self._clear_next = False
             self._parts.clear()
             self._by_id.clear()
+
+    @property
+    def stream(self) -> str:
+        """The stream that came last; empty before the first."""
+        return self._streams.last
+
+    def parts(self, max_lines: int) -> tuple[list[Part], int]:
+        """As `segments`, but so that what comes next can be fed to it: with the cursor, and items' display ids."""
+        ids: dict[int, list[str]] = {}
+        for name, positions in self._by_id.items():
+            for position in positions:
+                ids.setdefault(position, []).append(name)
+        done: list[Part] = []
+        left, out = max_lines, 0
+        for position in range(len(self._parts) - 1, -1, -1):
+            part = self._parts[position]
+            if isinstance(part, Rich):
+                done.append(Part(rich=part, ids=tuple(ids.get(position, ()))))
+                continue
+            shown = min(left, len(part), part.max_lines)
+            left -= shown
+            out += part.dropped + min(len(part), part.max_lines) - shown
+            if shown:
+                done.append(Part(part.replay(shown)))
+        return done[::-1], out
 
     def segments(self, max_lines: int) -> tuple[tuple[Segment, ...], int]:
         """What to show, with the last `max_lines` lines and all rich items; and how many lines are left out."""

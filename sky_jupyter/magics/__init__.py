@@ -285,7 +285,8 @@ class SkyMagics(Magics):
 
 def run_view(pool: Pool, ranks: Sequence[int]) -> Any:
     """The view of a run on a pool's ranks."""
-    return display.run_view(f"sky · {pool.spec.name}" if pool.spec.name != "default" else "sky", ranks)
+    name = pool.spec.name
+    return display.run_view(f"sky · {name}" if name != "default" else "sky", ranks, pool=name)
 
 
 def status_of(pool: Pool) -> dict[str, Any]:

@@ -93,7 +93,8 @@ def server(folder: Path, *, app: str = "lab", dark: bool = False, extensions: Pa
     command += ["--ip=127.0.0.1", "--port=0", f"--ServerApp.root_dir={root}", "--LabApp.expose_app_in_browser=True"]
     # Only what comes with Jupyter itself: other people's extensions have dialogs of their own.
     known = f"labextensions_path={extensions or folder / 'extensions'}"
-    command += [f"--{'LabApp' if app == 'lab' else 'JupyterNotebookApp'}.{known}"]
+    # Notebook 7 has JupyterLab beside it, which hands out the files of both.
+    command += [f"--LabApp.{known}", *([f"--JupyterNotebookApp.{known}"] if app != "lab" else [])]
     command += ["--JupyterNotebookApp.expose_app_in_browser=True"] if app != "lab" else []
     # Containers run tests as root, which the server refuses unless it is told.
     command += ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []

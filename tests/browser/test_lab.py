@@ -162,9 +162,12 @@ def test_a_saved_notebook_from_someone_else_reads_the_same(seen, chromium):
     look = "element => { const style = getComputedStyle(element); return [style.fontFamily, style.display]; }"
     family, _ = output.locator("pre").first.evaluate(look)
     assert "monospace" in family
-    # Each label stands beside its lines, and the ranks' own colours are kept.
-    label, lines = output.get_by_text("rank 1", exact=True), output.get_by_text("rank 1 step 0")
-    assert label.bounding_box()["x"] + 60 < lines.bounding_box()["x"]
+    # Each label closes and opens its lines, and the ranks' own colours are kept.
+    label, lines = output.locator("summary").get_by_text("rank 1", exact=True), output.get_by_text("rank 1 step 0")
+    label.click()
+    assert not lines.is_visible()
+    label.click()
+    assert lines.is_visible()
     assert (
         output.get_by_text("gone", exact=True).evaluate("element => getComputedStyle(element).color") != "rgb(0, 0, 0)"
     )

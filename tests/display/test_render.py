@@ -103,7 +103,7 @@ def test_a_realistic_run_of_four_ranks_is_folded():
 
 def test_html_uses_only_what_the_sanitizer_of_untrusted_notebooks_keeps():
     page = Page(to_html(training_run()))
-    assert page.tags <= {"div", "span", "pre", "img"}
+    assert page.tags <= {"div", "span", "pre", "img", "details", "summary"}
     # Declarations with var() are dropped there, so each has a fixed one before it.
     allowed = {
         "color": r"#[0-9a-f]{6}",

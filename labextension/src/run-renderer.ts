@@ -1,0 +1,211 @@
+// Draws runs in JupyterLab and Notebook 7: while they go on, told by the kernel, and as saved notebooks keep them.
+import type { IRenderMime } from "@jupyterlab/rendermime-interfaces";
+import { Widget } from "@lumino/widgets";
+
+import { actions, type Kernel, Subscription } from "./run/control";
+import type { Host } from "./run/host";
+import type { Item } from "./run/log";
+import { MIME, RunModel, type Snapshot } from "./run/model";
+import { drawPlain } from "./run/rich";
+import { RunView } from "./run/view";
+
+// So long after a run's end the notebook's own output is waited for, before this page brings it.
+const LAST = 2000;
+
+/** What is used of JupyterLab's registry of renderers. */
+interface RenderMime {
+  preferredMimeType(data: object, safe: "any" | "ensure"): string | undefined;
+  createRenderer(mimeType: string): IRenderMime.IRenderer;
+  createModel(options: object): IRenderMime.IMimeModel;
+}
+
+class RunRenderer extends Widget implements IRenderMime.IRenderer {
+  private readonly run = new RunModel();
+  private readonly view: RunView;
+  private shown: IRenderMime.IMimeModel | undefined;
+  private snapshot: Snapshot | undefined;
+  private subscription: Subscription | undefined;
+  private kernel: Kernel | undefined;
+  private readonly drawn = new Map<HTMLElement, IRenderMime.IRenderer>();
+
+  constructor() {
+    super();
+    this.addClass("sky-run-output");
+    this.view = new RunView(this.run, this.host());
+    this.node.append(this.view.node);
+  }
+
+  async renderModel(model: IRenderMime.IMimeModel): Promise<void> {
+    this.shown = model;
+    const snapshot = model.data[MIME] as unknown as Snapshot | undefined;
+    if (snapshot?.version !== 1) {
+      this.node.textContent = "This run was saved by a newer Sky Jupyter.";
+      return;
+    }
+    // What the kernel tells is newer than what the notebook holds, until that is final.
+    if (this.subscription && !snapshot.finished && snapshot.view === this.run.view) {
+      return;
+    }
+    this.snapshot = snapshot;
+    this.load(snapshot);
+    if (snapshot.finished) {
+      this.unsubscribe();
+    } else if (this.isAttached) {
+      this.subscribe();
+    }
+  }
+
+  override dispose(): void {
+    if (!this.isDisposed) {
+      this.unsubscribe();
+      this.view.detach();
+      this.drawn.forEach((renderer) => renderer.dispose());
+      super.dispose();
+    }
+  }
+
+  protected override onAfterAttach(): void {
+    this.view.attach();
+    if (this.snapshot && !this.snapshot.finished && !this.subscription) {
+      this.subscribe();
+    }
+  }
+
+  protected override onBeforeDetach(): void {
+    this.view.detach();
+  }
+
+  protected override onAfterShow(): void {
+    this.view.update();
+  }
+
+  private load(snapshot: Snapshot): void {
+    this.run.load(snapshot);
+    this.view.host = this.host();
+    this.view.reset();
+  }
+
+  // A run that goes on
+
+  private subscribe(): void {
+    const kernel = this.findKernel();
+    if (!kernel || !this.snapshot) {
+      // A notebook that opens has no kernel yet.
+      this.later(() => !this.isDisposed && this.isAttached && !this.subscription && this.subscribe());
+      return;
+    }
+    this.kernel = kernel;
+    this.subscription = new Subscription(
+      kernel,
+      this.snapshot.view,
+      (snapshot) => this.load(snapshot),
+      (delta, buffer) => {
+        const fits = this.run.apply(delta, buffer);
+        this.view.update();
+        if (fits && this.run.finished) {
+          this.over();
+        }
+        return fits;
+      },
+      (bundle) => this.shown?.setData({ data: bundle as never }),
+    );
+    this.view.host = this.host();
+    this.subscription.open().catch(() => this.orphan());
+  }
+
+  private unsubscribe(): void {
+    this.subscription?.close();
+    this.subscription = undefined;
+    this.kernel = undefined;
+    this.view.host = this.host();
+  }
+
+  /** The run is over: the notebook hears of it, unless the page has been opened since the cell was begun. */
+  private over(): void {
+    const subscription = this.subscription;
+    setTimeout(() => {
+      if (!this.isDisposed && subscription && this.subscription === subscription) {
+        subscription.open().catch(() => undefined);
+      }
+    }, LAST);
+  }
+
+  /** Nobody knows of the run any more: what was saved while it went on is all there is. */
+  private orphan(): void {
+    if (this.snapshot && !this.isDisposed) {
+      this.unsubscribe();
+      const notice = "This notebook was saved while the run went on, and its kernel does not know it any more.";
+      const lost = this.snapshot.run ? `${notice} %sky logs ${this.snapshot.run} may show it.` : notice;
+      const ranks = this.snapshot.ranks.map((rank) =>
+        rank.state === "running" ? { ...rank, state: "interrupted" as const } : rank,
+      );
+      this.load({ ...this.snapshot, ranks, finished: true, notices: [...this.snapshot.notices, lost] });
+    }
+  }
+
+  private later(act: () => unknown): void {
+    setTimeout(act, 500);
+  }
+
+  // Where this is shown
+
+  /** The kernel of the notebook that this stands in. */
+  private findKernel(): Kernel | undefined {
+    for (let at: Widget | null = this.parent; at; at = at.parent) {
+      const context = (at as { sessionContext?: { session?: { kernel?: Kernel | null } | null } }).sessionContext;
+      if (context) {
+        return context.session?.kernel ?? undefined;
+      }
+    }
+    return undefined;
+  }
+
+  private findRenderMime(): RenderMime | undefined {
+    for (let at: Widget | null = this.parent; at; at = at.parent) {
+      const found = (at as { rendermime?: RenderMime }).rendermime;
+      if (found) {
+        return found;
+      }
+    }
+    return undefined;
+  }
+
+  private host(): Host {
+    const draw = (item: Item, node: HTMLElement) => this.draw(item, node);
+    if (!this.kernel) {
+      return { draw };
+    }
+    return { draw, ...actions(this.kernel, () => ({ run: this.run.run, pool: this.run.pool })) };
+  }
+
+  /** Have the notebook's own renderers draw an item, with as much trust as this output has. */
+  private draw(item: Item, node: HTMLElement): void {
+    this.drawn.get(node)?.dispose();
+    this.drawn.delete(node);
+    node.textContent = "";
+    const trusted = this.shown?.trusted ?? false;
+    const registry = this.findRenderMime();
+    const type = registry?.preferredMimeType(item.data, trusted ? "any" : "ensure");
+    if (!registry || !type) {
+      drawPlain(item, node);
+      return;
+    }
+    const renderer = registry.createRenderer(type);
+    this.drawn.set(node, renderer);
+    Widget.attach(renderer, node);
+    renderer.renderModel(registry.createModel({ data: item.data, metadata: item.metadata, trusted })).then(
+      () => this.view.update(),
+      () => drawPlain(item, node),
+    );
+  }
+}
+
+const extension: IRenderMime.IExtension = {
+  id: "sky-jupyter:run",
+  rendererFactory: { safe: true, mimeTypes: [MIME], createRenderer: () => new RunRenderer() },
+  // Before HTML, which the same output has for everyone else.
+  rank: 0,
+  dataType: "json",
+};
+
+export default extension;

@@ -1,0 +1,221 @@
+/** Asking a notebook's kernel while a cell runs: by the control channel, which is not behind the cell. */
+
+import type { Host, LogPage } from "./host";
+import type { Delta, Snapshot } from "./model";
+
+/** What is used of JupyterLab's kernel connection; widget managers of JupyterLab and Notebook 7 have it too. */
+export interface Kernel {
+  readonly clientId: string;
+  readonly username: string;
+  readonly status: string;
+  interrupt?(): Promise<void>;
+  readonly connectionStatusChanged?: {
+    connect(slot: (sender: unknown, status: string) => void): boolean;
+    disconnect(slot: (sender: unknown, status: string) => void): boolean;
+  };
+  sendControlMessage(
+    message: never,
+    expectReply?: boolean,
+    disposeOnDone?: boolean,
+  ): { done: Promise<unknown>; dispose(): void };
+  readonly iopubMessage: {
+    connect(slot: (sender: unknown, message: never) => void): boolean;
+    disconnect(slot: (sender: unknown, message: never) => void): boolean;
+  };
+}
+
+const PATIENCE = 10_000;
+
+/** Send a request and wait for its answer; an answer that tells of an error is thrown. */
+export async function ask<T>(
+  kernel: Kernel,
+  type: string,
+  content: Record<string, unknown>,
+  patience = PATIENCE,
+): Promise<T> {
+  const message = {
+    channel: "control",
+    header: {
+      msg_id: crypto.randomUUID?.() ?? `sky-${Date.now()}-${Math.random()}`,
+      msg_type: type,
+      session: kernel.clientId,
+      username: kernel.username,
+      date: new Date().toISOString(),
+      version: "5.3",
+    },
+    parent_header: {},
+    metadata: {},
+    content,
+    buffers: [],
+  };
+  const future = kernel.sendControlMessage(message as never, true, true);
+  let timer: ReturnType<typeof setTimeout> | undefined;
+  const late = new Promise<never>((_, reject) => {
+    timer = setTimeout(() => reject(new Error("the kernel does not answer")), patience);
+  });
+  try {
+    const reply = (await Promise.race([future.done, late])) as
+      { content?: { status?: string; message?: string } } | undefined;
+    const answer = reply?.content;
+    if (!answer || answer.status !== "ok") {
+      throw new Error(answer?.message ?? "the kernel gave no answer");
+    }
+    return answer as T;
+  } catch (error) {
+    future.dispose();
+    throw error;
+  } finally {
+    clearTimeout(timer);
+  }
+}
+
+export interface Opened {
+  run?: Snapshot;
+  /** What the notebook keeps of a run that is over. */
+  bundle?: Record<string, unknown>;
+}
+
+export function open(kernel: Kernel, view: string): Promise<Opened> {
+  return ask<Opened>(kernel, "sky_view_request", { action: "open", view });
+}
+
+export interface ViewFacts {
+  view: string;
+  cell: string;
+  live: boolean;
+}
+
+export async function listViews(kernel: Kernel): Promise<ViewFacts[]> {
+  return (await ask<{ views: ViewFacts[] }>(kernel, "sky_view_request", { action: "views" })).views;
+}
+
+/** The actions of a run's view; see docs/actions.md. */
+export function actions(
+  kernel: Kernel,
+  facts: () => { run: string; pool: string },
+): Pick<Host, "interrupt" | "where" | "log"> {
+  const request = <T>(content: Record<string, unknown>) => ask<T>(kernel, "sky_request", content);
+  const pool = () => (facts().pool ? { pool: facts().pool } : {});
+  const run = () => (facts().run ? { run: facts().run } : {});
+  return {
+    interrupt: async () => {
+      try {
+        return (await request<{ message: string }>({ action: "interrupt", ...pool(), ...run() })).message;
+      } catch (error) {
+        // The kernel's own interrupt reaches the ranks of the cell that runs as well.
+        if (!kernel.interrupt) {
+          throw error;
+        }
+        await kernel.interrupt();
+        return "interrupted";
+      }
+    },
+    where: async () => (await request<{ text: string }>({ action: "where", ...pool() })).text,
+    log: async (rank, from, count, form) => {
+      const answer = await request<{ nodes: LogPage[] }>({
+        action: "log",
+        ...pool(),
+        ...run(),
+        rank,
+        from,
+        count,
+        as: form,
+      });
+      if (!answer.nodes.length) {
+        throw new Error("no node has the log any more");
+      }
+      return answer.nodes[0];
+    },
+  };
+}
+
+/** Hears the deltas of one view, and keeps their order: what is missing is asked for. */
+export class Subscription {
+  private early: [Delta, DataView | undefined][] = [];
+  private opening = false;
+  private closed = false;
+  private readonly slot = (_: unknown, message: never) => this.hear(message);
+  // What was told while there was no connection is lost to this page.
+  private readonly back = (_: unknown, status: string) => {
+    if (status === "connected") {
+      this.open().catch(() => undefined);
+    }
+  };
+
+  /**
+   * `load` is given each snapshot, `take` each delta; `take` says false where one is missing. `ended` is given the
+   * bundle of a run that is over.
+   */
+  constructor(
+    private kernel: Kernel,
+    private view: string,
+    private load: (snapshot: Snapshot) => void,
+    private take: (delta: Delta, buffer: DataView | undefined) => boolean,
+    private ended: (bundle: Record<string, unknown>) => void,
+  ) {}
+
+  /** Ask for the run as it is, and follow it. */
+  async open(): Promise<void> {
+    if (this.opening || this.closed) {
+      return;
+    }
+    this.opening = true;
+    this.kernel.iopubMessage.disconnect(this.slot);
+    this.kernel.iopubMessage.connect(this.slot);
+    this.kernel.connectionStatusChanged?.disconnect(this.back);
+    this.kernel.connectionStatusChanged?.connect(this.back);
+    try {
+      const found = await open(this.kernel, this.view);
+      if (this.closed) {
+        return;
+      }
+      if (found.bundle) {
+        this.close();
+        this.ended(found.bundle);
+      } else if (found.run) {
+        this.load(found.run);
+      }
+    } finally {
+      this.opening = false;
+      const early = this.early;
+      this.early = [];
+      for (const [delta, buffer] of early) {
+        this.give(delta, buffer);
+      }
+    }
+  }
+
+  close(): void {
+    this.closed = true;
+    this.kernel.iopubMessage.disconnect(this.slot);
+    this.kernel.connectionStatusChanged?.disconnect(this.back);
+  }
+
+  private hear(message: {
+    header: { msg_type: string };
+    content: { data?: { content?: Delta } };
+    buffers?: (ArrayBuffer | DataView)[];
+  }): void {
+    if (message.header.msg_type !== "comm_msg") {
+      return;
+    }
+    const delta = message.content.data?.content;
+    if (delta?.sky !== "delta" || delta.view !== this.view) {
+      return;
+    }
+    const buffer = message.buffers?.[0];
+    const view = buffer instanceof ArrayBuffer ? new DataView(buffer) : buffer;
+    if (this.opening) {
+      this.early.push([delta, view]);
+    } else {
+      this.give(delta, view);
+    }
+  }
+
+  private give(delta: Delta, buffer: DataView | undefined): void {
+    if (!this.closed && !this.take(delta, buffer)) {
+      this.early.push([delta, buffer]);
+      this.open().catch(() => undefined);
+    }
+  }
+}

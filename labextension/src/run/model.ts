@@ -1,0 +1,291 @@
+/** A run as a page knows it: a snapshot, and the deltas that come after it. Pure: no DOM, no kernel. */
+
+import { AllLog, Item, RankLog, Shown } from "./log";
+import * as progress from "./progress";
+
+export const MIME = "application/vnd.sky.run.v1+json";
+
+export type State = "running" | "done" | "failed" | "died" | "interrupted";
+const STATES: State[] = ["running", "done", "failed", "died", "interrupted"];
+
+/** What display/saved.py makes. */
+export interface Snapshot {
+  version: number;
+  view: string;
+  run?: string;
+  pool?: string;
+  title: string;
+  state: State;
+  finished: boolean;
+  elapsed: number;
+  idle: number;
+  ranks: {
+    rank: number;
+    state: State;
+    parts: { text?: string; item?: number; ids?: string[] }[];
+    dropped?: number;
+    stream?: string;
+    next?: number;
+    note?: string;
+    traceback?: string;
+    result?: number;
+  }[];
+  items: Item[];
+  order: number[];
+  notices: string[];
+  number?: number;
+}
+
+/** What display/feed.py sends. */
+export interface Delta {
+  sky: "delta";
+  view: string;
+  /** The run's id, once something has come of it: a page may have been there before. */
+  run?: string;
+  number: number;
+  /** Pairs of a rank and the journal's number of what comes after this. */
+  next?: [number, number][];
+  entries: unknown[][];
+}
+
+const ITEM = -1;
+
+export class Rank {
+  state: State = "running";
+  note = "";
+  traceback = "";
+  result: Shown | undefined;
+  /** The journal's number of what comes next, as far as it is known. */
+  next = 0;
+  log: RankLog;
+  private heading = "";
+  private bar: progress.Progress | undefined;
+
+  constructor(readonly rank: number) {
+    this.log = new RankLog(rank);
+  }
+
+  /** The bar that runs; undefined where none does. */
+  get progress(): progress.Progress | undefined {
+    const found = progress.ofLine(this.log.last) ?? this.bar;
+    if (!found || (progress.fraction(found) >= 1 && this.state !== "running")) {
+      return undefined;
+    }
+    return found.label || !this.heading ? found : { ...found, label: this.heading };
+  }
+
+  noteLine(line: string): void {
+    if (line.length < 200 && line.includes("/")) {
+      this.heading = progress.heading(line) ?? this.heading;
+    }
+  }
+
+  noteItem(item: Item): void {
+    const html = item.data["text/html"];
+    if (typeof html === "string" && html.includes("<progress")) {
+      this.bar = progress.ofHtml(html);
+    }
+  }
+}
+
+export class RunModel {
+  view = "";
+  run = "";
+  pool = "";
+  title = "";
+  finished = false;
+  notices: string[] = [];
+  ranks: Rank[] = [];
+  all = new AllLog();
+  number = -1;
+  /** Rises with each change. */
+  version = 0;
+  private byRank = new Map<number, Rank>();
+  private began = 0;
+  private elapsedAtEnd = 0;
+  private heard = 0;
+
+  /** `clock` gives seconds. */
+  constructor(private clock: () => number = () => performance.now() / 1000) {}
+
+  get elapsed(): number {
+    return this.finished ? this.elapsedAtEnd : this.clock() - this.began;
+  }
+
+  /** Seconds since something came. */
+  get idle(): number {
+    return this.finished ? 0 : this.clock() - this.heard;
+  }
+
+  get state(): State {
+    const worst = (["died", "failed", "interrupted"] as State[]).find((one) =>
+      this.ranks.some((rank) => rank.state === one),
+    );
+    return worst ?? (this.finished ? "done" : "running");
+  }
+
+  rank(number: number): Rank | undefined {
+    return this.byRank.get(number);
+  }
+
+  /** Begin anew from a snapshot. */
+  load(snapshot: Snapshot): void {
+    const now = this.clock();
+    this.view = snapshot.view;
+    this.run = snapshot.run ?? "";
+    this.pool = snapshot.pool ?? "";
+    this.title = snapshot.title;
+    this.finished = snapshot.finished;
+    this.elapsedAtEnd = snapshot.elapsed;
+    this.began = now - snapshot.elapsed;
+    this.heard = now - snapshot.idle;
+    this.notices = [...snapshot.notices];
+    this.number = snapshot.number ?? -1;
+    this.ranks = [];
+    this.byRank.clear();
+    this.all = new AllLog();
+    for (const one of snapshot.ranks) {
+      const rank = new Rank(one.rank);
+      rank.log.load(one.parts, snapshot.items, one.dropped ?? 0, one.stream ?? "");
+      rank.state = STATES.includes(one.state) ? one.state : "failed";
+      rank.note = one.note ?? "";
+      rank.traceback = one.traceback ?? "";
+      rank.next = one.next ?? 0;
+      rank.result = one.result === undefined ? undefined : new Shown(snapshot.items[one.result], one.rank);
+      this.ranks.push(rank);
+      this.byRank.set(one.rank, rank);
+    }
+    this.loadAll(snapshot.order);
+    this.version += 1;
+  }
+
+  /** Put the lines of all ranks in the order in which they came. */
+  private loadAll(order: number[]): void {
+    const left = new Map<number, (string | Shown)[]>();
+    const spare = new Map<number, number>();
+    for (const rank of this.ranks) {
+      const sequence = [...rank.log.sequence()];
+      for (const entry of sequence) {
+        typeof entry === "string" ? rank.noteLine(entry) : rank.noteItem(entry.item);
+      }
+      left.set(rank.rank, sequence);
+      spare.set(rank.rank, -sequence.length);
+    }
+    for (let at = 0; at + 1 < order.length; at += 2) {
+      const count = order[at + 1] === ITEM ? 1 : order[at + 1];
+      spare.set(order[at], (spare.get(order[at]) ?? 0) + count);
+    }
+    const places = new Map<number, number>();
+    const take = (rank: number, count: number) => {
+      const entries = left.get(rank);
+      for (; entries && count > 0; count--) {
+        const place = places.get(rank) ?? 0;
+        if (place >= entries.length) {
+          return;
+        }
+        places.set(rank, place + 1);
+        this.addToAll(rank, entries[place]);
+      }
+    };
+    // What the order does not reach came first.
+    for (const [rank, more] of spare) {
+      take(rank, -more);
+    }
+    for (let at = 0; at + 1 < order.length; at += 2) {
+      const rank = order[at];
+      let count = order[at + 1] === ITEM ? 1 : order[at + 1];
+      // The order may know of lines that are not kept.
+      const gone = Math.min(count, Math.max(0, spare.get(rank) ?? 0));
+      spare.set(rank, (spare.get(rank) ?? 0) - gone);
+      count -= gone;
+      take(rank, count);
+    }
+    for (const rank of this.ranks) {
+      take(rank.rank, Infinity);
+    }
+  }
+
+  private addToAll(rank: number, entry: string | Shown): void {
+    if (typeof entry === "string") {
+      this.all.addLine(rank, entry);
+    } else {
+      this.all.addItem(entry);
+    }
+  }
+
+  /**
+   * Take a delta. False where one is missing before it: a new snapshot has to be asked for; one that
+   * is known already is passed over.
+   */
+  apply(delta: Delta, buffer: DataView | undefined): boolean {
+    if (delta.number <= this.number) {
+      return true;
+    }
+    if (delta.number !== this.number + 1) {
+      return false;
+    }
+    this.number = delta.number;
+    this.run = delta.run || this.run;
+    this.heard = this.clock();
+    this.version += 1;
+    let offset = buffer?.byteOffset ?? 0;
+    const decoder = new TextDecoder();
+    for (const entry of delta.entries) {
+      let text = "";
+      if (entry[0] === "s" && buffer) {
+        // A buffer is a part of a larger one.
+        const size = entry[3] as number;
+        text = decoder.decode(new Uint8Array(buffer.buffer, offset, size));
+        offset += size;
+      }
+      this.take(entry, text);
+    }
+    for (const [number, next] of delta.next ?? []) {
+      const rank = this.byRank.get(number);
+      if (rank) {
+        rank.next = next;
+      }
+    }
+    return true;
+  }
+
+  private take(entry: unknown[], text: string): void {
+    const kind = entry[0];
+    if (kind === "n") {
+      this.notices.push(String(entry[1]));
+      return;
+    }
+    if (kind === "over") {
+      this.finished = true;
+      this.elapsedAtEnd = entry[1] as number;
+      return;
+    }
+    const rank = this.byRank.get(entry[1] as number);
+    if (!rank) {
+      return;
+    }
+    if (kind === "s") {
+      rank.log.feed(entry[2] as number, text, entry[4] as number, entry[5] as number, (line) => {
+        rank.noteLine(line);
+        this.all.addLine(rank.rank, line);
+      });
+    } else if (kind === "d") {
+      const item = { data: entry[3], metadata: entry[4] } as Item;
+      rank.noteItem(item);
+      this.all.addItem(rank.log.show(item, entry[2] as string | null));
+    } else if (kind === "u") {
+      const item = { data: entry[3], metadata: entry[4] } as Item;
+      rank.noteItem(item);
+      rank.log.update(entry[2] as string, item);
+    } else if (kind === "c") {
+      rank.log.clear(entry[2] === true);
+    } else if (kind === "r") {
+      rank.result = new Shown({ data: entry[2], metadata: entry[3] } as Item, rank.rank);
+    } else if (kind === "e") {
+      const end = entry[2] as { state: State; note: string; traceback: string };
+      rank.state = STATES.includes(end.state) ? end.state : "failed";
+      rank.note = end.note;
+      rank.traceback = end.traceback;
+    }
+  }
+}

@@ -1,0 +1,29 @@
+/** Puts the run view's style on a page. */
+
+import CSS from "./style.css";
+
+/** Put the style on a document or a shadow root once. */
+export function install(root: Document | ShadowRoot): void {
+  const home = root instanceof Document ? root.head : root;
+  if (!home.querySelector("style[data-sky-run]")) {
+    const style = document.createElement("style");
+    style.dataset.skyRun = "";
+    style.textContent = CSS;
+    home.append(style);
+  }
+}
+
+/** Whether the page is dark: by JupyterLab's theme, which the style follows by itself, else by what is behind the node. */
+export function isDark(node: Element): boolean {
+  const said = document.body.dataset.jpThemeLight;
+  if (said !== undefined) {
+    return said === "false";
+  }
+  for (let at: Element | null = node; at; at = at.parentElement) {
+    const [red, green, blue, alpha = 1] = (getComputedStyle(at).backgroundColor.match(/[\d.]+/g) ?? []).map(Number);
+    if (alpha > 0.5 && blue !== undefined) {
+      return 0.299 * red + 0.587 * green + 0.114 * blue < 128;
+    }
+  }
+  return matchMedia("(prefers-color-scheme: dark)").matches;
+}

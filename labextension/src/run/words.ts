@@ -1,0 +1,59 @@
+/** How a run is told in words. As display/render.py. */
+
+import { fold, rankLabel } from "./fold";
+import { RunModel, State } from "./model";
+
+/** Seconds as people say them: "1.3 s", "2 min 5 s". */
+export function duration(seconds: number): string {
+  if (seconds < 60) {
+    return `${Math.max(0, seconds).toFixed(1)} s`;
+  }
+  const whole = Math.round(seconds);
+  const hours = Math.floor(whole / 3600);
+  const minutes = Math.floor((whole % 3600) / 60);
+  return hours ? `${hours} h ${minutes} min` : `${minutes} min ${whole % 60} s`;
+}
+
+const TROUBLES: State[] = ["died", "failed", "interrupted"];
+
+/** Such as ["running, 1 of 2 done"] or ["rank 0 failed", "rank 1 interrupted"]. */
+export function status(model: RunModel): string[] {
+  const bad = model.ranks.filter((rank) => TROUBLES.includes(rank.state));
+  const groups = fold(
+    bad.map((rank) => [rank.rank, rank.state] as [number, State]),
+    (state) => state,
+  ).sort((a, b) => TROUBLES.indexOf(a[1]) - TROUBLES.indexOf(b[1]));
+  const words = groups.map(([ranks, state]) => `${rankLabel(ranks)} ${state}`);
+  if (!model.finished) {
+    const done = model.ranks.filter((rank) => rank.state === "done").length;
+    return [done ? `running, ${done} of ${model.ranks.length} done` : "running", ...words];
+  }
+  if (groups.length === 1 && groups[0][0].length === model.ranks.length) {
+    return [groups[0][1]];
+  }
+  return words.length ? words : ["done"];
+}
+
+/** The rank whose tab is to be shown by itself: of those that failed the one that is most likely the cause. */
+export function culprit(model: RunModel): number | undefined {
+  for (const state of ["died", "failed"] as State[]) {
+    const found = model.ranks.find((rank) => rank.state === state);
+    if (found) {
+      return found.rank;
+    }
+  }
+  return undefined;
+}
+
+/** Where the arrow keys lead from one of `count` tabs; undefined for other keys. */
+export function tabAfter(key: string, index: number, count: number): number | undefined {
+  const moves: Record<string, number> = {
+    ArrowRight: (index + 1) % count,
+    ArrowDown: (index + 1) % count,
+    ArrowLeft: (index + count - 1) % count,
+    ArrowUp: (index + count - 1) % count,
+    Home: 0,
+    End: count - 1,
+  };
+  return moves[key];
+}

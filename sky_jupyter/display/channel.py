@@ -1,0 +1,95 @@
+"""What a page asks of the views while a cell runs: by Jupyter's control channel, which is not behind the cell.
+
+A comm's message to a busy kernel waits until the cell ends, and so does a widget's state after a
+reload. The handler runs on the kernel's control thread: it touches only what views guard themselves.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import OrderedDict
+from typing import Any, Protocol
+
+REQUEST = "sky_view_request"
+REPLY = "sky_view_reply"
+# Views that have ended are kept for pages that were closed meanwhile: so many, and so many characters in all.
+_KEPT = 50
+_KEPT_CHARS = 20_000_000
+
+
+class LiveView(Protocol):
+    """A view that a page can open."""
+
+    id: str
+    cell: str
+
+    def open(self) -> dict[str, Any]:
+        """The run as it is now."""
+
+
+class Ended:
+    """What is left of a view: the bundle that the notebook keeps."""
+
+    def __init__(self, cell: str, bundle: dict[str, Any]) -> None:
+        self.cell, self.bundle = cell, bundle
+        self.size = sum(len(str(value)) for value in bundle.values())
+
+
+class Views:
+    """The views of this kernel, by id; `answer` is what the control channel asks."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._live: dict[str, LiveView] = {}
+        self._ended: OrderedDict[str, Ended] = OrderedDict()
+
+    def add(self, view: LiveView) -> None:
+        """A run goes on."""
+        with self._lock:
+            self._live[view.id] = view
+
+    def end(self, view: LiveView, bundle: dict[str, Any]) -> None:
+        """It is over, and this stays in the notebook."""
+        with self._lock:
+            self._live.pop(view.id, None)
+            self._ended[view.id] = Ended(view.cell, bundle)
+            while len(self._ended) > _KEPT or sum(one.size for one in self._ended.values()) > _KEPT_CHARS:
+                if len(self._ended) == 1:
+                    break
+                self._ended.popitem(last=False)
+
+    def answer(self, content: dict[str, Any]) -> dict[str, Any]:
+        """Do what a page asks: ``open`` a view, or list those of a notebook (``views``)."""
+        action, id = content.get("action"), str(content.get("view", ""))
+        with self._lock:
+            live, ended = self._live.get(id), self._ended.get(id)
+            listed = [(one.id, one.cell, True) for one in self._live.values()]
+            listed += [(name, one.cell, False) for name, one in self._ended.items()]
+        if action == "views":
+            return {"status": "ok", "views": [{"view": a, "cell": b, "live": c} for a, b, c in listed if b]}
+        if action != "open":
+            return {"status": "error", "message": f"no action {action!r}; there are 'open' and 'views'"}
+        if live is not None:
+            return {"status": "ok", "run": live.open()}
+        if ended is not None:
+            return {"status": "ok", "bundle": ended.bundle}
+        return {"status": "error", "message": "this kernel does not know the view"}
+
+
+views = Views()
+
+
+def install(kernel: Any) -> None:
+    """Have a kernel answer pages, if it can: its control channel takes new requests."""
+    handlers = getattr(kernel, "control_handlers", None)
+    if handlers is None or REQUEST in handlers:
+        return
+
+    async def handle(stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+        try:
+            content = views.answer(parent["content"])
+        except Exception as error:
+            content = {"status": "error", "message": f"{type(error).__name__}: {error}"}
+        kernel.session.send(stream, REPLY, content, parent, ident=ident)
+
+    handlers[REQUEST] = handle

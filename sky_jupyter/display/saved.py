@@ -1,0 +1,156 @@
+"""A run as JSON: what a saved notebook keeps of it, and what a page is given that comes while it runs.
+
+The labextension draws it, with the same tabs while the run goes on and in a notebook without a
+kernel. Equal rich items are held once.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from typing import Any
+
+from . import render
+from .model import RankState, RunModel, RunState
+from .render import State
+from .transcript import Rich
+
+MIME = "application/vnd.sky.run.v1+json"
+VERSION = 1
+# A page's window: so many of each rank's last lines.
+WINDOW = 5000
+# Of text, in all of a bundle's forms together; pictures come on top.
+MOST_TEXT = 1_000_000
+_LINES = (1000, 500, 250, 100, 50, 20, 5)
+_WORST: tuple[State, ...] = ("died", "failed", "interrupted")
+
+
+def run_state(states: Iterable[State], *, finished: bool) -> State:
+    """How a run fares as a whole."""
+    found = set(states)
+    return next((state for state in _WORST if state in found), "done" if finished else "running")
+
+
+def to_json(state: RunState, view: str) -> dict[str, Any]:
+    """A run as a value that is JSON.
+
+    Parameters
+    ----------
+    state : RunState
+        What is known of it.
+    view : str
+        The id of its view, by which a page asks for more.
+    """
+    items = _Items()
+    ranks = [_rank(rank, items) for rank in state.ranks]
+    return {
+        "version": VERSION,
+        "view": view,
+        "run": state.run,
+        "pool": state.pool,
+        "title": state.title,
+        "state": run_state([rank.view.state for rank in state.ranks], finished=state.finished),
+        "finished": state.finished,
+        "elapsed": round(state.elapsed, 3),
+        "idle": round(state.idle, 3),
+        "ranks": ranks,
+        "items": items.kept,
+        "order": [number for turn in state.order for number in turn],
+        "notices": list(state.notices),
+    }
+
+
+def stub(model: RunModel, view: str, ranks: Iterable[int]) -> dict[str, Any]:
+    """A run of which a page has to ask: it goes on, and more is not said here."""
+    return {
+        "version": VERSION,
+        "view": view,
+        "title": model.title,
+        "state": "running",
+        "finished": False,
+        "elapsed": 0,
+        "idle": 0,
+        "ranks": [{"rank": rank, "state": "running", "parts": []} for rank in ranks],
+        "items": [],
+        "order": [],
+        "notices": [],
+    }
+
+
+def bundle(model: RunModel, view: str, most_text: int = MOST_TEXT) -> dict[str, Any]:
+    """A run in all of the forms that a saved notebook keeps.
+
+    Parameters
+    ----------
+    model : RunModel
+        The run.
+    view : str
+        The id of its view.
+    most_text : int
+        How many characters the forms may have together, without pictures; as many of the last lines
+        are kept as fit.
+    """
+    done: dict[str, Any] = {}
+    for lines in _LINES:
+        shown, state = model.snapshot(lines), model.state(lines)
+        whole = to_json(state, view)
+        done = {
+            MIME: whole,
+            "text/html": render.to_html(shown, lines),
+            "text/plain": render.to_text(shown, lines, colours=False),
+        }
+        texts = sum(len(part.get("text", "")) for rank in whole["ranks"] for part in rank["parts"])
+        texts += sum(len(rank.get("traceback", "")) for rank in whole["ranks"])
+        if texts + sum(len(done[kind]) for kind in ("text/html", "text/plain")) - _pictures(shown) <= most_text:
+            break
+    return done
+
+
+def _pictures(shown: render.RunViewModel) -> int:
+    """About how much of a view's HTML is rich items."""
+    richs = [part for view in shown.ranks for part in (*view.segments, view.result) if isinstance(part, Rich)]
+    return sum(len(value) for rich in richs for value in rich.data.values() if isinstance(value, str))
+
+
+def _rank(rank: RankState, items: _Items) -> dict[str, Any]:
+    view = rank.view
+    parts: list[dict[str, Any]] = []
+    for part in rank.parts:
+        if part.rich is None:
+            parts.append({"text": part.text})
+        else:
+            parts.append({"item": items.add(part.rich), **({"ids": list(part.ids)} if part.ids else {})})
+    done: dict[str, Any] = {"rank": view.rank, "state": view.state, "parts": parts}
+    done |= {name: value for name, value in _told(rank).items() if value}
+    if view.result is not None:
+        done["result"] = items.add(view.result)
+    return done
+
+
+def _told(rank: RankState) -> dict[str, Any]:
+    """What is only said where there is something to say."""
+    view = rank.view
+    return {
+        "dropped": rank.dropped,
+        "stream": rank.stream,
+        "next": rank.next,
+        "note": view.note,
+        "traceback": view.traceback,
+    }
+
+
+class _Items:
+    """Rich items, each different one once."""
+
+    def __init__(self) -> None:
+        self.kept: list[dict[str, Any]] = []
+        self._places: dict[str, int] = {}
+
+    def add(self, rich: Rich) -> int:
+        """Where an item is."""
+        item = {"data": dict(rich.data), "metadata": dict(rich.metadata)}
+        text = json.dumps(item, sort_keys=True, default=str)
+        place = self._places.setdefault(text, len(self.kept))
+        if place == len(self.kept):
+            self.kept.append(item)
+        return place

@@ -1,0 +1,64 @@
+"""The run view as an anywidget: a snapshot for pages that come, deltas, and no widget in the notebook at the end."""
+
+from __future__ import annotations
+
+import importlib.util
+
+import pytest
+
+from sky_jupyter.display import saved, widget
+from sky_jupyter.pool.events import OutputEvent
+
+pytestmark = [
+    pytest.mark.skipif(importlib.util.find_spec("anywidget") is None, reason="needs the Python package anywidget"),
+    pytest.mark.skipif(not widget._module().is_file(), reason="needs the front end: `python3 dev.py front`"),
+]
+VIEW = "application/vnd.jupyter.widget-view+json"
+
+
+class Kernel:
+    """As much of a kernel as a view needs."""
+
+    def __init__(self):
+        self.session, self.iopub_socket, self.sent = self, object(), []
+
+    def get_parent(self, channel=None):
+        return {"header": {}, "metadata": {}}
+
+    def send(self, stream, kind, content=None, parent=None, ident=None, buffers=None):
+        self.sent.append((content["comm_id"], content["data"]["content"], buffers))
+
+
+def printed(text, seq):
+    return OutputEvent("r", 0, {"kind": "stream", "rank": 0, "name": "stdout", "text": text, "seq": seq})
+
+
+def test_a_widget_shows_the_run_and_gives_way_to_the_bundle(monkeypatch):
+    drawn = []
+    monkeypatch.setattr("sky_jupyter.display.notebook.Slot.show", lambda self, bundle: drawn.append(bundle))
+    kernel = Kernel()
+    view = widget.WidgetRunView(kernel, "sky", [0], "demo")
+    view.on_event(printed("a\n", 0))
+    view._next = 0.0
+    view.refresh()
+    [first] = drawn
+    assert set(first) == {VIEW, "text/plain"}
+    assert view._widget.snapshot["ranks"][0]["parts"] == [{"text": "a\n"}]
+    model_id = first[VIEW]["model_id"]
+    number = view._widget.snapshot["number"]
+    view.on_event(printed("b\n", 1))
+    view.finish(1.0)
+    told = [(comm, content["number"]) for comm, content, _ in kernel.sent]
+    assert told == [(model_id, number + 1 + index) for index in range(len(told))]
+    assert b"".join(buffers[0] for _, _, buffers in kernel.sent if buffers) == b"b\n"
+    assert set(drawn[-1]) == {saved.MIME, "text/html", "text/plain"}
+    assert view._widget is None
+
+
+def test_a_run_that_is_over_at_once_makes_no_widget(monkeypatch):
+    drawn = []
+    monkeypatch.setattr("sky_jupyter.display.notebook.Slot.show", lambda self, bundle: drawn.append(bundle))
+    view = widget.WidgetRunView(Kernel(), "sky", [0])
+    view.refresh()
+    view.finish(0.1)
+    assert [set(bundle) for bundle in drawn] == [{saved.MIME, "text/html", "text/plain"}]
