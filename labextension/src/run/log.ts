@@ -84,7 +84,8 @@ export class RankLog {
     this.cleared();
     if (skipped > 0) {
       // The window has no holes: what is before one is read from the journal again.
-      const gone = this.gone + this.lineCount + skipped;
+      // A line that is not finished is finished by what was passed over.
+      const gone = this.gone + this.lineCount - (this.last ? 1 : 0) + skipped;
       this.parts = this.parts.filter((part) => part instanceof Shown);
       this.dropped = gone;
       this.marks = [];

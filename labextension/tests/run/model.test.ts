@@ -110,6 +110,11 @@ describe("a run", () => {
     model.apply(next, buffer);
     expect(model.rank(0)?.log.gone).toBe(1002);
     expect(model.rank(0)?.log.lineCount).toBe(1);
+    model.apply(...delta(3, "0 half"));
+    const [last, rest] = delta(4, "0 end\n");
+    last.entries[0][4] = 10;
+    model.apply(last, rest);
+    expect(model.rank(0)?.log.gone).toBe(1013);
   });
 
   it("has no hole in its middle: text before a stretch that lost its beginning goes, items stay", () => {
