@@ -265,15 +265,17 @@ def test_the_reaper_ends_what_a_lost_process_left(client, tmp_path):
 
 def test_a_registry_that_cannot_be_read_is_said(client):
     path = client.server.root.parent / "registry.sqlite"
-    kept = path.with_name("kept.sqlite")
-    if path.exists():
-        path.rename(kept)
+    # With what SQLite keeps beside it: pages that are in its log yet would be read from there.
+    kept = [(file, file.with_name(f"kept-{file.name}")) for file in path.parent.glob(f"{path.name}*")]
+    for file, name in kept:
+        file.rename(name)
     path.write_bytes(b"this is no database, and long enough to be looked at " * 100)
     try:
         status, answer = client.ask("sky-jupyter/pools")
         assert status == 503
         assert "cannot be used" in answer["message"]
     finally:
-        path.unlink()
-        if kept.exists():
-            kept.rename(path)
+        for file in path.parent.glob(f"{path.name}*"):
+            file.unlink()
+        for file, name in kept:
+            name.rename(file)
