@@ -430,7 +430,7 @@ def test_down_leaves_nothing_but_the_cache_on_the_hosts(world: World) -> None:
     with ssh_pool(ranks_per_node=2) as pool:
         run(
             pool,
-            "open('/tmp/' + str(len(data)), 'w').close(); import os; os.unlink('/tmp/' + str(len(data)))",
+            "import os; name = f'/tmp/{len(data)}-{os.getpid()}'; open(name, 'w').close(); os.unlink(name)",
             {"data": [1]},
         )
     for host in world:
