@@ -19,6 +19,10 @@ from .values import Done, NoShell
 _READ = 1 << 16
 _BEGIN_PATIENCE = 60.0
 _MAX_OUTPUT = 64 << 20
+# Of output that comes while input is sent: as much as there may be, where the pieces are large.
+_MOST_PIECES = _MAX_OUTPUT // _READ
+# A script that takes no input is looked at so often for output.
+_TURN = 0.05
 
 
 class _SourceFailed(Exception):
@@ -42,7 +46,7 @@ class Shell:
         self._mark = f"sky-{secrets.token_hex(8)}"
         self._lock = threading.Lock()
         self._channel: Any = None
-        self._rest = b""
+        self._rest: list[bytes] = []
 
     def run(
         self, script: str, data: Iterable[bytes | memoryview] | None = None, *, timeout: float | None = None
@@ -87,17 +91,36 @@ class Shell:
         # A script that fails may not have read its input: the shell ends with it, or would take that for scripts.
         after = "" if data is None else "; [ $_sky_r -eq 0 ] || exit 1"
         self._send(f"( {script} ) 2>&1{source}; {tell}{after}")
-        for part in _own_errors(data or ()):
-            try:
-                send_all(self._channel, part)
-            except (OSError, EOFError, paramiko.SSHException):
-                if not self._session.alive:
-                    raise
-                break  # it has ended before it had read all: its answer is there
+        if data is not None:
+            self._feed(data)
         done = self._reply()
         if data is not None and done.status:
             self._channel.close()
         return done
+
+    def _feed(self, data: Iterable[bytes | memoryview]) -> None:
+        """Send a script its input, and take in what it says meanwhile: it may read no more until that is heard."""
+        self._channel.settimeout(_TURN)
+        try:
+            for part in _own_errors(data):
+                view = memoryview(part)
+                while view:
+                    while self._channel.recv_ready() and len(self._rest) <= _MOST_PIECES:
+                        self._rest.append(self._channel.recv(_READ))
+                    with contextlib.suppress(TimeoutError):  # no room for any of it yet
+                        view = view[self._send_some(view) :]
+        except (OSError, EOFError, paramiko.SSHException):
+            if not self._session.alive:
+                raise
+            # It has ended before it had read all: its answer is there.
+        finally:
+            self._channel.settimeout(None)
+
+    def _send_some(self, data: memoryview) -> int:
+        sent = int(self._channel.send_some(data))
+        if not sent:
+            raise EOFError
+        return sent
 
     def close(self) -> None:
         """End the shell; a script that runs in it is interrupted."""
@@ -108,7 +131,7 @@ class Shell:
     def _begin(self) -> None:
         if self._channel is not None and not self._channel.closed:
             return
-        self._channel, self._rest = self._session.channel(scripts.LAUNCH), b""
+        self._channel, self._rest = self._session.channel(scripts.LAUNCH), []
         with _patience(self._channel, _BEGIN_PATIENCE):
             try:
                 loop = f"printf '\\n%s 0\\n' {self._mark}; while IFS= read -r _sky; do eval \"$_sky\"; done"
@@ -129,8 +152,8 @@ class Shell:
     def _reply(self) -> Done:
         """What stands before the next line of ours, and the status in that."""
         mark = b"\n" + self._mark.encode() + b" "
-        parts, size = [self._rest], len(self._rest)
-        tail = self._rest
+        parts, tail = self._rest, b"".join(self._rest)
+        size = len(tail)
         while True:
             at = tail.find(mark)
             if at >= 0 and tail.find(b"\n", at + len(mark)) >= 0:
@@ -145,7 +168,8 @@ class Shell:
             tail = b"".join([tail[-len(mark) - 16 :], data])
         whole = b"".join(parts)
         out, _, rest = whole.partition(mark)
-        status, _, self._rest = rest.partition(b"\n")
+        status, _, rest = rest.partition(b"\n")
+        self._rest = [rest]
         return Done(int(status), out, b"")
 
     def _give_up(self) -> str:
