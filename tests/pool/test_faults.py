@@ -348,11 +348,14 @@ def test_a_package_that_does_not_exist_fails_in_the_phase_environment(
 
 def test_an_interrupt_while_a_pool_starts_leaves_nothing() -> None:
     script = textwrap.dedent("""
-        import contextlib, time
+        import contextlib, signal, time
         from sky_jupyter.plugins import Plugin
         from sky_jupyter.pool.manager import Pool
         from sky_jupyter.providers import Local
         from sky_jupyter.spec import PoolSpec
+
+        # Tests that run in the background may have been started with interrupts ignored.
+        signal.signal(signal.SIGINT, signal.default_int_handler)
 
         def wait(info):
             time.sleep(600)
