@@ -1,7 +1,7 @@
 """What a person sees: views that listen to a pool's events, for notebooks and for terminals.
 
 A view has ``on_event`` (any thread), ``refresh`` (main thread, several times a second) and
-``finish``. Widgets will take this interface over.
+``finish``.
 """
 
 from __future__ import annotations

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any
 from .loop import loop
 
 if TYPE_CHECKING:
+    from .launch import Host
     from .life import PoolLife
     from .manager import Pool
 
@@ -140,11 +141,8 @@ def take(seen: Seen, answer: Any, now: float) -> None:
 
 def _take_metrics(seen: Seen, metrics: Mapping[str, Any], now: float) -> None:
     gpus = metrics.get("gpus")
-    named = (
-        [gpu for gpu in gpus[:_MOST_GPUS] if isinstance(gpu, (list, tuple)) and len(gpu) == 2]
-        if (isinstance(gpus, (list, tuple)))
-        else []
-    )
+    gpus = gpus[:_MOST_GPUS] if isinstance(gpus, (list, tuple)) else []
+    named = [gpu for gpu in gpus if isinstance(gpu, (list, tuple)) and len(gpu) == 2]
     seen.metrics = {
         "cores": _number(metrics.get("cores")),
         "memory": _number(metrics.get("memory")),
@@ -216,7 +214,7 @@ def _run(pool: Pool, run: Any, now: float) -> dict[str, Any]:
 
 def _node(pool: Pool, node: int, since: int | None, now: float) -> dict[str, Any]:
     seen = pool.survey.nodes.get(node, Seen())
-    host = next((host for host in pool.hosts if node in host.nodes), None)
+    host = _host_of(pool, node)
     address = pool.control.addresses.get(node, "") if pool.control is not None else ""
     samples = [(at, sample) for at, sample in list(seen.samples) if since is not None and at * 1000 > since]
     return {
@@ -233,10 +231,14 @@ def _node(pool: Pool, node: int, since: int | None, now: float) -> dict[str, Any
     }
 
 
+def _host_of(pool: PoolLife, node: int) -> Host | None:
+    return next((host for host in pool.hosts if node in host.nodes), None)
+
+
 def state_of(pool: PoolLife, node: int, seen: Seen) -> str:
     """What is to be said of a node, in one word."""
     control = pool.control
-    host = next((host for host in pool.hosts if node in host.nodes), None)
+    host = _host_of(pool, node)
     if host is not None and host.name in pool.away:
         return "unreachable"
     if control is None or pool.state == "new":
