@@ -166,8 +166,10 @@ class Page:
 
     def outputs(self, cell: int) -> str:
         """The text of a cell's outputs, as it is seen now; cells count from 0."""
-        cells = self.page.locator(".jp-Notebook .jp-Cell")
-        return str(cells.nth(cell).locator(".jp-Cell-outputArea").inner_text())
+        area = self.page.locator(".jp-Notebook .jp-Cell").nth(cell).locator(".jp-Cell-outputArea")
+        # The text of what is not drawn yet (a front end that still starts hides it) comes without its lines.
+        area.wait_for(state="visible")
+        return str(area.inner_text())
 
     def wait_until(self, condition: Callable[[], bool], *, timeout: float = 30.0) -> None:
         """Wait for something outside of the page."""
