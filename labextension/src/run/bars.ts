@@ -1,9 +1,9 @@
 /** Progress bars of the ranks: one each, or one of the slowest alone. */
 
-import { ALL } from "./blocks";
 import { make, say, store, stored } from "./dom";
 import type { RunModel } from "./model";
 import { fraction, Progress, slowest } from "./progress";
+import { ALL } from "./sight";
 
 const MODES = ["each", "slowest", "off"] as const;
 type Mode = (typeof MODES)[number];

@@ -1,10 +1,10 @@
 /** What came before the page's window: how much of it there is, the button that reads it, and what has been read. */
 
-import { ALL } from "./blocks";
 import { make, say } from "./dom";
 import { History } from "./history";
 import type { Host } from "./host";
-import type { Rank, RunModel } from "./model";
+import type { RankLog } from "./log";
+import type { Sight } from "./sight";
 
 export class Earlier {
   readonly node = make("button", "sky-earlier", { type: "button" });
@@ -17,10 +17,10 @@ export class Earlier {
   }
 
   /** What has been read of a rank, where it still reaches up to the window. */
-  of(rank: Rank | undefined): History | undefined {
-    const history = rank && this.read.get(rank.rank);
-    if (rank && history && !history.fits) {
-      this.read.delete(rank.rank);
+  of(window: RankLog | undefined): History | undefined {
+    const history = window && this.read.get(window.rank);
+    if (window && history && !history.fits(window)) {
+      this.read.delete(window.rank);
       return undefined;
     }
     return history;
@@ -31,23 +31,23 @@ export class Earlier {
     return !this.node.hidden && !this.node.disabled;
   }
 
-  draw(model: RunModel, host: Host, tab: number): void {
-    const rank = tab === ALL ? undefined : model.rank(tab);
-    const history = this.of(rank);
-    const gone = rank ? (history ? 0 : rank.log.gone) : model.ranks.reduce((sum, one) => sum + one.log.gone, 0);
-    const can = rank !== undefined && host.log !== undefined && model.run !== "";
+  /** `known` says whether the run is one that journals know. */
+  draw(sight: Sight, host: Host, known: boolean): void {
+    const history = this.of(sight.log);
+    const gone = history ? 0 : sight.gone;
+    const can = sight.log !== undefined && host.log !== undefined && known;
     this.node.hidden = !(history ? history.more : gone > 0);
     this.node.disabled = !can || this.loading;
     if (!this.node.hidden) {
-      say(this.node, this.words(gone, rank !== undefined, can));
+      say(this.node, this.words(gone, sight.log !== undefined, can));
     }
   }
 
   /** Read the next part of a rank; what cannot be read is thrown. */
-  async load(rank: Rank, host: Host): Promise<void> {
-    const history = this.of(rank) ?? new History(rank, host);
+  async load(window: RankLog, next: number, host: Host): Promise<void> {
+    const history = this.of(window) ?? new History(window, next, host);
     await history.load();
-    this.read.set(rank.rank, history);
+    this.read.set(window.rank, history);
   }
 
   private words(gone: number, ofOne: boolean, can: boolean): string {

@@ -1,12 +1,12 @@
 /** Below the lines: what ranks raised, their results, and what else there is to say. */
 
 import { escaped, toHtml } from "./ansi";
-import { ALL } from "./blocks";
 import { make } from "./dom";
 import { fold, rankLabel } from "./fold";
 import type { Host } from "./host";
 import type { Shown } from "./log";
 import type { Rank, RunModel } from "./model";
+import { ALL } from "./sight";
 
 export class Foot {
   readonly node = make("div", "sky-foot");

@@ -5,6 +5,8 @@ import type { Host } from "./host";
 import type { RunModel } from "./model";
 import { duration, status } from "./words";
 
+// The clock goes on so many times a second, however often something comes: all around it is laid out anew.
+const TICKS = 5;
 // A run that has said nothing for so many seconds is said to be silent.
 const SILENT = 5;
 
@@ -20,6 +22,7 @@ export class Head {
   private readonly facts = make("span", "sky-facts");
   private readonly tools = make("div", "sky-tools", { role: "group", "aria-label": "Of this run" });
   private readonly buttons: Record<string, HTMLButtonElement> = {};
+  private tick = "";
 
   constructor() {
     this.tools.append(this.search);
@@ -36,23 +39,35 @@ export class Head {
     return button;
   }
 
-  /** `long` says whether there are more lines than are in sight. */
-  draw(model: RunModel, host: Host, following: boolean, long: boolean): void {
-    const count = model.ranks.length;
-    this.dot.dataset.state = model.state;
-    say(this.title, model.title);
-    const facts = [`${count} rank${count === 1 ? "" : "s"}`, duration(model.elapsed), ...status(model)];
-    if (!model.finished && model.idle >= SILENT) {
-      facts.push(`silent for ${duration(Math.floor(model.idle)).replace(".0 s", " s")}`);
+  /** `long` says whether there are more lines than are in sight, `fresh` how many came since they are held. */
+  draw(model: RunModel, host: Host, following: boolean, fresh: number, long: () => boolean): void {
+    if (this.dot.dataset.state !== model.state) {
+      this.dot.dataset.state = model.state;
     }
-    say(this.facts, facts.join(" · "));
+    say(this.title, model.title);
+    this.drawFacts(model);
     const live = !model.finished;
     const { interrupt, where, follow, download } = this.buttons;
     interrupt.hidden = !live || !host.interrupt;
     where.hidden = !live || !host.where;
     follow.hidden = !live;
-    say(follow, following ? "Pause" : "Follow");
+    say(follow, following ? "Pause" : fresh > 0 ? `Follow (${fresh.toLocaleString("en")} new)` : "Follow");
     follow.title = following ? "Keep the lines still" : "Show the newest lines as they come";
-    this.search.hidden = download.hidden = !live && !long && this.search.value === "";
+    this.search.hidden = download.hidden = !live && this.search.value === "" && !long();
+  }
+
+  private drawFacts(model: RunModel): void {
+    const count = model.ranks.length;
+    const words = status(model);
+    const tick = [model.finished, Math.floor(model.elapsed * TICKS), count, ...words].join();
+    if (tick === this.tick) {
+      return;
+    }
+    this.tick = tick;
+    const facts = [`${count} rank${count === 1 ? "" : "s"}`, duration(model.elapsed), ...words];
+    if (!model.finished && model.idle >= SILENT) {
+      facts.push(`silent for ${duration(Math.floor(model.idle)).replace(".0 s", " s")}`);
+    }
+    say(this.facts, facts.join(" · "));
   }
 }

@@ -1,20 +1,63 @@
 /** The part of the view that scrolls: of each stretch of lines, those that are in sight are on the page. */
 
 import type { Block } from "./blocks";
-import { make } from "./dom";
+import { make, say } from "./dom";
 import { rankLabel } from "./fold";
 import type { Host } from "./host";
+import { Rows } from "./rows";
 
-export const LINE = 18;
+const LINE = 18;
 const OVERSCAN = 10;
+// As the style has it: where the newest lines are followed, nothing has to be measured.
 const HEIGHT = 420;
+const END = 1e8;
 
-interface Drawn {
-  node: HTMLElement;
-  pre?: HTMLElement;
-  first: number;
-  html: string;
-  version: number;
+/** A block on the page. */
+class Drawn {
+  readonly node: HTMLElement;
+  private readonly who = make("div", "sky-who");
+  private readonly place = make("div");
+  private readonly rows: Rows | undefined;
+  private first = -1;
+  private count = -1;
+  private version = -1;
+
+  constructor(block: Block) {
+    this.node = make("div", block.lines ? "sky-text" : "sky-item");
+    if (block.lines) {
+      this.rows = new Rows();
+      this.node.append(this.rows.node);
+    } else {
+      this.node.append(...(block.ranks ? [this.who] : []), this.place);
+    }
+  }
+
+  /** Bring it up to date but for its lines; how many of these went at the top. */
+  fit({ lines, shown, ranks }: Block, host: Host): number {
+    let gone = 0;
+    if (lines) {
+      gone = this.first >= 0 ? lines.first - this.first : 0;
+      this.first = lines.first;
+      if (lines.count !== this.count) {
+        this.count = lines.count;
+        this.node.style.height = `${lines.count * LINE}px`;
+      }
+    } else if (shown) {
+      say(this.who, ranks ? rankLabel(ranks) : "");
+      if (this.version !== shown.version) {
+        this.version = shown.version;
+        host.draw(shown.item, this.place);
+      }
+    }
+    return gone;
+  }
+
+  /** Put lines on the page. */
+  draw({ lines }: Block, from: number, to: number): void {
+    if (lines) {
+      this.rows?.draw(lines, Math.max(0, from), Math.min(lines.count, to), LINE);
+    }
+  }
 }
 
 export class Pane {
@@ -55,96 +98,83 @@ export class Pane {
     this.node.scrollTop = this.node.scrollHeight - pixels;
   }
 
-  /** `told` says whether items are marked with their ranks; `live` whether more may come. */
-  draw(blocks: Block[], host: Host, told: boolean, live: boolean): void {
-    const shift = this.place(blocks, host, told);
+  /** `live` says whether more may come. */
+  draw(blocks: Block[], host: Host, live: boolean): void {
+    const gone = this.place(blocks, host);
     if (this.following && live) {
-      this.node.scrollTop = this.node.scrollHeight;
-    } else if (shift > 0) {
-      // Lines that went at the top would move all others.
-      this.node.scrollTop -= shift * LINE;
+      this.drawEnd(blocks);
+      // The page is laid out once for this, with all that has changed.
+      this.node.scrollTop = END;
+    } else {
+      if (gone > 0) {
+        // Lines that went at the top would move all others.
+        this.node.scrollTop -= gone * LINE;
+      }
+      this.drawSight(blocks);
     }
     this.lastTop = this.node.scrollTop;
-    this.drawLines(blocks);
   }
 
   /** Put the blocks' nodes in order; how many lines went at the top. */
-  private place(blocks: Block[], host: Host, told: boolean): number {
+  private place(blocks: Block[], host: Host): number {
     const fresh = new Map<object, Drawn>();
-    let shift = 0;
-    blocks.forEach((block, index) => {
-      const drawn = this.drawn.get(block.key) ?? begin(block, told);
+    let gone = 0;
+    let next = this.body.firstElementChild;
+    for (const block of blocks) {
+      const drawn = this.drawn.get(block.key) ?? new Drawn(block);
       fresh.set(block.key, drawn);
-      if (this.body.children[index] !== drawn.node) {
-        this.body.insertBefore(drawn.node, this.body.children[index] ?? null);
+      if (next === drawn.node) {
+        next = next.nextElementSibling;
+      } else {
+        this.body.insertBefore(drawn.node, next);
       }
-      if (block.lines) {
-        shift += drawn.first >= 0 ? block.lines.first - drawn.first : 0;
-        drawn.first = block.lines.first;
-        drawn.node.style.height = `${block.lines.count * LINE}px`;
-      } else if (block.shown && drawn.version !== block.shown.version) {
-        drawn.version = block.shown.version;
-        host.draw(block.shown.item, drawn.node.lastElementChild as HTMLElement);
-      }
-    });
-    while (this.body.children.length > blocks.length) {
-      this.body.lastElementChild?.remove();
+      gone += drawn.fit(block, host);
+    }
+    while (next) {
+      const last = next;
+      next = next.nextElementSibling;
+      last.remove();
     }
     this.drawn = fresh;
-    return shift;
+    return gone;
   }
 
-  private drawLines(blocks: Block[]): void {
+  /** The last lines, without looking at the page. */
+  private drawEnd(blocks: Block[]): void {
+    let left = HEIGHT + 2 * LINE;
+    for (const block of [...blocks].reverse()) {
+      const count = block.lines?.count ?? 1;
+      this.drawn.get(block.key)?.draw(block, left > 0 ? count - Math.ceil(left / LINE) : count, count);
+      left -= count * LINE;
+    }
+  }
+
+  /** The lines that are in sight. */
+  private drawSight(blocks: Block[]): void {
     const top = this.node.scrollTop;
     const height = this.node.clientHeight || HEIGHT;
-    for (const block of blocks) {
-      const drawn = this.drawn.get(block.key);
-      if (!block.lines || !drawn?.pre) {
-        continue;
-      }
-      const offset = drawn.node.offsetTop - this.node.offsetTop;
-      const from = Math.max(0, Math.floor((top - offset) / LINE) - OVERSCAN);
-      const to = Math.min(block.lines.count, Math.ceil((top + height - offset) / LINE) + OVERSCAN);
-      let html = "";
-      for (let index = from; index < to; index++) {
-        html += `<div class="sky-row">${block.lines.html(index)}</div>`;
-      }
-      if (html !== drawn.html) {
-        drawn.html = html;
-        drawn.pre.innerHTML = html;
-      }
-      drawn.pre.style.top = `${from * LINE}px`;
-    }
+    // All is measured before anything is changed.
+    const offsets = blocks.map((block) => (this.drawn.get(block.key)?.node.offsetTop ?? 0) - this.node.offsetTop);
+    blocks.forEach((block, index) => {
+      const from = Math.floor((top - offsets[index]) / LINE) - OVERSCAN;
+      const to = Math.ceil((top + height - offsets[index]) / LINE) + OVERSCAN;
+      this.drawn.get(block.key)?.draw(block, from, to);
+    });
   }
 
   private onScroll(): void {
+    const top = this.node.scrollTop;
     const room = this.node.scrollHeight - this.node.clientHeight;
-    if (room <= 4) {
+    // What was scrolled by following is no news.
+    if (room <= 4 || top === this.lastTop) {
       return;
     }
-    const atEnd = this.node.scrollTop >= room - LINE;
+    const atEnd = top >= room - LINE;
     // Growing does not move what is in sight: only a person goes up.
-    if (atEnd || this.node.scrollTop < this.lastTop - 1) {
+    if (atEnd || top < this.lastTop - 1) {
       this.following = atEnd;
     }
-    this.lastTop = this.node.scrollTop;
-    this.scrolled(this.node.scrollTop === 0 && !this.following);
+    this.lastTop = top;
+    this.scrolled(top === 0 && !this.following);
   }
-}
-
-function begin(block: Block, told: boolean): Drawn {
-  if (block.lines) {
-    const node = make("div", "sky-text");
-    const pre = make("pre");
-    node.append(pre);
-    return { node, pre, first: -1, html: "", version: -1 };
-  }
-  const node = make("div", "sky-item");
-  if (told && block.shown) {
-    const who = make("div", "sky-who");
-    who.textContent = rankLabel(block.shown.ranks);
-    node.append(who);
-  }
-  node.append(make("div"));
-  return { node, first: -1, html: "", version: -1 };
 }

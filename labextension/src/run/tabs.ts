@@ -1,9 +1,9 @@
 /** The tabs of the run view: one of all ranks, and one a rank with its state and its bar. */
 
-import { ALL } from "./blocks";
 import { make, say } from "./dom";
 import type { Rank } from "./model";
 import { fraction } from "./progress";
+import { ALL } from "./sight";
 import { tabAfter } from "./words";
 
 // With more ranks than this, a tab has the number alone.

@@ -1,7 +1,7 @@
 /** The run view: puts its parts together, and draws what is new once a frame. */
 
 import { Bars } from "./bars";
-import { ALL, type Block, blocksOf, textOf } from "./blocks";
+import { textOf } from "./blocks";
 import { make, reason, say } from "./dom";
 import { Earlier } from "./earlier";
 import { Foot } from "./foot";
@@ -10,6 +10,7 @@ import type { Host } from "./host";
 import { RunModel } from "./model";
 import { Pane } from "./pane";
 import { copy, logs, save } from "./saving";
+import { Sight } from "./sight";
 import { install, isDark } from "./style";
 import { Tabs } from "./tabs";
 import { Where } from "./where";
@@ -19,13 +20,13 @@ let views = 0;
 
 export class RunView {
   readonly node = make("section", "sky-run", { "data-lm-suppress-shortcuts": "true", role: "group" });
-  private chosen = ALL;
   /** Whether the person has chosen the tab: then it is not changed for them. */
   private chose = false;
-  private filter = "";
   private frame = 0;
   private timer: ReturnType<typeof setInterval> | undefined;
+  private title = "";
   private troubles = "";
+  private readonly sight: Sight;
   private readonly head = new Head();
   private readonly bars = new Bars();
   private readonly where: Where;
@@ -41,6 +42,7 @@ export class RunView {
     readonly model: RunModel,
     public host: Host,
   ) {
+    this.sight = new Sight(model);
     const head = this.head;
     head.add("interrupt", "Interrupt", () => void this.interrupt());
     this.where = new Where(head.add("where", "Where", () => void this.toggleWhere()));
@@ -52,7 +54,7 @@ export class RunView {
     head.add("copy", "Copy", () => void this.copy());
     head.add("download", "Download", () => void this.download());
     head.search.addEventListener("input", () => {
-      this.filter = head.search.value.toLowerCase();
+      this.sight.filter = head.search.value.toLowerCase();
       this.update();
     });
     this.earlier.node.addEventListener("click", () => void this.loadEarlier());
@@ -100,6 +102,7 @@ export class RunView {
 
   /** A new snapshot has been loaded: nothing that was drawn is of it. */
   reset(): void {
+    this.sight.release();
     this.pane.reset();
     this.earlier.reset();
     this.foot.reset();
@@ -109,8 +112,8 @@ export class RunView {
   /** Show a rank's tab, or that of all. */
   choose(tab: number, byPerson = true): void {
     this.chose ||= byPerson;
-    if (tab !== this.chosen) {
-      this.chosen = tab;
+    if (tab !== this.sight.tab) {
+      this.sight.choose(tab);
       this.pane.following = true;
       this.pane.reset();
       this.foot.reset();
@@ -120,7 +123,7 @@ export class RunView {
 
   /** The text of the chosen tab, as far as the page has it. */
   text(): string {
-    return textOf(this.blocks());
+    return textOf(this.sight.blocks(this.earlier.of(this.sight.log)));
   }
 
   // Drawing
@@ -132,7 +135,7 @@ export class RunView {
       this.node.dataset.dark = dark;
     }
     if (model.ranks.length === 1) {
-      this.chosen = model.ranks[0].rank;
+      this.sight.tab = model.ranks[0].rank;
     }
     const cause = culprit(model);
     if (cause !== undefined && !this.chose) {
@@ -141,29 +144,29 @@ export class RunView {
     if (model.finished) {
       this.where.close();
     }
+    this.following || model.finished ? this.sight.release() : this.sight.hold();
     this.drawHead();
-    this.tabs.draw(model.ranks, this.chosen);
-    this.bars.draw(model, this.chosen, this.barsButton);
-    this.earlier.draw(model, this.host, this.chosen);
-    this.foot.draw(model, this.host, this.chosen);
-    this.pane.draw(this.blocks(), this.host, this.chosen === ALL, !model.finished);
+    const tab = this.sight.tab;
+    this.tabs.draw(model.ranks, tab);
+    this.bars.draw(model, tab, this.barsButton);
+    this.earlier.draw(this.sight, this.host, model.run !== "");
+    this.foot.draw(model, this.host, tab);
+    this.pane.draw(this.sight.blocks(this.earlier.of(this.sight.log)), this.host, !model.finished);
   }
 
   private drawHead(): void {
     const model = this.model;
-    this.node.setAttribute("aria-label", `Run on ${model.title}`);
-    this.head.draw(model, this.host, this.following, this.pane.long);
+    if (model.title !== this.title) {
+      this.title = model.title;
+      this.node.setAttribute("aria-label", `Run on ${model.title}`);
+    }
+    this.head.draw(model, this.host, this.following, this.sight.fresh, () => this.pane.long);
     const words = status(model);
     const told = model.finished || words.length > 1 ? words.join(", ") : "";
     if (told !== this.troubles) {
       this.troubles = told;
       this.tell(`${model.title}: ${told}`);
     }
-  }
-
-  private blocks(): Block[] {
-    const history = this.earlier.of(this.model.rank(this.chosen));
-    return blocksOf(this.model, this.chosen, this.filter, history);
   }
 
   private tell(text: string): void {
@@ -185,15 +188,18 @@ export class RunView {
   }
 
   private async loadEarlier(): Promise<void> {
-    const rank = this.model.rank(this.chosen);
-    if (!rank || !this.host.log || this.earlier.loading) {
+    if (!this.sight.log || !this.host.log || this.earlier.loading) {
       return;
     }
     const below = this.pane.below;
     this.earlier.loading = true;
     this.follow(false);
+    if (!this.model.finished) {
+      // What comes while it is read must not move the window's beginning.
+      this.sight.hold();
+    }
     try {
-      await this.earlier.load(rank, this.host);
+      await this.earlier.load(this.sight.log, this.sight.next, this.host);
     } catch (error) {
       this.where.show(`earlier lines cannot be read: ${reason(error)}`);
     } finally {
@@ -223,7 +229,7 @@ export class RunView {
   }
 
   private async download(): Promise<void> {
-    const ranks = this.chosen === ALL ? this.model.ranks.map((rank) => rank.rank) : [this.chosen];
+    const ranks = this.sight.ofAll ? this.model.ranks.map((rank) => rank.rank) : [this.sight.tab];
     const name = ranks.length > 1 ? "all" : `rank-${ranks[0]}`;
     save(await this.whole(ranks), `sky-${this.model.run || "run"}-${name}.log`);
   }
