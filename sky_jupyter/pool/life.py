@@ -19,7 +19,7 @@ from ..bootstrap import apt, environment, steps
 from ..errors import BootstrapError, PoolError, plain
 from ..machines.local import LocalMachine
 from ..spec import PoolSpec
-from . import absence, folders, launch, remote, rescue
+from . import absence, folders, launch, remote, rescue, resizing
 from .control import Control
 from .events import Listener, NoticeEvent, PhaseEvent, ignore
 from .link import PoolLink
@@ -28,6 +28,7 @@ from .phases import PhaseLog
 from .record import PoolRecord
 from .registry import PoolRow, Registry
 from .remote import PoolGone, RemoteHost
+from .resizing import Resizing
 from .supervisor import Supervisor
 from .survey import Survey
 
@@ -75,13 +76,16 @@ class PoolLife:
         # Which manager of the pool this is: agents obey the highest.
         self.generation = 1
         self._epoch = 0
+        # How often its nodes were changed since its hosts were made, and the change that is on.
+        self.shape = 0
+        self.resizing: Resizing | None = None
         self._stop = threading.Event()
         # Unset while hosts are being started on other machines.
         self._idle = threading.Event()
         self._idle.set()
         # What plugins entered here, for the pool's life.
         self._client = contextlib.ExitStack()
-        # Held by whoever restarts or ends it from outside of the notebook's cells; what that is.
+        # Held by whoever restarts, resizes or ends it from outside of the notebook's cells; what that is.
         self._change, self._changed = threading.Lock(), ""
 
     def start(self, listener: Listener = ignore, tick: Tick = no_tick) -> None:
@@ -129,7 +133,7 @@ class PoolLife:
         places = tuple(dict.fromkeys(str(path) for host in self.hosts for path in (host.folder, host.blobs)))
         # Another machine's process number says nothing here.
         process = self.hosts[0].command.identity if self.hosts[0].here else None
-        self.registry.update(self.id, "ready", places, process)
+        self.registry.update(self.id, "ready", places, process, self.spec.nodes)
         if self.link is not None:
             # Whoever looks for the pool finds it from now on, and its link as well.
             self._keep_link()
@@ -153,14 +157,13 @@ class PoolLife:
                 await asyncio.to_thread(self._reconnect, record)
         self.scheduler_there = record.scheduler
         self.scheduler_address = await asyncio.to_thread(self.hosts[0].reach, record.scheduler)
-        self.control = Control(self.supervisor, direct=record.direct, generation=self.generation)
-        self.supervisor.control = self.control
-        self._watch_hosts()
+        self.shape = getattr(record, "shape", 0)
+        control = self._make_control(direct=record.direct)
         folder = self.hosts[0].folder
         with self._phase("agent", "connecting"):
             try:
                 address = self.scheduler_address
-                await self.control.connect(address, folder, self.spec.nodes, JOIN_TIMEOUT, lambda: "")
+                await control.connect(address, folder, self.spec.nodes, JOIN_TIMEOUT, lambda: "")
             except OSError as error:
                 raise PoolError(f"pool {self.spec.name!r} cannot be reached: {error}") from None
         for host in self.hosts:
@@ -204,7 +207,7 @@ class PoolLife:
         """Leave in the pool's folder what a later manager needs."""
         if self.spec.keep or self.link is not None:
             hosts = tuple(host.facts() for host in self.hosts)
-            record = PoolRecord(self.spec, self.scheduler_there, tuple(self.ids), hosts, direct)
+            record = PoolRecord(self.spec, self.scheduler_there, tuple(self.ids), hosts, direct, self.shape)
             record.write(self.hosts[0].folder)
 
     def release(self) -> None:
@@ -251,17 +254,23 @@ class PoolLife:
             address = await launching
             self.scheduler_there = address
             self.scheduler_address = await asyncio.to_thread(self.hosts[0].reach, address)
-            self.control = Control(self.supervisor, direct=direct, generation=self.generation)
-            self.supervisor.control = self.control
+            self.shape = 0
+            control = self._make_control(direct=direct)
             self._write_record(direct=direct)
-            self._watch_hosts()
             for host in self.hosts:
                 host.listen(self._in_loop(functools.partial(self._on_host, host)))
             folder = self.hosts[0].folder
-            await self.control.connect(self.scheduler_address, folder, spec.nodes, AGENT_TIMEOUT, lambda: self.broken)
+            await control.connect(self.scheduler_address, folder, spec.nodes, AGENT_TIMEOUT, lambda: self.broken)
         names = ", ".join(str(plugin) for plugin in spec.plugins)
         with self._phase("plugins", f"starting kernels{', entering ' + names if names else ''}"):
             await self._enter()
+
+    def _make_control(self, *, direct: bool) -> Control:
+        """What the hosts' agents are asked by; it is to be connected."""
+        self.control = Control(self.supervisor, direct=direct, generation=self.generation, shape=self.shape)
+        self.supervisor.control = self.control
+        self._watch_hosts()
+        return self.control
 
     async def _prepare(self) -> tuple[Callable[[], str], bool]:
         """See that this machine has the environment; what starts the hosts in it, and whether agents are near."""
@@ -355,6 +364,10 @@ class PoolLife:
             self.state = "ended"
             return
         self.state = "ended"
+        if (change := self.resizing) is not None:
+            # What it has made so far is ended by it.
+            change.stop()
+            change.over.wait(_END_PATIENCE)
         with contextlib.suppress(Exception):
             self._client.close()
         with contextlib.suppress(Exception):
@@ -438,7 +451,7 @@ class PoolLife:
 
     @contextlib.contextmanager
     def changing(self, what: str) -> Iterator[None]:
-        """The pool is being restarted or ended: by one thread at a time.
+        """The pool is being restarted, resized or ended: by one thread at a time.
 
         Raises
         ------
@@ -485,6 +498,48 @@ class PoolLife:
             self._must_live()
         self.state = "ready"
         if whole:
+            self._record_ready()
+
+    def resize(
+        self,
+        nodes: int | None = None,
+        listener: Listener = ignore,
+        tick: Tick = no_tick,
+        *,
+        add: Sequence[str] = (),
+        remove: Sequence[int] = (),
+    ) -> None:
+        """Have so many nodes, or add hosts and remove nodes: new kernels on all ranks, the rest stays as it is.
+
+        Nodes are numbered anew, without gaps, in their order; new ones come last. What fails, or is
+        interrupted, leaves the pool as it was.
+
+        Parameters
+        ----------
+        nodes : int, optional
+            How many; new hosts are then those that the provider has left.
+        add : sequence of str
+            Hosts that become nodes.
+        remove : sequence of int
+            The numbers of nodes that are removed, of which nothing is left.
+
+        Raises
+        ------
+        SpecError
+            When it cannot be.
+        """
+        with self.changing("resized"):
+            self._must_live()
+            plan = resizing.plan(self.spec, self.ids, nodes, add, remove)
+            if plan.spec == self.spec and not plan.added:
+                return
+            self.listener = listener
+            self.phases.clear(self.phases.usual)
+            change = self.resizing = resizing.Resizing(self, plan)
+            try:
+                change.run(tick)
+            finally:
+                self.resizing = None
             self._record_ready()
 
     def _end_half_made(self, error: BaseException) -> None:
@@ -545,6 +600,8 @@ class PoolLife:
             self._break(f"{name} ended ({event['text']}) before it was ready" + "".join(host.last_words(name)))
         elif name and not event.get("revived"):
             self._break(f"the {name} ended ({event['text']}), again and again")
+        elif event["event"] == "unchanged" and self.state == "new":
+            self._break(f"a host could not be changed: {event['message']}")
         elif name.startswith("agent ") and self.control is not None:
             # Sooner than the control plane sees it; the host has started another.
             self.control.lose(int(name[6:]), f"its agent ended ({event['text']})")
@@ -624,7 +681,7 @@ class PoolLife:
     def condition(self) -> str:
         """Its state in one word, as a person sees it: ``starting``, ``ready``, ``restarting``, ``broken`` and so on."""
         if self._change.locked() and self.state != "ended":
-            return {"restarted": "restarting", "ended": "ending"}.get(self._changed, self.state)
+            return {"restarted": "restarting", "resized": "resizing", "ended": "ending"}.get(self._changed, self.state)
         return "starting" if self.state == "new" else self.state
 
     @property
