@@ -48,7 +48,7 @@ def candidates(line: str) -> list[str] | None:
         return None
     switches = [switch.flag for switch in switches_of(verb)]
     flags = [flag for flag in (*options, *switches, "--help") if flag not in before]
-    targets = _targets(verb) if verb in TARGETS and not _has_target(before, options) else []
+    targets = _targets(verb) if verb in TARGETS and verb != "resize" and not _has_target(before, options) else []
     return sorted(text for text in (*flags, *targets) if text.startswith(word))
 
 

@@ -28,7 +28,7 @@ from .phases import PhaseLog
 from .record import PoolRecord
 from .registry import PoolRow, Registry
 from .remote import PoolGone, RemoteHost
-from .resizing import Resizing
+from .resizing import Plan, Resizing
 from .supervisor import Supervisor
 from .survey import Survey
 
@@ -529,9 +529,8 @@ class PoolLife:
             When it cannot be.
         """
         with self.changing("resized"):
-            self._must_live()
-            plan = resizing.plan(self.spec, self.ids, nodes, add, remove)
-            if plan.spec == self.spec and not plan.added:
+            plan = self.planned(nodes, add, remove)
+            if plan.is_of(self.spec):
                 return
             self.listener = listener
             self.phases.clear(self.phases.usual)
@@ -541,6 +540,18 @@ class PoolLife:
             finally:
                 self.resizing = None
             self._record_ready()
+
+    def planned(self, nodes: int | None = None, add: Sequence[str] = (), remove: Sequence[int] = ()) -> Plan:
+        """What `resize` would make of it; SpecError where that cannot be."""
+        self._must_live()
+        return resizing.plan(self.spec, self.ids, nodes, add, remove)
+
+    def stop_resizing(self) -> bool:
+        """Give a change of nodes up that another thread is at; whether there is one."""
+        change = self.resizing
+        if change is not None:
+            change.stop()
+        return change is not None
 
     def _end_half_made(self, error: BaseException) -> None:
         """Nothing is left of what was to be the pool anew: it can be tried again, or ended."""

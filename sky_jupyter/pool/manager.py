@@ -7,7 +7,7 @@ import functools
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from pathlib import Path
@@ -337,7 +337,8 @@ class Pool(PoolLife):
         else:
             nodes = {rank: rank // per_node for rank in facts["begin"]["ranks"]}
         run = Run(id, nodes, listener)
-        run.lose([rank for rank, node in nodes.items() if node < 0], "its node was removed from the pool")
+        if gone := [rank for rank, node in nodes.items() if node < 0]:
+            run.lose(gone, "its node was removed from the pool")
         run.code = str(facts["begin"].get("code") or "")
         count = (facts["begin"].get("content") or {}).get("count", 0)
         run.count = count if isinstance(count, int) else 0
@@ -431,6 +432,23 @@ class Pool(PoolLife):
         """Ranks whose kernels are new since this was last asked."""
         fresh, self.supervisor.restarted = self.supervisor.restarted, set()
         return fresh
+
+    def note_restarted(self, namespace: Mapping[str, Any]) -> tuple[set[int], frozenset[str]]:
+        """Tell the ledger of kernels that are new since this was last asked: what they were sent is sent again.
+
+        Returns
+        -------
+        set of int, frozenset of str
+            Their ranks, and the names that those lack now, of those that only the nodes had.
+        """
+        fresh = self.take_restarted()
+        if not fresh:
+            return fresh, frozenset()
+        if len(fresh) == self.spec.world_size:
+            return fresh, self.ledger.forget_nodes(namespace) - self.modules
+        lost = self.ledger.nodes_own - self.modules
+        self.ledger = self.ledger.unsent()
+        return fresh, lost
 
     def wait(self, run: Run, tick: Tick = no_tick) -> bool:
         """Wait until a run's task is done; whether it was interrupted from here. See `attend`."""

@@ -56,6 +56,10 @@ class Plan:
     ids: tuple[str, ...]
     kept: tuple[int, ...]
 
+    def is_of(self, spec: PoolSpec) -> bool:
+        """Whether a pool is like this already."""
+        return not self.added and len(self.kept) == spec.nodes
+
     @property
     def added(self) -> tuple[str, ...]:
         """The ids of the machines that are new."""
@@ -70,6 +74,16 @@ def plan(spec: PoolSpec, ids: Sequence[str], nodes: int | None, add: Sequence[st
     SpecError
         When it cannot be; nothing has changed.
     """
+    made = _plan(spec, ids, nodes, add, remove)
+    if made.spec.full_image != spec.full_image:
+        raise SpecError(
+            f"what the nodes of pool {spec.name!r} have depends on how many they are, by a plugin: "
+            f"`%sky restart --nodes {made.spec.nodes}` makes it anew"
+        )
+    return made
+
+
+def _plan(spec: PoolSpec, ids: Sequence[str], nodes: int | None, add: Sequence[str], remove: Sequence[int]) -> Plan:
     hosts = getattr(spec.provider, "hosts", None)
     if (nodes is None) == (not add and not remove):
         raise SpecError(

@@ -208,7 +208,7 @@ def test_runs_are_of_one_pool_or_of_all():
 
 @pytest.mark.parametrize("name", [name for name in VERBS if name != "clean"])
 def test_each_verb_takes_its_own_options(name):
-    needed = f"{name} x" if name in PATHS else name
+    needed = f"{name} x" if name in PATHS else f"{name} 2" if name == "resize" else name
     assert verb(f"{needed} --name trainers").verb == name
     assert verb(f"{needed} --name trainers").name == "trainers"
     if name in ("up", "restart"):
