@@ -90,9 +90,10 @@ def test_nodes_are_removed_by_number_and_nothing_of_them_is_left(tmp_path: Path)
         # Each rank has a process that would outlive its kernel.
         child = "subprocess.Popen(['sleep', '600'], start_new_session=True)"
         ranks = run(pool, f"import os, subprocess\nchild = {child}\nos.getpid(), child.pid").values
-        print_ = "print('of', os.getpid(), flush=True)\nimport time\ntime.sleep(600)"
-        going = begin(pool, print_)
-        wait_until(lambda: sum(page.text.count("of ") for page in pool.page(going.id)) == 6)
+        told: list[Any] = []
+        code = "print('of', os.getpid(), flush=True)\nimport time\ntime.sleep(600)"
+        going = begin(pool, code, listener=told.append)
+        wait_until(lambda: len([event for event in told if event.event["kind"] == "stream"]) == 6)
         ended = threading.Thread(target=lambda: pool.wait(going))
         ended.start()
         pool.resize(remove=[1])
