@@ -54,12 +54,23 @@ class Crew:
         Whether hosts are sent all that they need from here.
     stop : threading.Event
         When set, what can end ends.
+    on_node : callable
+        Told what each node is at: its number, ``"on"``, ``"done"`` or ``"failed"``, and a line that it said. In any
+        thread.
     """
 
-    def __init__(self, machines: Sequence[SSHMachine], spec: PoolSpec, *, offline: bool, stop: threading.Event) -> None:
+    def __init__(
+        self,
+        machines: Sequence[SSHMachine],
+        spec: PoolSpec,
+        *,
+        offline: bool,
+        stop: threading.Event,
+        on_node: Callable[[int, str, str], None] = lambda node, state, line: None,
+    ) -> None:
         self.sites = [Site(node, machine) for node, machine in enumerate(machines)]
         self.spec, self.image = spec, spec.full_image
-        self.offline, self.stop = offline, stop
+        self.offline, self.stop, self.on_node = offline, stop, on_node
         asked = self.image.python or platform.python_version()
         self.minor = ".".join(asked.split(".")[:2])
         self.supplies = Supplies([*environment._pins(), *_NEEDS, *self.image.pip], stop)
@@ -307,12 +318,24 @@ class Crew:
             raise BootstrapError(phase, f"exit status {status}{advice}", command=shown, lines=lines[-LAST_LINES:])
 
     def _tell(self, site: Site, line: str, say: OnLine) -> None:
+        self.on_node(site.node, "on", line)
         with self._saying:
             say(f"{site.machine.target.name}: {line}" if len(self.sites) > 1 else line)
 
     def each(self, work: Callable[[Site], T], phase: str, sites: Sequence[Site] | None = None) -> list[T]:
         """Do something on all hosts at once, or on some; see `site.on_all`."""
-        return on_all(self.sites if sites is None else sites, work, phase, self.stop)
+
+        def one(site: Site) -> T:
+            self.on_node(site.node, "on", "")
+            try:
+                done = work(site)
+            except BaseException:
+                self.on_node(site.node, "failed", "")
+                raise
+            self.on_node(site.node, "done", "")
+            return done
+
+        return on_all(self.sites if sites is None else sites, one, phase, self.stop)
 
 
 @contextlib.contextmanager
