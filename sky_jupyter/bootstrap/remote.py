@@ -58,6 +58,9 @@ class Crew:
     standing : mapping of int to tuple of str
         Nodes that are part of the pool already, each with its interpreter and address: they are looked at,
         and nothing is done there.
+    on_node : callable
+        Told what each node is at: its number, ``"on"``, ``"done"`` or ``"failed"``, and a line that it said. In any
+        thread.
     """
 
     def __init__(
@@ -68,6 +71,7 @@ class Crew:
         offline: bool,
         stop: threading.Event,
         standing: Mapping[int, tuple[str, str]] = MappingProxyType({}),
+        on_node: Callable[[int, str, str], None] = lambda node, state, line: None,
     ) -> None:
         self.sites = [Site(node, machine) for node, machine in enumerate(machines)]
         for node, (python, address) in standing.items():
@@ -76,7 +80,7 @@ class Crew:
         # Those that are to be made nodes.
         self.fresh = [site for site in self.sites if site.node not in standing]
         self.spec, self.image = spec, spec.full_image
-        self.offline, self.stop = offline, stop
+        self.offline, self.stop, self.on_node = offline, stop, on_node
         asked = self.image.python or platform.python_version()
         self.minor = ".".join(asked.split(".")[:2])
         self.supplies = Supplies([*environment._pins(), *_NEEDS, *self.image.pip], stop)
@@ -324,12 +328,24 @@ class Crew:
             raise BootstrapError(phase, f"exit status {status}{advice}", command=shown, lines=lines[-LAST_LINES:])
 
     def _tell(self, site: Site, line: str, say: OnLine) -> None:
+        self.on_node(site.node, "on", line)
         with self._saying:
             say(f"{site.machine.target.name}: {line}" if len(self.sites) > 1 else line)
 
     def each(self, work: Callable[[Site], T], phase: str, sites: Sequence[Site] | None = None) -> list[T]:
         """Do something at once on all hosts that are to be made nodes, or on those given; see `site.on_all`."""
-        return on_all(self.fresh if sites is None else sites, work, phase, self.stop)
+
+        def one(site: Site) -> T:
+            self.on_node(site.node, "on", "")
+            try:
+                done = work(site)
+            except BaseException:
+                self.on_node(site.node, "failed", "")
+                raise
+            self.on_node(site.node, "done", "")
+            return done
+
+        return on_all(self.fresh if sites is None else sites, one, phase, self.stop)
 
 
 @contextlib.contextmanager

@@ -36,6 +36,7 @@ _MOST_RANKS = 4096
 _MOST_RUNS = 200
 _SHOWN_RUNS = 50
 _MOST_NUMBER = 1 << 53
+_MOST_LINES = 100
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 Answer = dict[str, Any]
 
@@ -52,6 +53,7 @@ class Request:
     count: int | None = None
     form: str = "events"
     since: int | None = None
+    lines: int | None = None
     hard: bool = False
     nodes: int | None = None
     add: tuple[str, ...] = ()
@@ -170,6 +172,7 @@ _FIELDS: Mapping[str, tuple[str, Callable[[Any], Any], str]] = {
     "count": ("count", _whole(1, pages.MOST_COUNT), f"a number from 1 to {pages.MOST_COUNT}"),
     "as": ("form", _form, "'events' or 'text'"),
     "since": ("since", _whole(0, _MOST_NUMBER), "the 'mark' of an earlier answer, or 0"),
+    "lines": ("lines", _whole(0, _MOST_LINES), f"a number from 0 to {_MOST_LINES}"),
     "hard": ("hard", _flag, "true or false"),
     "nodes": ("nodes", _whole(1, MAX_NODES), f"a number from 1 to {MAX_NODES}"),
     "add": ("add", _hosts, "a list of hosts, such as gpu1 or me@gpu2:2222"),
@@ -183,7 +186,7 @@ _FIELDS: Mapping[str, tuple[str, Callable[[Any], Any], str]] = {
 def _status(request: Request) -> Answer:
     chosen = pools.all() + pools.starting if request.pool is None else [_need(request.pool)]
     current = pools.current
-    return {"pools": [{**survey.of(pool, request.since), "current": pool is current} for pool in chosen]}
+    return {"pools": [{**survey.of(pool, request.since, request.lines), "current": pool is current} for pool in chosen]}
 
 
 def _interrupt(request: Request) -> Answer:

@@ -296,7 +296,8 @@ class PoolLife:
         with self._phase("connect", str(provider)):
             await asyncio.to_thread(self._connect)
         await asyncio.to_thread(self._end_astray)
-        crew = Crew(self.machines, self.spec, offline=provider.offline, stop=self._stop)
+        told = self.phases.on_node
+        crew = Crew(self.machines, self.spec, offline=provider.offline, stop=self._stop, on_node=told)
         for name, text, work in crew.phases:
             with self._phase(name, text) as say:
                 await asyncio.to_thread(work, say)

@@ -248,7 +248,8 @@ class Resizing:
         standing = {node: (host.python, self._addresses[node]) for node, host in enumerate(kept)}
         machines = [*(host.machine for host in kept), *self._connected]
         offline = plan.spec.provider.offline
-        crew = Crew(machines, plan.spec, offline=offline, stop=pool._stop, standing=standing)
+        told = pool.phases.on_node
+        crew = Crew(machines, plan.spec, offline=offline, stop=pool._stop, on_node=told, standing=standing)
         for name, text, work in crew.phases:
             with pool._phase(name, text) as say:
                 await self._aside(work, say)
