@@ -10,25 +10,25 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
-
 from ..bootstrap import apt, environment, steps
-from ..errors import BootstrapError, PoolError, plain
+from ..errors import BootstrapError, PoolError
 from ..machines.local import LocalMachine
 from ..spec import PoolSpec
-from . import absence, folders, launch, remote, rescue, resizing
+from . import absence, folders, launch, plan, remote, rescue
 from .control import Control
+from .entering import Entering
 from .events import Listener, NoticeEvent, PhaseEvent, ignore
 from .link import PoolLink
 from .loop import Tick, loop, no_tick, wait_ticking
 from .phases import PhaseLog
+from .plan import Plan
 from .record import PoolRecord
 from .registry import PoolRow, Registry
 from .remote import PoolGone, RemoteHost
-from .resizing import Plan, Resizing
+from .resizing import Resizing
 from .supervisor import Supervisor
 from .survey import Survey
 
@@ -37,8 +37,6 @@ if TYPE_CHECKING:
     from ..machines.ssh.values import Prompts
 
 AGENT_TIMEOUT = 60.0
-# A machine that has much else to do takes long; a rank that hangs is rarer than that.
-_AGAIN_PATIENCE = 60.0
 JOIN_TIMEOUT = 10.0
 _LAST_WORDS = 0.3
 _END_PATIENCE = 20.0
@@ -54,7 +52,8 @@ class PoolLife:
         self.state = "new"
         self.broken = ""
         self.registry = Registry()
-        self.supervisor = Supervisor(spec, self._renew, self._again, self._break, self._let_go)
+        self.entering = Entering(self)
+        self.supervisor = Supervisor(spec, self.entering.renew, self.entering.again, self._break, self._let_go)
         self.hosts: list[launch.Host] = []
         # The link to other machines, and those that it holds.
         self.link: PoolLink | None = None
@@ -75,7 +74,6 @@ class PoolLife:
         self.owner = os.getpid()
         # Which manager of the pool this is: agents obey the highest.
         self.generation = 1
-        self._epoch = 0
         # How often its nodes were changed since its hosts were made, and the change that is on.
         self.shape = 0
         self.resizing: Resizing | None = None
@@ -263,7 +261,7 @@ class PoolLife:
             await control.connect(self.scheduler_address, folder, spec.nodes, AGENT_TIMEOUT, lambda: self.broken)
         names = ", ".join(str(plugin) for plugin in spec.plugins)
         with self._phase("plugins", f"starting kernels{', entering ' + names if names else ''}"):
-            await self._enter()
+            await self.entering.enter()
 
     def _make_control(self, *, direct: bool) -> Control:
         """What the hosts' agents are asked by; it is to be connected."""
@@ -304,57 +302,6 @@ class PoolLife:
         await importing
         # Of remote machines, one port is reachable from here: the scheduler's.
         return functools.partial(self._launch_remote, crew), False
-
-    async def _enter(self, ranks: Sequence[int] | None = None, epoch: tuple[dict[str, int], str] | None = None) -> None:
-        """Have ranks take their place and enter the plugins, all at the same time."""
-        assert self.control is not None
-        plugins = self.spec.plugins
-        apps = [plugin.around_app for plugin in plugins if plugin.around_app is not None]
-        ports, job = epoch or await self._new_epoch()
-        answers = await self.control.ask(
-            "enter",
-            plugins=cloudpickle.dumps(plugins),
-            ports=ports,
-            job=job,
-            apps=cloudpickle.dumps(apps) if apps else b"",
-            noise=[expression for plugin in plugins for expression in plugin.noise],
-            ranks=ranks,
-        )
-        for node, ends in sorted(answers.items()):
-            for rank, end in ends.items():
-                if end["status"] != "ok":
-                    raise BootstrapError("plugins", _why_not_entered(int(rank), end), node=node, lines=_last_lines(end))
-
-    async def _new_epoch(self) -> tuple[dict[str, int], str]:
-        """Ports for the frameworks' coordinators and a name, for a new start of the ranks.
-
-        No address of a coordinator is used twice: a late peer of the last start could join it.
-        """
-        assert self.control is not None
-        names = [plugin.name for plugin in self.spec.plugins if plugin.collective] or ["pool"]
-        ports = (await self.control.ask("ports", [0], count=len(names)))[0]
-        self._epoch += 1
-        return dict(zip(names, ports, strict=True)), f"{self.id}-{self.generation}.{self._epoch}"
-
-    async def _again(self, ended: Sequence[int]) -> bool:
-        """Have the ranks set their frameworks up anew, those that ended in new kernels; whether all could."""
-        assert self.control is not None
-        control, epoch = self.control, await self._new_epoch()
-        living = [rank for rank in range(self.spec.world_size) if rank not in ended]
-
-        async def again() -> None:
-            answers = await control.ask("again", ports=epoch[0], job=epoch[1], patience=_AGAIN_PATIENCE, ranks=living)
-            if not all(answers.values()):
-                raise BootstrapError("plugins", "a rank could not set its frameworks up anew")
-
-        try:
-            if ended:
-                await self._make_kernels(ended)
-            # They meet each other: neither part ends before the other has begun.
-            await asyncio.gather(again(), *([self._enter(ended, epoch)] if ended else []))
-        except BootstrapError:
-            return False
-        return True
 
     def down(self) -> None:
         """End the pool: every process, socket and file of it. Safe to call at any time, and twice.
@@ -530,12 +477,12 @@ class PoolLife:
             When it cannot be.
         """
         with self.changing("resized"):
-            plan = self.planned(nodes, add, remove)
-            if plan.is_of(self.spec):
+            wanted = self.planned(nodes, add, remove)
+            if wanted.is_of(self.spec):
                 return
             self.listener = listener
             self.phases.clear(self.phases.usual)
-            change = self.resizing = resizing.Resizing(self, plan)
+            change = self.resizing = Resizing(self, wanted)
             try:
                 change.run(tick)
             finally:
@@ -545,7 +492,7 @@ class PoolLife:
     def planned(self, nodes: int | None = None, add: Sequence[str] = (), remove: Sequence[int] = ()) -> Plan:
         """What `resize` would make of it; SpecError where that cannot be."""
         self._must_live()
-        return resizing.plan(self.spec, self.ids, nodes, add, remove)
+        return plan.of(self.spec, self.ids, nodes, add, remove)
 
     def stop_resizing(self) -> bool:
         """Give a change of nodes up that another thread is at; whether there is one."""
@@ -577,18 +524,6 @@ class PoolLife:
         await asyncio.to_thread(self._end_hosts, hosts)
         await self._start()
         self.supervisor.restarted.update(range(self.spec.world_size))
-
-    async def _renew(self, ranks: Sequence[int] | None) -> None:
-        """Replace kernels and have the new ones enter."""
-        await self._make_kernels(ranks)
-        await self._enter(ranks)
-
-    async def _make_kernels(self, ranks: Sequence[int] | None) -> None:
-        assert self.control is not None
-        failures = await self.control.ask("restart", ranks=ranks)
-        for node, failed in failures.items():
-            for text in failed.values():
-                raise BootstrapError("plugins", text, node=node)
 
     def _in_loop(self, handle: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
         """The same handler, callable from any thread."""
@@ -770,18 +705,3 @@ def _kind_of_start(spec: PoolSpec) -> str:
 
 def _import_client() -> None:
     import distributed  # noqa: F401 - only to have it imported
-
-
-def _why_not_entered(rank: int, end: Mapping[str, Any]) -> str:
-    text = f"rank {rank}: "
-    if end["status"] == "died":
-        text += str(end.get("text", "its kernel ended"))
-    else:
-        text += f"{end.get('ename', end['status'])}: {end.get('evalue', '')}"
-    for module, why in (end.get("preload_failed") or {}).items():
-        text += f"\n  {module} could not be imported: {why}"
-    return text
-
-
-def _last_lines(end: Mapping[str, Any]) -> list[str]:
-    return [line for text in end.get("traceback") or end.get("tail") or () for line in plain(text).splitlines()][-30:]

@@ -17,11 +17,10 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.errors import BootstrapError, PoolError, SpecError
-from sky_jupyter.pool import survey
+from sky_jupyter.pool import plan, survey
 from sky_jupyter.pool.events import PhaseEvent
 from sky_jupyter.pool.manager import Pool
 from sky_jupyter.pool.registry import Registry
-from sky_jupyter.pool.resizing import plan
 from sky_jupyter.providers import SSH, Local
 from sky_jupyter.spec import PoolSpec
 from tests.conftest import pool_folders
@@ -197,12 +196,12 @@ def test_what_cannot_be_is_refused_before_anything_changes() -> None:
     }
     for text, options in wrong.items():
         with pytest.raises(SpecError, match=text):
-            plan(local, ids, **{"nodes": None, "add": (), "remove": (), **options})
+            plan.of(local, ids, **{"nodes": None, "add": (), "remove": (), **options})
     ssh = PoolSpec(provider=SSH(["a", "b", "c", "d"]), nodes=3)
     with pytest.raises(SpecError, match="6 nodes need 2 more hosts than the pool knows"):
-        plan(ssh, ids, 6, (), ())
+        plan.of(ssh, ids, 6, (), ())
     with pytest.raises(SpecError, match="host 'b' is named more than once"):
-        plan(ssh, ids, None, ["b"], ())
+        plan.of(ssh, ids, None, ["b"], ())
 
 
 @pytest.mark.parametrize(
@@ -220,7 +219,7 @@ def test_what_cannot_be_is_refused_before_anything_changes() -> None:
 )
 def test_hosts_become_nodes_in_their_order(options: Any, ids: str, kept: tuple[int, ...], hosts: str) -> None:
     spec = PoolSpec(provider=SSH(list("abcd"), accept_host_keys={"b": "SHA256:" + 43 * "A"}), nodes=3)
-    made = plan(spec, list("abc"), **{"nodes": None, "add": (), "remove": (), **options})
+    made = plan.of(spec, list("abc"), **{"nodes": None, "add": (), "remove": (), **options})
     assert ("".join(made.ids), made.kept) == (ids, kept)
     assert "".join(made.spec.provider.hosts) == hosts
     assert made.spec.nodes == len(ids)
