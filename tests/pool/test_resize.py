@@ -129,6 +129,19 @@ def fails_in(nodes: int, mark: Path) -> sky.Plugin:
     return sky.Plugin.create("picky").with_around_process(around)
 
 
+def interrupts(pool: Pool, times: int) -> Callable[[], None]:
+    """A tick in which a person interrupts: once the new ranks hang, and again on the way back."""
+    left = ["changing back", "plugins"][-times:]
+
+    def tick() -> None:
+        phase = pool.phases.facts()[-1]
+        if left and left[-1] in (phase["phase"], phase["text"]):
+            left.pop()
+            raise KeyboardInterrupt
+
+    return tick
+
+
 def test_what_fails_or_is_given_up_leaves_the_pool_as_it_was(tmp_path: Path) -> None:
     mark = tmp_path / "hang"
     with local_pool(nodes=2, plugins=(fails_in(3, mark),)) as pool:
@@ -160,9 +173,25 @@ def test_what_fails_or_is_given_up_leaves_the_pool_as_it_was(tmp_path: Path) -> 
         assert "was given up" in str(failed[0])
         assert is_whole(pool, 2)
         assert not pool.stop_resizing()
+        with pytest.raises(KeyboardInterrupt):
+            pool.resize(3, tick=interrupts(pool, 1))
+        assert is_whole(pool, 2)
         pool.resize(1)
         assert is_whole(pool, 1)
         assert roots(pool) == before
+
+
+@pytest.mark.long  # what it rests on is tested with one interrupt
+def test_a_second_interrupt_leaves_the_way_back_and_a_restart_makes_the_pool_anew(tmp_path: Path) -> None:
+    mark = tmp_path / "hang"
+    mark.touch()
+    with local_pool(nodes=2, plugins=(fails_in(3, mark),)) as pool:
+        with pytest.raises(KeyboardInterrupt):
+            pool.resize(3, tick=interrupts(pool, 2))
+        assert pool.state == "broken"
+        assert "its nodes could not be changed" in pool.broken
+        pool.restart()
+        assert is_whole(pool, 2)
 
 
 def test_a_pool_that_is_ended_while_it_is_resized_leaves_nothing(tmp_path: Path) -> None:
