@@ -148,10 +148,11 @@ class Host:
 
     def config(self) -> HostConfig:
         """What it was told of the pool; raises PoolError where that cannot be read."""
+        path = self.folder / "host.json"
         try:
-            return HostConfig.read(self.folder)
-        except (OSError, ValueError, TypeError) as error:
-            raise PoolError(f"{self.folder} has no host.json that can be read: {error}") from None
+            return read_config(path.read_bytes(), str(path))
+        except OSError as error:
+            raise PoolError(f"{path} cannot be read: {error}") from None
 
     def change(self, config: HostConfig) -> None:
         """Have it be another part of the pool from now on; the agents that it starts then say that it is."""
@@ -170,6 +171,21 @@ class Host:
         while event["event"] != "started":
             event = self.next_event(deadline)
         return str(event["scheduler"])
+
+
+def read_config(text: bytes, where: str) -> HostConfig:
+    """A host's own host.json; raises PoolError where it is none, or of a host that cannot be changed."""
+    try:
+        config = HostConfig.parse(text)
+        told = b'"shape"' in text
+    except (ValueError, TypeError) as error:
+        raise PoolError(f"{where} cannot be read: {type(error).__name__}: {error}") from None
+    if not told:
+        raise PoolError(
+            "the pool was made by an earlier version of Sky Jupyter, and its nodes cannot be changed: "
+            "`%sky restart` makes it anew"
+        )
+    return config
 
 
 def adopt(facts: Mapping[str, Any]) -> Host:

@@ -181,7 +181,7 @@ class Pool(PoolLife):
     def _new_run(self, ranks: Sequence[int], listener: Listener, capture: Capture) -> Run:
         self._must_live()
         run = Run(launch.new_id(), {rank: rank // self.spec.ranks_per_node for rank in ranks}, listener)
-        run.capture = capture
+        run.capture, run.shape = capture, self.shape
         return run
 
     def _ship(self, run: Run, on_send: Listener, tick: Tick, call: Blob | None = None) -> dict[str, Any]:

@@ -124,10 +124,7 @@ class RemoteHost(launch.Host):
         """What it was told of the pool; raises PoolError where that cannot be read."""
         path = f"{self.there}/host.json"
         done = self.machine.shell.run(f"cat -- {shlex.quote(path)}", timeout=_PATIENCE)
-        try:
-            return HostConfig.parse(done.out)
-        except (ValueError, TypeError):
-            raise PoolError(f"{path} on {self.name} cannot be read (exit status {done.status})") from None
+        return launch.read_config(done.out, f"{path} on {self.name}")
 
     def change(self, config: HostConfig) -> None:
         """Have it be another part of the pool from now on; the agents that it starts then say that it is."""

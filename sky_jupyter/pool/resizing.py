@@ -72,6 +72,8 @@ class Resizing:
         self._before: _World | None = None
         self._configs: dict[int, HostConfig] = {}
         self._addresses: list[str] = []
+        # Machines that did not answer when it began.
+        self._missed: set[str] = set()
 
     # -- for other threads -------------------------------------------------------------------------
 
@@ -125,6 +127,7 @@ class Resizing:
         """See that the nodes that stay are there: they are asked for much."""
         control, pool = self.pool.control, self.pool
         assert control is not None
+        self._missed = {host.name for host in pool.hosts if not set(host.nodes) <= control.there}
         away = [node for node in self.plan.kept if node not in control.there]
         if away:
             names = ", ".join(f"{node}{pool.supervisor.names.get(node, '')}" for node in away)
@@ -292,7 +295,7 @@ class Resizing:
     def _end(self, hosts: Sequence[Host]) -> None:
         """End hosts and the connections to them."""
         pool = self.pool
-        unsure = remote.end_all(hosts, {*pool.away, *pool._off(hosts)})
+        unsure = remote.end_all(hosts, {*pool.away, *self._missed})
         pool._astray = [*pool._astray, *unsure]
         pool.unsure = sorted({host.name for host in pool._astray})
         if pool.link is not None:

@@ -133,6 +133,8 @@ class Supervisor:
     async def _execute_alone(self, run: Run, content: dict[str, Any], grace: float, timeout: float | None) -> None:
         await self.settle()
         run.start_clock()
+        if self.control is not None and run.shape != self.control.shape:
+            run.lose(run.left, "the pool's nodes were changed just as it was to begin: run it again")
         about = {"code": run.code, "grace": grace, "timeout": timeout, "began": time.time()}
         start = self._keep_task(self._start(run, content, about))
         await self._attend(run, grace, timeout)
