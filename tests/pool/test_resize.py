@@ -129,6 +129,11 @@ def fails_in(nodes: int, mark: Path) -> sky.Plugin:
     return sky.Plugin.create("picky").with_around_process(around)
 
 
+def ignoring(call: Callable[..., object], *arguments: object) -> None:
+    with contextlib.suppress(PoolError):
+        call(*arguments)
+
+
 def interrupts(pool: Pool, times: int) -> Callable[[], None]:
     """A tick in which a person interrupts: once the new ranks hang, and again on the way back."""
     left = ["changing back", "plugins"][-times:]
@@ -179,6 +184,14 @@ def test_what_fails_or_is_given_up_leaves_the_pool_as_it_was(tmp_path: Path) -> 
         pool.resize(1)
         assert is_whole(pool, 1)
         assert roots(pool) == before
+        # Whoever ends the pool does not wait for what hangs, and nothing is left.
+        changing = threading.Thread(target=ignoring, args=(pool.resize, 3))
+        changing.start()
+        wait_until(lambda: pool.spec.nodes == 3 and pool.phases.facts()[-1]["phase"] == "plugins")
+        pool.down()
+        changing.join(PATIENCE)
+        assert pool.state == "ended"
+    assert not pool_folders(pool.id)
 
 
 @pytest.mark.long  # what it rests on is tested with one interrupt
@@ -192,24 +205,6 @@ def test_a_second_interrupt_leaves_the_way_back_and_a_restart_makes_the_pool_ane
         assert "its nodes could not be changed" in pool.broken
         pool.restart()
         assert is_whole(pool, 2)
-
-
-def test_a_pool_that_is_ended_while_it_is_resized_leaves_nothing(tmp_path: Path) -> None:
-    mark = tmp_path / "hang"
-    mark.touch()
-    with local_pool(nodes=1, plugins=(fails_in(3, mark),)) as pool:
-        changing = threading.Thread(target=ignoring, args=(pool.resize, 3))
-        changing.start()
-        wait_until(lambda: pool.spec.nodes == 3)
-        pool.down()
-        changing.join(PATIENCE)
-        assert pool.state == "ended"
-    assert not pool_folders(pool.id)
-
-
-def ignoring(call: Callable[..., object], *arguments: object) -> None:
-    with contextlib.suppress(PoolError):
-        call(*arguments)
 
 
 def test_what_cannot_be_is_refused_before_anything_changes() -> None:
@@ -258,7 +253,7 @@ SCRIPT = """
 import os, sys, time
 import sky_jupyter as sky
 if __name__ == "__main__":
-    with sky.Compute(nodes=1, name="killed", keep={keep}) as compute:
+    with sky.Compute(nodes=1, name="killed") as compute:
         compute.resize(3)
         add = sky.function(lambda x: x + base)
         base = 1
@@ -271,9 +266,9 @@ if __name__ == "__main__":
 
 
 @contextlib.contextmanager
-def killed(path: Path, *, keep: bool) -> Iterator[str]:
+def killed(path: Path) -> Iterator[str]:
     """A pool that a script resized which is killed then; its id."""
-    path.write_text(SCRIPT.format(keep=keep))
+    path.write_text(SCRIPT)
     script = subprocess.Popen([sys.executable, str(path)], stdout=subprocess.PIPE, text=True)
     try:
         assert script.stdout is not None
@@ -288,21 +283,23 @@ def killed(path: Path, *, keep: bool) -> Iterator[str]:
 
 
 def test_a_script_that_is_killed_after_it_leaves_nothing(tmp_path: Path) -> None:
-    with killed(tmp_path / "script.py", keep=False) as pool:
+    with killed(tmp_path / "script.py") as pool:
         assert pool_folders(pool)
     wait_until(lambda: not pool_folders(pool))
 
 
-def test_a_kept_pool_is_taken_up_as_it_was_left(tmp_path: Path) -> None:
-    with killed(tmp_path / "script.py", keep=True) as id:
-        pass
-    row = Registry().pool(id)
+def test_a_kept_pool_is_taken_up_as_it_was_left() -> None:
+    with local_pool(nodes=1, keep=True) as first:
+        first.resize(3)
+        first.resize(remove=[1])
+        first.release()
+    row = Registry().pool(first.id)
     assert row.nodes == 2
     pool = Pool.attach(row)
     try:
-        assert run(pool, "from sky_jupyter import instance_info; instance_info().total_nodes").values == [2, 2]
+        assert is_whole(pool, 2)
         pool.resize(3)
         assert is_whole(pool, 3)
     finally:
         pool.down()
-    wait_until(lambda: not pool_folders(id))
+    wait_until(lambda: not pool_folders(first.id))
