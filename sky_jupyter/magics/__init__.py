@@ -119,9 +119,14 @@ class SkyMagics(Magics):
             view.finish(run.elapsed)
         self.bind(out, result)
 
-    def gather(self, pool: Pool) -> None:
-        """Wait for the runs that were let go: the next cell comes after them, and needs what they assigned."""
+    def gather(self, pool: Pool, *, over: bool = False) -> None:
+        """Wait for the runs that were let go: the next cell comes after them, and needs what they assigned.
+
+        With ``over``, only those are seen to that have ended: before kernels go that have what they assigned.
+        """
         for id, detached in list(pool.detached.items()):
+            if over and not detached.run.over.is_set():
+                continue
             if not detached.run.over.is_set():
                 print(f"waiting for run {id}, which was let go; `%sky wait` shows it")
             try:
@@ -188,6 +193,7 @@ class SkyMagics(Magics):
             self.end(pool)
             start_pool(spec)
             return
+        self.gather(pool, over=True)
         view = display.start_view(f"pool {pool.spec.name}")
         try:
             with person.answering(view.refresh) as tick:
@@ -206,6 +212,7 @@ class SkyMagics(Magics):
         if pool.planned(nodes, given.add, given.remove).is_of(pool.spec):
             print(f"pool {pool.spec.name}: {describe(pool.spec)}, as it was")
             return
+        self.gather(pool, over=True)
         if not given.yes and not self.may_lose(pool):
             print(f"pool {pool.spec.name} stays as it was")
             return

@@ -189,6 +189,16 @@ def test_nodes_are_added_and_removed_while_a_cell_runs_which_ends_with_an_error_
     assert two.run("%sky resize 2").status == "ok"
 
 
+def test_what_a_run_that_was_let_go_had_been_sent_is_sent_again_to_new_kernels(two):
+    two.run("sent = 5")
+    for verb in ("restart", "resize 1 --yes"):
+        two.run("%%sky --detach\nmade = sent")
+        wait_for(lambda: not done(two, "status")["pools"][0]["runs"])
+        assert "lost, as only the nodes had them: made" in two.run(f"%sky {verb}").stream()
+        assert two.run("%%sky --on 0\nsent").body == ["[0] Out: 5"]
+    two.run("%sky resize 2")
+
+
 def test_ending_the_pool_ends_the_cell_with_an_error_that_says_so(two):
     cell, _ = begin_blocking(two)
     assert done(two, "down", pool="default")["message"].startswith("pool default: ended")
