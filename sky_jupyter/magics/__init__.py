@@ -188,12 +188,12 @@ class SkyMagics(Magics):
 
     def do_restart(self, given: Given) -> None:
         pool = pools.need(given.name)
+        self.gather(pool, over=True)
         spec = given.spec(pool.spec)
         if pool.spec.differences(spec):
             self.end(pool)
             start_pool(spec)
             return
-        self.gather(pool, over=True)
         view = display.start_view(f"pool {pool.spec.name}")
         try:
             with person.answering(view.refresh) as tick:
