@@ -100,7 +100,7 @@ class PendingCall(Generic[T]):
             When ranks failed: a group of their exceptions, with the other ranks' results.
         """
         live = _live(pool)
-        live.note_restarted(_main())
+        _note_restarts(live)
         blob, capture = collect_value(self._payload(), _main(), live.ledger, label=repr(self.function))
         view = display.run_view(self._title(live), range(live.spec.world_size), results=False, pool=live.spec.name)
         with display.LateView("values") as late:
@@ -450,6 +450,15 @@ def _live(pool: Compute | Pool) -> Pool:
         what = "is not started: use it in a `with` block" if isinstance(pool, Compute) else "is no pool"
         raise PoolError(f"{pool!r} {what}")
     return live
+
+
+def _note_restarts(live: Pool) -> None:
+    """What kernels had been sent that are no more is sent again, to those that are new."""
+    fresh = live.take_restarted()
+    if len(fresh) == live.spec.world_size:
+        live.ledger.forget_nodes(_main())
+    elif fresh:
+        live.ledger = live.ledger.unsent()
 
 
 def _main() -> dict[str, Any]:

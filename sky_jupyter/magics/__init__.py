@@ -162,11 +162,14 @@ class SkyMagics(Magics):
 
     def take_restarts(self, pool: Pool) -> tuple[str, str]:
         """Tell the ledger of kernels that are new since the last look; what is new, and what is lost with the old."""
-        fresh, lost = pool.note_restarted(self.shell.user_ns)
+        fresh = pool.take_restarted()
         if not fresh:
             return "", ""
         if len(fresh) == pool.spec.world_size:
+            lost = pool.ledger.forget_nodes(self.shell.user_ns) - pool.modules
             return "all kernels are new", _listing("lost, as only the nodes had them", lost)
+        lost = pool.ledger.nodes_own - pool.modules
+        pool.ledger = pool.ledger.unsent()
         ranks = rank_label(sorted(fresh))
         return f"new kernels: {ranks}", _listing(f"missing on {ranks}, while the others have them", lost)
 

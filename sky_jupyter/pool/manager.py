@@ -7,7 +7,7 @@ import functools
 import os
 import shutil
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from pathlib import Path
@@ -432,23 +432,6 @@ class Pool(PoolLife):
         """Ranks whose kernels are new since this was last asked."""
         fresh, self.supervisor.restarted = self.supervisor.restarted, set()
         return fresh
-
-    def note_restarted(self, namespace: Mapping[str, Any]) -> tuple[set[int], frozenset[str]]:
-        """Tell the ledger of kernels that are new since this was last asked: what they were sent is sent again.
-
-        Returns
-        -------
-        set of int, frozenset of str
-            Their ranks, and the names that those lack now, of those that only the nodes had.
-        """
-        fresh = self.take_restarted()
-        if not fresh:
-            return fresh, frozenset()
-        if len(fresh) == self.spec.world_size:
-            return fresh, self.ledger.forget_nodes(namespace) - self.modules
-        lost = self.ledger.nodes_own - self.modules
-        self.ledger = self.ledger.unsent()
-        return fresh, lost
 
     def wait(self, run: Run, tick: Tick = no_tick) -> bool:
         """Wait until a run's task is done; whether it was interrupted from here. See `attend`."""

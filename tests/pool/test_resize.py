@@ -66,7 +66,8 @@ def test_nodes_are_added_and_removed_with_new_kernels_and_all_else_as_it_was() -
         assert [event.phase for event in told if event.done] == ["agent", "plugins"]
         assert is_whole(pool, 3)
         # What the notebook has is sent again by itself.
-        assert pool.note_restarted(namespace)[0] == {0, 1, 2}
+        assert pool.take_restarted() == {0, 1, 2}
+        pool.ledger.forget_nodes(namespace)
         assert run(pool, "print(f'rank {info.rank}'); sum(shared)", namespace).values == [3, 3, 3]
         second = pool.registry.runs(pool.id)[0].id
         pool.resize(2)

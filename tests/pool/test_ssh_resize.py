@@ -90,7 +90,7 @@ def test_hosts_come_and_go_and_leave_nothing(world: World) -> None:
         assert phases == ["connect", "system", "python", "environment", "files", "agent", "agent", "plugins"]
         assert is_on(pool, "host0", "host1", "host2")
         # What is sent goes to the new hosts too.
-        pool.note_restarted({})
+        pool.ledger.forget_nodes({})
         assert run(pool, "len(big)", {"big": bytes(2 << 20)}).values == [2 << 20] * 3
         pool.resize(remove=[1])
         assert is_on(pool, "host0", "host2")
