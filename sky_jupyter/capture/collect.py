@@ -16,7 +16,7 @@ from typing import Any, Literal
 from ..errors import CaptureError, nearest
 from .ledger import Ledger
 from .names import CellNames, analyse, is_internal
-from .payload import Blob, fingerprint, pack, write_blob
+from .payload import Blob, Packed, fingerprint, pack, write_blob
 from .unpicklable import explain
 
 
@@ -166,7 +166,7 @@ def collect_value(
         raise CaptureError(explain(label, value, namespace, error)) from None
     collector = _Collector(namespace, ledger, exclude, ())
     collector.attributes |= packed.attributes
-    collector.add(packed.reads, required=True)
+    collector.follow(packed, required=True)
     return packed.blob, collector.capture(CellNames(packed.reads, frozenset()))
 
 
@@ -225,11 +225,17 @@ class _Collector:
         if self.wanted(binding, lambda: fingerprint(value, self.namespace)):
             self.attributes |= packed.attributes
             # What a value's functions read is bound before the value, whose unpickling may call them.
-            self.add(packed.reads, required=required)
+            self.follow(packed, required)
             self.bindings[name] = binding
+        elif name in self.ledger.nodes_own:
+            self.add(self.ledger.uses(name), required=required)
         else:
-            own = name in self.ledger.nodes_own
-            self.add(self.ledger.uses(name) if own else packed.reads, required=required)
+            self.follow(packed, required)
+
+    def follow(self, packed: Packed, required: bool) -> None:
+        """Add what the functions in a value read."""
+        self.add(packed.reads, required=required)
+        self.add(packed.guesses, required=False)
 
     def resolve_unpicklable(self, name: str, value: Any, error: Exception, required: bool) -> None:
         if name not in self.push and not self.ledger.must_send(name, value, None, lambda: None):

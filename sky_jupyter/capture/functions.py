@@ -4,25 +4,18 @@ from __future__ import annotations
 
 import dis
 import functools
-import re
 import types
 from collections.abc import Iterator
 from typing import Any
 
 from ..node.payload import main_namespace
+from .texts import at_names, code_names, expansions, fields, words
 
-_EXPANSION = re.compile(r"\{(?P<expression>[^{}]+)\}|\$(?P<name>[A-Za-z_]\w*)")
-
-
-def expansions(text: str) -> set[str]:
-    """Names in what IPython expands in a shell line: ``{expression}`` and ``$name``."""
-    names = set()
-    for match in _EXPANSION.finditer(text):
-        if match["name"]:
-            names.add(match["name"])
-        else:
-            names.update(re.findall(r"(?<![\w.])[A-Za-z_]\w*", match["expression"]))
-    return names
+_MAGICS = {"run_line_magic", "run_cell_magic"}
+_NAMESPACES = {"globals"}
+_EVALUATORS = {"eval", "exec"}
+PANDAS = {"query", "eval"}
+"""Methods that read ``@name`` from where they are called."""
 
 
 def nested_code(code: types.CodeType) -> Iterator[types.CodeType]:
@@ -34,16 +27,43 @@ def nested_code(code: types.CodeType) -> Iterator[types.CodeType]:
 
 
 def code_reads(code: types.CodeType) -> set[str]:
-    """Global names that a function's code may read or delete, nested code and shell lines included."""
-    reads = set()
+    """Global names that a function's code may read or delete, nested code included."""
+    return {name for inner in nested_code(code) for name in _read_here(inner)}
+
+
+def _read_here(code: types.CodeType) -> set[str]:
+    # A class body reads by LOAD_NAME; opcodes for type parameters end in ..._OR_GLOBALS.
+    return {
+        step.argval
+        for step in dis.get_instructions(code)
+        if step.opname in ("LOAD_NAME", "DELETE_GLOBAL") or ("LOAD" in step.opname and "GLOBAL" in step.opname)
+    }
+
+
+def code_guesses(code: types.CodeType) -> set[str]:
+    """Global names that stand in texts of a function's code, and that it may read by them."""
+    guesses: set[str] = set()
     for inner in nested_code(code):
-        for step in dis.get_instructions(inner):
-            # A class body reads by LOAD_NAME; opcodes for type parameters end in ..._OR_GLOBALS.
-            if step.opname in ("LOAD_NAME", "DELETE_GLOBAL") or ("LOAD" in step.opname and "GLOBAL" in step.opname):
-                reads.add(step.argval)
-        if "get_ipython" in inner.co_names:
-            reads |= {name for const in inner.co_consts if isinstance(const, str) for name in expansions(const)}
-    return reads
+        reads, attributes = _read_here(inner), set(inner.co_names)
+        texts = [text for const in inner.co_consts for text in _texts(const)]
+        for text in texts:
+            if "get_ipython" in reads:
+                guesses |= words(text) if attributes & _MAGICS else expansions(text)
+            if reads & _NAMESPACES:
+                guesses |= {text} if text.isidentifier() else fields(text)
+            if reads & _EVALUATORS:
+                guesses |= code_names(text)
+            if attributes & PANDAS:
+                guesses |= at_names(text)
+    return guesses
+
+
+def _texts(const: object) -> Iterator[str]:
+    if isinstance(const, str):
+        yield const
+    elif isinstance(const, (tuple, frozenset)):
+        for part in const:
+            yield from _texts(part)
 
 
 def code_writes(code: types.CodeType) -> set[str]:

@@ -26,6 +26,7 @@ from typing import IO, Any
 import cloudpickle
 
 from ..errors import CaptureError
+from .byname import taken_apart
 
 MAGIC = b"SKYBLOB1"
 ALIGNMENT = 64
@@ -132,6 +133,7 @@ class Pickler(cloudpickle.Pickler):
     ) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
         self.namespace = namespace
+        self.module = namespace.get("__name__", "__main__")
         self.codes: list[types.CodeType] = []
 
     def reducer_override(self, obj: Any) -> Any:
@@ -139,6 +141,9 @@ class Pickler(cloudpickle.Pickler):
             self.codes.append(obj.__code__)
             args = (obj.__code__, obj.__name__)
             return make_function, args, _function_state(obj), None, None, set_function_state
+        reduced = taken_apart(obj, self.module)
+        if reduced is not NotImplemented:
+            return reduced
         return super().reducer_override(obj)
 
 
