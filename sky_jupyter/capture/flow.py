@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import copy
 import functools
 import re
 import sys
@@ -27,6 +28,8 @@ _LINE_NAMES = {"pinfo", "pinfo2", "pdef", "pdoc", "psource", "pfile", "page", "e
 _SHELL = {"!", "sx", "system", "getoutput", "getoutput_pexpect", "system_piped", "system_raw"}
 _OUTPUTS = re.compile(r"--(?:out|err|proc)[\s=]+([A-Za-z_]\w*)")
 _NAMESPACES = {"globals", "locals", "vars", "dir"}
+_COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
+_SCOPED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, *_COMPREHENSIONS)
 
 
 def compiled(tree: ast.Module) -> types.CodeType:
@@ -50,6 +53,7 @@ class _Scope:
     label: str = ""  # a class's prefix for its own names in `sure`
     name: str = ""
     shared: set[str] = field(default_factory=set)  # names that a class body declares global
+    bound: set[str] = field(default_factory=set)  # what a generic's body binds: its own, else the notebook's
     uses: set[str] = field(default_factory=set)  # what the class's methods read
 
 
@@ -103,6 +107,8 @@ class Flow(ast.NodeVisitor):
                 self.follow(scope.label + name)
                 if scope.label + name in self.sure:
                     return
+                if name in scope.bound:
+                    break
             innermost = innermost and scope.through
         if name not in self.sure:
             self.reads.add(name)
@@ -365,17 +371,18 @@ class Flow(ast.NodeVisitor):
         self.run([*node.decorator_list, *arguments.defaults, *arguments.kw_defaults])
         parameters = [*arguments.posonlyargs, *arguments.args, *arguments.kwonlyargs, arguments.vararg, arguments.kwarg]
         with self.type_parameters(node):
-            for parameter in parameters:
-                self.annotation(parameter and parameter.annotation)
-            self.annotation(node.returns)
-        self.define(node.name, self.code_of(node), at_once=bool(node.decorator_list))
+            for annotation in (*(parameter.annotation for parameter in parameters if parameter), node.returns):
+                self.annotation(annotation)
+            reads = self.code_of(_bare(node))
+        self.define(node.name, reads, at_once=bool(node.decorator_list))
 
     def visit_ClassDef(self, node: ast.ClassDef) -> None:
         self.run(node.decorator_list)
         with self.type_parameters(node):
             self.run([*node.bases, *node.keywords])
             self.labels += 1
-            self.scopes.append(_Scope(label=f"{self.labels}:", name=node.name))
+            bound = _bound(node.body) if getattr(node, "type_params", None) else set()
+            self.scopes.append(_Scope(label=f"{self.labels}:", name=node.name, bound=bound))
             self.run(node.body)
             uses = self.scopes.pop().uses
         # A decorator, a base or a metaclass may call the methods as soon as the class is made.
@@ -483,6 +490,32 @@ for _node, _visitor in {
 
 def _is_ipython(node: ast.expr) -> bool:
     return isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "get_ipython"
+
+
+def _bound(body: Iterable[ast.AST]) -> set[str]:
+    """Names that a class body may bind."""
+    bound: set[str] = set()
+    for node in body:
+        if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
+            bound.add(node.id)
+        elif isinstance(node, ast.alias):
+            bound.add(node.asname or node.name.partition(".")[0])
+        elif isinstance(name := getattr(node, "name", None), str):  # definitions, handlers and patterns
+            bound.add(name)
+        if not isinstance(node, _SCOPED):
+            bound |= _bound(ast.iter_child_nodes(node))
+    return bound
+
+
+def _bare(node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.stmt:
+    """A function without what is evaluated outside of it, but for defaults."""
+    bare: Any = copy.copy(node)
+    bare.decorator_list, bare.type_params, bare.returns, bare.args = [], [], None, copy.deepcopy(node.args)
+    for part in ast.walk(bare.args):
+        if isinstance(part, ast.arg):
+            part.annotation = None
+    found: ast.stmt = bare
+    return found
 
 
 def _by_text(tree: ast.AST) -> set[str]:

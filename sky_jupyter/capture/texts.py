@@ -83,5 +83,5 @@ def plain(text: str) -> str:
     """Code as IPython leaves it, with its magics and shell lines as calls."""
     from IPython.core.inputtransformer2 import TransformerManager
 
-    transformed: str = TransformerManager().transform_cell(text)  # type: ignore[no-untyped-call]
+    transformed: str = TransformerManager().transform_cell(text)
     return transformed

@@ -86,6 +86,8 @@ def _parts(value: Any, namespace: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 _HOLDERS: dict[Any, tuple[str, ...]] = {
+    functools._lru_cache_wrapper: ("__wrapped__",),
+    functools.cached_property: ("func",),
     types.MethodType: ("__self__", "__func__"),
     functools.partial: ("func", "args", "keywords"),
     property: ("fget", "fset", "fdel"),
