@@ -74,6 +74,7 @@ class Flow(ast.NodeVisitor):
         self.pending: dict[str, set[str]] = {}
         self.sure: set[str] = set()
         self.maybe: set[str] = set()
+        self.dropped: set[str] = set()
         self.dead = False  # this path has raised
         self.guessing = False
         self.scopes: list[_Scope] = []
@@ -150,6 +151,7 @@ class Flow(ast.NodeVisitor):
             self.writes.add(name)
             self.sure.add(name)
             self.maybe.add(name)
+            self.dropped.discard(name)
 
     def store_later(self, name: str) -> None:
         """`name` is written, if at all, at some other time."""
@@ -247,6 +249,8 @@ class Flow(ast.NodeVisitor):
         if node.name:
             self.store(node.name)
         self.run(node.body)
+        if node.name:
+            self.dropped |= {node.name} & self.writes
 
     def visit_Match(self, node: ast.Match) -> None:
         self.visit(node.subject)
@@ -271,6 +275,8 @@ class Flow(ast.NodeVisitor):
             self.load(node.id)
         if not isinstance(node.ctx, ast.Load):
             self.store(node.id)  # A deleted name is no longer the notebook's either.
+        if isinstance(node.ctx, ast.Del):
+            self.dropped |= {node.id} & self.writes
 
     def visit_Attribute(self, node: ast.Attribute) -> None:
         self.attributes.add(node.attr)

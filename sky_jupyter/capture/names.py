@@ -43,6 +43,8 @@ class CellNames:
         likely written them itself: sent where possible, no reason to refuse the cell.
     sure : frozenset of str
         Those of `writes` that a cell that ends without an error has certainly written.
+    dropped : frozenset of str
+        Those of `writes` that the cell last deletes, as far as its text tells.
     uses : mapping of str to frozenset of str
         For each function and class that the cell defines, the names that its code reads.
     attributes : frozenset of str
@@ -54,6 +56,7 @@ class CellNames:
     shell: frozenset[str] = frozenset()
     weak: frozenset[str] = frozenset()
     sure: frozenset[str] = frozenset()
+    dropped: frozenset[str] = frozenset()
     uses: Mapping[str, frozenset[str]] = field(default_factory=dict, hash=False)
     attributes: frozenset[str] = frozenset()
 
@@ -84,6 +87,7 @@ def analyse(source: str) -> CellNames:
         shell=frozenset(name for name in flow.shell & reads if not is_internal(name)),
         weak=reads - flow.strong,
         sure=frozenset(flow.sure & flow.writes),
+        dropped=frozenset(flow.dropped),
         uses={name: frozenset(uses) for name, uses in flow.uses.items()},
         attributes=frozenset(flow.attributes),
     )

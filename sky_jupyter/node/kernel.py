@@ -194,6 +194,7 @@ class SkyKernel(IPythonKernel):
         writes = _writes(before, namespace)
         modules = [name for name in writes if isinstance(namespace.get(name), types.ModuleType)]
         end: dict[str, Any] = {"status": reply["status"], "bound": True, "writes": writes, "modules": modules}
+        end["sizes"] = {name: _size(namespace[name]) for name in writes if name in namespace}
         if reply["status"] == "ok":
             if result is not None and result.result is not None:
                 self.keep(content["run"], result.result)
@@ -288,6 +289,16 @@ def _writes(before: dict[str, int], namespace: dict[str, Any]) -> list[str]:
         for name in changed
         if name not in _HIDDEN and not (name.startswith("_") and (name[1:].isdigit() or name.startswith("_i")))
     )
+
+
+def _size(value: Any) -> int | None:
+    """The bytes of an array, a text or a number; None of what would have to be searched for them."""
+    with contextlib.suppress(Exception):
+        if type(value) in (str, bytes, bytearray, int, float, complex, bool):
+            return sys.getsizeof(value)
+        if type(value).__module__ != "__main__" and isinstance(size := getattr(value, "nbytes", None), int):
+            return size
+    return None
 
 
 def _error(error: Any, ename: str, evalue: str, traceback: list[str]) -> dict[str, Any]:

@@ -151,6 +151,11 @@ def test_names_written_before_on_some_path_only_are_weak() -> None:
     assert names.weak == {"x", "z"}
 
 
+def test_what_a_cell_deletes_in_the_end_is_told() -> None:
+    source = "a = b = 1\ndel a, b, c, d[0]\nb = 2\ntry: pass\nexcept E as e: pass\nclass A:\n    f = 1\n    del f"
+    assert analyse(source).dropped == {"a", "c", "e"}
+
+
 def test_an_annotation_that_is_evaluated_later_is_no_reason_to_refuse() -> None:
     future = "from __future__ import annotations\n"
     source = "def f(x: A) -> B: ...\ny: C = 1"
