@@ -17,7 +17,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from .functions import PANDAS, code_attributes, code_guesses, code_reads, code_writes
+from ..node.reads import code_reads
+from .functions import PANDAS, code_attributes, code_guesses, code_writes
 from .texts import annotation_names, at_names, expansions, fields, plain, words
 
 _OPTIONS = re.compile(r"(\s*-{1,2}\w+(\s+\d+)?(?=\s|$))*")

@@ -148,7 +148,7 @@ class Ledger:
         namespace : dict
             The notebook's namespace now. A later change in it, even in place, is seen.
         uses : mapping, optional
-            What the functions among them read: ``analyse(cell).uses``.
+            What the functions and classes read that they are or hold: ``analyse(cell).uses`` and what ranks tell.
         ranks : mapping, optional
             The ranks that wrote each; all, of a name that is not in it.
         world_size : int

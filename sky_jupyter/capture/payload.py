@@ -24,7 +24,8 @@ from typing import Any
 import xxhash
 
 from ..node.payload import ALIGNMENT, HEAD, MAGIC, SPAN, Pickler
-from .functions import code_attributes, code_guesses, code_reads
+from ..node.reads import code_reads
+from .functions import code_attributes, code_guesses
 from .texts import annotation_names
 
 SMALL_BUFFER = 4096

@@ -10,7 +10,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from .functions import code_reads
+from ..node.reads import code_reads
 from .payload import NotebookPickler
 
 _MOST_STEPS = 100

@@ -118,7 +118,7 @@ class SkyMagics(Magics):
             pool.ledger.nodes_wrote(
                 wrote,
                 self.shell.user_ns,
-                uses=cell.uses,
+                uses={**cell.uses, **run.uses},
                 ranks=wrote,
                 world_size=pool.spec.world_size,
                 sizes=None if run.sizes is None else {**dict.fromkeys(again), **run.sizes},

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import builtins
 import codecs
 import contextlib
 import faulthandler
@@ -45,6 +46,7 @@ from ipykernel.kernelapp import IPKernelApp
 from traitlets import DottedObjectName, Type
 
 from . import forgetting, payload, results, stacks
+from .reads import global_reads
 from .runtime import POOL_VARIABLE, instance_info
 
 _KEEP_VALUES = 16
@@ -56,6 +58,7 @@ _MOST_TEXT = 1 << 20
 _MOST_WAITING = 32
 # What a rank's log takes of native output, which is in the journal too: it is for a crash's last words.
 _MOST_LOG = 4 << 20
+_BUILTINS = frozenset(vars(builtins))
 _HIDDEN = frozenset({"In", "Out", "exit", "quit", "get_ipython", "_", "__", "___", "_dh", "_oh", "_ih", "_exit_code"})
 
 
@@ -195,6 +198,8 @@ class SkyKernel(IPythonKernel):
         modules = [name for name in writes if isinstance(namespace.get(name), types.ModuleType)]
         end: dict[str, Any] = {"status": reply["status"], "bound": True, "writes": writes, "modules": modules}
         end["sizes"] = {name: _size(namespace[name]) for name in writes if name in namespace}
+        reads = {name: sorted(global_reads(namespace[name], namespace) - _BUILTINS) for name in end["sizes"]}
+        end["uses"] = {name: found for name, found in reads.items() if found}
         if reply["status"] == "ok":
             if result is not None and result.result is not None:
                 self.keep(content["run"], result.result)

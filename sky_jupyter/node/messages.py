@@ -203,11 +203,19 @@ def _sizes(value: Any) -> dict[str, int | None] | None:
     return {name: size if type(size) is int and 0 <= size < 1 << 60 else None for name, size in sound.items()}
 
 
+def _uses(value: Any) -> dict[str, list[str]] | None:
+    if not isinstance(value, dict):
+        return None
+    sound = {name: _texts(found) for name, found in itertools.islice(value.items(), _MOST_ITEMS) if _text(name) == name}
+    return {name: found for name, found in sound.items() if found}
+
+
 _FIELDS: dict[str, Callable[[Any], Any]] = {
     "bound": _flag,
     "writes": _texts,
     "modules": _texts,
     "sizes": _sizes,
+    "uses": _uses,
     "elapsed": _seconds,
     "ename": _text,
     "evalue": _text,

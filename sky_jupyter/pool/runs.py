@@ -58,6 +58,8 @@ class Run:
         self.writes: dict[str, set[int]] = {}
         self.sizes: dict[str, int | None] | None = None
         self.modules: set[str] = set()
+        # What the functions and classes read that are, or are in, what was bound.
+        self.uses: dict[str, frozenset[str]] = {}
         # For the main thread, and for the loop.
         self.over = threading.Event()
         self.changed = asyncio.Event()
@@ -237,6 +239,8 @@ class Run:
             self.sizes = known = self.sizes or {}
             for name, size in event["sizes"].items():
                 known[name] = size if known.get(name) is None else max(size or 0, known[name] or 0)
+        for name, uses in event.get("uses", {}).items():
+            self.uses[name] = self.uses.get(name, frozenset()).union(uses)
         self.modules.update(event.get("modules", ()))
         self._tell(OutputEvent(self.id, outcome.rank, event))
         self._note_end()

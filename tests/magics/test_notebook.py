@@ -217,6 +217,18 @@ def test_a_rank_that_did_not_assign_a_name_has_the_notebooks(two):
     assert two.run("%%sky\nbranch").body == ["[0-1] Out: 'notebook'"]
 
 
+def test_what_was_made_on_the_nodes_sees_what_the_notebook_assigns_later(two):
+    two.run(
+        "import functools\nfactor, offset = 2, 10\n"
+        "def make():\n    def inner(x):\n        return x * factor\n    return inner\n"
+        "class Shift:\n    def by(self, x):\n        return x + offset"
+    )
+    two.run("%%sky\ntimes, shift = make(), Shift()\npart = functools.partial(times, 4)")
+    assert two.run("%%sky\ntimes(3), shift.by(1), part()").body == ["[0-1] Out: (6, 11, 8)"]
+    two.run("factor, offset = 5, 20")
+    assert two.run("%%sky\nshift.by(1), part()").body == ["[0-1] Out: (21, 20)"]
+
+
 def test_names_lists_where_each_value_comes_from(two):
     two.run("%sky restart")
     assert "no name of yours yet" in two.run("%sky names").stream()
