@@ -14,13 +14,17 @@ _NAMESPACES = {"globals"}
 _EVALUATORS = {"eval", "exec"}
 PANDAS = {"query", "eval"}
 """Methods that read ``@name`` from where they are called."""
+_ASKING = {"get_ipython", *_NAMESPACES, *_EVALUATORS, *PANDAS}
 
 
 def code_guesses(code: types.CodeType) -> set[str]:
     """Global names that stand in texts of a function's code, and that it may read by them."""
     guesses: set[str] = set()
     for inner in nested_code(code):
-        reads, attributes = read_here(inner), set(inner.co_names)
+        attributes = set(inner.co_names)
+        if not attributes & _ASKING:
+            continue
+        reads = read_here(inner)
         texts = [text for const in inner.co_consts for text in _texts(const)]
         for text in texts:
             if "get_ipython" in reads:

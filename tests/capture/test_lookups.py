@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dis
 import functools
 import json
 import subprocess
@@ -20,6 +21,7 @@ from sky_jupyter.capture.collect import collect
 from sky_jupyter.capture.ledger import Ledger
 from sky_jupyter.capture.names import analyse
 from sky_jupyter.errors import CaptureError
+from sky_jupyter.node.reads import nested_code
 from tests.capture.cells import NAMES, Globals, calls, cell, definitions, initial, shallow, statement
 
 SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck))
@@ -40,6 +42,8 @@ def test_no_name_is_looked_up_that_was_not_found(source: str) -> None:
         code = compile(source, "<cell>", "exec", dont_inherit=True)
     except SyntaxError:
         return
+    if any(step.opname == "DELETE_GLOBAL" for inner in nested_code(code) for step in dis.get_instructions(inner)):
+        return  # Python deletes such a name past a namespace's own methods.
     names = analyse(source)
     namespace = Globals(initial())
     finished = False
