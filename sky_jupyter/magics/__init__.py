@@ -22,7 +22,7 @@ from ..pool.live import pools
 from ..pool.manager import Detached, Pool
 from ..pool.results import CellError, CellResult
 from ..pool.runs import Run
-from . import cleaning, requests, runs, traceback
+from . import cleaning, names, requests, runs, traceback
 from .completion import sky_matcher
 from .manual import MANUAL
 from .options import Given, HelpAsked, parse
@@ -108,10 +108,21 @@ class SkyMagics(Magics):
             raise
         finally:
             pool.modules |= run.modules
-            names = run.capture.names
+            cell = run.capture.names
             # A rank sees that a name is bound anew by the object; to an equal small number, it does not.
-            sure = frozenset() if run.failed else names.sure
-            pool.ledger.nodes_wrote(run.writes | sure, self.shell.user_ns, uses=names.uses)
+            sure = frozenset() if run.failed else cell.sure
+            everyone = frozenset(run.outcomes)
+            # Bound to the very object that they had, if they are not deleted at the cell's end.
+            again = sure.difference(run.writes, cell.dropped)
+            wrote = {name: everyone if name in sure else run.writes[name] for name in sure.union(run.writes)}
+            pool.ledger.nodes_wrote(
+                wrote,
+                self.shell.user_ns,
+                uses={**cell.uses, **run.uses},
+                ranks=wrote,
+                world_size=pool.spec.world_size,
+                sizes=None if run.sizes is None else {**dict.fromkeys(again), **run.sizes},
+            )
             # That kernels are new has been told when they were replaced.
             _, lost = self.take_restarts(pool)
             if lost:
@@ -165,13 +176,16 @@ class SkyMagics(Magics):
         fresh = pool.take_restarted()
         if not fresh:
             return "", ""
+        own = {one.name for one in pool.ledger.facts({}) if one.origin == "nodes" and not one.gone} - pool.modules
+        back = _listing("back to what the notebook has", own & self.shell.user_ns.keys())
+        lost = own - self.shell.user_ns.keys()
         if len(fresh) == pool.spec.world_size:
-            lost = pool.ledger.forget_nodes(self.shell.user_ns) - pool.modules
-            return "all kernels are new", _listing("lost, as only the nodes had them", lost)
-        lost = pool.ledger.nodes_own - pool.modules
-        pool.ledger = pool.ledger.unsent()
+            pool.ledger.forget_nodes(self.shell.user_ns)
+            return "all kernels are new", _both(_listing("lost, as only the nodes had them", lost), back)
+        pool.ledger = pool.ledger.unsent(fresh, pool.spec.world_size)
         ranks = rank_label(sorted(fresh))
-        return f"new kernels: {ranks}", _listing(f"missing on {ranks}, while the others have them", lost)
+        missing = _listing(f"missing on {ranks}, while the others have them", lost)
+        return f"new kernels: {ranks}", _both(missing, back and f"{back}, on {ranks}")
 
     # -- %sky --------------------------------------------------------------------------------------
 
@@ -305,6 +319,12 @@ class SkyMagics(Magics):
     def do_runs(self, given: Given) -> None:
         print(runs.table(given.name))
 
+    def do_names(self, given: Given) -> None:
+        pool = pools.need(given.name)
+        for news in filter(None, self.take_restarts(pool)):
+            print(news)
+        print(names.table(pool.ledger.facts(self.shell.user_ns), pool.modules))
+
     def do_clean(self, given: Given) -> None:
         provider = given.pool.get("provider")
         print(cleaning.here() if provider is None else "\n".join(cleaning.hosts(provider)))
@@ -322,11 +342,11 @@ class SkyMagics(Magics):
         if not pools.all() or raw.lstrip().startswith("%%sky"):
             return
         try:
-            names = analyse(self.shell.transform_cell(raw))
+            cell = analyse(self.shell.transform_cell(raw))
         except SyntaxError:
             return
         for pool in pools.all():
-            pool.ledger.notebook_ran(names, self.shell.user_ns, finished=result.success)
+            pool.ledger.notebook_ran(cell, self.shell.user_ns, finished=result.success)
 
 
 def run_view(pool: Pool, ranks: Sequence[int]) -> Any:
@@ -360,6 +380,10 @@ def _listing(what: str, names: Iterable[str]) -> str:
     shown = sorted(names)
     more = f" and {len(shown) - _NAMES_SHOWN} more" if len(shown) > _NAMES_SHOWN else ""
     return f"{what}: {', '.join(shown[:_NAMES_SHOWN])}{more}" if shown else ""
+
+
+def _both(*texts: str) -> str:
+    return "; ".join(filter(None, texts))
 
 
 def _exclude(given: Given) -> Any:

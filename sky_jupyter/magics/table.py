@@ -222,6 +222,7 @@ VERBS = {
     "down": "end a pool, or --all",
     "attach": "manage a kept pool from this notebook, and show what runs on it",
     "wait": "show a run, and go on when it has ended",
+    "names": "each name that the nodes have: where its value comes from, its size, and when it was sent",
     "runs": "the runs that are recorded, the newest first",
     "logs": "what a run has printed, from its first line",
     "put": "bring a file or folder to the nodes; it crosses the link once, and goes on where it broke",

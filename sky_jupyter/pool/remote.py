@@ -533,7 +533,7 @@ def tidy(hosts: Iterable[launch.Host], on: Sequence[str]) -> None:
             threading.Thread(target=_run, args=(host.machine, script), name="sky-tidy", daemon=True).start()
 
 
-def relative(manifest: dict[str, list[list[str]]], folder: Path) -> dict[str, list[list[str]]]:
+def relative(manifest: dict[str, list[Any]], folder: Path) -> dict[str, list[Any]]:
     """A manifest whose paths begin in the nodes' folder of blobs, wherever each has that."""
     values = [[name, str(Path(path).relative_to(folder.parent))] for name, path in manifest["values"]]
     return {**manifest, "values": values}
