@@ -304,8 +304,8 @@ def start_pool(spec: PoolSpec) -> Pool:
     """
     if pools.get(spec.name) is not None:
         raise PoolError(f"pool {spec.name!r} lives already; end it first, or give another name")
-    view = display.start_view(f"pool {spec.name}")
     pool = Pool(spec, person.prompts)
+    view = display.start_view(f"pool {spec.name}", pool.phases.facts)
     try:
         with pools.being_started(pool), person.answering(view.refresh) as tick:
             pool.start(view.on_event, tick)

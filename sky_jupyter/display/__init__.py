@@ -9,10 +9,11 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from ..pool.events import Event
+from .region import can_draw
 
 _LATE = 0.5
 
@@ -113,17 +114,33 @@ def run_view(title: str, ranks: Sequence[int], *, results: bool = True, pool: st
         from .live import LiveRunView
 
         return LiveRunView(kernel, title, ranks, pool)
+    if can_draw(sys.stdout):
+        from .console import ConsoleRunView
+
+        return ConsoleRunView(title, ranks, results=results)
     from .terminal import TerminalRunView
 
     return TerminalRunView(ranks, results=results)
 
 
-def start_view(title: str) -> StartView:
-    """The view of a pool's start or a transfer, for where this process is shown."""
+def start_view(title: str, phases: Callable[[], Sequence[Mapping[str, Any]]] | None = None) -> StartView:
+    """The view of a pool's start or a transfer, for where this process is shown.
+
+    Parameters
+    ----------
+    title : str
+        What stands first.
+    phases : callable, optional
+        What the start has come through, as `PhaseLog.facts` tells it.
+    """
     if in_notebook():
         from .notebook import NotebookStartView
 
         return NotebookStartView(title)
+    if can_draw(sys.stderr):
+        from .console import ConsoleStartView
+
+        return ConsoleStartView(title, phases)
     from .terminal import TerminalStartView
 
     return TerminalStartView(title)
