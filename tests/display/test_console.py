@@ -306,6 +306,7 @@ def test_a_start_that_fails_keeps_the_phases_in_sight(terminals):
 
 def test_nodes_are_told_by_themselves_where_they_are_known(terminals):
     seen = terminals()
+
     def facts():
         nodes = [
             {"node": 0, "state": "done", "elapsed": 1.5, "line": "installed"},
