@@ -13,6 +13,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol
 
 from ..pool.events import Event
+from .fronts import in_marimo, in_notebook
 from .region import can_draw
 
 _LATE = 0.5
@@ -92,16 +93,16 @@ class Silent:
         """Nothing."""
 
 
-def in_notebook() -> bool:
-    """Whether this process is a Jupyter kernel, whose front end draws HTML."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return shell is not None and hasattr(shell, "kernel")
-
-
 def run_view(title: str, ranks: Sequence[int], *, results: bool = True, pool: str = "") -> RunView:
     """The view of a run on ``ranks``, for where this process is shown."""
-    if in_notebook():
+    if in_marimo():
+        from . import widget
+
+        if widget.available():
+            from .marimo import MarimoRunView
+
+            return MarimoRunView(title, ranks, pool)
+    elif in_notebook():
         from IPython import get_ipython
 
         kernel = get_ipython().kernel
@@ -133,6 +134,10 @@ def start_view(title: str, phases: Callable[[], Sequence[Mapping[str, Any]]] | N
     phases : callable, optional
         What the start has come through, as `PhaseLog.facts` tells it.
     """
+    if in_marimo():
+        from .marimo import MarimoStartView
+
+        return MarimoStartView(title)
     if in_notebook():
         from .notebook import NotebookStartView
 
@@ -144,3 +149,6 @@ def start_view(title: str, phases: Callable[[], Sequence[Mapping[str, Any]]] | N
     from .terminal import TerminalStartView
 
     return TerminalStartView(title)
+
+
+__all__ = ["LateView", "RunView", "Silent", "StartView", "in_notebook", "run_view", "start_view"]
