@@ -341,7 +341,7 @@ def start_pool(spec: PoolSpec) -> Pool:
     if pools.get(spec.name) is not None:
         raise PoolError(f"pool {spec.name!r} lives already; end it first, or give another name")
     pool = Pool(spec, person.prompts)
-    view = display.start_view(f"pool {spec.name}", pool.phases.facts)
+    view = display.start_view(f"pool {spec.name}", phases=pool.phases.facts)
     try:
         with pools.being_started(pool), person.answering(view.refresh) as tick:
             pool.start(view.on_event, tick)
@@ -439,7 +439,9 @@ def describe(spec: PoolSpec) -> str:
 def _live(pool: Compute | Pool) -> Pool:
     live = pool.pool if isinstance(pool, Compute) else pool
     if not isinstance(live, Pool):
-        what = "is not started: use it in a `with` block, or `start()` it" if isinstance(pool, Compute) else "is no pool"
+        what = (
+            "is not started: use it in a `with` block, or `start()` it" if isinstance(pool, Compute) else "is no pool"
+        )
         raise PoolError(f"{pool!r} {what}")
     return live
 

@@ -124,7 +124,7 @@ def run_view(title: str, ranks: Sequence[int], *, results: bool = True, pool: st
     return TerminalRunView(ranks, results=results)
 
 
-def start_view(title: str, phases: Callable[[], Sequence[Mapping[str, Any]]] | None = None) -> StartView:
+def start_view(title: str, *, phases: Callable[[], Sequence[Mapping[str, Any]]] | None = None) -> StartView:
     """The view of a pool's start or a transfer, for where this process is shown.
 
     Parameters

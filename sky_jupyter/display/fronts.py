@@ -49,7 +49,7 @@ def drawable(bundle: Mapping[str, Any]) -> dict[str, Any]:
 
 def takes_buffers() -> bool:
     """Whether binary buffers of a comm's messages arrive: in Colab they did not always, and of VS Code none is told."""
-    return front_end() in ("jupyter", "marimo")
+    return front_end() not in ("vscode", "colab")
 
 
 def allow_widgets() -> None:
