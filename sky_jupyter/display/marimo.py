@@ -19,6 +19,7 @@ from .widget import WidgetRunView
 
 _PATIENCE = 0.15
 _INTERVAL = 0.2
+_LINES = 1000
 # A widget's state must live on for as long as its cell shows it, which nobody tells: so many are kept.
 _KEPT = 30
 _kept: deque[Any] = deque()
@@ -41,12 +42,17 @@ class MarimoRunView(WidgetRunView):
             widget.close()
 
     def finish(self, elapsed: float) -> None:
-        """Give the widget the run's last state."""
-        if self._widget is None:
-            self._mount()
+        """Give the widget the run's last state; what was over at once is plain HTML, if there is anything to see."""
         self.model.finish(elapsed)
         self._feed.finish()
-        self._widget.snapshot = self._last()
+        if self._widget is not None:
+            self._widget.snapshot = self._last()
+            return
+        import marimo
+
+        last = self.model.snapshot(_LINES)
+        if last.notices or any(view.segments or view.state != "done" for view in last.ranks):
+            marimo.output.append(marimo.Html(render.to_html(last, _LINES)))
 
 
 class MarimoStartView:
