@@ -213,6 +213,42 @@ class Compute:
         )
         self.pool: Pool | None = None
 
+    def start(self, *, anew: bool = False) -> Compute:
+        """Start the pool without a ``with`` block, or take the one of this name that lives; `close` ends it.
+
+        For cells that run again, as marimo's do by themselves: the pool stays the same as long as its spec does.
+
+        Parameters
+        ----------
+        anew : bool
+            Whether a pool of this name with another spec is ended first; otherwise it is an error.
+
+        Raises
+        ------
+        PoolError
+            When a pool of this name lives with another spec.
+
+        Examples
+        --------
+        >>> pool = Compute(nodes=2, name="train").start()
+        """
+        live = pools.get(self.spec.name)
+        if live is None:
+            return self.__enter__()
+        differences = live.spec.differences(self.spec)
+        if differences and not anew:
+            raise PoolError(
+                f"pool {self.spec.name!r} lives with another spec: {'; '.join(differences)}. "
+                "Give it another name, or end that one first with start(anew=True)"
+            )
+        # One that is broken is of no use to anybody.
+        if differences or live.state == "broken":
+            live.down()
+            pools.discard(live)
+            return self.__enter__()
+        self.pool = live
+        return self
+
     def __enter__(self) -> Compute:
         start_pool(self.spec)
         self.pool = pools.need(self.spec.name)
@@ -333,8 +369,8 @@ def start_pool(spec: PoolSpec) -> Pool:
     """
     if pools.get(spec.name) is not None:
         raise PoolError(f"pool {spec.name!r} lives already; end it first, or give another name")
-    view = display.start_view(f"pool {spec.name}")
     pool = Pool(spec, person.prompts)
+    view = display.start_view(f"pool {spec.name}", phases=pool.phases.facts)
     try:
         with pools.being_started(pool), person.answering(view.refresh) as tick:
             pool.start(view.on_event, tick)
@@ -447,7 +483,9 @@ def describe(spec: PoolSpec) -> str:
 def _live(pool: Compute | Pool) -> Pool:
     live = pool.pool if isinstance(pool, Compute) else pool
     if not isinstance(live, Pool):
-        what = "is not started: use it in a `with` block" if isinstance(pool, Compute) else "is no pool"
+        what = (
+            "is not started: use it in a `with` block, or `start()` it" if isinstance(pool, Compute) else "is no pool"
+        )
         raise PoolError(f"{pool!r} {what}")
     return live
 

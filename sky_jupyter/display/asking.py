@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from ..machines.ssh.hostkeys import Unknown
 from ..machines.ssh.values import Prompts
+from . import region
 
 T = TypeVar("T")
 _TICK = 0.05
@@ -34,6 +35,7 @@ class _Question(Generic[T]):
     def put(self) -> None:
         """Ask; whatever comes of it, whoever waits hears of it."""
         try:
+            region.make_room()
             self.answer.set_result(self._ask())
         except (EOFError, OSError, RuntimeError):
             # The line for answers is gone, or was never there.
