@@ -176,7 +176,7 @@ class SkyMagics(Magics):
         fresh = pool.take_restarted()
         if not fresh:
             return "", ""
-        own = {one.name for one in pool.ledger.facts({}) if one.origin == "nodes" and not one.gone} - pool.modules
+        own = _only_there(pool)
         back = _listing("back to what the notebook has", own & self.shell.user_ns.keys())
         lost = own - self.shell.user_ns.keys()
         if len(fresh) == pool.spec.world_size:
@@ -247,9 +247,11 @@ class SkyMagics(Magics):
             When nobody can be asked.
         """
         on = [run.id for run in list(pool.supervisor.runs.values()) if run.left]
-        names = pool.ledger.nodes_own - pool.modules - set(self.shell.user_ns)
+        own, here = _only_there(pool), self.shell.user_ns.keys()
         what = [f"run {', '.join(on)} ends"] if on else []
-        what += [_listing("these names are lost, as only the nodes have them", names)] if names else []
+        what += [_listing("these names are lost, as only the nodes have them", own - here)]
+        what += [_listing("these go back to what the notebook has", own & here)]
+        what = list(filter(None, what))
         if not what:
             return True
         text = f"All ranks of pool {pool.spec.name} get new kernels: {'; '.join(what)}."
@@ -374,6 +376,11 @@ def _numbered(line: str, body: str) -> str:
     A cell magic below ours must stay in the first line to be one, and counts its own lines anyway.
     """
     return body if body.lstrip().startswith("%%") else f"# %%sky {line}\n{body}"
+
+
+def _only_there(pool: Pool) -> set[str]:
+    """Names whose values the nodes have, and nobody else."""
+    return {one.name for one in pool.ledger.facts({}) if one.origin == "nodes" and not one.gone} - pool.modules
 
 
 def _listing(what: str, names: Iterable[str]) -> str:
