@@ -114,6 +114,7 @@ class PendingCall(Generic[T]):
         try:
             return list(live.attend(run, view.refresh))
         finally:
+            live.note_writes(run, _main())
             view.finish(run.elapsed)
 
     def __rshift__(self, pool: Compute | Pool) -> T:
@@ -134,6 +135,7 @@ class PendingCall(Generic[T]):
             interrupted = live.wait(run, view.refresh)
             result = live.finish(run)
         finally:
+            live.note_writes(run, _main())
             view.finish(run.elapsed)
         if interrupted:
             raise KeyboardInterrupt(repr(self))
