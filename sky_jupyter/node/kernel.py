@@ -187,7 +187,7 @@ class SkyKernel(IPythonKernel):
 
     async def sky_cell(self, content: dict[str, Any]) -> dict[str, Any]:
         namespace = self.shell.user_ns
-        payload.bind(content["manifest"], namespace)
+        payload.bind(content["manifest"], namespace, instance_info().rank)
         before = {name: id(value) for name, value in namespace.items()}
         self.shell.execution_count = content["count"]
         self._last_result, self._cancelled = None, False
@@ -208,7 +208,7 @@ class SkyKernel(IPythonKernel):
 
     async def sky_call(self, content: dict[str, Any]) -> dict[str, Any]:
         namespace = self.shell.user_ns
-        payload.bind(content["manifest"], namespace)
+        payload.bind(content["manifest"], namespace, instance_info().rank)
         before = {name: id(value) for name, value in namespace.items()}
         function, args, kwargs = payload.load_blob(Path(content["blob"]))
         for plugin in self.sky_plugins:
