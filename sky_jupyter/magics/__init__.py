@@ -10,11 +10,11 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 
 from .. import display
-from ..api import attach_pool, describe, get_files, put_files, start_pool
+from ..api import attach_pool, describe, get_files, put_files, resize_pool, start_pool
 from ..capture.collect import collect
 from ..capture.names import analyse
 from ..display import panel
-from ..display.asking import person
+from ..display.asking import agrees, person
 from ..errors import PoolError, SkyError, SpecError, rank_label
 from ..pool import survey
 from ..pool.events import NoticeEvent, Tape
@@ -115,9 +115,14 @@ class SkyMagics(Magics):
             view.finish(run.elapsed)
         self.bind(out, result)
 
-    def gather(self, pool: Pool) -> None:
-        """Wait for the runs that were let go: the next cell comes after them, and needs what they assigned."""
+    def gather(self, pool: Pool, *, over: bool = False) -> None:
+        """Wait for the runs that were let go: the next cell comes after them, and needs what they assigned.
+
+        With ``over``, only those are seen to that have ended: before kernels go that have what they assigned.
+        """
         for id, detached in list(pool.detached.items()):
+            if over and not detached.run.over.is_set():
+                continue
             if not detached.run.over.is_set():
                 print(f"waiting for run {id}, which was let go; `%sky wait` shows it")
             try:
@@ -142,9 +147,11 @@ class SkyMagics(Magics):
         differences = live.spec.differences(given.spec(live.spec))
         if differences:
             name = live.spec.name
+            other = given.spec(live.spec)
+            size = f"`%sky resize {other.nodes} --name {name}` changes that, " if other.nodes != live.spec.nodes else ""
             raise PoolError(
                 f"pool {name!r} is live with another spec: {'; '.join(differences)}. Leave the options out to use it "
-                f"as it is, make it anew with `%sky restart --name {name} …`, or give another --name"
+                f"as it is, {size}make it anew with `%sky restart --name {name} …`, or give another --name"
             )
         pools.use(live)
         return live
@@ -183,12 +190,13 @@ class SkyMagics(Magics):
 
     def do_restart(self, given: Given) -> None:
         pool = pools.need(given.name)
+        self.gather(pool, over=True)
         spec = given.spec(pool.spec)
         if pool.spec.differences(spec):
             self.end(pool)
             start_pool(spec)
             return
-        view = display.start_view(f"pool {pool.spec.name}")
+        view = display.start_view(f"pool {pool.spec.name}", phases=pool.phases.facts)
         try:
             with person.answering(view.refresh) as tick:
                 pool.restart(view.on_event, tick)
@@ -200,8 +208,46 @@ class SkyMagics(Magics):
         if lost:
             print(lost)
 
+    def do_resize(self, given: Given) -> None:
+        pool = pools.need(given.name)
+        nodes = None if given.target is None else int(given.target)
+        if pool.planned(nodes, given.add, given.remove).is_of(pool.spec):
+            print(f"pool {pool.spec.name}: {describe(pool.spec)}, as it was")
+            return
+        self.gather(pool, over=True)
+        if not given.yes and not self.may_lose(pool):
+            print(f"pool {pool.spec.name} stays as it was")
+            return
+        resize_pool(pool, nodes, add=given.add, remove=given.remove)
+        _, lost = self.take_restarts(pool)
+        for line in filter(None, [lost, _unsure(pool).lstrip("; ")]):
+            print(line)
+
+    def may_lose(self, pool: Pool) -> bool:
+        """Whether what only the ranks have may be lost: a person is asked where there is any.
+
+        Raises
+        ------
+        PoolError
+            When nobody can be asked.
+        """
+        on = [run.id for run in list(pool.supervisor.runs.values()) if run.left]
+        names = pool.ledger.nodes_own - pool.modules - set(self.shell.user_ns)
+        what = [f"run {', '.join(on)} ends"] if on else []
+        what += [_listing("these names are lost, as only the nodes have them", names)] if names else []
+        if not what:
+            return True
+        text = f"All ranks of pool {pool.spec.name} get new kernels: {'; '.join(what)}."
+        agreed = agrees(f"{text} Go on?")
+        if agreed is None:
+            raise PoolError(f"{text} Nobody can be asked here whether that may be: give --yes")
+        return agreed
+
     def do_interrupt(self, given: Given) -> None:
         pool = pools.need(given.name)
+        if pool.stop_resizing():
+            print(f"pool {pool.spec.name}: the change of its nodes is given up; it stays as it was")
+            return
         busy = pool.current is not None and bool(pool.current.left)
         pool.interrupt()
         print(f"pool {pool.spec.name}: {'every rank that works is interrupted' if busy else 'nothing runs'}")

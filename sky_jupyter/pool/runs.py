@@ -78,6 +78,8 @@ class Run:
         self.count = 0
         # When something of it was last heard of.
         self.heard = time.monotonic()
+        # How often the pool's nodes had been changed when its ranks were chosen.
+        self.shape = 0
         self._began = time.perf_counter()
         self._next: dict[int, int] = dict.fromkeys(nodes.values(), 0)
         self._anywhere = not nodes

@@ -618,3 +618,24 @@ def test_run_all_stops_at_a_failing_cell_and_the_file_keeps_what_was_shown(tmp_p
     assert book.cells[2].outputs[-1].ename == "CellError"
     assert book.cells[3].outputs == []
     assert book.cells[3].execution_count is None
+
+
+# Front ends without our extension.
+
+
+def test_a_front_end_without_our_extension_follows_the_run_by_updates_of_html_alone(book):
+    # What VS Code's Jupyter extension sets in a notebook's namespace.
+    book.run("__vsc_ipynb_file__ = '/tmp/a.ipynb'")
+    try:
+        cell = book.run(
+            "%%sky --nodes 2 --name updates\nimport time, sky_jupyter\nfor step in range(4):\n"
+            "    print('step', step, 'of', sky_jupyter.instance_info().rank, flush=True)\n    time.sleep(0.4)"
+        )
+    finally:
+        book.run("%sky down --name updates\ndel __vsc_ipynb_file__")
+    assert all(set(output.data) == {"text/html", "text/plain"} for output in cell.displays)
+    during = [text for text in cell.updates if "running" in text and "[1] step 1 of 1" in text]
+    assert during
+    assert "step 3" not in during[0]
+    assert "[0] step 3 of 0" in cell.run
+    assert "step 3 of 1" in cell.html
