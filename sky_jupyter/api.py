@@ -498,7 +498,7 @@ def _note_restarts(live: Pool) -> None:
     if len(fresh) == live.spec.world_size:
         live.ledger.forget_nodes(_main())
     elif fresh:
-        live.ledger = live.ledger.unsent()
+        live.ledger = live.ledger.unsent(fresh, live.spec.world_size)
 
 
 def _main() -> dict[str, Any]:
