@@ -115,6 +115,7 @@ class PendingCall(Generic[T]):
         try:
             return list(live.attend(run, view.refresh))
         finally:
+            live.note_writes(run, _main())
             view.finish(run.elapsed)
 
     def __rshift__(self, pool: Compute | Pool) -> T:
@@ -135,6 +136,7 @@ class PendingCall(Generic[T]):
             interrupted = live.wait(run, view.refresh)
             result = live.finish(run)
         finally:
+            live.note_writes(run, _main())
             view.finish(run.elapsed)
         if interrupted:
             raise KeyboardInterrupt(repr(self))

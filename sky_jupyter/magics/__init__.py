@@ -107,22 +107,7 @@ class SkyMagics(Magics):
             self.bind(out, error.result)
             raise
         finally:
-            pool.modules |= run.modules
-            cell = run.capture.names
-            # A rank sees that a name is bound anew by the object; to an equal small number, it does not.
-            sure = frozenset() if run.failed else cell.sure
-            everyone = frozenset(run.outcomes)
-            # Bound to the very object that they had, if they are not deleted at the cell's end.
-            again = sure.difference(run.writes, cell.dropped)
-            wrote = {name: everyone if name in sure else run.writes[name] for name in sure.union(run.writes)}
-            pool.ledger.nodes_wrote(
-                wrote,
-                self.shell.user_ns,
-                uses={**cell.uses, **run.uses},
-                ranks=wrote,
-                world_size=pool.spec.world_size,
-                sizes=None if run.sizes is None else {**dict.fromkeys(again), **run.sizes},
-            )
+            pool.note_writes(run, self.shell.user_ns)
             # That kernels are new has been told when they were replaced.
             _, lost = self.take_restarts(pool)
             if lost:
