@@ -14,6 +14,7 @@ from typing import Any
 from ..errors import NodeLost, SkyError, rank_label
 from ..node.segments import is_number
 from ..spec import PoolSpec
+from .comms import Comms
 from .control import Control
 from .events import NoticeEvent
 from .runs import Run
@@ -74,6 +75,7 @@ class Supervisor:
         self.on_broken = on_broken
         self.on_taken = on_taken
         self.control: Control | None = None
+        self.comms = Comms(spec, self._ask)
         # Nodes' machines, as messages name them; what sees to a node that may be off, where that can be done.
         self.names: dict[int, str] = {}
         self.examine: Callable[[int], Coroutine[Any, Any, None]] | None = None
@@ -112,8 +114,14 @@ class Supervisor:
             self.given_up.add(run.id)
         self.runs.pop(run.id, None)
 
+    async def _ask(self, call: str, nodes: Sequence[int], **arguments: Any) -> dict[int, Any]:
+        if self.control is None:
+            raise NodeLost("the pool is not connected")
+        return await self.control.ask(call, nodes, **arguments)
+
     def close(self) -> None:
         """Stop what is still to be done for the pool."""
+        self.comms.close()
         for task in list(self._tasks):
             task.cancel()
         self._repair = None
@@ -501,6 +509,10 @@ class Supervisor:
     def on_batch(self, batch: dict[str, Any]) -> None:
         """Events of a run that an agent forwards."""
         try:
+            if "comms" in batch:
+                self.comms.on_batch(batch)
+                self._note_taken(batch.get("node"), batch.get("mark"))
+                return
             run = self.runs.get(batch["run"])
             if run is not None:
                 self._take(run, batch["node"], batch["first"], batch["count"], batch["data"])
@@ -527,6 +539,7 @@ class Supervisor:
 
     def on_lost(self, node: int, why: str) -> None:
         """A node is given up: so are its ranks in what they work on. It is mended when it is back."""
+        self.comms.lose(node)
         for run in list(self.runs.values()):
             ranks = [rank for rank in run.left if run.outcomes[rank].node == node]
             run.lose(ranks, f"node {node}{self.names.get(node, '')} is lost: {why}")
@@ -539,6 +552,7 @@ class Supervisor:
         """A node is there again: with its kernels, or with new ones."""
         # What was forwarded to a connection that broke does not come any more.
         self._keep_task(self._tell_heard(node))
+        self.comms.look(node)
         if kept:
             self._keep_task(self._catch_up(node))
         elif node in self._returned:
@@ -642,6 +656,7 @@ class Supervisor:
 
     def lose_all(self, text: str) -> None:
         """Nobody can be reached any more: give up what runs."""
+        self.comms.close()
         for run in list(self.runs.values()):
             run.abandoned = True
             if run.left:
