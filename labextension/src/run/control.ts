@@ -26,12 +26,13 @@ export interface Kernel {
 
 const PATIENCE = 10_000;
 
-/** Send a request and wait for its answer; an answer that tells of an error is thrown. */
+/** Send a request and wait for its answer; one that tells of an error is thrown. `hear` is given the whole reply. */
 export async function ask<T>(
   kernel: Kernel,
   type: string,
   content: Record<string, unknown>,
   patience = PATIENCE,
+  hear?: (reply: unknown) => void,
 ): Promise<T> {
   const message = {
     channel: "control",
@@ -60,6 +61,7 @@ export async function ask<T>(
     if (!answer || answer.status !== "ok") {
       throw new Error(answer?.message ?? "the kernel gave no answer");
     }
+    hear?.(reply);
     return answer as T;
   } catch (error) {
     future.dispose();
