@@ -86,6 +86,8 @@ class Widgets:
         self._held: dict[Key, Held] = {}
         self._owners: dict[str, Key] = {}
         self._pending = Pending(any_keys=True)
+        # Of which pages have not been told that they are open: who asks is not told before all are.
+        self._untold: set[str] = set()
         self._headers: OrderedDict[str, Any] = OrderedDict()
         self._news = threading.Event()
         self._thread: threading.Thread | None = None
@@ -144,6 +146,7 @@ class Widgets:
         if self._held[key].take(message):
             self._pending.add(message)
             if message.kind == "open":
+                self._untold.add(message.comm)
                 comms[message.comm] = Mirrored(self, key, message.comm, str(message.head.get("target_name")))
                 self._answer_control()
 
@@ -154,6 +157,7 @@ class Widgets:
                 message = Message("close", id, key[1])
                 self._held[key].take(message)
                 self._kernel.comm_manager.comms.pop(id, None)
+                self._untold.discard(id)
                 self._pending.add(message)
 
     # -- what pages are told -----------------------------------------------------------------------
@@ -172,6 +176,7 @@ class Widgets:
             while messages := self._next():
                 for message in messages:
                     self._publish(message, self._headers.get(message.parent) if message.parent else None)
+                    self._untold.discard(message.comm)
                 threading.Event().wait(_INTERVAL)
         with self._lock:
             self._thread = None
@@ -269,11 +274,18 @@ class Widgets:
         return states, paths, buffers
 
     async def _on_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
-        """On the control channel: a page that was opened while a cell runs asks what widgets it shows are."""
-        content, buffers = self.openings((parent.get("content") or {}).get("widgets"))
+        """On the control channel, from a page that was opened while a cell runs: see docs/view.md."""
+        asked = parent.get("content") or {}
+        content: dict[str, Any] = {"status": "ok"}
+        buffers: list[bytes] = []
+        key = self._owners.get(str(asked.get("comm_id")))
+        if key is not None:
+            self.on_page(key, str(asked["comm_id"]), {**parent, "msg_type": "comm_msg"})
+        else:
+            content["comms"], buffers = self.openings(asked.get("widgets"))
         self._kernel.session.send(stream, REPLY, content, parent, ident=ident, buffers=buffers or None)
 
-    def openings(self, asked: Any) -> tuple[dict[str, Any], list[bytes]]:
+    def openings(self, asked: Any) -> tuple[list[dict[str, Any]], list[bytes]]:
         """What would open these widgets now, and all that they refer to; each says how many buffers are its own."""
         ids = [id for id in asked if isinstance(id, str)][:_MOST_ASKED] if isinstance(asked, list) else []
         comms: list[dict[str, Any]] = []
@@ -281,10 +293,12 @@ class Widgets:
         with self._lock:
             for key in dict.fromkeys(self._owners[id] for id in ids if id in self._owners):
                 for message in self._held[key].with_references(ids):
+                    if message.comm in self._untold:
+                        continue
                     _, content, metadata, own = message.jupyter()
                     comms.append({"content": content, "metadata": metadata, "buffers": len(own)})
                     buffers += own
-        return {"status": "ok", "comms": comms}, buffers
+        return comms, buffers
 
 
 _kernels: dict[int, Widgets] = {}

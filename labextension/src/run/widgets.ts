@@ -1,14 +1,21 @@
 /** Widgets of ranks: drawn by the notebook's widget manager, which has them by the comms in the notebook's kernel. */
 
-import { ask, type Kernel } from "./control";
+import { ask, type Kernel, request } from "./control";
 import type { Item } from "./log";
 
 export const VIEW = "application/vnd.jupyter.widget-view+json";
 
-/** What is used of JupyterLab's kernel connection where it has comms; `_handleCommOpen` is not for everyone. */
+const REQUEST = "sky_widgets_request";
+
+interface Comm {
+  send(data: unknown, metadata?: unknown, buffers?: unknown[]): unknown;
+}
+
+/** What is used of JupyterLab's kernel connection where it has comms; what begins with `_` is not for everyone. */
 export interface CommKernel extends Kernel {
   hasComm?(id: string): boolean;
   _handleCommOpen?(message: unknown): Promise<void>;
+  readonly _comms?: Map<string, Comm>;
 }
 
 interface Opening {
@@ -87,7 +94,7 @@ async function bring(kernel: CommKernel, id: string): Promise<void> {
     return;
   }
   let message: { header?: object; buffers?: unknown[] } = {};
-  const answer = await ask<Openings>(kernel, "sky_widgets_request", { widgets: [id] }, PATIENCE, (reply) => {
+  const answer = await ask<Openings>(kernel, REQUEST, { widgets: [id] }, PATIENCE, (reply) => {
     message = reply as typeof message;
   });
   let place = 0;
@@ -104,6 +111,19 @@ async function bring(kernel: CommKernel, id: string): Promise<void> {
         metadata: one.metadata,
         buffers,
       });
+      sayAtOnce(kernel, one.content.comm_id);
     }
+  }
+}
+
+/**
+ * Have what this page says to a widget go by the control channel. Pages send to a busy kernel's subshell, but for those
+ * that were opened since it is busy: they do not know yet that it has any.
+ */
+function sayAtOnce(kernel: CommKernel, id: string): void {
+  const comm = kernel._comms?.get(id);
+  if (comm) {
+    comm.send = (data, _metadata, buffers = []) =>
+      kernel.sendControlMessage(request(kernel, REQUEST, { comm_id: id, data }, buffers), true, true);
   }
 }
