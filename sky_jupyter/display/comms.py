@@ -237,9 +237,7 @@ class Widgets:
     def _on_control(self, comm: Any, message: dict[str, Any]) -> None:
         send = comm.send
 
-        def answer(
-            data: Any = None, metadata: Any = None, buffers: Sequence[Any] | None = None, **more: Any
-        ) -> None:
+        def answer(data: Any = None, metadata: Any = None, buffers: Sequence[Any] | None = None, **more: Any) -> None:
             if isinstance(data, dict) and data.get("method") == "update_states":
                 states, paths, ours = self._states()
                 data = {

@@ -351,6 +351,10 @@ class Agent:
                 if not quiet:
                     return
                 event["text"] = quiet
+        if event["kind"] != "end" and self.comms.on_output(rank, run, event):
+            self.flush_soon()
+            if record is None:
+                return
         if record is None:
             if event["kind"] == "stream":
                 self.ranks[rank].note(event["text"])

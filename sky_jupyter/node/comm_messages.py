@@ -63,7 +63,7 @@ class Message:
     def size(self) -> int:
         """About how many bytes it takes."""
         texts = sum(len(key) + len(text) for key, text in self.state.items()) + len(self.data)
-        return texts + sum(map(len, self.binary.values())) + sum(map(len, self.buffers))
+        return 200 + texts + sum(map(len, self.binary.values())) + sum(map(len, self.buffers))
 
     @property
     def keys(self) -> set[str | int]:

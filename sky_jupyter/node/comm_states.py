@@ -34,6 +34,8 @@ class Comm:
     def __init__(self, opening: Message, run: str) -> None:
         self.opening, self.run = opening, run
         self.size = opening.size
+        # The ids of the widgets that its state refers to.
+        self.refers = self._references()
 
     @property
     def target(self) -> str:
@@ -47,13 +49,16 @@ class Comm:
 
     def change(self, message: Message) -> None:
         """Take in a change of its state."""
+        may_refer = [*message.state.values(), *(self.opening.state.get(key, "") for key in message.state)]
         whole = joined(self.opening, message)
         self.opening.state, self.opening.binary = whole.state, whole.binary
         self.size = self.opening.size
+        if any("IPY_MODEL_" in text for text in may_refer):
+            self.refers = self._references()
 
-    def references(self) -> list[str]:
-        """The ids of the widgets that its state refers to."""
-        return [id for text in self.opening.state.values() if "IPY_MODEL_" in text for id in _REFERENCE.findall(text)]
+    def _references(self) -> frozenset[str]:
+        texts = (text for text in self.opening.state.values() if "IPY_MODEL_" in text)
+        return frozenset(id for text in texts for id in _REFERENCE.findall(text))
 
 
 class Held:
@@ -68,6 +73,8 @@ class Held:
     def __init__(self, on_drop: Callable[[list[str]], None], most: int = MOST, most_bytes: int = MOST_BYTES) -> None:
         self._on_drop, self._most, self._most_bytes = on_drop, most, most_bytes
         self._comms: OrderedDict[str, Comm] = OrderedDict()
+        # Which others refer to one.
+        self._users: dict[str, set[str]] = {}
         self._size = 0
 
     def __len__(self) -> int:
@@ -80,6 +87,7 @@ class Held:
     def take(self, message: Message, run: str = "") -> bool:
         """Take in what was told; whether it is of a comm that is held, and so to be told on."""
         comm = self._comms.get(message.comm)
+        before: frozenset[str] = frozenset()
         if message.kind == "open":
             if comm is not None:
                 self._remove(message.comm)
@@ -88,6 +96,7 @@ class Held:
             kept.state, kept.binary, kept.buffers = dict(message.state), dict(message.binary), message.buffers
             self._comms[message.comm] = comm = Comm(kept, run)
             self._size += comm.size
+            self._link(message.comm, before, comm.refers)
         elif comm is None:
             return False
         elif message.kind == "close":
@@ -95,28 +104,52 @@ class Held:
             return True
         elif message.kind in ("update", "echo"):
             self._size -= comm.size
+            before = comm.refers
             comm.change(message)
             self._size += comm.size
-        if run != comm.run or any("IPY_MODEL_" in text for text in message.state.values()):
-            self.touch([message.comm], run)
+            self._link(message.comm, before, comm.refers)
         else:
-            self._comms.move_to_end(message.comm)
+            before = comm.refers
+        self.use(message.comm, run, anew=comm.refers != before)
         self._make_room()
         return message.comm in self._comms
 
-    def touch(self, ids: Iterable[str], run: str = "") -> None:
-        """These are used, by a run where one is given, and so is all that they refer to."""
+    def use(self, id: str, run: str = "", *, anew: bool = False) -> None:
+        """One is used, by a run where one is given; and with it all that it refers to, and all that it is a part of.
+
+        These are looked at once a run, unless what it refers to is ``anew``.
+        """
+        comm = self._comms.get(id)
+        if comm is not None and not anew and run in ("", comm.run):
+            self._comms.move_to_end(id)
+            return
         seen: set[str] = set()
-        waiting = list(ids)
-        while waiting:
-            id = waiting.pop()
+        up, down = [id], [id]
+        while up:
+            for user in self._users.get(up.pop(), ()):
+                if user not in seen:
+                    seen.add(user)
+                    up.append(user)
+                    down.append(user)
+        seen.clear()
+        while down:
+            id = down.pop()
             comm = self._comms.get(id)
             if comm is None or id in seen:
                 continue
             seen.add(id)
             self._comms.move_to_end(id)
             comm.run = run or comm.run
-            waiting += comm.references()
+            down += comm.refers
+
+    def _link(self, id: str, before: frozenset[str], after: frozenset[str]) -> None:
+        for other in before - after:
+            users = self._users.get(other, set())
+            users.discard(id)
+            if not users:
+                self._users.pop(other, None)
+        for other in after - before:
+            self._users.setdefault(other, set()).add(id)
 
     def forget(self, run: str) -> None:
         """A run is forgotten, and with it what no later one has used."""
@@ -130,6 +163,7 @@ class Held:
         """The rank's kernel has ended; the ids of what was open."""
         gone = list(self._comms)
         self._comms.clear()
+        self._users.clear()
         self._size = 0
         return gone
 
@@ -160,7 +194,7 @@ class Held:
             elif id not in on_the_way:
                 on_the_way.add(id)
                 stack.append((id, True))
-                stack += [(other, False) for other in comm.references()]
+                stack += [(other, False) for other in sorted(comm.refers)]
 
     def _make_room(self) -> None:
         gone = []
@@ -171,7 +205,9 @@ class Held:
             self._on_drop(gone)
 
     def _remove(self, id: str) -> None:
-        self._size -= self._comms.pop(id).size
+        comm = self._comms.pop(id)
+        self._size -= comm.size
+        self._link(id, comm.refers, frozenset())
 
 
 def shown(data: Any) -> str | None:

@@ -9,8 +9,10 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from .comm_messages import Message, Pending, is_id, read
+from .comm_messages import Message, Pending, read
+from .comm_outputs import Outputs, error_of
 from .comm_states import Held, shown
+from .messages import parts_of
 
 CALLS = ("comms", "comm")
 # So many messages go out as one.
@@ -44,13 +46,11 @@ class Comms:
         self._tells, self._incarnation = tells, incarnation
         self._ready, self._forward = ready, forward
         self._pending = Pending(any_keys=True)
+        self.outputs = Outputs()
         self._number = 0
         self._held: dict[int, Held] = {}
         # The run that each rank was last at: what its callbacks open later is counted as that one's.
         self._latest: dict[int, str] = {}
-
-    def __bool__(self) -> bool:
-        return bool(self._pending)
 
     def held(self, rank: int) -> Held:
         """What a rank has open."""
@@ -68,21 +68,31 @@ class Comms:
         """A comm's message of a rank's kernel; ``run`` is the run that it belongs to, empty where to none."""
         held = self.held(rank)
         content = message.get("content")
+        if message.get("msg_type") == "error":
+            event = error_of(content)
+            if event is not None:
+                self.outputs.take(rank, parts_of(message)[1], event)
+            return
         id = content.get("comm_id") if isinstance(content, Mapping) else None
-        comm = held.get(id) if is_id(id) else None
+        comm = held.get(id) if isinstance(id, str) else None
         told = read(message, widget=comm is not None and comm.widget, rank=rank)
         if run:
             self._latest[rank] = run
         elif told is not None and told.kind == "open":
             run = self._latest.get(rank, "")
         if told is not None and held.take(told, run):
+            self.outputs.on_state(told)
             self._pending.add(told)
+
+    def on_output(self, rank: int, parent: str, event: dict[str, Any]) -> bool:
+        """A rank prints or shows something for a message; whether a widget takes it."""
+        return self.outputs.take(rank, parent, event)
 
     def on_shown(self, rank: int, run: str, data: Any) -> None:
         """A run shows something: a widget's comm lives as long as the run is known."""
         id = shown(data)
         if id is not None:
-            self.held(rank).touch([id], run)
+            self.held(rank).use(id, run)
 
     def on_end(self, rank: int) -> None:
         """A rank's kernel has ended, and with it what it had open."""
@@ -96,10 +106,15 @@ class Comms:
 
     def _close(self, rank: int, ids: list[str]) -> None:
         for id in ids:
-            self._pending.add(Message("close", id, rank))
+            message = Message("close", id, rank)
+            self.outputs.on_state(message)
+            self._pending.add(message)
 
     def flush(self) -> None:
         """Forward what has gathered, as far as that can go now."""
+        for change in self.outputs.changes() if self._ready() else ():
+            self.held(change.rank).take(change)
+            self._pending.add(change)
         while self._pending and self._ready():
             messages = self._pending.take(_MOST)
             self._number += 1
@@ -124,5 +139,6 @@ class Comms:
             tell = None if message is None else self._tells.get(message.rank)
             if message is None or tell is None or self.held(message.rank).get(message.comm) is None:
                 continue
+            self.held(message.rank).use(message.comm, self._latest.get(message.rank, ""))
             kind, content, metadata, buffers = message.jupyter()
             tell({"msg_type": kind, "id": message.parent, "content": content, "metadata": metadata}, buffers)

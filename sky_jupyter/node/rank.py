@@ -65,7 +65,7 @@ class Rank:
         self.turn = asyncio.Lock()
         self.ended: dict[str, asyncio.Future[dict[str, Any]]] = {}
         self.preload_failed: dict[str, str] = {}
-        # Told of comms' messages, with the id of what they belong to, and that the kernel has ended.
+        # Told of comms' messages and exceptions that are shown, with the run that they are of; and of the kernel's end.
         self.on_comm: Callable[[dict[str, Any], str], None] = lambda message, run: None
         self.on_end: Callable[[], None] = lambda: None
         # Lines that native code prints and that tell a person nothing; set when plugins are entered.
@@ -251,7 +251,7 @@ class Rank:
         if kind == "sky_end":
             self._finish(run, end_of(content))
             return
-        if kind in COMM_TYPES:
+        if kind in COMM_TYPES or kind == "error":
             self.on_comm(message, run)
             return
         event = event_of(kind, content)

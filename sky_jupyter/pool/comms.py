@@ -72,6 +72,8 @@ class Comms:
 
     def on_batch(self, batch: dict[str, Any]) -> None:
         """What a node's ranks say, as its agent forwards it."""
+        node: Any
+        number: Any
         node, number, incarnation = batch.get("node"), batch.get("number"), batch.get("incarnation")
         known = is_number(node) and node < self._spec.nodes and is_number(number)
         if self._mirror is None or not known or not isinstance(incarnation, str):

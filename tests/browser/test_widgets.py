@@ -1,4 +1,4 @@
-"""Widgets of ranks as a person uses them in JupyterLab: both ways, while the notebook works, after a reload, and at the end."""
+"""Widgets of ranks as a person uses them in JupyterLab: both ways, while the notebook works, after a reload, ended."""
 
 from __future__ import annotations
 

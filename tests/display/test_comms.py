@@ -162,6 +162,23 @@ def test_what_a_page_sets_changes_one_rank_and_its_observers_run(
     assert values[1][0] == 99
 
 
+def test_what_is_printed_inside_of_an_output_widget_stands_in_it(book: Notebook, front: Front, ids: Any) -> None:
+    book.run(
+        "%%sky --on 0\nout = ipywidgets.Output()\ndial = ipywidgets.IntSlider()\n"
+        "def show(change):\n    with out:\n        out.clear_output(wait=True)\n"
+        "        print('now', change['new'])\n        1 // (change['new'] - 2)\n"
+        "dial.observe(show, 'value')\nwith out:\n    print('in the run')\n(out.model_id, dial.model_id)"
+    )
+    out, dial = book.value("_sky.values")[0]
+    front.wait(lambda: "in the run" in str(front.opened.get(out, {}).get("outputs")), "the run's print does not come")
+    assert "in the run" in book.value("_sky.stdout(0)")
+    front.say(dial, {"method": "update", "state": {"value": 1}, "buffer_paths": []})
+    printed = [{"output_type": "stream", "name": "stdout", "text": "now 1\n"}]
+    front.wait(lambda: front.opened[out]["outputs"] == printed, "the callback's print does not come")
+    front.say(dial, {"method": "update", "state": {"value": 2}, "buffer_paths": []})
+    front.wait(lambda: front.opened[out]["outputs"][-1].get("ename") == "ZeroDivisionError", "its error does not come")
+
+
 def test_a_page_that_is_opened_later_is_told_of_all_widgets(
     book: Notebook, front: Front, ids: list[tuple[str, str]]
 ) -> None:
@@ -215,6 +232,9 @@ def test_the_widgets_of_a_kernel_that_is_replaced_end(book: Notebook, front: Fro
     assert on_ranks(book, "'slider' in globals()") == [True, False]
     book.run("%sky down")
     front.wait(lambda: not {*ids[0]} & {*front.opened}, "the widgets of a pool that has ended are still there")
-    assert book.value("[type(comm).__name__ for comm in get_ipython().kernel.comm_manager.comms.values()]").count(
-        "Mirrored"
-    ) == 0
+    assert (
+        book.value("[type(comm).__name__ for comm in get_ipython().kernel.comm_manager.comms.values()]").count(
+            "Mirrored"
+        )
+        == 0
+    )
