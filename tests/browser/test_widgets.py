@@ -60,10 +60,14 @@ class Counter(anywidget.AnyWidget):
     } }'''
     count = traitlets.Int(100 * rank).tag(sync=True)
 slider = ipywidgets.IntSlider(value=10 + rank)
-counter = Counter()
+counter, out = Counter(), ipywidgets.Output()
+def say(change):
+    with out:
+        print("rank", rank, "heard", change["new"])
+slider.observe(say, "value")
 for widget, name in ((slider, "value"), (counter, "count")):
     widget.observe(lambda change: Path(f"{change['name']}{rank}").write_text(str(change["new"])), name)
-display(ipywidgets.VBox([slider, counter]))""",
+display(ipywidgets.VBox([slider, counter, out]))""",
     "%%sky --on 1\nslider.value = 77",
     "import time\nfrom pathlib import Path\nwhile not Path('go').exists():\n    time.sleep(0.05)",
     "%sky down",
@@ -134,6 +138,7 @@ def test_a_person_uses_widgets_of_ranks(server: lab.Server, chromium: Any) -> No
     assert not (server.root / "value1").exists()
     view.node.get_by_role("button", name="counted 0").click()
     told(page, server, "count0", "1")
+    page.wait_until(lambda: "rank 0 heard 11" in view.node.inner_text())
     view = View(page, 1)
     view.wait("11")
     run(page, SET)

@@ -8,6 +8,7 @@ import queue
 import threading
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -238,3 +239,25 @@ def test_the_widgets_of_a_kernel_that_is_replaced_end(book: Notebook, front: Fro
         )
         == 0
     )
+
+
+def test_who_takes_a_pool_up_has_its_widgets_and_who_had_it_has_not(
+    book: Notebook, front: Front, tmp_path: Path
+) -> None:
+    assert book.run("%sky up --nodes 1 --keep --name kept").status == "ok"
+    book.run("%%sky --name kept\nimport ipywidgets\nslider = ipywidgets.IntSlider(3)\nslider.model_id")
+    (slider,) = book.value("_sky.values")
+    front.wait(lambda: slider in front.opened, "the widget is not opened")
+    with notebook(tmp_path) as later:
+        second = Front(later)
+        try:
+            later.run("%load_ext sky_jupyter")
+            assert later.run("%sky attach kept --take-over").status == "ok"
+            second.wait(lambda: slider in second.opened, "the widget does not come to who takes the pool up")
+            front.wait(lambda: slider not in front.opened, "the widget stays where the pool was taken from")
+            second.say(slider, {"method": "update", "state": {"value": 8}, "buffer_paths": []})
+            later.run("%%sky\nslider.value")
+            assert later.value("_sky.values") == [8]
+            later.run("%sky down")
+        finally:
+            second.close()
