@@ -50,6 +50,9 @@ class Front:
         self.opened: dict[str, dict[str, Any]] = {}
         self.echoes: list[str] = []
         self.answers: list[dict[str, Any]] = []
+        # As JupyterLab does: what it says through comms is not behind the cell that runs.
+        self.client.control_channel.send(self.client.session.msg("create_subshell_request", {}))
+        self.subshell = self.client.get_control_msg(timeout=60)["content"]["subshell_id"]
         self._over = threading.Event()
         self._thread = threading.Thread(target=self._run)
         self._thread.start()
@@ -83,6 +86,7 @@ class Front:
         content = {"comm_id": comm, "data": data}
         message = self.client.session.msg(kind, {**content, "target_name": "jupyter.widget.control"})
         message["metadata"]["version"] = "1.0.0"
+        message["header"]["subshell_id"] = self.subshell
         self.client.session.send(self.client.shell_channel.socket, message, buffers=buffers)
         return str(message["header"]["msg_id"])
 
@@ -163,6 +167,21 @@ def test_what_a_page_sets_changes_one_rank_and_its_observers_run(
     assert values[1][0] == 99
 
 
+def test_a_cell_that_awaits_hears_pages(book: Notebook, front: Front, ids: list[tuple[str, str]]) -> None:
+    def say() -> None:
+        front.wait(lambda: front.opened[ids[0][1]]["count"] == -1, "the cell does not begin")
+        front.say(ids[0][0], {"method": "update", "state": {"value": 33}, "buffer_paths": []})
+
+    page = threading.Thread(target=say)
+    page.start()
+    cell = book.run(
+        "%%sky --on 0 --timeout 30\nimport asyncio\ncounter.count = -1\n"
+        "while slider.value != 33:\n    await asyncio.sleep(0.05)"
+    )
+    page.join()
+    assert cell.status == "ok"
+
+
 def test_what_is_printed_inside_of_an_output_widget_stands_in_it(book: Notebook, front: Front, ids: Any) -> None:
     book.run(
         "%%sky --on 0\nout = ipywidgets.Output()\ndial = ipywidgets.IntSlider()\n"
@@ -194,7 +213,7 @@ def test_a_page_that_is_opened_later_is_told_of_all_widgets(
         front.wait(lambda: bool(front.answers), "nothing answers who asks for all widgets")
         states = front.answers[0]["states"]
         assert states[slider]["model_name"] == "IntSliderModel"
-        assert states[slider]["state"]["value"] == 42
+        assert states[slider]["state"]["value"] == 33
         assert [counter, "state", "blob"] in front.answers[0]["buffer_paths"]
     assert states[book.value("own.model_id")]["state"]["value"] == 7
 
@@ -204,15 +223,8 @@ def test_a_page_has_widgets_both_ways_while_the_notebook_works(
 ) -> None:
     """What a page says comes in a subshell; the answer to who asks what a widget is, on the control channel."""
     book.client.execute("import time\nwhile not globals().get('go'): time.sleep(0.05)")
-    created = front.client.session.msg("create_subshell_request", {})
-    front.client.control_channel.send(created)
-    subshell = front.client.get_control_msg(timeout=30)["content"]["subshell_id"]
-    told = front.client.session.msg(
-        "comm_msg", {"comm_id": ids[1][0], "data": {"method": "update", "state": {"value": 5}, "buffer_paths": []}}
-    )
-    told["header"]["subshell_id"] = subshell
-    front.client.session.send(front.client.shell_channel.socket, told)
-    front.wait(lambda: told["header"]["msg_id"] in front.echoes, "the rank does not hear the page")
+    said = front.say(ids[1][0], {"method": "update", "state": {"value": 5}, "buffer_paths": []})
+    front.wait(lambda: said in front.echoes, "the rank does not hear the page")
     answer = front.ask([ids[1][0], ids[1][1]])
     comms = {one["content"]["comm_id"]: one for one in answer["content"]["comms"]}
     assert comms[ids[1][0]]["content"]["data"]["state"]["value"] == 5
@@ -220,7 +232,7 @@ def test_a_page_has_widgets_both_ways_while_the_notebook_works(
     assert names.index(comms[ids[1][0]]["content"]["data"]["state"]["layout"][10:]) < names.index(ids[1][0])
     assert sum(one["buffers"] for one in comms.values()) == len(answer["buffers"]) == 1
     done = front.client.session.msg("execute_request", {"code": "go = True", "silent": True, "store_history": False})
-    done["header"]["subshell_id"] = subshell
+    done["header"]["subshell_id"] = front.subshell
     front.client.session.send(front.client.shell_channel.socket, done)
     assert book.run("1").status == "ok"
 
