@@ -35,7 +35,7 @@ class Comm:
         self.opening, self.run = opening, run
         self.size = opening.size
         # The ids of the widgets that its state refers to.
-        self.refers = self._references()
+        self.refers = references(opening)
 
     @property
     def target(self) -> str:
@@ -54,11 +54,7 @@ class Comm:
         self.opening.state, self.opening.binary = whole.state, whole.binary
         self.size = self.opening.size
         if any("IPY_MODEL_" in text for text in may_refer):
-            self.refers = self._references()
-
-    def _references(self) -> frozenset[str]:
-        texts = (text for text in self.opening.state.values() if "IPY_MODEL_" in text)
-        return frozenset(id for text in texts for id in _REFERENCE.findall(text))
+            self.refers = references(self.opening)
 
 
 class Held:
@@ -208,6 +204,12 @@ class Held:
         comm = self._comms.pop(id)
         self._size -= comm.size
         self._link(id, comm.refers, frozenset())
+
+
+def references(message: Message) -> frozenset[str]:
+    """The ids of the widgets that a state refers to."""
+    texts = (text for text in message.state.values() if "IPY_MODEL_" in text)
+    return frozenset(id for text in texts for id in _REFERENCE.findall(text))
 
 
 def shown(data: Any) -> str | None:

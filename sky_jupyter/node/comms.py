@@ -6,11 +6,13 @@ and forwards what changes in numbered batches. Whoever misses one asks for all t
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
 from .comm_messages import Message, Pending, read
 from .comm_outputs import Outputs, error_of
+from .comm_revival import Revival
 from .comm_states import Held, shown
 from .messages import parts_of
 
@@ -49,6 +51,7 @@ class Comms:
         self.outputs = Outputs()
         self._number = 0
         self._held: dict[int, Held] = {}
+        self._revivals: dict[int, Revival] = {}
         # The run that each rank was last at: what its callbacks open later is counted as that one's.
         self._latest: dict[int, str] = {}
 
@@ -59,7 +62,8 @@ class Comms:
             def drop(ids: list[str]) -> None:
                 self._close(rank, ids)
 
-            self._held[rank] = Held(drop)
+            self._held[rank] = held = Held(drop)
+            self._revivals[rank] = Revival(held, functools.partial(self._ask_state, rank))
         return self._held[rank]
 
     # -- what the ranks say ------------------------------------------------------------------------
@@ -75,14 +79,21 @@ class Comms:
             return
         id = content.get("comm_id") if isinstance(content, Mapping) else None
         comm = held.get(id) if isinstance(id, str) else None
-        told = read(message, widget=comm is not None and comm.widget, rank=rank)
+        widget = comm.widget if comm is not None else id in self._revivals[rank]
+        told = read(message, widget=widget, rank=rank)
         if run:
             self._latest[rank] = run
         elif told is not None and told.kind == "open":
             run = self._latest.get(rank, "")
-        if told is not None and held.take(told, run):
-            self.outputs.on_state(told)
-            self._pending.add(told)
+        if told is None:
+            return
+        revived = self._revivals[rank].take(told) if told.comm in self._revivals[rank] else []
+        if revived:
+            run = run or self._latest.get(rank, "")
+        for one in revived or [told]:
+            if held.take(one, run):
+                self.outputs.on_state(one)
+                self._pending.add(one)
 
     def on_output(self, rank: int, parent: str, event: dict[str, Any]) -> bool:
         """A rank prints or shows something for a message; whether a widget takes it."""
@@ -92,12 +103,19 @@ class Comms:
         """A run shows something: a widget's comm lives as long as the run is known."""
         id = shown(data)
         if id is not None:
+            self._latest[rank] = run
             self.held(rank).use(id, run)
+            self._revivals[rank].want(id)
+
+    def _ask_state(self, rank: int, id: str) -> None:
+        content = {"comm_id": id, "data": {"method": "request_state"}}
+        self._tells[rank]({"msg_type": "comm_msg", "id": "", "content": content, "metadata": {}}, [])
 
     def on_end(self, rank: int) -> None:
         """A rank's kernel has ended, and with it what it had open."""
         if rank in self._held:
             self._close(rank, self._held[rank].clear())
+            self._revivals[rank].clear()
 
     def forget(self, run: str) -> None:
         """A run is forgotten, and with it what no later one has used."""

@@ -237,6 +237,23 @@ def test_a_page_has_widgets_both_ways_while_the_notebook_works(
     assert book.run("1").status == "ok"
 
 
+def test_a_widget_ends_with_the_runs_that_used_it_and_is_open_again_when_it_is_shown(
+    book: Notebook, front: Front
+) -> None:
+    box = "%%sky --on 0\nold = ipywidgets.VBox([ipywidgets.IntSlider(4)])\n(old.model_id, old.children[0].model_id)"
+    book.run(box)
+    ((box, slider),) = book.value("_sky.values")
+    front.wait(lambda: box in front.opened, "the widget is not opened")
+    book.run(
+        "from sky_jupyter.pool.live import pools\nfrom sky_jupyter.pool.loop import loop\n"
+        "loop().call(pools.current.control.ask('forget', run=_sky.run))"
+    )
+    front.wait(lambda: not {box, slider} & {*front.opened}, "the widget is not closed")
+    book.run("%%sky --on 0\nold.children[0].value = 6\ndisplay(old)")
+    front.wait(lambda: box in front.opened, "the widget is not opened again")
+    assert front.opened[slider]["value"] == 6
+
+
 def test_the_widgets_of_a_kernel_that_is_replaced_end(book: Notebook, front: Front, ids: list[tuple[str, str]]) -> None:
     book.run("%%sky --on 1\nimport os\nos._exit(1)")
     front.wait(lambda: not {*ids[1]} & {*front.opened}, "the widgets of a kernel that has ended are still there")

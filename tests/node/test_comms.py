@@ -171,3 +171,33 @@ def test_10000_cells_leave_what_the_runs_that_are_known_have_used() -> None:
     assert len(held) == 0
     answer = asyncio.run(comms.sky_comms())
     assert (answer["open"], answer["number"]) == ([], 10_000)
+
+
+def test_a_widget_that_was_let_go_is_open_again_when_it_is_shown() -> None:
+    asked: list[dict[str, Any]] = []
+    sent: list[dict[str, Any]] = []
+    tell = {0: lambda told, buffers: asked.append(told["content"])}
+    comms = Comms(tell, "me", lambda: True, lambda batch, size: sent.extend(batch["comms"]))
+    whole = {
+        "layout": {"_model_name": "LayoutModel"},
+        "slider": {"_model_name": "IntSliderModel", "layout": "IPY_MODEL_layout"},
+        "box": {"_model_name": "BoxModel", "children": ["IPY_MODEL_slider"], "layout": "IPY_MODEL_layout"},
+    }
+    for id, state in whole.items():
+        comms.on_message(0, opened(id, **state), "first")
+    comms.forget("first")
+    comms.flush()
+    sent.clear()
+    comms.on_shown(0, "later", {VIEW: {"model_id": "box"}})
+    comms.on_shown(0, "later", {VIEW: {"model_id": "closed long ago"}})
+    while asked:
+        content = asked.pop()
+        assert content["data"] == {"method": "request_state"}
+        if content["comm_id"] in whole:
+            comms.on_message(0, told(content["comm_id"], **whole[content["comm_id"]]), "")
+    comms.flush()
+    assert [(one["kind"], one["comm"]) for one in sent] == [("open", id) for id in whole]
+    comms.forget("another")
+    assert comms.held(0).get("slider") is not None
+    comms.forget("later")
+    assert len(comms.held(0)) == 0
