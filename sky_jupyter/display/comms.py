@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import logging
 import threading
+import time
 import weakref
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
@@ -177,7 +178,7 @@ class Widgets:
                 for message in messages:
                     self._publish(message, self._headers.get(message.parent) if message.parent else None)
                     self._untold.discard(message.comm)
-                threading.Event().wait(_INTERVAL)
+                time.sleep(_INTERVAL)
         with self._lock:
             self._thread = None
         if self._pending:
@@ -220,10 +221,6 @@ class Widgets:
         if told is None:
             return
         told.parent = str(header.get("msg_id"))
-        if told.kind == "close":
-            with self._lock:
-                self._owners.pop(id, None)
-                self._held[key].take(told)
         send(told)
 
     def _answer_control(self) -> None:

@@ -160,3 +160,8 @@ class Comms:
             self.held(message.rank).use(message.comm, self._latest.get(message.rank, ""))
             kind, content, metadata, buffers = message.jupyter()
             tell({"msg_type": kind, "id": message.parent, "content": content, "metadata": metadata}, buffers)
+            if message.kind == "close":
+                # For the other pages.
+                self.held(message.rank).take(message)
+                self._close(message.rank, [message.comm])
+                self.flush()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib.util
 import queue
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -167,6 +168,7 @@ def test_what_a_page_sets_changes_one_rank_and_its_observers_run(
     assert values[1][0] == 99
 
 
+@pytest.mark.skipif(sys.version_info < (3, 11), reason="needs ipykernel 7.4, and that Python 3.11")
 def test_a_cell_that_awaits_hears_pages(book: Notebook, front: Front, ids: list[tuple[str, str]]) -> None:
     def say() -> None:
         front.wait(lambda: front.opened[ids[0][1]]["count"] == -1, "the cell does not begin")
@@ -252,6 +254,8 @@ def test_a_widget_ends_with_the_runs_that_used_it_and_is_open_again_when_it_is_s
     book.run("%%sky --on 0\nold.children[0].value = 6\ndisplay(old)")
     front.wait(lambda: box in front.opened, "the widget is not opened again")
     assert front.opened[slider]["value"] == 6
+    front.say(box, {}, kind="comm_close")
+    front.wait(lambda: box not in front.opened, "one page closes it, and another is not told")
 
 
 def test_the_widgets_of_a_kernel_that_is_replaced_end(book: Notebook, front: Front, ids: list[tuple[str, str]]) -> None:
