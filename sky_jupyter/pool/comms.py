@@ -38,14 +38,13 @@ class Comms:
 
     Parameters
     ----------
-    spec : PoolSpec
-        The pool's.
     ask : callable
         ``await ask(call, nodes, **arguments)`` asks agents.
     """
 
-    def __init__(self, spec: PoolSpec, ask: Ask) -> None:
-        self._spec, self._ask = spec, ask
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self._nodes, self._per_node = 0, 1
         self._mirror: Mirror | None = None
         # Which agent each node was last heard as, and the number of its last batch.
         self._heard: dict[int, tuple[str, int]] = {}
@@ -59,14 +58,17 @@ class Comms:
 
         def begin() -> None:
             self._mirror = mirror
-            for node in range(self._spec.nodes):
+            for node in range(self._nodes):
                 self.look(node)
 
         loop().loop.call_soon_threadsafe(begin)
 
+    def suit(self, spec: PoolSpec) -> None:
+        """Be those of a pool like this from now on; whatever was open has been closed."""
+        self._nodes, self._per_node = spec.nodes, spec.ranks_per_node
+
     def _ranks(self, node: int) -> range:
-        per_node = self._spec.ranks_per_node
-        return range(node * per_node, (node + 1) * per_node)
+        return range(node * self._per_node, (node + 1) * self._per_node)
 
     # -- from the ranks ----------------------------------------------------------------------------
 
@@ -75,7 +77,7 @@ class Comms:
         node: Any
         number: Any
         node, number, incarnation = batch.get("node"), batch.get("number"), batch.get("incarnation")
-        known = is_number(node) and node < self._spec.nodes and is_number(number)
+        known = is_number(node) and node < self._nodes and is_number(number)
         if self._mirror is None or not known or not isinstance(incarnation, str):
             return
         if node in self._early:
@@ -95,10 +97,10 @@ class Comms:
     def look(self, node: int) -> None:
         """Ask a node for all that is open there."""
         if self._mirror is not None and node not in self._early:
-            self._early[node] = []
-            self._do(self._look(node))
+            early = self._early[node] = []
+            self._do(self._look(node, early))
 
-    async def _look(self, node: int) -> None:
+    async def _look(self, node: int, early: list[dict[str, Any]]) -> None:
         try:
             with contextlib.suppress(SkyError, OSError, KeyError):
                 answer = (await self._ask("comms", [node]))[node]
@@ -106,7 +108,8 @@ class Comms:
                 if self._mirror is not None:
                     self._mirror.reset(self._ranks(node), self._read(node, answer["open"]))
         finally:
-            early = self._early.pop(node)
+            if self._early.get(node) is early:
+                del self._early[node]
         for batch in early:
             self.on_batch(batch)
 
@@ -121,7 +124,8 @@ class Comms:
         """Nothing of the pool is alive."""
         for task in list(self._tasks):
             task.cancel()
-        for node in range(self._spec.nodes):
+        self._early.clear()
+        for node in range(self._nodes):
             self.lose(node)
 
     # -- to the ranks ------------------------------------------------------------------------------
@@ -131,7 +135,7 @@ class Comms:
         loop().loop.call_soon_threadsafe(self._put, message)
 
     def _put(self, message: Message) -> None:
-        node = message.rank // self._spec.ranks_per_node
+        node = message.rank // self._per_node
         waiting = self._outgoing.get(node)
         if waiting is None:
             waiting = self._outgoing[node] = Pending(any_keys=False)

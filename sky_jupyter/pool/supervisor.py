@@ -62,13 +62,13 @@ class Supervisor:
         on_broken: Callable[[str], None],
         on_taken: Callable[[], None],
     ) -> None:
+        self.comms = Comms(self._ask)
         self.suit(spec)
         self.renew = renew
         self.again = again
         self.on_broken = on_broken
         self.on_taken = on_taken
         self.control: Control | None = None
-        self.comms = Comms(spec, self._ask)
         # Nodes' machines, as messages name them; what sees to a node that may be off, where that can be done.
         self.names: dict[int, str] = {}
         self.examine: Callable[[int], Coroutine[Any, Any, None]] | None = None
@@ -100,6 +100,7 @@ class Supervisor:
     def suit(self, spec: PoolSpec) -> None:
         """Be the supervisor of a pool like this from now on."""
         self.spec = spec
+        self.comms.suit(spec)
         collective = [plugin for plugin in spec.plugins if plugin.collective] if spec.world_size > 1 else []
         # Whether the loss of one rank, or a broken collective, concerns all.
         self.together = bool(collective)
