@@ -379,9 +379,18 @@ def start_pool(spec: PoolSpec) -> Pool:
     except BaseException as error:
         view.finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", ok=False)
         raise
-    pools.add(pool)
+    _take_in(pool)
     view.finish(f"{describe(spec)} ready")
     return pool
+
+
+def _take_in(pool: Pool) -> None:
+    """A pool is there: it is found by its name, and pages have its widgets."""
+    pools.add(pool)
+    comms = pool.supervisor.comms
+    mirror = display.mirror(pool.id, comms.send)
+    if mirror is not None:
+        comms.listen(mirror)
 
 
 def attach_pool(name: str | None = None, *, take_over: bool = False) -> Pool:
@@ -424,7 +433,7 @@ def attach_pool(name: str | None = None, *, take_over: bool = False) -> Pool:
     except BaseException as error:
         view.finish("interrupted" if isinstance(error, KeyboardInterrupt) else "not attached", ok=False)
         raise
-    pools.add(pool)
+    _take_in(pool)
     view.finish(f"{describe(pool.spec)} attached")
     return pool
 

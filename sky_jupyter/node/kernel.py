@@ -80,6 +80,7 @@ class SkyKernel(IPythonKernel):
         super().__init__(**kwargs)
         self.shell_handlers["sky_request"] = self.sky_request
         self.control_handlers["sky_abort"] = self.sky_abort
+        self.shell_handlers["comm_msg"] = _interruptible(self.shell_handlers["comm_msg"])
         self.sky_stack = contextlib.ExitStack()
         self.sky_plugins: tuple[Any, ...] = ()
         self.sky_values: OrderedDict[str, Any] = OrderedDict()
@@ -250,6 +251,19 @@ class SkyKernel(IPythonKernel):
             with contextlib.suppress(Exception):
                 _await_empty(stream)
                 _flush_soon(stream)
+
+
+def _interruptible(handler: Callable[..., None]) -> Callable[..., None]:
+    """A handler of what a page tells a widget; without this an interrupt ends requests and nothing else."""
+
+    def handle(*arguments: Any) -> None:
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            handler(*arguments)
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    return handle
 
 
 def _flush_soon(stream: Any) -> None:
