@@ -1,0 +1,50 @@
+/** Small helps for elements of the page. */
+
+export function make<K extends keyof HTMLElementTagNameMap>(
+  tag: K,
+  className = "",
+  attributes: Record<string, string> = {},
+): HTMLElementTagNameMap[K] {
+  const node = document.createElement(tag);
+  node.className = className;
+  for (const [name, value] of Object.entries(attributes)) {
+    node.setAttribute(name, value);
+  }
+  return node;
+}
+
+/** Change a text only where it is another: screen readers and layout hear of every change. */
+export function say(node: HTMLElement, text: string): void {
+  if (node.textContent !== text) {
+    node.textContent = text;
+  }
+}
+
+/** The same for an attribute. */
+export function mark(node: Element, name: string, value: string): void {
+  if (node.getAttribute(name) !== value) {
+    node.setAttribute(name, value);
+  }
+}
+
+/** Have as many children as there are items, each made once and told of its item; they stay in place. */
+export function fill<T>(parent: HTMLElement, items: readonly T[], begin: () => HTMLElement, tell: (node: HTMLElement, item: T, index: number) => void): void {
+  while (parent.children.length > items.length) {
+    parent.lastElementChild?.remove();
+  }
+  items.forEach((item, index) => {
+    let node = parent.children[index] as HTMLElement | undefined;
+    if (!node) {
+      node = begin();
+      parent.append(node);
+    }
+    tell(node, item, index);
+  });
+}
+
+export function button(text: string, act: () => void): HTMLButtonElement {
+  const made = make("button", "", { type: "button" });
+  made.textContent = text;
+  made.addEventListener("click", act);
+  return made;
+}
