@@ -304,7 +304,7 @@ def start_pool(spec: PoolSpec) -> Pool:
     """
     if pools.get(spec.name) is not None:
         raise PoolError(f"pool {spec.name!r} lives already; end it first, or give another name")
-    view = display.start_view(f"pool {spec.name}")
+    view = display.start_view(f"pool {spec.name}", spec.name)
     pool = Pool(spec, person.prompts)
     try:
         with pools.being_started(pool), person.answering(view.refresh) as tick:

@@ -8,14 +8,22 @@ import { OpenPanel } from "./pool/open";
 
 class PoolRenderer extends Widget implements IRenderMime.IRenderer {
   private panels: OpenPanel[] = [];
+  /** What a start is at, and which pool's. */
+  private readonly line = document.createElement("div");
+  private starting = "";
 
   constructor() {
     super();
     this.addClass("sky-pool-output");
+    this.line.className = "sky-live-line";
   }
 
   async renderModel(model: IRenderMime.IMimeModel): Promise<void> {
     const saved = model.data[MIME] as unknown as Saved | undefined;
+    if (saved?.version === 1 && saved.start) {
+      this.showStart(saved.start);
+      return;
+    }
     this.clear();
     if (saved?.version !== 1 || !Array.isArray(saved.pools)) {
       this.node.textContent = "These pools were saved by a newer Sky Jupyter.";
@@ -43,7 +51,24 @@ class PoolRenderer extends Widget implements IRenderMime.IRenderer {
     this.panels.forEach((panel) => panel.detach());
   }
 
+  /** Several times a second. */
+  private showStart(start: { pool: string; text: string }): void {
+    if (this.starting !== start.pool) {
+      this.clear();
+      this.starting = start.pool;
+      this.node.append(this.line);
+      this.panels = [new OpenPanel(this.node, () => kernelOf(this), start.pool)];
+      if (this.isAttached) {
+        this.onAfterAttach();
+      }
+    }
+    if (this.line.textContent !== start.text) {
+      this.line.textContent = start.text;
+    }
+  }
+
   private clear(): void {
+    this.starting = "";
     this.panels.forEach((panel) => panel.detach());
     this.panels = [];
     this.node.textContent = "";

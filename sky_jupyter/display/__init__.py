@@ -118,12 +118,12 @@ def run_view(title: str, ranks: Sequence[int], *, results: bool = True, pool: st
     return TerminalRunView(ranks, results=results)
 
 
-def start_view(title: str) -> StartView:
-    """The view of a pool's start or a transfer, for where this process is shown."""
+def start_view(title: str, pool: str = "") -> StartView:
+    """The view of a pool's start or a transfer, for where this process is shown; ``pool`` is that one's name."""
     if in_notebook():
         from .notebook import NotebookStartView
 
-        return NotebookStartView(title)
+        return NotebookStartView(title, pool)
     from .terminal import TerminalStartView
 
     return TerminalStartView(title)

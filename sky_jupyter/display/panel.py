@@ -52,6 +52,11 @@ def to_json(pools: Sequence[Facts]) -> dict[str, Any]:
     return {"version": VERSION, "at": round(time.time()), "pools": [_kept(pool) for pool in pools]}
 
 
+def start_json(pool: str, text: str) -> dict[str, Any]:
+    """A pool that is being started, for a page that asks for more; ``text`` is what it is at."""
+    return {"version": VERSION, "at": round(time.time()), "pools": [], "start": {"pool": pool, "text": text}}
+
+
 def _kept(pool: Facts) -> dict[str, Any]:
     nodes = [{**node, "samples": _thinned(node["samples"])} for node in pool["nodes"]]
     phases = []

@@ -189,7 +189,7 @@ class SkyMagics(Magics):
             self.end(pool)
             start_pool(spec)
             return
-        view = display.start_view(f"pool {pool.spec.name}")
+        view = display.start_view(f"pool {pool.spec.name}", pool.spec.name)
         try:
             with person.answering(view.refresh) as tick:
                 pool.restart(view.on_event, tick)

@@ -94,6 +94,8 @@ export interface Saved {
   /** Seconds since 1970. */
   at: number;
   pools: PoolFacts[];
+  /** A pool that is being started: its name, and what it is at. */
+  start?: { pool: string; text: string };
 }
 
 const CHANGING = ["starting", "restarting", "resizing", "ending"];

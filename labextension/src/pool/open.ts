@@ -108,7 +108,8 @@ export class OpenPanel {
     const problem = this.feed?.problem ?? "";
     if (!this.model) {
       const ended = `There is no pool ${this.name} any more.`;
-      this.panel.wait(this.name, this.gone ? ended : problem);
+      const found = this.feed ? problem || "looking …" : "there is no kernel to ask";
+      this.panel.wait(this.name, this.gone ? ended : found);
       return;
     }
     const live = this.feed?.model === this.model && !problem;

@@ -45,10 +45,10 @@ export class PoolPanel {
   }
 
   /** Nothing is known of the pool. */
-  wait(pool: string, problem: string): void {
+  wait(pool: string, why: string): void {
     mark(this.node, "aria-label", `Pool ${pool}`);
     say(this.title, `pool ${pool}`);
-    say(this.note, problem || "looking …");
+    say(this.note, why);
     this.note.hidden = false;
     for (const part of [this.deeds.bar, this.notes, this.runs, this.nodes.node, this.start.node]) {
       part.hidden = true;
