@@ -1,6 +1,6 @@
 /** What can be done to a pool: its buttons, the question before what destroys state, and what came of it. */
 
-import { button, make, mark, say } from "./dom";
+import { button, make, mark, reason, say } from "./dom";
 import { isChanging, type PoolFacts } from "./facts";
 
 export interface Reply {
@@ -205,7 +205,7 @@ export class Deeds {
         this.pending = { restart: "Restart", resize: "Change of nodes" }[String(content.action)] ?? "";
       }
     } catch (error) {
-      say(this.told, error instanceof Error ? error.message : String(error));
+      say(this.told, reason(error));
     }
     this.soon();
   }

@@ -1,26 +1,10 @@
-/** Small helps for elements of the page. */
+/** Small helps for elements of the page; more of them are the run view's. */
 
-export function make<K extends keyof HTMLElementTagNameMap>(
-  tag: K,
-  className = "",
-  attributes: Record<string, string> = {},
-): HTMLElementTagNameMap[K] {
-  const node = document.createElement(tag);
-  node.className = className;
-  for (const [name, value] of Object.entries(attributes)) {
-    node.setAttribute(name, value);
-  }
-  return node;
-}
+import { make } from "../run/dom";
 
-/** Change a text only where it is another: screen readers and layout hear of every change. */
-export function say(node: HTMLElement, text: string): void {
-  if (node.textContent !== text) {
-    node.textContent = text;
-  }
-}
+export { make, reason, say } from "../run/dom";
 
-/** The same for an attribute. */
+/** Change an attribute only where it is another. */
 export function mark(node: Element, name: string, value: string): void {
   if (node.getAttribute(name) !== value) {
     node.setAttribute(name, value);

@@ -1,6 +1,7 @@
 /** Asks a kernel how one of its pools is, once a second for as long as somebody looks. */
 
 import { ask, type Kernel } from "../run/control";
+import { reason } from "../run/dom";
 import { isChanging, LINES, type PoolFacts, PoolModel } from "./facts";
 
 const EVERY = 1000;
@@ -58,7 +59,7 @@ export class Feed {
       this.problem = "";
       this.failures = 0;
     } catch (error) {
-      this.problem = error instanceof Error ? error.message : String(error);
+      this.problem = reason(error);
       if (Date.now() - began < REFUSED) {
         await this.examine();
       }

@@ -3,16 +3,16 @@
 import { type Kernel } from "../run/control";
 import { type PoolFacts, PoolModel } from "./facts";
 import { type Feed, feedOf, request } from "./feed";
-import { Sight } from "./sight";
 import { install } from "./style";
 import { PoolPanel } from "./view";
+import { Visible } from "./visible";
 
 // A notebook that opens has no kernel yet, and later it may have another one.
 const LOOK = 1000;
 
 export class OpenPanel {
   readonly panel: PoolPanel;
-  private readonly sight: Sight;
+  private readonly visible: Visible;
   private feed: Feed | undefined;
   private kernel: Kernel | undefined;
   private unwatch: (() => void) | undefined;
@@ -42,7 +42,7 @@ export class OpenPanel {
       this.model = new PoolModel(saved.pool, saved.at);
     }
     place.append(this.panel.node);
-    this.sight = new Sight(this.panel.node, (seen) => (seen ? this.begin() : this.end()));
+    this.visible = new Visible(this.panel.node, (seen) => (seen ? this.begin() : this.end()));
     this.draw();
   }
 
@@ -50,13 +50,13 @@ export class OpenPanel {
   attach(): void {
     const root = this.panel.node.getRootNode();
     install(root instanceof ShadowRoot ? root : document);
-    this.sight.begin();
+    this.visible.begin();
     this.draw();
   }
 
   /** It is not any more. */
   detach(): void {
-    this.sight.end();
+    this.visible.end();
   }
 
   private begin(): void {

@@ -1,4 +1,4 @@
-/** Sparklines: five minutes of a value from 0 to 1 as a line, the newest at the right. */
+/** Sparklines: up to five minutes of a value from 0 to 1 as a line, the newest at the right. */
 
 import { mark } from "./dom";
 import { SPAN } from "./facts";
@@ -6,6 +6,8 @@ import { percent } from "./words";
 
 const WIDTH = 100;
 const HEIGHT = 16;
+// A line shows so many seconds at least.
+const LEAST = 60;
 const SVG = "http://www.w3.org/2000/svg";
 
 export function sparkline(): SVGSVGElement {
@@ -31,9 +33,10 @@ export function draw(svg: SVGSVGElement, what: string, values: [number, number][
 
 /** Where the line goes: of values that share a column the mean. */
 export function pointsOf(values: [number, number][], now: number): [number, number][] {
+  const span = Math.min(SPAN, Math.max(LEAST, now - (values[0]?.[0] ?? now)));
   const columns = new Map<number, number[]>();
   for (const [time, value] of values) {
-    const column = Math.round(WIDTH * (1 - (now - time) / SPAN));
+    const column = Math.round(WIDTH * (1 - (now - time) / span));
     if (column >= 0 && column <= WIDTH) {
       columns.get(column)?.push(value) ?? columns.set(column, [value]);
     }

@@ -106,7 +106,9 @@ export function nodeState(node: NodeFacts, pool: PoolFacts): string {
   const ready = node.ranks.filter((rank) => rank.entered).length;
   return on.phase === "plugins" && node.ranks.length
     ? `kernels: ${ready} of ${node.ranks.length} ready`
-    : `${on.phase}: waiting`;
+    : on.nodes?.length
+      ? `${on.phase}: waiting`
+      : on.phase;
 }
 
 /** Such as "environment · 12.0 s of about 40.0 s". */

@@ -113,7 +113,7 @@ describe("what is kept of a pool", () => {
 
   it("is drawn with the newest at the right, and the mean of what falls together", () => {
     expect(pointsOf([[700, 0], [1000, 1]], 1000)).toEqual([[0, 15], [100, 1]]);
-    expect(pointsOf([[999.5, 0], [1000, 1]], 1000)).toEqual([[100, 8]]);
-    expect(pointsOf([[100, 1]], 1000)).toEqual([]);
+    expect(pointsOf([[940, 0], [999.9, 0], [1000, 1]], 1000)).toEqual([[0, 15], [100, 8]]);
+    expect(pointsOf([], 1000)).toEqual([]);
   });
 });
