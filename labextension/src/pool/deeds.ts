@@ -28,7 +28,7 @@ let questions = 0;
 
 export class Deeds {
   readonly bar = make("div", "sky-live-tools", { role: "group" });
-  readonly asked = make("form", "sky-live-asked", { role: "group" });
+  readonly asked = make("form", "sky-live-asked");
   readonly told = make("p", "sky-live-told", { role: "status" });
   private readonly buttons: Record<Name, HTMLButtonElement>;
   private readonly text = make("p");
