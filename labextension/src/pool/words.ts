@@ -130,5 +130,5 @@ export function startText(pool: PoolFacts): string {
     return `${phaseText(on)}${line ? ` · ${line}` : ""}`;
   }
   const failed = pool.phases.find((phase) => phase.state === "failed");
-  return failed ? `${failed.phase} failed after ${duration(took)}` : `started in ${duration(took)}`;
+  return failed ? `${failed.phase} failed after ${duration(took)}` : `ready in ${duration(took)}`;
 }

@@ -119,7 +119,7 @@ describe("a pool", () => {
     expect(words("button")).toEqual(["Interrupt", "Shut down"]);
     show(pool({ provider: "ssh", phases: phases.map((one) => ({ ...one, state: "done" })) }));
     expect(start?.open).toBe(false);
-    expect(start?.firstElementChild?.textContent).toBe("started in 12.8 s");
+    expect(start?.firstElementChild?.textContent).toBe("ready in 12.8 s");
   });
 
   it("tells of machines that are away or apart, and of what is broken", () => {
