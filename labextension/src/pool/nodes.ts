@@ -145,15 +145,18 @@ class GpuUses {
   private readonly all = make("details");
   private readonly mean = [new Use(""), new Use("")];
   private readonly each = make("div");
+  private again = () => {};
 
   constructor(cell: HTMLElement) {
     const summary = make("summary");
     summary.append(...this.mean.map((use) => use.node));
     this.all.append(summary);
+    this.all.addEventListener("toggle", () => this.again());
     cell.append(this.all, this.each);
   }
 
   show(node: NodeFacts, samples: Sample[], now: number): void {
+    this.again = () => this.show(node, samples, now);
     const [count, last] = [node.gpus.length, node.now];
     const many = count > FEW;
     this.all.hidden = !many || !last;
@@ -172,8 +175,9 @@ class GpuUses {
       this.each.hidden = true;
       return;
     }
-    this.each.hidden = false;
-    node.gpus.forEach((gpu, index) => {
+    // What is folded away is drawn once it is unfolded.
+    this.each.hidden = many && !this.all.open;
+    (this.each.hidden ? [] : node.gpus).forEach((gpu, index) => {
       const [busy, full] = [2 + 2 * index, 3 + 2 * index];
       const name = count > 1 ? `GPU ${index}` : "GPU";
       const lead = count > 1 ? `${index}: ` : "";

@@ -89,6 +89,10 @@ describe("a pool", () => {
     const now = [0.5, GB, 1, 80 * GB, 0, 0, 1, 80 * GB, 0, 0];
     show(pool({ nodes: [node(0, { gpus, accelerators: 4, now, samples: [[0, ...now]] })] }));
     expect(words("[data-column=GPU] summary")).toEqual(["4 GPUs: 50%160.0 of 320.0 GB"]);
+    expect(row(0).GPU).not.toContain("3: 0%");
+    const details = panel.node.querySelector("[data-column=GPU] details") as HTMLDetailsElement;
+    details.open = true;
+    details.dispatchEvent(new Event("toggle"));
     expect(row(0).GPU).toContain("3: 0%0.0 of 80.0 GB");
     show(pool());
     expect(seen("[data-column=GPU]")).toEqual([]);
