@@ -7,7 +7,7 @@ import { MOST_PARTS, Shown, WINDOW } from "./log";
 export class FoldedItems {
   constructor(
     readonly first: number,
-    private readonly members: Shown[],
+    readonly members: Shown[],
   ) {}
 
   add(shown: Shown): void {
@@ -71,6 +71,24 @@ export class AllLog {
     const copy = new AllLog(this.window);
     copy.parts = this.parts.map((part) => (part instanceof FoldedLines ? part.still() : part));
     return copy;
+  }
+
+  /** All but what a rank has shown. */
+  without(rank: number): AllLog {
+    const rest = new AllLog(this.window);
+    for (const part of this.parts) {
+      if (part instanceof FoldedItems) {
+        part.members.filter((shown) => shown.rank !== rank).forEach((shown) => rest.addItem(shown));
+        continue;
+      }
+      for (let index = 0; index < part.length; index++) {
+        part
+          .ranks(index)
+          .filter((one) => one !== rank)
+          .forEach((one) => rest.addLine(one, part.text(index)));
+      }
+    }
+    return rest;
   }
 
   private partOf(number: number): FoldedLines | FoldedItems | undefined {

@@ -115,6 +115,11 @@ export class FoldedLines {
     return this.texts[index];
   }
 
+  ranks(index: number): number[] {
+    const who = this.speakers[index];
+    return typeof who === "number" ? [who] : who;
+  }
+
   /** The ranks of a line as they are shown. */
   label(index: number): string {
     const who = this.speakers[index];

@@ -69,6 +69,10 @@ export class Head {
       return;
     }
     this.tick = tick;
+    const beat = String(Math.floor(model.elapsed) % 2);
+    if (this.dot.dataset.beat !== beat) {
+      this.dot.dataset.beat = beat;
+    }
     const facts = [`${count} rank${count === 1 ? "" : "s"}`, duration(model.elapsed), ...words];
     if (!model.finished && model.idle >= SILENT) {
       facts.push(`silent for ${duration(Math.floor(model.idle)).replace(".0 s", " s")}`);

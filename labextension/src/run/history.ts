@@ -91,13 +91,16 @@ export function play(event: JournalEvent, log: RankLog): void {
   }
 }
 
-/** All that a rank printed, page by page, as text. */
+/** All that a rank has printed by now, page by page, as text. */
 export async function wholeLog(host: Host, rank: number): Promise<string> {
   const parts: string[] = [];
+  let stop = Infinity;
   for (let at = 0; ;) {
-    const page: LogPage = await (host.log as NonNullable<Host["log"]>)(rank, at, 5000, "text");
+    const page: LogPage = await (host.log as NonNullable<Host["log"]>)(rank, at, Math.min(5000, stop - at), "text");
     parts.push(page.text ?? "");
-    if (page.next <= at || page.next >= page.end) {
+    // A flood may go on as fast as it is read.
+    stop = Math.min(stop, page.end);
+    if (page.next <= at || page.next >= stop) {
       return parts.join("");
     }
     at = page.next;

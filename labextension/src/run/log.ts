@@ -181,11 +181,17 @@ export class RankLog {
     return found;
   }
 
+  /** Forget all that there is: at once, or with what comes next. */
   clear(wait: boolean): void {
     this.clearNext = true;
     if (!wait) {
       this.cleared();
     }
+  }
+
+  /** Whether what comes next replaces all that there is. */
+  get clears(): boolean {
+    return this.clearNext;
   }
 
   private cleared(): void {

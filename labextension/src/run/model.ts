@@ -84,7 +84,9 @@ export class Rank {
   noteItem(item: Item): void {
     const html = item.data["text/html"];
     if (typeof html === "string" && html.includes("<progress")) {
-      this.bar = progress.ofHtml(html);
+      const bar = progress.ofHtml(html);
+      // Nothing ends such a bar but its own last value: it would stand there for the rest of the cell.
+      this.bar = bar && progress.fraction(bar) < 1 ? bar : undefined;
     }
   }
 }
@@ -267,6 +269,9 @@ export class RunModel {
     const rank = this.byRank.get(entry[1] as number);
     if (!rank) {
       return;
+    }
+    if (kind === "c" ? entry[2] !== true : rank.log.clears && (kind === "s" || kind === "d")) {
+      this.all = this.all.without(rank.rank);
     }
     if (kind === "s") {
       rank.log.feed(entry[2] as number, text, entry[4] as number, entry[5] as number, (line) => {

@@ -18,12 +18,18 @@ import { Where } from "./where";
 import { culprit, status } from "./words";
 
 let views = 0;
+// Drawing takes at most this part of a page's time, so that a slow machine's page is still there for its person.
+const SHARE = 1 / 8;
+const MOST_PAUSE = 200;
 
 export class RunView {
   readonly node = make("section", "sky-run", { "data-lm-suppress-shortcuts": "true", role: "group" });
   /** Whether the person has chosen the tab: then it is not changed for them. */
   private chose = false;
   private frame = 0;
+  private waiting: ReturnType<typeof setTimeout> | undefined;
+  /** When it may be drawn again, by `performance.now`. */
+  private due = 0;
   private timer: ReturnType<typeof setInterval> | undefined;
   private title = "";
   private troubles = "";
@@ -51,13 +57,13 @@ export class RunView {
     head.add("follow", "Pause", () => this.follow(!this.following));
     this.barsButton = head.add("bars", "", () => {
       this.bars.change();
-      this.update();
+      this.now();
     });
     head.add("copy", "Copy", () => void this.copy());
     head.add("download", "Download", () => void this.download());
     head.search.addEventListener("input", () => {
       this.sight.filter = head.search.value.toLowerCase();
-      this.update();
+      this.now();
     });
     this.earlier.node.addEventListener("click", () => void this.loadEarlier());
     this.panel.append(this.pane.node);
@@ -88,21 +94,35 @@ export class RunView {
   detach(): void {
     this.badge.detach();
     clearInterval(this.timer);
-    this.timer = undefined;
+    clearTimeout(this.waiting);
+    this.timer = this.waiting = undefined;
     cancelAnimationFrame(this.frame);
     this.frame = 0;
   }
 
   /** Draw soon what is new. */
   update(): void {
-    if (!this.frame) {
-      this.frame = requestAnimationFrame(() => {
-        this.frame = 0;
-        if (this.node.isConnected) {
-          this.draw();
-        }
-      });
+    const pause = this.due - performance.now();
+    if (pause <= 0) {
+      this.now();
+    } else {
+      this.waiting ??= setTimeout(() => this.now(), pause);
     }
+  }
+
+  /** Draw with the next frame: a person waits for it. */
+  private now(): void {
+    clearTimeout(this.waiting);
+    this.waiting = undefined;
+    this.frame ||= requestAnimationFrame(() => {
+      this.frame = 0;
+      if (this.node.isConnected) {
+        const began = performance.now();
+        this.draw();
+        const ended = performance.now();
+        this.due = ended + Math.min(MOST_PAUSE, (ended - began) / SHARE);
+      }
+    });
   }
 
   /** A new snapshot has been loaded: nothing that was drawn is of it. */
@@ -123,7 +143,7 @@ export class RunView {
       this.pane.reset();
       this.foot.reset();
     }
-    this.update();
+    this.now();
   }
 
   /** The text of the chosen tab, as far as the page has it. */
@@ -183,14 +203,14 @@ export class RunView {
 
   private follow(on: boolean): void {
     this.pane.following = on;
-    this.update();
+    this.now();
   }
 
   private onScroll(toTop: boolean): void {
     if (toTop && this.earlier.more) {
       void this.loadEarlier();
     }
-    this.update();
+    this.now();
   }
 
   private async loadEarlier(): Promise<void> {

@@ -104,6 +104,17 @@ describe("a run", () => {
     expect(model.rank(0)?.log.lineCount).toBe(1);
   });
 
+  it("clears a rank out of what all have shown", () => {
+    const model = new RunModel();
+    model.load(snapshot());
+    model.apply(...delta(1, "0 both\nmine\n", "1 both\nother\n", ["c", 0, true]));
+    expect(all(model)).toEqual(["0-1: both", "0: mine", "1: other"]);
+    model.apply(...delta(2, "0 other\n"));
+    expect(all(model)).toEqual(["1: both", "0-1: other"]);
+    model.apply(...delta(3, ["c", 1, false]));
+    expect(all(model)).toEqual(["0: other"]);
+  });
+
   it("has no holes in its window: what was passed over is counted and begins it anew", () => {
     const model = new RunModel();
     model.load(snapshot());
@@ -240,6 +251,16 @@ describe("progress", () => {
       "<div><progress value='12' max='60' style='width:300px'></progress>[12/60 00:10 < 00:40, Epoch 1/5]</div>";
     expect(ofHtml(html)).toMatchObject({ done: 12, total: 60, aside: "[12/60 00:10 < 00:40, Epoch 1/5]" });
     expect(ofHtml("<b>no</b>")).toBeUndefined();
+  });
+
+  it("of HTML is over with its last value", () => {
+    const model = new RunModel();
+    model.load(snapshot());
+    const bar = (value: number) => ({ "text/html": `<progress value='${value}' max='60'></progress>` });
+    model.apply(...delta(1, ["d", 0, "bar", bar(12), {}]));
+    expect(model.rank(0)?.progress).toMatchObject({ done: 12 });
+    model.apply(...delta(2, ["u", 0, "bar", bar(60), {}]));
+    expect(model.rank(0)?.progress).toBeUndefined();
   });
 
   it("is that of the slowest rank when bars are merged", () => {
