@@ -22,6 +22,7 @@ SUBJECTS = {
     "page": "page",
     "watch": "watch",
     "array": "array",
+    "capture": "capture",
     "frameworks": "frameworks",
     "training": "training",
     "ssh": "ssh",

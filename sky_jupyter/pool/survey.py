@@ -83,6 +83,10 @@ class Survey:
         self._at = -math.inf
         self._asking: asyncio.Future[None] | None = None
 
+    def renumber(self, numbers: Mapping[int, int]) -> None:
+        """Nodes have other numbers: new ones by those before; the others are no more."""
+        self.nodes = {numbers[node]: seen for node, seen in self.nodes.items() if node in numbers}
+
     async def look(self) -> None:
         """Ask the nodes, unless somebody has just done so or is at it."""
         if self._asking is None:
