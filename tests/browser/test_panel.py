@@ -211,6 +211,15 @@ def test_a_pool_is_watched_interrupted_and_ended_from_its_panel_while_a_cell_blo
     page.wait_for(BLOCKED, "KeyboardInterrupt")
     panel.get_by_role("button", name="Interrupt").wait_for(state="hidden", timeout=PATIENCE)
 
+    # A node more, as is offered, and without the last one again.
+    panel.get_by_role("button", name="Add nodes").click()
+    panel.get_by_label("Nodes in all").press("Enter")
+    shows(panel, "3 local nodes · ready")
+    panel.get_by_role("button", name="Remove node 2").click()
+    panel.get_by_text("Remove node 2? All ranks get new kernels").wait_for(timeout=PATIENCE)
+    panel.get_by_role("button", name="Remove", exact=True).click()
+    shows(panel, "2 local nodes · ready")
+
     # The question comes first; Escape is a no, and the focus is where it was.
     panel.get_by_role("button", name="Shut down").press("Enter")
     panel.get_by_text("Shut down pool default? What the ranks have in memory is lost.").wait_for(timeout=PATIENCE)
