@@ -372,7 +372,7 @@ def start_pool(spec: PoolSpec) -> Pool:
     if pools.get(spec.name) is not None:
         raise PoolError(f"pool {spec.name!r} lives already; end it first, or give another name")
     pool = Pool(spec, person.prompts)
-    view = display.start_view(f"pool {spec.name}", phases=pool.phases.facts)
+    view = display.start_view(f"pool {spec.name}", pool=spec.name, phases=pool.phases.facts)
     try:
         with pools.being_started(pool), person.answering(view.refresh) as tick:
             pool.start(view.on_event, tick)
@@ -440,7 +440,7 @@ def attach_pool(name: str | None = None, *, take_over: bool = False) -> Pool:
 
 def resize_pool(pool: Pool, nodes: int | None = None, *, add: Sequence[str] = (), remove: Sequence[int] = ()) -> None:
     """Change a pool's nodes, shown as it goes on; see `Compute.resize`."""
-    view = display.start_view(f"pool {pool.spec.name}")
+    view = display.start_view(f"pool {pool.spec.name}", pool=pool.spec.name)
     try:
         with person.answering(view.refresh) as tick:
             pool.resize(nodes, view.on_event, tick, add=add, remove=remove)

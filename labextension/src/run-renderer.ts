@@ -3,6 +3,8 @@ import type { IRenderMime } from "@jupyterlab/rendermime-interfaces";
 import { MessageLoop } from "@lumino/messaging";
 import { Widget } from "@lumino/widgets";
 
+import { kernelOf } from "./pool/kernel";
+import { OpenPanel } from "./pool/open";
 import { actions, type Kernel, Subscription } from "./run/control";
 import type { Host } from "./run/host";
 import type { Item } from "./run/log";
@@ -91,7 +93,7 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
   // A run that goes on
 
   private subscribe(): void {
-    const kernel = this.findKernel();
+    const kernel = kernelOf(this);
     if (!kernel || !this.snapshot) {
       // A notebook that opens has no kernel yet.
       this.later(() => !this.isDisposed && this.isAttached && !this.subscription && this.subscribe());
@@ -152,17 +154,6 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
 
   // Where this is shown
 
-  /** The kernel of the notebook that this stands in. */
-  private findKernel(): Kernel | undefined {
-    for (let at: Widget | null = this.parent; at; at = at.parent) {
-      const context = (at as { sessionContext?: { session?: { kernel?: Kernel | null } | null } }).sessionContext;
-      if (context) {
-        return context.session?.kernel ?? undefined;
-      }
-    }
-    return undefined;
-  }
-
   private findRenderMime(): RenderMime | undefined {
     for (let at: Widget | null = this.parent; at; at = at.parent) {
       const found = (at as { rendermime?: RenderMime }).rendermime;
@@ -175,10 +166,11 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
 
   private host(): Host {
     const draw = (item: Item, node: HTMLElement) => this.draw(item, node);
+    const pool = (place: HTMLElement) => new OpenPanel(place, () => kernelOf(this), this.run.pool);
     if (!this.kernel) {
-      return { draw };
+      return kernelOf(this) ? { draw, pool } : { draw };
     }
-    return { draw, ...actions(this.kernel, () => ({ run: this.run.run, pool: this.run.pool })) };
+    return { draw, pool, ...actions(this.kernel, () => ({ run: this.run.run, pool: this.run.pool })) };
   }
 
   /** Have the notebook's own renderers draw an item, with as much trust as this output has. */

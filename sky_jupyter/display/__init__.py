@@ -141,13 +141,17 @@ def mirror(pool: str, send: Callable[[Message], None]) -> Mirror | None:
     return comms.of(kernel).mirror(pool, send) if has_comms else None
 
 
-def start_view(title: str, *, phases: Callable[[], Sequence[Mapping[str, Any]]] | None = None) -> StartView:
+def start_view(
+    title: str, *, pool: str = "", phases: Callable[[], Sequence[Mapping[str, Any]]] | None = None
+) -> StartView:
     """The view of a pool's start or a transfer, for where this process is shown.
 
     Parameters
     ----------
     title : str
         What stands first.
+    pool : str
+        The name of the pool that is being started or changed; empty where it is none.
     phases : callable, optional
         What the start has come through, as `PhaseLog.facts` tells it.
     """
@@ -158,7 +162,7 @@ def start_view(title: str, *, phases: Callable[[], Sequence[Mapping[str, Any]]] 
     if in_notebook():
         from .notebook import NotebookStartView
 
-        return NotebookStartView(title)
+        return NotebookStartView(title, pool)
     if can_draw(sys.stderr):
         from .console import ConsoleStartView
 

@@ -196,7 +196,7 @@ class SkyMagics(Magics):
             self.end(pool)
             start_pool(spec)
             return
-        view = display.start_view(f"pool {pool.spec.name}", phases=pool.phases.facts)
+        view = display.start_view(f"pool {pool.spec.name}", pool=pool.spec.name, phases=pool.phases.facts)
         try:
             with person.answering(view.refresh) as tick:
                 pool.restart(view.on_event, tick)

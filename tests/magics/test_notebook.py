@@ -466,7 +466,12 @@ def test_status_shows_each_node_and_rank_and_how_busy_they_are(two):
     assert lines[2] == "    rank N: idle (process N, N MB)"
     assert len([line for line in lines if line.startswith("  node")]) == 2
     assert lines[-1].startswith("  started in N s: ")
-    html = two.run("%sky").html
+    shown = two.run("%sky")
+    (data,) = [display.data for display in shown.displays]
+    assert set(data) == {"application/vnd.sky.pool.v1+json", "text/html", "text/plain"}
+    (kept,) = data["application/vnd.sky.pool.v1+json"]["pools"]
+    assert [node["state"] for node in kept["nodes"]] == ["idle", "idle"]
+    html = shown.html
     assert html.count("<tr>") == 3
     assert "<script" not in html
     assert 'alt="CPU use of the last' in html
