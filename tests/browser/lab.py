@@ -36,6 +36,18 @@ _QUIET = (
     "--disable-sync",
     "--no-first-run",
 )
+# Asks the kernel on its control channel, as docs/actions.md has it; gives the answer, and how many ms it took.
+_ASK = """async content => {
+    const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+    const header = {
+        msg_id: crypto.randomUUID(), msg_type: "sky_request", session: kernel.clientId, username: "", version: "5.3",
+        date: new Date().toISOString(),
+    };
+    const message = { channel: "control", header, parent_header: {}, metadata: {}, content, buffers: [] };
+    const began = performance.now();
+    const reply = await kernel.sendControlMessage(message, true, true).done;
+    return [reply.content, performance.now() - began];
+}"""
 
 
 def missing() -> str:
@@ -93,9 +105,8 @@ def server(folder: Path, *, app: str = "lab", dark: bool = False, extensions: Pa
     command += ["--ip=127.0.0.1", "--port=0", f"--ServerApp.root_dir={root}", "--LabApp.expose_app_in_browser=True"]
     # Only what comes with Jupyter itself: other people's extensions have dialogs of their own.
     known = f"labextensions_path={extensions or folder / 'extensions'}"
-    # Notebook 7 has JupyterLab beside it, which hands out the files of both.
-    command += [f"--LabApp.{known}", *([f"--JupyterNotebookApp.{known}"] if app != "lab" else [])]
-    command += ["--JupyterNotebookApp.expose_app_in_browser=True"] if app != "lab" else []
+    # Each has the other beside it, where both are installed.
+    command += [f"--LabApp.{known}", f"--JupyterNotebookApp.{known}", "--JupyterNotebookApp.expose_app_in_browser=True"]
     # Containers run tests as root, which the server refuses unless it is told.
     command += ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
     with (folder / "server.log").open("wb") as log:
@@ -163,6 +174,16 @@ class Page:
     def command(self, name: str) -> None:
         """Run one of the front end's commands, without waiting for its end."""
         self.page.evaluate("name => { void window.jupyterapp.commands.execute(name); }", name)
+
+    def ask(self, content: dict[str, Any]) -> tuple[dict[str, Any], float]:
+        """Ask the kernel while its cell runs: its answer, and the milliseconds that it took."""
+        answer, took = self.page.evaluate(_ASK, content)
+        return answer, took
+
+    def picture(self, name: str, node: Any = None) -> None:
+        """Keep what is seen, of all the page or of a part, in the folder that ``SKY_SCREENSHOTS`` names, if any."""
+        if folder := os.environ.get("SKY_SCREENSHOTS"):
+            (node or self.page).screenshot(path=Path(folder, f"{name}.png"), animations="disabled", caret="hide")
 
     def outputs(self, cell: int) -> str:
         """The text of a cell's outputs, as it is seen now; cells count from 0."""

@@ -37,18 +37,6 @@ rank""",
     "%sky down",
 ]
 LIVE, FAILING, DOWN = 1, 2, 3
-# Asks the kernel on its control channel, as docs/actions.md has it; gives the answer and the milliseconds that it took.
-ASK = """async content => {
-    const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
-    const header = {
-        msg_id: crypto.randomUUID(), msg_type: "sky_request", session: kernel.clientId, username: "", version: "5.3",
-        date: new Date().toISOString(),
-    };
-    const message = { channel: "control", header, parent_header: {}, metadata: {}, content, buffers: [] };
-    const began = performance.now();
-    const reply = await kernel.sendControlMessage(message, true, true).done;
-    return [reply.content, performance.now() - began];
-}"""
 
 
 @pytest.fixture(scope="module")
@@ -88,7 +76,7 @@ def seen(request: pytest.FixtureRequest, chromium: Any, tmp_path_factory: pytest
         page.log.clear()
         page.command("notebook:run-all-cells")
         running = page.wait_for(LIVE, "rank 1 step 2")
-        asked = {what: page.page.evaluate(ASK, {"action": what}) for what in ("status", "log", "where", "runs")}
+        asked = {what: page.ask({"action": what}) for what in ("status", "log", "where", "runs")}
         (server.root / "go").touch()
         finished = page.wait_for(LIVE, "s · done")
         page.wait_for(DOWN, "ended")

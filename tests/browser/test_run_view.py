@@ -13,6 +13,7 @@ import pytest
 
 import sky_jupyter
 from tests.browser import lab
+from tests.browser.view import View
 
 EXTENSION = Path(sky_jupyter.__file__).parent / "labextension"
 AXE = Path(__file__).parents[2] / "labextension" / "node_modules" / "axe-core" / "axe.min.js"
@@ -54,33 +55,6 @@ print("waiting", flush=True)
 time.sleep(600)""",
     "%sky down",
 ]
-
-
-class View:
-    """The run view of a cell in a page."""
-
-    def __init__(self, page: lab.Page, cell: int) -> None:
-        self.page = page
-        self.node = page.page.locator(".jp-Notebook .jp-Cell").nth(cell).locator(".sky-run").first
-
-    def wait(self, text: str, within: str = ".sky-log", timeout: float = 60) -> str:
-        """Wait until a part of the view says something; returns what it says."""
-        self.page.wait_until(lambda: text in self.text(within), timeout=timeout)
-        return self.text(within)
-
-    def text(self, within: str = ".sky-log") -> str:
-        part = self.node.locator(within).first
-        return part.inner_text(timeout=1000) if part.count() else ""
-
-    def press(self, name: str) -> None:
-        self.node.get_by_role("button", name=name).click()
-
-    def tab(self, name: str) -> Any:
-        return self.node.get_by_role("tab", name=name)
-
-    @property
-    def chosen(self) -> str:
-        return self.node.locator('[role="tab"][aria-selected="true"]').inner_text().split("\n")[0]
 
 
 @pytest.fixture(scope="module")

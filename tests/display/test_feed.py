@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
+from IPython.core.events import EventManager, available_events
 
 from sky_jupyter.display import channel, saved
 from sky_jupyter.display.feed import Feed, Pending
@@ -264,6 +266,7 @@ class Kernel:
         self.iopub_socket = object()
         self.session = self
         self.sent = []
+        self.shell = SimpleNamespace(events=EventManager(self, available_events))
 
     def get_parent(self, channel=None):
         return {"header": {}, "metadata": {"cellId": "c1"}}
@@ -298,4 +301,7 @@ def test_a_page_opens_a_view_by_the_control_channel_and_finds_what_is_kept_after
     assert drawn[-1][saved.MIME]["finished"] is True
     assert channel.views.answer({"action": "open", "view": view.id})["bundle"] == drawn[-1]
     assert channel.views.answer({"action": "open", "view": "unknown"})["status"] == "error"
+    # The cell runs anew: what it showed before does not come back.
+    kernel.shell.events.trigger("pre_run_cell", None)
+    assert view.id not in str(channel.views.answer({"action": "views"}))
     assert "no action" in channel.views.answer({"action": "sing"})["message"]
