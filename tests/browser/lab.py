@@ -153,8 +153,8 @@ def browser() -> Iterator[Any]:
 class Page:
     """A notebook as a person sees it; `log` holds what the page wrote on its console."""
 
-    def __init__(self, chromium: Any, address: str, *, width: int = 1000, height: int = 900) -> None:
-        self.page = chromium.new_page(viewport={"width": width, "height": height})
+    def __init__(self, chromium: Any, address: str, *, width: int = 1000, height: int = 900, scale: float = 1) -> None:
+        self.page = chromium.new_page(viewport={"width": width, "height": height}, device_scale_factor=scale)
         self.log: list[tuple[str, str]] = []
         self.page.on("console", lambda message: self.log.append((message.type, message.text)))
         self.page.on("pageerror", lambda error: self.log.append(("error", str(error))))
@@ -182,8 +182,22 @@ class Page:
 
     def picture(self, name: str, node: Any = None) -> None:
         """Keep what is seen, of all the page or of a part, in the folder that ``SKY_SCREENSHOTS`` names, if any."""
-        if folder := os.environ.get("SKY_SCREENSHOTS"):
-            (node or self.page).screenshot(path=Path(folder, f"{name}.png"), animations="disabled", caret="hide")
+        if not (folder := os.environ.get("SKY_SCREENSHOTS")):
+            return
+        path = Path(folder, f"{name}.png")
+        (node or self.page).screenshot(path=path, animations="disabled", caret="hide")
+        with contextlib.suppress(ImportError):
+            from PIL import Image
+
+            # Pages have few colours: with a palette the picture has a third of the size.
+            Image.open(path).convert("RGB").quantize(128).save(path, optimize=True)
+
+    def choose_theme(self, name: str) -> None:
+        """Go on in the theme ``"Dark"`` or ``"Light"``."""
+        change = "theme => window.jupyterapp.commands.execute('apputils:change-theme', { theme })"
+        self.page.evaluate(change, f"JupyterLab {name}")
+        light = "light => document.body.dataset.jpThemeLight === light"
+        self.page.wait_for_function(light, arg=str(name == "Light").lower(), timeout=_PATIENCE * 1000)
 
     def outputs(self, cell: int) -> str:
         """The text of a cell's outputs, as it is seen now; cells count from 0."""

@@ -21,6 +21,7 @@ import pytest
 
 import sky_jupyter
 from tests.browser import lab
+from tests.browser.test_panel import leave_a_pool
 from tests.browser.view import View
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -92,6 +93,7 @@ def test_a_run_is_shown_whole_whatever_becomes_of_its_pages(server: lab.Server, 
     page.page.reload()
     whole(page, "line 299")
     is_dark(View(page, RUN))
+    page.picture("run-view-dark")
     other = lab.Page(chromium, server.address("book.ipynb", app="notebook"))
     whole(other, "line 299")
     (server.root / "go0").touch()
@@ -103,6 +105,7 @@ def test_a_run_is_shown_whole_whatever_becomes_of_its_pages(server: lab.Server, 
     (server.root / "go1").touch()
     page = lab.Page(chromium, server.address("book.ipynb", app="notebook"))
     a_rank_is_killed(page)
+    page.picture("killed-rank-notebook-7")
     journal = whole(page, "step 1 line 99")
     page.page.close()
     (server.root / "go2").touch()
@@ -122,6 +125,75 @@ def test_a_run_is_shown_whole_whatever_becomes_of_its_pages(server: lab.Server, 
     page.wait_until(lambda: "step 2 line 99" in saved.read_text())
     page.page.close()
     from_someone_else(server, chromium, saved)
+
+
+TRAINING = [
+    "%load_ext sky_jupyter",
+    """%%sky --nodes 4
+import time
+from pathlib import Path
+from tqdm import tqdm
+import sky_jupyter as sky
+rank = sky.instance_info().rank
+def batches():
+    with tqdm(total=469, desc="epoch 1/3") as bar:
+        for number in range(469):
+            time.sleep(0.002)
+            yield number, [] if (rank, number) == (2, 131) else [0]
+            bar.update()
+            if bar.n == (291, 285, 469, 164)[rank]:
+                bar.refresh()
+                while not Path("trained").exists():
+                    time.sleep(0.05)
+def step(batch):
+    return 0.1""",
+    """%%sky --grace 600
+print(f"15,000 images on rank {rank} of 4")
+print("model: 9,610 parameters")
+for number, batch in batches():
+    if not batch:
+        raise ValueError(f"batch {number} of shard-{rank}.tar is empty")
+    loss = step(batch)""",
+    "%sky",
+]
+TRAINED, PANEL = 2, 3
+
+
+def test_which_rank_failed_and_which_lags_is_seen_at_a_glance(server: lab.Server, chromium: Any) -> None:
+    """These are the README's pictures, too: `python3 dev.py screenshots` takes them."""
+    write(server, "train.ipynb", TRAINING)
+    with leave_a_pool(server.root.parent):
+        page = lab.Page(chromium, server.address("train.ipynb"), width=1240, height=800, scale=1.5)
+        page.wait_until_ready()
+        page.choose_theme("Light")
+        page.command("notebook:run-all-cells")
+        view = View(page, TRAINED)
+        bars = view.node.locator('[role="tab"] .sky-chip-bar:not([hidden]) i')
+        view.wait("batch 131 of shard-2.tar is empty")
+        width = "bar => Math.round(parseFloat(bar.style.width))"
+        page.wait_until(lambda: [bar.evaluate(width) for bar in bars.all()] == [62, 61, 35], timeout=60)
+        assert view.chosen == "rank 2"
+        assert "running · rank 2 failed" in view.text(".sky-facts")
+        states = [view.tab(f"rank {rank}").get_attribute("data-state") for rank in range(4)]
+        assert states == ["running", "running", "failed", "running"]
+        page.picture("run-view", view.node)
+        page.command("sky-jupyter:show-pools")
+        for text in ("Managed by nobody", "Managed by train.ipynb"):
+            page.page.locator(".sky-pool-manager", has_text=text).wait_for(timeout=60_000)
+        view.tab("All").click()
+        view.wait("model: 9,610 parameters")
+        page.picture("side-panel")
+        page.choose_theme("Dark")
+        page.picture("side-panel-dark")
+        (server.root / "trained").touch()
+        view.wait("s · rank 2 failed", ".sky-facts")
+        page.wait_for(PANEL, "4 local nodes")
+        panel = page.page.locator(".jp-Notebook .jp-Cell").nth(PANEL).locator(".jp-Cell-outputArea")
+        panel.scroll_into_view_if_needed()
+        page.picture("pool-panel-dark", panel)
+        page.choose_theme("Light")
+        page.picture("pool-panel", panel)
+        page.page.close()
 
 
 def whole(page: lab.Page, *last: str) -> dict[int, list[str]]:

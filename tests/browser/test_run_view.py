@@ -83,6 +83,7 @@ def test_a_person_follows_a_run_to_its_end(server: lab.Server, chromium: Any) ->
     page.command("notebook:run-all-cells")
     view = View(page, LIVE)
     view.wait("25%", ".sky-bars")
+    page.picture("run-view-bars")
     while_it_runs(view)
     # Nobody has saved the notebook: what a second browser shows comes from the kernel, which is busy.
     other = lab.Page(chromium, server.address("book.ipynb"), width=500)
@@ -93,6 +94,7 @@ def test_a_person_follows_a_run_to_its_end(server: lab.Server, chromium: Any) ->
     for one in (view, second):
         one.wait("rank 1 failed", ".sky-facts")
         the_failed_rank_is_in_sight(one)
+    other.picture("narrow")
     blocked(View(page, BLOCKED))
     page.wait_for(len(CELLS) - 1, "ended")
     axe(page)
