@@ -23,6 +23,7 @@ import sky_jupyter
 from tests.browser import lab
 from tests.browser.test_panel import leave_a_pool
 from tests.browser.view import View
+from tests.plugins.world import needs
 
 ROOT = Path(__file__).resolve().parents[2]
 EXTENSION = Path(sky_jupyter.__file__).parent / "labextension"
@@ -194,6 +195,40 @@ def test_which_rank_failed_and_which_lags_is_seen_at_a_glance(server: lab.Server
         page.choose_theme("Light")
         page.picture("pool-panel", panel)
         page.page.close()
+
+
+def test_the_quickstart_runs_in_a_page(server: lab.Server, chromium: Any) -> None:
+    for package in ("jax", "keras", "sklearn", "matplotlib"):
+        needs(package)
+    book = nbformat.read(ROOT / "notebooks" / "quickstart.ipynb", as_version=4)
+    for cell in book.cells:
+        if cell.cell_type == "code":
+            cell.outputs, cell.execution_count = [], None
+    nbformat.write(book, server.root / "quickstart.ipynb")
+    place = {cell["id"]: number for number, cell in enumerate(book.cells)}
+    # As high as the notebook: cells that are out of sight are not drawn.
+    page = lab.Page(chromium, server.address("quickstart.ipynb"), height=7000)
+    page.wait_until_ready()
+    page.choose_theme("Light")
+    page.log.clear()
+    page.command("notebook:run-all-cells")
+    assert "ended" in page.wait_for(place["end"], "ended", timeout=240)
+    mesh, fit, reads = (View(page, place[id]) for id in ("mesh", "fit", "nodes-read"))
+    assert "[0-1] all devices: " in mesh.copied("All")
+    assert "Array([11.], dtype=float32)" in mesh.text()
+    assert fit.text(".sky-facts").endswith(" · done")
+    lines = fit.copied("All").splitlines()
+    # The head's bar alone is shown, and each epoch's in one line.
+    assert [line for line in lines if "Epoch " in line] == [f"[0] Epoch {epoch}/12" for epoch in range(1, 13)]
+    assert len([line for line in lines if "accuracy: " in line]) == 12
+    assert "trained with" in fit.copied("rank 1")
+    assert [reads.node.get_by_text(text).count() for text in ("Out, rank 0", "Out, rank 1")] == [1, 1]
+    figure = page.page.locator(".jp-Notebook .jp-Cell").nth(place["figure"]).locator("img")
+    assert figure.evaluate("node => node.naturalWidth") > 500
+    assert page.page.locator('.jp-OutputArea-output[data-mime-type*="stderr"]').count() == 0
+    assert [entry for entry in page.log if entry[0] == "error"] == []
+    page.picture("quickstart", fit.node)
+    page.page.close()
 
 
 def whole(page: lab.Page, *last: str) -> dict[int, list[str]]:
