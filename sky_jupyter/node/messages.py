@@ -10,6 +10,9 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from .journal import size_text
+from .segments import Gap
+
 # What one event may take as JSON, and how deep it may be nested.
 MOST_EVENT = 64_000_000
 MOST_DEPTH = 100
@@ -55,6 +58,33 @@ def end_of(content: Any) -> dict[str, Any]:
     content = content if isinstance(content, dict) else {}
     fields = {name: value for name, value in content.items() if name not in _OURS}
     return _end(fields, _STATUSES)
+
+
+def text_of(event: Mapping[str, Any]) -> str:
+    """What an event says in plain text; nothing where it says nothing, or where its end was a good one."""
+    kind = event.get("kind")
+    if kind == "stream":
+        return str(event.get("text") or "")
+    if kind == "gap":
+        gap = Gap.from_json(event)
+        return "" if gap is None else gap_text(gap.size, gap.why)
+    if kind in ("display", "result"):
+        data = event.get("data")
+        plain = data.get("text/plain") if isinstance(data, Mapping) else None
+        return f"{plain}\n" if isinstance(plain, str) else ""
+    if kind == "end" and event.get("status") != "ok":
+        return "\n".join(map(str, event.get("traceback") or [_why(event)])) + "\n"
+    return ""
+
+
+def gap_text(size: int, why: str) -> str:
+    """The line that stands for output which is not there."""
+    return f"… {size_text(size)} of output dropped ({why}) …\n"
+
+
+def _why(event: Mapping[str, Any]) -> str:
+    """Why a rank ended that has no traceback."""
+    return str(event.get("text") or event.get("evalue") or event.get("status"))
 
 
 def checked(event: dict[str, Any]) -> dict[str, Any] | None:

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..capture.collect import Capture
-from ..node.journal import size_text
-from ..node.messages import checked
+from ..node.messages import checked, gap_text
 from ..node.segments import Gap, is_number, parse
 from ..spec import MAX_NODES
 from .events import Event, Listener, NoticeEvent, OutputEvent
@@ -246,9 +245,9 @@ class Run:
             kept = {"stdout": outcome.stdout, "stderr": outcome.stderr}.get(name)
             if kept is not None:
                 begun = bool(kept) and not kept[-1].endswith("\n")
-                kept.append("\n" * begun + _gap_line(size, why))
+                kept.append("\n" * begun + gap_text(size, why))
         for rank, size in of_ranks.items():
-            line = {"kind": "stream", "rank": rank, "name": "stderr", "text": _gap_line(size, why)}
+            line = {"kind": "stream", "rank": rank, "name": "stderr", "text": gap_text(size, why)}
             self._tell(OutputEvent(self.id, rank, line))
         if not of_ranks:
             self._on_notice(f"node {node}: a part of what it had to say is missing ({why})", node)
@@ -286,10 +285,6 @@ class Run:
             except asyncio.TimeoutError:
                 return condition()
         return True
-
-
-def _gap_line(size: int, why: str) -> str:
-    return f"… {size_text(size)} of output dropped ({why}) …\n"
 
 
 def _one_line(text: str) -> str:

@@ -456,8 +456,26 @@ class Supervisor:
         if self.gentle:
             # Those that are out of step may wait in the check itself.
             await self.control.ask("abort")
+            if stuck := await self._still_checking():
+                await self._kill(stuck)
         self.news.append(f"the ranks were out of step: their frameworks are set up again{self._gone()}")
         await self._set_up_again()
+
+    async def _still_checking(self) -> list[int]:
+        """The ranks that a check holds although it was broken: the others would wait for them."""
+        assert self.control is not None
+        end = time.monotonic() + _ABORT_PATIENCE
+        while True:
+            states = await self.control.ask("status")
+            held = [
+                int(rank)
+                for state in states.values()
+                for rank, its in state["ranks"].items()
+                if str(its["busy_with"] or "").startswith("check-")
+            ]
+            if not held or time.monotonic() > end:
+                return held
+            await asyncio.sleep(_PAUSE)
 
     async def _recover(self) -> None:
         """Mend what an earlier run broke, where nobody has."""
