@@ -118,6 +118,13 @@ def run_view(title: str, ranks: Sequence[int], *, results: bool = True, pool: st
     return TerminalRunView(ranks, results=results)
 
 
+def keep(view: RunView, most_text: int) -> None:
+    """Have a saved notebook keep this much of a run's text; views that leave nothing there take no notice."""
+    model = getattr(view, "model", None)
+    if model is not None:
+        model.most_text = most_text
+
+
 def start_view(title: str) -> StartView:
     """The view of a pool's start or a transfer, for where this process is shown."""
     if in_notebook():

@@ -258,6 +258,18 @@ def test_a_saved_run_takes_a_megabyte_of_text_at_most():
         assert rank["dropped"] + rank["parts"][-1]["text"].count("\n") == 5000
 
 
+def test_a_saved_run_takes_more_text_where_that_is_asked_for():
+    model = finished(stream(0, "".join(f"{line} {'x' * 100}\n" for line in range(9000))), ranks=1)
+    model.most_text = 5_000_000
+    bundle = saved.bundle(model, "v")
+    for text in (bundle["text/plain"], bundle["text/html"], bundle[saved.MIME]["ranks"][0]["parts"][0]["text"]):
+        assert text.count("x" * 100) == 9000
+    model.most_text = 10_000
+    bundle = saved.bundle(model, "v")
+    assert 1000 < len(bundle["text/plain"]) < 10_000
+    assert bundle["text/plain"].endswith(f"8999 {'x' * 100}")
+
+
 class Kernel:
     """As much of a kernel as a view needs: what is sent goes nowhere."""
 
