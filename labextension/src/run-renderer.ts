@@ -11,6 +11,9 @@ import { RunView } from "./run/view";
 
 // So long after a run's end the notebook's own output is waited for, before this page brings it.
 const LAST = 2000;
+// A notebook that opens has no kernel yet: how often it is looked for, and for how long.
+const AGAIN = 500;
+const CONNECTED = 60_000;
 
 /** What is used of JupyterLab's registry of renderers. */
 interface RenderMime {
@@ -26,6 +29,8 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
   private snapshot: Snapshot | undefined;
   private subscription: Subscription | undefined;
   private kernel: Kernel | undefined;
+  /** Reads a run that is over; undefined where nobody can. */
+  private journal: Host["log"];
   private readonly drawn = new Map<HTMLElement, IRenderMime.IRenderer>();
 
   constructor() {
@@ -47,9 +52,11 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
       return;
     }
     this.snapshot = snapshot;
+    this.journal = undefined;
     this.load(snapshot);
     if (snapshot.finished) {
       this.unsubscribe();
+      void this.findJournal(snapshot);
     } else if (this.isAttached) {
       this.subscribe();
     }
@@ -143,8 +150,35 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
     }
   }
 
+  /** What a bundle leaves out is read from the nodes, as long as this notebook's kernel reaches them. */
+  private async findJournal(snapshot: Snapshot): Promise<void> {
+    const wanted = () => !this.isDisposed && this.snapshot === snapshot;
+    if (!snapshot.run || !snapshot.ranks.some((rank) => rank.dropped)) {
+      return;
+    }
+    let kernel = this.findKernel();
+    for (let waited = 0; !kernel && wanted() && waited < CONNECTED; waited += AGAIN) {
+      await new Promise((resolve) => this.later(() => resolve(undefined)));
+      kernel = this.findKernel();
+    }
+    if (!kernel || !wanted()) {
+      return;
+    }
+    const { log } = actions(kernel, () => ({ run: this.run.run, pool: this.run.pool }));
+    try {
+      await log?.(snapshot.ranks[0].rank, 0, 1, "events");
+    } catch {
+      return;
+    }
+    if (wanted()) {
+      this.journal = log;
+      this.view.host = this.host();
+      this.view.update();
+    }
+  }
+
   private later(act: () => unknown): void {
-    setTimeout(act, 500);
+    setTimeout(act, AGAIN);
   }
 
   // Where this is shown
@@ -173,7 +207,7 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
   private host(): Host {
     const draw = (item: Item, node: HTMLElement) => this.draw(item, node);
     if (!this.kernel) {
-      return { draw };
+      return this.journal ? { draw, log: this.journal } : { draw };
     }
     return { draw, ...actions(this.kernel, () => ({ run: this.run.run, pool: this.run.pool })) };
   }
