@@ -243,10 +243,7 @@ def whole(page: lab.Page, *last: str) -> dict[int, list[str]]:
         told = re.sub(r"\x1b\[\d*m", "", "".join(event["text"] for event in events))
         found[rank] = told.splitlines()
         # What the notebook does not keep of a long run is read from the nodes.
-        earlier = view.node.locator(".sky-earlier")
-        while earlier.is_visible():
-            earlier.click()
-            page.page.wait_for_timeout(200)
+        view.read_earlier()
         assert view.copied(tab).splitlines() == found[rank]
     assert page.page.locator(".sky-run").count() == 1
     return found

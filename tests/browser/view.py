@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from typing import Any
 
 from tests.browser.lab import Page
@@ -32,6 +33,20 @@ class View:
     @property
     def chosen(self) -> str:
         return self.node.locator('[role="tab"][aria-selected="true"]').inner_text().split("\n")[0]
+
+    def read_earlier(self) -> None:
+        """Have the page read all that came before its window."""
+        earlier = self.node.locator(".sky-earlier")
+
+        def is_read() -> bool:
+            if not earlier.is_visible():
+                return True
+            # It is not there any more, or waits for what it has asked for.
+            with contextlib.suppress(Exception):
+                earlier.click(timeout=500)
+            return False
+
+        self.page.wait_until(is_read, timeout=60)
 
     def copied(self, tab: str) -> str:
         """What the button "Copy" gives of a tab: all of its lines, and not only those in sight."""
