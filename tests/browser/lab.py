@@ -77,8 +77,8 @@ class Server:
 
 
 @contextlib.contextmanager
-def server(folder: Path, *, app: str = "lab", dark: bool = False, extensions: Path | None = None) -> Iterator[Server]:
-    """Start JupyterLab, or Notebook 7 for ``app="notebook"``, with all of its files in ``folder``.
+def server(folder: Path, *, dark: bool = False, extensions: Path | None = None) -> Iterator[Server]:
+    """Start JupyterLab, with Notebook 7 beside it where that is installed, and all of its files in ``folder``.
 
     It has the labextensions of the folder ``extensions``, or none.
     """
@@ -101,11 +101,10 @@ def server(folder: Path, *, app: str = "lab", dark: bool = False, extensions: Pa
         "SKY_REGISTRY": str(folder / "registry.sqlite"),
     }
     environment.pop("JUPYTER_TOKEN", None)
-    command = [sys.executable, "-m", "jupyterlab" if app == "lab" else "notebook", "--no-browser"]
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser"]
     command += ["--ip=127.0.0.1", "--port=0", f"--ServerApp.root_dir={root}", "--LabApp.expose_app_in_browser=True"]
     # Only what comes with Jupyter itself: other people's extensions have dialogs of their own.
     known = f"labextensions_path={extensions or folder / 'extensions'}"
-    # Each has the other beside it, where both are installed.
     command += [f"--LabApp.{known}", f"--JupyterNotebookApp.{known}", "--JupyterNotebookApp.expose_app_in_browser=True"]
     # Containers run tests as root, which the server refuses unless it is told.
     command += ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []

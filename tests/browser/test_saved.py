@@ -188,8 +188,10 @@ def test_nothing_secret_and_no_widget_is_kept(saved: NotebookNode, folder: Path)
 def test_papermill_keeps_the_same_and_gives_parameters_to_the_nodes(folder: Path, page: Any) -> None:
     nbformat.write(written(), folder / "in.ipynb")
     command = [sys.executable, "-m", "papermill", "in.ipynb", "out.ipynb", "-p", "scale", "7", "--log-output"]
-    environment = {**os.environ, "HF_TOKEN": SECRET, "IPYTHONDIR": str(folder / "ipython")}
-    done = subprocess.run([*command, "-k", "python3"], cwd=folder, env=environment, capture_output=True, text=True)
+    # Its kernel is that of this Python, whatever the user has installed.
+    own = {"IPYTHONDIR": str(folder / "ipython"), "JUPYTER_DATA_DIR": str(folder / "data")}
+    environment = {**os.environ, **own, "HF_TOKEN": SECRET}
+    done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=240)
     # A failed rank is a failed cell, whatever its tags; papermill has gone on to the end.
     assert "CellError: the cell failed on rank 1 of 2" in done.stderr[-3000:]
     book = nbformat.read(folder / "out.ipynb", as_version=4)
