@@ -115,6 +115,7 @@ class PendingCall(Generic[T]):
         try:
             return list(live.attend(run, view.refresh))
         finally:
+            live.note_writes(run, _main())
             view.finish(run.elapsed)
 
     def __rshift__(self, pool: Compute | Pool) -> T:
@@ -135,6 +136,7 @@ class PendingCall(Generic[T]):
             interrupted = live.wait(run, view.refresh)
             result = live.finish(run)
         finally:
+            live.note_writes(run, _main())
             view.finish(run.elapsed)
         if interrupted:
             raise KeyboardInterrupt(repr(self))
@@ -496,7 +498,7 @@ def _note_restarts(live: Pool) -> None:
     if len(fresh) == live.spec.world_size:
         live.ledger.forget_nodes(_main())
     elif fresh:
-        live.ledger = live.ledger.unsent()
+        live.ledger = live.ledger.unsent(fresh, live.spec.world_size)
 
 
 def _main() -> dict[str, Any]:
