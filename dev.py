@@ -141,6 +141,17 @@ def front(args: Sequence[str]) -> int:
     return python(FRONT_END, "check")
 
 
+def screenshots(args: Sequence[str]) -> int:
+    """Take the pictures of docs/images anew, which the README shows; others go to artifacts/."""
+    folder = ROOT / "artifacts"
+    os.environ["SKY_SCREENSHOTS"] = str(folder)
+    if status := python("-m", "pytest", "tests/browser/test_pages.py", "-k", "glance", *args):
+        return status
+    for picture in (ROOT / "docs" / "images").glob("*.png"):
+        shutil.copy(folder / picture.name, picture)
+    return 0
+
+
 def bench(args: Sequence[str]) -> int:
     """Run the benchmarks."""
     return python("-m", "benchmarks", *args)
@@ -171,6 +182,7 @@ VERBS: dict[str, tuple[set[str], Callable[[Sequence[str]], int]]] = {
     "test": (EVERYTHING, test),
     "check": (EVERYTHING, check),
     "front": (EVERYTHING, front),
+    "screenshots": (EVERYTHING, screenshots),
     "bench": (EVERYTHING, bench),
     "lock": (set(), lock),
 }

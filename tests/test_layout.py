@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -182,3 +183,9 @@ def test_no_file_names_a_package_registry() -> None:
             continue  # no text, or removed and not yet committed
         named += [f"{name} names {host}" for host in hosts if host in text]
     assert named == []
+
+
+def test_the_readmes_pictures_are_there_and_small() -> None:
+    names = re.findall(r"!\[.+\]\((.+)\)", (ROOT / "README.md").read_text(encoding="utf-8"))
+    assert len(names) == 2
+    assert all((ROOT / name).stat().st_size < 120_000 for name in names)

@@ -15,6 +15,9 @@ import { arrived, asText, type CommKernel, VIEW, widgetOf, words } from "./run/w
 
 // So long after a run's end the notebook's own output is waited for, before this page brings it.
 const LAST = 2000;
+// A notebook that opens has no kernel yet: how often it is looked for, and for how long.
+const AGAIN = 500;
+const CONNECTED = 60_000;
 
 /** What is used of JupyterLab's registry of renderers. */
 interface RenderMime {
@@ -31,6 +34,8 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
   private snapshot: Snapshot | undefined;
   private subscription: Subscription | undefined;
   private kernel: Kernel | undefined;
+  /** Reads a run that is over; undefined where nobody can. */
+  private journal: Host["log"];
   private readonly drawn = new Map<HTMLElement, IRenderMime.IRenderer>();
 
   constructor() {
@@ -52,9 +57,11 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
       return;
     }
     this.snapshot = snapshot;
+    this.journal = undefined;
     this.load(snapshot);
     if (snapshot.finished) {
       this.unsubscribe();
+      void this.findJournal(snapshot);
     } else if (this.isAttached) {
       this.subscribe();
     }
@@ -148,8 +155,35 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
     }
   }
 
+  /** What a bundle leaves out is read from the nodes, as long as this notebook's kernel reaches them. */
+  private async findJournal(snapshot: Snapshot): Promise<void> {
+    const wanted = () => !this.isDisposed && this.snapshot === snapshot;
+    if (!snapshot.run || !snapshot.ranks.some((rank) => rank.dropped)) {
+      return;
+    }
+    let kernel = kernelOf(this);
+    for (let waited = 0; !kernel && wanted() && waited < CONNECTED; waited += AGAIN) {
+      await new Promise((resolve) => this.later(() => resolve(undefined)));
+      kernel = kernelOf(this);
+    }
+    if (!kernel || !wanted()) {
+      return;
+    }
+    const { log } = actions(kernel, () => ({ run: this.run.run, pool: this.run.pool }));
+    try {
+      await log?.(snapshot.ranks[0].rank, 0, 1, "events");
+    } catch {
+      return;
+    }
+    if (wanted()) {
+      this.journal = log;
+      this.view.host = this.host();
+      this.view.update();
+    }
+  }
+
   private later(act: () => unknown): void {
-    setTimeout(act, 500);
+    setTimeout(act, AGAIN);
   }
 
   // Where this is shown
@@ -168,7 +202,8 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
     const draw = (item: Item, node: HTMLElement) => this.draw(item, node);
     const pool = (place: HTMLElement) => new OpenPanel(place, () => kernelOf(this), this.run.pool);
     if (!this.kernel) {
-      return kernelOf(this) ? { draw, pool } : { draw };
+      const log = this.journal ? { log: this.journal } : {};
+      return { draw, ...log, ...(kernelOf(this) ? { pool } : {}) };
     }
     return { draw, pool, ...actions(this.kernel, () => ({ run: this.run.run, pool: this.run.pool })) };
   }
@@ -194,8 +229,8 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
     // A later drawing into the same node takes this one's place.
     node.dataset.skyWidget = widget;
     const wanted = () => !this.isDisposed && node.isConnected && node.dataset.skyWidget === widget;
-    const found = await arrived(() => this.findKernel() as CommKernel | undefined, widget, wanted);
-    const kernel = this.findKernel() as CommKernel | undefined;
+    const found = await arrived(() => kernelOf(this) as CommKernel | undefined, widget, wanted);
+    const kernel = kernelOf(this) as CommKernel | undefined;
     if (!wanted()) {
       return;
     }

@@ -1,4 +1,4 @@
-// A notebook that is opened while one of its cells runs on a pool shows that run.
+// A notebook that is opened while one of its cells runs on a pool, or after it, shows that run.
 import type { JupyterFrontEnd, JupyterFrontEndPlugin } from "@jupyterlab/application";
 
 import { isNotebook, restore } from "./run/restore";

@@ -141,6 +141,13 @@ def mirror(pool: str, send: Callable[[Message], None]) -> Mirror | None:
     return comms.of(kernel).mirror(pool, send) if has_comms else None
 
 
+def keep(view: RunView, most_text: int) -> None:
+    """Have a saved notebook keep this much of a run's text; views that leave nothing there take no notice."""
+    model = getattr(view, "model", None)
+    if model is not None:
+        model.most_text = most_text
+
+
 def start_view(
     title: str, *, pool: str = "", phases: Callable[[], Sequence[Mapping[str, Any]]] | None = None
 ) -> StartView:

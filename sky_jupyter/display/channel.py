@@ -58,6 +58,12 @@ class Views:
                     break
                 self._ended.popitem(last=False)
 
+    def forget(self, cell: str) -> None:
+        """A cell runs anew: what it showed before is not its output any more."""
+        with self._lock:
+            for id in [id for id, one in self._ended.items() if one.cell == cell]:
+                del self._ended[id]
+
     def answer(self, content: dict[str, Any]) -> dict[str, Any]:
         """Do what a page asks: ``open`` a view, or list those of a notebook (``views``)."""
         action, id = content.get("action"), str(content.get("view", ""))
@@ -93,3 +99,9 @@ def install(kernel: Any) -> None:
         kernel.session.send(stream, REPLY, content, parent, ident=ident)
 
     handlers[REQUEST] = handle
+
+    def on_cell(info: Any = None) -> None:
+        if cell := (kernel.get_parent("shell").get("metadata") or {}).get("cellId"):
+            views.forget(str(cell))
+
+    kernel.shell.events.register("pre_run_cell", on_cell)

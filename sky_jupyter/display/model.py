@@ -106,6 +106,8 @@ class RunModel:
         self.title, self.pool = title, pool
         self.began = time.perf_counter()
         self.notices: list[str] = []
+        # How many characters a saved notebook keeps; None for as many as it keeps unless asked.
+        self.most_text: int | None = None
         self.version = 0
         # The run's id, once something has come of it.
         self.run = ""

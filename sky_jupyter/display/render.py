@@ -11,6 +11,7 @@ import base64
 import html
 import itertools
 import json
+import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
@@ -115,6 +116,8 @@ _MUTED = "opacity:0.75;font-size:85%"
 _FULL_GROUPS = 4
 # A line that is so much longer counts for several.
 _LINE = 500
+_EMPTY_LINE = re.compile(r"(?<=\n)([ \t]*)\n")
+_KEEPS_LINES = re.compile(r"<(pre|textarea|script)\b", re.IGNORECASE)
 # No image that is shown is larger.
 _MOST_PIXELS = 100_000
 
@@ -405,16 +408,19 @@ def _pre(content: str) -> str:
     style = (
         f"margin:0;padding:0;background:transparent;white-space:pre-wrap;word-wrap:break-word;{_CODE};line-height:1.3"
     )
-    return f'<pre style="{style}">{content}</pre>'
+    # Markdown, which nbconvert can make of a notebook, takes HTML for ended at an empty line.
+    return _EMPTY_LINE.sub(r"\1&#10;", f'<pre style="{style}">{content}</pre>')
 
 
 def _html_shown(shown: Shown) -> str:
     if shown.kind == "text/html":
-        return f'<div style="overflow-x:auto">{shown.value}</div>'
+        # As above, where empty lines mean nothing.
+        value = shown.value if _KEEPS_LINES.search(shown.value) else _EMPTY_LINE.sub("", shown.value)
+        return f'<div style="overflow-x:auto">{value}</div>'
     if shown.kind.startswith("image/"):
         value = shown.value
         if shown.kind == "image/svg+xml":
             value = base64.b64encode(value.encode()).decode()
         source = f"data:{shown.kind};base64,{html.escape(''.join(value.split()))}"
-        return f'<div><img src="{source}"{shown.size} style="max-width:100%"></div>'
+        return f'<div><img src="{source}"{shown.size} alt="image" style="max-width:100%"></div>'
     return _pre(ansi.to_html(shown.value))

@@ -22,6 +22,8 @@ WINDOW = 5000
 # Of text, in all of a bundle's forms together; pictures come on top.
 MOST_TEXT = 1_000_000
 _LINES = (1000, 500, 250, 100, 50, 20, 5)
+# Where more than that is asked for; views know no more.
+_MANY_LINES = (10_000, 5000, 2000)
 _WORST: tuple[State, ...] = ("died", "failed", "interrupted")
 
 
@@ -77,7 +79,7 @@ def stub(model: RunModel, view: str, ranks: Iterable[int]) -> dict[str, Any]:
     }
 
 
-def bundle(model: RunModel, view: str, most_text: int = MOST_TEXT) -> dict[str, Any]:
+def bundle(model: RunModel, view: str, most_text: int | None = None) -> dict[str, Any]:
     """A run in all of the forms that a saved notebook keeps.
 
     Parameters
@@ -86,12 +88,13 @@ def bundle(model: RunModel, view: str, most_text: int = MOST_TEXT) -> dict[str, 
         The run.
     view : str
         The id of its view.
-    most_text : int
+    most_text : int, optional
         How many characters the forms may have together, without pictures; as many of the last lines
-        are kept as fit.
+        are kept as fit. Without it, as many as the model has been asked to keep.
     """
     done: dict[str, Any] = {}
-    for lines in _LINES:
+    most_text = next(most for most in (most_text, model.most_text, MOST_TEXT) if most is not None)
+    for lines in (*(_MANY_LINES if most_text > MOST_TEXT else ()), *_LINES):
         shown, state = model.snapshot(lines), model.state(lines)
         whole = to_json(state, view)
         done = {

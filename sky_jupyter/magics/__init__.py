@@ -81,6 +81,8 @@ class SkyMagics(Magics):
         capture = collect(transformed, namespace, pool.ledger, exclude=_exclude(given), push=given.push)
         tape = Tape()
         view: Any = display.Silent() if given.quiet else run_view(pool, [rank for rank in ranks if rank in shown])
+        if given.saved is not None:
+            display.keep(view, given.saved)
         with display.LateView("values") as late:
             run = pool.begin_cell(
                 code,

@@ -81,6 +81,7 @@ class Given:
     no_capture: tuple[str, ...] = ()
     timeout: float | None = None
     grace: float = DEFAULT_GRACE
+    saved: int | None = None
 
     def spec(self, live: PoolSpec | None = None) -> PoolSpec:
         """The spec asked for; what was not given is as in ``live``, or the default.

@@ -197,6 +197,7 @@ CELL = (
     Option("--no-capture", "A,B|all", _identifiers, f"{_NAMES}, or all", "do not send these names", ("all",)),
     Option("--timeout", "S", _number, "a number of seconds above 0", "stop the cell after this many seconds"),
     Option("--grace", "S", _grace, "a number of seconds", f"what other ranks get after one failed ({DEFAULT_GRACE:g})"),
+    Option("--saved", "SIZE", size, "a size such as 5MB", "how much of the output's text the notebook keeps (1MB)"),
 )
 CELL_SWITCHES = (
     Switch("--detach", "return at once while the run goes on; `%sky wait` shows its end"),

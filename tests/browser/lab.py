@@ -36,6 +36,18 @@ _QUIET = (
     "--disable-sync",
     "--no-first-run",
 )
+# Asks the kernel on its control channel, as docs/actions.md has it; gives the answer, and how many ms it took.
+_ASK = """async content => {
+    const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+    const header = {
+        msg_id: crypto.randomUUID(), msg_type: "sky_request", session: kernel.clientId, username: "", version: "5.3",
+        date: new Date().toISOString(),
+    };
+    const message = { channel: "control", header, parent_header: {}, metadata: {}, content, buffers: [] };
+    const began = performance.now();
+    const reply = await kernel.sendControlMessage(message, true, true).done;
+    return [reply.content, performance.now() - began];
+}"""
 
 
 def missing() -> str:
@@ -65,8 +77,8 @@ class Server:
 
 
 @contextlib.contextmanager
-def server(folder: Path, *, app: str = "lab", dark: bool = False, extensions: Path | None = None) -> Iterator[Server]:
-    """Start JupyterLab, or Notebook 7 for ``app="notebook"``, with all of its files in ``folder``.
+def server(folder: Path, *, dark: bool = False, extensions: Path | None = None) -> Iterator[Server]:
+    """Start JupyterLab, with Notebook 7 beside it where that is installed, and all of its files in ``folder``.
 
     It has the labextensions of the folder ``extensions``, or none.
     """
@@ -89,13 +101,11 @@ def server(folder: Path, *, app: str = "lab", dark: bool = False, extensions: Pa
         "SKY_REGISTRY": str(folder / "registry.sqlite"),
     }
     environment.pop("JUPYTER_TOKEN", None)
-    command = [sys.executable, "-m", "jupyterlab" if app == "lab" else "notebook", "--no-browser"]
+    command = [sys.executable, "-m", "jupyterlab", "--no-browser"]
     command += ["--ip=127.0.0.1", "--port=0", f"--ServerApp.root_dir={root}", "--LabApp.expose_app_in_browser=True"]
     # Only what comes with Jupyter itself: other people's extensions have dialogs of their own.
     known = f"labextensions_path={extensions or folder / 'extensions'}"
-    # Notebook 7 has JupyterLab beside it, which hands out the files of both.
-    command += [f"--LabApp.{known}", *([f"--JupyterNotebookApp.{known}"] if app != "lab" else [])]
-    command += ["--JupyterNotebookApp.expose_app_in_browser=True"] if app != "lab" else []
+    command += [f"--LabApp.{known}", f"--JupyterNotebookApp.{known}", "--JupyterNotebookApp.expose_app_in_browser=True"]
     # Containers run tests as root, which the server refuses unless it is told.
     command += ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
     with (folder / "server.log").open("wb") as log:
@@ -142,8 +152,8 @@ def browser() -> Iterator[Any]:
 class Page:
     """A notebook as a person sees it; `log` holds what the page wrote on its console."""
 
-    def __init__(self, chromium: Any, address: str, *, width: int = 1000, height: int = 900) -> None:
-        self.page = chromium.new_page(viewport={"width": width, "height": height})
+    def __init__(self, chromium: Any, address: str, *, width: int = 1000, height: int = 900, scale: float = 1) -> None:
+        self.page = chromium.new_page(viewport={"width": width, "height": height}, device_scale_factor=scale)
         self.log: list[tuple[str, str]] = []
         self.page.on("console", lambda message: self.log.append((message.type, message.text)))
         self.page.on("pageerror", lambda error: self.log.append(("error", str(error))))
@@ -163,6 +173,30 @@ class Page:
     def command(self, name: str) -> None:
         """Run one of the front end's commands, without waiting for its end."""
         self.page.evaluate("name => { void window.jupyterapp.commands.execute(name); }", name)
+
+    def ask(self, content: dict[str, Any]) -> tuple[dict[str, Any], float]:
+        """Ask the kernel while its cell runs: its answer, and the milliseconds that it took."""
+        answer, took = self.page.evaluate(_ASK, content)
+        return answer, took
+
+    def picture(self, name: str, node: Any = None) -> None:
+        """Keep what is seen, of all the page or of a part, in the folder that ``SKY_SCREENSHOTS`` names, if any."""
+        if not (folder := os.environ.get("SKY_SCREENSHOTS")):
+            return
+        path = Path(folder, f"{name}.png")
+        (node or self.page).screenshot(path=path, animations="disabled", caret="hide")
+        with contextlib.suppress(ImportError):
+            from PIL import Image
+
+            # Pages have few colours: with a palette the picture has a third of the size.
+            Image.open(path).convert("RGB").quantize(128).save(path, optimize=True)
+
+    def choose_theme(self, name: str) -> None:
+        """Go on in the theme ``"Dark"`` or ``"Light"``."""
+        change = "theme => window.jupyterapp.commands.execute('apputils:change-theme', { theme })"
+        self.page.evaluate(change, f"JupyterLab {name}")
+        light = "light => document.body.dataset.jpThemeLight === light"
+        self.page.wait_for_function(light, arg=str(name == "Light").lower(), timeout=_PATIENCE * 1000)
 
     def outputs(self, cell: int) -> str:
         """The text of a cell's outputs, as it is seen now; cells count from 0."""

@@ -37,18 +37,6 @@ rank""",
     "%sky down",
 ]
 LIVE, FAILING, DOWN = 1, 2, 3
-# Asks the kernel on its control channel, as docs/actions.md has it; gives the answer and the milliseconds that it took.
-ASK = """async content => {
-    const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
-    const header = {
-        msg_id: crypto.randomUUID(), msg_type: "sky_request", session: kernel.clientId, username: "", version: "5.3",
-        date: new Date().toISOString(),
-    };
-    const message = { channel: "control", header, parent_header: {}, metadata: {}, content, buffers: [] };
-    const began = performance.now();
-    const reply = await kernel.sendControlMessage(message, true, true).done;
-    return [reply.content, performance.now() - began];
-}"""
 
 
 @pytest.fixture(scope="module")
@@ -71,33 +59,41 @@ class Seen:
     app: str
 
 
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lab.Server]:
+    """A server of both front ends, without our extension."""
+    with lab.server(tmp_path_factory.mktemp("lab")) as server:
+        yield server
+
+
 @pytest.fixture(scope="module", params=["lab", "notebook"])
-def seen(request: pytest.FixtureRequest, chromium: Any, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Seen]:
+def seen(request: pytest.FixtureRequest, server: lab.Server, chromium: Any) -> Seen:
     """Open a notebook, run all its cells as a person would, and save it."""
     app = request.param
     if app == "notebook" and importlib.util.find_spec("notebook") is None:
         pytest.skip("needs the Python package notebook")
-    with lab.server(tmp_path_factory.mktemp(app), app=app) as server:
-        book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS])
-        book.cells[FAILING].metadata["tags"] = ["raises-exception"]
-        book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
-        nbformat.write(book, server.root / "book.ipynb")
-        page = lab.Page(chromium, server.address("book.ipynb", app=app))
-        page.wait_until_ready()
-        # What a front end complains of while it starts is its own.
-        page.log.clear()
-        page.command("notebook:run-all-cells")
-        running = page.wait_for(LIVE, "rank 1 step 2")
-        asked = {what: page.page.evaluate(ASK, {"action": what}) for what in ("status", "log", "where", "runs")}
-        (server.root / "go").touch()
-        finished = page.wait_for(LIVE, "s · done")
-        page.wait_for(DOWN, "ended")
-        failed = page.outputs(FAILING)
-        page.command("docmanager:save")
-        saved = server.root / "book.ipynb"
-        page.wait_until(lambda: "has no data" in saved.read_text().partition("Traceback")[2])
-        page.page.close()
-        yield Seen(running, asked, finished, failed, page.log, saved, server, app)
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in CELLS])
+    book.cells[FAILING].metadata["tags"] = ["raises-exception"]
+    book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    folder = server.root / app
+    folder.mkdir()
+    nbformat.write(book, folder / "book.ipynb")
+    page = lab.Page(chromium, server.address(f"{app}/book.ipynb", app=app))
+    page.wait_until_ready()
+    # What a front end complains of while it starts is its own.
+    page.log.clear()
+    page.command("notebook:run-all-cells")
+    running = page.wait_for(LIVE, "rank 1 step 2")
+    asked = {what: page.ask({"action": what}) for what in ("status", "log", "where", "runs")}
+    (folder / "go").touch()
+    finished = page.wait_for(LIVE, "s · done")
+    page.wait_for(DOWN, "ended")
+    failed = page.outputs(FAILING)
+    page.command("docmanager:save")
+    saved = folder / "book.ipynb"
+    page.wait_until(lambda: "has no data" in saved.read_text().partition("Traceback")[2])
+    page.page.close()
+    return Seen(running, asked, finished, failed, page.log, saved, server, app)
 
 
 def test_lines_of_every_rank_are_seen_while_the_cell_runs(seen):
@@ -153,8 +149,8 @@ def test_a_saved_notebook_from_someone_else_reads_the_same(seen, chromium):
     book = json.loads(seen.saved.read_text())
     book["cells"][LIVE]["source"] += ["\n# changed by someone else"]
     del book["metadata"]["kernelspec"]
-    (seen.server.root / "other.ipynb").write_text(json.dumps(book))
-    page = lab.Page(chromium, seen.server.address("other.ipynb", app=seen.app))
+    seen.saved.with_name("other.ipynb").write_text(json.dumps(book))
+    page = lab.Page(chromium, seen.server.address(f"{seen.app}/other.ipynb", app=seen.app))
     shown = page.wait_for(LIVE, "s · done")
     assert shown.split("\n") == seen.finished.split("\n")
     output = page.page.locator(".jp-Notebook .jp-Cell").nth(LIVE).locator(".jp-OutputArea-output").nth(1)

@@ -113,6 +113,7 @@ def test_a_pool_that_no_notebook_shows_is_ended_from_the_side_panel(chromium, se
     page.page.keyboard.press("Enter")
     dialog = page.page.get_by_role("dialog")
     dialog.get_by_text("in memory is lost").wait_for(timeout=PATIENCE)
+    page.picture("shut-down-question")
     page.page.keyboard.press("Escape")
     dialog.wait_for(state="detached", timeout=PATIENCE)
     assert row.count() == 1

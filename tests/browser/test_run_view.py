@@ -13,6 +13,7 @@ import pytest
 
 import sky_jupyter
 from tests.browser import lab
+from tests.browser.view import View
 
 EXTENSION = Path(sky_jupyter.__file__).parent / "labextension"
 AXE = Path(__file__).parents[2] / "labextension" / "node_modules" / "axe-core" / "axe.min.js"
@@ -71,33 +72,6 @@ time.sleep(600)""",
 ]
 
 
-class View:
-    """The run view of a cell in a page."""
-
-    def __init__(self, page: lab.Page, cell: int) -> None:
-        self.page = page
-        self.node = page.page.locator(".jp-Notebook .jp-Cell").nth(cell).locator(".sky-run").first
-
-    def wait(self, text: str, within: str = ".sky-log", timeout: float = 60) -> str:
-        """Wait until a part of the view says something; returns what it says."""
-        self.page.wait_until(lambda: text in self.text(within), timeout=timeout)
-        return self.text(within)
-
-    def text(self, within: str = ".sky-log") -> str:
-        part = self.node.locator(within).first
-        return part.inner_text(timeout=1000) if part.count() else ""
-
-    def press(self, name: str) -> None:
-        self.node.get_by_role("button", name=name).click()
-
-    def tab(self, name: str) -> Any:
-        return self.node.get_by_role("tab", name=name)
-
-    @property
-    def chosen(self) -> str:
-        return self.node.locator('[role="tab"][aria-selected="true"]').inner_text().split("\n")[0]
-
-
 @pytest.fixture(scope="module")
 def chromium() -> Iterator[Any]:
     with lab.browser() as browser:
@@ -124,6 +98,7 @@ def test_a_person_follows_a_run_to_its_end(server: lab.Server, chromium: Any) ->
     page.command("notebook:run-all-cells")
     view = View(page, LIVE)
     view.wait("25%", ".sky-bars")
+    page.picture("run-view-bars")
     while_it_runs(view)
     # Nobody has saved the notebook: what a second browser shows comes from the kernel, which is busy.
     other = lab.Page(chromium, server.address("book.ipynb"), width=500)
@@ -134,6 +109,7 @@ def test_a_person_follows_a_run_to_its_end(server: lab.Server, chromium: Any) ->
     for one in (view, second):
         one.wait("rank 1 failed", ".sky-facts")
         the_failed_rank_is_in_sight(one)
+    other.picture("narrow")
     in_a_flood(View(page, FLOOD))
     (server.root / "stop").touch()
     blocked(View(page, BLOCKED))

@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import threading
 import time
+from types import SimpleNamespace
 
 import pytest
+from IPython.core.events import EventManager, available_events
 
 from sky_jupyter.display import channel, saved
 from sky_jupyter.display.feed import Feed, Pending
@@ -256,6 +258,18 @@ def test_a_saved_run_takes_a_megabyte_of_text_at_most():
         assert rank["dropped"] + rank["parts"][-1]["text"].count("\n") == 5000
 
 
+def test_a_saved_run_takes_more_text_where_that_is_asked_for():
+    model = finished(stream(0, "".join(f"{line} {'x' * 100}\n" for line in range(9000))), ranks=1)
+    model.most_text = 5_000_000
+    bundle = saved.bundle(model, "v")
+    for text in (bundle["text/plain"], bundle["text/html"], bundle[saved.MIME]["ranks"][0]["parts"][0]["text"]):
+        assert text.count("x" * 100) == 9000
+    model.most_text = 10_000
+    bundle = saved.bundle(model, "v")
+    assert 1000 < len(bundle["text/plain"]) < 10_000
+    assert bundle["text/plain"].endswith(f"8999 {'x' * 100}")
+
+
 class Kernel:
     """As much of a kernel as a view needs: what is sent goes nowhere."""
 
@@ -264,6 +278,7 @@ class Kernel:
         self.iopub_socket = object()
         self.session = self
         self.sent = []
+        self.shell = SimpleNamespace(events=EventManager(self, available_events))
 
     def get_parent(self, channel=None):
         return {"header": {}, "metadata": {"cellId": "c1"}}
@@ -298,4 +313,7 @@ def test_a_page_opens_a_view_by_the_control_channel_and_finds_what_is_kept_after
     assert drawn[-1][saved.MIME]["finished"] is True
     assert channel.views.answer({"action": "open", "view": view.id})["bundle"] == drawn[-1]
     assert channel.views.answer({"action": "open", "view": "unknown"})["status"] == "error"
+    # The cell runs anew: what it showed before does not come back.
+    kernel.shell.events.trigger("pre_run_cell", None)
+    assert view.id not in str(channel.views.answer({"action": "views"}))
     assert "no action" in channel.views.answer({"action": "sing"})["message"]

@@ -67,7 +67,7 @@ def test_every_option_is_read_into_its_value():
     given = cell(
         '--nodes 2 --ranks-per-node 4 --plugins "keras(backend=torch),torch" --provider local --pip "x>=1,y" '
         "--env A=1 --name trainers --on 0,2-4 --out losses --only 2-3 --push a,b --no-capture c --timeout 1.5 "
-        "--grace 0 --quiet --keep --idle-timeout 30m --journal 64MB --detach"
+        "--grace 0 --quiet --keep --idle-timeout 30m --journal 64MB --saved 5MB --detach"
     )
     assert given.spec() == PoolSpec(
         provider=Local(),
@@ -83,6 +83,7 @@ def test_every_option_is_read_into_its_value():
     assert (given.on, given.only, given.out, given.push) == ((0, 2, 3, 4), (2, 3), "losses", ("a", "b"))
     assert (given.no_capture, given.timeout, given.grace, given.quiet) == (("c",), 1.5, 0.0, True)
     assert given.detach
+    assert (given.saved, cell("").saved) == (5 << 20, None)
     assert not cell("").detach
     assert cell("").grace == DEFAULT_GRACE
 

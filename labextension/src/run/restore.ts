@@ -1,4 +1,4 @@
-/** A page that is opened while a cell runs: the run's output is put back where the notebook was not saved with it. */
+/** A page that is opened while a cell runs, or after it: the run's output is put back where the notebook lacks it. */
 
 import { type Kernel, listViews, open, type ViewFacts } from "./control";
 import { MIME } from "./model";
@@ -20,6 +20,7 @@ interface Outputs {
   length: number;
   get(index: number): { data: Record<string, unknown> };
   add(output: object): number;
+  clear(): void;
 }
 
 export function isNotebook(widget: unknown): widget is Panel {
@@ -29,47 +30,39 @@ export function isNotebook(widget: unknown): widget is Panel {
 
 const STEP = 100;
 const CONNECTED = 60_000;
-// A kernel that does not say within this time that it is idle is taken for busy.
-const IDLE = 1500;
 
 /** Look once after a notebook was opened. */
 export async function restore(panel: Panel): Promise<void> {
   await panel.context.ready;
-  const kernel = await busyKernel(panel);
+  const kernel = await connected(panel);
   const cells = panel.content.widgets.map((cell) => cell.model).filter((cell) => cell.type === "code");
   // Other kernels are not asked what they do not know.
   if (!kernel || panel.isDisposed || !cells.some((cell) => cell.sharedModel.getSource().includes("%%sky"))) {
     return;
   }
-  for (const view of await listViews(kernel)) {
+  const views = await listViews(kernel);
+  for (const view of views) {
     const cell = cells.find((one) => one.id === view.cell);
-    if (cell?.outputs && !shows(cell.outputs, view)) {
-      const found = await open(kernel, view.view);
-      const data = found.bundle ?? { [MIME]: { ...found.run, ranks: [], items: [], order: [] } };
-      if (found.bundle || found.run) {
-        cell.outputs.add({ output_type: "display_data", data, metadata: {} });
+    if (!cell?.outputs || shown(cell.outputs).includes(view.view)) {
+      continue;
+    }
+    const found = await open(kernel, view.view);
+    const data = found.bundle ?? { [MIME]: { ...found.run, ranks: [], items: [], order: [] } };
+    if (found.bundle || found.run) {
+      if (isOld(cell.outputs, views)) {
+        cell.outputs.clear();
       }
+      cell.outputs.add({ output_type: "display_data", data, metadata: {} });
     }
   }
 }
 
-/** The kernel of a notebook once there is a connection, if it is busy: one that is idle has nothing to show. */
-async function busyKernel(panel: Panel): Promise<Kernel | undefined> {
-  // The session is not said to be ready before the kernel has answered, which a busy one does not.
+/** The kernel of a notebook once there is a connection: one that is busy does not say more for a while. */
+async function connected(panel: Panel): Promise<Kernel | undefined> {
   const found = () => panel.sessionContext.session?.kernel;
   for (let waited = 0; waited < CONNECTED && !panel.isDisposed; waited += STEP) {
     if (found()?.connectionStatus === "connected") {
       break;
-    }
-    await pause(STEP);
-  }
-  for (let waited = 0; waited < IDLE; waited += STEP) {
-    const status = found()?.status;
-    if (status === "busy") {
-      break;
-    }
-    if (status !== "unknown") {
-      return undefined;
     }
     await pause(STEP);
   }
@@ -80,13 +73,18 @@ function pause(milliseconds: number): Promise<void> {
   return new Promise((resolve) => setTimeout(resolve, milliseconds));
 }
 
-function shows(outputs: Outputs, view: ViewFacts): boolean {
+/** The runs' views that a cell shows. */
+function shown(outputs: Outputs): string[] {
+  const found: string[] = [];
   for (let index = 0; index < outputs.length; index++) {
     const run = outputs.get(index).data?.[MIME] as { view?: string } | undefined;
-    if (run?.view === view.view) {
-      return true;
-    }
+    found.push(...(run?.view ? [run.view] : []));
   }
-  // A cell that has other outputs of a run that is over was run again, or its output was cleared.
-  return !view.live && outputs.length > 0;
+  return found;
+}
+
+/** Whether a cell was saved with a run that it made before the one that the kernel knows. */
+function isOld(outputs: Outputs, views: ViewFacts[]): boolean {
+  const held = shown(outputs);
+  return held.length > 0 && !held.some((view) => views.some((one) => one.view === view));
 }
