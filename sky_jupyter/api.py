@@ -100,6 +100,7 @@ class PendingCall(Generic[T]):
             When ranks failed: a group of their exceptions, with the other ranks' results.
         """
         live = _live(pool)
+        _note_restarts(live)
         blob, capture = collect_value(self._payload(), _main(), live.ledger, label=repr(self.function))
         view = display.run_view(self._title(live), range(live.spec.world_size), results=False, pool=live.spec.name)
         with display.LateView("values") as late:
@@ -319,6 +320,34 @@ class Compute:
         """
         return get_files(_live(self), remote, local, None if on is None else list(on))
 
+    def resize(self, nodes: int | None = None, *, add: Iterable[str] = (), remove: Iterable[int] = ()) -> None:
+        """Have more or fewer nodes: either so many, or with hosts that are added and nodes that are removed.
+
+        All ranks get new kernels, since the number of ranks is fixed for a kernel's life: what they had in
+        their namespaces is lost, and what runs ends. Machines, connections and environments of nodes that
+        stay are kept. Nodes are numbered anew without gaps, and new ones come last. Where it fails, or is
+        interrupted, the pool is as it was.
+
+        Parameters
+        ----------
+        nodes : int, optional
+            How many. An SSH provider that has more hosts than nodes gives those; the last nodes go first.
+        add : iterable of str, optional
+            Hosts that become nodes.
+        remove : iterable of int, optional
+            The numbers of nodes that are removed, with all that they have of the pool; not the head, 0.
+
+        Raises
+        ------
+        SpecError
+            When it cannot be; nothing has changed.
+        BootstrapError, MachineError
+            What failed, in which phase, and on which node.
+        """
+        live = _live(self)
+        resize_pool(live, nodes, add=[add] if isinstance(add, str) else list(add), remove=list(remove))
+        self.spec = live.spec
+
     def close(self) -> None:
         """End the pool; nothing where it has ended."""
         if self.pool is not None:
@@ -398,6 +427,21 @@ def attach_pool(name: str | None = None, *, take_over: bool = False) -> Pool:
     return pool
 
 
+def resize_pool(pool: Pool, nodes: int | None = None, *, add: Sequence[str] = (), remove: Sequence[int] = ()) -> None:
+    """Change a pool's nodes, shown as it goes on; see `Compute.resize`."""
+    view = display.start_view(f"pool {pool.spec.name}")
+    try:
+        with person.answering(view.refresh) as tick:
+            pool.resize(nodes, view.on_event, tick, add=add, remove=remove)
+    except SpecError:
+        # Nothing has begun.
+        raise
+    except BaseException as error:
+        view.finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", ok=False)
+        raise
+    view.finish(f"{describe(pool.spec)}, new kernels on all ranks")
+
+
 def put_files(
     pool: Pool, local: str | os.PathLike[str], remote: str | None = None, on: Sequence[int] | None = None
 ) -> Transfer:
@@ -444,6 +488,15 @@ def _live(pool: Compute | Pool) -> Pool:
         )
         raise PoolError(f"{pool!r} {what}")
     return live
+
+
+def _note_restarts(live: Pool) -> None:
+    """What kernels had been sent that are no more is sent again, to those that are new."""
+    fresh = live.take_restarted()
+    if len(fresh) == live.spec.world_size:
+        live.ledger.forget_nodes(_main())
+    elif fresh:
+        live.ledger = live.ledger.unsent()
 
 
 def _main() -> dict[str, Any]:

@@ -7,6 +7,7 @@ of 1 GB must be known again in a fraction of a second.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -14,6 +15,7 @@ import os
 import pickle
 import sys
 import tempfile
+import types
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,7 +24,9 @@ from typing import Any
 import xxhash
 
 from ..node.payload import ALIGNMENT, HEAD, MAGIC, SPAN, Pickler
-from .functions import code_attributes, code_reads
+from ..node.reads import code_reads
+from .functions import code_attributes, code_guesses
+from .texts import annotation_names
 
 SMALL_BUFFER = 4096
 """Buffers below this many bytes stay in the pickle."""
@@ -66,17 +70,33 @@ class Packed:
         Names of the notebook that functions in the value read when they are called.
     attributes : frozenset of str
         Attribute names in their code.
+    guesses : frozenset of str
+        Names that stand in texts of that code, and in annotations that are texts.
     """
 
     blob: Blob
     reads: frozenset[str]
     attributes: frozenset[str]
+    guesses: frozenset[str]
 
 
 class NotebookPickler(Pickler):
-    """The pickler of the notebook's side: the same value gives the same bytes at any time."""
+    """The pickler of the notebook's side: the same value gives the same bytes at any time.
+
+    Attributes
+    ----------
+    guesses : set of str
+        Names in the annotations of the notebook's functions and classes, where they are texts.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.guesses: set[str] = set()
 
     def reducer_override(self, obj: Any) -> Any:
+        if isinstance(obj, (types.FunctionType, type)) and obj.__module__ == self.namespace.get("__name__"):
+            with contextlib.suppress(Exception):  # From 3.14 they are evaluated only now.
+                self.guesses |= annotation_names(obj.__annotations__.values())
         saveable = sys.modules.get("keras.src.saving.keras_saveable")
         if saveable is not None and isinstance(obj, saveable.KerasSaveable):
             rebuild, (archive,) = obj.__reduce__()
@@ -132,7 +152,12 @@ def pack(value: Any, namespace: dict[str, Any]) -> Packed:
         digest.update(len(buffer).to_bytes(8, "little") + xxhash.xxh3_128_digest(buffer))
     blob = Blob(digest.hexdigest(), pickled, tuple(buffers))
     codes = pickler.codes
-    return Packed(blob, frozenset().union(*map(code_reads, codes)), frozenset().union(*map(code_attributes, codes)))
+    return Packed(
+        blob,
+        reads=frozenset().union(*map(code_reads, codes)),
+        attributes=frozenset().union(*map(code_attributes, codes)),
+        guesses=frozenset(pickler.guesses.union(*map(code_guesses, codes))),
+    )
 
 
 def fingerprint(value: Any, namespace: dict[str, Any]) -> str | None:

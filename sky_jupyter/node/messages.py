@@ -6,6 +6,7 @@ that its readers rely on, or it is not there; what is too large is cut, and says
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
@@ -225,10 +226,26 @@ def _seconds(value: Any) -> float | None:
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e12 else None
 
 
+def _sizes(value: Any) -> dict[str, int | None] | None:
+    if not isinstance(value, dict):
+        return None
+    sound = {name: size for name, size in itertools.islice(value.items(), _MOST_ITEMS) if _text(name) == name}
+    return {name: size if type(size) is int and 0 <= size < 1 << 60 else None for name, size in sound.items()}
+
+
+def _uses(value: Any) -> dict[str, list[str]] | None:
+    if not isinstance(value, dict):
+        return None
+    sound = {name: _texts(found) for name, found in itertools.islice(value.items(), _MOST_ITEMS) if _text(name) == name}
+    return {name: found for name, found in sound.items() if found}
+
+
 _FIELDS: dict[str, Callable[[Any], Any]] = {
     "bound": _flag,
     "writes": _texts,
     "modules": _texts,
+    "sizes": _sizes,
+    "uses": _uses,
     "elapsed": _seconds,
     "ename": _text,
     "evalue": _text,

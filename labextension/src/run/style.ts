@@ -4,7 +4,7 @@ import CSS from "./style.css";
 
 /** Put the style on a document or a shadow root once. */
 export function install(root: Document | ShadowRoot): void {
-  const home = root instanceof Document ? root.head : root;
+  const home = "head" in root ? root.head : root;
   if (!home.querySelector("style[data-sky-run]")) {
     const style = document.createElement("style");
     style.dataset.skyRun = "";
