@@ -20,6 +20,7 @@ SUBJECTS = {
     "start": "start",
     "output": "output",
     "page": "page",
+    "watch": "watch",
     "array": "array",
     "capture": "capture",
     "frameworks": "frameworks",

@@ -115,6 +115,7 @@ class PendingCall(Generic[T]):
         try:
             return list(live.attend(run, view.refresh))
         finally:
+            live.note_writes(run, _main())
             view.finish(run.elapsed)
 
     def __rshift__(self, pool: Compute | Pool) -> T:
@@ -135,6 +136,7 @@ class PendingCall(Generic[T]):
             interrupted = live.wait(run, view.refresh)
             result = live.finish(run)
         finally:
+            live.note_writes(run, _main())
             view.finish(run.elapsed)
         if interrupted:
             raise KeyboardInterrupt(repr(self))
@@ -370,16 +372,25 @@ def start_pool(spec: PoolSpec) -> Pool:
     if pools.get(spec.name) is not None:
         raise PoolError(f"pool {spec.name!r} lives already; end it first, or give another name")
     pool = Pool(spec, person.prompts)
-    view = display.start_view(f"pool {spec.name}", phases=pool.phases.facts)
+    view = display.start_view(f"pool {spec.name}", pool=spec.name, phases=pool.phases.facts)
     try:
         with pools.being_started(pool), person.answering(view.refresh) as tick:
             pool.start(view.on_event, tick)
     except BaseException as error:
         view.finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", ok=False)
         raise
-    pools.add(pool)
+    _take_in(pool)
     view.finish(f"{describe(spec)} ready")
     return pool
+
+
+def _take_in(pool: Pool) -> None:
+    """A pool is there: it is found by its name, and pages have its widgets."""
+    pools.add(pool)
+    comms = pool.supervisor.comms
+    mirror = display.mirror(pool.id, comms.send)
+    if mirror is not None:
+        comms.listen(mirror)
 
 
 def attach_pool(name: str | None = None, *, take_over: bool = False) -> Pool:
@@ -422,14 +433,14 @@ def attach_pool(name: str | None = None, *, take_over: bool = False) -> Pool:
     except BaseException as error:
         view.finish("interrupted" if isinstance(error, KeyboardInterrupt) else "not attached", ok=False)
         raise
-    pools.add(pool)
+    _take_in(pool)
     view.finish(f"{describe(pool.spec)} attached")
     return pool
 
 
 def resize_pool(pool: Pool, nodes: int | None = None, *, add: Sequence[str] = (), remove: Sequence[int] = ()) -> None:
     """Change a pool's nodes, shown as it goes on; see `Compute.resize`."""
-    view = display.start_view(f"pool {pool.spec.name}")
+    view = display.start_view(f"pool {pool.spec.name}", pool=pool.spec.name)
     try:
         with person.answering(view.refresh) as tick:
             pool.resize(nodes, view.on_event, tick, add=add, remove=remove)
@@ -496,7 +507,7 @@ def _note_restarts(live: Pool) -> None:
     if len(fresh) == live.spec.world_size:
         live.ledger.forget_nodes(_main())
     elif fresh:
-        live.ledger = live.ledger.unsent()
+        live.ledger = live.ledger.unsent(fresh, live.spec.world_size)
 
 
 def _main() -> dict[str, Any]:

@@ -5,9 +5,9 @@ import { ISettingRegistry } from "@jupyterlab/settingregistry";
 import { LabIcon } from "@jupyterlab/ui-components";
 import { Widget } from "@lumino/widgets";
 
-import { type Client, type Pool, ServerClient } from "./pools/client";
+import { type Action, type Client, type Pool, ServerClient } from "./pools/client";
 import iconText from "./pools/icon.svg";
-import { logNode } from "./pools/log";
+import { logNode, whereNode } from "./pools/log";
 import style from "./pools/style.css";
 import { nameOf, PoolsView } from "./pools/view";
 import { Watcher } from "./pools/watcher";
@@ -61,7 +61,7 @@ class Panel extends Widget {
 
 /** What the buttons do. */
 function deeds(app: JupyterFrontEnd, client: Client, watcher: Watcher) {
-  const attempt = async (work: Promise<string>) => {
+  const attempt = async (work: Promise<string | undefined>) => {
     try {
       const said = await work;
       if (said) {
@@ -72,35 +72,47 @@ function deeds(app: JupyterFrontEnd, client: Client, watcher: Watcher) {
     }
     void watcher.refresh();
   };
+  const act = async (pool: Pool, action: Action) => (await client.act(pool.id, action)).message;
+  const surely = async (pool: Pool, action: "restart" | "down") => {
+    if (await sure(pool, action)) {
+      await attempt(act(pool, action));
+    }
+  };
   return {
     open: (pool: Pool) => void app.commands.execute("docmanager:open", { path: pool.manager?.path }),
     logs: (pool: Pool) => void attempt(showLog(client, pool)),
-    interrupt: (pool: Pool) => void attempt(client.act(pool.id, "interrupt")),
+    where: (pool: Pool) => void attempt(showWhere(client, pool)),
+    interrupt: (pool: Pool) => void attempt(act(pool, "interrupt")),
+    restart: (pool: Pool) => void surely(pool, "restart"),
     attach: (pool: Pool) => void attempt(attach(app, nameOf(pool, watcher.pools))),
-    down: (pool: Pool) =>
-      void sure(pool).then((yes) => {
-        if (yes) {
-          return attempt(client.act(pool.id, "down"));
-        }
-        return undefined;
-      }),
+    down: (pool: Pool) => void surely(pool, "down"),
   };
 }
 
 async function showLog(client: Client, pool: Pool): Promise<string> {
-  const log = await client.log(pool.id);
-  const body = new Widget({ node: logNode(log) });
-  void showDialog({ title: `Pool ${pool.name}`, body, buttons: [Dialog.okButton({ label: "Close" })] });
-  body.node.scrollTop = body.node.scrollHeight;
+  const node = logNode(await client.log(pool.id));
+  showText(`Pool ${pool.name}`, node);
+  node.scrollTop = node.scrollHeight;
   return "";
 }
 
-async function sure(pool: Pool): Promise<boolean> {
+async function showWhere(client: Client, pool: Pool): Promise<string> {
+  const { text } = await client.act(pool.id, "where");
+  showText(`Pool ${pool.name}: where each rank is`, whereNode(text ?? ""));
+  return "";
+}
+
+function showText(title: string, node: HTMLElement): void {
+  void showDialog({ title, body: new Widget({ node }), buttons: [Dialog.okButton({ label: "Close" })] });
+}
+
+async function sure(pool: Pool, action: "restart" | "down"): Promise<boolean> {
   const lost = pool.running.length ? "The cell that runs there ends, and what" : "What";
+  const [title, label] = action === "down" ? ["Shut down", "Shut Down"] : ["Restart", "Restart"];
   const result = await showDialog({
-    title: `Shut down pool ${pool.name}?`,
+    title: `${title} pool ${pool.name}?`,
     body: `${lost} its ranks have in memory is lost.`,
-    buttons: [Dialog.cancelButton(), Dialog.warnButton({ label: "Shut Down" })],
+    buttons: [Dialog.cancelButton(), Dialog.warnButton({ label })],
     defaultButton: 0,
   });
   return result.button.accept;

@@ -3,18 +3,22 @@ import type { IRenderMime } from "@jupyterlab/rendermime-interfaces";
 import { MessageLoop } from "@lumino/messaging";
 import { Widget } from "@lumino/widgets";
 
+import { kernelOf } from "./pool/kernel";
+import { OpenPanel } from "./pool/open";
 import { actions, type Kernel, Subscription } from "./run/control";
 import type { Host } from "./run/host";
 import type { Item } from "./run/log";
 import { MIME, RunModel, type Snapshot } from "./run/model";
 import { drawPlain } from "./run/rich";
 import { RunView } from "./run/view";
+import { arrived, asText, type CommKernel, VIEW, widgetOf, words } from "./run/widgets";
 
 // So long after a run's end the notebook's own output is waited for, before this page brings it.
 const LAST = 2000;
 
 /** What is used of JupyterLab's registry of renderers. */
 interface RenderMime {
+  readonly mimeTypes?: readonly string[];
   preferredMimeType(data: object, safe: "any" | "ensure"): string | undefined;
   createRenderer(mimeType: string): IRenderMime.IRenderer;
   createModel(options: object): IRenderMime.IMimeModel;
@@ -89,7 +93,7 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
   // A run that goes on
 
   private subscribe(): void {
-    const kernel = this.findKernel();
+    const kernel = kernelOf(this);
     if (!kernel || !this.snapshot) {
       // A notebook that opens has no kernel yet.
       this.later(() => !this.isDisposed && this.isAttached && !this.subscription && this.subscribe());
@@ -150,17 +154,6 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
 
   // Where this is shown
 
-  /** The kernel of the notebook that this stands in. */
-  private findKernel(): Kernel | undefined {
-    for (let at: Widget | null = this.parent; at; at = at.parent) {
-      const context = (at as { sessionContext?: { session?: { kernel?: Kernel | null } | null } }).sessionContext;
-      if (context) {
-        return context.session?.kernel ?? undefined;
-      }
-    }
-    return undefined;
-  }
-
   private findRenderMime(): RenderMime | undefined {
     for (let at: Widget | null = this.parent; at; at = at.parent) {
       const found = (at as { rendermime?: RenderMime }).rendermime;
@@ -173,14 +166,58 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
 
   private host(): Host {
     const draw = (item: Item, node: HTMLElement) => this.draw(item, node);
+    const pool = (place: HTMLElement) => new OpenPanel(place, () => kernelOf(this), this.run.pool);
     if (!this.kernel) {
-      return { draw };
+      return kernelOf(this) ? { draw, pool } : { draw };
     }
-    return { draw, ...actions(this.kernel, () => ({ run: this.run.run, pool: this.run.pool })) };
+    return { draw, pool, ...actions(this.kernel, () => ({ run: this.run.run, pool: this.run.pool })) };
   }
 
   /** Have the notebook's own renderers draw an item, with as much trust as this output has. */
   private draw(item: Item, node: HTMLElement): void {
+    const widget = widgetOf(item);
+    delete node.dataset.skyWidget;
+    if (widget === undefined) {
+      this.drawItem(item, node);
+      return;
+    }
+    const known = this.findRenderMime()?.mimeTypes?.includes(VIEW);
+    const trusted = this.shown?.trusted ?? false;
+    this.drawItem(asText(item, !known ? words.noManager : trusted ? "" : words.notAlive), node);
+    if (known && trusted) {
+      void this.drawWidget(widget, item, node);
+    }
+  }
+
+  /** Draw a widget when this page has it, and its text again when it has it no more. */
+  private async drawWidget(widget: string, item: Item, node: HTMLElement): Promise<void> {
+    // A later drawing into the same node takes this one's place.
+    node.dataset.skyWidget = widget;
+    const wanted = () => !this.isDisposed && node.isConnected && node.dataset.skyWidget === widget;
+    const found = await arrived(() => this.findKernel() as CommKernel | undefined, widget, wanted);
+    const kernel = this.findKernel() as CommKernel | undefined;
+    if (!wanted()) {
+      return;
+    }
+    if (!found || !kernel) {
+      this.drawItem(asText(item, words.notAlive), node);
+      return;
+    }
+    // The renderer notes in what it is given that the widget is gone.
+    this.drawItem({ ...item, data: structuredClone(item.data) }, node);
+    const close = (_: unknown, message: { header: { msg_type: string }; content: { comm_id?: string } }) => {
+      const closed = message.header.msg_type === "comm_close" && message.content.comm_id === widget;
+      if (closed || !wanted()) {
+        kernel.iopubMessage.disconnect(close as never);
+      }
+      if (closed && wanted()) {
+        this.drawItem(asText(item, words.notAlive), node);
+      }
+    };
+    kernel.iopubMessage.connect(close as never);
+  }
+
+  private drawItem(item: Item, node: HTMLElement): void {
     for (const [place, renderer] of this.drawn) {
       // The view takes items off the page by itself: cleared ones, and those of another tab.
       if (place === node || !place.isConnected) {

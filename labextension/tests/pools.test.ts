@@ -25,7 +25,7 @@ function pool(changes: Partial<Pool> = {}): Pool {
 }
 
 const RUN = { id: "feed", state: "running", title: "model.fit(x)", began: NOW - 12, elapsed: null, ranks: null };
-const NAMES: (keyof Deeds)[] = ["open", "logs", "interrupt", "attach", "down"];
+const NAMES: (keyof Deeds)[] = ["open", "logs", "where", "interrupt", "restart", "attach", "down"];
 
 let deeds: Record<keyof Deeds, ReturnType<typeof vi.fn>>;
 let view: PoolsView;
@@ -59,7 +59,12 @@ test("a pool is shown with its nodes, age, notebook and cell", () => {
     "model.fit(x) · 12 s",
     "1 pool",
   ]);
-  expect(offered()).toEqual(["Open notebook", "Logs", "Interrupt", "Shut down"]);
+  expect(offered()).toEqual(["Open notebook", "Logs", "Where", "Interrupt", "Restart", "Shut down"]);
+});
+
+test("what a pool has cost is shown where its provider has prices", () => {
+  view.show([pool({ cost: 1.5 })], NOW);
+  expect(words()).toContain("2 local nodes · 5 min · $1.50 so far");
 });
 
 test("a pool that nobody manages is marked, and may be taken up or ended", () => {

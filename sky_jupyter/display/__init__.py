@@ -10,11 +10,15 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..pool.events import Event
 from .fronts import in_marimo, in_notebook
 from .region import can_draw
+
+if TYPE_CHECKING:
+    from ..node.comm_messages import Message
+    from .comms import Mirror
 
 _LATE = 0.5
 
@@ -124,13 +128,30 @@ def run_view(title: str, ranks: Sequence[int], *, results: bool = True, pool: st
     return TerminalRunView(ranks, results=results)
 
 
-def start_view(title: str, *, phases: Callable[[], Sequence[Mapping[str, Any]]] | None = None) -> StartView:
+def mirror(pool: str, send: Callable[[Message], None]) -> Mirror | None:
+    """Where a pool tells of its ranks' widgets; None where there are no pages. ``send`` brings one what a page says."""
+    if not in_notebook():
+        return None
+    from IPython import get_ipython
+
+    from . import comms
+
+    kernel = get_ipython().kernel
+    has_comms = isinstance(getattr(kernel, "control_handlers", None), dict) and hasattr(kernel, "comm_manager")
+    return comms.of(kernel).mirror(pool, send) if has_comms else None
+
+
+def start_view(
+    title: str, *, pool: str = "", phases: Callable[[], Sequence[Mapping[str, Any]]] | None = None
+) -> StartView:
     """The view of a pool's start or a transfer, for where this process is shown.
 
     Parameters
     ----------
     title : str
         What stands first.
+    pool : str
+        The name of the pool that is being started or changed; empty where it is none.
     phases : callable, optional
         What the start has come through, as `PhaseLog.facts` tells it.
     """
@@ -141,7 +162,7 @@ def start_view(title: str, *, phases: Callable[[], Sequence[Mapping[str, Any]]] 
     if in_notebook():
         from .notebook import NotebookStartView
 
-        return NotebookStartView(title)
+        return NotebookStartView(title, pool)
     if can_draw(sys.stderr):
         from .console import ConsoleStartView
 

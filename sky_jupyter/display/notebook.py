@@ -1,7 +1,8 @@
 """The view of a pool's start in a notebook's front end: one output, updated in place, that reads well when saved.
 
 It is HTML with a text form, under a display id: JupyterLab, Notebook 7, VS Code and nbclient all
-update it, and a saved notebook keeps the last state, without a kernel and without a widget.
+update it, and a saved notebook keeps the last state, without a kernel and without a widget. Of a start
+that lasts, the labextension shows the pool's panel below the line, as long as it goes on.
 """
 
 from __future__ import annotations
@@ -10,11 +11,13 @@ import time
 from typing import Any
 
 from ..pool.events import Event
-from . import fronts, render
+from . import fronts, panel, render
 from .model import StartModel
 
 _PATIENCE = 0.15
 _INTERVAL = 0.1
+# A start that is over sooner is not worth a panel.
+_LASTS = 2.0
 # Phases that took less are not worth a word.
 _SLOW = 0.5
 
@@ -36,10 +39,18 @@ class Slot:
 
 
 class NotebookStartView:
-    """The view of a pool's start: a line that says what it is at, and at the end how long it took."""
+    """The view of a pool's start: a line that says what it is at, and at the end how long it took.
 
-    def __init__(self, title: str) -> None:
-        self.title = title
+    Parameters
+    ----------
+    title : str
+        What the line begins with.
+    pool : str
+        The name of the pool that is being started; empty where it is none, as for a transfer.
+    """
+
+    def __init__(self, title: str, pool: str = "") -> None:
+        self.title, self.pool = title, pool
         self.began = time.perf_counter()
         self._slot = Slot()
         self._model = StartModel()
@@ -67,4 +78,7 @@ class NotebookStartView:
     def _say(self, what: str, state: render.State, more: str = "") -> None:
         text = f"{self.title} · {what} · {render.duration(time.perf_counter() - self.began)}"
         page = render.html_start(text, state=state, aside=more)
-        self._slot.show({"text/html": page, "text/plain": text + more})
+        bundle: dict[str, Any] = {"text/html": page, "text/plain": text + more}
+        if self.pool and state == "running" and time.perf_counter() - self.began >= _LASTS:
+            bundle[panel.MIME] = panel.start_json(self.pool, text + more)
+        self._slot.show(bundle)

@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import rank_label
-from . import ansi, in_notebook, render
+from . import ansi, fronts, in_notebook, render
 
 MIME = "application/vnd.sky.pool.v1+json"
 VERSION = 1
@@ -32,6 +32,7 @@ _CODE = 50
 _MOST_RANKS = 32
 _SLOW = 0.05
 _COLOURS = {"idle": "32", "ready": "32", "busy": "34", "starting": "34", "restarting": "34", "replacing": "33"}
+_COLOURS |= {"resizing": "34"}
 _TROUBLE = "31"
 _NONE = "no pool lives; `%sky up --nodes 2` makes one, and so does `%%sky --nodes 2` over a cell"
 
@@ -44,12 +45,18 @@ def show(pools: Sequence[Facts]) -> None:
         return
     from IPython.display import display
 
-    display({MIME: to_json(pools), "text/html": "".join(map(to_html, pools)), "text/plain": text}, raw=True)
+    bundle = {MIME: to_json(pools), "text/html": "".join(map(to_html, pools)), "text/plain": text}
+    display(fronts.drawable(bundle), raw=True)
 
 
 def to_json(pools: Sequence[Facts]) -> dict[str, Any]:
     """Pools as they are now, for a page that draws them, with as much as a saved notebook is to keep."""
     return {"version": VERSION, "at": round(time.time()), "pools": [_kept(pool) for pool in pools]}
+
+
+def start_json(pool: str, text: str) -> dict[str, Any]:
+    """A pool that is being started, for a page that asks for more; ``text`` is what it is at."""
+    return {"version": VERSION, "at": round(time.time()), "pools": [], "start": {"pool": pool, "text": text}}
 
 
 def _kept(pool: Facts) -> dict[str, Any]:

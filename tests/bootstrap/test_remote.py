@@ -135,15 +135,18 @@ def test_the_same_code_gives_the_same_archive() -> None:
 @needs_paramiko
 def test_two_pools_at_once_build_one_environment(fresh: World) -> None:
     told: list[str] = []
+    nodes: set[tuple[int, str]] = set()
 
     def one(_: int) -> str:
         with crew(fresh, ["host0"]) as mine:
+            mine.on_node = lambda node, state, line: nodes.add((node, state if not line else line.partition(" ")[0]))
             prepare(mine, told.append)
             return mine.sites[0].environment
 
     with ThreadPoolExecutor(2) as several:
         environments = set(several.map(one, range(2)))
     assert len(environments) == 1
+    assert {(0, "on"), (0, "done"), (0, "building"), (0, "waiting")} <= nodes
     assert len([line for line in told if "building" in line]) == 1
     assert len([line for line in told if "waiting for another pool" in line]) == 1
     listing = fresh[0].run("ls ~/.cache/sky_jupyter/environments ~/.cache/sky_jupyter", user="ada")

@@ -1,4 +1,4 @@
-"""The side panel as it is seen: a pool whose notebook is gone is in sight, and is ended from there."""
+"""The side panel and the pool panel as they are seen: pools are in sight, and are ended from there."""
 
 from __future__ import annotations
 
@@ -15,11 +15,12 @@ from typing import Any
 import nbformat
 import pytest
 
+import sky_jupyter
 from sky_jupyter.pool.registry import Registry
 from tests.browser import lab
 
 ROOT = Path(__file__).resolve().parents[2]
-INSTALLED = Path(sys.prefix) / "share" / "jupyter" / "labextensions" / "sky-jupyter"
+EXTENSION = Path(sky_jupyter.__file__).parent / "labextension"
 # Installed by what looks at the front end, before the tests.
 AXE = ROOT / "labextension" / "node_modules" / "axe-core" / "axe.min.js"
 PATIENCE = 60_000
@@ -27,7 +28,7 @@ PATIENCE = 60_000
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.skipif(bool(lab.missing()), reason=f"needs {lab.missing()}"),
-    pytest.mark.skipif(not INSTALLED.exists(), reason="needs the front end: python3 dev.py front"),
+    pytest.mark.skipif(not EXTENSION.is_dir(), reason="needs the front end: python3 dev.py front"),
 ]
 
 # A program that leaves a kept pool, as a notebook's kernel does that is killed.
@@ -63,19 +64,34 @@ def leave_a_pool(folder: Path) -> Iterator[Path]:
         registry.close()
 
 
-@pytest.fixture
-def server(tmp_path: Path) -> Iterator[lab.Server]:
+# A notebook that shows its pool, and a cell that keeps its kernel for longer than the test lasts.
+SHOWN, BLOCKED = 2, 3
+CELLS = [
+    "%load_ext sky_jupyter",
+    "%sky up --nodes 2",
+    "%sky",
+    """%%sky
+import time
+print("waiting", flush=True)
+time.sleep(600)""",
+]
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lab.Server]:
     """A server of both front ends, with our extension alone, and a pool in its registry that nobody manages."""
-    extensions, config = tmp_path / "labextensions", tmp_path / "config"
+    folder = tmp_path_factory.mktemp("panel")
+    extensions, config = folder / "labextensions", folder / "config"
     extensions.mkdir()
     config.mkdir()
-    (extensions / INSTALLED.name).symlink_to(INSTALLED)
+    (extensions / "sky-jupyter").symlink_to(EXTENSION)
     notebook = {"expose_app_in_browser": True, "labextensions_path": [str(extensions)]}
     (config / "jupyter_server_config.json").write_text(json.dumps({"JupyterNotebookApp": notebook}))
-    with leave_a_pool(tmp_path), lab.server(tmp_path, dark=True, extensions=extensions) as server:
-        book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell("1 + 1")])
-        book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
-        nbformat.write(book, server.root / "book.ipynb")
+    with leave_a_pool(folder), lab.server(folder, dark=True, extensions=extensions) as server:
+        for name, cells in {"book": ["1 + 1"], "pool": CELLS}.items():
+            book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
+            book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+            nbformat.write(book, server.root / f"{name}.ipynb")
         yield server
 
 
@@ -157,10 +173,146 @@ def fetch(page: Any, path: str) -> str:
     return str(page.evaluate(code, path))
 
 
-def violations(page: Any) -> list[Any]:
+def violations(page: Any, part: str = ".sky-pools") -> list[Any]:
     """What axe-core finds wrong with the panel, contrasts included."""
     if not AXE.exists():
         return []
     page.evaluate(AXE.read_text())
-    found = page.evaluate("() => axe.run('.sky-pools', { resultTypes: ['violations'] })")
+    found = page.evaluate("part => axe.run(part, { resultTypes: ['violations'] })", part)
     return [(one["id"], [node["html"][:200] for node in one["nodes"]]) for one in found["violations"]]
+
+
+# -- the pool panel --------------------------------------------------------------------------------
+
+
+def test_a_pool_is_watched_interrupted_and_ended_from_its_panel_while_a_cell_blocks(chromium, server):
+    """The kernel is busy all the time until the interrupt; a second page, of Notebook 7, shows the same."""
+    page = lab.Page(chromium, server.address("pool.ipynb"), width=1200, height=1000)
+    page.wait_until_ready()
+    page.log.clear()
+    page.command("notebook:run-all-cells")
+    page.wait_for(BLOCKED, "waiting")
+    panel = panel_of(page)
+    # The cell came after the output was made: a page that asks knows of it.
+    shows(panel, "In[4]: import time", "2 local nodes · ready", "busy", " cores", "all ranks work")
+    panel.get_by_role("img", name="memory use, last 1 min").first.wait_for(timeout=PATIENCE)
+    is_clean(page, panel)
+    asks_only_in_sight(page)
+    the_badge_opens_it(page)
+    if importlib.util.find_spec("notebook") is not None:
+        page.command("docmanager:save")
+        page.wait_until(lambda: "application/vnd.sky.pool.v1+json" in (server.root / "pool.ipynb").read_text())
+        other = lab.Page(chromium, server.address("pool.ipynb", app="notebook"), width=900)
+        shows(panel_of(other), "In[4]: import time", "all ranks work")
+        other.page.close()
+
+    panel.get_by_role("button", name="Interrupt").click()
+    panel.get_by_text("ranks 0-1 interrupted").wait_for(timeout=PATIENCE)
+    page.wait_for(BLOCKED, "KeyboardInterrupt")
+    panel.get_by_role("button", name="Interrupt").wait_for(state="hidden", timeout=PATIENCE)
+
+    # A node more, as is offered, and without the last one again.
+    panel.get_by_role("button", name="Add nodes").click()
+    panel.get_by_label("Nodes in all").press("Enter")
+    shows(panel, "3 local nodes · ready")
+    panel.get_by_role("button", name="Remove node 2").click()
+    panel.get_by_text("Remove node 2? All ranks get new kernels").wait_for(timeout=PATIENCE)
+    panel.get_by_role("button", name="Remove", exact=True).click()
+    shows(panel, "2 local nodes · ready")
+
+    # The question comes first; Escape is a no, and the focus is where it was.
+    panel.get_by_role("button", name="Shut down").press("Enter")
+    panel.get_by_text("Shut down pool default? What the ranks have in memory is lost.").wait_for(timeout=PATIENCE)
+    page.page.keyboard.press("Escape")
+    assert page.page.evaluate("() => document.activeElement.textContent") == "Shut down"
+    page.page.keyboard.press("Enter")
+    page.page.keyboard.press("Shift+Tab")
+    page.page.keyboard.press("Enter")
+    shows(panel, "This pool has ended. As it was at")
+    assert panel.get_by_role("button").count() == 0
+    assert [entry for entry in page.log if entry[0] == "error"] == []
+    page.command("docmanager:save")
+    page.page.close()
+    in_a_saved_notebook(chromium, server)
+
+
+def panel_of(page: lab.Page, cell: int = SHOWN) -> Any:
+    return page.page.locator(".jp-Notebook .jp-Cell").nth(cell).locator(".sky-live").first
+
+
+def shows(panel: Any, *texts: str) -> None:
+    """Wait until a panel says all of this."""
+    for text in texts:
+        panel.get_by_text(text).first.wait_for(timeout=PATIENCE)
+
+
+def is_clean(page: lab.Page, panel: Any) -> None:
+    """For those who do not see it, or little: light, dark and narrow, with everything unfolded."""
+    panel.locator(".sky-live-start > summary").click()
+    panel.get_by_role("button", name="Restart").click()
+    for width in (1200, 560):
+        page.page.set_viewport_size({"width": width, "height": 1000})
+        for theme in ("Light", "Dark"):
+            change = "theme => window.jupyterapp.commands.execute('apputils:change-theme', { theme })"
+            page.page.evaluate(change, f"JupyterLab {theme}")
+            light = str(theme == "Light").lower()
+            page.page.wait_for_function("light => document.body.dataset.jpThemeLight === light", arg=light)
+            assert (width, theme, violations(page.page, ".sky-live")) == (width, theme, [])
+    # Nothing is cut off, nor to be scrolled to sideways.
+    assert panel.evaluate("node => node.scrollWidth <= node.clientWidth")
+    page.page.set_viewport_size({"width": 1200, "height": 1000})
+    panel.get_by_role("button", name="Cancel").click()
+    panel.locator(".sky-live-start > summary").click()
+
+
+def asks_only_in_sight(page: lab.Page) -> None:
+    """Who does not see it does not make the kernel tell of it."""
+    page.page.evaluate(
+        """() => {
+            const kernel = window.jupyterapp.shell.currentWidget.sessionContext.session.kernel;
+            const send = kernel.sendControlMessage.bind(kernel);
+            window.skyAsked = 0;
+            kernel.sendControlMessage = (message, ...more) => {
+                window.skyAsked += message.content.action === "status" ? 1 : 0;
+                return send(message, ...more);
+            };
+        }"""
+    )
+    asked = lambda: page.page.evaluate("() => window.skyAsked")  # noqa: E731 - it is said once
+    page.wait_until(lambda: asked() > 1)
+    choose = f"() => {{ window.jupyterapp.shell.currentWidget.content.activeCellIndex = {SHOWN}; }}"
+    page.page.evaluate(choose)
+    page.command("notebook:hide-cell-outputs")
+    panel_of(page).wait_for(state="hidden", timeout=PATIENCE)
+    page.page.wait_for_timeout(500)
+    before = asked()
+    page.page.wait_for_timeout(2500)
+    assert asked() == before
+    page.command("notebook:show-cell-outputs")
+    page.wait_until(lambda: asked() > before)
+
+
+def the_badge_opens_it(page: lab.Page) -> None:
+    badge = page.page.get_by_role("button", name="Pool default")
+    badge.click()
+    panel = panel_of(page, BLOCKED)
+    shows(panel, "In[4]: import time")
+    assert violations(page.page, ".sky-run") == []
+    badge.click()
+    panel.wait_for(state="detached", timeout=PATIENCE)
+
+
+def in_a_saved_notebook(chromium: Any, server: lab.Server) -> None:
+    """From someone else, so untrusted, and without a kernel: the pool as it was when the cell ran."""
+    path = server.root / "pool.ipynb"
+    book = json.loads(path.read_text())
+    del book["metadata"]["kernelspec"]
+    [output] = book["cells"][SHOWN]["outputs"]
+    assert set(output["data"]) == {"application/vnd.sky.pool.v1+json", "text/html", "text/plain"}
+    book["cells"][SHOWN]["source"] = ["%sky status"]
+    (server.root / "other.ipynb").write_text(json.dumps(book))
+    page = lab.Page(chromium, server.address("other.ipynb"))
+    panel = panel_of(page)
+    shows(panel, "As it was at", "pool default", "2 local nodes · ready", "ready in")
+    assert panel.get_by_role("button").count() == 0
+    page.page.close()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import base64
+import json
 import re
 from html.parser import HTMLParser
 from typing import Any
 
-from sky_jupyter.display.panel import picture, spark, to_html, to_text
+from sky_jupyter.display.panel import MIME, picture, spark, to_html, to_json, to_text
 
 GB = 1_000_000_000
 
@@ -85,6 +86,30 @@ def test_what_is_wrong_is_told() -> None:
 
 def test_a_large_pool_is_not_told_rank_by_rank() -> None:
     assert len(to_text(pool(*map(node, range(64)))).splitlines()) == 65
+
+
+def test_what_a_notebook_keeps_of_a_large_pool_is_small_and_has_the_newest() -> None:
+    lines = [f"{number} {'x' * 500}" for number in range(100)]
+    part = {"node": 0, "state": "done", "elapsed": 1.0, "line": "y" * 500}
+    phase = {"phase": "files", "state": "done", "elapsed": 1.0, "usual": None, "lines": lines, "nodes": [part]}
+    large = pool(*(node(number, gpus=2, samples=300) for number in range(64)), phases=[phase] * 8)
+    kept = to_json([large])
+    assert len(json.dumps(kept)) < 500_000
+    assert len(to_html(large)) < 1_000_000
+    (told,) = kept["pools"]
+    ages = [sample[0] for sample in told["nodes"][63]["samples"]]
+    assert (len(ages), ages[0], ages[-1]) == (60, 297.0, 2.0)
+    assert told["nodes"][63]["samples"][0][1:] == [0.5, 4.0 * GB, 0.9, 60.0 * GB, 0.9, 60.0 * GB]
+    assert [len(told["phases"][0]["lines"]), told["phases"][0]["lines"][-1][:3]] == [20, "99 "]
+    # Few samples are kept as they are.
+    (told,) = to_json([pool(node(0, samples=3))])["pools"]
+    assert [sample[0] for sample in told["nodes"][0]["samples"]] == [2.0, 1.0, 0.0]
+
+
+def test_a_pool_without_samples_is_json_too() -> None:
+    kept = to_json([pool(node(0, samples=0), phases=[{"phase": "a", "lines": []}])])
+    assert json.loads(json.dumps(kept))["pools"][0]["nodes"][0]["samples"] == []
+    assert MIME.endswith("+json")
 
 
 def test_sparklines_show_the_newest_last_whatever_their_length() -> None:

@@ -229,6 +229,17 @@ def test_what_was_made_on_the_nodes_sees_what_the_notebook_assigns_later(two):
     assert two.run("%%sky\nshift.by(1), part()").body == ["[0-1] Out: (21, 20)"]
 
 
+def test_what_a_called_function_assigns_counts_as_the_nodes(two):
+    two.run("counted = 'notebook'\nimport sky_jupyter as sky\nfrom sky_jupyter.pool.live import pools")
+    two.run("@sky.function\ndef count():\n    global counted\n    counted = ['nodes']\n    return 1")
+    assert two.run("count() @ pools.current").outputs[-1].data["text/plain"] == "[1, 1]"
+    assert two.run("%%sky\ncounted").body == ["[0-1] Out: ['nodes']"]
+    two.run("counted = ['notebook']")
+    two.run("count() >> pools.current")
+    assert two.run("%%sky --quiet\ncounted").status == "ok"
+    assert sorted(two.value("_sky.values")) == [["nodes"], ["notebook"]]
+
+
 def test_names_lists_where_each_value_comes_from(two):
     two.run("%sky restart")
     assert "no name of yours yet" in two.run("%sky names").stream()
@@ -455,7 +466,12 @@ def test_status_shows_each_node_and_rank_and_how_busy_they_are(two):
     assert lines[2] == "    rank N: idle (process N, N MB)"
     assert len([line for line in lines if line.startswith("  node")]) == 2
     assert lines[-1].startswith("  started in N s: ")
-    html = two.run("%sky").html
+    shown = two.run("%sky")
+    (data,) = [display.data for display in shown.displays]
+    assert set(data) == {"application/vnd.sky.pool.v1+json", "text/html", "text/plain"}
+    (kept,) = data["application/vnd.sky.pool.v1+json"]["pools"]
+    assert [node["state"] for node in kept["nodes"]] == ["idle", "idle"]
+    html = shown.html
     assert html.count("<tr>") == 3
     assert "<script" not in html
     assert 'alt="CPU use of the last' in html

@@ -24,7 +24,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=12,
 )
-FIELDS = ("pool", "run", "rank", "ranks", "from", "count", "as", "since", "hard", "nodes", "add", "remove")
+FIELDS = ("pool", "run", "rank", "ranks", "from", "count", "as", "since", "lines", "hard", "nodes", "add", "remove")
 # What may be asked of a pool without its being changed.
 HARMLESS = ("status", "interrupt", "log", "runs")
 
@@ -175,6 +175,28 @@ def test_phases_are_told_with_their_last_lines_and_how_they_ended():
     assert (second["state"], second["usual"], second["lines"]) == ("failed", None, [])
     assert log.facts(2)[0]["lines"] == ["line 498", "line 499"]
     assert set(log.took()) == {"environment"}
+
+
+def test_a_phase_tells_what_each_node_is_at_while_it_is_on_and_later_to_who_asks_for_all():
+    log = PhaseLog()
+    phase = log.begin("environment", "looking")
+    for node, state, line in ((0, "on", ""), (1, "on", ""), (0, "on", "building"), (1, "done", "")):
+        log.on_node(node, state, line)
+    zero, one = log.facts(parts=False)[0]["nodes"]
+    assert (zero["node"], zero["state"], zero["line"]) == (0, "on", "building")
+    assert (one["node"], one["state"], one["line"]) == (1, "done", "")
+    assert zero["elapsed"] >= one["elapsed"]
+    phase.end("failed")
+    # Too late: nobody waits for it any more.
+    log.on_node(0, "on", "still building")
+    assert [part["state"] for part in log.facts()[0]["nodes"]] == ["failed", "done"]
+    assert log.facts(parts=False)[0]["nodes"] == []
+
+
+def test_so_many_lines_of_each_phase_come_as_are_asked_for(pool):
+    (told,) = ask("status", lines=0)["pools"]
+    assert {len(phase["lines"]) for phase in told["phases"]} == {0}
+    assert ask("status", lines=101)["message"] == "status: 'lines' must be a number from 0 to 100"
 
 
 @pytest.mark.long

@@ -82,6 +82,10 @@ def test_the_next_pool_finds_the_environment_there(world: World) -> None:
     told: list[PhaseEvent] = []
     with ssh_pool(told.append) as pool:
         assert run(pool, "1").values == [1, 1]
+        kept = {
+            phase["phase"]: [(part["node"], part["state"]) for part in phase["nodes"]] for phase in pool.phases.facts()
+        }
+    assert kept["system"] == kept["environment"] == kept["files"] == [(0, "done"), (1, "done")]
     assert not [event for event in told if "building" in event.text or "sending" in event.text]
     phases = list(dict.fromkeys(event.phase for event in told))
     assert phases == ["connect", "system", "python", "environment", "files", "agent", "plugins"]

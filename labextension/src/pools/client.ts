@@ -36,13 +36,20 @@ export interface Log {
   ranks: { rank: number; text: string }[];
 }
 
-export type Action = "interrupt" | "down";
+export type Action = "interrupt" | "restart" | "where" | "down";
+
+/** What came of an action. */
+export interface Outcome {
+  message?: string;
+  /** Of `where`, each rank's stack. */
+  text?: string;
+}
 
 /** What the panel asks of the server. */
 export interface Client {
   list(): Promise<Pool[]>;
   log(pool: string): Promise<Log>;
-  act(pool: string, action: Action): Promise<string>;
+  act(pool: string, action: Action): Promise<Outcome>;
 }
 
 /** Asks by HTTP, as the user who is logged in; an error's message is what the server says. */
@@ -57,9 +64,8 @@ export class ServerClient implements Client {
     return (await this.ask(`pools/${pool}/log`)) as Log;
   }
 
-  async act(pool: string, action: Action): Promise<string> {
-    const answer = (await this.ask(`pools/${pool}/${action}`, { method: "POST", body: "{}" })) as { message?: string };
-    return answer.message ?? "";
+  async act(pool: string, action: Action): Promise<Outcome> {
+    return (await this.ask(`pools/${pool}/${action}`, { method: "POST", body: "{}" })) as Outcome;
   }
 
   private async ask(path: string, init: RequestInit = {}): Promise<unknown> {

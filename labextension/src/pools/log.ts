@@ -1,4 +1,4 @@
-// What a run printed last, for a dialog: a section a rank.
+// What a run printed last, and where its ranks are, for a dialog.
 import { duration } from "../format";
 import type { Log } from "./client";
 
@@ -23,6 +23,17 @@ export function logNode(log: Log): HTMLElement {
     nothing.textContent = "Nothing has been printed.";
     node.append(nothing);
   }
+  return node;
+}
+
+/** Each rank's stack, to be shown. */
+export function whereNode(text: string): HTMLElement {
+  const node = document.createElement("div");
+  node.className = "sky-log";
+  node.tabIndex = 0;
+  const lines = document.createElement("pre");
+  lines.textContent = plain(text);
+  node.append(lines);
   return node;
 }
 

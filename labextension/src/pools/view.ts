@@ -6,7 +6,9 @@ import type { Pool } from "./client";
 export interface Deeds {
   open(pool: Pool): void;
   logs(pool: Pool): void;
+  where(pool: Pool): void;
   interrupt(pool: Pool): void;
+  restart(pool: Pool): void;
   attach(pool: Pool): void;
   down(pool: Pool): void;
 }
@@ -109,7 +111,9 @@ class Row {
     this.buttons = {
       open: button("open", "Open notebook"),
       logs: button("logs", "Logs"),
+      where: button("where", "Where"),
       interrupt: button("interrupt", "Interrupt"),
+      restart: button("restart", "Restart"),
       attach: button("attach", "Attach here"),
       down: button("down", "Shut down"),
     };
@@ -128,7 +132,7 @@ class Row {
     this.node.dataset.state = lost ? "lost" : pool.state;
     set(this.name, pool.name);
     set(this.state, pool.running.length ? "running" : pool.state);
-    const cost = pool.cost === null ? "" : ` · ${pool.cost.toFixed(2)} so far`;
+    const cost = pool.cost === null ? "" : ` · $${pool.cost.toFixed(2)} so far`;
     set(this.facts, `${count(pool.nodes, `${pool.provider} node`)} · ${duration(now - pool.began)}${cost}`);
     set(this.manager, `Managed by ${lost ? NOBODY : pool.manager?.path || pool.manager?.who}`);
     set(this.runs, pool.running.map((run) => `${run.title || "a cell"} · ${duration(now - run.began)}`).join("\n"));
@@ -141,7 +145,9 @@ class Row {
     const shown: Record<keyof Deeds, boolean> = {
       open: Boolean(pool.manager?.path),
       logs: ours || (lost && pool.provider === "local" && pool.here),
+      where: ours && pool.running.length > 0,
       interrupt: ours && pool.running.length > 0,
+      restart: ours,
       attach: lost && pool.here,
       down: (ours || lost) && pool.here,
     };

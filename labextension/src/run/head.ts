@@ -29,6 +29,11 @@ export class Head {
     this.node.append(this.dot, this.title, this.facts, this.tools);
   }
 
+  /** Put a badge beside the facts. */
+  badge(node: HTMLElement): void {
+    this.node.insertBefore(node, this.tools);
+  }
+
   /** Put a button after those that are there, before the filter. */
   add(name: string, label: string, act: () => void): HTMLButtonElement {
     const button = make("button", "", { type: "button" });

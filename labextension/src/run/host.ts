@@ -26,6 +26,12 @@ export interface LogPage {
   text?: string;
 }
 
+/** A pool's panel at a place of the page, which is told when that comes and goes. */
+export interface PanelPlace {
+  attach(): void;
+  detach(): void;
+}
+
 export interface Host {
   /** Draw an item into a node; called again with the same node when the item changed. */
   draw(item: Item, node: HTMLElement): void;
@@ -33,4 +39,6 @@ export interface Host {
   interrupt?(): Promise<string>;
   where?(): Promise<string>;
   log?(rank: number, from: number, count: number, form: "events" | "text"): Promise<LogPage>;
+  /** Open the panel of the run's pool in a place. */
+  pool?(place: HTMLElement): PanelPlace;
 }

@@ -1,5 +1,6 @@
 /** The run view: puts its parts together, and draws what is new once a frame. */
 
+import { Badge } from "./badge";
 import { Bars } from "./bars";
 import { textOf } from "./blocks";
 import { make, reason, say } from "./dom";
@@ -34,6 +35,7 @@ export class RunView {
   private troubles = "";
   private readonly sight: Sight;
   private readonly head = new Head();
+  private readonly badge = new Badge((place) => this.host.pool?.(place));
   private readonly bars = new Bars();
   private readonly where: Where;
   private readonly barsButton: HTMLButtonElement;
@@ -65,7 +67,8 @@ export class RunView {
     });
     this.earlier.node.addEventListener("click", () => void this.loadEarlier());
     this.panel.append(this.pane.node);
-    this.node.append(head.node, this.tabs.node, this.bars.node, this.where.node, this.panel, this.live);
+    head.badge(this.badge.node);
+    this.node.append(head.node, this.badge.place, this.tabs.node, this.bars.node, this.where.node, this.panel, this.live);
     // What is typed here is not for the notebook.
     this.node.addEventListener("keydown", (event) => event.stopPropagation());
   }
@@ -79,6 +82,7 @@ export class RunView {
   attach(): void {
     const root = this.node.getRootNode();
     install(root instanceof ShadowRoot ? root : document);
+    this.badge.attach();
     this.timer ??= setInterval(() => {
       if (!this.model.finished) {
         this.update();
@@ -88,6 +92,7 @@ export class RunView {
   }
 
   detach(): void {
+    this.badge.detach();
     clearInterval(this.timer);
     clearTimeout(this.waiting);
     this.timer = this.waiting = undefined;
@@ -180,6 +185,7 @@ export class RunView {
       this.title = model.title;
       this.node.setAttribute("aria-label", `Run on ${model.title}`);
     }
+    this.badge.draw(model.pool, this.host.pool !== undefined);
     this.head.draw(model, this.host, this.following, this.sight.fresh, () => this.pane.long);
     const words = status(model);
     const told = model.finished || words.length > 1 ? words.join(", ") : "";

@@ -1,0 +1,86 @@
+// Draws pools in JupyterLab and Notebook 7: as a notebook kept them, and as they are where its kernel still has them.
+import type { IRenderMime } from "@jupyterlab/rendermime-interfaces";
+import { Widget } from "@lumino/widgets";
+
+import { MIME, type Saved } from "./pool/facts";
+import { kernelOf } from "./pool/kernel";
+import { OpenPanel } from "./pool/open";
+
+class PoolRenderer extends Widget implements IRenderMime.IRenderer {
+  private panels: OpenPanel[] = [];
+  /** What a start is at, and which pool's. */
+  private readonly line = document.createElement("div");
+  private starting = "";
+
+  constructor() {
+    super();
+    this.addClass("sky-pool-output");
+    this.line.className = "sky-live-line";
+  }
+
+  async renderModel(model: IRenderMime.IMimeModel): Promise<void> {
+    const saved = model.data[MIME] as unknown as Saved | undefined;
+    if (saved?.version === 1 && saved.start) {
+      this.showStart(saved.start);
+      return;
+    }
+    this.clear();
+    if (saved?.version !== 1 || !Array.isArray(saved.pools)) {
+      this.node.textContent = "These pools were saved by a newer Sky Jupyter.";
+      return;
+    }
+    const find = () => kernelOf(this);
+    this.panels = saved.pools.map((pool) => new OpenPanel(this.node, find, pool.name, { pool, at: saved.at }));
+    if (this.isAttached) {
+      this.onAfterAttach();
+    }
+  }
+
+  override dispose(): void {
+    if (!this.isDisposed) {
+      this.clear();
+      super.dispose();
+    }
+  }
+
+  protected override onAfterAttach(): void {
+    this.panels.forEach((panel) => panel.attach());
+  }
+
+  protected override onBeforeDetach(): void {
+    this.panels.forEach((panel) => panel.detach());
+  }
+
+  /** Several times a second. */
+  private showStart(start: { pool: string; text: string }): void {
+    if (this.starting !== start.pool) {
+      this.clear();
+      this.starting = start.pool;
+      this.node.append(this.line);
+      this.panels = [new OpenPanel(this.node, () => kernelOf(this), start.pool)];
+      if (this.isAttached) {
+        this.onAfterAttach();
+      }
+    }
+    if (this.line.textContent !== start.text) {
+      this.line.textContent = start.text;
+    }
+  }
+
+  private clear(): void {
+    this.starting = "";
+    this.panels.forEach((panel) => panel.detach());
+    this.panels = [];
+    this.node.textContent = "";
+  }
+}
+
+const extension: IRenderMime.IExtension = {
+  id: "sky-jupyter:pool",
+  rendererFactory: { safe: true, mimeTypes: [MIME], createRenderer: () => new PoolRenderer() },
+  // Before HTML, which the same output has for everyone else.
+  rank: 0,
+  dataType: "json",
+};
+
+export default extension;

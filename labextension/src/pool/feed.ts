@@ -1,0 +1,130 @@
+/** Asks a kernel how one of its pools is, once a second for as long as somebody looks. */
+
+import { ask, type Kernel } from "../run/control";
+import { reason } from "../run/dom";
+import { isChanging, LINES, type PoolFacts, PoolModel } from "./facts";
+
+const EVERY = 1000;
+// Where nothing answers, it is asked less and less often.
+const [AGAIN, SELDOM] = [5000, 60_000];
+// What took longer was no refusal: the kernel does not answer.
+const REFUSED = 5000;
+
+/** A request, and the answer to it; what the kernel refuses is thrown. */
+export type Ask = <T>(content: Record<string, unknown>) => Promise<T>;
+
+export class Feed {
+  model: PoolModel | undefined;
+  /** Why what is known may be old; empty where it is not. */
+  problem = "";
+  /** The kernel answers, and has no such pool. */
+  gone = false;
+  private readonly watchers = new Set<() => void>();
+  private timer: ReturnType<typeof setTimeout> | undefined;
+  private asking = false;
+  private failures = 0;
+
+  constructor(
+    private readonly ask: Ask,
+    readonly pool: string,
+  ) {}
+
+  /** Have a function called with each answer, until the one that this gives is called. */
+  watch(watcher: () => void): () => void {
+    this.watchers.add(watcher);
+    this.look();
+    return () => {
+      this.watchers.delete(watcher);
+      if (!this.watchers.size) {
+        clearTimeout(this.timer);
+        this.timer = undefined;
+      }
+    };
+  }
+
+  /** Ask now, unless it is being asked. */
+  look(): void {
+    if (!this.asking && this.watchers.size) {
+      clearTimeout(this.timer);
+      void this.turn();
+    }
+  }
+
+  private async turn(): Promise<void> {
+    this.asking = true;
+    const began = Date.now();
+    let every = EVERY;
+    try {
+      await this.read();
+      this.problem = "";
+      this.failures = 0;
+    } catch (error) {
+      this.problem = reason(error);
+      if (Date.now() - began < REFUSED) {
+        await this.examine();
+      }
+      every = Math.min(SELDOM, AGAIN * 2 ** this.failures++);
+    } finally {
+      this.asking = false;
+    }
+    if (this.watchers.size && !this.gone) {
+      this.timer = setTimeout(() => this.look(), Math.max(0, began + every - Date.now()));
+    }
+    this.watchers.forEach((watcher) => watcher());
+  }
+
+  private async read(): Promise<void> {
+    const known = this.gone ? undefined : this.model;
+    // All of the log only while something is added to it.
+    const whole = !known || isChanging(known.facts) || known.facts.phases.some((phase) => phase.state === "on");
+    const found = await this.status({ since: known?.facts.mark ?? 0, ...(whole ? { lines: LINES } : {}) });
+    const now = Date.now() / 1000;
+    if (known && found.id === known.facts.id) {
+      known.take(found, now, whole);
+    } else {
+      // Another pool under this name; of that one all samples are wanted.
+      this.model = new PoolModel(known ? await this.status({ since: 0, lines: LINES }) : found, now);
+    }
+    this.gone = false;
+  }
+
+  private async status(content: Record<string, unknown>): Promise<PoolFacts> {
+    const answer = await this.ask<{ pools: PoolFacts[] }>({ action: "status", pool: this.pool, ...content });
+    return answer.pools[0];
+  }
+
+  /** Whether what was refused is that the pool has ended. */
+  private async examine(): Promise<void> {
+    try {
+      const { pools } = await this.ask<{ pools: PoolFacts[] }>({ action: "status" });
+      if (!pools.some((pool) => pool.name === this.pool)) {
+        this.gone = true;
+        this.problem = "";
+      }
+    } catch {
+      // Then the first reason stands.
+    }
+  }
+}
+
+const feeds = new WeakMap<Kernel, Map<string, Feed>>();
+
+/** The feed of a kernel's pool: all that show it share one. */
+export function feedOf(kernel: Kernel, pool: string): Feed {
+  const known = feeds.get(kernel) ?? new Map<string, Feed>();
+  feeds.set(kernel, known);
+  const feed = known.get(pool) ?? new Feed(request(kernel), pool);
+  known.set(pool, feed);
+  return feed;
+}
+
+/** How a kernel is asked. */
+export function request(kernel: Kernel): Ask {
+  return <T>(content: Record<string, unknown>) => {
+    const connection = (kernel as { connectionStatus?: string }).connectionStatus;
+    if (connection && connection !== "connected") {
+      return Promise.reject(new Error("there is no connection to the kernel just now"));
+    }
+    return ask<T>(kernel, "sky_request", content);
+  };
+}

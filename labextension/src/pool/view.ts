@@ -1,0 +1,98 @@
+/** The pool panel: a header with what can be done, what runs, the nodes, and what the start came through. */
+
+import { isDark } from "../run/style";
+import { type Reply, Deeds } from "./deeds";
+import { fill, make, mark, say } from "./dom";
+import type { PoolModel } from "./facts";
+import { NodesTable } from "./nodes";
+import { StartLog } from "./start";
+import { poolFacts, runText } from "./words";
+
+/** How what is shown came to be known. */
+export interface Known {
+  /** A kernel tells it now; otherwise it is what a notebook kept, or what was last heard. */
+  live: boolean;
+  /** It has been asked, and has not answered yet. */
+  asking?: boolean;
+  /** The kernel has no such pool any more. */
+  gone?: boolean;
+  problem?: string;
+  /** When it was so, in seconds since 1970. */
+  at: number;
+}
+
+export class PoolPanel {
+  readonly node = make("section", "sky-live", { "data-lm-suppress-shortcuts": "true", role: "group" });
+  readonly deeds: Deeds;
+  private readonly dot = make("span", "sky-live-dot", { "aria-hidden": "true" });
+  private readonly title = make("span", "sky-live-title");
+  private readonly facts = make("span", "sky-live-facts");
+  private readonly note = make("p", "sky-live-note");
+  private readonly notes = make("ul", "sky-live-notes");
+  private readonly runs = make("ul", "sky-live-runs", { "aria-label": "What runs" });
+  private readonly nodes = new NodesTable((node) => this.deeds.askRemove(node));
+  private readonly start = new StartLog();
+
+  /** `act` asks the pool's kernel to do something; `soon` is called when something has changed. */
+  constructor(act: (content: Record<string, unknown>) => Promise<Reply>, soon: () => void) {
+    this.deeds = new Deeds(act, soon);
+    const head = make("div", "sky-live-head");
+    head.append(this.dot, this.title, this.facts, this.deeds.bar);
+    const { asked, told } = this.deeds;
+    this.node.append(head, asked, told, this.note, this.notes, this.runs, this.nodes.node, this.start.node);
+    // What is typed here is not for the notebook.
+    this.node.addEventListener("keydown", (event) => event.stopPropagation());
+  }
+
+  /** Nothing is known of the pool. */
+  wait(pool: string, why: string): void {
+    mark(this.node, "aria-label", `Pool ${pool}`);
+    say(this.title, `pool ${pool}`);
+    say(this.note, why);
+    this.note.hidden = false;
+    for (const part of [this.deeds.bar, this.notes, this.runs, this.nodes.node, this.start.node]) {
+      part.hidden = true;
+    }
+  }
+
+  show(model: PoolModel, known: Known): void {
+    const pool = model.facts;
+    const live = known.live && !known.gone;
+    mark(this.node, "data-dark", String(isDark(this.node.parentElement ?? this.node)));
+    mark(this.node, "aria-label", `Pool ${pool.name}`);
+    mark(this.node, "data-state", known.gone ? "ended" : pool.state);
+    mark(this.dot, "data-state", known.gone ? "ended" : pool.runs.length && pool.state === "ready" ? "busy" : pool.state);
+    say(this.title, `pool ${pool.name}`);
+    say(this.facts, poolFacts(pool).join(" · "));
+    say(this.note, noteOf(known));
+    this.note.hidden = !this.note.textContent;
+    const notes = [
+      ...Object.entries(pool.away).sort().map(([host, text]) => `${host}: ${text}`),
+      ...Object.values(pool.apart).sort().map((text) => `${text}: its control goes through here, no collectives`),
+    ];
+    fill(this.notes, notes, () => make("li"), (node, text) => say(node, text));
+    this.notes.hidden = !notes.length;
+    fill(this.runs, pool.runs, () => make("li"), (node, run) => say(node, runText(run)));
+    this.runs.hidden = !pool.runs.length;
+    this.deeds.bar.hidden = !live;
+    this.deeds.offer(pool, live);
+    if (known.gone) {
+      this.deeds.over();
+    }
+    this.nodes.node.hidden = false;
+    this.nodes.show(model, live, known.at);
+    this.start.show(pool);
+  }
+}
+
+/** What is to be said of where the facts are from. */
+function noteOf(known: Known): string {
+  const then = `As it was at ${new Date(known.at * 1000).toLocaleString()}:`;
+  if (known.gone) {
+    return `This pool has ended. ${then}`;
+  }
+  if (known.problem) {
+    return `Nothing new is heard of it: ${known.problem}. ${then}`;
+  }
+  return known.live || known.asking ? "" : then;
+}
