@@ -83,8 +83,13 @@ class ConsoleRunView(TerminalRunView):
         with self._lock:
             for lines in self._ranks.values():
                 lines.close()
-        self._tell(*self._take_due(finished=True), ())
-        self._region.hide()
+        try:
+            while any(lines.queue for lines in self._ranks.values()):
+                self._tell(*self._take_due(finished=True), ())
+            self._tell(*self._take_due(finished=True), ())
+        finally:
+            # However much there was still to print: an interrupt leaves the terminal as it was.
+            self._region.hide()
         if self._drawn:
             rows = [self._header(elapsed, finished=True), *self._columns(self._troubled())]
             self._region.show((), "".join(f"{row}\n" for row in draw(rows, _WHOLE)))

@@ -19,6 +19,8 @@ from .render import duration
 from .transcript import CONTROL, Streams, Transcript
 
 _PATIENCE = 0.25
+# An interrupt waits for what is being printed: no more than so many lines.
+_AT_ONCE = 5000
 _STEP = 0.5
 
 
@@ -131,23 +133,30 @@ class TerminalRunView:
         with self._lock:
             for lines in self._ranks.values():
                 lines.close()
+        while any(lines.queue for lines in self._ranks.values()):
+            self._print(finished=True)
         self._print(finished=True)
 
     def _due(self, finished: bool) -> list[tuple[list[int], str]]:
         rows: list[tuple[list[int], str]] = []
-        while True:
-            heads = {rank: lines.queue[0] for rank, lines in self._ranks.items() if lines.queue}
-            if not heads:
-                return rows
+        heads = {rank: lines.queue[0] for rank, lines in self._ranks.items() if lines.queue}
+        waited = any(lines.running and not lines.queue for lines in self._ranks.values())
+        late = time.monotonic() - _PATIENCE
+        while heads and len(rows) < _AT_ONCE:
             _, oldest = min(heads.items(), key=lambda item: (item[1].came, item[0]))
-            equal = [other for other, line in heads.items() if line.text == oldest.text]
-            waited = [other for other, lines in self._ranks.items() if lines.running and not lines.queue]
-            late = time.monotonic() - oldest.came > _PATIENCE
-            if waited and not late and not finished:
-                return rows
-            for other in equal:
-                self._ranks[other].queue.popleft()
+            if waited and not finished and oldest.came >= late:
+                break
+            equal = [rank for rank, line in heads.items() if line.text == oldest.text]
+            for rank in equal:
+                lines = self._ranks[rank]
+                lines.queue.popleft()
+                if lines.queue:
+                    heads[rank] = lines.queue[0]
+                else:
+                    del heads[rank]
+                    waited = waited or lines.running
             rows.append((equal, oldest.text))
+        return rows
 
 
 class _Steps:

@@ -210,6 +210,21 @@ def test_what_is_over_at_once_shows_its_lines_only(terminals, monkeypatch):
     assert b"\x1b" not in seen.bytes
 
 
+def test_a_flood_is_printed_in_parts_and_whole(terminals, monkeypatch):
+    seen = terminals()
+    monkeypatch.setattr(terminal, "_AT_ONCE", 10)
+    view = ConsoleRunView("sky", [0, 1], results=True)
+    for rank in (0, 1):
+        say(view, rank, "".join(f"{rank} {step}\n" for step in range(50)))
+    view.refresh()
+    seen.look()
+    assert sum(row.startswith("[") for row in seen.all) == 10
+    view.finish(1.0)
+    seen.look()
+    rows = [row for row in seen.all if row.startswith("[")]
+    assert sorted(rows) == sorted(f"[{rank}] {rank} {step}" for rank in (0, 1) for step in range(50))
+
+
 def test_silence_is_told(terminals):
     seen = terminals()
     view = ConsoleRunView("sky", [0], results=True)
