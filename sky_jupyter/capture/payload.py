@@ -17,13 +17,16 @@ import tempfile
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import xxhash
 
 from ..node.payload import ALIGNMENT, HEAD, MAGIC, SPAN, Pickler
 from .functions import code_attributes, code_reads
+from .modules import imports_of_code
 
+_REFERRED = (type, FunctionType, BuiltinFunctionType, ModuleType)
 SMALL_BUFFER = 4096
 """Buffers below this many bytes stay in the pickle."""
 
@@ -66,17 +69,38 @@ class Packed:
         Names of the notebook that functions in the value read when they are called.
     attributes : frozenset of str
         Attribute names in their code.
+    modules : frozenset of str
+        Modules that unpickling it imports, and those that functions of the notebook in it import.
     """
 
     blob: Blob
     reads: frozenset[str]
     attributes: frozenset[str]
+    modules: frozenset[str] = frozenset()
 
 
 class NotebookPickler(Pickler):
-    """The pickler of the notebook's side: the same value gives the same bytes at any time."""
+    """The pickler of the notebook's side: the same value gives the same bytes at any time.
+
+    Attributes
+    ----------
+    met : set
+        The types of what was pickled, and the functions, classes and modules in it.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.met: set[Any] = set()
+
+    @property
+    def modules(self) -> frozenset[str]:
+        """Modules that what was pickled is from, and those that functions of the notebook in it import."""
+        names = {getattr(one, "__name__" if isinstance(one, ModuleType) else "__module__", None) for one in self.met}
+        found = {name for name in names if isinstance(name, str)}
+        return frozenset(found.union(*(imports_of_code(code).names for code in self.codes)))
 
     def reducer_override(self, obj: Any) -> Any:
+        self.met.add(obj if isinstance(obj, _REFERRED) else type(obj))
         saveable = sys.modules.get("keras.src.saving.keras_saveable")
         if saveable is not None and isinstance(obj, saveable.KerasSaveable):
             rebuild, (archive,) = obj.__reduce__()
@@ -132,7 +156,8 @@ def pack(value: Any, namespace: dict[str, Any]) -> Packed:
         digest.update(len(buffer).to_bytes(8, "little") + xxhash.xxh3_128_digest(buffer))
     blob = Blob(digest.hexdigest(), pickled, tuple(buffers))
     codes = pickler.codes
-    return Packed(blob, frozenset().union(*map(code_reads, codes)), frozenset().union(*map(code_attributes, codes)))
+    reads, attributes = (frozenset().union(*map(of, codes)) for of in (code_reads, code_attributes))
+    return Packed(blob, reads, attributes, pickler.modules)
 
 
 def fingerprint(value: Any, namespace: dict[str, Any]) -> str | None:

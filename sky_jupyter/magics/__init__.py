@@ -11,6 +11,7 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_exp
 
 from .. import display
 from ..api import attach_pool, describe, get_files, put_files, start_pool
+from ..capture.code import check_path
 from ..capture.collect import collect
 from ..capture.names import analyse
 from ..display import panel
@@ -71,6 +72,8 @@ class SkyMagics(Magics):
         count = self.shell.displayhook.prompt_count
         # Everything that can be wrong with the cell itself is said before a pool is made for it.
         traceback.check_syntax(self.shell, transformed, count)
+        for path in given.include:
+            check_path(path)
         pool = self.pool_for(given)
         ranks = pool.check_ranks(given.on)
         shown = pool.check_ranks(given.only) if given.only is not None else ranks
@@ -78,6 +81,7 @@ class SkyMagics(Magics):
         pool.settle()
         for news in filter(None, [*pool.take_news(), "; ".join(filter(None, self.take_restarts(pool)))]):
             print(news)
+        pool.include(given.include)
         capture = collect(transformed, namespace, pool.ledger, exclude=_exclude(given), push=given.push)
         tape = Tape()
         view: Any = display.Silent() if given.quiet else run_view(pool, [rank for rank in ranks if rank in shown])

@@ -73,6 +73,7 @@ class Given:
     only: tuple[int, ...] | None = None
     push: tuple[str, ...] = ()
     no_capture: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
     timeout: float | None = None
     grace: float = DEFAULT_GRACE
 

@@ -16,7 +16,7 @@ from ..spec import DEFAULT_IDLE_TIMEOUT, DEFAULT_JOURNAL, Accelerator, seconds, 
 PROVIDERS: dict[str, Callable[..., Any]] = {"local": Local, "ssh": SSH}
 MAX_RANK = 1 << 20
 # What may be given more than once: all of it counts.
-SEVERAL = ("pip", "push", "no_capture", "hosts", "host", "key")
+SEVERAL = ("pip", "push", "no_capture", "include", "hosts", "host", "key")
 _RUN_ID = re.compile(r"[0-9a-f]{1,8}\Z")
 
 
@@ -83,6 +83,10 @@ def _path(text: str) -> str:
     if not text.strip() or "\0" in text:
         raise ValueError
     return text
+
+
+def _paths(text: str) -> tuple[str, ...]:
+    return tuple(_path(word) for word in _words(text))
 
 
 @dataclass(frozen=True)
@@ -190,6 +194,7 @@ CELL = (
     Option("--only", "0,2-5|head", ranks, _RANKS, "the ranks whose output is shown (all)", ("head",)),
     Option("--push", "A,B", _identifiers, _NAMES, "send these names whatever the cell reads"),
     Option("--no-capture", "A,B|all", _identifiers, f"{_NAMES}, or all", "do not send these names", ("all",)),
+    Option("--include", "A,B", _paths, "paths with a comma between", "send these files and folders with the code"),
     Option("--timeout", "S", _number, "a number of seconds above 0", "stop the cell after this many seconds"),
     Option("--grace", "S", _grace, "a number of seconds", f"what other ranks get after one failed ({DEFAULT_GRACE:g})"),
 )

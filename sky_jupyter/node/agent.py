@@ -23,7 +23,7 @@ from typing import Any
 import cloudpickle
 
 from ..errors import PoolError, plain
-from . import look, metrics, stacks
+from . import look, metrics, modules, stacks
 from .accelerators import Devices
 from .config import HostConfig
 from .files import Files
@@ -108,6 +108,7 @@ class Agent:
             "IPYTHONDIR": str(self.folder / "ipython"),
             "SKY_POOL": config.pool,
             "SKY_BLOBS": config.blobs,
+            modules.VARIABLE: str(pool_folder / modules.FOLDER),
             # debugpy comes with ipykernel and warns of what is no matter here.
             "PYDEVD_DISABLE_FILE_VALIDATION": "1",
         }

@@ -44,7 +44,7 @@ from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelapp import IPKernelApp
 from traitlets import DottedObjectName, Type
 
-from . import forgetting, payload, results, stacks
+from . import forgetting, modules, payload, results, stacks
 from .runtime import POOL_VARIABLE, instance_info
 
 _KEEP_VALUES = 16
@@ -79,6 +79,7 @@ class SkyKernel(IPythonKernel):
         self.control_handlers["sky_abort"] = self.sky_abort
         self.sky_stack = contextlib.ExitStack()
         self.sky_plugins: tuple[Any, ...] = ()
+        self.sky_modules = modules.LocalModules()
         self.sky_values: OrderedDict[str, Any] = OrderedDict()
         self._last_result: Any = None
         # Whether an interrupt cancelled what the cell awaits.
@@ -184,6 +185,7 @@ class SkyKernel(IPythonKernel):
 
     async def sky_cell(self, content: dict[str, Any]) -> dict[str, Any]:
         namespace = self.shell.user_ns
+        self.sky_modules.update(content.get("modules"))
         payload.bind(content["manifest"], namespace)
         before = {name: id(value) for name, value in namespace.items()}
         self.shell.execution_count = content["count"]
@@ -206,6 +208,7 @@ class SkyKernel(IPythonKernel):
         return end
 
     async def sky_call(self, content: dict[str, Any]) -> dict[str, Any]:
+        self.sky_modules.update(content.get("modules"))
         payload.bind(content["manifest"], self.shell.user_ns)
         function, args, kwargs = payload.load_blob(Path(content["blob"]))
         for plugin in self.sky_plugins:

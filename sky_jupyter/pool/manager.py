@@ -7,7 +7,7 @@ import functools
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,7 +19,8 @@ from ..capture.payload import Blob, write_blob
 from ..errors import CaptureError, PoolError, SkyError, SpecError, rank_label
 from ..spec import PoolSpec
 from . import files, launch, pages, remote
-from .events import Listener, Tape, ignore
+from .code import PoolCode
+from .events import Listener, NoticeEvent, Tape, ignore
 from .life import JOIN_TIMEOUT, PoolLife
 from .loop import Tick, counting_interrupts, loop, no_tick, wait_ticking
 from .moving import Transfer
@@ -65,6 +66,7 @@ class Pool(PoolLife):
     def __init__(self, spec: PoolSpec, prompts: Prompts | None = None) -> None:
         super().__init__(spec, prompts)
         self.ledger = Ledger()
+        self.code = PoolCode(self)
         self.current: Run | None = None
         # Runs that nobody waits for yet, by id, oldest first.
         self.detached: dict[str, Detached] = {}
@@ -190,10 +192,13 @@ class Pool(PoolLife):
         Raises
         ------
         CaptureError
-            When there is no room for them.
+            When there is no room for them, or the code that they need cannot go.
         PoolError
             When the pool has ended.
         """
+        code = self.code.look(run.capture.modules)
+        if code.news:
+            run.listener(NoticeEvent(code.news, run.id))
         blobs = [*run.capture.blobs, *([call] if call is not None else [])]
         try:
             run.folder = self._room(sum(blob.size for blob in blobs)) / run.id
@@ -210,6 +215,7 @@ class Pool(PoolLife):
                 shipped["blob"] = str(write_blob(call, run.folder))
             if self.machines:
                 self._send(run, shipped, on_send, tick)
+            shipped.update(self.code.bring(code, self._hosts_of(run), on_send, tick))
         except BaseException:
             shutil.rmtree(run.folder, ignore_errors=True)
             raise
@@ -246,6 +252,10 @@ class Pool(PoolLife):
         self.registry.run_began(run.id, self.id, code, list(run.outcomes))
         run.task = loop().submit(self.supervisor.execute(run, content, grace, timeout))
         return run
+
+    def include(self, paths: Iterable[str]) -> None:
+        """Have files and folders sent with the user's own code, from the next run on; see `LocalCode.include`."""
+        self.code.local.include(paths)
 
     def put(
         self,
