@@ -59,7 +59,8 @@ class LocalModules:
         changed = {place for place, digest in self._files.items() if before.get(place, digest) != digest}
         self._refuse_foreign(self._files)
         importlib.invalidate_caches()
-        for place in changed:
+        # A new kernel does not know what the one before it has compiled.
+        for place in changed if before else self._files:
             self._forget(self.root / place)
         self._drop_strangers(index["modules"])
         stale = self._stale(changed, index["modules"])
