@@ -188,6 +188,41 @@ def test_a_folder_goes_there_and_comes_back_and_changes_alone_follow(world: Worl
     assert shared.get("work/data", place / "back", on=[0, 3]).sent == 0
 
 
+def test_the_users_own_code_goes_to_all_hosts_once_and_follows_its_changes(
+    world: World, shared: Pool, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(place)
+    package = place / "hosted"
+    package.mkdir()
+    (package / "__init__.py").write_text("from .core import answer\n")
+    (package / "core.py").write_text("from . import part\ndef answer():\n    return part.N\n")
+    (package / "part.py").write_text("N = 1\n")
+    (package / "gone.py").write_text("")
+    (place / "weights.bin").write_bytes(os.urandom(SIZE // 4))
+    shared.include([str(place / "weights.bin")])
+    code = "import hosted, sky_jupyter as sky\n"
+    code += f"(hosted.answer(), sky.included({str(place / 'weights.bin')!r}).stat().st_size)"
+    with counted(world) as crossed:
+        assert run(shared, code).values == [(1, SIZE // 4)] * HOSTS
+    assert sum(crossed) < 1.3 * SIZE // 4
+    # In the same second, and as long as before.
+    (package / "part.py").write_text("N = 2\n")
+    (package / "gone.py").unlink()
+    told: list[Event] = []
+    with counted(world) as crossed:
+        assert run(shared, "hosted.answer()", listener=told.append).values == [2] * HOSTS
+    assert sum(crossed) < MESSAGES
+    text = "hosted/part.py changed and hosted/gone.py is gone: sent again and reloaded on the nodes, "
+    text += "with hosted and hosted.core, which import it"
+    assert [event.text for event in told if isinstance(event, NoticeEvent)] == [text]
+    found = [path.rpartition("/")[2] for path in world[3].files() if "/code/hosted/" in path and path.endswith(".py")]
+    assert sorted(found) == ["__init__.py", "core.py", "part.py"]
+    # One rank alone, and then all: each has what it lacks.
+    (package / "part.py").write_text("N = 3\n")
+    assert run(shared, "hosted.answer()", ranks=[2]).values == [3]
+    assert run(shared, "hosted.answer()").values == [3] * HOSTS
+
+
 def test_a_file_comes_back_from_the_head(shared: Pool, place: Path) -> None:
     run(shared, "from sky_jupyter import instance_info as i; open('mine', 'w').write(f'node {i().node}')")
     assert shared.get("mine", place / "mine").nodes == (0,)
