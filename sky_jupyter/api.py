@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from . import display
+from .capture.code import check_path
 from .capture.collect import collect_value
 from .display.asking import person
 from .errors import PoolError, SpecError, nearest
@@ -178,6 +179,10 @@ class Compute:
         unless given.
     journal : int or str
         How much of each run's output a node keeps, in bytes or such as ``"64MB"``.
+    include : iterable of str
+        Files and folders that are sent with the project's own modules; `included` finds them there.
+    sync : bool
+        Whether nodes are given the packages that functions import, as they are here.
 
     Raises
     ------
@@ -197,6 +202,8 @@ class Compute:
         keep: bool = False,
         idle_timeout: float | str | None = None,
         journal: int | str = DEFAULT_JOURNAL,
+        include: Iterable[str] = (),
+        sync: bool = False,
     ) -> None:
         self.spec = PoolSpec(
             provider=Local() if provider is None else provider,
@@ -210,11 +217,16 @@ class Compute:
             idle_timeout=seconds(idle_timeout) if isinstance(idle_timeout, str) else idle_timeout,
             journal=size(journal) if isinstance(journal, str) else journal,
         )
+        self.include, self.sync = tuple(include), sync
+        for path in self.include:
+            check_path(path)
         self.pool: Pool | None = None
 
     def __enter__(self) -> Compute:
         start_pool(self.spec)
         self.pool = pools.need(self.spec.name)
+        self.pool.include(self.include)
+        self.pool.packages.sync = self.sync
         return self
 
     def __exit__(

@@ -58,7 +58,7 @@ class Code:
     again : tuple of str
         Names of modules that import changed ones, and have not changed themselves.
     others : frozenset of str
-        First parts of the names of what is imported and not local.
+        Full names of what is imported and not local.
     """
 
     sources: Mapping[str, Source] = field(default_factory=dict)

@@ -92,7 +92,7 @@ class Closure:
     uses : mapping of str to frozenset of str
         Which of them each of them imports.
     others : frozenset of str
-        The first parts of the names of all else that is imported and does not belong to Python.
+        Full names of all else that is imported and does not belong to Python.
     """
 
     modules: Mapping[str, Module] = field(default_factory=dict)
@@ -198,7 +198,7 @@ class LocalModules:
                 found = self._find(part)
                 if found is None:
                     if "." not in part and part not in _NEVER:
-                        others.add(part)
+                        others.add(name)
                     break
                 if part in modules:
                     continue

@@ -93,6 +93,7 @@ class SkyMagics(Magics):
                 count=count,
                 grace=given.grace,
                 timeout=given.timeout,
+                sync=given.sync,
                 listener=tape if given.detach else view.on_event,
                 on_send=late.on_event,
                 tick=late.refresh,
@@ -179,6 +180,7 @@ class SkyMagics(Magics):
     def do_up(self, given: Given) -> None:
         there = pools.current if given.name is None else pools.get(given.name)
         pool = self.pool_for(given)
+        pool.packages.sync |= given.sync
         if pool is there:
             print(f"pool {pool.spec.name}: {describe(pool.spec)}, live")
 
@@ -253,6 +255,9 @@ class SkyMagics(Magics):
         result = pool.log(id)
         ranks = [rank for rank in result.ranks if given.ranks is None or rank in given.ranks]
         print(runs.log_text(result, ranks))
+
+    def do_freeze(self, given: Given) -> None:
+        print(pools.need(given.name).packages.frozen())
 
     def do_put(self, given: Given) -> None:
         put_files(pools.need(given.name), str(given.target), given.to, given.on)

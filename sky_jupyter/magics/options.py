@@ -66,6 +66,7 @@ class Given:
     take_over: bool = False
     detach: bool = False
     quiet: bool = False
+    sync: bool = False
     all: bool = False
     ranks: tuple[int, ...] | None = None
     on: tuple[int, ...] | None = None

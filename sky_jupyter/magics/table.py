@@ -198,7 +198,9 @@ CELL = (
     Option("--timeout", "S", _number, "a number of seconds above 0", "stop the cell after this many seconds"),
     Option("--grace", "S", _grace, "a number of seconds", f"what other ranks get after one failed ({DEFAULT_GRACE:g})"),
 )
+SYNC = Switch("--sync", "install on the nodes the packages behind the imports, as the notebook has them")
 CELL_SWITCHES = (
+    SYNC,
     Switch("--detach", "return at once while the run goes on; `%sky wait` shows its end"),
     Switch("--quiet", "show only errors"),
 )
@@ -218,6 +220,7 @@ VERBS = {
     "wait": "show a run, and go on when it has ended",
     "runs": "the runs that are recorded, the newest first",
     "logs": "what a run has printed, from its first line",
+    "freeze": "the nodes' packages as requirements that make the same environment again",
     "put": "bring a file or folder to the nodes; it crosses the link once, and goes on where it broke",
     "get": "fetch a file or folder from the head, or other nodes",
     "clean": "remove what is kept for later pools: environments here, or all of ours on --host A,B",
@@ -256,7 +259,13 @@ _OPTIONS = {
     "get": (NAME, replace(NODES, help="the nodes to fetch it from (head)")),
     "clean": (HOST, *HOSTS[1:]),
 }
-_SWITCHES = {"up": POOL_SWITCHES, "restart": POOL_SWITCHES, "down": (ALL,), "attach": (TAKE_OVER,), "clean": (ACCEPT,)}
+_SWITCHES = {
+    "up": (*POOL_SWITCHES, SYNC),
+    "restart": POOL_SWITCHES,
+    "down": (ALL,),
+    "attach": (TAKE_OVER,),
+    "clean": (ACCEPT,),
+}
 TARGETS = {"attach": (_POOL,), "wait": (_RUN,), "logs": (_RUN,), "put": _PUT, "get": _GET}
 # Of those, how many have to be given.
 NEEDED = {"put": 1, "get": 1}

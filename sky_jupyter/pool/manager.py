@@ -24,6 +24,7 @@ from .events import Listener, NoticeEvent, Tape, ignore
 from .life import JOIN_TIMEOUT, PoolLife
 from .loop import Tick, counting_interrupts, loop, no_tick, wait_ticking
 from .moving import Transfer
+from .packages import PoolPackages
 from .pages import Page
 from .record import PoolRecord
 from .registry import PoolRow
@@ -67,6 +68,7 @@ class Pool(PoolLife):
         super().__init__(spec, prompts)
         self.ledger = Ledger()
         self.code = PoolCode(self)
+        self.packages = PoolPackages(self)
         self.current: Run | None = None
         # Runs that nobody waits for yet, by id, oldest first.
         self.detached: dict[str, Detached] = {}
@@ -117,6 +119,7 @@ class Pool(PoolLife):
         count: int = 1,
         grace: float = DEFAULT_GRACE,
         timeout: float | None = None,
+        sync: bool = False,
         listener: Listener = ignore,
         on_send: Listener = ignore,
         tick: Tick = no_tick,
@@ -135,13 +138,16 @@ class Pool(PoolLife):
             Seconds that other ranks get after one has failed.
         timeout : float, optional
             Seconds after which all ranks are stopped.
+        sync : bool
+            Whether nodes are given the packages that its imports need, as the notebook has them.
         on_send : callable
             Told how far the values are on their way to other machines.
         tick : callable
             Called several times a second meanwhile.
         """
         run = self._new_run(self.check_ranks(ranks), listener, capture)
-        content = {"kind": "cell", "code": code, "count": count, **self._ship(run, on_send, tick)}
+        shipped = self._ship(run, on_send, tick, sync=sync)
+        content = {"kind": "cell", "code": code, "count": count, **shipped}
         return self._begin(run, content, code, grace, timeout)
 
     def begin_call(
@@ -186,7 +192,9 @@ class Pool(PoolLife):
         run.capture = capture
         return run
 
-    def _ship(self, run: Run, on_send: Listener, tick: Tick, call: Blob | None = None) -> dict[str, Any]:
+    def _ship(
+        self, run: Run, on_send: Listener, tick: Tick, call: Blob | None = None, *, sync: bool = False
+    ) -> dict[str, Any]:
         """Write a run's blobs where the nodes find them; what goes wrong leaves none.
 
         Raises
@@ -199,6 +207,7 @@ class Pool(PoolLife):
         code = self.code.look(run.capture.modules)
         if code.news:
             run.listener(NoticeEvent(code.news, run.id))
+        packages = self.packages.check(code.others, run.listener, on_send, tick, put=sync)
         blobs = [*run.capture.blobs, *([call] if call is not None else [])]
         try:
             run.folder = self._room(sum(blob.size for blob in blobs)) / run.id
@@ -210,7 +219,7 @@ class Pool(PoolLife):
             self._must_live()
             raise
         try:
-            shipped: dict[str, Any] = {"manifest": run.capture.manifest(run.folder)}
+            shipped: dict[str, Any] = {"manifest": run.capture.manifest(run.folder), **packages}
             if call is not None:
                 shipped["blob"] = str(write_blob(call, run.folder))
             if self.machines:

@@ -8,6 +8,7 @@ import importlib.util
 import os
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from sky_jupyter.errors import CaptureError, LinkLost, SkyError, TransferError
 from sky_jupyter.pool.events import Event, NoticeEvent, ProgressEvent
 from sky_jupyter.pool.manager import Pool
 from sky_jupyter.spec import PoolSpec
+from tests.bootstrap.wheels import make_wheel
 from tests.hosts.world import Host, World, hosts
 from tests.pool.pools import begin, run
 
@@ -221,6 +223,31 @@ def test_the_users_own_code_goes_to_all_hosts_once_and_follows_its_changes(
     (package / "part.py").write_text("N = 3\n")
     assert run(shared, "hosted.answer()", ranks=[2]).values == [3]
     assert run(shared, "hosted.answer()").values == [3] * HOSTS
+
+
+def test_packages_that_hosts_lack_are_told_and_then_sent(
+    world: World, shared: Pool, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("sky_sent", "sky_sent_too"):
+        requires = ["sky_sent_too"] if name == "sky_sent" else []
+        zipfile.ZipFile(make_wheel(place / "index", name, "2.5", requires)).extractall(place / "site-packages")
+    monkeypatch.syspath_prepend(place / "site-packages")
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    monkeypatch.setenv("UV_FIND_LINKS", str(place / "index"))
+    before = world[1].files()
+    told: list[Event] = []
+    run(shared, "def f():\n    import sky_sent", listener=told.append)
+    advice = "`%%sky --sync` installs on the nodes what the notebook has"
+    notices = [event.text for event in told if isinstance(event, NoticeEvent)]
+    assert notices == [f"sky-sent 2.5 here, missing on the nodes. {advice}"]
+    code = "import sky_sent, sky_sent_too\n(sky_sent.VERSION, sky_sent_too.VERSION)"
+    assert run(shared, code, sync=True).values == [("2.5", "2.5")] * HOSTS
+    assert {"sky-sent==2.5", "sky-sent-too==2.5"} <= set(shared.packages.frozen().splitlines())
+    # Into the pool's own folder: the environment is others' too.
+    new = [path for path in world[1].files() if path not in before and path.endswith("sky_sent/__init__.py")]
+    assert len(new) == 1
+    assert "/site/" in new[0]
+    assert ".cache" not in new[0]
 
 
 def test_a_file_comes_back_from_the_head(shared: Pool, place: Path) -> None:
