@@ -281,15 +281,17 @@ def _local(name: str, spec: ModuleSpec) -> Module | None:
     folders: tuple[Path, ...] = ()
     with contextlib.suppress(Exception):
         folders = tuple(Path(place).absolute() for place in spec.submodule_search_locations or ())
-    folders = tuple(folder for folder in folders if is_local(folder) and folder.is_dir())
+    folders = tuple(folder for folder in folders if is_local(str(folder)) and folder.is_dir())
     if not spec.has_location or spec.origin is None:
         return Module(name, None, folders) if folders else None
     file = Path(spec.origin).absolute()
-    return Module(name, file, folders) if is_local(file) and file.is_file() else None
+    return Module(name, file, folders) if is_local(os.path.dirname(file)) and file.is_file() else None
 
 
-def is_local(path: Path) -> bool:
-    """Whether a file or folder is neither Python's nor installed nor this package's own."""
+@functools.lru_cache(10_000)
+def is_local(folder: str) -> bool:
+    """Whether what is in a folder is neither Python's nor installed nor this package's own."""
+    path = Path(folder)
     if _INSTALLED & set(path.parts):
         return False
     return not any(path.is_relative_to(place) for place in _places())

@@ -36,7 +36,7 @@ class LocalModules:
     """One a rank, made by its kernel before any of the user's code runs."""
 
     def __init__(self) -> None:
-        self.root = Path(os.environ.get(VARIABLE, ""))
+        self.root = Path(os.environ.get(VARIABLE) or os.devnull)
         self._version = ""
         # The files' hashes as this process has them; those of modules that could not be reloaded are missing.
         self._files: dict[str, str] = {}
@@ -51,10 +51,13 @@ class LocalModules:
         Exception
             What a module raised that was reloaded; it is tried again with the next cell.
         """
-        if not version or version == self._version:
+        if version == self._version or not (self.root / INDEX).is_file():
+            return
+        # Another notebook may have sent what this one does not speak of.
+        self._find_first()
+        if not version:
             return
         index = json.loads((self.root / INDEX).read_text())
-        self._find_first()
         before, self._files = self._files, dict(index["files"])
         changed = {place for place, digest in self._files.items() if before.get(place, digest) != digest}
         self._refuse_foreign(self._files)

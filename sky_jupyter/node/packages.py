@@ -70,7 +70,7 @@ class Added:
         What an earlier import has loaded stays as it is: it is said on standard error.
         """
         token = "\n".join(added or ())
-        if token == self._known:
+        if token == self._known and (self._folder in sys.path or not os.path.isdir(self._folder)):
             return
         fresh = set(token.splitlines()) - set(self._known.splitlines())
         self._known = token

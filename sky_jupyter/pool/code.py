@@ -38,6 +38,8 @@ class PoolCode:
         # What the folder here has; which version each host has, by its folder there.
         self._here: tuple[Path, str] = (Path(), "")
         self._there: dict[str, str] = {}
+        # What was brought to nodes and is no more: those that were not met since have it still.
+        self._gone: set[str] = set()
 
     def look(self, modules: Iterable[str]) -> Code:
         """What the nodes are to have with these modules; see `LocalCode.look`."""
@@ -54,22 +56,20 @@ class PoolCode:
         if not code.version:
             return {}
         folder = self.pool.hosts[0].folder / FOLDER
-        gone: list[str] = []
+        self._gone = (self._gone | {*code.gone}) - code.sources.keys()
         if self._here != (folder, code.version):
             try:
-                gone = _write(code, folder)
+                _write(code, folder)
             except OSError as error:
                 raise CaptureError(
                     f"{error.filename or folder} cannot be brought to the nodes: {error.strerror or error}"
                 ) from None
             self._here = (folder, code.version)
-        self._send(code.version, folder, gone, hosts, on_send, tick)
+        self._send(code.version, folder, hosts, on_send, tick)
         self.local.commit(code)
         return {"modules": code.version}
 
-    def _send(
-        self, version: str, folder: Path, gone: list[str], hosts: Sequence[launch.Host], on_send: Listener, tick: Tick
-    ) -> None:
+    def _send(self, version: str, folder: Path, hosts: Sequence[launch.Host], on_send: Listener, tick: Tick) -> None:
         there = [host for host in hosts if isinstance(host, remote.RemoteHost)]
         lacking = [host for host in there if self._there.get(host.there) != version]
         if not lacking:
@@ -82,13 +82,13 @@ class PoolCode:
             sending.wait(sending.put(), tick)
         except TransferError as error:
             raise CaptureError(f"the notebook's own code could not be brought to the nodes: {error}") from None
-        if gone:
-            loop().call(control.ask("uncode", nodes, names=gone), timeout=_PATIENCE)
+        if self._gone:
+            loop().call(control.ask("uncode", nodes, names=sorted(self._gone)), timeout=_PATIENCE)
         self._there.update({host.there: version for host in lacking})
 
 
-def _write(code: Code, folder: Path) -> list[str]:
-    """Have a folder hold what is to be there and nothing else, each file whole at any time; what went."""
+def _write(code: Code, folder: Path) -> None:
+    """Have a folder hold what is to be there, each file whole at any time, and no more what is gone."""
     folder.mkdir(mode=0o700, exist_ok=True)
     for place, source in code.sources.items():
         target = folder / place
@@ -98,14 +98,8 @@ def _write(code: Code, folder: Path) -> list[str]:
         _replace(target, source.path.read_bytes() if source.stamp[1] < 1 << 20 else source.path)
         os.utime(target, ns=(source.stamp[0], source.stamp[0]))
     _replace(folder / INDEX, code.index)
-    wanted = {*code.sources, INDEX}
-    gone = []
-    for path in folder.rglob("*"):
-        name = path.relative_to(folder).as_posix()
-        if path.is_file() and "__pycache__" not in path.parts and name not in wanted:
-            path.unlink()
-            gone.append(name)
-    return gone
+    for place in code.gone:
+        (folder / place).unlink(missing_ok=True)
 
 
 def _is_same(target: Path, stamp: tuple[int, int, int]) -> bool:
