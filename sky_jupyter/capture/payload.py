@@ -84,23 +84,26 @@ class NotebookPickler(Pickler):
 
     Attributes
     ----------
-    met : set
-        The types of what was pickled, and the functions, classes and modules in it.
+    met : dict
+        The types of what was pickled, and the functions, classes and modules in it, by their ids.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.met: set[Any] = set()
+        self.met: dict[int, Any] = {}
 
     @property
     def modules(self) -> frozenset[str]:
         """Modules that what was pickled is from, and those that functions of the notebook in it import."""
-        names = {getattr(one, "__name__" if isinstance(one, ModuleType) else "__module__", None) for one in self.met}
+        attribute = {True: "__name__", False: "__module__"}
+        names = [getattr(one, attribute[isinstance(one, ModuleType)], None) for one in self.met.values()]
         found = {name for name in names if isinstance(name, str)}
         return frozenset(found.union(*(imports_of_code(code).names for code in self.codes)))
 
     def reducer_override(self, obj: Any) -> Any:
-        self.met.add(obj if isinstance(obj, _REFERRED) else type(obj))
+        one = obj if isinstance(obj, _REFERRED) else type(obj)
+        # Not a set: a class may be of a kind that cannot be hashed.
+        self.met[id(one)] = one
         saveable = sys.modules.get("keras.src.saving.keras_saveable")
         if saveable is not None and isinstance(obj, saveable.KerasSaveable):
             rebuild, (archive,) = obj.__reduce__()
