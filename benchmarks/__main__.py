@@ -21,6 +21,7 @@ SUBJECTS = {
     "output": "output",
     "page": "page",
     "array": "array",
+    "capture": "capture",
     "frameworks": "frameworks",
     "training": "training",
     "ssh": "ssh",

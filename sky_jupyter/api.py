@@ -101,6 +101,7 @@ class PendingCall(Generic[T]):
             When ranks failed: a group of their exceptions, with the other ranks' results.
         """
         live = _live(pool)
+        _note_restarts(live)
         blob, capture = collect_value(self._payload(), _main(), live.ledger, label=repr(self.function))
         view = display.run_view(self._title(live), range(live.spec.world_size), results=False, pool=live.spec.name)
         with display.LateView("values") as late:
@@ -222,11 +223,49 @@ class Compute:
             check_path(path)
         self.pool: Pool | None = None
 
+    def start(self, *, anew: bool = False) -> Compute:
+        """Start the pool without a ``with`` block, or take the one of this name that lives; `close` ends it.
+
+        For cells that run again, as marimo's do by themselves: the pool stays the same as long as its spec does.
+
+        Parameters
+        ----------
+        anew : bool
+            Whether a pool of this name with another spec is ended first; otherwise it is an error.
+
+        Raises
+        ------
+        PoolError
+            When a pool of this name lives with another spec.
+
+        Examples
+        --------
+        >>> pool = Compute(nodes=2, name="train").start()
+        """
+        live = pools.get(self.spec.name)
+        if live is None:
+            return self.__enter__()
+        differences = live.spec.differences(self.spec)
+        if differences and not anew:
+            raise PoolError(
+                f"pool {self.spec.name!r} lives with another spec: {'; '.join(differences)}. "
+                "Give it another name, or end that one first with start(anew=True)"
+            )
+        # One that is broken is of no use to anybody.
+        if differences or live.state == "broken":
+            live.down()
+            pools.discard(live)
+            return self.__enter__()
+        return self._take(live)
+
     def __enter__(self) -> Compute:
         start_pool(self.spec)
-        self.pool = pools.need(self.spec.name)
-        self.pool.include(self.include)
-        self.pool.packages.sync = self.sync
+        return self._take(pools.need(self.spec.name))
+
+    def _take(self, pool: Pool) -> Compute:
+        self.pool = pool
+        pool.include(self.include)
+        pool.packages.sync = self.sync
         return self
 
     def __exit__(
@@ -295,6 +334,34 @@ class Compute:
         """
         return get_files(_live(self), remote, local, None if on is None else list(on))
 
+    def resize(self, nodes: int | None = None, *, add: Iterable[str] = (), remove: Iterable[int] = ()) -> None:
+        """Have more or fewer nodes: either so many, or with hosts that are added and nodes that are removed.
+
+        All ranks get new kernels, since the number of ranks is fixed for a kernel's life: what they had in
+        their namespaces is lost, and what runs ends. Machines, connections and environments of nodes that
+        stay are kept. Nodes are numbered anew without gaps, and new ones come last. Where it fails, or is
+        interrupted, the pool is as it was.
+
+        Parameters
+        ----------
+        nodes : int, optional
+            How many. An SSH provider that has more hosts than nodes gives those; the last nodes go first.
+        add : iterable of str, optional
+            Hosts that become nodes.
+        remove : iterable of int, optional
+            The numbers of nodes that are removed, with all that they have of the pool; not the head, 0.
+
+        Raises
+        ------
+        SpecError
+            When it cannot be; nothing has changed.
+        BootstrapError, MachineError
+            What failed, in which phase, and on which node.
+        """
+        live = _live(self)
+        resize_pool(live, nodes, add=[add] if isinstance(add, str) else list(add), remove=list(remove))
+        self.spec = live.spec
+
     def close(self) -> None:
         """End the pool; nothing where it has ended."""
         if self.pool is not None:
@@ -316,8 +383,8 @@ def start_pool(spec: PoolSpec) -> Pool:
     """
     if pools.get(spec.name) is not None:
         raise PoolError(f"pool {spec.name!r} lives already; end it first, or give another name")
-    view = display.start_view(f"pool {spec.name}")
     pool = Pool(spec, person.prompts)
+    view = display.start_view(f"pool {spec.name}", phases=pool.phases.facts)
     try:
         with pools.being_started(pool), person.answering(view.refresh) as tick:
             pool.start(view.on_event, tick)
@@ -374,6 +441,21 @@ def attach_pool(name: str | None = None, *, take_over: bool = False) -> Pool:
     return pool
 
 
+def resize_pool(pool: Pool, nodes: int | None = None, *, add: Sequence[str] = (), remove: Sequence[int] = ()) -> None:
+    """Change a pool's nodes, shown as it goes on; see `Compute.resize`."""
+    view = display.start_view(f"pool {pool.spec.name}")
+    try:
+        with person.answering(view.refresh) as tick:
+            pool.resize(nodes, view.on_event, tick, add=add, remove=remove)
+    except SpecError:
+        # Nothing has begun.
+        raise
+    except BaseException as error:
+        view.finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", ok=False)
+        raise
+    view.finish(f"{describe(pool.spec)}, new kernels on all ranks")
+
+
 def put_files(
     pool: Pool, local: str | os.PathLike[str], remote: str | None = None, on: Sequence[int] | None = None
 ) -> Transfer:
@@ -415,9 +497,20 @@ def describe(spec: PoolSpec) -> str:
 def _live(pool: Compute | Pool) -> Pool:
     live = pool.pool if isinstance(pool, Compute) else pool
     if not isinstance(live, Pool):
-        what = "is not started: use it in a `with` block" if isinstance(pool, Compute) else "is no pool"
+        what = (
+            "is not started: use it in a `with` block, or `start()` it" if isinstance(pool, Compute) else "is no pool"
+        )
         raise PoolError(f"{pool!r} {what}")
     return live
+
+
+def _note_restarts(live: Pool) -> None:
+    """What kernels had been sent that are no more is sent again, to those that are new."""
+    fresh = live.take_restarted()
+    if len(fresh) == live.spec.world_size:
+        live.ledger.forget_nodes(_main())
+    elif fresh:
+        live.ledger = live.ledger.unsent()
 
 
 def _main() -> dict[str, Any]:

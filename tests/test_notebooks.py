@@ -326,6 +326,8 @@ class TestJaxMultiprocess:
         assert "longer than 5 s (--timeout)" in jax_multiprocess[hangs]
         assert not jax_multiprocess.error(next_cell)
         assert answer in jax_multiprocess[next_cell]
+        # The processes are those that hung, and still have what only they had.
+        assert "kernels are new" not in jax_multiprocess[next_cell]
 
     def test_who_leaves_the_loop_early_is_not_who_hangs(self, jax_multiprocess: Executed) -> None:
         assert "the cell was stopped on ranks 0-2 of 4" in jax_multiprocess["loop"]

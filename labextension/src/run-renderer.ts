@@ -1,5 +1,6 @@
 // Draws runs in JupyterLab and Notebook 7: while they go on, told by the kernel, and as saved notebooks keep them.
 import type { IRenderMime } from "@jupyterlab/rendermime-interfaces";
+import { MessageLoop } from "@lumino/messaging";
 import { Widget } from "@lumino/widgets";
 
 import { actions, type Kernel, Subscription } from "./run/control";
@@ -59,7 +60,7 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
     if (!this.isDisposed) {
       this.unsubscribe();
       this.view.detach();
-      this.drawn.forEach((renderer) => renderer.dispose());
+      this.drawn.forEach(end);
       super.dispose();
     }
   }
@@ -180,8 +181,13 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
 
   /** Have the notebook's own renderers draw an item, with as much trust as this output has. */
   private draw(item: Item, node: HTMLElement): void {
-    this.drawn.get(node)?.dispose();
-    this.drawn.delete(node);
+    for (const [place, renderer] of this.drawn) {
+      // The view takes items off the page by itself: cleared ones, and those of another tab.
+      if (place === node || !place.isConnected) {
+        end(renderer);
+        this.drawn.delete(place);
+      }
+    }
     node.textContent = "";
     const trusted = this.shown?.trusted ?? false;
     const registry = this.findRenderMime();
@@ -198,6 +204,15 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
       () => drawPlain(item, node),
     );
   }
+}
+
+/** End a renderer, also where its place has left the page already: Lumino detaches no such widget. */
+function end(renderer: Widget): void {
+  if (renderer.isAttached && !renderer.node.isConnected) {
+    MessageLoop.sendMessage(renderer, Widget.Msg.BeforeDetach);
+    MessageLoop.sendMessage(renderer, Widget.Msg.AfterDetach);
+  }
+  renderer.dispose();
 }
 
 const extension: IRenderMime.IExtension = {

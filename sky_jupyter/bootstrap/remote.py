@@ -16,8 +16,9 @@ import platform
 import re
 import shlex
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import PurePosixPath
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ..errors import BootstrapError, MachineError
@@ -54,12 +55,32 @@ class Crew:
         Whether hosts are sent all that they need from here.
     stop : threading.Event
         When set, what can end ends.
+    standing : mapping of int to tuple of str
+        Nodes that are part of the pool already, each with its interpreter and address: they are looked at,
+        and nothing is done there.
+    on_node : callable
+        Told what each node is at: its number, ``"on"``, ``"done"`` or ``"failed"``, and a line that it said. In any
+        thread.
     """
 
-    def __init__(self, machines: Sequence[SSHMachine], spec: PoolSpec, *, offline: bool, stop: threading.Event) -> None:
+    def __init__(
+        self,
+        machines: Sequence[SSHMachine],
+        spec: PoolSpec,
+        *,
+        offline: bool,
+        stop: threading.Event,
+        standing: Mapping[int, tuple[str, str]] = MappingProxyType({}),
+        on_node: Callable[[int, str, str], None] = lambda node, state, line: None,
+    ) -> None:
         self.sites = [Site(node, machine) for node, machine in enumerate(machines)]
+        for node, (python, address) in standing.items():
+            self.sites[node].environment = str(PurePosixPath(python).parents[1])
+            self.sites[node].known = address
+        # Those that are to be made nodes.
+        self.fresh = [site for site in self.sites if site.node not in standing]
         self.spec, self.image = spec, spec.full_image
-        self.offline, self.stop = offline, stop
+        self.offline, self.stop, self.on_node = offline, stop, on_node
         asked = self.image.python or platform.python_version()
         self.minor = ".".join(asked.split(".")[:2])
         self.supplies = Supplies([*environment._pins(), *_NEEDS, *self.image.pip], stop)
@@ -86,7 +107,7 @@ class Crew:
             for line in hosts.warnings(site.facts):
                 self._tell(site, line, say)
 
-        self.each(one, "system")
+        self.each(one, "system", self.sites)
         hosts.check_alike({site.name: site.facts for site in self.sites}, self.spec)
         if self.image.apt:
             self._see_to_packages(say)
@@ -121,7 +142,7 @@ class Crew:
             done = site.machine.shell.run(_is_ready(site.environment), timeout=_WARM_PATIENCE)
             return done.status == 0
 
-        cold = [site for site, ready in zip(self.sites, self.each(warm, "environment"), strict=True) if not ready]
+        cold = [site for site, ready in zip(self.fresh, self.each(warm, "environment"), strict=True) if not ready]
         self.each(lambda site: self._make_environment(site, say), "environment", cold)
 
     def send_package(self, say: OnLine) -> None:
@@ -184,7 +205,7 @@ class Crew:
                 # It goes on without us: half an installation would be in the way of all later ones.
                 self._stream(site, script, env, apt.PHASE, say, shown=found.by_hand, survive=True)
 
-        lacking = zip(self.sites, self.each(check, apt.PHASE), strict=True)
+        lacking = zip(self.fresh, self.each(check, apt.PHASE), strict=True)
         self.each(install, apt.PHASE, [site for site, lacks in lacking if lacks])
 
     def _choose_standalone(self, site: Site, say: OnLine) -> None:
@@ -307,12 +328,24 @@ class Crew:
             raise BootstrapError(phase, f"exit status {status}{advice}", command=shown, lines=lines[-LAST_LINES:])
 
     def _tell(self, site: Site, line: str, say: OnLine) -> None:
+        self.on_node(site.node, "on", line)
         with self._saying:
             say(f"{site.machine.target.name}: {line}" if len(self.sites) > 1 else line)
 
     def each(self, work: Callable[[Site], T], phase: str, sites: Sequence[Site] | None = None) -> list[T]:
-        """Do something on all hosts at once, or on some; see `site.on_all`."""
-        return on_all(self.sites if sites is None else sites, work, phase, self.stop)
+        """Do something at once on all hosts that are to be made nodes, or on those given; see `site.on_all`."""
+
+        def one(site: Site) -> T:
+            self.on_node(site.node, "on", "")
+            try:
+                done = work(site)
+            except BaseException:
+                self.on_node(site.node, "failed", "")
+                raise
+            self.on_node(site.node, "done", "")
+            return done
+
+        return on_all(self.fresh if sites is None else sites, one, phase, self.stop)
 
 
 @contextlib.contextmanager

@@ -30,10 +30,13 @@ class Site:
         The node that it will be.
     machine : SSHMachine
         The connection.
+    known : str
+        Its address, where the pool's hosts know it by one already.
     """
 
     node: int
     machine: SSHMachine
+    known: str = ""
     facts: Facts = field(init=False)
     python: str = ""
     version: str = ""
@@ -54,6 +57,8 @@ class Site:
     @property
     def address(self) -> str:
         """How the pool's other hosts reach it."""
+        if self.known:
+            return self.known
         own = self.facts.address
         return own if own and not own.startswith(("127.", "::1")) else self.machine.address
 

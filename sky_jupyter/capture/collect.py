@@ -7,9 +7,10 @@ once the nodes have bound it, `Capture.commit` tells the ledger.
 from __future__ import annotations
 
 import sys
+import time
 import types
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
@@ -17,7 +18,7 @@ from ..errors import CaptureError, nearest
 from .ledger import Ledger
 from .modules import imports_of
 from .names import CellNames, analyse, is_internal
-from .payload import Blob, fingerprint, pack, write_blob
+from .payload import Blob, Packed, fingerprint, pack, write_blob
 from .unpicklable import explain
 
 
@@ -37,6 +38,8 @@ class Binding:
         The pickle, of a value.
     value : Any
         What the notebook has under the name.
+    lacking : bool
+        Whether it is only for ranks that have nothing under the name: the others have their own.
     """
 
     name: str
@@ -44,6 +47,7 @@ class Binding:
     module: str = ""
     blob: Blob | None = None
     value: Any = field(default=None, compare=False, repr=False)
+    lacking: bool = False
 
     @property
     def digest(self) -> str:
@@ -69,6 +73,8 @@ class Capture:
         What the cell reads and writes.
     modules : frozenset of str
         All modules that the code and its values import, wherever they are from.
+    made : float
+        When; seconds since 1970.
     """
 
     bindings: tuple[Binding, ...] = ()
@@ -76,13 +82,14 @@ class Capture:
     skipped: tuple[str, ...] = ()
     names: CellNames = field(default_factory=lambda: CellNames(frozenset(), frozenset()))
     modules: frozenset[str] = frozenset()
+    made: float = field(default_factory=time.time, compare=False)
 
     @property
     def blobs(self) -> tuple[Blob, ...]:
         """The blobs of all values, each once."""
         return tuple(dict.fromkeys(one.blob for one in self.bindings if one.blob is not None))
 
-    def manifest(self, folder: Path) -> dict[str, list[list[str]]]:
+    def manifest(self, folder: Path) -> dict[str, list[Any]]:
         """Write the blobs into `folder`, and say in plain JSON what to bind from where.
 
         ``sky_jupyter.node.payload.bind`` reads it.
@@ -93,12 +100,17 @@ class Capture:
                 modules.append([one.name, one.module])
             else:
                 values.append([one.name, str(write_blob(one.blob, folder))])
-        return {"modules": modules, "values": values}
+        lacking = [one.name for one in self.bindings if one.lacking]
+        return {"modules": modules, "values": values, **({"lacking": lacking} if lacking else {})}
 
     def commit(self, ledger: Ledger) -> None:
         """The nodes have bound all of it."""
         for one in self.bindings:
-            ledger.sent(one.name, one.digest, one.value)
+            if one.lacking:
+                ledger.supplied(one.name)
+            else:
+                size = None if one.blob is None else one.blob.size
+                ledger.sent(one.name, one.digest, one.value, size=size, when=self.made)
 
 
 def collect(
@@ -172,7 +184,7 @@ def collect_value(
     collector = _Collector(namespace, ledger, exclude, ())
     collector.attributes |= packed.attributes
     collector.imported |= packed.modules
-    collector.add(packed.reads, required=True)
+    collector.follow(packed, required=True)
     return packed.blob, collector.capture(CellNames(packed.reads, frozenset()))
 
 
@@ -222,6 +234,8 @@ class _Collector:
             binding = Binding(name, "module", value.__name__, value=value)
             if self.wanted(binding, lambda: binding.digest):
                 self.bindings[name] = binding
+            elif self.ledger.lacks(name):
+                self.bindings[name] = replace(binding, lacking=True)
             return
         try:
             packed = pack(value, self.namespace)
@@ -233,11 +247,21 @@ class _Collector:
         if self.wanted(binding, lambda: fingerprint(value, self.namespace)):
             self.attributes |= packed.attributes
             # What a value's functions read is bound before the value, whose unpickling may call them.
-            self.add(packed.reads, required=required)
+            self.follow(packed, required)
             self.bindings[name] = binding
+        elif name in self.ledger.nodes_own:
+            self.add(self.ledger.uses(name), required=required)
+            if self.ledger.lacks(name):
+                self.attributes |= packed.attributes
+                self.follow(packed, required=False)
+                self.bindings[name] = replace(binding, lacking=True)
         else:
-            own = name in self.ledger.nodes_own
-            self.add(self.ledger.uses(name) if own else packed.reads, required=required)
+            self.follow(packed, required)
+
+    def follow(self, packed: Packed, required: bool) -> None:
+        """Add what the functions in a value read."""
+        self.add(packed.reads, required=required)
+        self.add(packed.guesses, required=False)
 
     def resolve_unpicklable(self, name: str, value: Any, error: Exception, required: bool) -> None:
         if name not in self.push and not self.ledger.must_send(name, value, None, lambda: None):

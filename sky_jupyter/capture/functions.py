@@ -1,49 +1,49 @@
-"""Which names of the notebook the code of its functions and classes reads and writes."""
+"""Which names the code of the notebook's functions writes, has as attributes, and may read by its texts."""
 
 from __future__ import annotations
 
 import dis
-import functools
-import re
 import types
 from collections.abc import Iterator
-from typing import Any
 
-from ..node.payload import main_namespace
+from ..node.reads import nested_code, read_here
+from .texts import at_names, code_names, expansions, fields, words
 
-_EXPANSION = re.compile(r"\{(?P<expression>[^{}]+)\}|\$(?P<name>[A-Za-z_]\w*)")
-
-
-def expansions(text: str) -> set[str]:
-    """Names in what IPython expands in a shell line: ``{expression}`` and ``$name``."""
-    names = set()
-    for match in _EXPANSION.finditer(text):
-        if match["name"]:
-            names.add(match["name"])
-        else:
-            names.update(re.findall(r"(?<![\w.])[A-Za-z_]\w*", match["expression"]))
-    return names
+_MAGICS = {"run_line_magic", "run_cell_magic"}
+_NAMESPACES = {"globals"}
+_EVALUATORS = {"eval", "exec"}
+PANDAS = {"query", "eval"}
+"""Methods that read ``@name`` from where they are called."""
+_ASKING = {"get_ipython", *_NAMESPACES, *_EVALUATORS, *PANDAS}
 
 
-def nested_code(code: types.CodeType) -> Iterator[types.CodeType]:
-    """`code` and all code objects inside it: nested functions, class bodies, comprehensions."""
-    yield code
-    for const in code.co_consts:
-        if isinstance(const, types.CodeType):
-            yield from nested_code(const)
-
-
-def code_reads(code: types.CodeType) -> set[str]:
-    """Global names that a function's code may read or delete, nested code and shell lines included."""
-    reads = set()
+def code_guesses(code: types.CodeType) -> set[str]:
+    """Global names that stand in texts of a function's code, and that it may read by them."""
+    guesses: set[str] = set()
     for inner in nested_code(code):
-        for step in dis.get_instructions(inner):
-            # A class body reads by LOAD_NAME; opcodes for type parameters end in ..._OR_GLOBALS.
-            if step.opname in ("LOAD_NAME", "DELETE_GLOBAL") or ("LOAD" in step.opname and "GLOBAL" in step.opname):
-                reads.add(step.argval)
-        if "get_ipython" in inner.co_names:
-            reads |= {name for const in inner.co_consts if isinstance(const, str) for name in expansions(const)}
-    return reads
+        attributes = set(inner.co_names)
+        if not attributes & _ASKING:
+            continue
+        reads = read_here(inner)
+        texts = [text for const in inner.co_consts for text in _texts(const)]
+        for text in texts:
+            if "get_ipython" in reads:
+                guesses |= words(text) if attributes & _MAGICS else expansions(text)
+            if reads & _NAMESPACES:
+                guesses |= {text} if text.isidentifier() else fields(text)
+            if reads & _EVALUATORS:
+                guesses |= code_names(text)
+            if attributes & PANDAS:
+                guesses |= at_names(text)
+    return guesses
+
+
+def _texts(const: object) -> Iterator[str]:
+    if isinstance(const, str):
+        yield const
+    elif isinstance(const, (tuple, frozenset)):
+        for part in const:
+            yield from _texts(part)
 
 
 def code_writes(code: types.CodeType) -> set[str]:
@@ -56,60 +56,3 @@ def code_writes(code: types.CodeType) -> set[str]:
 def code_attributes(code: types.CodeType) -> set[str]:
     """All names in a function's code, those of attributes among them."""
     return {name for inner in nested_code(code) for name in inner.co_names}
-
-
-def global_reads(obj: Any, namespace: dict[str, Any] | None = None) -> set[str]:
-    """The names of the notebook that `obj` reads when it is called or used.
-
-    Parameters
-    ----------
-    obj : Any
-        A function, method, class, partial, property or instance, or a container of such. What it
-        wraps, its defaults, closure, attributes and bases are searched too.
-    namespace : dict, optional
-        The notebook's namespace, by default this process's ``__main__``: only functions made there
-        count.
-    """
-    namespace = main_namespace() if namespace is None else namespace
-    reads: set[str] = set()
-    met: dict[int, Any] = {}
-    left = [obj]
-    while left:
-        value = left.pop()
-        if id(value) in met:
-            continue
-        met[id(value)] = value
-        if isinstance(value, types.FunctionType) and value.__globals__ is namespace:
-            reads |= code_reads(value.__code__)
-        left.extend(_related(value, namespace))
-    return reads
-
-
-def _related(value: Any, namespace: dict[str, Any]) -> Iterator[Any]:
-    """What belongs to a callable and may hold functions of the notebook."""
-    if isinstance(value, (list, tuple, set, frozenset)):
-        yield from value
-    elif isinstance(value, dict):
-        if value is not namespace:
-            yield from value.values()
-    elif isinstance(value, type):
-        if value.__module__ == namespace.get("__name__", "__main__"):
-            yield from [*vars(value).values(), *value.__bases__, type(value)]
-    elif isinstance(value, types.CellType):
-        try:
-            yield value.cell_contents
-        except ValueError:
-            return
-    elif isinstance(value, functools.partial):
-        yield from (value.func, value.args, value.keywords)
-    elif isinstance(value, property):
-        yield from (value.fget, value.fset, value.fdel)
-    elif isinstance(value, (types.MethodType, staticmethod, classmethod)):
-        yield from (value.__func__, getattr(value, "__self__", None))
-    elif isinstance(value, functools.cached_property):
-        yield value.func
-    else:
-        yield type(value)
-        if callable(value) or type(value).__module__ == namespace.get("__name__", "__main__"):
-            names = ("__closure__", "__defaults__", "__kwdefaults__", "__dict__", "__wrapped__")
-            yield from (getattr(value, name, None) for name in names)

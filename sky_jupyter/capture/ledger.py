@@ -7,8 +7,11 @@ cell's own assignments by `nodes_wrote`. `collect` asks it which values must be 
 
 from __future__ import annotations
 
+import copy
+import time
 import weakref
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import dataclass, replace
 from typing import Any
 
 from .names import CellNames, is_internal
@@ -17,11 +20,46 @@ from .payload import fingerprint
 _ABSENT = object()
 
 
+@dataclass(frozen=True)
+class NameFacts:
+    """What is known of a name on the nodes.
+
+    Parameters
+    ----------
+    name : str
+        The name.
+    origin : "notebook", "module" or "nodes"
+        Where its value comes from.
+    when : float
+        When it was sent, or when the cell had ended that assigned it on the nodes; seconds since 1970.
+    size : int, optional
+        Bytes that were sent, or that its arrays have on a rank; None where nobody can tell.
+    ranks : frozenset of int, optional
+        The ranks that assigned it; None for all.
+    gone : bool
+        Whether the nodes deleted it.
+    stale : bool
+        Whether the notebook has had another object under the name since: that one is sent next.
+    """
+
+    name: str
+    origin: str
+    when: float
+    size: int | None = None
+    ranks: frozenset[int] | None = None
+    gone: bool = False
+    stale: bool = False
+
+
 class _Mark:
     """What the notebook had under a name at some time: the very object, and its content then."""
 
-    def __init__(self, value: Any, digest: str | None) -> None:
-        self.digest = digest
+    def __init__(self, value: Any, digest: str | None, when: float | None = None, size: int | None = None) -> None:
+        self.digest, self.size = digest, size
+        self.when = time.time() if when is None else when
+        # Of what the nodes wrote: the ranks that did, where not all did; and whether it was deleted there.
+        self.ranks: frozenset[int] | None = None
+        self.gone = False
         try:
             self._value: Callable[[], Any] = weakref.ref(value)
         except TypeError:  # Lists, dicts, numbers. An id alone would not do: it is used again.
@@ -49,6 +87,10 @@ class Ledger:
         self._sent: dict[str, _Mark] = {}
         self._nodes: dict[str, _Mark] = {}
         self._uses: dict[str, frozenset[str]] = {}
+        # What the nodes have under names that the notebook has written since: for `facts` alone.
+        self._old: dict[str, NameFacts] = {}
+        # Names of the nodes' own that some rank may not have at all.
+        self._lacking: set[str] = set()
 
     @property
     def nodes_own(self) -> frozenset[str]:
@@ -62,8 +104,11 @@ class Ledger:
         changed theirs in place.
         """
         for name in names:
+            if name in self._sent or name in self._nodes:
+                self._old[name] = self._facts(name, {})
             for kept in (self._sent, self._nodes, self._uses):
                 kept.pop(name, None)
+            self._lacking.discard(name)
 
     def notebook_ran(self, cell: CellNames, namespace: Mapping[str, Any], *, finished: bool = True) -> None:
         """A plain cell has run; of the names that it may have written, find those that it did write.
@@ -89,6 +134,10 @@ class Ledger:
         names: Iterable[str],
         namespace: dict[str, Any],
         uses: Mapping[str, frozenset[str]] | None = None,
+        *,
+        ranks: Mapping[str, Collection[int]] | None = None,
+        world_size: int = 0,
+        sizes: Mapping[str, int | None] | None = None,
     ) -> None:
         """A ``%%sky`` cell has assigned or deleted `names` on the nodes.
 
@@ -99,23 +148,75 @@ class Ledger:
         namespace : dict
             The notebook's namespace now. A later change in it, even in place, is seen.
         uses : mapping, optional
-            What the functions among them read: ``analyse(cell).uses``.
+            What the functions and classes read that they are or hold: ``analyse(cell).uses`` and what ranks tell.
+        ranks : mapping, optional
+            The ranks that wrote each; all, of a name that is not in it.
+        world_size : int
+            How many ranks there are.
+        sizes : mapping, optional
+            The names that a rank has afterwards, with their bytes where it can tell. One that is not in
+            it is deleted.
         """
         for name in names:
             if is_internal(name):
                 continue
-            self._sent.pop(name, None)
-            self._uses.pop(name, None)
             value = namespace.get(name, _ABSENT)
-            self._nodes[name] = _Mark(value, None if value is _ABSENT else fingerprint(value, namespace))
+            mark = _Mark(value, None if value is _ABSENT else fingerprint(value, namespace))
+            sent, own = self._sent.pop(name, None), self._nodes.get(name)
+            self._uses.pop(name, None)
+            self._old.pop(name, None)
+            self._nodes[name] = mark
+            wrote = (ranks or {}).get(name)
+            everywhere = wrote is None or len(wrote) >= world_size
+            if sizes is not None:
+                mark.size, mark.gone = sizes.get(name), everywhere and name not in sizes
+            if mark.gone and value is _ABSENT:  # Nobody has it any more.
+                del self._nodes[name]
+                self._lacking.discard(name)
+                continue
+            had_all = own is not None and not own.gone and name not in self._lacking
+            if not everywhere and not (own is not None and own.ranks is None and not own.gone):
+                mark.ranks = frozenset(wrote or ()).union((own and own.ranks) or ())
+                mark.ranks = None if len(mark.ranks) >= world_size else mark.ranks
+            # A rank that did not write it still has what all ranks were sent, where that is what the notebook has.
+            as_sent = sent is not None and sent.is_of(value) and sent.digest == mark.digest
+            if mark.ranks is None or had_all or as_sent:
+                self._lacking.discard(name)
+            else:
+                self._lacking.add(name)
             if uses and name in uses:
                 self._uses[name] = uses[name]
 
-    def sent(self, name: str, digest: str, value: Any) -> None:
+    def sent(self, name: str, digest: str, value: Any, *, size: int | None = None, when: float | None = None) -> None:
         """The nodes have bound `name` to the notebook's `value`, whose content has this digest."""
         self._nodes.pop(name, None)
         self._uses.pop(name, None)
-        self._sent[name] = _Mark(value, digest)
+        self._lacking.discard(name)
+        self._old.pop(name, None)
+        self._sent[name] = _Mark(value, digest, when, size)
+
+    def lacks(self, name: str) -> bool:
+        """Whether some rank may have nothing under a name that others have assigned."""
+        return name in self._lacking
+
+    def supplied(self, name: str) -> None:
+        """The ranks that lacked `name` have bound the notebook's value."""
+        self._lacking.discard(name)
+
+    def facts(self, namespace: Mapping[str, Any]) -> list[NameFacts]:
+        """What is known of each name on the nodes, in the names' order."""
+        old = [replace(one, stale=one.name in namespace) for one in self._old.values()]
+        known = [self._facts(name, namespace) for name in self._sent.keys() | self._nodes.keys()]
+        return sorted([*known, *old], key=lambda one: one.name)
+
+    def _facts(self, name: str, namespace: Mapping[str, Any]) -> NameFacts:
+        own = self._nodes.get(name)
+        mark = own or self._sent[name]
+        stale = name in namespace and not mark.is_of(namespace[name])
+        if own is not None:
+            return NameFacts(name, "nodes", own.when, own.size, own.ranks, own.gone, stale)
+        module = (mark.digest or "").startswith("import ")
+        return NameFacts(name, "module" if module else "notebook", mark.when, mark.size, stale=stale)
 
     def must_send(self, name: str, value: Any, digest: str | None, again: Callable[[], str | None]) -> bool:
         """Whether the notebook's `value` is to be bound on the nodes, by the rule of the last writer.
@@ -138,14 +239,28 @@ class Ledger:
         """Names that the nodes' own function of this name reads."""
         return self._uses.get(name, frozenset())
 
-    def unsent(self) -> Ledger:
+    def unsent(self, new: Collection[int] = (), world_size: int = 0) -> Ledger:
         """A copy that knows what the nodes wrote, and of nothing that they were sent.
 
         For a rank that may lack what the others have: a new kernel, or the one rank of a call.
+
+        Parameters
+        ----------
+        new : collection of int
+            The ranks whose kernels are new: they have nothing any more.
+        world_size : int
+            How many ranks there are.
         """
-        copy = Ledger()
-        copy._nodes, copy._uses = dict(self._nodes), dict(self._uses)
-        return copy
+        rest = Ledger()
+        for name, mark in self._nodes.items():
+            mark = copy.copy(mark)
+            if new:
+                mark.ranks = (mark.ranks or frozenset(range(world_size))).difference(new)
+            if mark.gone or mark.ranks is None or mark.ranks:
+                rest._nodes[name] = mark
+        rest._uses = {name: uses for name, uses in self._uses.items() if name in rest._nodes}
+        rest._lacking = {name for name, mark in rest._nodes.items() if not mark.gone}
+        return rest
 
     def forget_nodes(self, namespace: Mapping[str, Any]) -> frozenset[str]:
         """The nodes' namespaces are gone: everything is to be sent again.
@@ -155,8 +270,10 @@ class Ledger:
         frozenset of str
             Names that only the nodes had.
         """
-        lost = frozenset(name for name in self._nodes if name not in namespace)
+        lost = frozenset(name for name, mark in self._nodes.items() if name not in namespace and not mark.gone)
         self._sent.clear()
         self._nodes.clear()
         self._uses.clear()
+        self._lacking.clear()
+        self._old.clear()
         return lost

@@ -7,6 +7,7 @@ of 1 GB must be known again in a fraction of a second.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import io
 import json
@@ -14,6 +15,7 @@ import os
 import pickle
 import sys
 import tempfile
+import types
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,8 +25,10 @@ from typing import Any
 import xxhash
 
 from ..node.payload import ALIGNMENT, HEAD, MAGIC, SPAN, Pickler
-from .functions import code_attributes, code_reads
+from ..node.reads import code_reads
+from .functions import code_attributes, code_guesses
 from .modules import imports_of_code
+from .texts import annotation_names
 
 _REFERRED = (type, FunctionType, BuiltinFunctionType, ModuleType)
 SMALL_BUFFER = 4096
@@ -71,11 +75,14 @@ class Packed:
         Attribute names in their code.
     modules : frozenset of str
         Modules that unpickling it imports, and those that functions of the notebook in it import.
+    guesses : frozenset of str
+        Names that stand in texts of that code, and in annotations that are texts.
     """
 
     blob: Blob
     reads: frozenset[str]
     attributes: frozenset[str]
+    guesses: frozenset[str]
     modules: frozenset[str] = frozenset()
 
 
@@ -86,10 +93,13 @@ class NotebookPickler(Pickler):
     ----------
     met : dict
         The types of what was pickled, and the functions, classes and modules in it, by their ids.
+    guesses : set of str
+        Names in the annotations of the notebook's functions and classes, where they are texts.
     """
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
+        self.guesses: set[str] = set()
         self.met: dict[int, Any] = {}
 
     @property
@@ -104,6 +114,9 @@ class NotebookPickler(Pickler):
         one = obj if isinstance(obj, _REFERRED) else type(obj)
         # Not a set: a class may be of a kind that cannot be hashed.
         self.met[id(one)] = one
+        if isinstance(obj, (types.FunctionType, type)) and obj.__module__ == self.namespace.get("__name__"):
+            with contextlib.suppress(Exception):  # From 3.14 they are evaluated only now.
+                self.guesses |= annotation_names(obj.__annotations__.values())
         saveable = sys.modules.get("keras.src.saving.keras_saveable")
         if saveable is not None and isinstance(obj, saveable.KerasSaveable):
             rebuild, (archive,) = obj.__reduce__()
@@ -159,8 +172,13 @@ def pack(value: Any, namespace: dict[str, Any]) -> Packed:
         digest.update(len(buffer).to_bytes(8, "little") + xxhash.xxh3_128_digest(buffer))
     blob = Blob(digest.hexdigest(), pickled, tuple(buffers))
     codes = pickler.codes
-    reads, attributes = (frozenset().union(*map(of, codes)) for of in (code_reads, code_attributes))
-    return Packed(blob, reads, attributes, pickler.modules)
+    return Packed(
+        blob,
+        reads=frozenset().union(*map(code_reads, codes)),
+        attributes=frozenset().union(*map(code_attributes, codes)),
+        modules=pickler.modules,
+        guesses=frozenset(pickler.guesses.union(*map(code_guesses, codes))),
+    )
 
 
 def fingerprint(value: Any, namespace: dict[str, Any]) -> str | None:

@@ -10,7 +10,7 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-from .functions import code_reads
+from ..node.reads import code_reads
 from .payload import NotebookPickler
 
 _MOST_STEPS = 100
@@ -86,6 +86,8 @@ def _parts(value: Any, namespace: dict[str, Any]) -> Iterator[tuple[str, Any]]:
 
 
 _HOLDERS: dict[Any, tuple[str, ...]] = {
+    functools._lru_cache_wrapper: ("__wrapped__",),
+    functools.cached_property: ("func",),
     types.MethodType: ("__self__", "__func__"),
     functools.partial: ("func", "args", "keywords"),
     property: ("fget", "fset", "fdel"),

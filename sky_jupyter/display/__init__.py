@@ -9,10 +9,12 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Sequence
-from typing import Protocol
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, Protocol
 
 from ..pool.events import Event
+from .fronts import in_marimo, in_notebook
+from .region import can_draw
 
 _LATE = 0.5
 
@@ -91,16 +93,16 @@ class Silent:
         """Nothing."""
 
 
-def in_notebook() -> bool:
-    """Whether this process is a Jupyter kernel, whose front end draws HTML."""
-    ipython = sys.modules.get("IPython")
-    shell = ipython.get_ipython() if ipython is not None else None
-    return shell is not None and hasattr(shell, "kernel")
-
-
 def run_view(title: str, ranks: Sequence[int], *, results: bool = True, pool: str = "") -> RunView:
     """The view of a run on ``ranks``, for where this process is shown."""
-    if in_notebook():
+    if in_marimo():
+        from . import widget
+
+        if widget.available():
+            from .marimo import MarimoRunView
+
+            return MarimoRunView(title, ranks, pool)
+    elif in_notebook():
         from IPython import get_ipython
 
         kernel = get_ipython().kernel
@@ -113,17 +115,40 @@ def run_view(title: str, ranks: Sequence[int], *, results: bool = True, pool: st
         from .live import LiveRunView
 
         return LiveRunView(kernel, title, ranks, pool)
+    if can_draw(sys.stdout):
+        from .console import ConsoleRunView
+
+        return ConsoleRunView(title, ranks, results=results)
     from .terminal import TerminalRunView
 
     return TerminalRunView(ranks, results=results)
 
 
-def start_view(title: str) -> StartView:
-    """The view of a pool's start or a transfer, for where this process is shown."""
+def start_view(title: str, *, phases: Callable[[], Sequence[Mapping[str, Any]]] | None = None) -> StartView:
+    """The view of a pool's start or a transfer, for where this process is shown.
+
+    Parameters
+    ----------
+    title : str
+        What stands first.
+    phases : callable, optional
+        What the start has come through, as `PhaseLog.facts` tells it.
+    """
+    if in_marimo():
+        from .marimo import MarimoStartView
+
+        return MarimoStartView(title)
     if in_notebook():
         from .notebook import NotebookStartView
 
         return NotebookStartView(title)
+    if can_draw(sys.stderr):
+        from .console import ConsoleStartView
+
+        return ConsoleStartView(title, phases)
     from .terminal import TerminalStartView
 
     return TerminalStartView(title)
+
+
+__all__ = ["LateView", "RunView", "Silent", "StartView", "in_notebook", "run_view", "start_view"]

@@ -1,4 +1,4 @@
-"""What a person is asked while a pool comes up: passphrases of keys, and whether an unknown host is the right one.
+"""What a person is asked: passphrases of keys, whether an unknown host is the right one, and what may be lost.
 
 Connections are made in threads, and only the main thread can ask: a kernel's front end has one line
 for an answer, and belongs to the cell that runs. So questions wait until the main thread, which waits
@@ -18,6 +18,7 @@ from typing import Any, Generic, TypeVar
 
 from ..machines.ssh.hostkeys import Unknown
 from ..machines.ssh.values import Prompts
+from . import region
 
 T = TypeVar("T")
 _TICK = 0.05
@@ -34,6 +35,7 @@ class _Question(Generic[T]):
     def put(self) -> None:
         """Ask; whatever comes of it, whoever waits hears of it."""
         try:
+            region.make_room()
             self.answer.set_result(self._ask())
         except (EOFError, OSError, RuntimeError):
             # The line for answers is gone, or was never there.
@@ -146,6 +148,22 @@ def can_ask() -> bool:
         return sys.stdin is not None and sys.stdin.isatty()
     except ValueError:  # it is closed
         return False
+
+
+def agrees(text: str) -> bool | None:
+    """Whether a person says yes to a question; None where nobody can be asked. For the main thread."""
+    if not can_ask():
+        return None
+    try:
+        for _ in range(_TRIES):
+            answer = input(f"{text} (yes or no): ").strip().lower()
+            if answer in ("y", "yes"):
+                return True
+            if answer in ("", "n", "no"):
+                return False
+    except (EOFError, OSError, RuntimeError):
+        return None
+    return False
 
 
 def _is_right(new: Unknown) -> bool:

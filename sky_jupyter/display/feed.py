@@ -29,15 +29,21 @@ _MOST_CHARS = 2_000_000
 
 @dataclass
 class _Piece:
-    """One entry of a delta: text of a stream, or a list that says the rest."""
+    """One entry of a delta: text of a stream, as it came piece by piece, or a list that says the rest."""
 
     rank: int
     name: str = ""
-    text: str = ""
+    texts: list[str] = field(default_factory=list)
     # Lines of the same rank that were passed over before it, and the journal's number of its first event.
     skipped: int = 0
     seq: int = -1
     entry: list[Any] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        if len(self.texts) > 1:
+            self.texts = ["".join(self.texts)]
+        return self.texts[0] if self.texts else ""
 
 
 class Pending:
@@ -49,6 +55,8 @@ class Pending:
         self._of_rank: dict[int, deque[_Piece]] = {}
         self._sizes: dict[int, list[int]] = {}
         self._next: dict[int, int] = {}
+        # Of each rank's display id the change that waits.
+        self._updates: dict[tuple[int, str], _Piece] = {}
 
     def __bool__(self) -> bool:
         return bool(self._pieces)
@@ -57,9 +65,9 @@ class Pending:
         """Take what a rank printed, in the journal's event `seq`."""
         last = self._pieces[-1] if self._pieces else None
         if last is not None and last.rank == rank and last.name == name:
-            last.text += text
+            last.texts.append(text)
         else:
-            self._pieces.append(_Piece(rank, name, text, seq=seq))
+            self._pieces.append(_Piece(rank, name, [text], seq=seq))
             self._of_rank.setdefault(rank, deque()).append(self._pieces[-1])
         size = self._sizes.setdefault(rank, [0, 0])
         size[0] += text.count("\n")
@@ -78,10 +86,14 @@ class Pending:
 
     def add(self, entry: list[Any], rank: int = -1) -> None:
         """Take anything else: its kind stands first, then the rank where it is of one."""
+        piece = _Piece(rank, entry=entry)
+        self._pieces.append(piece)
         if entry[0] == "u":
             # Of what is drawn anew again and again, only the last is worth sending.
-            self._pieces = [piece for piece in self._pieces if piece.entry[:3] != entry[:3]]
-        self._pieces.append(_Piece(rank, entry=entry))
+            before = self._updates.get((rank, entry[2]))
+            if before is not None:
+                before.entry = []
+            self._updates[rank, entry[2]] = piece
 
     def _pass_over(self, rank: int, size: list[int]) -> None:
         """Drop a rank's oldest text until half of the room is free, up to the end of a line."""
@@ -92,12 +104,11 @@ class Pending:
             lines = piece.text.count("\n")
             if len(pieces) == 1 or (size[0] - lines <= _MOST_LINES // 2 and size[1] - len(piece.text) < 1000):
                 start = _tail_start(piece.text, _MOST_LINES // 2, self._most_chars // 2)
-                cut = piece.text[:start]
-                piece.text = piece.text[start:]
+                cut, piece.texts = piece.text[:start], [piece.text[start:]]
                 # It begins in an event of which nobody has kept count.
                 piece.seq = -1
             else:
-                cut, piece.text = piece.text, ""
+                cut, piece.texts = piece.text, []
             count = cut.count("\n")
             gone += count + piece.skipped
             piece.skipped = 0
@@ -119,7 +130,7 @@ class Pending:
                 data = piece.text.encode(errors="replace")
                 entries.append(["s", piece.rank, int(piece.name == "stderr"), len(data), piece.skipped, piece.seq])
                 texts.append(data)
-        self._pieces, self._of_rank, self._sizes = [], {}, {}
+        self._pieces, self._of_rank, self._sizes, self._updates = [], {}, {}, {}
         return entries, b"".join(texts)
 
 

@@ -10,7 +10,7 @@ import time
 from typing import Any
 
 from ..pool.events import Event
-from . import render
+from . import fronts, render
 from .model import StartModel
 
 _PATIENCE = 0.15
@@ -30,9 +30,9 @@ class Slot:
         from IPython.display import display
 
         if self._handle is None:
-            self._handle = display(bundle, raw=True, display_id=True)
+            self._handle = display(fronts.drawable(bundle), raw=True, display_id=True)
         else:
-            self._handle.update(bundle, raw=True)
+            self._handle.update(fronts.drawable(bundle), raw=True)
 
 
 class NotebookStartView:

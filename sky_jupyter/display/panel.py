@@ -1,25 +1,32 @@
-"""The pool panel, as it is at one moment: what `%sky` shows of each pool, in text and in HTML.
+"""The pool panel, as it is at one moment: what `%sky` shows of each pool, as JSON, in HTML and in text.
 
-It is drawn from what `pool.survey` tells, as docs/actions.md has it. The HTML has only what the
-sanitizer of an untrusted notebook leaves; sparklines are pictures, with their numbers beside them.
+It is drawn from what `pool.survey` tells, as docs/actions.md has it. Where the labextension is, it
+draws the JSON and follows the pool from then on; everyone else sees the HTML, which has only what the
+sanitizer of an untrusted notebook leaves: sparklines are pictures, with their numbers beside them.
 """
 
 from __future__ import annotations
 
 import base64
 import html
+import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from ..errors import rank_label
 from . import ansi, in_notebook, render
 
+MIME = "application/vnd.sky.pool.v1+json"
+VERSION = 1
 Facts = Mapping[str, Any]
 _BLOCKS = "▁▂▃▄▅▆▇█"
 _COLUMNS = 20
 _WIDTH, _HEIGHT = 80, 16
 # The samples are a second apart.
 _SPAN = 300
+# What a notebook keeps: of each node so many samples, and of each phase so many lines and characters of one.
+_KEPT_SAMPLES = 60
+_KEPT_LINES, _KEPT_LINE = 20, 200
 _CODE = 50
 # A pool that has more is not told rank by rank.
 _MOST_RANKS = 32
@@ -37,7 +44,30 @@ def show(pools: Sequence[Facts]) -> None:
         return
     from IPython.display import display
 
-    display({"text/html": "".join(map(to_html, pools)), "text/plain": text}, raw=True)
+    display({MIME: to_json(pools), "text/html": "".join(map(to_html, pools)), "text/plain": text}, raw=True)
+
+
+def to_json(pools: Sequence[Facts]) -> dict[str, Any]:
+    """Pools as they are now, for a page that draws them, with as much as a saved notebook is to keep."""
+    return {"version": VERSION, "at": round(time.time()), "pools": [_kept(pool) for pool in pools]}
+
+
+def _kept(pool: Facts) -> dict[str, Any]:
+    nodes = [{**node, "samples": _thinned(node["samples"])} for node in pool["nodes"]]
+    phases = []
+    for phase in pool["phases"]:
+        lines = [line[:_KEPT_LINE] for line in phase["lines"][-_KEPT_LINES:]]
+        parts = [{**part, "line": part["line"][:_KEPT_LINE]} for part in phase.get("nodes", ())]
+        phases.append({**phase, "lines": lines, "nodes": parts})
+    return {**pool, "nodes": nodes, "phases": phases}
+
+
+def _thinned(samples: Sequence[Sequence[float]]) -> list[list[float]]:
+    """Fewer samples, each the mean of neighbours."""
+    size = max(1, -(-len(samples) // _KEPT_SAMPLES))
+    ends = range(len(samples), 0, -size)
+    groups = [samples[max(0, end - size) : end] for end in reversed(ends)]
+    return [[round(sum(column) / len(group), 3) for column in zip(*group, strict=True)] for group in groups]
 
 
 def to_text(pool: Facts) -> str:
@@ -218,8 +248,8 @@ def picture(values: Sequence[float], what: str) -> str:
     """Values from 0 to 1 as a line with what is below it, the newest at the right; five minutes wide."""
     if not values:
         return ""
-    step = _WIDTH / _SPAN
-    bins = _binned(values, _SPAN)
+    bins = _binned(values, _WIDTH)
+    step = _WIDTH / _SPAN * -(-len(values) // _WIDTH)
     first = _WIDTH - step * (len(bins) - 1)
     points = [(first + step * index, 1 + (_HEIGHT - 2) * (1 - value)) for index, value in enumerate(bins)]
     line = " ".join(f"{x:.1f},{y:.1f}" for x, y in points)
@@ -242,7 +272,8 @@ def _html_phases(pool: Facts) -> str:
     if not pool["phases"]:
         return ""
     lines: Iterable[str] = (
-        f"{_phase(phase)}\n" + "".join(f"    {line}\n" for line in phase["lines"]) for phase in pool["phases"]
+        f"{_phase(phase)}\n" + "".join(f"    {line}\n" for line in phase["lines"][-_KEPT_LINES:])
+        for phase in pool["phases"]
     )
     title = html.escape(_phases(pool) or "started")
     inner = f'<pre style="margin:0;font-size:85%">{html.escape("".join(lines))}</pre>'

@@ -169,7 +169,7 @@ def to_text(model: RunViewModel, max_lines: int = 1000, *, colours: bool = True)
     str
         Lines, without a newline after the last.
     """
-    rows = [" · ".join(_header(model))]
+    rows = [" · ".join(header(model))]
 
     def add(ranks: Iterable[int], lines: Iterable[str]) -> None:
         mark = f"[{rank_numbers(ranks).replace(' ', '')}] " if len(model.ranks) > 1 else ""
@@ -277,7 +277,8 @@ def _quiet_ranks(model: RunViewModel) -> list[int]:
     return quiet if model.finished and len(quiet) < len(model.ranks) else []
 
 
-def _header(model: RunViewModel) -> list[str]:
+def header(model: RunViewModel) -> list[str]:
+    """What stands first: the title, how many ranks, how long, and how they fare."""
     count = len(model.ranks)
     return [model.title, f"{count} rank{'s' * (count != 1)}", duration(model.elapsed), *_status(model)]
 
@@ -362,7 +363,7 @@ def html_start(text: str, *, state: State, aside: str = "") -> str:
 def _html_header(model: RunViewModel) -> str:
     troubles = _troubles(model)
     state: State = troubles[0][1] if troubles else "done" if model.finished else "running"
-    return html_line(" · ".join(_header(model)), state=state)
+    return html_line(" · ".join(header(model)), state=state)
 
 
 def _html_aside(text: str) -> str:

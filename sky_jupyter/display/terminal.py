@@ -1,8 +1,8 @@
-"""Views for a terminal and for scripts: lines as they come, marked with the ranks that said them."""
+"""Views for scripts, logs and plain terminals: lines as they come, marked with the ranks that said them."""
 
 from __future__ import annotations
 
-import shutil
+import os
 import sys
 import threading
 import time
@@ -12,10 +12,11 @@ from typing import NamedTuple
 
 from ..pool.events import Event, NoticeEvent, OutputEvent, ProgressEvent
 from . import ansi
-from .folding import fold, rank_numbers
+from .folding import rank_numbers
 from .model import StartModel
+from .region import writable
 from .render import duration
-from .transcript import Streams, Transcript
+from .transcript import CONTROL, Streams, Transcript
 
 _PATIENCE = 0.25
 _STEP = 0.5
@@ -32,6 +33,8 @@ class _Lines:
     def __init__(self) -> None:
         self.queue: deque[_Line] = deque()
         self.running = True
+        # The last that was finished and says anything.
+        self.last = ""
         self._open = ""
         self._streams = Streams()
 
@@ -46,7 +49,9 @@ class _Lines:
             text = "\n" + text
         *whole, self._open = (self._open + text).split("\n")
         now = time.monotonic()
-        self.queue.extend(_Line(_carried_out(line), now) for line in whole)
+        whole = [_carried_out(line) for line in whole]
+        self.queue.extend(_Line(line, now) for line in whole)
+        self.last = next((line for line in reversed(whole) if line.strip()), self.last)
         if self._open.count("\r") > 1:
             # A bar comes back to the start of its line thousands of times.
             before, _, last = self._open.rpartition("\r")
@@ -54,13 +59,15 @@ class _Lines:
 
     def close(self) -> None:
         self.running = False
-        if self._open:
-            self.queue.append(_Line(self.open, time.monotonic()))
-            self._open = ""
+        # A bar that is taken away leaves blanks.
+        if self.open.strip():
+            self.last = self.open
+            self.queue.append(_Line(self.last, time.monotonic()))
+        self._open = ""
 
 
 def _carried_out(line: str) -> str:
-    if not any(mark in line for mark in "\r\b\x1b"):
+    if not CONTROL.search(line):
         return line
     row = Transcript(max_lines=1)
     row.feed(line)
@@ -75,7 +82,6 @@ class TerminalRunView:
         self._several = len(ranks) > 1
         self._results = results
         self._notices: deque[str] = deque()
-        self._below: list[str] = []
         self._lock = threading.Lock()
 
     def on_event(self, event: Event) -> None:
@@ -97,40 +103,35 @@ class TerminalRunView:
         elif item["kind"] == "end":
             lines.close()
 
-    def refresh(self, *, finished: bool = False) -> None:
+    def refresh(self) -> None:
         """Print what is new; a line waits a moment for its equals from other ranks."""
+        self._print(finished=False)
+
+    def _print(self, *, finished: bool) -> None:
+        lines, notices = self._take_due(finished=finished)
+        if lines:
+            sys.stdout.write(writable(lines, sys.stdout))
+            sys.stdout.flush()
+        for text in notices:
+            print(text, file=sys.stderr)
+
+    def _take_due(self, *, finished: bool) -> tuple[str, list[str]]:
+        """The lines that are to be printed now, and the notices."""
         with self._lock:
             rows = [self._marked(*row) for row in self._due(finished)]
             notices, self._notices = list(self._notices), deque()
-            unfinished = self._unfinished() if not finished and sys.stdout.isatty() else []
-        if rows or notices or unfinished != self._below:
-            # What is not finished stands below all else, and is drawn anew each time.
-            sys.stdout.write(f"\x1b[{len(self._below)}A\x1b[J" * bool(self._below))
-            sys.stdout.write("".join(f"{row}\n" for row in rows))
-            sys.stdout.flush()
-            for text in notices:
-                print(text, file=sys.stderr)
-            sys.stdout.write("".join(f"{row}\n" for row in unfinished))
-            sys.stdout.flush()
-            self._below = unfinished
+        lines = "".join(f"{row}\n" for row in rows)
+        return ansi.strip(lines) if os.environ.get("NO_COLOR") else lines, notices
 
     def _marked(self, ranks: Iterable[int], text: str) -> str:
         return f"[{rank_numbers(ranks).replace(' ', '')}] {text}" if self._several else text
-
-    def _unfinished(self) -> list[str]:
-        """The unfinished lines of ranks without finished ones, as far as the terminal has room for them."""
-        size = shutil.get_terminal_size()
-        texts = {rank: lines.open for rank, lines in self._ranks.items() if not lines.queue and lines.open}
-        rows = [self._marked(ranks, text) for ranks, text in fold(texts)]
-        # Without colours, so that a line can be cut to the width: a longer one would take two.
-        return [ansi.strip(row)[: size.columns - 1] for row in rows][-max(1, size.lines - 2) :]
 
     def finish(self, elapsed: float) -> None:
         """Print what is left."""
         with self._lock:
             for lines in self._ranks.values():
                 lines.close()
-        self.refresh(finished=True)
+        self._print(finished=True)
 
     def _due(self, finished: bool) -> list[tuple[list[int], str]]:
         rows: list[tuple[list[int], str]] = []

@@ -15,7 +15,7 @@ from . import ansi
 
 Cell = tuple[ansi.Style, str]
 
-_CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
+CONTROL = re.compile(r"[\x00-\x08\x0b-\x1f\x7f-\x9f]")
 _TOKEN = re.compile(rf"(?P<text>[^\x00-\x08\x0a-\x1f\x7f-\x9f]+)|(?P<move>[\n\r\b])|{ansi.ESCAPE.pattern}|.", re.DOTALL)
 _UNFINISHED = re.compile(r"\x1b(?:\[[0-?]*[ -/]*|\][^\x07\x1b]*\x1b?|[ -/]+)?\Z")
 _NEWLINE = re.compile(r"\r?\n")
@@ -98,7 +98,7 @@ class Transcript:
         """Take what the rank printed next."""
         text = self._held + text
         self._held = ""
-        if self._at_end() and self._style == ansi.PLAIN and not _CONTROL.search(text):
+        if self._at_end() and self._style == ansi.PLAIN and not CONTROL.search(text):
             self._feed_plain(text)
         else:
             unfinished = _UNFINISHED.search(text, max(0, len(text) - _MAX_HELD))

@@ -1,4 +1,4 @@
-"""The run view as an anywidget, for front ends without our extension: asked for by ``SKY_VIEW=widget``.
+"""The run view as an anywidget, for front ends without our extension: in marimo, else by ``SKY_VIEW=widget``.
 
 It is not what JupyterLab is given by itself: there a widget's state is asked for behind the cell that runs, so
 that a page which is reloaded shows nothing until the cell has ended. The widget gives way to the same bundle
@@ -7,17 +7,18 @@ when the run ends.
 
 from __future__ import annotations
 
+import base64
 import functools
 import importlib.util
 import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib import resources
 from typing import Any
 
 from ..pool.events import Event
-from . import render, saved
-from .feed import Feed, Send
+from . import fronts, render, saved
+from .feed import Feed
 from .live import Sender
 from .model import RunModel
 from .notebook import Slot
@@ -58,7 +59,8 @@ class WidgetRunView:
         self.model = RunModel(title, ranks, pool)
         self.id = uuid.uuid4().hex
         self._kernel = kernel
-        self._send: Send | None = None
+        self._binary = fronts.takes_buffers()
+        self._send: Callable[..., None] | None = None
         self._feed = Feed(self.model, self.id, len(ranks), self._to_pages)
         self._widget: Any = None
         self._slot = Slot()
@@ -76,14 +78,22 @@ class WidgetRunView:
         self._next = now + _RENEWED
         if self._widget is not None:
             self._widget.snapshot = self._feed.open()
-            return
+        else:
+            self._mount()
+
+    def _mount(self) -> None:
         self._widget = _widget_class()(snapshot=self._feed.open())
         self._widget.on_msg(self._on_message)
-        self._send = Sender(self._kernel, self._widget.model_id)
+        # A kernel's own sending goes by the cell's thread only.
+        self._send = Sender(self._kernel, self._widget.model_id) if self._kernel is not None else self._widget.send
         # What came since is in no snapshot and was sent to nobody.
         self._widget.snapshot = self._feed.open()
-        shown = self.model.snapshot(0)
+        self._show()
+
+    def _show(self) -> None:
+        fronts.allow_widgets()
         view = {"version_major": 2, "version_minor": 0, "model_id": self._widget.model_id}
+        shown = self.model.snapshot(0)
         self._slot.show({_VIEW: view, "text/plain": render.to_text(shown, 0, colours=False)})
 
     def finish(self, elapsed: float) -> None:
@@ -95,11 +105,20 @@ class WidgetRunView:
             self._widget.close()
             self._widget = self._send = None
 
+    def _last(self) -> dict[str, Any]:
+        """The run as it has ended, with the number of the last delta."""
+        whole: dict[str, Any] = saved.bundle(self.model, self.id)[saved.MIME]
+        return {**whole, "number": self._feed.open()["number"]}
+
     def _to_pages(self, content: dict[str, Any], buffers: list[bytes]) -> None:
-        if self._send is not None:
-            self._send(content, buffers)
+        if self._send is None:
+            return
+        if not self._binary:
+            # Where buffers may get lost, the text is part of the message.
+            content, buffers = {**content, "data": base64.b64encode(b"".join(buffers)).decode()}, []
+        self._send(content, buffers)
 
     def _on_message(self, widget: Any, content: Any, buffers: Any) -> None:
         """A page misses a delta; where the kernel is busy this comes when the cell has ended."""
         if isinstance(content, dict) and content.get("sky") == "open" and self._widget is not None:
-            self._widget.snapshot = self._feed.open()
+            self._widget.snapshot = self._last() if self.model.finished else self._feed.open()

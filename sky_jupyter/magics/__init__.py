@@ -10,12 +10,12 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
 
 from .. import display
-from ..api import attach_pool, describe, get_files, put_files, start_pool
+from ..api import attach_pool, describe, get_files, put_files, resize_pool, start_pool
 from ..capture.code import check_path
 from ..capture.collect import collect
 from ..capture.names import analyse
 from ..display import panel
-from ..display.asking import person
+from ..display.asking import agrees, person
 from ..errors import PoolError, SkyError, SpecError, rank_label
 from ..pool import survey
 from ..pool.events import NoticeEvent, Tape
@@ -23,7 +23,7 @@ from ..pool.live import pools
 from ..pool.manager import Detached, Pool
 from ..pool.results import CellError, CellResult
 from ..pool.runs import Run
-from . import cleaning, requests, runs, traceback
+from . import cleaning, names, requests, runs, traceback
 from .completion import sky_matcher
 from .manual import MANUAL
 from .options import Given, HelpAsked, parse
@@ -113,10 +113,21 @@ class SkyMagics(Magics):
             raise
         finally:
             pool.modules |= run.modules
-            names = run.capture.names
+            cell = run.capture.names
             # A rank sees that a name is bound anew by the object; to an equal small number, it does not.
-            sure = frozenset() if run.failed else names.sure
-            pool.ledger.nodes_wrote(run.writes | sure, self.shell.user_ns, uses=names.uses)
+            sure = frozenset() if run.failed else cell.sure
+            everyone = frozenset(run.outcomes)
+            # Bound to the very object that they had, if they are not deleted at the cell's end.
+            again = sure.difference(run.writes, cell.dropped)
+            wrote = {name: everyone if name in sure else run.writes[name] for name in sure.union(run.writes)}
+            pool.ledger.nodes_wrote(
+                wrote,
+                self.shell.user_ns,
+                uses={**cell.uses, **run.uses},
+                ranks=wrote,
+                world_size=pool.spec.world_size,
+                sizes=None if run.sizes is None else {**dict.fromkeys(again), **run.sizes},
+            )
             # That kernels are new has been told when they were replaced.
             _, lost = self.take_restarts(pool)
             if lost:
@@ -124,9 +135,14 @@ class SkyMagics(Magics):
             view.finish(run.elapsed)
         self.bind(out, result)
 
-    def gather(self, pool: Pool) -> None:
-        """Wait for the runs that were let go: the next cell comes after them, and needs what they assigned."""
+    def gather(self, pool: Pool, *, over: bool = False) -> None:
+        """Wait for the runs that were let go: the next cell comes after them, and needs what they assigned.
+
+        With ``over``, only those are seen to that have ended: before kernels go that have what they assigned.
+        """
         for id, detached in list(pool.detached.items()):
+            if over and not detached.run.over.is_set():
+                continue
             if not detached.run.over.is_set():
                 print(f"waiting for run {id}, which was let go; `%sky wait` shows it")
             try:
@@ -151,9 +167,11 @@ class SkyMagics(Magics):
         differences = live.spec.differences(given.spec(live.spec))
         if differences:
             name = live.spec.name
+            other = given.spec(live.spec)
+            size = f"`%sky resize {other.nodes} --name {name}` changes that, " if other.nodes != live.spec.nodes else ""
             raise PoolError(
                 f"pool {name!r} is live with another spec: {'; '.join(differences)}. Leave the options out to use it "
-                f"as it is, make it anew with `%sky restart --name {name} …`, or give another --name"
+                f"as it is, {size}make it anew with `%sky restart --name {name} …`, or give another --name"
             )
         pools.use(live)
         return live
@@ -163,13 +181,16 @@ class SkyMagics(Magics):
         fresh = pool.take_restarted()
         if not fresh:
             return "", ""
+        own = {one.name for one in pool.ledger.facts({}) if one.origin == "nodes" and not one.gone} - pool.modules
+        back = _listing("back to what the notebook has", own & self.shell.user_ns.keys())
+        lost = own - self.shell.user_ns.keys()
         if len(fresh) == pool.spec.world_size:
-            lost = pool.ledger.forget_nodes(self.shell.user_ns) - pool.modules
-            return "all kernels are new", _listing("lost, as only the nodes had them", lost)
-        lost = pool.ledger.nodes_own - pool.modules
-        pool.ledger = pool.ledger.unsent()
+            pool.ledger.forget_nodes(self.shell.user_ns)
+            return "all kernels are new", _both(_listing("lost, as only the nodes had them", lost), back)
+        pool.ledger = pool.ledger.unsent(fresh, pool.spec.world_size)
         ranks = rank_label(sorted(fresh))
-        return f"new kernels: {ranks}", _listing(f"missing on {ranks}, while the others have them", lost)
+        missing = _listing(f"missing on {ranks}, while the others have them", lost)
+        return f"new kernels: {ranks}", _both(missing, back and f"{back}, on {ranks}")
 
     # -- %sky --------------------------------------------------------------------------------------
 
@@ -190,12 +211,13 @@ class SkyMagics(Magics):
 
     def do_restart(self, given: Given) -> None:
         pool = pools.need(given.name)
+        self.gather(pool, over=True)
         spec = given.spec(pool.spec)
         if pool.spec.differences(spec):
             self.end(pool)
             start_pool(spec)
             return
-        view = display.start_view(f"pool {pool.spec.name}")
+        view = display.start_view(f"pool {pool.spec.name}", phases=pool.phases.facts)
         try:
             with person.answering(view.refresh) as tick:
                 pool.restart(view.on_event, tick)
@@ -207,8 +229,46 @@ class SkyMagics(Magics):
         if lost:
             print(lost)
 
+    def do_resize(self, given: Given) -> None:
+        pool = pools.need(given.name)
+        nodes = None if given.target is None else int(given.target)
+        if pool.planned(nodes, given.add, given.remove).is_of(pool.spec):
+            print(f"pool {pool.spec.name}: {describe(pool.spec)}, as it was")
+            return
+        self.gather(pool, over=True)
+        if not given.yes and not self.may_lose(pool):
+            print(f"pool {pool.spec.name} stays as it was")
+            return
+        resize_pool(pool, nodes, add=given.add, remove=given.remove)
+        _, lost = self.take_restarts(pool)
+        for line in filter(None, [lost, _unsure(pool).lstrip("; ")]):
+            print(line)
+
+    def may_lose(self, pool: Pool) -> bool:
+        """Whether what only the ranks have may be lost: a person is asked where there is any.
+
+        Raises
+        ------
+        PoolError
+            When nobody can be asked.
+        """
+        on = [run.id for run in list(pool.supervisor.runs.values()) if run.left]
+        names = pool.ledger.nodes_own - pool.modules - set(self.shell.user_ns)
+        what = [f"run {', '.join(on)} ends"] if on else []
+        what += [_listing("these names are lost, as only the nodes have them", names)] if names else []
+        if not what:
+            return True
+        text = f"All ranks of pool {pool.spec.name} get new kernels: {'; '.join(what)}."
+        agreed = agrees(f"{text} Go on?")
+        if agreed is None:
+            raise PoolError(f"{text} Nobody can be asked here whether that may be: give --yes")
+        return agreed
+
     def do_interrupt(self, given: Given) -> None:
         pool = pools.need(given.name)
+        if pool.stop_resizing():
+            print(f"pool {pool.spec.name}: the change of its nodes is given up; it stays as it was")
+            return
         busy = pool.current is not None and bool(pool.current.left)
         pool.interrupt()
         print(f"pool {pool.spec.name}: {'every rank that works is interrupted' if busy else 'nothing runs'}")
@@ -268,6 +328,12 @@ class SkyMagics(Magics):
     def do_runs(self, given: Given) -> None:
         print(runs.table(given.name))
 
+    def do_names(self, given: Given) -> None:
+        pool = pools.need(given.name)
+        for news in filter(None, self.take_restarts(pool)):
+            print(news)
+        print(names.table(pool.ledger.facts(self.shell.user_ns), pool.modules))
+
     def do_clean(self, given: Given) -> None:
         provider = given.pool.get("provider")
         print(cleaning.here() if provider is None else "\n".join(cleaning.hosts(provider)))
@@ -285,11 +351,11 @@ class SkyMagics(Magics):
         if not pools.all() or raw.lstrip().startswith("%%sky"):
             return
         try:
-            names = analyse(self.shell.transform_cell(raw))
+            cell = analyse(self.shell.transform_cell(raw))
         except SyntaxError:
             return
         for pool in pools.all():
-            pool.ledger.notebook_ran(names, self.shell.user_ns, finished=result.success)
+            pool.ledger.notebook_ran(cell, self.shell.user_ns, finished=result.success)
 
 
 def run_view(pool: Pool, ranks: Sequence[int]) -> Any:
@@ -323,6 +389,10 @@ def _listing(what: str, names: Iterable[str]) -> str:
     shown = sorted(names)
     more = f" and {len(shown) - _NAMES_SHOWN} more" if len(shown) > _NAMES_SHOWN else ""
     return f"{what}: {', '.join(shown[:_NAMES_SHOWN])}{more}" if shown else ""
+
+
+def _both(*texts: str) -> str:
+    return "; ".join(filter(None, texts))
 
 
 def _exclude(given: Given) -> Any:

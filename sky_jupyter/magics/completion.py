@@ -14,7 +14,7 @@ from IPython.core.completer import CompletionContext, SimpleCompletion, context_
 from ..errors import PoolError
 from ..pool.live import pools
 from ..pool.registry import Registry
-from .table import CONFIG, HOST, HOSTS, NAME, PATHS, TARGETS, VERBS, Option, options_of, switches_of
+from .table import ADD, CONFIG, HOST, HOSTS, NAME, PATHS, REMOVE, TARGETS, VERBS, Option, options_of, switches_of
 
 # Nobody waits for a list of names.
 _PATIENCE = 0.2
@@ -48,7 +48,7 @@ def candidates(line: str) -> list[str] | None:
         return None
     switches = [switch.flag for switch in switches_of(verb)]
     flags = [flag for flag in (*options, *switches, "--help") if flag not in before]
-    targets = _targets(verb) if verb in TARGETS and not _has_target(before, options) else []
+    targets = _targets(verb) if verb in TARGETS and verb != "resize" and not _has_target(before, options) else []
     return sorted(text for text in (*flags, *targets) if text.startswith(word))
 
 
@@ -77,6 +77,11 @@ def _values(option: Option, word: str, verb: str | None) -> list[str] | None:
     choices: Sequence[str] = option.choices
     if option == NAME:
         choices = _targets(verb) if verb == "attach" else [pool.spec.name for pool in pools.all()]
+    current = pools.current
+    if option == ADD and current is not None:
+        choices = [host for host in getattr(current.spec.provider, "hosts", ()) if host not in current.ids]
+    if option == REMOVE and current is not None:
+        choices = [str(node) for node in range(1, current.spec.nodes)]
     if option in (HOST, HOSTS[0]):
         choices = sorted({host for pool in pools.all() for host in getattr(pool.spec.provider, "hosts", ())})
     # A list: complete the item behind the last comma.

@@ -52,6 +52,9 @@ Examples::
   %%sky --name night --detach --out losses
   train(data)
 
+  %sky resize 3 --name night
+  %sky resize --add gpu4 --remove 2
+
   %sky attach night
   %sky wait
   %sky logs 3f9a2c1b --rank 0-1

@@ -19,6 +19,7 @@ from ..spec import PoolSpec
 from . import section
 from .table import (
     ACCEPT,
+    ADD,
     ALL,
     CONFIG,
     HOST,
@@ -29,6 +30,7 @@ from .table import (
     POOL,
     POOL_SWITCHES,
     PROVIDERS,
+    REMOVE,
     SEVERAL,
     TARGETS,
     VERBS,
@@ -53,7 +55,8 @@ class Given:
     ----------
     target : str or None
         What stood behind the verb: for ``attach`` a pool's name (``name`` is the same), for
-        ``wait`` and ``logs`` the beginning of a run's id, for ``put`` and ``get`` what is to be moved.
+        ``wait`` and ``logs`` the beginning of a run's id, for ``put`` and ``get`` what is to be moved; for
+        ``resize`` a number of nodes.
     to : str or None
         What stood behind that: where it goes.
     """
@@ -68,6 +71,9 @@ class Given:
     quiet: bool = False
     sync: bool = False
     all: bool = False
+    yes: bool = False
+    add: tuple[str, ...] = ()
+    remove: tuple[int, ...] = ()
     ranks: tuple[int, ...] | None = None
     on: tuple[int, ...] | None = None
     out: str | None = None
@@ -246,7 +252,11 @@ def _agree(given: Given, prog: str) -> None:
     """Refuse options that contradict each other."""
     if given.all and given.name is not None:
         raise UsageError(f"{prog}: {ALL.flag} and --name contradict each other; give one of them")
-    if given.target is not None and given.name is not None and given.verb not in PATHS:
+    if given.verb == "resize" and (given.target is None) == (not given.add and not given.remove):
+        raise UsageError(
+            f"{prog}: resize takes N, how many nodes there shall be, or {ADD.flag} and {REMOVE.flag}, which ones"
+        )
+    if given.target is not None and given.name is not None and given.verb not in (*PATHS, "resize"):
         raise UsageError(f"{prog}: {given.target!r} and --name say each which {_what(given.verb)}; give one of them")
     if given.on is not None and given.only is not None and not set(given.only) <= set(given.on):
         missing = rank_label(sorted(set(given.only) - set(given.on)))

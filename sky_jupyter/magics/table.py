@@ -16,7 +16,7 @@ from ..spec import DEFAULT_IDLE_TIMEOUT, DEFAULT_JOURNAL, Accelerator, seconds, 
 PROVIDERS: dict[str, Callable[..., Any]] = {"local": Local, "ssh": SSH}
 MAX_RANK = 1 << 20
 # What may be given more than once: all of it counts.
-SEVERAL = ("pip", "push", "no_capture", "include", "hosts", "host", "key")
+SEVERAL = ("pip", "push", "no_capture", "include", "hosts", "host", "key", "add")
 _RUN_ID = re.compile(r"[0-9a-f]{1,8}\Z")
 
 
@@ -77,6 +77,11 @@ def _run_id(text: str) -> str:
     if not _RUN_ID.match(text.lower()):
         raise ValueError
     return text.lower()
+
+
+def _count(text: str) -> str:
+    int(text)
+    return text
 
 
 def _path(text: str) -> str:
@@ -208,16 +213,23 @@ ALL = Switch("--all", "every pool")
 TAKE_OVER = Switch("--take-over", "take the pool from the notebook that manages it")
 RANK = Option("--rank", "0,2-5|head", ranks, _RANKS, "the ranks whose output is shown (all)", ("head",), "ranks")
 NODES = Option("--on", "0,2-5|head", ranks, "nodes such as 0,2-5, or head", "the nodes to bring it to (all)", ("head",))
+ADD = Option(
+    "--add", "A,U@B:P", _words, "hosts with a comma between, such as gpu1,me@gpu2:2222", "hosts that become nodes"
+)
+REMOVE = Option("--remove", "2,4-5", ranks, "nodes such as 2,4-5", "nodes that are removed; the others move up")
+YES = Switch("--yes", "do not ask whether what only the nodes have may be lost")
 HOST = Option("--host", "A,U@B:P", _words, "hosts with a comma between, such as gpu1,me@gpu2:2222", "those hosts")
 VERBS = {
     "up": "make a pool, or see that it is there",
     "status": "the live pools and what their ranks do",
     "restart": "new kernels on the same nodes; with other pool options, a new pool of that name",
+    "resize": "more or fewer nodes: what stays is kept, and all ranks get new kernels",
     "where": "each rank's stack, whatever it is doing, and which rank is elsewhere",
     "interrupt": "raise KeyboardInterrupt in every rank that works",
     "down": "end a pool, or --all",
     "attach": "manage a kept pool from this notebook, and show what runs on it",
     "wait": "show a run, and go on when it has ended",
+    "names": "each name that the nodes have: where its value comes from, its size, and when it was sent",
     "runs": "the runs that are recorded, the newest first",
     "logs": "what a run has printed, from its first line",
     "freeze": "the nodes' packages as requirements that make the same environment again",
@@ -226,6 +238,7 @@ VERBS = {
     "clean": "remove what is kept for later pools: environments here, or all of ours on --host A,B",
 }
 _RUN = Target("RUN", _run_id, "a run's id or how it begins, such as 3f9a2c1b", "which run, by its id (the newest)")
+_COUNT = Target("N", _count, "a whole number", "how many nodes there shall be; else --add and --remove say which")
 _POOL = Target("NAME", str, "a name", "which pool (the one there is)")
 _THERE = (
     "a relative one begins in the ranks' working folder: the home on other machines,\n"
@@ -254,6 +267,7 @@ _GET = (
 _OPTIONS = {
     "up": (*POOL, NAME, CONFIG),
     "restart": (*POOL, NAME, CONFIG),
+    "resize": (ADD, REMOVE, NAME),
     "logs": (NAME, RANK),
     "put": (NAME, NODES),
     "get": (NAME, replace(NODES, help="the nodes to fetch it from (head)")),
@@ -262,11 +276,12 @@ _OPTIONS = {
 _SWITCHES = {
     "up": (*POOL_SWITCHES, SYNC),
     "restart": POOL_SWITCHES,
+    "resize": (YES,),
     "down": (ALL,),
     "attach": (TAKE_OVER,),
     "clean": (ACCEPT,),
 }
-TARGETS = {"attach": (_POOL,), "wait": (_RUN,), "logs": (_RUN,), "put": _PUT, "get": _GET}
+TARGETS = {"resize": (_COUNT,), "attach": (_POOL,), "wait": (_RUN,), "logs": (_RUN,), "put": _PUT, "get": _GET}
 # Of those, how many have to be given.
 NEEDED = {"put": 1, "get": 1}
 PATHS = ("put", "get")

@@ -422,7 +422,8 @@ class Agent:
         """Open a run's journal, and have the ranks of it that live here begin."""
         chosen = self.mine(ranks)
         mine = [rank.number for rank in chosen]
-        begin = {"kind": "begin", "ranks": ranks, "mine": mine, "content": content, **(about or {})}
+        shape = self.config.shape
+        begin = {"kind": "begin", "ranks": ranks, "mine": mine, "shape": shape, "content": content, **(about or {})}
         record = self.runs[run] = Run(run, mine, self.journal(run), begin=begin, limit=self.config.journal)
         self.forget_oldest()
         self.note_running()

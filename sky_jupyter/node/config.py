@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
+
+# What a host is to be from now on lies beside host.json under this name, until it has seen it.
+NEXT = "host.json.next"
 
 
 @dataclass(frozen=True)
@@ -41,6 +44,11 @@ class HostConfig:
         listens on its loopback then.
     port : int
         At which port there.
+    shape : int
+        How often the pool's nodes were changed before. Agents are members under names that have it, so that
+        one that missed a change takes nobody's place.
+    was : list of int
+        After such a change, the numbers that ``nodes`` had before it, each at its place; -1 for one that is new.
     """
 
     pool: str
@@ -57,6 +65,8 @@ class HostConfig:
     journal: int = 256 << 20
     contact: str | None = None
     port: int = 0
+    shape: int = 0
+    was: list[int] = field(default_factory=list)
 
     @property
     def lease_interval(self) -> float:
@@ -66,4 +76,18 @@ class HostConfig:
     @classmethod
     def read(cls, folder: Path) -> HostConfig:
         """Read host.json of ``folder``."""
-        return cls(**json.loads((folder / "host.json").read_text()))
+        return cls.parse((folder / "host.json").read_bytes())
+
+    @classmethod
+    def parse(cls, text: bytes) -> HostConfig:
+        """Read what such a file holds."""
+        return cls(**json.loads(text))
+
+    def dump(self) -> bytes:
+        """What such a file is to hold."""
+        return json.dumps(asdict(self)).encode()
+
+
+def member_name(node: int, shape: int) -> str:
+    """The name under which the control plane knows a node's agent."""
+    return f"node-{node}.{shape}" if shape else f"node-{node}"

@@ -4,9 +4,10 @@
 
 It reads FOLDER/host.json, starts the forkserver, on the head's machine the scheduler, and one agent
 a node, says what came up as JSON lines on its standard output, and then watches. A scheduler or an
-agent that ends is started anew, at its place. A pool that is not kept ends with the process that
-made it, and one whose lease nobody renews ends by itself. However it ends, it takes everything with
-it: its children die with it, orphans come to it, and the folder is removed.
+agent that ends is started anew, at its place. Where FOLDER/host.json.next appears, it has other nodes
+from then on: all agents are new, and the forkserver and the scheduler are not. A pool that is not kept
+ends with the process that made it, and one whose lease nobody renews ends by itself. However it ends,
+it takes everything with it: its children die with it, orphans come to it, and the folder is removed.
 """
 
 from __future__ import annotations
@@ -20,13 +21,13 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
 from . import processes
 from .accelerators import Devices
-from .config import HostConfig
+from .config import NEXT, HostConfig
 
 _WATCH = 0.25
 _FAREWELL = 0.5
@@ -156,9 +157,44 @@ class Host:
                 return
             if self.lease_is_over():
                 return
+            self.change_if_asked()
             select.select([self.wake, self.lease], [], [], _WATCH)
             with contextlib.suppress(BlockingIOError):
                 os.read(self.wake, 512)
+
+    def change_if_asked(self) -> None:
+        """Where the manager has left word of other nodes, have those: new agents and kernels, the rest as it was."""
+        word = self.folder / NEXT
+        if not word.exists():
+            return
+        before = self.config.nodes
+        try:
+            self.config = HostConfig.parse(word.read_bytes())
+        except (OSError, ValueError, TypeError) as error:
+            word.unlink()
+            self.say(event="unchanged", message=f"{NEXT} cannot be read: {type(error).__name__}: {error}")
+            return
+        word.replace(self.folder / "host.json")
+        kept = {pid: name for pid, name in self.children.items() if not name.startswith("agent")}
+        self.end_agents()
+        self.end_orphans(kept)
+        renumber(self.folder, before, self.config)
+        self.revivals.clear()
+        for node in self.config.nodes:
+            self.start_agent(node)
+        # Nobody could renew it meanwhile.
+        self.renewed = time.monotonic()
+
+    def end_orphans(self, kept: dict[int, str]) -> None:
+        """End what the kernels have left, in whatever session, and agents that did not heed: all but those kept."""
+        processes.kill_descendants(spare=frozenset(kept))
+        self.children = {}
+        for pid, name in kept.items():
+            if processes.is_there(pid):
+                self.children[pid] = name
+            else:
+                # Its status was collected with those of the others.
+                self.on_ended(name, "it ended as the nodes were changed")
 
     def lease_is_over(self) -> bool:
         """Whether nobody has renewed the lease for too long. A clock that is set does not matter."""
@@ -186,19 +222,23 @@ class Host:
     def end(self) -> None:
         """Ask the agents to close, then kill whatever is left and remove the folders."""
         with contextlib.suppress(Exception):
-            end = time.monotonic() + _FAREWELL
-            for pid, name in self.children.items():
-                if name.startswith("agent"):
-                    with contextlib.suppress(ProcessLookupError):
-                        os.kill(pid, signal.SIGTERM)
-            while any(name.startswith("agent") for name in self.children.values()) and time.monotonic() < end:
-                for pid in processes.reap():
-                    self.children.pop(pid, None)
-                time.sleep(0.01)
+            self.end_agents()
         with contextlib.suppress(Exception):
             processes.kill_descendants()
         shutil.rmtree(self.config.blobs, ignore_errors=True)
         shutil.rmtree(self.folder, ignore_errors=True)
+
+    def end_agents(self) -> None:
+        """Ask the agents to close, and give them a moment to."""
+        end = time.monotonic() + _FAREWELL
+        for pid, name in self.children.items():
+            if name.startswith("agent"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+        while any(name.startswith("agent") for name in self.children.values()) and time.monotonic() < end:
+            for pid in processes.reap():
+                self.children.pop(pid, None)
+            time.sleep(0.01)
 
     def say(self, **event: Any) -> None:
         """One JSON line for the manager, which may be gone; one that comes back finds it in the folder."""
@@ -208,6 +248,24 @@ class Host:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.write(line)
             sys.stdout.flush()
+
+
+def renumber(folder: Path, before: Sequence[int], config: HostConfig) -> None:
+    """Give the nodes' folders, with the journals in them, their new numbers; those of nodes that are gone go."""
+    numbers = {was: node for node, was in zip(config.nodes, config.was, strict=True) if was >= 0}
+    if len(before) == len(config.nodes) == 1:
+        # A machine with one node has that one, whatever was missed before.
+        numbers = dict(zip(before, config.nodes, strict=True))
+    for node in before:
+        path = folder / f"n{node}"
+        if node in numbers and path.exists():
+            # Under neither name: the one that it gets may still be another's.
+            path.rename(folder / f"moved-{numbers[node]}")
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+    for node in numbers.values():
+        with contextlib.suppress(FileNotFoundError):
+            (folder / f"moved-{node}").rename(folder / f"n{node}")
 
 
 def main() -> None:

@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import builtins
 import codecs
 import contextlib
 import faulthandler
@@ -45,6 +46,7 @@ from ipykernel.kernelapp import IPKernelApp
 from traitlets import DottedObjectName, Type
 
 from . import forgetting, modules, packages, payload, results, stacks
+from .reads import global_reads
 from .runtime import POOL_VARIABLE, instance_info
 
 _KEEP_VALUES = 16
@@ -56,6 +58,7 @@ _MOST_TEXT = 1 << 20
 _MOST_WAITING = 32
 # What a rank's log takes of native output, which is in the journal too: it is for a crash's last words.
 _MOST_LOG = 4 << 20
+_BUILTINS = frozenset(vars(builtins))
 _HIDDEN = frozenset({"In", "Out", "exit", "quit", "get_ipython", "_", "__", "___", "_dh", "_oh", "_ih", "_exit_code"})
 
 
@@ -196,6 +199,9 @@ class SkyKernel(IPythonKernel):
         writes = _writes(before, namespace)
         modules = [name for name in writes if isinstance(namespace.get(name), types.ModuleType)]
         end: dict[str, Any] = {"status": reply["status"], "bound": True, "writes": writes, "modules": modules}
+        end["sizes"] = {name: _size(namespace[name]) for name in writes if name in namespace}
+        reads = {name: sorted(global_reads(namespace[name], namespace) - _BUILTINS) for name in end["sizes"]}
+        end["uses"] = {name: found for name, found in reads.items() if found}
         if reply["status"] == "ok":
             if result is not None and result.result is not None:
                 self.keep(content["run"], result.result)
@@ -296,6 +302,16 @@ def _writes(before: dict[str, int], namespace: dict[str, Any]) -> list[str]:
         for name in changed
         if name not in _HIDDEN and not (name.startswith("_") and (name[1:].isdigit() or name.startswith("_i")))
     )
+
+
+def _size(value: Any) -> int | None:
+    """The bytes of an array, a text or a number; None of what would have to be searched for them."""
+    with contextlib.suppress(Exception):
+        if type(value) in (str, bytes, bytearray, int, float, complex, bool):
+            return sys.getsizeof(value)
+        if type(value).__module__ != "__main__" and isinstance(size := getattr(value, "nbytes", None), int):
+            return size
+    return None
 
 
 def _error(error: Any, ename: str, evalue: str, traceback: list[str]) -> dict[str, Any]:

@@ -27,7 +27,7 @@ from . import scheduler as control
 from .accelerators import Devices
 from .agent import CALLS, Agent
 from .clock import keep_streams_moving
-from .config import HostConfig
+from .config import HostConfig, member_name
 
 TOPIC = "sky"
 _PAUSE, _LONGEST_PAUSE = 0.1, 1.0
@@ -52,7 +52,7 @@ class Member(control.WithoutHttp, Worker):
         apart = {"host": "127.0.0.1", "port": config.port, "contact_address": config.contact}
         super().__init__(
             scheduler,
-            name=f"node-{agent.node}",
+            name=member_name(agent.node, config.shape),
             nthreads=config.ranks_per_node,
             **(apart if config.contact else here),
             security=control.security(agent.pool_folder),

@@ -6,9 +6,13 @@ that its readers rely on, or it is not there; what is too large is cut, and says
 
 from __future__ import annotations
 
+import itertools
 import json
 from collections.abc import Callable, Mapping
 from typing import Any
+
+from .journal import size_text
+from .segments import Gap
 
 # What one event may take as JSON, and how deep it may be nested.
 MOST_EVENT = 64_000_000
@@ -55,6 +59,33 @@ def end_of(content: Any) -> dict[str, Any]:
     content = content if isinstance(content, dict) else {}
     fields = {name: value for name, value in content.items() if name not in _OURS}
     return _end(fields, _STATUSES)
+
+
+def text_of(event: Mapping[str, Any]) -> str:
+    """What an event says in plain text; nothing where it says nothing, or where its end was a good one."""
+    kind = event.get("kind")
+    if kind == "stream":
+        return str(event.get("text") or "")
+    if kind == "gap":
+        gap = Gap.from_json(event)
+        return "" if gap is None else gap_text(gap.size, gap.why)
+    if kind in ("display", "result"):
+        data = event.get("data")
+        plain = data.get("text/plain") if isinstance(data, Mapping) else None
+        return f"{plain}\n" if isinstance(plain, str) else ""
+    if kind == "end" and event.get("status") != "ok":
+        return "\n".join(map(str, event.get("traceback") or [_why(event)])) + "\n"
+    return ""
+
+
+def gap_text(size: int, why: str) -> str:
+    """The line that stands for output which is not there."""
+    return f"… {size_text(size)} of output dropped ({why}) …\n"
+
+
+def _why(event: Mapping[str, Any]) -> str:
+    """Why a rank ended that has no traceback."""
+    return str(event.get("text") or event.get("evalue") or event.get("status"))
 
 
 def checked(event: dict[str, Any]) -> dict[str, Any] | None:
@@ -195,10 +226,26 @@ def _seconds(value: Any) -> float | None:
     return value if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e12 else None
 
 
+def _sizes(value: Any) -> dict[str, int | None] | None:
+    if not isinstance(value, dict):
+        return None
+    sound = {name: size for name, size in itertools.islice(value.items(), _MOST_ITEMS) if _text(name) == name}
+    return {name: size if type(size) is int and 0 <= size < 1 << 60 else None for name, size in sound.items()}
+
+
+def _uses(value: Any) -> dict[str, list[str]] | None:
+    if not isinstance(value, dict):
+        return None
+    sound = {name: _texts(found) for name, found in itertools.islice(value.items(), _MOST_ITEMS) if _text(name) == name}
+    return {name: found for name, found in sound.items() if found}
+
+
 _FIELDS: dict[str, Callable[[Any], Any]] = {
     "bound": _flag,
     "writes": _texts,
     "modules": _texts,
+    "sizes": _sizes,
+    "uses": _uses,
     "elapsed": _seconds,
     "ename": _text,
     "evalue": _text,

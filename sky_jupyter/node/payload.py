@@ -26,6 +26,7 @@ from typing import IO, Any
 import cloudpickle
 
 from ..errors import CaptureError
+from .byname import taken_apart
 
 MAGIC = b"SKYBLOB1"
 ALIGNMENT = 64
@@ -74,7 +75,7 @@ def load_blob(path: str | PathLike[str]) -> Any:
     return pickle.loads(view[start : start + pickled], buffers=buffers)
 
 
-def bind(manifest: dict[str, list[list[str]]], namespace: dict[str, Any]) -> None:
+def bind(manifest: dict[str, list[Any]], namespace: dict[str, Any]) -> None:
     """Import and load what a cell needs, and bind it in `namespace`.
 
     Parameters
@@ -82,7 +83,8 @@ def bind(manifest: dict[str, list[list[str]]], namespace: dict[str, Any]) -> Non
     manifest : dict
         ``{"modules": [[name, module], ...], "values": [[name, path of the blob], ...]}``. A module
         under the empty name is a submodule that is imported and not bound; where it is missing, the
-        code that reaches for it will say so. Modules come first, values in their order.
+        code that reaches for it will say so. Modules come first, values in their order. Names under
+        ``"lacking"``, where there are any, are bound only where `namespace` has nothing of theirs.
     namespace : dict
         The rank's namespace.
 
@@ -93,13 +95,18 @@ def bind(manifest: dict[str, list[list[str]]], namespace: dict[str, Any]) -> Non
     CaptureError
         When a value cannot be rebuilt here for another reason.
     """
+    own = namespace.keys() & set(manifest.get("lacking", ()))
     for name, module in manifest["modules"]:
+        if name in own:
+            continue
         if name:
             namespace[name] = _explained(name, importlib.import_module, module)
         else:
             with contextlib.suppress(ImportError):
                 importlib.import_module(module)
     for name, path in manifest["values"]:
+        if name in own:
+            continue
         namespace[name] = _explained(name, load_blob, path)
 
 
@@ -132,6 +139,7 @@ class Pickler(cloudpickle.Pickler):
     ) -> None:
         super().__init__(file, protocol=5, buffer_callback=buffer_callback)
         self.namespace = namespace
+        self.module = namespace.get("__name__", "__main__")
         self.codes: list[types.CodeType] = []
 
     def reducer_override(self, obj: Any) -> Any:
@@ -139,6 +147,9 @@ class Pickler(cloudpickle.Pickler):
             self.codes.append(obj.__code__)
             args = (obj.__code__, obj.__name__)
             return make_function, args, _function_state(obj), None, None, set_function_state
+        reduced = taken_apart(obj, self.module)
+        if reduced is not NotImplemented:
+            return reduced
         return super().reducer_override(obj)
 
 

@@ -104,6 +104,14 @@ def kill_descendants(*, spare: frozenset[int] = frozenset(), patience: float = 2
         time.sleep(0.01)
 
 
+def is_there(pid: int) -> bool:
+    """Whether a child has not been collected yet."""
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
+
+
 def reap() -> dict[int, int]:
     """Collect ended children: process id -> wait status."""
     return {pid: status for pid, status, _ in collect()}

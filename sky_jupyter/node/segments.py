@@ -12,7 +12,7 @@ import json
 import os
 from array import array
 from bisect import bisect_right
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol, TypeGuard
@@ -79,7 +79,7 @@ class Gap:
         }  # fmt: skip
 
     @classmethod
-    def from_json(cls, event: dict[str, Any]) -> Gap | None:
+    def from_json(cls, event: Mapping[str, Any]) -> Gap | None:
         """The gap that an event stands for, or None where it is malformed."""
         first, count, size = event.get("seq"), event.get("count"), event.get("bytes", 0)
         if not (is_number(first) and is_number(count) and is_number(size) and count and is_number(first + count)):

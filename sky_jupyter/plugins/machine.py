@@ -13,6 +13,7 @@ import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import psutil
@@ -23,6 +24,8 @@ from ..spec import PoolSpec
 if TYPE_CHECKING:
     from ..node.runtime import InstanceInfo
 
+# An address and a port.
+Place = tuple[str, int]
 # What gloo prints, from native code, for each group of ranks. Threads of one process that do so at
 # the same time mix their pieces up, so that any order of the pieces is such a line.
 GLOO_NOISE = (
@@ -75,52 +78,92 @@ def interface(addr: str) -> str | None:
     return None
 
 
-_collectives: dict[str, dict[int, str]] = {}
+@dataclass(frozen=True)
+class _Noted:
+    """What a framework opened when it joined its peers.
+
+    Parameters
+    ----------
+    connections : dict of int to str
+        File descriptor -> inode.
+    places : set
+        Where it listens for peers: addresses and ports.
+    other : set
+        What was listened at before.
+    """
+
+    connections: dict[int, str]
+    places: set[Place]
+    other: set[Place]
+
+
+_collectives: dict[str, _Noted] = {}
 
 
 @contextlib.contextmanager
 def noting_connections(name: str) -> Iterator[None]:
-    """Remember the connections that a framework opens inside, as those of its collectives."""
-    before = _connections()
+    """Remember what a framework opens inside as that of its collectives."""
+    connections, other = _connections(), _listened()
     yield
-    _collectives[name] = {fd: inode for fd, inode in _connections().items() if before.get(fd) != inode}
+    opened = {fd: inode for fd, inode in _connections().items() if connections.get(fd) != inode}
+    _collectives[name] = _Noted(opened, _listened() - other, other)
 
 
-def break_connections(name: str) -> None:
-    """Shut the noted connections down, so that a collective that waits on one raises at once.
+def break_connections(name: str, *, every: bool = False) -> None:
+    """Shut the connections of collectives down, so that one that waits on any of them raises at once.
 
-    Established ones only: some frameworks end the process when a socket that listens fails. From
-    `shutdown(2)`, both ends learn of it.
+    Those that were noted, and those that came later for another group of ranks: each has one end in
+    the rank that was called, at a place where the framework listens. From `shutdown(2)`, both ends
+    learn of it. Established ones only: some frameworks end the process when a socket that listens fails.
+
+    Parameters
+    ----------
+    every : bool
+        Whether the framework listens at a new port, on the same address, for each new group.
     """
-    now = _connections()
-    for fd, inode in _collectives.get(name, {}).items():
+    noted = _collectives.get(name)
+    if noted is None:
+        return
+    places = set(noted.places)
+    if every:
+        addresses = {address for address, _ in places}
+        places |= {place for place in _listened() - noted.other if place[0] in addresses}
+    for fd, inode in _connections().items():
         # A number is used again; the inode tells whether it is still the same connection.
-        if now.get(fd) == inode:
-            with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
+        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
+            if noted.connections.get(fd) == inode or connection.getsockname()[:2] in places:
                 connection.shutdown(socket.SHUT_RDWR)
 
 
 def _connections() -> dict[int, str]:
-    """This process's established TCP connections: file descriptor -> inode. Linux tells; others do not."""
-    found: dict[int, str] = {}
+    """This process's established TCP connections: file descriptor -> inode."""
+    return {fd: inode for fd, inode, connection in _sockets() if _is_connected(connection)}
+
+
+def _listened() -> set[Place]:
+    """The addresses and ports that this process listens at."""
+    listening = socket.SO_ACCEPTCONN
+    return {its.getsockname()[:2] for _, _, its in _sockets() if its.getsockopt(socket.SOL_SOCKET, listening)}
+
+
+def _sockets() -> Iterator[tuple[int, str, socket.socket]]:
+    """This process's TCP sockets: file descriptor, inode, and a copy that is open for a moment. Linux tells."""
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):
                 target = os.readlink(f"/proc/self/fd/{name}")
-                if target.startswith("socket:") and _is_connection(int(name)):
-                    found[int(name)] = target
-    return found
+                if target.startswith("socket:"):
+                    with socket.socket(fileno=os.dup(int(name))) as copy:
+                        if copy.family in (socket.AF_INET, socket.AF_INET6) and copy.type == socket.SOCK_STREAM:
+                            yield int(name), target, copy
 
 
-def _is_connection(fd: int) -> bool:
-    with socket.socket(fileno=os.dup(fd)) as candidate:
-        if candidate.family not in (socket.AF_INET, socket.AF_INET6) or candidate.type != socket.SOCK_STREAM:
-            return False
-        try:
-            candidate.getpeername()
-        except OSError:
-            return False
-        return True
+def _is_connected(candidate: socket.socket) -> bool:
+    try:
+        candidate.getpeername()
+    except OSError:
+        return False
+    return True
 
 
 def endpoint(addr: str, port: int) -> str:

@@ -180,7 +180,8 @@ def _store(info: InstanceInfo) -> Any:
 
 def abort(info: InstanceInfo) -> None:
     """Free this rank from a collective that it is blocked in; `again` must follow on all ranks."""
-    machine.break_connections("torch")
+    # Each group of the user's own has its own listener.
+    machine.break_connections("torch", every=True)
 
 
 def check(info: InstanceInfo) -> None:

@@ -31,10 +31,12 @@ _PATIENCE = 2.0
 # Two presses within this many seconds are one that was a double click.
 _DOUBLE = 1.0
 _MOST_TEXT = 64
+_MOST_HOST = 300
 _MOST_RANKS = 4096
 _MOST_RUNS = 200
 _SHOWN_RUNS = 50
 _MOST_NUMBER = 1 << 53
+_MOST_LINES = 100
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 Answer = dict[str, Any]
 
@@ -51,7 +53,11 @@ class Request:
     count: int | None = None
     form: str = "events"
     since: int | None = None
+    lines: int | None = None
     hard: bool = False
+    nodes: int | None = None
+    add: tuple[str, ...] = ()
+    remove: tuple[int, ...] = ()
 
 
 def answer(content: Any) -> Answer:
@@ -131,6 +137,20 @@ def _ranks(value: Any) -> tuple[int, ...]:
     return tuple(_whole(0, MAX_NODES * _MOST_RANKS)(rank) for rank in value)
 
 
+def _hosts(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not 0 < len(value) <= MAX_NODES:
+        raise ValueError
+    if not all(isinstance(host, str) and 0 < len(host) <= _MOST_HOST and host.isprintable() for host in value):
+        raise ValueError
+    return tuple(value)
+
+
+def _nodes(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or not 0 < len(value) <= MAX_NODES:
+        raise ValueError
+    return tuple(_whole(0, MAX_NODES)(node) for node in value)
+
+
 def _form(value: Any) -> str:
     if value not in ("events", "text"):
         raise ValueError
@@ -152,7 +172,11 @@ _FIELDS: Mapping[str, tuple[str, Callable[[Any], Any], str]] = {
     "count": ("count", _whole(1, pages.MOST_COUNT), f"a number from 1 to {pages.MOST_COUNT}"),
     "as": ("form", _form, "'events' or 'text'"),
     "since": ("since", _whole(0, _MOST_NUMBER), "the 'mark' of an earlier answer, or 0"),
+    "lines": ("lines", _whole(0, _MOST_LINES), f"a number from 0 to {_MOST_LINES}"),
     "hard": ("hard", _flag, "true or false"),
+    "nodes": ("nodes", _whole(1, MAX_NODES), f"a number from 1 to {MAX_NODES}"),
+    "add": ("add", _hosts, "a list of hosts, such as gpu1 or me@gpu2:2222"),
+    "remove": ("remove", _nodes, "a list of nodes' numbers"),
 }
 
 
@@ -162,13 +186,15 @@ _FIELDS: Mapping[str, tuple[str, Callable[[Any], Any], str]] = {
 def _status(request: Request) -> Answer:
     chosen = pools.all() + pools.starting if request.pool is None else [_need(request.pool)]
     current = pools.current
-    return {"pools": [{**survey.of(pool, request.since), "current": pool is current} for pool in chosen]}
+    return {"pools": [{**survey.of(pool, request.since, request.lines), "current": pool is current} for pool in chosen]}
 
 
 def _interrupt(request: Request) -> Answer:
     pool = _need(request.pool)
     if pools.interrupt_start(pool):
         return {"runs": [], "message": f"the start of pool {pool.spec.name} is interrupted"}
+    if request.run is None and pool.stop_resizing():
+        return {"runs": [], "message": f"the change of pool {pool.spec.name}'s nodes is given up; it stays as it was"}
     pressed = [run for run in _running(pool) if request.run in (None, run.id)]
     ranks = sorted({rank for run in pressed for rank in run.left})
     for run in pressed:
@@ -185,6 +211,16 @@ def _restart(request: Request) -> Answer:
     ranks = None if request.ranks is None else pool.check_ranks(request.ranks)
     what = f"pool {pool.spec.name}: new kernels on {'all ranks' if ranks is None else rank_label(ranks)}"
     return _in_time(pool, lambda: pool.restart(ranks=ranks), what)
+
+
+def _resize(request: Request) -> Answer:
+    pool = _need(request.pool)
+    plan = pool.planned(request.nodes, request.add, request.remove)
+    before = pool.spec.nodes
+    what = f"pool {pool.spec.name}: {before} node{'s' if before > 1 else ''} -> {plan.spec.nodes}"
+    if plan.is_of(pool.spec):
+        return {"done": True, "message": f"{what}, as it is already"}
+    return _in_time(pool, lambda: pool.resize(request.nodes, add=request.add, remove=request.remove), what)
 
 
 def _down(request: Request) -> Answer:
@@ -239,6 +275,7 @@ ACTIONS: Mapping[str, Callable[[Request], Answer]] = {
     "status": _status,
     "interrupt": _interrupt,
     "restart": _restart,
+    "resize": _resize,
     "down": _down,
     "where": _where,
     "log": _page,

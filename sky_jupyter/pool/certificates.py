@@ -15,6 +15,9 @@ from dataclasses import dataclass
 _FIRST = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _LAST = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.timezone.utc)
 
+# What lies in a pool's folder: of the authority, and of its members.
+NAMES = ("pool.ca", "pool.cert", "pool.key")
+
 
 @dataclass(frozen=True)
 class Certificates:
@@ -26,7 +29,7 @@ class Certificates:
 
     def files(self) -> dict[str, bytes]:
         """What goes into a pool's folder, by file name; see `node.scheduler.security`."""
-        return {"pool.ca": self.authority, "pool.cert": self.certificate, "pool.key": self.key}
+        return dict(zip(NAMES, (self.authority, self.certificate, self.key), strict=True))
 
 
 def make(pool: str) -> Certificates:

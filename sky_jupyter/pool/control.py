@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ..errors import NodeLost, PoolError
+from ..node.config import member_name
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -68,10 +69,15 @@ class Control:
         Whether agents can be reached without the scheduler in between: two hops less for each cell.
     generation : int
         The manager's; agents refuse one that is lower than another's.
+    shape : int
+        How often the pool's nodes were changed: an agent that missed the last time is none of ours.
     """
 
-    def __init__(self, watcher: Watcher, *, direct: bool, generation: int) -> None:
+    def __init__(self, watcher: Watcher, *, direct: bool, generation: int, shape: int = 0) -> None:
         self.direct = direct
+        self.shape = shape
+        # Whether the scheduler knows agents that are none of ours, and whether some are about to come.
+        self.crowded = self.joining = False
         self.watcher = watcher
         self.generation = generation
         self.addresses: dict[int, str] = {}
@@ -93,6 +99,7 @@ class Control:
         self.up = asyncio.Event()
         self._comm: Any = None
         self._nodes = 0
+        self._names: dict[str, int] = {}
         # When each last answered, and after how long.
         self._answered: dict[int | None, float] = {}
         self._took: dict[int | None, float] = {}
@@ -114,6 +121,7 @@ class Control:
             When some of them are not there in time, or never will be.
         """
         self._address, self._folder, self._nodes = address, folder, nodes
+        self._names = {member_name(node, self.shape): node for node in range(nodes)}
         end = time.monotonic() + timeout
         await self._dial(min(timeout, 10.0))
         while len(self.addresses) < nodes:
@@ -188,12 +196,9 @@ class Control:
     async def _learn(self) -> None:
         assert self.client is not None
         workers = (await self.client.scheduler.identity(n_workers=-1))["workers"]
-        found = {}
-        for address, facts in workers.items():
-            name = str(facts["name"])
-            if name.startswith("node-") and name[5:].isdigit() and int(name[5:]) < self._nodes:
-                found[int(name[5:])] = address
-        self.addresses = found
+        named = {str(facts["name"]): address for address, facts in workers.items()}
+        self.addresses = {node: named[name] for name, node in self._names.items() if name in named}
+        self.crowded = self.joining or len(named) > len(self.addresses)
 
     async def _beat(self) -> None:
         """Once a second, and whenever members change: see who is there. It renews the nodes' leases."""

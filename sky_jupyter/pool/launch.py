@@ -13,14 +13,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ..errors import BootstrapError, PoolError
 from ..machines.base import Command, Machine
 from ..machines.local import LocalMachine, LocalProcess
-from ..node.config import HostConfig
+from ..node.config import NEXT, HostConfig
 from ..spec import PoolSpec
 from . import certificates
 
@@ -146,6 +146,20 @@ class Host:
         for folder in (self.folder, self.blobs):
             shutil.rmtree(folder, ignore_errors=True)
 
+    def config(self) -> HostConfig:
+        """What it was told of the pool; raises PoolError where that cannot be read."""
+        path = self.folder / "host.json"
+        try:
+            return read_config(path.read_bytes(), str(path))
+        except OSError as error:
+            raise PoolError(f"{path} cannot be read: {error}") from None
+
+    def change(self, config: HostConfig) -> None:
+        """Have it be another part of the pool from now on; the agents that it starts then say that it is."""
+        part = self.folder / f"{NEXT}.part"
+        LOCAL.put(config.dump(), part)
+        part.replace(self.folder / NEXT)
+
     def hear(self) -> None:
         """Take in, in a thread, what the host says from now on."""
         threading.Thread(target=_listen, args=(self,), name="sky-host", daemon=True).start()
@@ -157,6 +171,21 @@ class Host:
         while event["event"] != "started":
             event = self.next_event(deadline)
         return str(event["scheduler"])
+
+
+def read_config(text: bytes, where: str) -> HostConfig:
+    """A host's own host.json; raises PoolError where it is none, or of a host that cannot be changed."""
+    try:
+        config = HostConfig.parse(text)
+        told = b'"shape"' in text
+    except (ValueError, TypeError) as error:
+        raise PoolError(f"{where} cannot be read: {type(error).__name__}: {error}") from None
+    if not told:
+        raise PoolError(
+            "the pool was made by an earlier version of Sky Jupyter, and its nodes cannot be changed: "
+            "`%sky restart` makes it anew"
+        )
+    return config
 
 
 def adopt(facts: Mapping[str, Any]) -> Host:
@@ -207,7 +236,7 @@ def launch(
         )
         machine = machines[nodes[0]]
         try:
-            for name, data in {**keys, "host.json": json.dumps(asdict(config)).encode()}.items():
+            for name, data in {**keys, "host.json": config.dump()}.items():
                 machine.put(data, folder / name)
             # The pool's folder is the working folder: a `random.py` beside the notebook must not be
             # what a node's own modules import.

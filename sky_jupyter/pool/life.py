@@ -10,24 +10,25 @@ import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-import cloudpickle
-
 from ..bootstrap import apt, environment, steps
-from ..errors import BootstrapError, PoolError, plain
+from ..errors import BootstrapError, PoolError
 from ..machines.local import LocalMachine
 from ..spec import PoolSpec
-from . import absence, folders, launch, remote, rescue
+from . import absence, folders, launch, plan, remote, rescue
 from .control import Control
+from .entering import Entering
 from .events import Listener, NoticeEvent, PhaseEvent, ignore
 from .link import PoolLink
 from .loop import Tick, loop, no_tick, wait_ticking
 from .phases import PhaseLog
+from .plan import Plan
 from .record import PoolRecord
 from .registry import PoolRow, Registry
 from .remote import PoolGone, RemoteHost
+from .resizing import Resizing
 from .supervisor import Supervisor
 from .survey import Survey
 
@@ -36,8 +37,6 @@ if TYPE_CHECKING:
     from ..machines.ssh.values import Prompts
 
 AGENT_TIMEOUT = 60.0
-# A machine that has much else to do takes long; a rank that hangs is rarer than that.
-_AGAIN_PATIENCE = 60.0
 JOIN_TIMEOUT = 10.0
 _LAST_WORDS = 0.3
 _END_PATIENCE = 20.0
@@ -53,7 +52,8 @@ class PoolLife:
         self.state = "new"
         self.broken = ""
         self.registry = Registry()
-        self.supervisor = Supervisor(spec, self._renew, self._again, self._break, self._let_go)
+        self.entering = Entering(self)
+        self.supervisor = Supervisor(spec, self.entering.renew, self.entering.again, self._break, self._let_go)
         self.hosts: list[launch.Host] = []
         # The link to other machines, and those that it holds.
         self.link: PoolLink | None = None
@@ -74,14 +74,16 @@ class PoolLife:
         self.owner = os.getpid()
         # Which manager of the pool this is: agents obey the highest.
         self.generation = 1
-        self._epoch = 0
+        # How often its nodes were changed since its hosts were made, and the change that is on.
+        self.shape = 0
+        self.resizing: Resizing | None = None
         self._stop = threading.Event()
         # Unset while hosts are being started on other machines.
         self._idle = threading.Event()
         self._idle.set()
         # What plugins entered here, for the pool's life.
         self._client = contextlib.ExitStack()
-        # Held by whoever restarts or ends it from outside of the notebook's cells; what that is.
+        # Held by whoever restarts, resizes or ends it from outside of the notebook's cells; what that is.
         self._change, self._changed = threading.Lock(), ""
 
     def start(self, listener: Listener = ignore, tick: Tick = no_tick) -> None:
@@ -129,7 +131,7 @@ class PoolLife:
         places = tuple(dict.fromkeys(str(path) for host in self.hosts for path in (host.folder, host.blobs)))
         # Another machine's process number says nothing here.
         process = self.hosts[0].command.identity if self.hosts[0].here else None
-        self.registry.update(self.id, "ready", places, process)
+        self.registry.update(self.id, "ready", places, process, self.spec.nodes)
         if self.link is not None:
             # Whoever looks for the pool finds it from now on, and its link as well.
             self._keep_link()
@@ -153,14 +155,13 @@ class PoolLife:
                 await asyncio.to_thread(self._reconnect, record)
         self.scheduler_there = record.scheduler
         self.scheduler_address = await asyncio.to_thread(self.hosts[0].reach, record.scheduler)
-        self.control = Control(self.supervisor, direct=record.direct, generation=self.generation)
-        self.supervisor.control = self.control
-        self._watch_hosts()
+        self.shape = getattr(record, "shape", 0)
+        control = self._make_control(direct=record.direct)
         folder = self.hosts[0].folder
         with self._phase("agent", "connecting"):
             try:
                 address = self.scheduler_address
-                await self.control.connect(address, folder, self.spec.nodes, JOIN_TIMEOUT, lambda: "")
+                await control.connect(address, folder, self.spec.nodes, JOIN_TIMEOUT, lambda: "")
             except OSError as error:
                 raise PoolError(f"pool {self.spec.name!r} cannot be reached: {error}") from None
         for host in self.hosts:
@@ -204,7 +205,7 @@ class PoolLife:
         """Leave in the pool's folder what a later manager needs."""
         if self.spec.keep or self.link is not None:
             hosts = tuple(host.facts() for host in self.hosts)
-            record = PoolRecord(self.spec, self.scheduler_there, tuple(self.ids), hosts, direct)
+            record = PoolRecord(self.spec, self.scheduler_there, tuple(self.ids), hosts, direct, self.shape)
             record.write(self.hosts[0].folder)
 
     def release(self) -> None:
@@ -251,17 +252,23 @@ class PoolLife:
             address = await launching
             self.scheduler_there = address
             self.scheduler_address = await asyncio.to_thread(self.hosts[0].reach, address)
-            self.control = Control(self.supervisor, direct=direct, generation=self.generation)
-            self.supervisor.control = self.control
+            self.shape = 0
+            control = self._make_control(direct=direct)
             self._write_record(direct=direct)
-            self._watch_hosts()
             for host in self.hosts:
                 host.listen(self._in_loop(functools.partial(self._on_host, host)))
             folder = self.hosts[0].folder
-            await self.control.connect(self.scheduler_address, folder, spec.nodes, AGENT_TIMEOUT, lambda: self.broken)
+            await control.connect(self.scheduler_address, folder, spec.nodes, AGENT_TIMEOUT, lambda: self.broken)
         names = ", ".join(str(plugin) for plugin in spec.plugins)
         with self._phase("plugins", f"starting kernels{', entering ' + names if names else ''}"):
-            await self._enter()
+            await self.entering.enter()
+
+    def _make_control(self, *, direct: bool) -> Control:
+        """What the hosts' agents are asked by; it is to be connected."""
+        self.control = Control(self.supervisor, direct=direct, generation=self.generation, shape=self.shape)
+        self.supervisor.control = self.control
+        self._watch_hosts()
+        return self.control
 
     async def _prepare(self) -> tuple[Callable[[], str], bool]:
         """See that this machine has the environment; what starts the hosts in it, and whether agents are near."""
@@ -287,64 +294,14 @@ class PoolLife:
         with self._phase("connect", str(provider)):
             await asyncio.to_thread(self._connect)
         await asyncio.to_thread(self._end_astray)
-        crew = Crew(self.machines, self.spec, offline=provider.offline, stop=self._stop)
+        told = self.phases.on_node
+        crew = Crew(self.machines, self.spec, offline=provider.offline, stop=self._stop, on_node=told)
         for name, text, work in crew.phases:
             with self._phase(name, text) as say:
                 await asyncio.to_thread(work, say)
         await importing
         # Of remote machines, one port is reachable from here: the scheduler's.
         return functools.partial(self._launch_remote, crew), False
-
-    async def _enter(self, ranks: Sequence[int] | None = None, epoch: tuple[dict[str, int], str] | None = None) -> None:
-        """Have ranks take their place and enter the plugins, all at the same time."""
-        assert self.control is not None
-        plugins = self.spec.plugins
-        apps = [plugin.around_app for plugin in plugins if plugin.around_app is not None]
-        ports, job = epoch or await self._new_epoch()
-        answers = await self.control.ask(
-            "enter",
-            plugins=cloudpickle.dumps(plugins),
-            ports=ports,
-            job=job,
-            apps=cloudpickle.dumps(apps) if apps else b"",
-            noise=[expression for plugin in plugins for expression in plugin.noise],
-            ranks=ranks,
-        )
-        for node, ends in sorted(answers.items()):
-            for rank, end in ends.items():
-                if end["status"] != "ok":
-                    raise BootstrapError("plugins", _why_not_entered(int(rank), end), node=node, lines=_last_lines(end))
-
-    async def _new_epoch(self) -> tuple[dict[str, int], str]:
-        """Ports for the frameworks' coordinators and a name, for a new start of the ranks.
-
-        No address of a coordinator is used twice: a late peer of the last start could join it.
-        """
-        assert self.control is not None
-        names = [plugin.name for plugin in self.spec.plugins if plugin.collective] or ["pool"]
-        ports = (await self.control.ask("ports", [0], count=len(names)))[0]
-        self._epoch += 1
-        return dict(zip(names, ports, strict=True)), f"{self.id}-{self.generation}.{self._epoch}"
-
-    async def _again(self, ended: Sequence[int]) -> bool:
-        """Have the ranks set their frameworks up anew, those that ended in new kernels; whether all could."""
-        assert self.control is not None
-        control, epoch = self.control, await self._new_epoch()
-        living = [rank for rank in range(self.spec.world_size) if rank not in ended]
-
-        async def again() -> None:
-            answers = await control.ask("again", ports=epoch[0], job=epoch[1], patience=_AGAIN_PATIENCE, ranks=living)
-            if not all(answers.values()):
-                raise BootstrapError("plugins", "a rank could not set its frameworks up anew")
-
-        try:
-            if ended:
-                await self._make_kernels(ended)
-            # They meet each other: neither part ends before the other has begun.
-            await asyncio.gather(again(), *([self._enter(ended, epoch)] if ended else []))
-        except BootstrapError:
-            return False
-        return True
 
     def down(self) -> None:
         """End the pool: every process, socket and file of it. Safe to call at any time, and twice.
@@ -355,6 +312,10 @@ class PoolLife:
             self.state = "ended"
             return
         self.state = "ended"
+        if (change := self.resizing) is not None:
+            # What it has made so far is ended by it.
+            change.stop()
+            change.over.wait(_END_PATIENCE)
         with contextlib.suppress(Exception):
             self._client.close()
         with contextlib.suppress(Exception):
@@ -438,7 +399,7 @@ class PoolLife:
 
     @contextlib.contextmanager
     def changing(self, what: str) -> Iterator[None]:
-        """The pool is being restarted or ended: by one thread at a time.
+        """The pool is being restarted, resized or ended: by one thread at a time.
 
         Raises
         ------
@@ -487,6 +448,59 @@ class PoolLife:
         if whole:
             self._record_ready()
 
+    def resize(
+        self,
+        nodes: int | None = None,
+        listener: Listener = ignore,
+        tick: Tick = no_tick,
+        *,
+        add: Sequence[str] = (),
+        remove: Sequence[int] = (),
+    ) -> None:
+        """Have so many nodes, or add hosts and remove nodes: new kernels on all ranks, the rest stays as it is.
+
+        Nodes are numbered anew, without gaps, in their order; new ones come last. What fails, or is
+        interrupted, leaves the pool as it was.
+
+        Parameters
+        ----------
+        nodes : int, optional
+            How many; new hosts are then those that the provider has left.
+        add : sequence of str
+            Hosts that become nodes.
+        remove : sequence of int
+            The numbers of nodes that are removed, of which nothing is left.
+
+        Raises
+        ------
+        SpecError
+            When it cannot be.
+        """
+        with self.changing("resized"):
+            wanted = self.planned(nodes, add, remove)
+            if wanted.is_of(self.spec):
+                return
+            self.listener = listener
+            self.phases.clear(self.phases.usual)
+            change = self.resizing = Resizing(self, wanted)
+            try:
+                change.run(tick)
+            finally:
+                self.resizing = None
+            self._record_ready()
+
+    def planned(self, nodes: int | None = None, add: Sequence[str] = (), remove: Sequence[int] = ()) -> Plan:
+        """What `resize` would make of it; SpecError where that cannot be."""
+        self._must_live()
+        return plan.of(self.spec, self.ids, nodes, add, remove)
+
+    def stop_resizing(self) -> bool:
+        """Give a change of nodes up that another thread is at; whether there is one."""
+        change = self.resizing
+        if change is not None:
+            change.stop()
+        return change is not None
+
     def _end_half_made(self, error: BaseException) -> None:
         """Nothing is left of what was to be the pool anew: it can be tried again, or ended."""
         self._stop.set()
@@ -511,18 +525,6 @@ class PoolLife:
         await self._start()
         self.supervisor.restarted.update(range(self.spec.world_size))
 
-    async def _renew(self, ranks: Sequence[int] | None) -> None:
-        """Replace kernels and have the new ones enter."""
-        await self._make_kernels(ranks)
-        await self._enter(ranks)
-
-    async def _make_kernels(self, ranks: Sequence[int] | None) -> None:
-        assert self.control is not None
-        failures = await self.control.ask("restart", ranks=ranks)
-        for node, failed in failures.items():
-            for text in failed.values():
-                raise BootstrapError("plugins", text, node=node)
-
     def _in_loop(self, handle: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
         """The same handler, callable from any thread."""
 
@@ -545,6 +547,8 @@ class PoolLife:
             self._break(f"{name} ended ({event['text']}) before it was ready" + "".join(host.last_words(name)))
         elif name and not event.get("revived"):
             self._break(f"the {name} ended ({event['text']}), again and again")
+        elif event["event"] == "unchanged" and self.state == "new":
+            self._break(f"a host could not be changed: {event['message']}")
         elif name.startswith("agent ") and self.control is not None:
             # Sooner than the control plane sees it; the host has started another.
             self.control.lose(int(name[6:]), f"its agent ended ({event['text']})")
@@ -624,7 +628,7 @@ class PoolLife:
     def condition(self) -> str:
         """Its state in one word, as a person sees it: ``starting``, ``ready``, ``restarting``, ``broken`` and so on."""
         if self._change.locked() and self.state != "ended":
-            return {"restarted": "restarting", "ended": "ending"}.get(self._changed, self.state)
+            return {"restarted": "restarting", "resized": "resizing", "ended": "ending"}.get(self._changed, self.state)
         return "starting" if self.state == "new" else self.state
 
     @property
@@ -701,18 +705,3 @@ def _kind_of_start(spec: PoolSpec) -> str:
 
 def _import_client() -> None:
     import distributed  # noqa: F401 - only to have it imported
-
-
-def _why_not_entered(rank: int, end: Mapping[str, Any]) -> str:
-    text = f"rank {rank}: "
-    if end["status"] == "died":
-        text += str(end.get("text", "its kernel ended"))
-    else:
-        text += f"{end.get('ename', end['status'])}: {end.get('evalue', '')}"
-    for module, why in (end.get("preload_failed") or {}).items():
-        text += f"\n  {module} could not be imported: {why}"
-    return text
-
-
-def _last_lines(end: Mapping[str, Any]) -> list[str]:
-    return [line for text in end.get("traceback") or end.get("tail") or () for line in plain(text).splitlines()][-30:]

@@ -145,6 +145,15 @@ class PoolLink:
         self._keep()
         self._moved()
 
+    def forget(self, machines: Sequence[LinkMachine]) -> None:
+        """Let go of machines that are no part of the pool any more, with all that led there."""
+        for machine in machines:
+            with contextlib.suppress(SkyError):
+                machine.close()
+            with self._lock:
+                self.away.pop(machine.name, None)
+                self._fresh.pop(machine.name, None)
+
     def retry(self) -> None:
         """Try at once to reach what is away, for somebody asks; in the background."""
         if self.away:

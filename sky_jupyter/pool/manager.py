@@ -189,7 +189,7 @@ class Pool(PoolLife):
     def _new_run(self, ranks: Sequence[int], listener: Listener, capture: Capture) -> Run:
         self._must_live()
         run = Run(launch.new_id(), {rank: rank // self.spec.ranks_per_node for rank in ranks}, listener)
-        run.capture = capture
+        run.capture, run.shape = capture, self.shape
         return run
 
     def _ship(
@@ -291,7 +291,10 @@ class Pool(PoolLife):
         return files.get(self, remote, local, on, listener, tick)
 
     def runs(self) -> dict[str, dict[str, Any]]:
-        """The runs that the nodes know: how each began (``begin``), on which nodes (``nodes``), and whether it is over.
+        """The runs that the nodes know: how each began (``begin``), on which nodes, and whether it is over.
+
+        ``nodes`` are those that know it, ``homes`` has each of its ranks' node as far as that is there, and
+        ``former`` says that it was begun before the pool's nodes were changed the last time.
 
         Raises
         ------
@@ -303,11 +306,17 @@ class Pool(PoolLife):
         found: dict[str, dict[str, Any]] = {}
         for node, runs in loop().call(self.control.ask("runs"), timeout=JOIN_TIMEOUT).items():
             for id, facts in runs.items():
-                run = found.setdefault(id, {"begin": facts["begin"], "nodes": [], "over": True})
+                begin = facts["begin"]
+                former = begin.get("shape", 0) != self.shape
+                run = found.setdefault(id, {"begin": begin, "nodes": [], "homes": {}, "former": former, "over": True})
                 run["nodes"].append(node)
+                run["homes"].update(dict.fromkeys(begin.get("mine", []), node))
                 run["over"] = run["over"] and facts["over"]
         partly = []
         for id, run in found.items():
+            if run["former"]:
+                # Its kernels are gone; what is missing was on nodes that were removed.
+                continue
             wanted = {rank // self.spec.ranks_per_node for rank in run["begin"].get("ranks", [])}
             if run["over"] and not wanted <= set(run["nodes"]):
                 partly.append(id)
@@ -341,8 +350,14 @@ class Pool(PoolLife):
         facts = self.runs().get(id)
         if facts is None or not facts["begin"].get("ranks"):
             raise PoolError(f"no node of pool {self.spec.name!r} knows run {id}; `%sky runs` lists them")
-        per_node = self.spec.ranks_per_node
-        run = Run(id, {rank: rank // per_node for rank in facts["begin"]["ranks"]}, listener)
+        per_node, homes = self.spec.ranks_per_node, facts["homes"]
+        if facts["former"]:
+            nodes = {rank: homes.get(rank, -1) for rank in facts["begin"]["ranks"]}
+        else:
+            nodes = {rank: rank // per_node for rank in facts["begin"]["ranks"]}
+        run = Run(id, nodes, listener)
+        if gone := [rank for rank, node in nodes.items() if node < 0]:
+            run.lose(gone, "its node was removed from the pool")
         run.code = str(facts["begin"].get("code") or "")
         count = (facts["begin"].get("content") or {}).get("count", 0)
         run.count = count if isinstance(count, int) else 0
@@ -370,11 +385,12 @@ class Pool(PoolLife):
         PoolError
             When no node knows the run.
         """
-        if rank is not None:
+        if rank is not None and not self.shape:
             self.check_ranks([rank])
         self._must_live()
         assert self.control is not None
-        wanted = None if rank is None else {rank // self.spec.ranks_per_node}
+        # After a change of nodes any of them may have what a rank told before.
+        wanted = None if rank is None or self.shape else {rank // self.spec.ranks_per_node}
         return loop().call(pages.ask(self.control, id, rank, wanted, start, count), timeout=_READ_TIMEOUT)
 
     def log(self, id: str) -> CellResult:

@@ -11,7 +11,7 @@ from typing import Any
 
 from ..errors import PoolError
 from ..node.journal import size_text
-from ..node.messages import checked
+from ..node.messages import checked, text_of
 from ..node.segments import Gap, is_number, parse
 from .control import Control
 
@@ -51,7 +51,7 @@ class Page:
     @property
     def text(self) -> str:
         """What was printed, and where a part of it is missing."""
-        return "".join(map(_text_of, self.events))
+        return "".join(map(text_of, self.events))
 
 
 async def ask(
@@ -116,17 +116,3 @@ def _sound(event: dict[str, Any], size: int) -> dict[str, Any] | None:
         }
     sound = checked(event)
     return None if sound is None else {name: value for name, value in sound.items() if name not in _PICKLED}
-
-
-def _text_of(event: Mapping[str, Any]) -> str:
-    kind = event["kind"]
-    if kind == "stream":
-        return str(event["text"])
-    if kind == "gap":
-        return f"… {size_text(event['bytes'])} of output dropped ({event['why']}) …\n"
-    if kind in ("display", "result"):
-        plain = event["data"].get("text/plain")
-        return f"{plain}\n" if isinstance(plain, str) else ""
-    if kind == "end" and event.get("traceback"):
-        return "\n".join(event["traceback"]) + "\n"
-    return ""

@@ -13,6 +13,32 @@ _MOST = 100
 _LINE = 500
 
 
+class Part:
+    """One node's part in a phase; `PhaseLog` makes and changes it.
+
+    Attributes
+    ----------
+    state : str
+        As a phase's.
+    line : str
+        What the node has said last.
+    """
+
+    def __init__(self) -> None:
+        self.state, self.line = "on", ""
+        self._began = time.perf_counter()
+        self._ended = 0.0
+
+    @property
+    def elapsed(self) -> float:
+        """Seconds that it took, or has taken so far."""
+        return (time.perf_counter() if self.state == "on" else self._ended) - self._began
+
+    def turn(self, state: str) -> None:
+        """It is over, or goes on."""
+        self.state, self._ended = state, time.perf_counter()
+
+
 class Phase:
     """One phase; `PhaseLog` makes and changes it.
 
@@ -22,6 +48,8 @@ class Phase:
         ``"on"``, ``"done"`` or ``"failed"``.
     usual : float or None
         How many seconds it took in earlier starts like this one; None where there was none.
+    parts : dict
+        Node -> its part, where the nodes go through the phase by themselves.
     """
 
     def __init__(self, name: str, text: str, usual: float | None) -> None:
@@ -29,6 +57,7 @@ class Phase:
         self.state = "on"
         self.at = time.time()
         self.lines: deque[str] = deque(maxlen=_LINES)
+        self.parts: dict[int, Part] = {}
         self._began = time.perf_counter()
         self._elapsed: float | None = None
 
@@ -40,6 +69,9 @@ class Phase:
     def end(self, state: str) -> None:
         """It is over."""
         self._elapsed, self.state = self.elapsed, state
+        for part in list(self.parts.values()):
+            if part.state == "on":
+                part.turn(state)
 
 
 class PhaseLog:
@@ -67,13 +99,30 @@ class PhaseLog:
         with self._lock:
             phase.lines.append(line[:_LINE])
 
+    def on_node(self, node: int, state: str, line: str = "") -> None:
+        """What a node's part in the phase that is on is at."""
+        with self._lock:
+            if not self._phases or self._phases[-1].state != "on":
+                return
+            part = self._phases[-1].parts.setdefault(node, Part())
+            part.line = line[:_LINE] or part.line
+            part.turn(state)
+
     def took(self) -> dict[str, float]:
         """How long each phase took that is done."""
         with self._lock:
             return {phase.name: phase.elapsed for phase in self._phases if phase.state == "done"}
 
-    def facts(self, lines: int = _LINES) -> list[dict[str, Any]]:
-        """All of it, as JSON, with so many of the last lines of each phase."""
+    def facts(self, lines: int = _LINES, *, parts: bool = True) -> list[dict[str, Any]]:
+        """All of it, as JSON.
+
+        Parameters
+        ----------
+        lines : int
+            So many of the last lines of each phase.
+        parts : bool
+            Whether of phases that are over the nodes' parts are told too.
+        """
         with self._lock:
             return [
                 {
@@ -83,7 +132,12 @@ class PhaseLog:
                     "at": phase.at,
                     "elapsed": round(phase.elapsed, 3),
                     "usual": phase.usual,
-                    "lines": list(phase.lines)[-lines:],
+                    "lines": list(phase.lines)[-lines:] if lines else [],
+                    "nodes": [_part(*item) for item in phase.parts.items()] if parts or phase.state == "on" else [],
                 }
                 for phase in self._phases
             ]
+
+
+def _part(node: int, part: Part) -> dict[str, Any]:
+    return {"node": node, "state": part.state, "elapsed": round(part.elapsed, 3), "line": part.line}

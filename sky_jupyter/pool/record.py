@@ -38,6 +38,8 @@ class PoolRecord:
         Of each host its nodes, folders and process; see `launch.adopt`.
     direct : bool
         Whether agents can be reached without the scheduler in between.
+    shape : int
+        How often its nodes were changed.
     """
 
     spec: PoolSpec
@@ -45,6 +47,7 @@ class PoolRecord:
     ids: tuple[str, ...]
     hosts: tuple[dict[str, Any], ...]
     direct: bool
+    shape: int = 0
 
     def write(self, folder: Path) -> None:
         """Leave it in the pool's folder; it appears whole or not at all."""

@@ -172,8 +172,15 @@ class Registry:
                     "or give another --name"
                 )
 
-    def update(self, id: str, state: str, folders: Sequence[str] = (), host: tuple[int, float] | None = None) -> None:
-        """Record a pool's state, and its folders and host process where they are given.
+    def update(
+        self,
+        id: str,
+        state: str,
+        folders: Sequence[str] = (),
+        host: tuple[int, float] | None = None,
+        nodes: int | None = None,
+    ) -> None:
+        """Record a pool's state, and its folders, host process and number of nodes where they are given.
 
         Parameters
         ----------
@@ -195,6 +202,8 @@ class Registry:
                 connection.execute("UPDATE pools SET folders = ? WHERE id = ?", (json.dumps(list(folders)), id))
             if host is not None:
                 connection.execute("UPDATE pools SET host_pid = ?, host_started = ? WHERE id = ?", (*host, id))
+            if nodes is not None:
+                connection.execute("UPDATE pools SET nodes = ? WHERE id = ?", (nodes, id))
             if state == "ended":
                 _lose_runs(connection)
 

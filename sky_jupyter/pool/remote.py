@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import json
 import queue
 import secrets
 import shlex
@@ -17,7 +16,7 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ..errors import BootstrapError, CaptureError, LinkLost, MachineError, PoolError, SkyError
-from ..node.config import HostConfig
+from ..node.config import NEXT, HostConfig
 from ..spec import PoolSpec
 from . import certificates, ear, launch, reach
 from .link import PoolLink
@@ -120,6 +119,16 @@ class RemoteHost(launch.Host):
         apart = None if self.apart is None else asdict(self.apart)
         facts = {"target": machine.target, "address": machine.address, "there": there, "apart": apart}
         return {**super().facts(), **facts}
+
+    def config(self) -> HostConfig:
+        """What it was told of the pool; raises PoolError where that cannot be read."""
+        path = f"{self.there}/host.json"
+        done = self.machine.shell.run(f"cat -- {shlex.quote(path)}", timeout=_PATIENCE)
+        return launch.read_config(done.out, f"{path} on {self.name}")
+
+    def change(self, config: HostConfig) -> None:
+        """Have it be another part of the pool from now on; the agents that it starts then say that it is."""
+        self.machine.put_all({PurePosixPath(self.there, NEXT): config.dump()})
 
     def hear(self) -> None:
         """Take in, in a thread, what the host says from now on, through all breaks of the connection."""
@@ -253,21 +262,76 @@ def start(
     keys = certificates.make(pool).files()
     for name, data in keys.items():
         launch.LOCAL.put(data, here[0] / name)
+    start = _Start(pool, spec, sites, here, keys, env, on_host, stop)
     collective = [plugin.name for plugin in spec.plugins if plugin.collective]
     # Asked while the head starts: it costs nothing then, and says what Dask would say after half a minute.
     with ThreadPoolExecutor(1, thread_name_prefix="sky-hosts") as beside:
         looking = beside.submit(reach.look, sites, stop, everyone=bool(collective))
-        head = _start_one(pool, spec, sites, 0, here, keys, None, env, on_host, stop)
+        head = _start_one(start, 0)
         found = looking.result()
     _refuse_collectives(sites, found, collective)
-    others: list[Callable[[], object]] = []
-    for site in sites[1:]:
-        apart = _apart(site, sites[0], head, found, tell)
-        others.append(
-            functools.partial(_start_one, pool, spec, sites, site.node, here, keys, head, env, on_host, stop, apart)
-        )
-    _all(others)
+    _start_others(start, sites[1:], head, found, tell)
     return head
+
+
+def start_more(
+    pool: str,
+    spec: PoolSpec,
+    sites: Sequence[Site],
+    fresh: Collection[int],
+    scheduler: str,
+    shape: int,
+    here: tuple[Path, Path],
+    env: Mapping[str, str],
+    on_host: Callable[[launch.Host], None],
+    stop: threading.Event,
+    tell: Callable[[str], None],
+) -> None:
+    """Start the hosts of some nodes of a pool that lives, as `start` does; its other nodes go on meanwhile.
+
+    Parameters
+    ----------
+    sites : sequence of Site
+        Those of all nodes that the pool will have.
+    fresh : collection of int
+        The nodes that are to be started.
+    scheduler : str
+        The scheduler's address, as the hosts reach it.
+    shape : int
+        See `HostConfig`.
+    """
+    keys = {name: (here[0] / name).read_bytes() for name in certificates.NAMES}
+    collective = [plugin.name for plugin in spec.plugins if plugin.collective]
+    found = reach.look(sites, stop, everyone=bool(collective))
+    _refuse_collectives(sites, found, collective)
+    start = _Start(pool, spec, sites, here, keys, env, on_host, stop, shape)
+    _start_others(start, [sites[node] for node in fresh], scheduler, found, tell)
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What all hosts that are started at a time have in common; see `start` and `start_more`."""
+
+    pool: str
+    spec: PoolSpec
+    sites: Sequence[Site]
+    here: tuple[Path, Path]
+    keys: Mapping[str, bytes]
+    env: Mapping[str, str]
+    on_host: Callable[[launch.Host], None]
+    stop: threading.Event
+    shape: int = 0
+
+
+def _start_others(
+    start: _Start, chosen: Sequence[Site], scheduler: str, found: reach.Reach, tell: Callable[[str], None]
+) -> None:
+    """Start hosts side by side, those that the head does not reach through the link."""
+    others: list[Callable[[], object]] = []
+    for site in chosen:
+        apart = _apart(site, start.sites[0], scheduler, found, tell)
+        others.append(functools.partial(_start_one, start, site.node, scheduler, apart))
+    _all(others)
 
 
 def _refuse_collectives(sites: Sequence[Site], found: reach.Reach, collective: Sequence[str]) -> None:
@@ -319,23 +383,11 @@ def _apart(site: Site, head: Site, scheduler: str, found: reach.Reach, tell: Cal
     return None
 
 
-def _start_one(
-    pool: str,
-    spec: PoolSpec,
-    sites: Sequence[Site],
-    node: int,
-    here: tuple[Path, Path],
-    keys: Mapping[str, bytes],
-    scheduler: str | None,
-    env: Mapping[str, str],
-    on_host: Callable[[launch.Host], None],
-    stop: threading.Event,
-    apart: Apart | None = None,
-) -> str:
+def _start_one(start: _Start, node: int, scheduler: str | None = None, apart: Apart | None = None) -> str:
     """Start the host of one node; returns the scheduler's address."""
-    site = sites[node]
+    site, spec, pool = start.sites[node], start.spec, start.pool
     machine = cast("LinkMachine", site.machine)
-    if stop.is_set():
+    if start.stop.is_set():
         raise BootstrapError("agent", "stopped", node=node)
     name = f"sky-{pool}-{secrets.token_hex(4)}"
     folder, blobs = f"{site.facts.runtime}/{name}", f"{site.facts.shared}/{name}"
@@ -346,7 +398,7 @@ def _start_one(
         nodes=[node],
         total_nodes=spec.nodes,
         ranks_per_node=spec.ranks_per_node,
-        addresses=[one.address for one in sites],
+        addresses=[one.address for one in start.sites],
         preload=[module for plugin in spec.plugins for module in plugin.preload],
         cwd=site.facts.home,
         blobs=blobs,
@@ -354,6 +406,7 @@ def _start_one(
         owner=None,
         idle_timeout=spec.lease,
         journal=spec.journal,
+        shape=start.shape,
     )
     if apart is not None:
         config = replace(
@@ -362,12 +415,12 @@ def _start_one(
             contact=f"tls://127.0.0.1:{apart.contact}",
             port=apart.agent,
         )
-    contents = {**keys, "host.json": json.dumps(asdict(config)).encode()}
+    contents = {**start.keys, "host.json": config.dump()}
     try:
         machine.put_all({PurePosixPath(folder, name): data for name, data in contents.items()})
         command = machine.exec(
             [site.interpreter, "-m", "sky_jupyter.node.host", folder],
-            env={**site.variables(), **env},
+            env={**site.variables(), **start.env},
             cwd=folder,
             log=PurePosixPath(folder, "host.log"),
         )
@@ -377,10 +430,10 @@ def _start_one(
         if isinstance(error, MachineError):
             raise BootstrapError("files", str(error), node=node) from None
         raise
-    host = _host(command, [node], here, machine, (folder, blobs, site.interpreter))
+    host = _host(command, [node], start.here, machine, (folder, blobs, site.interpreter))
     host.apart = apart
     host.hear()
-    on_host(host)
+    start.on_host(host)
     return host.await_start()
 
 
@@ -480,7 +533,7 @@ def tidy(hosts: Iterable[launch.Host], on: Sequence[str]) -> None:
             threading.Thread(target=_run, args=(host.machine, script), name="sky-tidy", daemon=True).start()
 
 
-def relative(manifest: dict[str, list[list[str]]], folder: Path) -> dict[str, list[list[str]]]:
+def relative(manifest: dict[str, list[Any]], folder: Path) -> dict[str, list[Any]]:
     """A manifest whose paths begin in the nodes' folder of blobs, wherever each has that."""
     values = [[name, str(Path(path).relative_to(folder.parent))] for name, path in manifest["values"]]
     return {**manifest, "values": values}

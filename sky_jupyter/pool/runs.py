@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..capture.collect import Capture
-from ..node.journal import size_text
-from ..node.messages import checked
+from ..node.messages import checked, gap_text
 from ..node.segments import Gap, is_number, parse
 from ..spec import MAX_NODES
 from .events import Event, Listener, NoticeEvent, OutputEvent
@@ -53,9 +52,13 @@ class Run:
         # Where its blobs lie while it is on.
         self.folder = Path()
         self.elapsed = 0.0
-        # Names that the ranks bound or deleted, and those of them that are modules.
-        self.writes: set[str] = set()
+        # Names that ranks bound or deleted and which ranks did; those that are bound now with their bytes,
+        # as far as ranks can tell, None before one has; those that are modules.
+        self.writes: dict[str, set[int]] = {}
+        self.sizes: dict[str, int | None] | None = None
         self.modules: set[str] = set()
+        # What the functions and classes read that are, or are in, what was bound.
+        self.uses: dict[str, frozenset[str]] = {}
         # For the main thread, and for the loop.
         self.over = threading.Event()
         self.changed = asyncio.Event()
@@ -75,6 +78,8 @@ class Run:
         self.count = 0
         # When something of it was last heard of.
         self.heard = time.monotonic()
+        # How often the pool's nodes had been changed when its ranks were chosen.
+        self.shape = 0
         self._began = time.perf_counter()
         self._next: dict[int, int] = dict.fromkeys(nodes.values(), 0)
         self._anywhere = not nodes
@@ -229,7 +234,14 @@ class Run:
             # We ended it ourselves: what matters is why.
             event = {**event, "status": "interrupted", "why": self.why}
         outcome.status, outcome.end = event["status"], event
-        self.writes.update(event.get("writes", ()))
+        for name in event.get("writes", ()):
+            self.writes.setdefault(name, set()).add(outcome.rank)
+        if "sizes" in event:
+            self.sizes = known = self.sizes or {}
+            for name, size in event["sizes"].items():
+                known[name] = size if known.get(name) is None else max(size or 0, known[name] or 0)
+        for name, uses in event.get("uses", {}).items():
+            self.uses[name] = self.uses.get(name, frozenset()).union(uses)
         self.modules.update(event.get("modules", ()))
         self._tell(OutputEvent(self.id, outcome.rank, event))
         self._note_end()
@@ -246,9 +258,9 @@ class Run:
             kept = {"stdout": outcome.stdout, "stderr": outcome.stderr}.get(name)
             if kept is not None:
                 begun = bool(kept) and not kept[-1].endswith("\n")
-                kept.append("\n" * begun + _gap_line(size, why))
+                kept.append("\n" * begun + gap_text(size, why))
         for rank, size in of_ranks.items():
-            line = {"kind": "stream", "rank": rank, "name": "stderr", "text": _gap_line(size, why)}
+            line = {"kind": "stream", "rank": rank, "name": "stderr", "text": gap_text(size, why)}
             self._tell(OutputEvent(self.id, rank, line))
         if not of_ranks:
             self._on_notice(f"node {node}: a part of what it had to say is missing ({why})", node)
@@ -286,10 +298,6 @@ class Run:
             except asyncio.TimeoutError:
                 return condition()
         return True
-
-
-def _gap_line(size: int, why: str) -> str:
-    return f"… {size_text(size)} of output dropped ({why}) …\n"
 
 
 def _one_line(text: str) -> str:

@@ -61,16 +61,9 @@ class Supervisor:
         on_broken: Callable[[str], None],
         on_taken: Callable[[], None],
     ) -> None:
-        self.spec = spec
+        self.suit(spec)
         self.renew = renew
         self.again = again
-        collective = [plugin for plugin in spec.plugins if plugin.collective] if spec.world_size > 1 else []
-        # Whether the loss of one rank, or a broken collective, concerns all.
-        self.together = bool(collective)
-        # Whether blocked ranks can be freed with their namespaces kept.
-        self.gentle = all(plugin.again for plugin in collective) and any(plugin.abort for plugin in collective)
-        # Whether the others cannot outlive rank 0.
-        self.head_bound = any(plugin.head_bound for plugin in collective)
         self.on_broken = on_broken
         self.on_taken = on_taken
         self.control: Control | None = None
@@ -102,6 +95,17 @@ class Supervisor:
         self._turn = asyncio.Lock()
         self._tasks: set[asyncio.Task[Any]] = set()
 
+    def suit(self, spec: PoolSpec) -> None:
+        """Be the supervisor of a pool like this from now on."""
+        self.spec = spec
+        collective = [plugin for plugin in spec.plugins if plugin.collective] if spec.world_size > 1 else []
+        # Whether the loss of one rank, or a broken collective, concerns all.
+        self.together = bool(collective)
+        # Whether blocked ranks can be freed with their namespaces kept.
+        self.gentle = all(plugin.again for plugin in collective) and any(plugin.abort for plugin in collective)
+        # Whether the others cannot outlive rank 0.
+        self.head_bound = any(plugin.head_bound for plugin in collective)
+
     def add(self, run: Run) -> None:
         """Take in a run that is about to be started."""
         self.runs[run.id] = run
@@ -129,6 +133,8 @@ class Supervisor:
     async def _execute_alone(self, run: Run, content: dict[str, Any], grace: float, timeout: float | None) -> None:
         await self.settle()
         run.start_clock()
+        if self.control is not None and run.shape != self.control.shape:
+            run.lose(run.left, "the pool's nodes were changed just as it was to begin: run it again")
         about = {"code": run.code, "grace": grace, "timeout": timeout, "began": time.time()}
         start = self._keep_task(self._start(run, content, about))
         await self._attend(run, grace, timeout)
@@ -301,7 +307,10 @@ class Supervisor:
         if client is None or (node is not None and node not in self.control.addresses):
             await asyncio.sleep(_PAUSE)
             return None
-        where = {} if node is None else {"workers": [self.control.addresses[node]], "allow_other_workers": False}
+        there = list(self.control.addresses.values()) if node is None else [self.control.addresses[node]]
+        # Where all are ours, one that is away for a moment may take it up under its next address.
+        anywhere = node is None and not self.control.crowded
+        where = {} if anywhere else {"workers": there, "allow_other_workers": False}
         task = client.submit(call, run.id, content, rank, key=f"sky-{run.id}", pure=False, **where)
         result, over = asyncio.ensure_future(task.result()), asyncio.ensure_future(run.until(run.over.is_set, None))
         while not result.done() and not over.done() and self.control.client is client:
@@ -322,7 +331,7 @@ class Supervisor:
 
     async def read_all(self, run: Run) -> None:
         """Take in all that the nodes' journals have of a run."""
-        for node in sorted({outcome.node for outcome in run.outcomes.values()}):
+        for node in sorted({outcome.node for outcome in run.outcomes.values() if outcome.node >= 0}):
             await self._read(run, node, 0)
 
     @property
@@ -456,8 +465,26 @@ class Supervisor:
         if self.gentle:
             # Those that are out of step may wait in the check itself.
             await self.control.ask("abort")
+            if stuck := await self._still_checking():
+                await self._kill(stuck)
         self.news.append(f"the ranks were out of step: their frameworks are set up again{self._gone()}")
         await self._set_up_again()
+
+    async def _still_checking(self) -> list[int]:
+        """The ranks that a check holds although it was broken: the others would wait for them."""
+        assert self.control is not None
+        end = time.monotonic() + _ABORT_PATIENCE
+        while True:
+            states = await self.control.ask("status")
+            held = [
+                int(rank)
+                for state in states.values()
+                for rank, its in state["ranks"].items()
+                if str(its["busy_with"] or "").startswith("check-")
+            ]
+            if not held or time.monotonic() > end:
+                return held
+            await asyncio.sleep(_PAUSE)
 
     async def _recover(self) -> None:
         """Mend what an earlier run broke, where nobody has."""

@@ -83,6 +83,10 @@ class Survey:
         self._at = -math.inf
         self._asking: asyncio.Future[None] | None = None
 
+    def renumber(self, numbers: Mapping[int, int]) -> None:
+        """Nodes have other numbers: new ones by those before; the others are no more."""
+        self.nodes = {numbers[node]: seen for node, seen in self.nodes.items() if node in numbers}
+
     async def look(self) -> None:
         """Ask the nodes, unless somebody has just done so or is at it."""
         if self._asking is None:
@@ -159,13 +163,16 @@ def _take_metrics(seen: Seen, metrics: Mapping[str, Any], now: float) -> None:
     seen.next = _whole(metrics.get("next"))
 
 
-def of(pool: Pool, since: int | None = None) -> dict[str, Any]:
+def of(pool: Pool, since: int | None = None, lines: int | None = None) -> dict[str, Any]:
     """How a pool is, as JSON; any thread but the loop's own.
 
     Parameters
     ----------
     since : int, optional
         The ``mark`` of an earlier answer: samples that are newer come too. All of them for 0.
+    lines : int, optional
+        So many of the last lines of each phase, and what each node was at in it. Unless given all for a ``since``
+        of 0, else a few, and of nodes only what they are at now.
     """
     survey = pool.survey
     if not since:
@@ -190,11 +197,17 @@ def of(pool: Pool, since: int | None = None) -> dict[str, Any]:
         "runs": [_run(pool, run, now) for run in list(pool.supervisor.runs.values()) if not run.over.is_set()],
         "away": pool.away,
         "apart": pool.apart,
-        "phases": pool.phases.facts(*([] if since == 0 else [_LINES])),
+        "phases": _phases(pool, since, lines),
         "nodes": [_node(pool, node, since, now) for node in range(spec.nodes)],
         # Milliseconds of this process's own clock.
         "mark": math.ceil(now * 1000),
     }
+
+
+def _phases(pool: Pool, since: int | None, lines: int | None) -> list[dict[str, Any]]:
+    if lines is not None:
+        return pool.phases.facts(lines)
+    return pool.phases.facts() if since == 0 else pool.phases.facts(_LINES, parts=False)
 
 
 def _run(pool: Pool, run: Any, now: float) -> dict[str, Any]:

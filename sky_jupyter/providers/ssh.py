@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -120,6 +120,14 @@ class SSH:
 
     def destroy(self, ids: Sequence[str]) -> None:
         """Nothing: the hosts were there before."""
+
+    def with_hosts(self, hosts: Iterable[str]) -> SSH:
+        """The same for other hosts; SpecError where they cannot be."""
+        chosen = tuple(hosts)
+        accept = self.accept_host_keys
+        if isinstance(accept, Mapping):
+            accept = {name: key for name, key in accept.items() if name in chosen}
+        return replace(self, hosts=chosen, accept_host_keys=accept)
 
     @property
     def default_nodes(self) -> int:

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from ..node.journal import Journal, lines_of
+from ..node.messages import text_of
 from ..pool.registry import PoolRow
 
 # So much of the end of each node's journal is read; so much of it is shown of each rank.
@@ -29,30 +30,10 @@ def by_rank(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
     """Events as text, of each rank the end."""
     texts: dict[int, list[str]] = {}
     for event in events:
-        rank, text = event.get("rank"), _text(event)
+        rank, text = event.get("rank"), text_of(event)
         if isinstance(rank, int) and text:
             texts.setdefault(rank, []).append(text)
     return [{"rank": rank, "text": "".join(parts)[-SHOWN:]} for rank, parts in sorted(texts.items())]
-
-
-def _text(event: dict[str, Any]) -> str:
-    kind = event.get("kind")
-    if kind == "stream":
-        return str(event.get("text") or "")
-    if kind in ("display", "result"):
-        data = event.get("data")
-        return f"{data['text/plain']}\n" if isinstance(data, dict) and "text/plain" in data else ""
-    if kind == "end" and event.get("status") != "ok":
-        return _why(event) + "\n"
-    return ""
-
-
-def _why(event: dict[str, Any]) -> str:
-    """How a rank ended that did not end well."""
-    lines = event.get("traceback")
-    if event.get("status") == "error" and isinstance(lines, list) and lines:
-        return "\n".join(map(str, lines))
-    return str(event.get("text") or event.get("evalue") or event.get("status"))
 
 
 def _tail(path: Path) -> list[dict[str, Any]]:

@@ -26,19 +26,25 @@ pytestmark = [
     ),
 ]
 
-LIVE, BLOCKED = 1, 2
+LIVE, FLOOD, BLOCKED = 1, 2, 3
 LINES = 12_000
 CELLS = [
     "%load_ext sky_jupyter",
     f"""%%sky --nodes 2
 import sys, time
 from pathlib import Path
-from IPython.display import HTML, display
+from IPython.display import HTML, Math, clear_output, display
 import sky_jupyter as sky
 rank = sky.instance_info().rank
+print("to be cleared")
+clear_output(wait=True)
 print("\\x1b[31mred\\x1b[0m for everyone")
 print("10%\\r100% at last")
 display(HTML(f"<table><tr><td>table of</td><td>{{rank}}</td></tr></table>"))
+display(Math(r"\\frac{{a}}{{b}}"))
+figure = {{"application/vnd.plotly.v1+json": {{"data": []}}, "text/html": "<b>a figure</b>", "text/plain": "Figure"}}
+display(figure, raw=True)
+display(HTML("<i>not yet</i>"), display_id="later").update(HTML("<i>updated</i>"))
 for line in range({LINES} if rank == 0 else 3):
     print(f"line {{line}} of {{rank}}")
 print(f"\\rtrain:  {{25 * (rank + 1)}}%|##        | {{25 * (rank + 1)}}/100 [00:01<00:03]", end="", flush=True)
@@ -48,6 +54,15 @@ print()
 if rank:
     raise ValueError("rank 1 has no data")
 "the value of rank 0\"""",
+    """%%sky
+import time
+from pathlib import Path
+line = 0
+while not Path("stop").exists():
+    print("flood", line)
+    line += 1
+    if not line % 50:
+        time.sleep(0.02)""",
     """%%sky
 import time
 print("waiting", flush=True)
@@ -119,6 +134,8 @@ def test_a_person_follows_a_run_to_its_end(server: lab.Server, chromium: Any) ->
     for one in (view, second):
         one.wait("rank 1 failed", ".sky-facts")
         the_failed_rank_is_in_sight(one)
+    in_a_flood(View(page, FLOOD))
+    (server.root / "stop").touch()
     blocked(View(page, BLOCKED))
     page.wait_for(len(CELLS) - 1, "ended")
     axe(page)
@@ -148,6 +165,11 @@ def while_it_runs(view: View) -> None:
     shown = view.wait("line 2 of 1")
     assert "red for everyone\n100% at last\n" in shown
     assert "table of\t1" in shown
+    assert "to be cleared" not in shown
+    assert "not yet" not in shown
+    # As JupyterLab draws formulas, and figures whose own extension it does not have.
+    view.node.locator("mjx-container").first.wait_for()
+    assert "a figure" in shown
     red = view.node.get_by_text("red", exact=True).evaluate("node => getComputedStyle(node).color")
     assert red not in ("rgb(0, 0, 0)", view.node.evaluate("node => getComputedStyle(node).color"))
     view.page.page.keyboard.press("ArrowLeft")
@@ -180,6 +202,36 @@ def the_failed_rank_is_in_sight(view: View) -> None:
     assert "ValueError: rank 1 has no data" in view.wait("ValueError")
     view.tab("rank 0").click()
     view.wait("the value of rank 0")
+
+
+def in_a_flood(view: View) -> None:
+    """Lines are held still, filtered, followed again and saved while more of them come."""
+    view.wait("flood")
+    view.press("Pause")
+    follow = view.node.get_by_role("button", name=re.compile(r"Follow \(.* new\)"))
+    follow.wait_for()
+    held, came = view.text(), follow.inner_text()
+    view.page.wait_until(lambda: follow.inner_text() != came)
+    assert view.text() == held
+    view.node.get_by_role("searchbox").fill("7")
+    view.page.wait_until(lambda: sevens(view))
+    held = view.text()
+    follow.click()
+    view.page.wait_until(lambda: sevens(view) and view.text() != held)
+    view.node.get_by_role("searchbox").fill("")
+    view.page.wait_until(lambda: not sevens(view))
+    view.tab("rank 1").click()
+    with view.page.page.expect_download() as download:
+        view.press("Download")
+    saved = re.findall(r"flood (\d+)", Path(download.value.path()).read_text())
+    assert saved == [str(line) for line in range(len(saved))]
+    assert len(saved) > int(max(re.findall(r"flood (\d+)", held), key=int))
+
+
+def sevens(view: View) -> bool:
+    """Whether lines with a seven are in sight, and no others."""
+    lines = re.findall(r"flood (\d+)", view.text())
+    return bool(lines) and all("7" in line for line in lines)
 
 
 def blocked(view: View) -> None:

@@ -204,6 +204,16 @@ def test_pushed_names_are_sent_and_excluded_ones_are_not() -> None:
     assert names(collect("x", namespace, ledger, push=["x"])) == ["x"]
 
 
+def test_what_the_cell_does_not_use_is_not_looked_at() -> None:
+    class Untouchable:
+        def __reduce_ex__(self, protocol: Any) -> Any:
+            raise AssertionError("it was looked at")
+
+    namespace = notebook("def f():\n    return x\ndef g():\n    return y\nx = 1")
+    namespace["y"] = Untouchable()
+    assert set(names(collect("f(), 'y'", namespace, Ledger()))) == {"f", "x"}
+
+
 def test_pushing_a_name_that_does_not_exist_offers_the_nearest() -> None:
     with pytest.raises(CaptureError, match=r"'modle' cannot be pushed.*did you mean 'model'\?"):
         collect("1", {"model": 1}, Ledger(), push=["modle"])

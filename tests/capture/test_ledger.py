@@ -192,3 +192,61 @@ def test_internal_names_are_never_the_nodes_own() -> None:
     ledger = Ledger()
     ledger.nodes_wrote(["_", "_i3", "__", "In", "x"], {})
     assert ledger.nodes_own == {"x"}
+
+
+def test_facts_tell_where_each_value_comes_from() -> None:
+    ledger, namespace = Ledger(), {"x": np.zeros(1000), "y": [1], "np": np}
+    collect("x, y, np", namespace, ledger).commit(ledger)
+    ledger.nodes_wrote(["z", "y"], namespace, ranks={"z": [1]}, world_size=2, sizes={"z": 8})
+    facts = {one.name: one for one in ledger.facts(namespace)}
+    assert list(facts) == ["np", "x", "y", "z"]
+    assert [one.origin for one in facts.values()] == ["module", "notebook", "nodes", "nodes"]
+    assert 8000 < (facts["x"].size or 0) < 9000
+    assert (facts["z"].ranks, facts["z"].size, facts["z"].gone) == (frozenset({1}), 8, False)
+    assert (facts["y"].ranks, facts["y"].gone) == (None, True)
+    assert not any(one.stale for one in facts.values())
+    ledger.notebook_wrote(["x", "y"])
+    assert [one.name for one in ledger.facts(namespace) if one.stale] == ["x", "y"]
+    assert not any(one.stale for one in ledger.facts({}))
+
+
+def wrote(ledger: Ledger, namespace: dict[str, Any], *ranks: int) -> None:
+    ledger.nodes_wrote(["x"], namespace, ranks={"x": ranks}, world_size=2, sizes={"x": None})
+
+
+def test_a_rank_that_did_not_write_a_name_is_sent_the_notebooks() -> None:
+    ledger, namespace = Ledger(), {"x": [1]}
+    wrote(ledger, namespace, 1)
+    (binding,) = collect("x", namespace, ledger).bindings
+    assert binding.lacking
+    collect("x", namespace, ledger).commit(ledger)
+    assert collect("x", namespace, ledger).bindings == ()
+    assert ledger.nodes_own == {"x"}
+    wrote(ledger, namespace, 0)
+    assert collect("x", namespace, ledger).bindings == ()
+
+
+def test_ranks_that_write_a_name_one_after_the_other_lack_nothing() -> None:
+    ledger, namespace = Ledger(), {"x": [1]}
+    wrote(ledger, namespace, 1)
+    wrote(ledger, namespace, 0)
+    assert collect("x", namespace, ledger).bindings == ()
+    assert ledger.facts(namespace)[0].ranks is None
+
+
+def test_a_rank_that_has_what_was_sent_is_not_sent_it_again() -> None:
+    ledger, namespace = Ledger(), {"x": [1]}
+    collect("x", namespace, ledger).commit(ledger)
+    wrote(ledger, namespace, 1)
+    assert collect("x", namespace, ledger).bindings == ()
+    namespace["x"].append(2)
+    assert not collect("x", namespace, ledger).bindings[0].lacking
+
+
+def test_a_new_kernel_is_sent_what_the_notebook_has_of_what_the_others_assigned() -> None:
+    ledger, namespace = Ledger(), {"x": [1], "y": [2], "z": [3]}
+    ledger.nodes_wrote(["x", "y", "z"], namespace, ranks={"y": [1]}, world_size=2, sizes={"x": None, "y": None})
+    ledger = ledger.unsent([1], 2)
+    capture = collect("x, y, z", namespace, ledger)
+    assert {one.name: one.lacking for one in capture.bindings} == {"x": True, "y": False}
+    assert ledger.nodes_own == {"x", "z"}

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import importlib.util
+import json
 
 import pytest
 
-from sky_jupyter.display import saved, widget
+from sky_jupyter.display import fronts, saved, widget
 from sky_jupyter.pool.events import OutputEvent
 
 pytestmark = [
@@ -53,6 +55,22 @@ def test_a_widget_shows_the_run_and_gives_way_to_the_bundle(monkeypatch):
     assert b"".join(buffers[0] for _, _, buffers in kernel.sent if buffers) == b"b\n"
     assert set(drawn[-1]) == {saved.MIME, "text/html", "text/plain"}
     assert view._widget is None
+
+
+def test_where_buffers_may_get_lost_messages_are_json_alone(monkeypatch):
+    monkeypatch.setattr("sky_jupyter.display.notebook.Slot.show", lambda self, bundle: None)
+    monkeypatch.setattr(fronts, "front_end", lambda: "colab")
+    kernel = Kernel()
+    view = widget.WidgetRunView(kernel, "sky", [0], "demo")
+    view._next = 0.0
+    view.refresh()
+    view.on_event(printed("größer ✓\n", 0))
+    view.finish(1.0)
+    assert kernel.sent
+    assert not any(buffers for _, _, buffers in kernel.sent)
+    text = b"".join(base64.b64decode(content["data"]) for _, content, _ in kernel.sent)
+    assert text.decode() == "größer ✓\n"
+    json.dumps([content for _, content, _ in kernel.sent])
 
 
 def test_a_run_that_is_over_at_once_makes_no_widget(monkeypatch):

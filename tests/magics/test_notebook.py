@@ -181,6 +181,112 @@ def test_names_are_pushed_and_left_out_as_asked(two):
     assert two.run("%%sky --push secret\neval('secret')").body == ["[0-1] Out: 42"]
 
 
+# The last writer wins.
+
+
+def test_changes_in_place_in_the_notebook_are_seen_and_those_on_the_nodes_are_kept_until_then(two):
+    pytest.importorskip("pandas")
+    two.run(
+        "import numpy as np, pandas as pd\n"
+        "l, d, a, f = [1], {'k': [1]}, np.zeros(10_000), pd.DataFrame({'c': [1.0, 2.0]})"
+    )
+    show = "%%sky\nl, d, float(a.sum()), float(f['c'].sum())"
+    assert two.run(show).status == "ok"
+    assert two.value("_sky.values") == [([1], {"k": [1]}, 0.0, 3.0)] * 2
+    two.run("%%sky\nl.append(9); d['n'] = 9; a[0] = 9; f.loc[0, 'c'] = 9.0")
+    two.run(show)
+    assert two.value("_sky.values") == [([1, 9], {"k": [1], "n": 9}, 9.0, 11.0)] * 2
+    two.run("l.append(2); d['k'].append(2); a[-1] = 2; f.loc[1, 'c'] = 3.0")
+    two.run(show)
+    assert two.value("_sky.values") == [([1, 2], {"k": [1, 2]}, 2.0, 4.0)] * 2
+
+
+def test_what_is_deleted_on_a_side_is_gone_there_alone(two):
+    two.run("kept, dropped = 1, 2")
+    two.run("%%sky\nkept, dropped")
+    two.run("%%sky\ndel dropped")
+    assert "NameError: name 'dropped'" in two.run("%%sky\ndropped").error
+    assert two.run("dropped").outputs[0].data["text/plain"] == "2"
+    two.run("del kept")
+    assert two.run("%%sky\nkept").body == ["[0-1] Out: 1"]
+    two.run("dropped = 2")
+    assert two.run("%%sky\ndropped").body == ["[0-1] Out: 2"]
+
+
+def test_a_cell_that_fails_half_way_has_written_what_it_had_written(two):
+    two.run("early, late = 'notebook', 'notebook'")
+    two.run("%%sky\nearly = 'nodes'\n1/0\nlate = 'nodes'")
+    assert two.run("%%sky\nearly, late").body == ["[0-1] Out: ('nodes', 'notebook')"]
+    two.run("early = 'again'\n1/0")
+    two.run("try:\n    1/0\n    late = 'again'\nexcept ZeroDivisionError: pass")
+    assert two.run("%%sky\nearly, late").body == ["[0-1] Out: ('again', 'notebook')"]
+
+
+def test_a_rank_that_did_not_assign_a_name_has_the_notebooks(two):
+    two.run("own = 'notebook'")
+    two.run("%%sky --on 1\nown = 'rank 1'")
+    assert two.run("%%sky\nown").body == ["[0] Out: 'notebook'", "[1] Out: 'rank 1'"]
+    two.run("%%sky\nif rank == 0: branch = 'rank 0'")
+    assert "NameError" in two.run("%%sky\nbranch").error
+    two.run("branch = 'notebook'")
+    assert two.run("%%sky\nbranch").body == ["[0-1] Out: 'notebook'"]
+
+
+def test_what_was_made_on_the_nodes_sees_what_the_notebook_assigns_later(two):
+    two.run(
+        "import functools\nfactor, offset = 2, 10\n"
+        "def make():\n    def inner(x):\n        return x * factor\n    return inner\n"
+        "class Shift:\n    def by(self, x):\n        return x + offset"
+    )
+    two.run("%%sky\ntimes, shift = make(), Shift()\npart = functools.partial(times, 4)")
+    assert two.run("%%sky\ntimes(3), shift.by(1), part()").body == ["[0-1] Out: (6, 11, 8)"]
+    two.run("factor, offset = 5, 20")
+    assert two.run("%%sky\nshift.by(1), part()").body == ["[0-1] Out: (21, 20)"]
+
+
+def test_names_lists_where_each_value_comes_from(two):
+    two.run("%sky restart")
+    assert "no name of yours yet" in two.run("%sky names").stream()
+    two.run("import numpy as np, json as js\ndata, other = np.zeros(1_000_000), [1]")
+    two.run(f"%%sky\n{RANK}\nimport math\nmade = data[:1000] * 2\njs, other, len(data)")
+    two.run("%%sky --on 1\nalone = 'x'")
+    two.run("%%sky\nbrief = 1\ndel brief\ndel other")
+    two.run("data = np.ones(1_000_000)")
+    lines = two.run("%sky names").stream().splitlines()
+    now = r"\d\d:\d\d:\d\d"
+    wanted = [
+        r"name +value from +size +when",
+        rf"alone +rank 1 +\d+ bytes +{now}",
+        rf"data +the notebook +8.0 MB +{now} +the notebook has another now, which is sent when a cell reads it",
+        rf"js +import +{now}",
+        rf"made +the nodes +8.0 KB +{now}",
+        rf"math +import on the nodes +{now}",
+        rf"other +the nodes +{now} +deleted there",
+        rf"rank +the nodes +\d+ bytes +{now}",
+        rf"sky_jupyter +import on the nodes +{now}",
+    ]
+    for line, form in zip(lines, wanted, strict=True):
+        assert re.fullmatch(form, line), (line, lines)
+    two.run("%%sky\nlen(data)")
+    data = next(line for line in two.run("%sky names").stream().splitlines() if line.startswith("data"))
+    assert re.fullmatch(rf"data +the notebook +8.0 MB +{now}", data)
+    two.run("del data")
+    assert data in two.run("%sky names").stream().splitlines()
+
+
+def test_new_kernels_have_what_the_notebook_has_and_the_rest_is_told(two):
+    two.run("both, sent = 'notebook', 'notebook'")
+    two.run("%%sky\nonly, both, sent = 'nodes', 'nodes', sent")
+    two.run("%%sky\nimport os, signal\nif rank == 1: os.kill(os.getpid(), signal.SIGKILL)")
+    cell = two.run(f"%%sky\n{RANK}\nboth, sent")
+    assert cell.body == ["[0] Out: ('nodes', 'notebook')", "[1] Out: ('notebook', 'notebook')"]
+    text = two.run("%sky restart").stream()
+    assert re.search("lost, as only the nodes had them: .*only", text)
+    assert re.search("back to what the notebook has: .*both", text)
+    assert two.run("%%sky\nboth, sent").body == ["[0-1] Out: ('notebook', 'notebook')"]
+    assert "NameError" in two.run("%%sky\nonly").error
+
+
 # What is shown.
 
 
@@ -516,3 +622,24 @@ def test_run_all_stops_at_a_failing_cell_and_the_file_keeps_what_was_shown(tmp_p
     assert book.cells[2].outputs[-1].ename == "CellError"
     assert book.cells[3].outputs == []
     assert book.cells[3].execution_count is None
+
+
+# Front ends without our extension.
+
+
+def test_a_front_end_without_our_extension_follows_the_run_by_updates_of_html_alone(book):
+    # What VS Code's Jupyter extension sets in a notebook's namespace.
+    book.run("__vsc_ipynb_file__ = '/tmp/a.ipynb'")
+    try:
+        cell = book.run(
+            "%%sky --nodes 2 --name updates\nimport time, sky_jupyter\nfor step in range(4):\n"
+            "    print('step', step, 'of', sky_jupyter.instance_info().rank, flush=True)\n    time.sleep(0.4)"
+        )
+    finally:
+        book.run("%sky down --name updates\ndel __vsc_ipynb_file__")
+    assert all(set(output.data) == {"text/html", "text/plain"} for output in cell.displays)
+    during = [text for text in cell.updates if "running" in text and "[1] step 1 of 1" in text]
+    assert during
+    assert "step 3" not in during[0]
+    assert "[0] step 3 of 0" in cell.run
+    assert "step 3 of 1" in cell.html

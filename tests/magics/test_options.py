@@ -201,6 +201,29 @@ def test_files_come_from_the_head_under_their_own_name():
     assert verb("get out --name night").name == "night"
 
 
+def test_nodes_are_resized_to_a_number_or_by_hosts_and_numbers():
+    assert verb("resize 3 --name night --yes") == Given(verb="resize", target="3", name="night", yes=True)
+    assert verb("resize --add a,b:2 --add c --remove 2,4-5") == Given(
+        verb="resize", add=("a", "b:2", "c"), remove=(2, 4, 5)
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "told"),
+    [
+        ("resize", "resize takes N, how many nodes there shall be, or --add and --remove, which ones"),
+        ("resize 2 --remove 1", "resize takes N, how many"),
+        ("resize three", "resize takes a whole number, not 'three'"),
+        ("resize 2 3", "resize takes one N, not '2' and '3'"),
+        ("resize --remove 1 --remove 2", "--remove is given 2 times"),
+        ("resize --remove x", "--remove takes nodes such as 2,4-5, not 'x'"),
+        ("resize --nodes 2", "unknown option --nodes"),
+    ],
+)
+def test_what_cannot_be_resized_is_told_in_a_line(line, told):
+    assert told in refusal(line, over_cell=False)
+
+
 def test_runs_are_of_one_pool_or_of_all():
     assert verb("runs") == Given(verb="runs")
     assert verb("runs --name x") == Given(verb="runs", name="x")
@@ -208,7 +231,7 @@ def test_runs_are_of_one_pool_or_of_all():
 
 @pytest.mark.parametrize("name", [name for name in VERBS if name != "clean"])
 def test_each_verb_takes_its_own_options(name):
-    needed = f"{name} x" if name in PATHS else name
+    needed = f"{name} x" if name in PATHS else f"{name} 2" if name == "resize" else name
     assert verb(f"{needed} --name trainers").verb == name
     assert verb(f"{needed} --name trainers").name == "trainers"
     if name in ("up", "restart"):

@@ -160,6 +160,45 @@ def test_a_rank_can_be_restarted_alone(two):
     assert "has ranks 0 to 1, not 9" in ask(two, "restart", ranks=[9])["message"]
 
 
+def test_nodes_are_added_and_removed_while_a_cell_runs_which_ends_with_an_error_that_says_so(two):
+    cell, _ = begin_blocking(two)
+    assert done(two, "resize", nodes=3)["message"].startswith("pool default: 2 nodes -> 3")
+    end = end_of(two, cell)
+    assert end["ename"] == "CellError"
+    assert "its kernel was replaced by `%sky resize`" in "\n".join(end["traceback"])
+    wait_for(lambda: [pool["state"] for pool in done(two, "status")["pools"]] == ["ready"] and len(nodes(two)) == 3)
+    after = two.run("%%sky\nmine = 4")
+    assert "all kernels are new" in after.stream()
+    assert done(two, "resize", nodes=3) == {
+        "status": "ok",
+        "done": True,
+        "message": "pool default: 3 nodes -> 3, as it is already",
+    }
+    # Typed, it asks before what only the nodes have is lost; where nobody can be asked, it does nothing.
+    assert "these names are lost, as only the nodes have them: mine" in two.run("%sky resize --remove 1").error
+    asked = two.run("%sky resize --remove 1", answers=["no"])
+    assert "Go on? (yes or no)" in asked.asked[0][0]
+    assert "pool default stays as it was" in asked.stream()
+    assert two.run("%%sky\nmine").body == ["[0-2] Out: 4"]
+    there = two.run("%sky resize --remove 1", answers=["yes"])
+    assert "lost, as only the nodes had them: mine" in there.stream()
+    assert two.run("%%sky\n1").body == ["[0-1] Out: 1"]
+    two.run("%%sky\nmine = 4")
+    assert two.run("%sky resize 1 --yes").status == "ok"
+    assert "`%sky resize 2 --name default` changes that" in two.run("%%sky --nodes 2\n1").error
+    assert two.run("%sky resize 2").status == "ok"
+
+
+def test_what_a_run_that_was_let_go_had_been_sent_is_sent_again_to_new_kernels(two):
+    two.run("sent = 5")
+    for verb in ("restart", "resize 1 --yes"):
+        two.run("%%sky --detach\nmade = sent")
+        wait_for(lambda: not done(two, "status")["pools"][0]["runs"])
+        assert "lost, as only the nodes had them: made" in two.run(f"%sky {verb}").stream()
+        assert two.run("%%sky --on 0\nsent").body[0].endswith("Out: 5")
+    two.run("%sky resize 2")
+
+
 def test_ending_the_pool_ends_the_cell_with_an_error_that_says_so(two):
     cell, _ = begin_blocking(two)
     assert done(two, "down", pool="default")["message"].startswith("pool default: ended")
@@ -189,6 +228,10 @@ def test_what_is_wrong_with_a_request_is_said(two):
         "no action list": {"action": []},
         "there is no pool 'nosuch'": {"action": "down", "pool": "nosuch"},
         "'ranks' must be a list of": {"action": "restart", "ranks": "all"},
+        "'remove' must be a list of nodes' numbers": {"action": "resize", "remove": 1},
+        "'add' must be a list of hosts": {"action": "resize", "add": [""]},
+        "node 0 is the head": {"action": "resize", "remove": [0]},
+        "a pool is resized to a number of nodes": {"action": "resize"},
         "'from' must be an event's number": {"action": "log", "from": 1.5},
         "no node that answers knows run": {"action": "log", "run": "ffffffff"},
         "has ranks 0 to 1, not 7": {"action": "log", "rank": 7},

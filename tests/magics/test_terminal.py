@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
 import sys
+import time
 from collections.abc import Iterator
 
 import pytest
 
 pexpect = pytest.importorskip("pexpect", reason="needs the package pexpect")
+pytest.importorskip("pyte", reason="needs the package pyte")
+
+from tests.display.screens import Emulator  # noqa: E402 - it needs pyte
 
 PROMPT = r"In \[\d+\]: "
+COLUMNS, LINES = 100, 40
 
 
 class Terminal:
@@ -20,10 +26,27 @@ class Terminal:
     def __init__(self, folder) -> None:
         command = ["-m", "IPython", "--simple-prompt", "--no-banner", "--HistoryManager.enabled=False"]
         environment = {**os.environ, "IPYTHONDIR": str(folder), "TERM": "xterm-256color", "PYTHON_COLORS": "0"}
+        for name in ("NO_COLOR", "SKY_VIEW", "COLUMNS", "LINES"):
+            environment.pop(name, None)
         self.process = pexpect.spawn(
-            sys.executable, command, env=environment, encoding="utf-8", dimensions=(40, 100), timeout=60
+            sys.executable,
+            command,
+            env=environment,
+            encoding="utf-8",
+            dimensions=(LINES, COLUMNS),
+            timeout=60,
+            cwd=folder,
         )
+        self.emulator, self.folder = Emulator(COLUMNS, LINES), folder
+        self.process.logfile_read = self
         self.process.expect(PROMPT)
+
+    def write(self, text: str) -> None:
+        """What came goes to the emulator, too."""
+        self.emulator.feed(text.encode())
+
+    def flush(self) -> None:
+        """As files do."""
 
     def type(self, source: str) -> None:
         """Type a cell and press Enter until IPython takes it as finished."""
@@ -34,10 +57,21 @@ class Terminal:
             self.process.sendline("")
 
     def shown(self) -> str:
-        """What came until the next prompt, without colours and without what was typed."""
+        """What a person sees at the next prompt: the lines since what was typed, those that scrolled away too."""
         self.process.expect(PROMPT)
-        text = re.sub(r"\x1b\[[\d;]*m", "", self.process.before.replace("\r\n", "\n"))
-        return text.rpartition("   ...: \n")[2]
+        text = "\n".join(self.emulator.all)
+        typed = [match.end() for match in re.finditer(r"^(In \[\d+\]:|   \.\.\.:).*\n", text, re.MULTILINE)]
+        # The last is the prompt that has just come.
+        return text[typed[-1] :].rpartition("\nIn [")[0].rstrip()
+
+    def seen(self, pattern: str) -> list[str]:
+        """Wait until the screen, as it is just then, has this on it; its rows."""
+        end = time.monotonic() + 60
+        while not re.search(pattern, "\n".join(self.emulator.shown)):
+            assert time.monotonic() < end, self.emulator.shown
+            with contextlib.suppress(pexpect.TIMEOUT):
+                self.process.read_nonblocking(4096, timeout=0.2)
+        return self.emulator.shown
 
     def run(self, source: str) -> str:
         """Type a cell; what it showed."""
@@ -51,27 +85,41 @@ def terminal(tmp_path_factory) -> Iterator[Terminal]:
     opened.run("%load_ext sky_jupyter")
     yield opened
     opened.type("exit")
-    opened.process.expect(pexpect.EOF)
-    opened.process.close()
+    try:
+        opened.process.expect(pexpect.EOF)
+    finally:
+        opened.process.close(force=True)
 
 
 def test_a_cell_runs_and_its_lines_are_marked_with_their_ranks(terminal):
     shown = terminal.run(
         "%%sky --nodes 2 --name lines\nprint('same')\nimport sky_jupyter as sky\nsky.instance_info().rank"
     )
-    assert "pool lines · starting 2 nodes" in shown
-    assert "2 local nodes ready" in shown
-    assert re.search(r"\[0-1\] same\n(\[0\] Out: 0\n\[1\] Out: 1|\[1\] Out: 1\n\[0\] Out: 0)\n", shown)
-    assert "\x1b" not in shown
+    first, *rest = shown.splitlines()
+    assert re.fullmatch(r"● pool lines · 2 local nodes ready · \d+\.\d s", first)
+    assert rest[:1] == ["[0-1] same"]
+    assert sorted(rest[1:3]) == ["[0] Out: 0", "[1] Out: 1"]
 
 
-def test_a_bar_moves_in_place(terminal):
-    shown = terminal.run(
-        "%%sky --name bars\nimport sys, time\nfor step in range(4):\n"
-        "    sys.stderr.write(f'\\rstep {step}')\n    sys.stderr.flush()\n    time.sleep(0.3)"
+def test_what_each_rank_is_at_stands_below_its_lines(terminal):
+    terminal.type(
+        "%%sky --nodes 2 --name live\nimport pathlib, sys, time\nimport sky_jupyter as sky\n"
+        "rank = sky.instance_info().rank\nprint('line of', rank)\n"
+        "sys.stderr.write(f'{50 * rank}%|xx| {rank}/2 [00:01<00:01]')\nsys.stderr.flush()\n"
+        "while not pathlib.Path('go').exists(): time.sleep(0.05)\nsys.stderr.write('\\n')\nprint('end of', rank)"
     )
-    assert re.search(r"step 1\n\x1b\[1A\x1b\[Jstep 2\n", shown)
-    assert shown.rstrip().endswith("step 3")
+    rows = terminal.seen(r"(?s)(?=.*\[0\] line of 0\n)(?=.*\[1\] line of 1\n).*rank 0  ● .* 0/2 .*rank 1  ● .* 1/2 ")
+    header = next(
+        index for index, row in enumerate(rows) if re.search(r"● sky · live · 2 ranks · [\d.]+ s · running", row)
+    )
+    assert rows.index("[1] line of 1") < header
+    assert rows[header + 2].split() == ["rank", "1", "●", "━" * 10 + "─" * 10, "1/2", "00:01<00:01"]
+    (terminal.folder / "go").touch()
+    shown = terminal.shown().splitlines()
+    lines = ["[0] 0%|xx| 0/2 [00:01<00:01]", "[0] end of 0", "[0] line of 0"]
+    assert sorted(line for line in shown if line.startswith("[0]")) == lines
+    assert re.fullmatch(r"● sky · live · 2 ranks · [\d.]+ s · done", shown[-1])
+    assert sum("sky · live" in row for row in terminal.emulator.all) == 1
 
 
 def test_errors_are_short(terminal):
@@ -84,7 +132,9 @@ def test_errors_are_short(terminal):
 
 def test_an_interrupt_reaches_the_ranks(terminal):
     terminal.type("%%sky --name stopped\nimport time\nprint('begun', flush=True)\ntime.sleep(60)")
-    terminal.process.expect("\nbegun")
+    terminal.seen(r"(?m)^begun\n\n● sky · stopped · 1 rank · .* running")
     terminal.process.sendintr()
-    assert "KeyboardInterrupt: rank 0 interrupted" in terminal.shown()
+    shown = terminal.shown()
+    assert "KeyboardInterrupt: rank 0 interrupted" in shown
+    assert re.search(r"(?m)^begun\n● sky · stopped · 1 rank · [\d.]+ s · interrupted$", shown)
     assert "Out: 2" in terminal.run("%%sky --name stopped\n1 + 1")

@@ -107,6 +107,7 @@ def test_what_is_nested_too_deep_is_named(depth: int) -> None:
 def test_an_end_of_the_kernel_is_as_it_was() -> None:
     content = {
         "status": "error", "bound": True, "writes": ["a"], "modules": [], "elapsed": 0.5, "ename": "E", "evalue": "v",
+        "sizes": {"a": 8, "b": None}, "uses": {"a": ["f"]},
         "traceback": ["t"], "exception": None, "later": {"version": [1]},
     }  # fmt: skip
     want = {key: value for key, value in content.items() if key != "exception"}
@@ -140,8 +141,14 @@ def test_fields_of_an_end_of_the_wrong_type_are_left_out() -> None:
     wrong = {
         "bound": "yes", "writes": "abc", "modules": [1, "m", None], "elapsed": "5", "ename": 5, "evalue": [],
         "traceback": {"a": 1}, "exception": ["x"], "type": 1, "large": 1, "unpicklable": 5, "later": nested(5000),
+        "sizes": ["a"], "uses": "a",
     }  # fmt: skip
     assert end_of({"status": "error", **wrong}) == {"kind": "end", "status": "error", "modules": ["m"]}
+
+
+def test_sizes_that_cannot_be_are_left_out() -> None:
+    end = end_of({"status": "ok", "sizes": {"a": -1, "b": True, "c": 1 << 70, 5: 1, "d": 0}})
+    assert end["sizes"] == {"a": None, "b": None, "c": None, "d": 0}
 
 
 def test_a_value_that_cannot_be_one_is_told_to_be_missing() -> None:

@@ -68,6 +68,14 @@ def test_names_are_bound_in_order_modules_first(tmp_path: Path) -> None:
     assert "xml.dom.minidom" in sys.modules
 
 
+def test_what_only_some_ranks_lack_is_bound_where_nothing_has_its_name(tmp_path: Path) -> None:
+    namespace: dict[str, Any] = {"a": "own"}
+    values = [["a", value_file(tmp_path / "a", 1)], ["b", value_file(tmp_path / "b", 2)]]
+    manifest = {"values": values, "modules": [["p", "os.path"]], "lacking": ["a", "b", "p"]}
+    bind(manifest, namespace)
+    assert namespace == {"a": "own", "b": 2, "p": sys.modules["os.path"]}
+
+
 def test_a_missing_module_is_named_with_the_name_that_needs_it(tmp_path: Path) -> None:
     with pytest.raises(ModuleNotFoundError, match=r"'foo' of the notebook.*'no_such_module'") as caught:
         bind({"values": [], "modules": [["foo", "no_such_module"]]}, {})

@@ -24,7 +24,7 @@ JSON = st.recursive(
     lambda inner: st.lists(inner, max_size=4) | st.dictionaries(st.text(), inner, max_size=4),
     max_leaves=12,
 )
-FIELDS = ("pool", "run", "rank", "ranks", "from", "count", "as", "since", "hard")
+FIELDS = ("pool", "run", "rank", "ranks", "from", "count", "as", "since", "hard", "nodes", "add", "remove")
 # What may be asked of a pool without its being changed.
 HARMLESS = ("status", "interrupt", "log", "runs")
 

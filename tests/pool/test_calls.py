@@ -9,6 +9,7 @@ from collections.abc import Iterator
 import pytest
 
 import sky_jupyter as sky
+from sky_jupyter.pool.live import pools
 
 FACTOR = 10
 
@@ -135,6 +136,25 @@ def test_a_spec_that_cannot_be_is_refused_at_once() -> None:
         sky.Compute(plugins=["jaxx"])
     with pytest.raises(sky.SpecError, match="A100"):
         sky.Compute(accelerator="A100:0")
+
+
+def test_a_cell_that_runs_again_takes_the_pool_that_it_has_started(pool: sky.Compute) -> None:
+    again = sky.Compute(provider=sky.Local(), nodes=2, name="calls").start()
+    assert again.pool is pool.pool
+    with pytest.raises(sky.PoolError, match="lives with another spec: nodes"):
+        sky.Compute(nodes=3, name="calls").start()
+
+
+def test_a_pool_of_another_spec_is_ended_first_where_that_is_asked_for() -> None:
+    first = sky.Compute(name="started").start()
+    other = sky.Compute(ranks_per_node=2, name="started").start(anew=True)
+    try:
+        assert first.pool is not None
+        assert first.pool.state == "ended"
+        assert len(who_am_i() @ other) == 2
+    finally:
+        other.close()
+    assert pools.get("started") is None
 
 
 def test_two_pools_of_one_name_are_refused(pool: sky.Compute) -> None:

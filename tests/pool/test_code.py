@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+import sky_jupyter as sky
 from sky_jupyter.capture import folders
 from sky_jupyter.errors import CaptureError, SpecError
 from sky_jupyter.pool.events import Event, NoticeEvent
@@ -198,6 +199,8 @@ def test_included_files_lie_beside_the_code(pool: Pool, project: Path, monkeypat
     )
     assert values == [("3,4,5", "3,4,5")] * 2
     assert news == ["one.csv changed: sent again"]
+    with pytest.raises(SpecError, match=r"missing\.csv is not there"):
+        sky.Compute(include=["missing.csv"])
     with pytest.raises(SpecError, match=r"missing\.csv is not there"):
         pool.include(["missing.csv"])
 

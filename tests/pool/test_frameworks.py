@@ -152,6 +152,14 @@ def test_a_restart_enters_the_plugins_again(jax_pool: Pool) -> None:
     fresh(jax_pool)
 
 
+def test_more_and_fewer_nodes_are_one_world_again(jax_pool: Pool) -> None:
+    jax_pool.resize(3)
+    assert run(jax_pool, GATHER + ALL_RANKS).values == [[0, 1, 2]] * 3
+    jax_pool.resize(remove=[1])
+    assert run(jax_pool, DEVICES).values == [(2, 1, 0), (2, 1, 1)]
+    fresh(jax_pool)
+
+
 def test_torch_ranks_reduce_together_and_know_their_environment(torch_pool: Pool) -> None:
     code = """
 import os, torch, torch.distributed as dist, sky_jupyter as sky

@@ -58,7 +58,7 @@ def test_batches_fill_outcomes_and_end_the_run() -> None:
     assert heard.run.take(0, 2, 1, encoded(end(2))) is None
     assert heard.stdout() == "ab"
     assert heard.run.over.is_set()
-    assert heard.run.writes == {"x"}
+    assert heard.run.writes == {"x": {1}}
     assert heard.notices == []
 
 
@@ -258,7 +258,7 @@ def test_fields_of_the_wrong_type_in_an_end_do_no_harm() -> None:
     assert heard.run.over.is_set()
     (outcome,) = heard.run.outcomes.values()
     assert outcome.status == "error"
-    assert heard.run.writes == set()
+    assert heard.run.writes == {}
     error = CellError(CellResult([outcome], 0.1), [outcome])
     assert "failed" in str(error)
     assert error._render_traceback_()

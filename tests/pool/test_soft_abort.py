@@ -30,6 +30,16 @@ rank, n = dist.get_rank(), dist.get_world_size()
 def reduce():
     total = torch.tensor([rank + 1.0]); dist.all_reduce(total); return total.item()
 """
+SUM_OVER_DEVICES = """
+import jax, numpy, sky_jupyter as sky
+from jax.sharding import PartitionSpec as P
+rank = sky.instance_info().rank
+def total(length):
+    mesh = jax.make_mesh((jax.device_count(),), ("a",), axis_types=(jax.sharding.AxisType.Auto,))
+    add = jax.jit(jax.shard_map(lambda x: jax.lax.psum(x, "a"), mesh=mesh, in_specs=P("a"), out_specs=P()))
+    spread = jax.sharding.NamedSharding(mesh, P("a"))
+    return float(numpy.asarray(add(jax.make_array_from_process_local_data(spread, numpy.ones(length)))).sum())
+"""
 KINDS = {"jax": (JAX, sky.plugins.jax), "torch": (TORCH, sky.plugins.torch)}
 
 
@@ -96,6 +106,33 @@ def test_ranks_that_were_interrupted_out_of_step_are_in_step_again(pool: Pool) -
         assert run(pool, "reduce()").values == [total(pool)] * pool.spec.world_size
     assert pool.take_restarted() == set()
     assert run(pool, "kept['rank']").values == list(range(pool.spec.world_size))
+
+
+def test_a_group_of_the_cells_own_is_broken_too() -> None:
+    # Its connections are made long after those of the group that the plugin joined.
+    with local_pool(nodes=3, plugins=(sky.plugins.torch(),)) as pool:
+        run(pool, TORCH + "few = dist.new_group([0, 1]); dist.barrier(few) if rank < 2 else None; kept = rank")
+        run(pool, "dist.barrier(few) if rank < 2 else None")
+        began = time.monotonic()
+        with pytest.raises(CellError) as caught:
+            run(pool, "if rank == 0: raise ValueError('early')\nif rank == 1: dist.barrier(few)\nrank", grace=0.1)
+        assert isinstance(caught.value.errors[1], RankInterrupted)
+        assert run(pool, "reduce(), kept").values == [(6.0, 0), (6.0, 1), (6.0, 2)]
+        assert time.monotonic() - began < 30
+        assert pool.take_restarted() == set()
+
+
+def test_shapes_that_differ_over_several_devices_a_rank_cost_no_names() -> None:
+    with local_pool(nodes=2, plugins=(sky.plugins.jax(devices=2),)) as pool:
+        run(pool, SUM_OVER_DEVICES + "kept = rank")
+        assert run(pool, "total(2)").values == [4.0, 4.0]
+        began = time.monotonic()
+        with pytest.raises(CellError):
+            run(pool, "total(4 if rank == 1 else 2)", timeout=3, grace=0.1)
+        assert run(pool, SUM_OVER_DEVICES + "total(2), kept").values == [(4.0, 0), (4.0, 1)]
+        # The ranks meet again within seconds, and not when one of them has waited its time out.
+        assert time.monotonic() - began < 45
+        assert pool.take_restarted() == set()
 
 
 def test_a_collective_left_in_the_background_does_not_disturb_the_next_cell() -> None:

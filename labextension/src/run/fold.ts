@@ -34,64 +34,126 @@ export function fold<T>(items: Iterable<[number, T]>, key: (item: T) => string):
   return [...groups.values()];
 }
 
-export interface Entry {
-  ranks: number[];
-  /** The ranks as they are shown. */
-  label: string;
-  text: string;
-}
-
-// How far back an equal line of another rank is looked for: further up nobody would see it.
+// How far back an equal entry of another rank is looked for: further up nobody would see it.
 const REACH = 200;
 
 /**
- * Lines of all ranks in the order in which they came. A line that another rank has said already
- * is marked with both, where that keeps the order of each rank's own lines.
+ * Numbers the entries of all ranks in the order in which they came. One that another rank has had already is found
+ * again, where that keeps the order of each rank's own entries.
  */
-export class FoldedLines {
-  readonly entries: Entry[] = [];
-  first = 0;
-  private places = new Map<string, number[]>();
-  private lastOf = new Map<number, number>();
+export class Numbering {
+  /** The number that the next new entry gets. */
+  next = 0;
+  private readonly keys = new Array<string>(REACH);
+  /** Where each of the last keys stands, the oldest place first. */
+  private readonly places = new Map<string, number | number[]>();
+  private readonly lastOf = new Map<number, number>();
 
-  constructor(private maxLines = 5000) {}
+  /** The number of an equal entry that the rank may share; -1 where there is none. */
+  find(rank: number, key: string): number {
+    const places = this.places.get(key);
+    if (places === undefined) {
+      return -1;
+    }
+    const after = this.lastOf.get(rank) ?? -1;
+    const found = typeof places === "number" ? places : (places.find((one) => one > after) ?? -1);
+    if (found <= after) {
+      return -1;
+    }
+    this.lastOf.set(rank, found);
+    return found;
+  }
+
+  /** Number a new entry. */
+  add(rank: number, key: string): number {
+    const at = this.next++;
+    const slot = at % REACH;
+    if (at >= REACH) {
+      this.forget(this.keys[slot]);
+    }
+    this.keys[slot] = key;
+    this.lastOf.set(rank, at);
+    const places = this.places.get(key);
+    if (places === undefined) {
+      this.places.set(key, at);
+    } else if (typeof places === "number") {
+      this.places.set(key, [places, at]);
+    } else {
+      places.push(at);
+    }
+    return at;
+  }
+
+  private forget(key: string): void {
+    const places = this.places.get(key);
+    if (typeof places === "number") {
+      this.places.delete(key);
+    } else if (places && places.length > 2) {
+      places.shift();
+    } else if (places) {
+      this.places.set(key, places[1]);
+    }
+  }
+}
+
+/** Lines of all ranks, each with who said it. A flood brings many: no object is made for one that a single rank said. */
+export class FoldedLines {
+  private texts: string[] = [];
+  private speakers: (number | number[])[] = [];
+
+  /** `first` is the number of the first line; `key` is the same for copies. */
+  constructor(
+    public first = 0,
+    readonly key: object = {},
+  ) {}
+
+  get length(): number {
+    return this.texts.length;
+  }
+
+  text(index: number): string {
+    return this.texts[index];
+  }
+
+  ranks(index: number): number[] {
+    const who = this.speakers[index];
+    return typeof who === "number" ? [who] : who;
+  }
+
+  /** The ranks of a line as they are shown. */
+  label(index: number): string {
+    const who = this.speakers[index];
+    return typeof who === "number" ? String(who) : rankNumbers(who);
+  }
 
   add(rank: number, text: string): void {
-    const after = Math.max(this.lastOf.get(rank) ?? -1, this.first + this.entries.length - 1 - REACH, this.first - 1);
-    const places = this.places.get(text);
-    const place = places?.find((one) => one > after);
-    if (place !== undefined) {
-      const entry = this.entries[place - this.first];
-      entry.ranks.push(rank);
-      entry.label = rankNumbers(entry.ranks);
-      this.lastOf.set(rank, place);
-      return;
-    }
-    const at = this.first + this.entries.length;
-    this.entries.push({ ranks: [rank], label: String(rank), text });
-    this.lastOf.set(rank, at);
-    if (places) {
-      places.push(at);
-      if (places.length > 2 * REACH) {
-        places.splice(0, REACH);
-      }
+    this.texts.push(text);
+    this.speakers.push(rank);
+  }
+
+  /** A rank has said the line with this number too. */
+  join(rank: number, number: number): void {
+    const index = number - this.first;
+    const who = this.speakers[index];
+    if (typeof who === "number") {
+      this.speakers[index] = [who, rank];
     } else {
-      this.places.set(text, [at]);
-    }
-    if (this.entries.length > 2 * this.maxLines) {
-      this.trim();
+      who?.push(rank);
     }
   }
 
-  private trim(): void {
-    const gone = this.entries.length - this.maxLines;
-    this.entries.splice(0, gone);
-    this.first += gone;
-    this.places.clear();
-    this.entries.slice(-REACH).forEach((entry, index, tail) => {
-      const at = this.first + this.entries.length - tail.length + index;
-      const places = this.places.get(entry.text);
-      places ? places.push(at) : this.places.set(entry.text, [at]);
-    });
+  /** Forget lines at the beginning. */
+  drop(count: number): void {
+    this.texts.splice(0, count);
+    this.speakers.splice(0, count);
+    this.first += count;
+  }
+
+  /** As it is now; what comes later is not in it. */
+  still(): FoldedLines {
+    const copy = new FoldedLines(this.first, this.key);
+    copy.texts = this.texts.slice();
+    copy.speakers = this.speakers.map((who) => (typeof who === "number" ? who : who.slice()));
+    return copy;
   }
 }

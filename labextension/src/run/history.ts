@@ -2,7 +2,6 @@
 
 import type { Host, JournalEvent, LogPage } from "./host";
 import { type Mark, RankLog } from "./log";
-import type { Rank } from "./model";
 
 const STEP = 500;
 const ENOUGH_LINES = 500;
@@ -15,14 +14,15 @@ export class History {
 
   readonly mark: Mark;
 
-  /** What comes before the window's first mark, which is its end where it has none. */
+  /** What comes before the first mark of a window, which is its end where it has none; `next` follows the window. */
   constructor(
-    private rank: Rank,
+    private window: RankLog,
+    next: number,
     private host: Host,
   ) {
-    this.mark = firstMark(rank.log) ?? rank.log.end(rank.next);
+    this.mark = firstMark(window) ?? window.end(next);
     this.from = this.mark.seq;
-    this.log = new RankLog(rank.rank, MOST_LINES);
+    this.log = new RankLog(window.rank, MOST_LINES);
   }
 
   /** Whether there is more before it. */
@@ -30,10 +30,10 @@ export class History {
     return this.from > 0;
   }
 
-  /** Whether it still reaches up to the window: a flood moves that away. */
-  get fits(): boolean {
+  /** Whether it still reaches up to a window: a flood moves that away. */
+  fits(window: RankLog): boolean {
     const mark = this.mark;
-    return mark.part.dropped <= mark.line && this.rank.log.parts.includes(mark.part);
+    return mark.part.dropped <= mark.line && window.parts.includes(mark.part);
   }
 
   /** Read the part before what is there; how many lines have come. */
@@ -49,7 +49,7 @@ export class History {
       }
     }
     this.events = [...fresh, ...this.events];
-    this.log = new RankLog(this.rank.rank, MOST_LINES);
+    this.log = new RankLog(this.window.rank, MOST_LINES);
     for (const event of this.events) {
       play(event, this.log);
     }
@@ -59,7 +59,7 @@ export class History {
   private async read(start: number, stop: number): Promise<JournalEvent[]> {
     const found: JournalEvent[] = [];
     for (let at = start; at < stop;) {
-      const page = await (this.host.log as NonNullable<Host["log"]>)(this.rank.rank, at, stop - at, "events");
+      const page = await (this.host.log as NonNullable<Host["log"]>)(this.window.rank, at, stop - at, "events");
       found.push(...(page.events ?? []).filter((event) => event.seq === undefined || event.seq < stop));
       if (page.next <= at) {
         break;
@@ -91,13 +91,16 @@ export function play(event: JournalEvent, log: RankLog): void {
   }
 }
 
-/** All that a rank printed, page by page, as text. */
+/** All that a rank has printed by now, page by page, as text. */
 export async function wholeLog(host: Host, rank: number): Promise<string> {
   const parts: string[] = [];
+  let stop = Infinity;
   for (let at = 0; ;) {
-    const page: LogPage = await (host.log as NonNullable<Host["log"]>)(rank, at, 5000, "text");
+    const page: LogPage = await (host.log as NonNullable<Host["log"]>)(rank, at, Math.min(5000, stop - at), "text");
     parts.push(page.text ?? "");
-    if (page.next <= at || page.next >= page.end) {
+    // A flood may go on as fast as it is read.
+    stop = Math.min(stop, page.end);
+    if (page.next <= at || page.next >= stop) {
       return parts.join("");
     }
     at = page.next;

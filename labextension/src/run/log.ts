@@ -1,6 +1,5 @@
-/** What one rank, or all of them, has shown: stretches of text and the rich items between them. */
+/** What one rank has shown: stretches of text and the rich items between them. */
 
-import { Entry, FoldedLines } from "./fold";
 import { Streams, Transcript } from "./transcript";
 
 export interface Item {
@@ -8,18 +7,40 @@ export interface Item {
   metadata: Record<string, unknown>;
 }
 
-/** An item where it is shown; `version` changes with what it shows. */
+/** An item of a rank where it is shown; `version` changes with what it shows. */
 export class Shown {
   version = 0;
-  ranks: number[];
+  private known: [number, string] = [-1, ""];
 
   constructor(
     public item: Item,
-    rank: number,
+    readonly rank: number,
     readonly ids: Set<string> = new Set(),
-  ) {
-    this.ranks = [rank];
+  ) {}
+
+  /** The same for items that look the same. */
+  get digest(): string {
+    if (this.known[0] !== this.version) {
+      this.known = [this.version, digest(JSON.stringify([this.item.data, this.item.metadata]))];
+    }
+    return this.known[1];
   }
+
+  change(item: Item): void {
+    this.item = item;
+    this.version += 1;
+  }
+}
+
+/** A short text that two different ones have in common by an unlikely chance only; pictures are long to be kept twice. */
+function digest(text: string): string {
+  let [one, two] = [0xdeadbeef, 0x41c6ce57];
+  for (let index = 0; index < text.length; index++) {
+    const code = text.charCodeAt(index);
+    one = Math.imul(one ^ code, 2654435761);
+    two = Math.imul(two ^ code, 1597334677);
+  }
+  return `${text.length}:${one >>> 0}:${two >>> 0}`;
 }
 
 /** Where in the window, by its part and line, an event of the journal begins. */
@@ -30,7 +51,7 @@ export interface Mark {
 }
 
 export const WINDOW = 5000;
-const MOST_PARTS = 400;
+export const MOST_PARTS = 400;
 
 export class RankLog {
   parts: (Transcript | Shown)[] = [];
@@ -108,7 +129,7 @@ export class RankLog {
     }
     const before = part.dropped;
     part.feed(rest, onLine);
-    if (part.dropped > before && this.parts.length > 1) {
+    if (this.parts.length > 1 && (part.dropped > before || this.lineCount > 2 * this.window)) {
       this.closeHole(part);
     }
   }
@@ -120,6 +141,18 @@ export class RankLog {
       this.dropped += goes ? one.dropped + one.length : 0;
       return !goes;
     });
+  }
+
+  /** As it is now; what comes later is not in it. */
+  still(): RankLog {
+    const copy = new RankLog(this.rank, this.window);
+    const copies = new Map(this.parts.map((part) => [part, part instanceof Transcript ? part.still() : part]));
+    copy.parts = [...copies.values()];
+    copy.dropped = this.dropped;
+    copy.marks = this.marks
+      .filter((mark) => copies.has(mark.part))
+      .map((mark) => ({ ...mark, part: copies.get(mark.part) as Transcript }));
+    return copy;
   }
 
   /** A mark of the window's end, where the journal's event `seq` will begin. */
@@ -143,17 +176,22 @@ export class RankLog {
   update(id: string, item: Item): Shown[] {
     const found = this.parts.filter((part): part is Shown => part instanceof Shown && part.ids.has(id));
     for (const shown of found) {
-      shown.item = item;
-      shown.version += 1;
+      shown.change(item);
     }
     return found;
   }
 
+  /** Forget all that there is: at once, or with what comes next. */
   clear(wait: boolean): void {
     this.clearNext = true;
     if (!wait) {
       this.cleared();
     }
+  }
+
+  /** Whether what comes next replaces all that there is. */
+  get clears(): boolean {
+    return this.clearNext;
   }
 
   private cleared(): void {
@@ -187,25 +225,3 @@ export class RankLog {
     }
   }
 }
-
-export class AllLog {
-  parts: (FoldedLines | Shown)[] = [];
-
-  addLine(rank: number, text: string): void {
-    let part = this.parts[this.parts.length - 1];
-    if (!(part instanceof FoldedLines)) {
-      part = new FoldedLines(WINDOW);
-      this.parts.push(part);
-    }
-    part.add(rank, text);
-  }
-
-  addItem(shown: Shown): void {
-    this.parts.push(shown);
-    if (this.parts.length > MOST_PARTS) {
-      this.parts.splice(0, this.parts.length - MOST_PARTS);
-    }
-  }
-}
-
-export type { Entry };

@@ -1,6 +1,7 @@
 /** A run as a page knows it: a snapshot, and the deltas that come after it. Pure: no DOM, no kernel. */
 
-import { AllLog, Item, RankLog, Shown } from "./log";
+import { AllLog } from "./all";
+import { Item, RankLog, Shown } from "./log";
 import * as progress from "./progress";
 
 export const MIME = "application/vnd.sky.run.v1+json";
@@ -83,7 +84,9 @@ export class Rank {
   noteItem(item: Item): void {
     const html = item.data["text/html"];
     if (typeof html === "string" && html.includes("<progress")) {
-      this.bar = progress.ofHtml(html);
+      const bar = progress.ofHtml(html);
+      // Nothing ends such a bar but its own last value: it would stand there for the rest of the cell.
+      this.bar = bar && progress.fraction(bar) < 1 ? bar : undefined;
     }
   }
 }
@@ -206,6 +209,9 @@ export class RunModel {
   }
 
   private addToAll(rank: number, entry: string | Shown): void {
+    if (this.ranks.length < 2) {
+      return;
+    }
     if (typeof entry === "string") {
       this.all.addLine(rank, entry);
     } else {
@@ -264,15 +270,18 @@ export class RunModel {
     if (!rank) {
       return;
     }
+    if (kind === "c" ? entry[2] !== true : rank.log.clears && (kind === "s" || kind === "d")) {
+      this.all = this.all.without(rank.rank);
+    }
     if (kind === "s") {
       rank.log.feed(entry[2] as number, text, entry[4] as number, entry[5] as number, (line) => {
         rank.noteLine(line);
-        this.all.addLine(rank.rank, line);
+        this.addToAll(rank.rank, line);
       });
     } else if (kind === "d") {
       const item = { data: entry[3], metadata: entry[4] } as Item;
       rank.noteItem(item);
-      this.all.addItem(rank.log.show(item, entry[2] as string | null));
+      this.addToAll(rank.rank, rank.log.show(item, entry[2] as string | null));
     } else if (kind === "u") {
       const item = { data: entry[3], metadata: entry[4] } as Item;
       rank.noteItem(item);

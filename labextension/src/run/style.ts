@@ -4,7 +4,7 @@ import CSS from "./style.css";
 
 /** Put the style on a document or a shadow root once. */
 export function install(root: Document | ShadowRoot): void {
-  const home = root instanceof Document ? root.head : root;
+  const home = "head" in root ? root.head : root;
   if (!home.querySelector("style[data-sky-run]")) {
     const style = document.createElement("style");
     style.dataset.skyRun = "";
@@ -19,7 +19,9 @@ export function isDark(node: Element): boolean {
   if (said !== undefined) {
     return said === "false";
   }
-  for (let at: Element | null = node; at; at = at.parentElement) {
+  const root = (at: Element) => at.getRootNode();
+  const above = (at: Element) => at.parentElement ?? (root(at) instanceof ShadowRoot ? (root(at) as ShadowRoot).host : null);
+  for (let at: Element | null = node; at; at = above(at)) {
     const [red, green, blue, alpha = 1] = (getComputedStyle(at).backgroundColor.match(/[\d.]+/g) ?? []).map(Number);
     if (alpha > 0.5 && blue !== undefined) {
       return 0.299 * red + 0.587 * green + 0.114 * blue < 128;

@@ -21,11 +21,21 @@ export class Transcript {
   private style: ansi.Style = ansi.PLAIN;
   private held = "";
 
+  /** `key` is the same for copies. */
   constructor(
     readonly maxLines = 5000,
     dropped = 0,
+    readonly key: object = {},
   ) {
     this.dropped = dropped;
+  }
+
+  /** Its lines as they are now, for reading. */
+  still(): Transcript {
+    const copy = new Transcript(this.maxLines, this.dropped, this.key);
+    copy.rows = this.rows.map(text);
+    copy.row = copy.rows.length - 1;
+    return copy;
   }
 
   /** How many lines there are to show; the last may be unfinished. */

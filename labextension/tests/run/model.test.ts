@@ -1,6 +1,7 @@
 import { describe, expect, it } from "vitest";
 
-import { FoldedLines, rankNumbers } from "../../src/run/fold";
+import { AllLog, FoldedItems } from "../../src/run/all";
+import { rankNumbers } from "../../src/run/fold";
 import { History } from "../../src/run/history";
 import type { Host, JournalEvent } from "../../src/run/host";
 import { Shown } from "../../src/run/log";
@@ -48,9 +49,11 @@ function delta(number: number, ...entries: (string | unknown[])[]): [Delta, Data
   return [{ sky: "delta", view: "v", number, entries: done }, new DataView(whole.buffer, 7)];
 }
 
-function all(model: RunModel): string[] {
-  return model.all.parts.flatMap((part) =>
-    part instanceof Shown ? ["item"] : part.entries.map((entry) => `${entry.label}: ${entry.text}`),
+function all({ all: log }: { all: AllLog }): string[] {
+  return log.parts.flatMap((part) =>
+    part instanceof FoldedItems
+      ? part.apart.map(([ranks, shown]) => `${rankNumbers(ranks)}: <${shown.item.data["text/plain"]}>`)
+      : Array.from({ length: part.length }, (_, index) => `${part.label(index)}: ${part.text(index)}`),
   );
 }
 
@@ -82,7 +85,7 @@ describe("a run", () => {
     const items = [{ data: { "text/plain": "1" }, metadata: {} }];
     // Of rank 1 more has come than is kept.
     model.load(snapshot({ ranks, items, order: [1, 3, 0, 1, 1, -1] }));
-    expect(all(model)).toEqual(["1: y", "0: x", "item"]);
+    expect(all(model)).toEqual(["1: y", "0: x", "1: <1>"]);
     model.apply(...delta(1, "0 20%\n", ["u", 1, "plot", { "text/plain": "2" }, {}]));
     expect(model.rank(0)?.log.parts.flatMap((part) => ("lines" in part ? part.lines() : []))).toEqual(["x", "20%"]);
     const shown = model.rank(1)?.log.parts[1] as Shown;
@@ -99,6 +102,17 @@ describe("a run", () => {
     expect(model.rank(0)?.log.parts).toHaveLength(1);
     expect(model.rank(0)?.log.last).toBe("");
     expect(model.rank(0)?.log.lineCount).toBe(1);
+  });
+
+  it("clears a rank out of what all have shown", () => {
+    const model = new RunModel();
+    model.load(snapshot());
+    model.apply(...delta(1, "0 both\nmine\n", "1 both\nother\n", ["c", 0, true]));
+    expect(all(model)).toEqual(["0-1: both", "0: mine", "1: other"]);
+    model.apply(...delta(2, "0 other\n"));
+    expect(all(model)).toEqual(["1: both", "0-1: other"]);
+    model.apply(...delta(3, ["c", 1, false]));
+    expect(all(model)).toEqual(["0: other"]);
   });
 
   it("has no holes in its window: what was passed over is counted and begins it anew", () => {
@@ -148,35 +162,62 @@ describe("a run", () => {
 });
 
 describe("folding", () => {
-  it("keeps each rank's own order", () => {
-    const lines = new FoldedLines();
-    for (const [rank, text] of [
-      [0, "a"],
-      [0, "b"],
-      [1, "b"],
-      [1, "a"],
-    ] as [number, string][]) {
-      lines.add(rank, text);
+  function folded(...entries: (string | [number, string])[]): string[] {
+    // "0 text" is a line of rank 0, [0, "text"] an item.
+    const log = new AllLog();
+    for (const entry of entries) {
+      if (typeof entry === "string") {
+        log.addLine(Number(entry[0]), entry.slice(2));
+      } else {
+        log.addItem(new Shown({ data: { "text/plain": entry[1] }, metadata: {} }, entry[0]));
+      }
     }
-    expect(lines.entries.map((entry) => `${entry.label} ${entry.text}`)).toEqual(["0 a", "0-1 b", "1 a"]);
+    return all({ all: log });
+  }
+
+  it("keeps each rank's own order", () => {
+    expect(folded("0 a", "0 b", "1 b", "1 a")).toEqual(["0: a", "0-1: b", "1: a"]);
   });
 
   it("folds what one rank says twice with what another says twice", () => {
-    const lines = new FoldedLines();
-    for (const rank of [0, 0, 1, 1]) {
-      lines.add(rank, "same");
-    }
-    expect(lines.entries.map((entry) => entry.label)).toEqual(["0-1", "0-1"]);
+    expect(folded("0 same", "0 same", "1 same", "1 same", "2 same")).toEqual(["0-2: same", "0-1: same"]);
   });
 
-  it("goes on folding after the oldest lines went", () => {
-    const lines = new FoldedLines(50);
+  it("folds items as lines, and lines around them", () => {
+    const one = (rank: number): (string | [number, string])[] => [`${rank} a`, [rank, "plot"], `${rank} b`];
+    expect(folded(...one(0), ...one(1), [2, "plot"], [2, "other"])).toEqual([
+      "0-1: a",
+      "0-2: <plot>",
+      "0-1: b",
+      "2: <other>",
+    ]);
+  });
+
+  it("shows an item apart while it is another than those it came with", () => {
+    const model = new RunModel();
+    model.load(snapshot());
+    const shown = (kind: string, rank: number, text: string) => [kind, rank, "bar", { "text/plain": text }, {}];
+    model.apply(...delta(1, shown("d", 0, "0%"), shown("d", 1, "0%")));
+    expect(all(model)).toEqual(["0-1: <0%>"]);
+    model.apply(...delta(2, shown("u", 1, "50%")));
+    expect(all(model)).toEqual(["0: <0%>", "1: <50%>"]);
+    model.apply(...delta(3, shown("u", 0, "50%")));
+    expect(all(model)).toEqual(["0-1: <50%>"]);
+  });
+
+  it("goes on folding after the oldest lines went, and keeps items", () => {
+    const log = new AllLog(50);
+    log.addItem(new Shown({ data: { "text/plain": "plot" }, metadata: {} }, 0));
     for (let line = 0; line < 1000; line++) {
-      lines.add(0, `line ${line}`);
-      lines.add(1, `line ${line}`);
+      log.addLine(0, `line ${line}`);
+      log.addLine(1, `line ${line}`);
     }
-    expect(lines.first + lines.entries.length).toBe(1000);
-    expect(lines.entries.every((entry) => entry.label === "0-1")).toBe(true);
+    const [item, ...lines] = all({ all: log });
+    expect(item).toBe("0: <plot>");
+    expect(lines.length).toBeLessThanOrEqual(100);
+    expect(lines[lines.length - 1]).toBe("0-1: line 999");
+    expect(lines.every((line) => line.startsWith("0-1: "))).toBe(true);
+    expect(log.parts[1].first).toBe(1001 - lines.length);
   });
 
   it("names ranks as people do", () => {
@@ -210,6 +251,16 @@ describe("progress", () => {
       "<div><progress value='12' max='60' style='width:300px'></progress>[12/60 00:10 < 00:40, Epoch 1/5]</div>";
     expect(ofHtml(html)).toMatchObject({ done: 12, total: 60, aside: "[12/60 00:10 < 00:40, Epoch 1/5]" });
     expect(ofHtml("<b>no</b>")).toBeUndefined();
+  });
+
+  it("of HTML is over with its last value", () => {
+    const model = new RunModel();
+    model.load(snapshot());
+    const bar = (value: number) => ({ "text/html": `<progress value='${value}' max='60'></progress>` });
+    model.apply(...delta(1, ["d", 0, "bar", bar(12), {}]));
+    expect(model.rank(0)?.progress).toMatchObject({ done: 12 });
+    model.apply(...delta(2, ["u", 0, "bar", bar(60), {}]));
+    expect(model.rank(0)?.progress).toBeUndefined();
   });
 
   it("is that of the slowest rank when bars are merged", () => {
@@ -259,7 +310,7 @@ describe("scrolling back", () => {
     next.entries[0][5] = 2000;
     model.apply(next, buffer);
     const rank = model.ranks[0];
-    const history = new History(rank, host);
+    const history = new History(rank.log, rank.next, host);
     expect(await history.load()).toBeGreaterThanOrEqual(500);
     while (history.more) {
       await history.load();
@@ -269,7 +320,7 @@ describe("scrolling back", () => {
     expect(lines[0]).toBe("line 0");
     expect(lines[1999]).toBe("line 1999");
     expect(history.mark.line).toBe(1);
-    expect(history.fits).toBe(true);
+    expect(history.fits(rank.log)).toBe(true);
   });
 
   it("reads up to the end of a window of which nobody knows where it begins, and goes on below", async () => {
@@ -280,7 +331,7 @@ describe("scrolling back", () => {
     flood.next = [[0, 3000]];
     model.apply(flood, buffer);
     const rank = model.ranks[0];
-    const history = new History(rank, host);
+    const history = new History(rank.log, rank.next, host);
     while (history.more) {
       await history.load();
     }

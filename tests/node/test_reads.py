@@ -1,11 +1,11 @@
-"""What functions and classes of the notebook are found to read, through all that wraps them."""
+"""What functions and classes are found to read, through all that wraps them."""
 
 from __future__ import annotations
 
 import functools
 import types
 
-from sky_jupyter.capture.functions import global_reads
+from sky_jupyter.node.reads import global_reads
 
 
 def notebook(source: str) -> dict[str, object]:
@@ -38,6 +38,14 @@ def test_a_functions_globals_are_found_through_what_wraps_it() -> None:
     for key in ("A", "a"):
         assert global_reads(ns[key], ns) == of_class
     assert global_reads(ns["a"].m, ns) == of_class  # type: ignore[attr-defined]
+
+
+def test_what_is_large_or_does_not_let_itself_be_looked_at_is_left() -> None:
+    ns = notebook(
+        "class A:\n    def __getattr__(self, name):\n        raise ValueError\n    def m(self):\n        return x\n"
+        "large = [A(), *range(100_000), lambda: y]"
+    )
+    assert global_reads(ns["large"], ns) == {"x", "ValueError"}
 
 
 def test_functions_of_modules_read_nothing_from_the_notebook() -> None:

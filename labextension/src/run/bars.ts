@@ -1,0 +1,63 @@
+/** Progress bars of the ranks: one each, or one of the slowest alone. */
+
+import { make, say, store, stored } from "./dom";
+import type { RunModel } from "./model";
+import { fraction, Progress, slowest } from "./progress";
+import { ALL } from "./sight";
+
+const MODES = ["each", "slowest", "off"] as const;
+type Mode = (typeof MODES)[number];
+const TOLD: Record<Mode, string> = { each: "Bars: each rank", slowest: "Bars: slowest", off: "Bars: off" };
+const KEPT = "sky-bars";
+
+export class Bars {
+  readonly node = make("div", "sky-bars");
+  private mode: Mode = MODES.find((mode) => mode === stored(KEPT)) ?? "each";
+
+  /** Go on to the next way of showing them. */
+  change(): void {
+    this.mode = MODES[(MODES.indexOf(this.mode) + 1) % MODES.length];
+    store(KEPT, this.mode);
+  }
+
+  /** Draw those of a tab; `button` is the one that changes how. */
+  draw(model: RunModel, tab: number, button: HTMLButtonElement): void {
+    const several = model.ranks.length > 1;
+    const found: [number, Progress][] = [];
+    for (const rank of model.finished ? [] : model.ranks) {
+      const progress = rank.state === "running" ? rank.progress : undefined;
+      if (progress) {
+        found.push([rank.rank, progress]);
+      }
+    }
+    say(button, TOLD[this.mode]);
+    button.hidden = !several || !found.length;
+    const here = found.filter(([rank]) => tab === ALL || tab === rank);
+    const last = slowest(here);
+    const shown = this.mode === "off" || !last ? [] : this.mode === "slowest" && several ? [last] : here;
+    while (this.node.children.length > shown.length) {
+      this.node.lastElementChild?.remove();
+    }
+    while (this.node.children.length < shown.length) {
+      const row = make("div", "sky-bar");
+      row.append(make("span"), make("progress", "", { max: "1" }), make("span"));
+      this.node.append(row);
+    }
+    shown.forEach(([rank, progress], index) => {
+      const who = several ? `${this.mode === "slowest" ? "slowest, " : ""}rank ${rank}` : "";
+      drawBar(this.node.children[index], who, progress);
+    });
+    this.node.hidden = shown.length === 0;
+  }
+}
+
+function drawBar(row: Element, who: string, progress: Progress): void {
+  const [name, bar, aside] = row.children as unknown as [HTMLElement, HTMLProgressElement, HTMLElement];
+  const label = [who, progress.label].filter(Boolean).join(" · ") || "progress";
+  say(name, label);
+  bar.value = fraction(progress);
+  bar.setAttribute("aria-label", label);
+  const percent = `${Math.floor(100 * fraction(progress))}%`;
+  say(bar, percent);
+  say(aside, [percent, progress.aside].filter(Boolean).join(" · "));
+}

@@ -1,0 +1,102 @@
+/** What is to be shown of a log, in order: stretches of lines, of which some may be filtered out, and items. No DOM. */
+
+import { type AllLog, FoldedItems } from "./all";
+import { strip } from "./ansi";
+import { fold, rankNumbers } from "./fold";
+import type { History } from "./history";
+import { type RankLog, Shown } from "./log";
+import type { Rank } from "./model";
+import { Transcript } from "./transcript";
+
+export interface Line {
+  /** Whose it is; empty where that needs no saying. */
+  label: string;
+  text: string;
+}
+
+/** Lines to be shown: `first` is the number of the first one, as lines go from the beginning. */
+export interface Lines {
+  first: number;
+  count: number;
+  line(index: number): Line;
+}
+
+/** `key` stays the same for what is the same block at the next look; `ranks` are those that show an item, where told. */
+export interface Block {
+  key: object;
+  lines?: Lines;
+  shown?: Shown;
+  ranks?: number[];
+}
+
+/** Those lines of a rank that hold `filter`, which is in lower case, and its items; `history` stands before the window. */
+export function blocksOfRank(log: RankLog, filter: string, history?: History): Block[] {
+  if (!history) {
+    return log.parts.map((part) => blockOf(part, filter));
+  }
+  const { part: first, line } = history.mark;
+  return [
+    ...history.log.parts.map((part) => blockOf(part, filter)),
+    blockOf(first, filter, line - first.dropped),
+    ...log.parts.slice(log.parts.indexOf(first) + 1).map((part) => blockOf(part, filter)),
+  ];
+}
+
+/** Those of all ranks, and below them what each is writing just now. */
+export function blocksOfAll(log: AllLog, open: Line[], filter: string): Block[] {
+  const blocks = log.parts.flatMap((part): Block[] => {
+    if (part instanceof FoldedItems) {
+      return part.apart.map(([ranks, shown]) => ({ key: shown, shown, ranks }));
+    }
+    const line = (index: number) => ({ label: part.label(index), text: part.text(index) });
+    return [{ key: part.key, lines: linesOf(part.first, part.length, line, filter) }];
+  });
+  if (open.length) {
+    blocks.push({ key: log, lines: linesOf(0, open.length, (index) => open[index], filter) });
+  }
+  return blocks;
+}
+
+/** What each rank has not finished to write, equal lines once. */
+export function unfinished(ranks: Rank[]): Line[] {
+  const open = ranks.filter((rank) => rank.log.last).map((rank) => [rank.rank, rank.log.last] as [number, string]);
+  return fold(open, (text) => text).map(([of, text]) => ({ label: rankNumbers(of), text }));
+}
+
+/** The text of blocks, as far as the page has it. */
+export function textOf(blocks: Block[]): string {
+  const lines: string[] = [];
+  for (const { lines: found, shown } of blocks) {
+    for (let index = 0; found && index < found.count; index++) {
+      const { label, text } = found.line(index);
+      lines.push((label ? `[${label.replace(/ /g, "")}] ` : "") + strip(text));
+    }
+    if (shown) {
+      const plain = shown.item.data["text/plain"];
+      lines.push(typeof plain === "string" ? plain : Array.isArray(plain) ? plain.join("") : "");
+    }
+  }
+  return lines.join("\n");
+}
+
+function blockOf(part: Transcript | Shown, filter: string, start = 0): Block {
+  if (part instanceof Shown) {
+    return { key: part, shown: part };
+  }
+  const from = Math.max(0, start);
+  const line = (index: number) => ({ label: "", text: part.line(from + index) });
+  return { key: part.key, lines: linesOf(part.dropped + from, part.length - from, line, filter) };
+}
+
+function linesOf(first: number, count: number, line: (index: number) => Line, filter: string): Lines {
+  if (!filter) {
+    return { first, count, line };
+  }
+  const kept: number[] = [];
+  for (let index = 0; index < count; index++) {
+    if (strip(line(index).text).toLowerCase().includes(filter)) {
+      kept.push(index);
+    }
+  }
+  return { first, count: kept.length, line: (index) => line(kept[index]) };
+}

@@ -1,0 +1,83 @@
+/** Below the lines: what ranks raised, their results, and what else there is to say. */
+
+import { escaped, toHtml } from "./ansi";
+import { make } from "./dom";
+import { fold, rankLabel } from "./fold";
+import type { Host } from "./host";
+import type { Shown } from "./log";
+import type { Rank, RunModel } from "./model";
+import { ALL } from "./sight";
+
+export class Foot {
+  readonly node = make("div", "sky-foot");
+  private key = "";
+
+  /** Draw it anew the next time. */
+  reset(): void {
+    this.key = "";
+  }
+
+  draw(model: RunModel, host: Host, tab: number): void {
+    const ranks = tab === ALL ? model.ranks : model.ranks.filter((rank) => rank.rank === tab);
+    const key = JSON.stringify([
+      tab,
+      model.notices.length,
+      model.finished,
+      ranks.map((one) => [one.state, one.result !== undefined]),
+    ]);
+    if (key === this.key) {
+      return;
+    }
+    this.key = key;
+    const several = model.ranks.length > 1;
+    this.node.replaceChildren();
+    for (const [of, note] of told(ranks, (rank) => rank.note)) {
+      this.node.append(trouble(`${rankLabel(of)} ${model.rank(of[0])?.state}`, note));
+    }
+    for (const [of, text] of told(ranks, (rank) => rank.traceback)) {
+      this.node.append(trouble(several ? rankLabel(of) : "", text));
+    }
+    const results = ranks.filter((rank) => rank.result).map((rank) => [rank.rank, rank.result] as [number, Shown]);
+    for (const [of, shown] of fold(results, (one) => JSON.stringify(one.item))) {
+      const node = make("div", "sky-item");
+      const who = make("div", "sky-who");
+      who.textContent = several && tab === ALL ? `Out, ${rankLabel(of)}` : "Out";
+      const place = make("div");
+      node.append(who, place);
+      this.node.append(node);
+      host.draw(shown.item, place);
+    }
+    for (const text of [...model.notices, quiet(model, ranks)].filter(Boolean)) {
+      const node = make("div", "sky-aside");
+      node.textContent = text;
+      this.node.append(node);
+    }
+  }
+}
+
+/** What ranks have to say, equal texts once. */
+function told(ranks: Rank[], pick: (rank: Rank) => string): [number[], string][] {
+  return fold(
+    ranks.filter((rank) => pick(rank)).map((rank) => [rank.rank, pick(rank)] as [number, string]),
+    (text) => text,
+  );
+}
+
+function trouble(who: string, text: string): HTMLElement {
+  const node = make("div", "sky-trouble");
+  node.innerHTML = `${who ? `<div class="sky-who">${escaped(who)}</div>` : ""}<pre class="sky-wrap">${toHtml(text)}</pre>`;
+  return node;
+}
+
+/** Who of the ranks said nothing, where others did. */
+function quiet(model: RunModel, ranks: Rank[]): string {
+  if (!model.finished) {
+    return "";
+  }
+  const silent = ranks.filter(
+    (rank) => rank.state === "done" && !rank.log.parts.length && !rank.result && !rank.log.gone,
+  );
+  return silent.length && silent.length < model.ranks.length
+    ? `${rankLabel(silent.map((rank) => rank.rank))}: no output`
+    : "";
+}

@@ -1,0 +1,77 @@
+/** The run view's header: how the run fares, and the buttons of what can be done. */
+
+import { make, say } from "./dom";
+import type { Host } from "./host";
+import type { RunModel } from "./model";
+import { duration, status } from "./words";
+
+// The clock goes on so many times a second, however often something comes: all around it is laid out anew.
+const TICKS = 5;
+// A run that has said nothing for so many seconds is said to be silent.
+const SILENT = 5;
+
+export class Head {
+  readonly node = make("div", "sky-head");
+  readonly search = make("input", "", {
+    type: "search",
+    placeholder: "Filter",
+    "aria-label": "Show only lines with this text",
+  });
+  private readonly dot = make("span", "sky-dot", { "aria-hidden": "true" });
+  private readonly title = make("span", "sky-title");
+  private readonly facts = make("span", "sky-facts");
+  private readonly tools = make("div", "sky-tools", { role: "group", "aria-label": "Of this run" });
+  private readonly buttons: Record<string, HTMLButtonElement> = {};
+  private tick = "";
+
+  constructor() {
+    this.tools.append(this.search);
+    this.node.append(this.dot, this.title, this.facts, this.tools);
+  }
+
+  /** Put a button after those that are there, before the filter. */
+  add(name: string, label: string, act: () => void): HTMLButtonElement {
+    const button = make("button", "", { type: "button" });
+    button.textContent = label;
+    button.addEventListener("click", act);
+    this.buttons[name] = button;
+    this.tools.insertBefore(button, this.search);
+    return button;
+  }
+
+  /** `long` says whether there are more lines than are in sight, `fresh` how many came since they are held. */
+  draw(model: RunModel, host: Host, following: boolean, fresh: number, long: () => boolean): void {
+    if (this.dot.dataset.state !== model.state) {
+      this.dot.dataset.state = model.state;
+    }
+    say(this.title, model.title);
+    this.drawFacts(model);
+    const live = !model.finished;
+    const { interrupt, where, follow, download } = this.buttons;
+    interrupt.hidden = !live || !host.interrupt;
+    where.hidden = !live || !host.where;
+    follow.hidden = !live;
+    say(follow, following ? "Pause" : fresh > 0 ? `Follow (${fresh.toLocaleString("en")} new)` : "Follow");
+    follow.title = following ? "Keep the lines still" : "Show the newest lines as they come";
+    this.search.hidden = download.hidden = !live && this.search.value === "" && !long();
+  }
+
+  private drawFacts(model: RunModel): void {
+    const count = model.ranks.length;
+    const words = status(model);
+    const tick = [model.finished, Math.floor(model.elapsed * TICKS), count, ...words].join();
+    if (tick === this.tick) {
+      return;
+    }
+    this.tick = tick;
+    const beat = String(Math.floor(model.elapsed) % 2);
+    if (this.dot.dataset.beat !== beat) {
+      this.dot.dataset.beat = beat;
+    }
+    const facts = [`${count} rank${count === 1 ? "" : "s"}`, duration(model.elapsed), ...words];
+    if (!model.finished && model.idle >= SILENT) {
+      facts.push(`silent for ${duration(Math.floor(model.idle)).replace(".0 s", " s")}`);
+    }
+    say(this.facts, facts.join(" · "));
+  }
+}

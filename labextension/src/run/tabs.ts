@@ -1,0 +1,94 @@
+/** The tabs of the run view: one of all ranks, and one a rank with its state and its bar. */
+
+import { make, say } from "./dom";
+import type { Rank } from "./model";
+import { fraction } from "./progress";
+import { ALL } from "./sight";
+import { tabAfter } from "./words";
+
+// With more ranks than this, a tab has the number alone.
+const ROOM = 8;
+
+export class Tabs {
+  readonly node = make("div", "sky-tabs", { role: "tablist", "aria-label": "Output" });
+
+  /** `panel` is what the tabs change; `choose` is told the tab that a person chose. */
+  constructor(
+    private readonly id: string,
+    private readonly panel: HTMLElement,
+    private readonly choose: (tab: number) => void,
+  ) {
+    panel.id = `${id}-panel`;
+    this.node.addEventListener("keydown", (event) => this.onKey(event));
+  }
+
+  draw(ranks: Rank[], chosen: number): void {
+    this.node.hidden = ranks.length < 2;
+    if (this.node.hidden) {
+      this.panel.removeAttribute("role");
+      return;
+    }
+    if (this.node.children.length !== ranks.length + 1) {
+      const tabs = [ALL, ...ranks.map((rank) => rank.rank)];
+      this.node.replaceChildren(...tabs.map((tab) => this.make(tab, ranks.length > ROOM)));
+    }
+    for (const [index, button] of ([...this.node.children] as HTMLElement[]).entries()) {
+      const selected = Number(button.dataset.tab) === chosen;
+      if (button.getAttribute("aria-selected") !== String(selected)) {
+        button.setAttribute("aria-selected", String(selected));
+        button.tabIndex = selected ? 0 : -1;
+      }
+      if (index > 0) {
+        drawChip(button, ranks[index - 1]);
+      }
+    }
+    const label = `${this.id}-tab-${chosen}`;
+    if (this.panel.getAttribute("aria-labelledby") !== label || !this.panel.hasAttribute("role")) {
+      this.panel.setAttribute("role", "tabpanel");
+      this.panel.setAttribute("aria-labelledby", label);
+    }
+  }
+
+  private make(tab: number, narrow: boolean): HTMLElement {
+    const button = make("button", "", {
+      type: "button",
+      role: "tab",
+      id: `${this.id}-tab-${tab}`,
+      "aria-controls": this.panel.id,
+    });
+    button.dataset.tab = String(tab);
+    button.innerHTML =
+      tab === ALL
+        ? "<span>All</span>"
+        : `<span class="sky-dot" aria-hidden="true"></span><span>${narrow ? "" : "rank "}${tab}</span>` +
+          '<span class="sky-hidden"></span><span class="sky-chip-bar" aria-hidden="true" hidden><i></i></span>';
+    button.addEventListener("click", () => this.choose(tab));
+    return button;
+  }
+
+  private onKey(event: KeyboardEvent): void {
+    const order = [...this.node.children] as HTMLElement[];
+    const root = this.node.getRootNode() as Document | ShadowRoot;
+    const at = order.indexOf(root.activeElement as HTMLElement);
+    const target = at < 0 ? undefined : tabAfter(event.key, at, order.length);
+    if (target !== undefined) {
+      event.preventDefault();
+      this.choose(Number(order[target].dataset.tab));
+      order[target].focus();
+    }
+  }
+}
+
+function drawChip(button: HTMLElement, rank: Rank): void {
+  if (button.dataset.state !== rank.state) {
+    button.dataset.state = rank.state;
+    button.title = `rank ${rank.rank}: ${rank.state}`;
+    say(button.children[2] as HTMLElement, rank.state);
+  }
+  const bar = button.children[3] as HTMLElement;
+  const progress = rank.state === "running" ? rank.progress : undefined;
+  bar.hidden = !progress;
+  if (progress) {
+    (bar.firstElementChild as HTMLElement).style.width = `${(100 * fraction(progress)).toFixed(1)}%`;
+  }
+}

@@ -1,0 +1,137 @@
+import { afterEach, beforeEach, describe, expect, it } from "vitest";
+
+import type { Host } from "../../src/run/host";
+import { RunModel, type Snapshot } from "../../src/run/model";
+import { drawPlain } from "../../src/run/rich";
+import { RunView } from "../../src/run/view";
+
+const frame = () => new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
+
+function snapshot(ranks: number): Snapshot {
+  return {
+    version: 1,
+    view: "v",
+    run: "r",
+    title: "sky",
+    state: "running",
+    finished: false,
+    elapsed: 0,
+    idle: 0,
+    ranks: Array.from({ length: ranks }, (_, rank) => ({ rank, state: "running" as const, parts: [] })),
+    items: [],
+    order: [],
+    notices: [],
+    number: 0,
+  };
+}
+
+describe("the view", () => {
+  let model: RunModel;
+  let view: RunView;
+  let number: number;
+
+  function begin(ranks: number, host: Partial<Host> = {}): void {
+    model = new RunModel();
+    model.load(snapshot(ranks));
+    view = new RunView(model, { draw: drawPlain, ...host });
+    document.body.append(view.node);
+    // Nothing is laid out here, so nothing can be scrolled.
+    Object.defineProperty(view.node.querySelector(".sky-log"), "scrollTop", { get: () => 0, set: () => undefined });
+    view.attach();
+    number = 0;
+  }
+
+  /** What ranks print or show, and a frame after it. */
+  async function told(...entries: unknown[][]): Promise<void> {
+    const texts = entries.map((entry) => (entry[0] === "s" ? new TextEncoder().encode(entry[2] as string) : undefined));
+    const whole = new Uint8Array(texts.flatMap((bytes) => [...(bytes ?? [])]));
+    const done = entries.map((entry, index) => {
+      const bytes = texts[index];
+      return bytes ? ["s", entry[1], 0, bytes.length, 0, -1] : entry;
+    });
+    model.apply({ sky: "delta", view: "v", number: ++number, entries: done }, new DataView(whole.buffer));
+    await drawn();
+  }
+
+  async function drawn(): Promise<void> {
+    view.choose((view as unknown as { sight: { tab: number } }).sight.tab, false);
+    await frame();
+  }
+
+  const rows = () => [...view.node.querySelectorAll(".sky-row")].map((row) => row.textContent);
+  const button = (name: string) =>
+    [...view.node.querySelectorAll("button")].find((one) => one.textContent?.startsWith(name)) as HTMLButtonElement;
+
+  beforeEach(() => begin(2));
+  afterEach(() => {
+    view.detach();
+    view.node.remove();
+  });
+
+  it("shows the newest lines of many, and no others", async () => {
+    await told(["s", 0, Array.from({ length: 3000 }, (_, line) => `line ${line}\n`).join("")]);
+    expect(rows()[rows().length - 1]).toBe("0line 2999");
+    expect(rows().length).toBeLessThan(40);
+  });
+
+  it("writes colours, and plain text where they were", async () => {
+    begin(1);
+    await told(["s", 0, "\x1b[31mred\x1b[0m <b>\n"]);
+    expect(view.node.querySelector(".sky-row")?.innerHTML).toContain('<span style="color:var(--sky-ansi-1)">red</span> &lt;b');
+    await told(["c", 0, false], ["s", 0, "plain\n"]);
+    expect(view.node.querySelector(".sky-row")?.innerHTML).toBe("plain");
+  });
+
+  it("keeps still what is paused while a flood goes on, and follows again", async () => {
+    await told(["s", 0, "first\n"]);
+    button("Pause").click();
+    await drawn();
+    for (let flood = 0; flood < 12; flood++) {
+      await told(["s", 1, Array.from({ length: 2000 }, (_, line) => `line ${line}\n`).join("")]);
+    }
+    expect(rows()).toEqual(["0first"]);
+    expect(button("Follow").textContent).toBe("Follow (24,000 new)");
+    button("Follow").click();
+    await drawn();
+    expect(rows()).not.toContain("0first");
+    expect(rows()[rows().length - 1]).toBe("1line 1999");
+    expect(button("Pause").textContent).toBe("Pause");
+  });
+
+  it("shows lines with a text alone, those that come as well", async () => {
+    await told(["s", 0, "loss 1\nother\n"]);
+    const search = view.node.querySelector("input") as HTMLInputElement;
+    search.value = "LOSS";
+    search.dispatchEvent(new Event("input"));
+    await told(["s", 1, "more\nloss 2\n"]);
+    expect(rows()).toEqual(["0loss 1", "1loss 2"]);
+  });
+
+  it("draws equal items once, with their ranks, and plainly where the host has no renderers", async () => {
+    const table = { "text/html": "<table><tr><td>7</td></tr></table>" };
+    await told(["d", 0, null, table, {}], ["d", 1, null, table, {}], ["d", 1, null, { "image/png": "AAAA" }, {}]);
+    const items = [...view.node.querySelectorAll(".sky-item")];
+    expect(items.map((item) => item.querySelector(".sky-who")?.textContent)).toEqual(["ranks 0-1", "rank 1"]);
+    expect(items[0].querySelector("iframe")?.srcdoc).toContain("<td>7</td>");
+    expect(items[1].querySelector("img")?.src).toBe("data:image/png;base64,AAAA");
+  });
+
+  it("reads the whole log while the run goes on", async () => {
+    const asked: number[] = [];
+    begin(2, {
+      log: async (rank, from) => {
+        asked.push(rank);
+        return { from, next: from + 1, end: 2, text: `${rank}:${from}\n` };
+      },
+    });
+    let saved: Blob | undefined;
+    URL.createObjectURL = (blob) => {
+      saved = blob as Blob;
+      return "blob:x";
+    };
+    button("Download").click();
+    await frame();
+    expect(asked).toEqual([0, 0, 1, 1]);
+    expect(await saved?.text()).toBe("── rank 0\n0:0\n0:1\n\n── rank 1\n1:0\n1:1\n");
+  });
+});

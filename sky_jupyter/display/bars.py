@@ -1,0 +1,56 @@
+"""Progress bars in what a rank printed: those of tqdm and Keras, as ``labextension/src/run/progress.ts`` finds them."""
+
+from __future__ import annotations
+
+import re
+from typing import NamedTuple
+
+from . import ansi
+
+# "train:  43%|████      | 43/100 [00:10<00:13,  4.20it/s, loss=0.1]"
+_TQDM = re.compile(
+    r"(.*?)\s*(\d{1,3})%\|[^|]*\|\s*([\d.]+)([kMGT]?)i?B?\s*/\s*([\d.]+)([kMGT]?)i?B?\s*(?:\[(.*?)\]?)?\s*"
+)
+# "43/100 ━━━━━━━━━━━━━━━━━━━━ 5s 20ms/step - loss: 0.12", and older "43/100 [=====>....] - ETA: 5s"
+_KERAS = re.compile(r"\s*(\d+)/(\d+)\s+(?:[━╸╺─ ]*[━╸╺─][━╸╺─ ]*|\[[=>.]+\])\s*(?:-\s*)?(.*)")
+_LONGEST = 2000
+
+
+class Bar(NamedTuple):
+    """How far something is.
+
+    Parameters
+    ----------
+    label : str
+        What goes on, such as tqdm's description.
+    done : str
+        How much is done of how much, in words.
+    part : float
+        The same from 0 to 1.
+    aside : str
+        What the bar says beside, such as the time that is left.
+    """
+
+    label: str
+    done: str
+    part: float
+    aside: str
+
+
+def of_line(line: str) -> Bar | None:
+    """The bar that a line is; None where it is none."""
+    if len(line) > _LONGEST or "/" not in line:
+        return None
+    text = ansi.strip(line)
+    if found := _TQDM.fullmatch(text):
+        label, percent, there, there_unit, total, total_unit, aside = found.groups()
+        return Bar(
+            label.removesuffix(":"),
+            f"{there}{there_unit}/{total}{total_unit}",
+            min(1.0, int(percent) / 100),
+            aside or "",
+        )
+    if found := _KERAS.fullmatch(text):
+        there, total, aside = found.groups()
+        return Bar("", f"{there}/{total}", min(1.0, int(there) / int(total)), aside) if int(total) else None
+    return None

@@ -1,0 +1,180 @@
+"""Rows that stand at the bottom of a terminal, while what is printed meanwhile scrolls away above them.
+
+The cursor rests in an empty row above them. From there they can be erased whatever the terminal made
+of them when its size changed, where a count of rows to go back would be wrong; and what others write
+by themselves, as a terminal its ``^C``, does not go into them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import shutil
+import sys
+import threading
+from collections.abc import Iterator, Sequence
+from typing import Any, ClassVar, TextIO
+
+_GONE = "\r\x1b[J"
+_REST_OF_ROW, _REST = "\x1b[K", "\x1b[J"
+# Below this there is no room for rows, and no terminal that anybody reads.
+_FEWEST_COLUMNS, _FEWEST_LINES = 20, 5
+_NAMES = ("stdout", "stderr")
+
+
+def can_draw(stream: TextIO | None) -> bool:
+    """Whether a stream is a terminal whose cursor can be moved, and nothing else is drawn there."""
+    if stream is None or Region.standing is not None or os.environ.get("SKY_VIEW") == "lines":
+        return False
+    if os.environ.get("TERM", "dumb") in ("", "dumb", "unknown"):
+        return False
+    if (getattr(stream, "encoding", None) or "").lower().replace("-", "") != "utf8":
+        return False
+    try:
+        return stream.isatty()
+    except ValueError:  # it is closed
+        return False
+
+
+def make_room() -> None:
+    """Take the rows away, if there are any, until they are drawn again: somebody is to be asked something."""
+    if Region.standing is not None:
+        Region.standing.hide()
+
+
+def writable(text: str, stream: Any) -> str:
+    """Text as a stream can take it: what its encoding has not is a question mark, and no reason to fail."""
+    encoding = getattr(stream, "encoding", None) or "utf-8"
+    return text.encode(encoding, "replace").decode(encoding)
+
+
+class Region:
+    """The rows of one view; only one has any at a time, and the others print their lines above.
+
+    Parameters
+    ----------
+    stream : file
+        The terminal, as `can_draw` has found it to be one.
+    """
+
+    standing: ClassVar[Region | None] = None
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+        self._rows: Sequence[str] = ()
+        self._size = self.size
+        # What others print meanwhile: what is whole, and the rest of each stream.
+        self._above: list[str] = []
+        self._stand_ins: dict[str, _StandIn] = {}
+        self._lock = threading.RLock()
+
+    @property
+    def size(self) -> os.terminal_size:
+        """How large the terminal is now."""
+        with contextlib.suppress(OSError, ValueError):
+            size = os.get_terminal_size(self._stream.fileno())
+            if size.columns and size.lines:
+                return size
+        return shutil.get_terminal_size()
+
+    @property
+    def room(self) -> int:
+        """How many rows there may be: never more than half of the terminal, and none in a tiny one."""
+        size = self.size
+        if size.columns < _FEWEST_COLUMNS or size.lines < _FEWEST_LINES:
+            return 0
+        return max(1, size.lines // 2 - 1)
+
+    def show(self, rows: Sequence[str], above: str = "") -> None:
+        """Print text, of whole lines, and have rows stand below it, none of them wider than the terminal less one."""
+        with self._lock:
+            if rows:
+                self._stand()
+            above = "".join(self._above) + above
+            self._above.clear()
+            size = self.size
+            if not above and (rows, size) == (self._rows, self._size):
+                return
+            # Without anything above, each row is written over its old self: it does not flicker.
+            text = (_GONE if self._rows else "") + above if above or not rows else ""
+            if rows:
+                text += f"\r{_REST_OF_ROW}\n" + "\n".join(row + _REST_OF_ROW for row in rows)
+                text += f"{_REST}\x1b[{len(rows)}A\r"
+            self._rows, self._size = rows, size
+            self._stream.write(writable(text, self._stream))
+            self._stream.flush()
+
+    def hide(self) -> None:
+        """Take the rows away, and let others have the terminal, until rows are shown again."""
+        with self._lock:
+            rests = "".join(self._unstand())
+            self.show((), rests and f"{rests}\n")
+
+    def _stand(self) -> None:
+        """Be the one that has rows; what others print goes above them."""
+        if Region.standing is None:
+            Region.standing = self
+            for name in _NAMES:
+                stream = getattr(sys, name)
+                if stream is not None and _is_terminal(stream):
+                    self._stand_ins[name] = _StandIn(stream, self._take)
+                    setattr(sys, name, self._stand_ins[name])
+
+    def _unstand(self) -> Iterator[str]:
+        """Give the streams back; what they have printed of unfinished lines."""
+        if Region.standing is self:
+            Region.standing = None
+        for name, stand_in in self._stand_ins.items():
+            if getattr(sys, name) is stand_in:
+                setattr(sys, name, stand_in.stream)
+            yield stand_in.rest
+        self._stand_ins = {}
+
+    def _take(self, text: str) -> None:
+        with self._lock:
+            self._above.append(text)
+
+
+class _StandIn(io.TextIOBase):
+    """A standard stream of this process while rows stand in the terminal: its lines go above them."""
+
+    def __init__(self, stream: TextIO, take: Any) -> None:
+        self.stream, self._take = stream, take
+        self.rest = ""
+        self._lock = threading.Lock()
+
+    def write(self, text: str) -> int:
+        with self._lock:
+            whole, newline, self.rest = (self.rest + text).rpartition("\n")
+            if newline:
+                self._take(whole + newline)
+        return len(text)
+
+    def flush(self) -> None:
+        """Nothing: lines are shown within a tenth of a second."""
+
+    def isatty(self) -> bool:
+        """Whoever asks is not to draw there."""
+        return False
+
+    def writable(self) -> bool:
+        return True
+
+    def fileno(self) -> int:
+        return self.stream.fileno()
+
+    @property
+    def encoding(self) -> str:  # type: ignore[override]
+        return self.stream.encoding
+
+    @property
+    def errors(self) -> str | None:  # type: ignore[override]
+        return self.stream.errors
+
+
+def _is_terminal(stream: TextIO) -> bool:
+    try:
+        return stream.isatty()
+    except (AttributeError, ValueError):
+        return False
