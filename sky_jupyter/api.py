@@ -116,6 +116,7 @@ class PendingCall(Generic[T]):
         try:
             return list(live.attend(run, view.refresh))
         finally:
+            live.note_writes(run, _main())
             view.finish(run.elapsed)
 
     def __rshift__(self, pool: Compute | Pool) -> T:
@@ -136,6 +137,7 @@ class PendingCall(Generic[T]):
             interrupted = live.wait(run, view.refresh)
             result = live.finish(run)
         finally:
+            live.note_writes(run, _main())
             view.finish(run.elapsed)
         if interrupted:
             raise KeyboardInterrupt(repr(self))
@@ -391,9 +393,18 @@ def start_pool(spec: PoolSpec) -> Pool:
     except BaseException as error:
         view.finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", ok=False)
         raise
-    pools.add(pool)
+    _take_in(pool)
     view.finish(f"{describe(spec)} ready")
     return pool
+
+
+def _take_in(pool: Pool) -> None:
+    """A pool is there: it is found by its name, and pages have its widgets."""
+    pools.add(pool)
+    comms = pool.supervisor.comms
+    mirror = display.mirror(pool.id, comms.send)
+    if mirror is not None:
+        comms.listen(mirror)
 
 
 def attach_pool(name: str | None = None, *, take_over: bool = False) -> Pool:
@@ -436,7 +447,7 @@ def attach_pool(name: str | None = None, *, take_over: bool = False) -> Pool:
     except BaseException as error:
         view.finish("interrupted" if isinstance(error, KeyboardInterrupt) else "not attached", ok=False)
         raise
-    pools.add(pool)
+    _take_in(pool)
     view.finish(f"{describe(pool.spec)} attached")
     return pool
 
@@ -510,7 +521,7 @@ def _note_restarts(live: Pool) -> None:
     if len(fresh) == live.spec.world_size:
         live.ledger.forget_nodes(_main())
     elif fresh:
-        live.ledger = live.ledger.unsent()
+        live.ledger = live.ledger.unsent(fresh, live.spec.world_size)
 
 
 def _main() -> dict[str, Any]:

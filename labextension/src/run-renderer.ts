@@ -9,12 +9,14 @@ import type { Item } from "./run/log";
 import { MIME, RunModel, type Snapshot } from "./run/model";
 import { drawPlain } from "./run/rich";
 import { RunView } from "./run/view";
+import { arrived, asText, type CommKernel, VIEW, widgetOf, words } from "./run/widgets";
 
 // So long after a run's end the notebook's own output is waited for, before this page brings it.
 const LAST = 2000;
 
 /** What is used of JupyterLab's registry of renderers. */
 interface RenderMime {
+  readonly mimeTypes?: readonly string[];
   preferredMimeType(data: object, safe: "any" | "ensure"): string | undefined;
   createRenderer(mimeType: string): IRenderMime.IRenderer;
   createModel(options: object): IRenderMime.IMimeModel;
@@ -181,6 +183,49 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
 
   /** Have the notebook's own renderers draw an item, with as much trust as this output has. */
   private draw(item: Item, node: HTMLElement): void {
+    const widget = widgetOf(item);
+    delete node.dataset.skyWidget;
+    if (widget === undefined) {
+      this.drawItem(item, node);
+      return;
+    }
+    const known = this.findRenderMime()?.mimeTypes?.includes(VIEW);
+    const trusted = this.shown?.trusted ?? false;
+    this.drawItem(asText(item, !known ? words.noManager : trusted ? "" : words.notAlive), node);
+    if (known && trusted) {
+      void this.drawWidget(widget, item, node);
+    }
+  }
+
+  /** Draw a widget when this page has it, and its text again when it has it no more. */
+  private async drawWidget(widget: string, item: Item, node: HTMLElement): Promise<void> {
+    // A later drawing into the same node takes this one's place.
+    node.dataset.skyWidget = widget;
+    const wanted = () => !this.isDisposed && node.isConnected && node.dataset.skyWidget === widget;
+    const found = await arrived(() => this.findKernel() as CommKernel | undefined, widget, wanted);
+    const kernel = this.findKernel() as CommKernel | undefined;
+    if (!wanted()) {
+      return;
+    }
+    if (!found || !kernel) {
+      this.drawItem(asText(item, words.notAlive), node);
+      return;
+    }
+    // The renderer notes in what it is given that the widget is gone.
+    this.drawItem({ ...item, data: structuredClone(item.data) }, node);
+    const close = (_: unknown, message: { header: { msg_type: string }; content: { comm_id?: string } }) => {
+      const closed = message.header.msg_type === "comm_close" && message.content.comm_id === widget;
+      if (closed || !wanted()) {
+        kernel.iopubMessage.disconnect(close as never);
+      }
+      if (closed && wanted()) {
+        this.drawItem(asText(item, words.notAlive), node);
+      }
+    };
+    kernel.iopubMessage.connect(close as never);
+  }
+
+  private drawItem(item: Item, node: HTMLElement): void {
     for (const [place, renderer] of this.drawn) {
       // The view takes items off the page by itself: cleared ones, and those of another tab.
       if (place === node || !place.isConnected) {

@@ -38,8 +38,8 @@ class Binding:
         The pickle, of a value.
     value : Any
         What the notebook has under the name.
-    lacking : bool
-        Whether it is only for ranks that have nothing under the name: the others have their own.
+    owners : frozenset of int
+        Ranks that do not bind it: they have assigned the name themselves.
     """
 
     name: str
@@ -47,7 +47,7 @@ class Binding:
     module: str = ""
     blob: Blob | None = None
     value: Any = field(default=None, compare=False, repr=False)
-    lacking: bool = False
+    owners: frozenset[int] = frozenset()
 
     @property
     def digest(self) -> str:
@@ -100,13 +100,13 @@ class Capture:
                 modules.append([one.name, one.module])
             else:
                 values.append([one.name, str(write_blob(one.blob, folder))])
-        lacking = [one.name for one in self.bindings if one.lacking]
-        return {"modules": modules, "values": values, **({"lacking": lacking} if lacking else {})}
+        owners = [[one.name, sorted(one.owners)] for one in self.bindings if one.owners]
+        return {"modules": modules, "values": values, **({"owners": owners} if owners else {})}
 
     def commit(self, ledger: Ledger) -> None:
         """The nodes have bound all of it."""
         for one in self.bindings:
-            if one.lacking:
+            if one.owners:
                 ledger.supplied(one.name)
             else:
                 size = None if one.blob is None else one.blob.size
@@ -234,8 +234,8 @@ class _Collector:
             binding = Binding(name, "module", value.__name__, value=value)
             if self.wanted(binding, lambda: binding.digest):
                 self.bindings[name] = binding
-            elif self.ledger.lacks(name):
-                self.bindings[name] = replace(binding, lacking=True)
+            elif owners := self.ledger.owners(name):
+                self.bindings[name] = replace(binding, owners=owners)
             return
         try:
             packed = pack(value, self.namespace)
@@ -251,10 +251,10 @@ class _Collector:
             self.bindings[name] = binding
         elif name in self.ledger.nodes_own:
             self.add(self.ledger.uses(name), required=required)
-            if self.ledger.lacks(name):
+            if owners := self.ledger.owners(name):
                 self.attributes |= packed.attributes
                 self.follow(packed, required=False)
-                self.bindings[name] = replace(binding, lacking=True)
+                self.bindings[name] = replace(binding, owners=owners)
         else:
             self.follow(packed, required)
 

@@ -89,7 +89,7 @@ class Ledger:
         self._uses: dict[str, frozenset[str]] = {}
         # What the nodes have under names that the notebook has written since: for `facts` alone.
         self._old: dict[str, NameFacts] = {}
-        # Names of the nodes' own that some rank may not have at all.
+        # Names of the nodes' own of which the other ranks need what the notebook has.
         self._lacking: set[str] = set()
 
     @property
@@ -174,10 +174,12 @@ class Ledger:
                 del self._nodes[name]
                 self._lacking.discard(name)
                 continue
-            had_all = own is not None and not own.gone and name not in self._lacking
-            if not everywhere and not (own is not None and own.ranks is None and not own.gone):
+            if own is not None and (own.gone or own.differs(value, mark.digest, lambda: mark.digest)):  # noqa: B023
+                own = None  # The notebook has written it between: who had it has what is old.
+            if not everywhere and (own is None or own.ranks is not None):
                 mark.ranks = frozenset(wrote or ()).union((own and own.ranks) or ())
                 mark.ranks = None if len(mark.ranks) >= world_size else mark.ranks
+            had_all = own is not None and name not in self._lacking
             # A rank that did not write it still has what all ranks were sent, where that is what the notebook has.
             as_sent = sent is not None and sent.is_of(value) and sent.digest == mark.digest
             if mark.ranks is None or had_all or as_sent:
@@ -195,9 +197,9 @@ class Ledger:
         self._old.pop(name, None)
         self._sent[name] = _Mark(value, digest, when, size)
 
-    def lacks(self, name: str) -> bool:
-        """Whether some rank may have nothing under a name that others have assigned."""
-        return name in self._lacking
+    def owners(self, name: str) -> frozenset[int] | None:
+        """The ranks that keep their own, of a name for which the others need the notebook's value; else None."""
+        return self._nodes[name].ranks if name in self._lacking else None
 
     def supplied(self, name: str) -> None:
         """The ranks that lacked `name` have bound the notebook's value."""
@@ -259,7 +261,7 @@ class Ledger:
             if mark.gone or mark.ranks is None or mark.ranks:
                 rest._nodes[name] = mark
         rest._uses = {name: uses for name, uses in self._uses.items() if name in rest._nodes}
-        rest._lacking = {name for name, mark in rest._nodes.items() if not mark.gone}
+        rest._lacking = {name for name, mark in rest._nodes.items() if mark.ranks and not mark.gone}
         return rest
 
     def forget_nodes(self, namespace: Mapping[str, Any]) -> frozenset[str]:

@@ -10,11 +10,15 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..pool.events import Event
 from .fronts import in_marimo, in_notebook
 from .region import can_draw
+
+if TYPE_CHECKING:
+    from ..node.comm_messages import Message
+    from .comms import Mirror
 
 _LATE = 0.5
 
@@ -122,6 +126,19 @@ def run_view(title: str, ranks: Sequence[int], *, results: bool = True, pool: st
     from .terminal import TerminalRunView
 
     return TerminalRunView(ranks, results=results)
+
+
+def mirror(pool: str, send: Callable[[Message], None]) -> Mirror | None:
+    """Where a pool tells of its ranks' widgets; None where there are no pages. ``send`` brings one what a page says."""
+    if not in_notebook():
+        return None
+    from IPython import get_ipython
+
+    from . import comms
+
+    kernel = get_ipython().kernel
+    has_comms = isinstance(getattr(kernel, "control_handlers", None), dict) and hasattr(kernel, "comm_manager")
+    return comms.of(kernel).mirror(pool, send) if has_comms else None
 
 
 def start_view(title: str, *, phases: Callable[[], Sequence[Mapping[str, Any]]] | None = None) -> StartView:

@@ -112,22 +112,7 @@ class SkyMagics(Magics):
             self.bind(out, error.result)
             raise
         finally:
-            pool.modules |= run.modules
-            cell = run.capture.names
-            # A rank sees that a name is bound anew by the object; to an equal small number, it does not.
-            sure = frozenset() if run.failed else cell.sure
-            everyone = frozenset(run.outcomes)
-            # Bound to the very object that they had, if they are not deleted at the cell's end.
-            again = sure.difference(run.writes, cell.dropped)
-            wrote = {name: everyone if name in sure else run.writes[name] for name in sure.union(run.writes)}
-            pool.ledger.nodes_wrote(
-                wrote,
-                self.shell.user_ns,
-                uses={**cell.uses, **run.uses},
-                ranks=wrote,
-                world_size=pool.spec.world_size,
-                sizes=None if run.sizes is None else {**dict.fromkeys(again), **run.sizes},
-            )
+            pool.note_writes(run, self.shell.user_ns)
             # That kernels are new has been told when they were replaced.
             _, lost = self.take_restarts(pool)
             if lost:
@@ -181,7 +166,7 @@ class SkyMagics(Magics):
         fresh = pool.take_restarted()
         if not fresh:
             return "", ""
-        own = {one.name for one in pool.ledger.facts({}) if one.origin == "nodes" and not one.gone} - pool.modules
+        own = _only_there(pool)
         back = _listing("back to what the notebook has", own & self.shell.user_ns.keys())
         lost = own - self.shell.user_ns.keys()
         if len(fresh) == pool.spec.world_size:
@@ -253,9 +238,11 @@ class SkyMagics(Magics):
             When nobody can be asked.
         """
         on = [run.id for run in list(pool.supervisor.runs.values()) if run.left]
-        names = pool.ledger.nodes_own - pool.modules - set(self.shell.user_ns)
+        own, here = _only_there(pool), self.shell.user_ns.keys()
         what = [f"run {', '.join(on)} ends"] if on else []
-        what += [_listing("these names are lost, as only the nodes have them", names)] if names else []
+        what += [_listing("these names are lost, as only the nodes have them", own - here)]
+        what += [_listing("these go back to what the notebook has", own & here)]
+        what = list(filter(None, what))
         if not what:
             return True
         text = f"All ranks of pool {pool.spec.name} get new kernels: {'; '.join(what)}."
@@ -383,6 +370,11 @@ def _numbered(line: str, body: str) -> str:
     A cell magic below ours must stay in the first line to be one, and counts its own lines anyway.
     """
     return body if body.lstrip().startswith("%%") else f"# %%sky {line}\n{body}"
+
+
+def _only_there(pool: Pool) -> set[str]:
+    """Names whose values the nodes have, and nobody else."""
+    return {one.name for one in pool.ledger.facts({}) if one.origin == "nodes" and not one.gone} - pool.modules
 
 
 def _listing(what: str, names: Iterable[str]) -> str:

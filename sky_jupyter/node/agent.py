@@ -27,6 +27,7 @@ import cloudpickle
 from ..errors import PoolError, plain
 from . import look, metrics, modules, packages, stacks
 from .accelerators import Devices
+from .comms import Comms
 from .config import HostConfig
 from .files import Files
 from .journal import Journal
@@ -125,6 +126,11 @@ class Agent:
             )
             for number, share in enumerate(shares, first)
         }
+        tells = {number: rank.tell for number, rank in self.ranks.items()}
+        self.comms = Comms(tells, self.incarnation, lambda: self.may_forward, self.forward_comms)
+        for number, rank in self.ranks.items():
+            rank.on_comm = functools.partial(self.on_comm, number)
+            rank.on_end = functools.partial(self.on_kernel_end, number)
 
     async def start_ranks(self) -> None:
         """Connect to the forkserver and start all kernels; failures are kept for `sky_enter` to tell."""
@@ -341,6 +347,8 @@ class Agent:
         record = self.runs.pop(run, None)
         if record is not None:
             record.journal.remove()
+            self.comms.forget(run)
+            self.flush_soon()
 
     # -- what the ranks say ------------------------------------------------------------------------
 
@@ -352,29 +360,62 @@ class Agent:
                 if not quiet:
                     return
                 event["text"] = quiet
+        if event["kind"] != "end" and self.comms.on_output(rank, run, event):
+            self.flush_soon()
+            if record is None:
+                return
         if record is None:
             if event["kind"] == "stream":
                 self.ranks[rank].note(event["text"])
             return
         record.add(rank, event)
+        if "data" in event:
+            self.comms.on_shown(rank, run, event["data"])
         if record.over.is_set():
             self.note_running()
         if not record.replied:
             return
         if record.over.is_set():
+            # What it shows is open before it is shown.
+            self.comms.flush()
             self.forward(record)
-        elif self._flusher is None:
+        else:
+            self.flush_soon()
+
+    def on_comm(self, rank: int, message: dict[str, Any], run: str) -> None:
+        """A rank's code has told pages something through a comm."""
+        self.comms.on_message(rank, message, run if run in self.runs else "")
+        self.flush_soon()
+
+    def on_kernel_end(self, rank: int) -> None:
+        """A rank's kernel has ended."""
+        self.comms.on_end(rank)
+        self.flush_soon()
+
+    def flush_soon(self) -> None:
+        if self._flusher is None:
             self._flusher = asyncio.get_running_loop().call_later(_BATCH, self.flush)
 
     def flush(self) -> None:
         """Forward what has gathered in every run."""
         self._flusher = None
+        self.comms.flush()
         for record in self.runs.values():
             if record.replied:
                 self.forward(record)
 
+    @property
+    def may_forward(self) -> bool:
+        """Whether the manager has taken in enough of what was forwarded."""
+        return self.forwarded - self.taken_in <= _MOST_AHEAD
+
+    def forward_comms(self, batch: dict[str, Any], size: int) -> None:
+        if self.send is not None:
+            self.forwarded += size
+            self.send({**batch, "node": self.node, "mark": self.forwarded})
+
     def forward(self, record: Run) -> None:
-        if self.forwarded - self.taken_in > _MOST_AHEAD:
+        if not self.may_forward:
             # It goes on when the manager has been heard of.
             record.settle()
             return

@@ -80,6 +80,7 @@ class SkyKernel(IPythonKernel):
         super().__init__(**kwargs)
         self.shell_handlers["sky_request"] = self.sky_request
         self.control_handlers["sky_abort"] = self.sky_abort
+        self.shell_handlers["comm_msg"] = _interruptible(self.shell_handlers["comm_msg"])
         self.sky_stack = contextlib.ExitStack()
         self.sky_plugins: tuple[Any, ...] = ()
         self.sky_modules, self.sky_added = modules.LocalModules(), packages.Added()
@@ -189,19 +190,14 @@ class SkyKernel(IPythonKernel):
     async def sky_cell(self, content: dict[str, Any]) -> dict[str, Any]:
         namespace = self.shell.user_ns
         self.find_code(content)
-        payload.bind(content["manifest"], namespace)
+        payload.bind(content["manifest"], namespace, instance_info().rank)
         before = {name: id(value) for name, value in namespace.items()}
         self.shell.execution_count = content["count"]
         self._last_result, self._cancelled = None, False
         reply = await self.do_execute(content["code"], silent=False, store_history=True, allow_stdin=False)
         result = self._last_result
         forgetting.forget_cells(self.shell, _KEEP_VALUES)
-        writes = _writes(before, namespace)
-        modules = [name for name in writes if isinstance(namespace.get(name), types.ModuleType)]
-        end: dict[str, Any] = {"status": reply["status"], "bound": True, "writes": writes, "modules": modules}
-        end["sizes"] = {name: _size(namespace[name]) for name in writes if name in namespace}
-        reads = {name: sorted(global_reads(namespace[name], namespace) - _BUILTINS) for name in end["sizes"]}
-        end["uses"] = {name: found for name, found in reads.items() if found}
+        end: dict[str, Any] = {"status": reply["status"], "bound": True, **_told(before, namespace)}
         if reply["status"] == "ok":
             if result is not None and result.result is not None:
                 self.keep(content["run"], result.result)
@@ -215,7 +211,9 @@ class SkyKernel(IPythonKernel):
 
     async def sky_call(self, content: dict[str, Any]) -> dict[str, Any]:
         self.find_code(content)
-        payload.bind(content["manifest"], self.shell.user_ns)
+        namespace = self.shell.user_ns
+        payload.bind(content["manifest"], namespace, instance_info().rank)
+        before = {name: id(value) for name, value in namespace.items()}
         function, args, kwargs = payload.load_blob(Path(content["blob"]))
         for plugin in self.sky_plugins:
             if plugin.decorate is not None:
@@ -224,7 +222,7 @@ class SkyKernel(IPythonKernel):
         if asyncio.iscoroutine(value):
             value = await value
         self.keep(content["run"], value)
-        return {"status": "ok", "bound": True, **results.dump(value, results.SMALL)}
+        return {"status": "ok", "bound": True, **_told(before, namespace), **results.dump(value, results.SMALL)}
 
     async def sky_fetch(self, content: dict[str, Any]) -> dict[str, Any]:
         if content["of"] not in self.sky_values:
@@ -261,6 +259,19 @@ class SkyKernel(IPythonKernel):
             with contextlib.suppress(Exception):
                 _await_empty(stream)
                 _flush_soon(stream)
+
+
+def _interruptible(handler: Callable[..., None]) -> Callable[..., None]:
+    """A handler of what a page tells a widget; without this an interrupt ends requests and nothing else."""
+
+    def handle(*arguments: Any) -> None:
+        before = signal.signal(signal.SIGINT, signal.default_int_handler)
+        try:
+            handler(*arguments)
+        finally:
+            signal.signal(signal.SIGINT, before)
+
+    return handle
 
 
 def _flush_soon(stream: Any) -> None:
@@ -302,6 +313,19 @@ def _writes(before: dict[str, int], namespace: dict[str, Any]) -> list[str]:
         for name in changed
         if name not in _HIDDEN and not (name.startswith("_") and (name[1:].isdigit() or name.startswith("_i")))
     )
+
+
+def _told(before: dict[str, int], namespace: dict[str, Any]) -> dict[str, Any]:
+    """What an end tells of the names that a run has bound or deleted."""
+    writes = _writes(before, namespace)
+    sizes = {name: _size(namespace[name]) for name in writes if name in namespace}
+    reads = {name: sorted(global_reads(namespace[name], namespace) - _BUILTINS) for name in sizes}
+    return {
+        "writes": writes,
+        "modules": [name for name in sizes if isinstance(namespace[name], types.ModuleType)],
+        "sizes": sizes,
+        "uses": {name: found for name, found in reads.items() if found},
+    }
 
 
 def _size(value: Any) -> int | None:

@@ -75,7 +75,7 @@ def load_blob(path: str | PathLike[str]) -> Any:
     return pickle.loads(view[start : start + pickled], buffers=buffers)
 
 
-def bind(manifest: dict[str, list[Any]], namespace: dict[str, Any]) -> None:
+def bind(manifest: dict[str, list[Any]], namespace: dict[str, Any], rank: int = 0) -> None:
     """Import and load what a cell needs, and bind it in `namespace`.
 
     Parameters
@@ -83,10 +83,12 @@ def bind(manifest: dict[str, list[Any]], namespace: dict[str, Any]) -> None:
     manifest : dict
         ``{"modules": [[name, module], ...], "values": [[name, path of the blob], ...]}``. A module
         under the empty name is a submodule that is imported and not bound; where it is missing, the
-        code that reaches for it will say so. Modules come first, values in their order. Names under
-        ``"lacking"``, where there are any, are bound only where `namespace` has nothing of theirs.
+        code that reaches for it will say so. Modules come first, values in their order. Where
+        there is ``"owners": [[name, ranks], ...]``, those ranks have such a name of their own and keep it.
     namespace : dict
         The rank's namespace.
+    rank : int
+        Its number.
 
     Raises
     ------
@@ -95,7 +97,7 @@ def bind(manifest: dict[str, list[Any]], namespace: dict[str, Any]) -> None:
     CaptureError
         When a value cannot be rebuilt here for another reason.
     """
-    own = namespace.keys() & set(manifest.get("lacking", ()))
+    own = {name for name, owners in manifest.get("owners", ()) if rank in owners}
     for name, module in manifest["modules"]:
         if name in own:
             continue

@@ -18,6 +18,7 @@ import zmq.asyncio
 from jupyter_client.connect import write_connection_file
 from jupyter_client.session import Session
 
+from .comm_messages import COMM_TYPES
 from .messages import end_of, event_of, parts_of
 from .provisioner import ForkProvisioner, Forkserver
 
@@ -64,6 +65,9 @@ class Rank:
         self.turn = asyncio.Lock()
         self.ended: dict[str, asyncio.Future[dict[str, Any]]] = {}
         self.preload_failed: dict[str, str] = {}
+        # Told of comms' messages and exceptions that are shown, with the run that they are of; and of the kernel's end.
+        self.on_comm: Callable[[dict[str, Any], str], None] = lambda message, run: None
+        self.on_end: Callable[[], None] = lambda: None
         # Lines that native code prints and that tell a person nothing; set when plugins are entered.
         self.noise: re.Pattern[str] | None = None
         self._log_start = 0
@@ -162,6 +166,15 @@ class Rank:
             self.busy_with = None
             self.ended.pop(run, None)
 
+    def tell(self, told: dict[str, Any], buffers: list[bytes]) -> None:
+        """Bring what a page says through a comm to the kernel: it hears it when its main thread is free."""
+        if self.pid:
+            message = self._session.msg(told["msg_type"], told["content"], metadata=told["metadata"])
+            if told["id"]:
+                # A page waits for the answer to what it said.
+                message["header"]["msg_id"] = message["msg_id"] = told["id"]
+            self._session.send(self._shell, message, buffers=buffers or None)
+
     async def signal(self, number: int) -> None:
         """Send a signal to the kernel and its subprocesses."""
         if self._provisioner is not None:
@@ -209,6 +222,7 @@ class Rank:
         for path in self.folder.glob(f"k{self.number}-{self.generation}*"):
             path.unlink(missing_ok=True)
         self.entered = False
+        self.on_end()
         for run in list(self.ended):
             self._finish(run, {"kind": "end", "status": "died", "text": text, "tail": self.tail()})
 
@@ -236,6 +250,9 @@ class Rank:
             return
         if kind == "sky_end":
             self._finish(run, end_of(content))
+            return
+        if kind in COMM_TYPES or kind == "error":
+            self.on_comm(message, run)
             return
         event = event_of(kind, content)
         if event is not None:

@@ -491,6 +491,24 @@ class Pool(PoolLife):
         # The run itself, with its listener and all that it showed, is not to be kept with its result.
         return CellResult(outcomes, run.elapsed, functools.partial(self.fetch, run.id), run.id)
 
+    def note_writes(self, run: Run, namespace: dict[str, Any]) -> None:
+        """Tell the ledger what a run has assigned on the nodes, however it ended; `namespace` is the notebook's."""
+        self.modules |= run.modules
+        cell = run.capture.names
+        # A rank sees that a name is bound anew by the object; to an equal small number, it does not.
+        sure = frozenset() if run.failed else cell.sure
+        again = sure.difference(run.writes, cell.dropped)
+        everyone = frozenset(run.outcomes)
+        wrote = {name: everyone if name in sure else run.writes[name] for name in sure.union(run.writes)}
+        self.ledger.nodes_wrote(
+            wrote,
+            namespace,
+            uses={**cell.uses, **run.uses},
+            ranks=wrote,
+            world_size=self.spec.world_size,
+            sizes=None if run.sizes is None else {**dict.fromkeys(again), **run.sizes},
+        )
+
     def interrupt(self, run: Run | None = None, *, hard: bool = False) -> None:
         """Raise KeyboardInterrupt in every rank that works on the run; ``hard`` replaces their kernels."""
         run = run or self.current

@@ -346,6 +346,8 @@ class Resizing:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             self.pool._stop.set()
+            # That it failed, for it was asked to, is nobody's to hear.
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())
             await asyncio.wait([future], timeout=_END_PATIENCE)
             raise
 

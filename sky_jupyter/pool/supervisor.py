@@ -14,6 +14,7 @@ from typing import Any
 from ..errors import NodeLost, SkyError, rank_label
 from ..node.segments import is_number
 from ..spec import PoolSpec
+from .comms import Comms
 from .control import Control
 from .events import NoticeEvent
 from .runs import Run
@@ -61,6 +62,7 @@ class Supervisor:
         on_broken: Callable[[str], None],
         on_taken: Callable[[], None],
     ) -> None:
+        self.comms = Comms(self._ask)
         self.suit(spec)
         self.renew = renew
         self.again = again
@@ -98,6 +100,7 @@ class Supervisor:
     def suit(self, spec: PoolSpec) -> None:
         """Be the supervisor of a pool like this from now on."""
         self.spec = spec
+        self.comms.suit(spec)
         collective = [plugin for plugin in spec.plugins if plugin.collective] if spec.world_size > 1 else []
         # Whether the loss of one rank, or a broken collective, concerns all.
         self.together = bool(collective)
@@ -116,8 +119,14 @@ class Supervisor:
             self.given_up.add(run.id)
         self.runs.pop(run.id, None)
 
+    async def _ask(self, call: str, nodes: Sequence[int], **arguments: Any) -> dict[int, Any]:
+        if self.control is None:
+            raise NodeLost("the pool is not connected")
+        return await self.control.ask(call, nodes, **arguments)
+
     def close(self) -> None:
         """Stop what is still to be done for the pool."""
+        self.comms.close()
         for task in list(self._tasks):
             task.cancel()
         self._repair = None
@@ -528,6 +537,10 @@ class Supervisor:
     def on_batch(self, batch: dict[str, Any]) -> None:
         """Events of a run that an agent forwards."""
         try:
+            if "comms" in batch:
+                self.comms.on_batch(batch)
+                self._note_taken(batch.get("node"), batch.get("mark"))
+                return
             run = self.runs.get(batch["run"])
             if run is not None:
                 self._take(run, batch["node"], batch["first"], batch["count"], batch["data"])
@@ -554,6 +567,7 @@ class Supervisor:
 
     def on_lost(self, node: int, why: str) -> None:
         """A node is given up: so are its ranks in what they work on. It is mended when it is back."""
+        self.comms.lose(node)
         for run in list(self.runs.values()):
             ranks = [rank for rank in run.left if run.outcomes[rank].node == node]
             run.lose(ranks, f"node {node}{self.names.get(node, '')} is lost: {why}")
@@ -566,6 +580,7 @@ class Supervisor:
         """A node is there again: with its kernels, or with new ones."""
         # What was forwarded to a connection that broke does not come any more.
         self._keep_task(self._tell_heard(node))
+        self.comms.look(node)
         if kept:
             self._keep_task(self._catch_up(node))
         elif node in self._returned:
@@ -669,6 +684,7 @@ class Supervisor:
 
     def lose_all(self, text: str) -> None:
         """Nobody can be reached any more: give up what runs."""
+        self.comms.close()
         for run in list(self.runs.values()):
             run.abandoned = True
             if run.left:

@@ -218,7 +218,7 @@ def test_a_rank_that_did_not_write_a_name_is_sent_the_notebooks() -> None:
     ledger, namespace = Ledger(), {"x": [1]}
     wrote(ledger, namespace, 1)
     (binding,) = collect("x", namespace, ledger).bindings
-    assert binding.lacking
+    assert binding.owners == {1}
     collect("x", namespace, ledger).commit(ledger)
     assert collect("x", namespace, ledger).bindings == ()
     assert ledger.nodes_own == {"x"}
@@ -240,7 +240,7 @@ def test_a_rank_that_has_what_was_sent_is_not_sent_it_again() -> None:
     wrote(ledger, namespace, 1)
     assert collect("x", namespace, ledger).bindings == ()
     namespace["x"].append(2)
-    assert not collect("x", namespace, ledger).bindings[0].lacking
+    assert not collect("x", namespace, ledger).bindings[0].owners
 
 
 def test_a_new_kernel_is_sent_what_the_notebook_has_of_what_the_others_assigned() -> None:
@@ -248,5 +248,14 @@ def test_a_new_kernel_is_sent_what_the_notebook_has_of_what_the_others_assigned(
     ledger.nodes_wrote(["x", "y", "z"], namespace, ranks={"y": [1]}, world_size=2, sizes={"x": None, "y": None})
     ledger = ledger.unsent([1], 2)
     capture = collect("x, y, z", namespace, ledger)
-    assert {one.name: one.lacking for one in capture.bindings} == {"x": True, "y": False}
+    assert {one.name: one.owners for one in capture.bindings} == {"x": {0}, "y": frozenset()}
     assert ledger.nodes_own == {"x", "z"}
+
+
+def test_a_rank_that_had_a_name_before_the_notebook_wrote_it_does_not_keep_it() -> None:
+    ledger, namespace = Ledger(), {"x": [1]}
+    wrote(ledger, namespace, 0, 1)
+    namespace["x"].append(2)
+    wrote(ledger, namespace, 1)
+    (binding,) = collect("x", namespace, ledger).bindings
+    assert binding.owners == {1}

@@ -244,6 +244,17 @@ def test_what_was_made_on_the_nodes_sees_what_the_notebook_assigns_later(two):
     assert two.run("%%sky\nshift.by(1), part()").body == ["[0-1] Out: (21, 20)"]
 
 
+def test_what_a_called_function_assigns_counts_as_the_nodes(two):
+    two.run("counted = 'notebook'\nimport sky_jupyter as sky\nfrom sky_jupyter.pool.live import pools")
+    two.run("@sky.function\ndef count():\n    global counted\n    counted = ['nodes']\n    return 1")
+    assert two.run("count() @ pools.current").outputs[-1].data["text/plain"] == "[1, 1]"
+    assert two.run("%%sky\ncounted").body == ["[0-1] Out: ['nodes']"]
+    two.run("counted = ['notebook']")
+    two.run("count() >> pools.current")
+    assert two.run("%%sky --quiet\ncounted").status == "ok"
+    assert sorted(two.value("_sky.values")) == [["nodes"], ["notebook"]]
+
+
 def test_names_lists_where_each_value_comes_from(two):
     two.run("%sky restart")
     assert "no name of yours yet" in two.run("%sky names").stream()

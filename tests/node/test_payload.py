@@ -68,12 +68,15 @@ def test_names_are_bound_in_order_modules_first(tmp_path: Path) -> None:
     assert "xml.dom.minidom" in sys.modules
 
 
-def test_what_only_some_ranks_lack_is_bound_where_nothing_has_its_name(tmp_path: Path) -> None:
-    namespace: dict[str, Any] = {"a": "own"}
+def test_a_rank_keeps_what_it_has_assigned_itself(tmp_path: Path) -> None:
     values = [["a", value_file(tmp_path / "a", 1)], ["b", value_file(tmp_path / "b", 2)]]
-    manifest = {"values": values, "modules": [["p", "os.path"]], "lacking": ["a", "b", "p"]}
-    bind(manifest, namespace)
-    assert namespace == {"a": "own", "b": 2, "p": sys.modules["os.path"]}
+    manifest = {"values": values, "modules": [["p", "os.path"]], "owners": [["a", [1, 3]], ["p", [1]]]}
+    first: dict[str, Any] = {"a": "old"}
+    bind(manifest, first, 0)
+    assert first == {"a": 1, "b": 2, "p": sys.modules["os.path"]}
+    second: dict[str, Any] = {"a": "own"}
+    bind(manifest, second, 1)
+    assert second == {"a": "own", "b": 2}
 
 
 def test_a_missing_module_is_named_with_the_name_that_needs_it(tmp_path: Path) -> None:

@@ -148,7 +148,7 @@ class Manager:
         if len(fresh) == self.pool.spec.world_size:
             self.pool.ledger.forget_nodes(self.namespace)
         elif fresh:
-            self.pool.ledger = self.pool.ledger.unsent()
+            self.pool.ledger = self.pool.ledger.unsent(fresh, self.pool.spec.world_size)
 
     def _began(self, run: Run) -> str:
         self.runs[run.id] = run

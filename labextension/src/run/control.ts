@@ -26,29 +26,28 @@ export interface Kernel {
 
 const PATIENCE = 10_000;
 
-/** Send a request and wait for its answer; an answer that tells of an error is thrown. */
+/** A message for the control channel. */
+export function request(kernel: Kernel, type: string, content: Record<string, unknown>, buffers: unknown[] = []): never {
+  const header = {
+    msg_id: crypto.randomUUID?.() ?? `sky-${Date.now()}-${Math.random()}`,
+    msg_type: type,
+    session: kernel.clientId,
+    username: kernel.username,
+    date: new Date().toISOString(),
+    version: "5.3",
+  };
+  return { channel: "control", header, parent_header: {}, metadata: {}, content, buffers } as never;
+}
+
+/** Send a request and wait for its answer; one that tells of an error is thrown. `hear` is given the whole reply. */
 export async function ask<T>(
   kernel: Kernel,
   type: string,
   content: Record<string, unknown>,
   patience = PATIENCE,
+  hear?: (reply: unknown) => void,
 ): Promise<T> {
-  const message = {
-    channel: "control",
-    header: {
-      msg_id: crypto.randomUUID?.() ?? `sky-${Date.now()}-${Math.random()}`,
-      msg_type: type,
-      session: kernel.clientId,
-      username: kernel.username,
-      date: new Date().toISOString(),
-      version: "5.3",
-    },
-    parent_header: {},
-    metadata: {},
-    content,
-    buffers: [],
-  };
-  const future = kernel.sendControlMessage(message as never, true, true);
+  const future = kernel.sendControlMessage(request(kernel, type, content), true, true);
   let timer: ReturnType<typeof setTimeout> | undefined;
   const late = new Promise<never>((_, reject) => {
     timer = setTimeout(() => reject(new Error("the kernel does not answer")), patience);
@@ -60,6 +59,7 @@ export async function ask<T>(
     if (!answer || answer.status !== "ok") {
       throw new Error(answer?.message ?? "the kernel gave no answer");
     }
+    hear?.(reply);
     return answer as T;
   } catch (error) {
     future.dispose();
@@ -94,13 +94,13 @@ export function actions(
   kernel: Kernel,
   facts: () => { run: string; pool: string },
 ): Pick<Host, "interrupt" | "where" | "log"> {
-  const request = <T>(content: Record<string, unknown>) => ask<T>(kernel, "sky_request", content);
+  const asked = <T>(content: Record<string, unknown>) => ask<T>(kernel, "sky_request", content);
   const pool = () => (facts().pool ? { pool: facts().pool } : {});
   const run = () => (facts().run ? { run: facts().run } : {});
   return {
     interrupt: async () => {
       try {
-        return (await request<{ message: string }>({ action: "interrupt", ...pool(), ...run() })).message;
+        return (await asked<{ message: string }>({ action: "interrupt", ...pool(), ...run() })).message;
       } catch (error) {
         // The kernel's own interrupt reaches the ranks of the cell that runs as well.
         if (!kernel.interrupt) {
@@ -110,9 +110,9 @@ export function actions(
         return "interrupted";
       }
     },
-    where: async () => (await request<{ text: string }>({ action: "where", ...pool() })).text,
+    where: async () => (await asked<{ text: string }>({ action: "where", ...pool() })).text,
     log: async (rank, from, count, form) => {
-      const answer = await request<{ nodes: LogPage[] }>({
+      const answer = await asked<{ nodes: LogPage[] }>({
         action: "log",
         ...pool(),
         ...run(),
