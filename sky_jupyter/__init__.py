@@ -31,6 +31,7 @@ _HOMES = {
     "SkyError": "errors",
     "SpecError": "errors",
     "function": "api",
+    "included": "node.modules",
     "instance_info": "node.runtime",
     "shard": "node.shard",
     "silent": "node.runtime",
@@ -51,6 +52,7 @@ if TYPE_CHECKING:
     from .errors import PoolError as PoolError
     from .errors import SkyError as SkyError
     from .errors import SpecError as SpecError
+    from .node.modules import included as included
     from .node.runtime import InstanceInfo as InstanceInfo
     from .node.runtime import instance_info as instance_info
     from .node.runtime import silent as silent

@@ -21,6 +21,7 @@ from types import TracebackType
 from typing import Any, Generic, TypeVar
 
 from . import display
+from .capture.code import check_path
 from .capture.collect import collect_value
 from .display.asking import person
 from .errors import PoolError, SpecError, nearest
@@ -181,6 +182,10 @@ class Compute:
         unless given.
     journal : int or str
         How much of each run's output a node keeps, in bytes or such as ``"64MB"``.
+    include : iterable of str
+        Files and folders that are sent with the project's own modules; `included` finds them there.
+    sync : bool
+        Whether nodes are given the packages that functions import, as they are here.
 
     Raises
     ------
@@ -200,6 +205,8 @@ class Compute:
         keep: bool = False,
         idle_timeout: float | str | None = None,
         journal: int | str = DEFAULT_JOURNAL,
+        include: Iterable[str] = (),
+        sync: bool = False,
     ) -> None:
         self.spec = PoolSpec(
             provider=Local() if provider is None else provider,
@@ -213,6 +220,9 @@ class Compute:
             idle_timeout=seconds(idle_timeout) if isinstance(idle_timeout, str) else idle_timeout,
             journal=size(journal) if isinstance(journal, str) else journal,
         )
+        self.include, self.sync = tuple(include), sync
+        for path in self.include:
+            check_path(path)
         self.pool: Pool | None = None
 
     def start(self, *, anew: bool = False) -> Compute:
@@ -248,12 +258,16 @@ class Compute:
             live.down()
             pools.discard(live)
             return self.__enter__()
-        self.pool = live
-        return self
+        return self._take(live)
 
     def __enter__(self) -> Compute:
         start_pool(self.spec)
-        self.pool = pools.need(self.spec.name)
+        return self._take(pools.need(self.spec.name))
+
+    def _take(self, pool: Pool) -> Compute:
+        self.pool = pool
+        pool.include(self.include)
+        pool.packages.sync = self.sync
         return self
 
     def __exit__(

@@ -124,6 +124,11 @@ def ensure(
     return Environment(_python(folder), reused=reused, path=folder)
 
 
+def is_own(image: Image) -> bool:
+    """Whether the notebook's own environment has all that an image asks for, as it is."""
+    return _is_own_python(image.python) and not missing(image.pip)
+
+
 def _is_own_python(asked: str | None) -> bool:
     return asked is None or platform.python_version_tuple()[: asked.count(".") + 1] == tuple(asked.split("."))
 

@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from ..errors import CaptureError, nearest
 from .ledger import Ledger
+from .modules import imports_of
 from .names import CellNames, analyse, is_internal
 from .payload import Blob, Packed, fingerprint, pack, write_blob
 from .unpicklable import explain
@@ -70,6 +71,8 @@ class Capture:
         Why names that are only guessed to be read are not sent, one line each.
     names : CellNames
         What the cell reads and writes.
+    modules : frozenset of str
+        All modules that the code and its values import, wherever they are from.
     made : float
         When; seconds since 1970.
     """
@@ -78,6 +81,7 @@ class Capture:
     imports: tuple[str, ...] = ()
     skipped: tuple[str, ...] = ()
     names: CellNames = field(default_factory=lambda: CellNames(frozenset(), frozenset()))
+    modules: frozenset[str] = frozenset()
     made: float = field(default_factory=time.time, compare=False)
 
     @property
@@ -142,6 +146,7 @@ def collect(
     cell = analyse(source)
     collector = _Collector(namespace, ledger, exclude, tuple(push))
     collector.attributes |= cell.attributes
+    collector.imported |= imports_of(source).names
     collector.add(collector.push, required=True)
     collector.add(cell.reads - cell.weak, required=True)
     collector.add(cell.weak, required=False)
@@ -178,6 +183,7 @@ def collect_value(
         raise CaptureError(explain(label, value, namespace, error)) from None
     collector = _Collector(namespace, ledger, exclude, ())
     collector.attributes |= packed.attributes
+    collector.imported |= packed.modules
     collector.follow(packed, required=True)
     return packed.blob, collector.capture(CellNames(packed.reads, frozenset()))
 
@@ -193,6 +199,7 @@ class _Collector:
         self.bindings: dict[str, Binding] = {}
         self.modules: set[str] = set()
         self.attributes: set[str] = set()
+        self.imported: set[str] = set()
         self.met: set[str] = set()
         self.problems: dict[str, str] = {}
         self.skipped: dict[str, str] = {}
@@ -235,6 +242,7 @@ class _Collector:
         except Exception as error:
             self.resolve_unpicklable(name, value, error, required)
             return
+        self.imported |= packed.modules
         binding = Binding(name, "value", blob=packed.blob, value=value)
         if self.wanted(binding, lambda: fingerprint(value, self.namespace)):
             self.attributes |= packed.attributes
@@ -270,7 +278,9 @@ class _Collector:
             names = ",".join(self.problems)
             lines = "\n".join(self.problems.values())
             raise CaptureError(f"{lines}\nleave it out with --no-capture {names}, or make it inside the cell")
-        return Capture(tuple(self.bindings.values()), self.submodules(), tuple(self.skipped.values()), cell)
+        inner = self.submodules()
+        modules = frozenset({*self.imported, *self.modules, *inner})
+        return Capture(tuple(self.bindings.values()), inner, tuple(self.skipped.values()), cell, modules)
 
     def submodules(self) -> tuple[str, ...]:
         """Loaded submodules that the code may reach by attributes, such as `xml.dom` from `xml`."""

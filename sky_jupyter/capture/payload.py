@@ -19,6 +19,7 @@ import types
 import zipfile
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, ModuleType
 from typing import Any
 
 import xxhash
@@ -26,8 +27,10 @@ import xxhash
 from ..node.payload import ALIGNMENT, HEAD, MAGIC, SPAN, Pickler
 from ..node.reads import code_reads
 from .functions import code_attributes, code_guesses
+from .modules import imports_of_code
 from .texts import annotation_names
 
+_REFERRED = (type, FunctionType, BuiltinFunctionType, ModuleType)
 SMALL_BUFFER = 4096
 """Buffers below this many bytes stay in the pickle."""
 
@@ -70,6 +73,8 @@ class Packed:
         Names of the notebook that functions in the value read when they are called.
     attributes : frozenset of str
         Attribute names in their code.
+    modules : frozenset of str
+        Modules that unpickling it imports, and those that functions of the notebook in it import.
     guesses : frozenset of str
         Names that stand in texts of that code, and in annotations that are texts.
     """
@@ -78,6 +83,7 @@ class Packed:
     reads: frozenset[str]
     attributes: frozenset[str]
     guesses: frozenset[str]
+    modules: frozenset[str] = frozenset()
 
 
 class NotebookPickler(Pickler):
@@ -85,6 +91,8 @@ class NotebookPickler(Pickler):
 
     Attributes
     ----------
+    met : dict
+        The types of what was pickled, and the functions, classes and modules in it, by their ids.
     guesses : set of str
         Names in the annotations of the notebook's functions and classes, where they are texts.
     """
@@ -92,8 +100,20 @@ class NotebookPickler(Pickler):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.guesses: set[str] = set()
+        self.met: dict[int, Any] = {}
+
+    @property
+    def modules(self) -> frozenset[str]:
+        """Modules that what was pickled is from, and those that functions of the notebook in it import."""
+        attribute = {True: "__name__", False: "__module__"}
+        names = [getattr(one, attribute[isinstance(one, ModuleType)], None) for one in self.met.values()]
+        found = {name for name in names if isinstance(name, str)}
+        return frozenset(found.union(*(imports_of_code(code).names for code in self.codes)))
 
     def reducer_override(self, obj: Any) -> Any:
+        one = obj if isinstance(obj, _REFERRED) else type(obj)
+        # Not a set: a class may be of a kind that cannot be hashed.
+        self.met[id(one)] = one
         if isinstance(obj, (types.FunctionType, type)) and obj.__module__ == self.namespace.get("__name__"):
             with contextlib.suppress(Exception):  # From 3.14 they are evaluated only now.
                 self.guesses |= annotation_names(obj.__annotations__.values())
@@ -156,6 +176,7 @@ def pack(value: Any, namespace: dict[str, Any]) -> Packed:
         blob,
         reads=frozenset().union(*map(code_reads, codes)),
         attributes=frozenset().union(*map(code_attributes, codes)),
+        modules=pickler.modules,
         guesses=frozenset(pickler.guesses.union(*map(code_guesses, codes))),
     )
 

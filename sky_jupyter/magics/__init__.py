@@ -11,6 +11,7 @@ from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_exp
 
 from .. import display
 from ..api import attach_pool, describe, get_files, put_files, resize_pool, start_pool
+from ..capture.code import check_path
 from ..capture.collect import collect
 from ..capture.names import analyse
 from ..display import panel
@@ -71,6 +72,8 @@ class SkyMagics(Magics):
         count = self.shell.displayhook.prompt_count
         # Everything that can be wrong with the cell itself is said before a pool is made for it.
         traceback.check_syntax(self.shell, transformed, count)
+        for path in given.include:
+            check_path(path)
         pool = self.pool_for(given)
         ranks = pool.check_ranks(given.on)
         shown = pool.check_ranks(given.only) if given.only is not None else ranks
@@ -78,6 +81,7 @@ class SkyMagics(Magics):
         pool.settle()
         for news in filter(None, [*pool.take_news(), "; ".join(filter(None, self.take_restarts(pool)))]):
             print(news)
+        pool.include(given.include)
         capture = collect(transformed, namespace, pool.ledger, exclude=_exclude(given), push=given.push)
         tape = Tape()
         view: Any = display.Silent() if given.quiet else run_view(pool, [rank for rank in ranks if rank in shown])
@@ -91,6 +95,7 @@ class SkyMagics(Magics):
                 count=count,
                 grace=given.grace,
                 timeout=given.timeout,
+                sync=given.sync,
                 listener=tape if given.detach else view.on_event,
                 on_send=late.on_event,
                 tick=late.refresh,
@@ -183,6 +188,7 @@ class SkyMagics(Magics):
     def do_up(self, given: Given) -> None:
         there = pools.current if given.name is None else pools.get(given.name)
         pool = self.pool_for(given)
+        pool.packages.sync |= given.sync
         if pool is there:
             print(f"pool {pool.spec.name}: {describe(pool.spec)}, live")
 
@@ -298,6 +304,9 @@ class SkyMagics(Magics):
         result = pool.log(id)
         ranks = [rank for rank in result.ranks if given.ranks is None or rank in given.ranks]
         print(runs.log_text(result, ranks))
+
+    def do_freeze(self, given: Given) -> None:
+        print(pools.need(given.name).packages.frozen())
 
     def do_put(self, given: Given) -> None:
         put_files(pools.need(given.name), str(given.target), given.to, given.on)

@@ -69,6 +69,7 @@ class Given:
     take_over: bool = False
     detach: bool = False
     quiet: bool = False
+    sync: bool = False
     all: bool = False
     yes: bool = False
     add: tuple[str, ...] = ()
@@ -79,6 +80,7 @@ class Given:
     only: tuple[int, ...] | None = None
     push: tuple[str, ...] = ()
     no_capture: tuple[str, ...] = ()
+    include: tuple[str, ...] = ()
     timeout: float | None = None
     grace: float = DEFAULT_GRACE
     saved: int | None = None

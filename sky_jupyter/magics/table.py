@@ -16,7 +16,7 @@ from ..spec import DEFAULT_IDLE_TIMEOUT, DEFAULT_JOURNAL, Accelerator, seconds, 
 PROVIDERS: dict[str, Callable[..., Any]] = {"local": Local, "ssh": SSH}
 MAX_RANK = 1 << 20
 # What may be given more than once: all of it counts.
-SEVERAL = ("pip", "push", "no_capture", "hosts", "host", "key", "add")
+SEVERAL = ("pip", "push", "no_capture", "include", "hosts", "host", "key", "add")
 _RUN_ID = re.compile(r"[0-9a-f]{1,8}\Z")
 
 
@@ -88,6 +88,10 @@ def _path(text: str) -> str:
     if not text.strip() or "\0" in text:
         raise ValueError
     return text
+
+
+def _paths(text: str) -> tuple[str, ...]:
+    return tuple(_path(word) for word in _words(text))
 
 
 @dataclass(frozen=True)
@@ -195,11 +199,14 @@ CELL = (
     Option("--only", "0,2-5|head", ranks, _RANKS, "the ranks whose output is shown (all)", ("head",)),
     Option("--push", "A,B", _identifiers, _NAMES, "send these names whatever the cell reads"),
     Option("--no-capture", "A,B|all", _identifiers, f"{_NAMES}, or all", "do not send these names", ("all",)),
+    Option("--include", "A,B", _paths, "paths with a comma between", "send these files and folders with the code"),
     Option("--timeout", "S", _number, "a number of seconds above 0", "stop the cell after this many seconds"),
     Option("--grace", "S", _grace, "a number of seconds", f"what other ranks get after one failed ({DEFAULT_GRACE:g})"),
     Option("--saved", "SIZE", size, "a size such as 5MB", "how much of the output's text the notebook keeps (1MB)"),
 )
+SYNC = Switch("--sync", "install on the nodes the packages behind the imports, as the notebook has them")
 CELL_SWITCHES = (
+    SYNC,
     Switch("--detach", "return at once while the run goes on; `%sky wait` shows its end"),
     Switch("--quiet", "show only errors"),
 )
@@ -226,6 +233,7 @@ VERBS = {
     "names": "each name that the nodes have: where its value comes from, its size, and when it was sent",
     "runs": "the runs that are recorded, the newest first",
     "logs": "what a run has printed, from its first line",
+    "freeze": "the nodes' packages as requirements that make the same environment again",
     "put": "bring a file or folder to the nodes; it crosses the link once, and goes on where it broke",
     "get": "fetch a file or folder from the head, or other nodes",
     "clean": "remove what is kept for later pools: environments here, or all of ours on --host A,B",
@@ -267,7 +275,7 @@ _OPTIONS = {
     "clean": (HOST, *HOSTS[1:]),
 }
 _SWITCHES = {
-    "up": POOL_SWITCHES,
+    "up": (*POOL_SWITCHES, SYNC),
     "restart": POOL_SWITCHES,
     "resize": (YES,),
     "down": (ALL,),

@@ -12,9 +12,11 @@ import base64
 import contextlib
 import functools
 import os
+import platform
 import re
 import secrets
 import socket
+import sys
 import time
 from collections.abc import Callable, Iterable
 from pathlib import Path
@@ -23,7 +25,7 @@ from typing import Any
 import cloudpickle
 
 from ..errors import PoolError, plain
-from . import look, metrics, stacks
+from . import look, metrics, modules, packages, stacks
 from .accelerators import Devices
 from .comms import Comms
 from .config import HostConfig
@@ -44,7 +46,7 @@ _MOST_AHEAD = 8 << 20
 REPLACED = "another notebook has taken the pool over"
 CALLS = (
     *("start", "read", "page", "runs", "fetch", "forget", "status", "ping", "heard"),
-    *("signal", "abort", "restart", "enter", "check", "again", "leave", "ports", "where"),
+    *("signal", "abort", "restart", "enter", "check", "again", "leave", "ports", "where", "packages"),
 )
 
 
@@ -109,6 +111,8 @@ class Agent:
             "IPYTHONDIR": str(self.folder / "ipython"),
             "SKY_POOL": config.pool,
             "SKY_BLOBS": config.blobs,
+            modules.VARIABLE: str(pool_folder / modules.FOLDER),
+            packages.VARIABLE: str(pool_folder / packages.FOLDER),
             # debugpy comes with ipykernel and warns of what is no matter here.
             "PYDEVD_DISABLE_FILE_VALIDATION": "1",
         }
@@ -315,6 +319,11 @@ class Agent:
         for number, report in (await look.report(living, **arguments)).items():
             answer["ranks"][number].update(report)
         return {**answer, "accelerators": self.accelerators[0]}
+
+    async def sky_packages(self) -> dict[str, Any]:
+        """This node's Python, and what is installed for it."""
+        found = await asyncio.to_thread(packages.installed, str(self.pool_folder / packages.FOLDER))
+        return {"python": platform.python_version(), "interpreter": sys.executable, "packages": found}
 
     async def sky_ports(self, count: int) -> list[int]:
         """Free ports of this node's address, for the frameworks' coordinators."""

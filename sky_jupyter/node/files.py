@@ -21,9 +21,10 @@ from distributed import rpc
 from . import scheduler, standing
 from .config import HostConfig
 from .listing import Entry, pack, unpack, walk
+from .modules import FOLDER
 from .taking import Take, Want, read
 
-CALLS = ("look", "plan", "take", "taken", "untake", "find", "tidy")
+CALLS = ("look", "plan", "take", "taken", "untake", "find", "tidy", "uncode")
 _CONNECT = 5.0
 # A source that says nothing for this long is given up.
 _PATIENCE = 60.0
@@ -69,7 +70,7 @@ class Files:
 
     # -- what the manager asks ---------------------------------------------------------------------
 
-    async def sky_look(self, listing: bytes, path: str = "", run: str = "") -> dict[str, Any]:
+    async def sky_look(self, listing: bytes, path: str = "", run: str = "", code: bool = False) -> dict[str, Any]:
         """Where a file or folder would go, and what of it is there.
 
         Parameters
@@ -80,11 +81,15 @@ class Files:
             Where the user wants it; a relative one begins in the ranks' working folder.
         run : str
             Instead of a path: the run whose blobs they are.
+        code : bool
+            Instead of a path: whether it is the notebook's own code.
         """
 
         def find() -> dict[str, Any]:
             entries = unpack(listing)
             root, spool = (self._room_for(run, entries), self._spool(run)) if run else (self._place(path), None)
+            if code:
+                root, spool = self.folder / FOLDER, self.folder / f"{FOLDER}-{_SPOOL}"
             facts = asdict(standing.look(root, entries))
             return {
                 "path": str(root),
@@ -148,6 +153,13 @@ class Files:
                 return {"path": str(root), "listing": b"", "error": error.strerror or str(error)}
 
         return await asyncio.to_thread(find)
+
+    async def sky_uncode(self, names: list[str]) -> None:
+        """Remove files of the notebook's own code that it has no more."""
+        for name in names:
+            path = self.folder / FOLDER / name
+            if ".." not in path.parts:
+                path.unlink(missing_ok=True)
 
     async def sky_tidy(self, keep: list[str]) -> None:
         """Remove the blobs of all runs but some."""

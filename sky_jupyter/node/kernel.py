@@ -45,7 +45,7 @@ from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelapp import IPKernelApp
 from traitlets import DottedObjectName, Type
 
-from . import forgetting, payload, results, stacks
+from . import forgetting, modules, packages, payload, results, stacks
 from .reads import global_reads
 from .runtime import POOL_VARIABLE, instance_info
 
@@ -83,6 +83,7 @@ class SkyKernel(IPythonKernel):
         self.shell_handlers["comm_msg"] = _interruptible(self.shell_handlers["comm_msg"])
         self.sky_stack = contextlib.ExitStack()
         self.sky_plugins: tuple[Any, ...] = ()
+        self.sky_modules, self.sky_added = modules.LocalModules(), packages.Added()
         self.sky_values: OrderedDict[str, Any] = OrderedDict()
         self._last_result: Any = None
         # Whether an interrupt cancelled what the cell awaits.
@@ -188,6 +189,7 @@ class SkyKernel(IPythonKernel):
 
     async def sky_cell(self, content: dict[str, Any]) -> dict[str, Any]:
         namespace = self.shell.user_ns
+        self.find_code(content)
         payload.bind(content["manifest"], namespace, instance_info().rank)
         before = {name: id(value) for name, value in namespace.items()}
         self.shell.execution_count = content["count"]
@@ -208,6 +210,7 @@ class SkyKernel(IPythonKernel):
         return end
 
     async def sky_call(self, content: dict[str, Any]) -> dict[str, Any]:
+        self.find_code(content)
         namespace = self.shell.user_ns
         payload.bind(content["manifest"], namespace, instance_info().rank)
         before = {name: id(value) for name, value in namespace.items()}
@@ -228,6 +231,11 @@ class SkyKernel(IPythonKernel):
         return {"status": "ok"}
 
     # -- parts -------------------------------------------------------------------------------------
+
+    def find_code(self, content: dict[str, Any]) -> None:
+        """Have what a request needs found: packages that were added, and the notebook's own modules as they are now."""
+        self.sky_added.update(content.get("packages"))
+        self.sky_modules.update(content.get("modules"))
 
     def keep(self, run: str, value: Any) -> None:
         """Hold a run's value for a later fetch; the oldest go first."""

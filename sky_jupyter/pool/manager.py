@@ -7,7 +7,7 @@ import functools
 import os
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,10 +19,12 @@ from ..capture.payload import Blob, write_blob
 from ..errors import CaptureError, PoolError, SkyError, SpecError, rank_label
 from ..spec import PoolSpec
 from . import files, launch, pages, remote
-from .events import Listener, Tape, ignore
+from .code import PoolCode
+from .events import Listener, NoticeEvent, Tape, ignore
 from .life import JOIN_TIMEOUT, PoolLife
 from .loop import Tick, counting_interrupts, loop, no_tick, wait_ticking
 from .moving import Transfer
+from .packages import PoolPackages
 from .pages import Page
 from .record import PoolRecord
 from .registry import PoolRow
@@ -65,6 +67,8 @@ class Pool(PoolLife):
     def __init__(self, spec: PoolSpec, prompts: Prompts | None = None) -> None:
         super().__init__(spec, prompts)
         self.ledger = Ledger()
+        self.code = PoolCode(self)
+        self.packages = PoolPackages(self)
         self.current: Run | None = None
         # Runs that nobody waits for yet, by id, oldest first.
         self.detached: dict[str, Detached] = {}
@@ -115,6 +119,7 @@ class Pool(PoolLife):
         count: int = 1,
         grace: float = DEFAULT_GRACE,
         timeout: float | None = None,
+        sync: bool = False,
         listener: Listener = ignore,
         on_send: Listener = ignore,
         tick: Tick = no_tick,
@@ -133,13 +138,16 @@ class Pool(PoolLife):
             Seconds that other ranks get after one has failed.
         timeout : float, optional
             Seconds after which all ranks are stopped.
+        sync : bool
+            Whether nodes are given the packages that its imports need, as the notebook has them.
         on_send : callable
             Told how far the values are on their way to other machines.
         tick : callable
             Called several times a second meanwhile.
         """
         run = self._new_run(self.check_ranks(ranks), listener, capture)
-        content = {"kind": "cell", "code": code, "count": count, **self._ship(run, on_send, tick)}
+        shipped = self._ship(run, on_send, tick, sync=sync)
+        content = {"kind": "cell", "code": code, "count": count, **shipped}
         return self._begin(run, content, code, grace, timeout)
 
     def begin_call(
@@ -184,16 +192,22 @@ class Pool(PoolLife):
         run.capture, run.shape = capture, self.shape
         return run
 
-    def _ship(self, run: Run, on_send: Listener, tick: Tick, call: Blob | None = None) -> dict[str, Any]:
+    def _ship(
+        self, run: Run, on_send: Listener, tick: Tick, call: Blob | None = None, *, sync: bool = False
+    ) -> dict[str, Any]:
         """Write a run's blobs where the nodes find them; what goes wrong leaves none.
 
         Raises
         ------
         CaptureError
-            When there is no room for them.
+            When there is no room for them, or the code that they need cannot go.
         PoolError
             When the pool has ended.
         """
+        code = self.code.look(run.capture.modules)
+        if code.news:
+            run.listener(NoticeEvent(code.news, run.id))
+        packages = self.packages.check(code.others, run.listener, on_send, tick, put=sync)
         blobs = [*run.capture.blobs, *([call] if call is not None else [])]
         try:
             run.folder = self._room(sum(blob.size for blob in blobs)) / run.id
@@ -205,11 +219,12 @@ class Pool(PoolLife):
             self._must_live()
             raise
         try:
-            shipped: dict[str, Any] = {"manifest": run.capture.manifest(run.folder)}
+            shipped: dict[str, Any] = {"manifest": run.capture.manifest(run.folder), **packages}
             if call is not None:
                 shipped["blob"] = str(write_blob(call, run.folder))
             if self.machines:
                 self._send(run, shipped, on_send, tick)
+            shipped.update(self.code.bring(code, self._hosts_of(run), on_send, tick))
         except BaseException:
             shutil.rmtree(run.folder, ignore_errors=True)
             raise
@@ -246,6 +261,10 @@ class Pool(PoolLife):
         self.registry.run_began(run.id, self.id, code, list(run.outcomes))
         run.task = loop().submit(self.supervisor.execute(run, content, grace, timeout))
         return run
+
+    def include(self, paths: Iterable[str]) -> None:
+        """Have files and folders sent with the user's own code, from the next run on; see `LocalCode.include`."""
+        self.code.local.include(paths)
 
     def put(
         self,

@@ -34,12 +34,16 @@ class Sending(Moving):
         Where it is here.
     run : str
         Whose blobs they are; empty where the user asked for a place.
+    code : bool
+        Whether it is the notebook's own code, whose place is the pool's.
     """
 
-    def __init__(self, pool: Pool, source: Path, nodes: Sequence[int], listener: Listener, run: str = "") -> None:
+    def __init__(
+        self, pool: Pool, source: Path, nodes: Sequence[int], listener: Listener, run: str = "", *, code: bool = False
+    ) -> None:
         super().__init__(pool, nodes, listener)
-        self.source, self.run = source, run
-        self.what = "values" if run else source.name or str(source)
+        self.source, self.run, self.code = source, run, code
+        self.what = "values" if run else "code" if code else source.name or str(source)
         self.entries: list[Entry] = []
         self.found: dict[int, dict[str, Any]] = {}
         self.sent = self.copied = 0
@@ -67,7 +71,8 @@ class Sending(Moving):
         """See where it would go on each node, and that it can."""
         listing = await asyncio.to_thread(pack, self.entries)
         # A folder of its own for each run is made by whoever is asked.
-        self.found = await ask(self.control, "look", self.nodes, listing=listing, path=target, run=self.run)
+        place = {"path": target, "run": self.run, "code": self.code}
+        self.found = await ask(self.control, "look", self.nodes, listing=listing, **place)
         wrong = [f"{self.name(node)}: {found['clash']}" for node, found in self.found.items() if found["clash"]]
         if wrong:
             raise TransferError(f"{'; '.join(wrong)}; {advice(self.entries[0], target)}")

@@ -113,6 +113,21 @@ def test_options_come_from_a_file_too(two):
     assert "unknown option 'nodez'" in two.run("%%sky --config pools.toml\n1").stream("stderr")
 
 
+def test_modules_beside_the_notebook_follow_their_changes(two):
+    folder = Path(two.value("__import__('os').getcwd()"))
+    (folder / "beside.py").write_text("def name():\n    return 'first'\n")
+    (folder / "words.txt").write_text("words")
+    two.run("import beside\nfrom beside import name")
+    assert two.run("%%sky\nbeside.name(), name()").body == ["[0-1] Out: ('first', 'first')"]
+    (folder / "beside.py").write_text("def name():\n    return 'other'\n")
+    cell = two.run(
+        "%%sky --include words.txt\nimport sky_jupyter as sky\nname(), sky.included('words.txt').read_text()"
+    )
+    assert "beside.py changed: sent again and reloaded on the nodes" in cell.run
+    assert "[0-1] Out: ('other', 'words')" in cell.body
+    assert "absent.txt is not there" in two.run("%%sky --include absent.txt\n1").stream("stderr")
+
+
 # The cell's options.
 
 

@@ -8,6 +8,7 @@ import importlib.util
 import os
 import threading
 import time
+import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from sky_jupyter.errors import CaptureError, LinkLost, SkyError, TransferError
 from sky_jupyter.pool.events import Event, NoticeEvent, ProgressEvent
 from sky_jupyter.pool.manager import Pool
 from sky_jupyter.spec import PoolSpec
+from tests.bootstrap.wheels import make_wheel
 from tests.hosts.world import Host, World, hosts
 from tests.pool.pools import begin, run
 
@@ -186,6 +188,65 @@ def test_a_folder_goes_there_and_comes_back_and_changes_alone_follow(world: Worl
         assert (back / "inner" / "large").read_bytes() == (source / "inner" / "large").read_bytes()
         assert (back / "run").stat().st_mode & 0o777 == 0o755
     assert shared.get("work/data", place / "back", on=[0, 3]).sent == 0
+
+
+def test_the_users_own_code_goes_to_all_hosts_once_and_follows_its_changes(
+    world: World, shared: Pool, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(place)
+    package = place / "hosted"
+    package.mkdir()
+    (package / "__init__.py").write_text("from .core import answer\n")
+    (package / "core.py").write_text("from . import part\ndef answer():\n    return part.N\n")
+    (package / "part.py").write_text("N = 1\n")
+    (package / "gone.py").write_text("")
+    (place / "weights.bin").write_bytes(os.urandom(SIZE // 4))
+    shared.include([str(place / "weights.bin")])
+    code = "import hosted, sky_jupyter as sky\n"
+    code += f"(hosted.answer(), sky.included({str(place / 'weights.bin')!r}).stat().st_size)"
+    with counted(world) as crossed:
+        assert run(shared, code).values == [(1, SIZE // 4)] * HOSTS
+    assert sum(crossed) < 1.3 * SIZE // 4
+    # In the same second, and as long as before.
+    (package / "part.py").write_text("N = 2\n")
+    (package / "gone.py").unlink()
+    told: list[Event] = []
+    with counted(world) as crossed:
+        assert run(shared, "hosted.answer()", listener=told.append).values == [2] * HOSTS
+    assert sum(crossed) < MESSAGES
+    text = "hosted/part.py changed and hosted/gone.py is gone: sent again and reloaded on the nodes, "
+    text += "with hosted and hosted.core, which import it"
+    assert [event.text for event in told if isinstance(event, NoticeEvent)] == [text]
+    found = [path.rpartition("/")[2] for path in world[3].files() if "/code/hosted/" in path and path.endswith(".py")]
+    assert sorted(found) == ["__init__.py", "core.py", "part.py"]
+    # One rank alone, and then all: each has what it lacks.
+    (package / "part.py").write_text("N = 3\n")
+    assert run(shared, "hosted.answer()", ranks=[2]).values == [3]
+    assert run(shared, "hosted.answer()").values == [3] * HOSTS
+
+
+def test_packages_that_hosts_lack_are_told_and_then_sent(
+    world: World, shared: Pool, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("sky_sent", "sky_sent_too"):
+        requires = ["sky_sent_too"] if name == "sky_sent" else []
+        zipfile.ZipFile(make_wheel(place / "index", name, "2.5", requires)).extractall(place / "site-packages")
+    monkeypatch.syspath_prepend(place / "site-packages")
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    monkeypatch.setenv("UV_FIND_LINKS", str(place / "index"))
+    before = world[1].files()
+    told: list[Event] = []
+    run(shared, "def f():\n    import sky_sent", listener=told.append)
+    advice = "`%%sky --sync` installs on the nodes what the notebook has"
+    notices = [event.text for event in told if isinstance(event, NoticeEvent)]
+    assert notices == [f"sky-sent 2.5 here, missing on the nodes. {advice}"]
+    code = "import sky_sent, sky_sent_too\n(sky_sent.VERSION, sky_sent_too.VERSION)"
+    assert run(shared, code, sync=True).values == [("2.5", "2.5")] * HOSTS
+    assert {"sky-sent==2.5", "sky-sent-too==2.5"} <= set(shared.packages.frozen().splitlines())
+    # Into the pool's own folder: the environment is others' too.
+    new = [path for path in world[1].files() if path not in before and path.endswith("sky_sent/__init__.py")]
+    (own,) = [path for path in new if "/.cache/sky_jupyter/uv/" not in path]
+    assert "/site/" in own
 
 
 def test_a_file_comes_back_from_the_head(shared: Pool, place: Path) -> None:

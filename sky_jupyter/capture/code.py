@@ -1,0 +1,240 @@
+"""The local code and files that a pool's nodes are to have: what that is now, and what of it has changed.
+
+On the nodes it all lies below one folder that Python searches first: a module where its name says, and
+an included file where it is seen from the entry of ``sys.path`` that it is in.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from ..errors import CaptureError, SpecError
+from ..node.listing import digest_of
+from . import folders
+from .modules import Closure, LocalModules, Module
+
+_ADVICE = "name what is not needed in .gitignore, or bring it with `%sky put`"
+
+
+@dataclass(frozen=True)
+class Source:
+    """A file here that the nodes are to have.
+
+    Parameters
+    ----------
+    path : Path
+        The file.
+    stamp : tuple of int
+        Time, size and number on the disk: with the same ones it is the same file.
+    digest : str
+        The SHA-256 of its content.
+    """
+
+    path: Path
+    stamp: tuple[int, int, int]
+    digest: str
+
+
+@dataclass(frozen=True)
+class Code:
+    """What the nodes are to have, and what is new in it; made by `LocalCode.look`.
+
+    Parameters
+    ----------
+    sources : mapping of str to Source
+        By their paths on the nodes.
+    index : bytes
+        What the nodes read of it.
+    changed : tuple of str
+        Paths whose content is another one than at the last look.
+    gone : tuple of str
+        Paths that were there at the last look.
+    again : tuple of str
+        Names of modules that import changed ones, and have not changed themselves.
+    others : frozenset of str
+        Full names of what is imported and not local.
+    """
+
+    sources: Mapping[str, Source] = field(default_factory=dict)
+    index: bytes = b""
+    changed: tuple[str, ...] = ()
+    gone: tuple[str, ...] = ()
+    again: tuple[str, ...] = ()
+    others: frozenset[str] = frozenset()
+
+    @property
+    def version(self) -> str:
+        """Names the whole content; empty where there is none."""
+        return hashlib.blake2b(self.index, digest_size=12).hexdigest() if self.index else ""
+
+    @property
+    def news(self) -> str:
+        """What a person is told of what has changed; empty where nothing has."""
+        parts = [f"{_some(self.changed)} changed"] if self.changed else []
+        parts += [f"{_some(self.gone)} {'is' if len(self.gone) == 1 else 'are'} gone"] if self.gone else []
+        if not parts:
+            return ""
+        text = " and ".join(parts)
+        if any(path.endswith((".so", ".pyd")) for path in self.changed):
+            return f"{text}: sent again; native code that a rank has loaded stays as it was until `%sky restart`"
+        if any(path.endswith(".py") for path in self.changed):
+            return f"{text}: sent again and reloaded on the nodes{self._with_them}"
+        return f"{text}: {'sent again' if self.changed else 'removed on the nodes'}"
+
+    @property
+    def _with_them(self) -> str:
+        if not self.again:
+            return ""
+        it = "it" if len(self.changed) == 1 else "them"
+        return f", with {_some(self.again)}, which import{'s' if len(self.again) == 1 else ''} {it}"
+
+
+class LocalCode:
+    """What one pool's nodes have of the user's project; what was needed once is kept up to date from then on."""
+
+    def __init__(self) -> None:
+        self._modules = LocalModules()
+        self._needs: set[str] = set()
+        # By their places on the nodes: each path here, and how the person named it.
+        self._included: dict[str, tuple[Path, str]] = {}
+        self._sources: dict[str, Source] = {}
+
+    def include(self, paths: Iterable[str]) -> None:
+        """Have files and folders sent with the code from now on.
+
+        Raises
+        ------
+        SpecError
+            When one is not there.
+        """
+        for text in paths:
+            path = check_path(text)
+            self._included[_place_of(path)] = path, text
+
+    def look(self, needs: Iterable[str]) -> Code:
+        """What the nodes are to have, with what importing ``needs`` takes.
+
+        Raises
+        ------
+        CaptureError
+            When something of it cannot be read, or is too large.
+        """
+        needs = set(needs)
+        closure = self._modules.closure(needs | self._needs)
+        # What is not local stays so, and is asked about by those who need it only.
+        self._needs |= {name for name in needs if name.partition(".")[0] in closure.modules}
+        found: dict[str, tuple[Path, os.stat_result]] = {}
+        _add_modules(closure.modules, found)
+        for place, (path, _) in self._included.items():
+            _add_included(place, path, found)
+        sources = {place: self._source(place, path, info) for place, (path, info) in sorted(found.items())}
+        before = self._sources
+        changed = tuple(name for name in sources if name in before and before[name].digest != sources[name].digest)
+        gone = tuple(name for name in before if name not in sources)
+        return Code(
+            sources=sources,
+            index=self._index(sources, closure) if sources else b"",
+            changed=changed,
+            gone=gone,
+            again=_again(changed, closure),
+            others=closure.others,
+        )
+
+    def commit(self, code: Code) -> None:
+        """The nodes have it."""
+        self._sources = dict(code.sources)
+
+    def _index(self, sources: Mapping[str, Source], closure: Closure) -> bytes:
+        """What the nodes read: each file's hash, the modules, each after those that it uses, and what was included."""
+        index = {
+            "files": {place: source.digest for place, source in sources.items()},
+            "modules": [[name, sorted(closure.uses.get(name, ()))] for name in closure.modules],
+            "included": {text: place for place, (_, text) in self._included.items()},
+        }
+        return json.dumps(index, sort_keys=True).encode()
+
+    def _source(self, place: str, path: Path, info: os.stat_result) -> Source:
+        stamp = (info.st_mtime_ns, info.st_size, info.st_ino)
+        known = self._sources.get(place)
+        if known is not None and (known.path, known.stamp) == (path, stamp):
+            return known
+        try:
+            return Source(path, stamp, digest_of(path))
+        except OSError as error:
+            raise CaptureError(f"{path} cannot be sent: {error.strerror or error}") from None
+
+
+def check_path(text: str) -> Path:
+    """The path of what is to be included; SpecError where it is not there."""
+    path = Path(text).expanduser().absolute()
+    if not path.exists():
+        raise SpecError(f"{text} is not there; --include takes files and folders of this machine")
+    return Path(os.path.normpath(path))
+
+
+def _place_of(path: Path) -> str:
+    """Where an included file or folder is on the nodes: as seen from what Python searches, or by its name."""
+    if path == Path.cwd():
+        return ""
+    entries = [Path(entry or ".").absolute() for entry in sys.path if isinstance(entry, str)]
+    above = [place for place in (*entries, Path.cwd()) if path != place and path.is_relative_to(place)]
+    return path.relative_to(max(above, key=lambda place: len(place.parts))).as_posix() if above else path.name
+
+
+def _add_included(place: str, path: Path, found: dict[str, tuple[Path, os.stat_result]]) -> None:
+    if path.is_file():
+        found.setdefault(place, (path, path.stat()))
+    elif path.is_dir():
+        files = list(folders.files_in(path))
+        folders.refuse_large(f"--include {path}", [(name, info.st_size) for name, info in files], _ADVICE)
+        for name, info in files:
+            found.setdefault(f"{place}/{name}".lstrip("/"), (path / name, info))
+
+
+def _add_modules(modules: Mapping[str, Module], found: dict[str, tuple[Path, os.stat_result]]) -> None:
+    """Each module's own file, whatever git ignores, and of each outermost package all that goes."""
+    for name, module in sorted(modules.items()):
+        if module.file is None:
+            continue
+        place = name.replace(".", "/")
+        if not module.folders:
+            ending = module.file.name.removeprefix(name.rpartition(".")[2])
+            found.setdefault(f"{place}{ending}", (module.file, module.file.stat()))
+            continue
+        found.setdefault(f"{place}/{module.file.name}", (module.file, module.file.stat()))
+        above = name.rpartition(".")[0]
+        # One without an __init__.py is no package of its own: of it go the modules that are imported.
+        if above in modules and modules[above].file is not None:
+            continue
+        for folder in module.folders:
+            files = list(folders.files_in(folder))
+            sizes = [(inner, info.st_size) for inner, info in files]
+            folders.refuse_large(f"the package {name} ({folder})", sizes, _ADVICE)
+            for inner, info in files:
+                found.setdefault(f"{place}/{inner}", (folder / inner, info))
+
+
+def _again(changed: Sequence[str], closure: Closure) -> tuple[str, ...]:
+    """The modules that import changed ones, directly or through others."""
+    stale = {name for path in changed for name in [module_of(path)] if name in closure.modules}
+    first = frozenset(stale)
+    while more := {name for name, uses in closure.uses.items() if name not in stale and uses & stale}:
+        stale |= more
+    return tuple(sorted(stale - first))
+
+
+def module_of(place: str) -> str:
+    """The name of the module that a file is, by its path on the nodes."""
+    name = place.partition(".")[0].replace("/", ".")
+    return name.removesuffix(".__init__")
+
+
+def _some(names: Sequence[str]) -> str:
+    shown = [*names[:4], f"{len(names) - 4} more"] if len(names) > 5 else list(names)
+    return shown[0] if len(shown) == 1 else f"{', '.join(shown[:-1])} and {shown[-1]}"

@@ -1,0 +1,196 @@
+"""Which files of a folder go to the nodes: not what ``.gitignore`` names, nor what only belongs to this machine."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..errors import CaptureError
+
+LIMIT = 100 * 1000 * 1000
+_SHOWN = 5
+_NOT_FOLDERS = {".git", ".hg", ".svn", ".venv", "__pycache__", "node_modules", ".ipynb_checkpoints", ".tox", ".nox"}
+_NOT_FOLDERS |= {".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis", ".eggs", ".idea", ".vscode"}
+_NOT_ENDS = (".pyc", ".pyo", ".egg-info", ".swp", "~")
+_NOT_FILES = {".DS_Store", ".git", ".coverage"}
+# What every virtual environment has in it, whatever it is called.
+_VENV = "pyvenv.cfg"
+_CLASS = re.compile(r"\[(!|\^)?(\]?[^\]]*)\]")
+
+
+@dataclass(frozen=True)
+class Rule:
+    """A line of a ``.gitignore``.
+
+    Parameters
+    ----------
+    base : str
+        The folder that it stands in, as a path with a slash at its end.
+    pattern : re.Pattern
+        What it names: paths from there where ``whole``, else names at any depth.
+    """
+
+    base: str
+    pattern: re.Pattern[str]
+    whole: bool
+    folders_only: bool
+    again: bool
+
+    def names(self, path: str, *, folder: bool) -> bool:
+        """Whether a file's or folder's path is what the line names."""
+        if self.folders_only and not folder:
+            return False
+        text = path[len(self.base) :] if self.whole else path.rpartition("/")[2]
+        return self.pattern.fullmatch(text) is not None
+
+
+def read_rules(folder: Path) -> list[Rule]:
+    """The rules in a folder's ``.gitignore``; none where it has none."""
+    try:
+        lines = (folder / ".gitignore").read_text(encoding="utf-8", errors="replace").splitlines()
+    except OSError:
+        return []
+    return [rule for line in lines if (rule := _rule(f"{folder}/", line)) is not None]
+
+
+def _rule(base: str, line: str) -> Rule | None:
+    line = re.sub(r"(?<!\\)\s+\Z", "", line)
+    if not line or line.startswith("#"):
+        return None
+    again = line.startswith("!")
+    line = line[1:] if again else line
+    folders_only = line.endswith("/")
+    line = line.rstrip("/")
+    whole = "/" in line
+    try:
+        pattern = re.compile(_expression(line.lstrip("/")), re.DOTALL)
+    except re.error:
+        return None
+    return Rule(base, pattern, whole, folders_only, again) if line else None
+
+
+def _expression(line: str) -> str:
+    """A git pattern as a regular expression."""
+    found, at = "", 0
+    while at < len(line):
+        rest = line[at:]
+        inner = _CLASS.match(rest)
+        if rest.startswith("**/") and (at == 0 or line[at - 1] == "/"):
+            found, at = f"{found}(?:.*/)?", at + 3
+        elif rest == "**" and at and line[at - 1] == "/":
+            found, at = f"{found}.+", at + 2
+        elif rest[0] == "*":
+            found, at = f"{found}[^/]*", at + len(rest) - len(rest.lstrip("*"))
+        elif rest[0] == "?":
+            found, at = f"{found}[^/]", at + 1
+        elif inner is not None:
+            text = inner[2].replace("\\", "\\\\").replace("[", "\\[")
+            text = f"\\{text}" if text.startswith(("]", "^")) else text
+            found, at = f"{found}(?!/)[{'^' if inner[1] else ''}{text}]", at + inner.end()
+        elif rest[0] == "\\" and len(rest) > 1:
+            found, at = found + re.escape(rest[1]), at + 2
+        else:
+            found, at = found + re.escape(rest[0]), at + 1
+    return found
+
+
+def _ignored(rules: Sequence[Rule], path: str, *, folder: bool) -> bool:
+    """Whether the last rule that names a path ignores it."""
+    for rule in reversed(rules):
+        if rule.names(path, folder=folder):
+            return not rule.again
+    return False
+
+
+def _rules_above(folder: Path) -> list[Rule]:
+    """The rules of the git repository that a folder is in, as far as they are above it; those of none ignore it."""
+    above = [folder, *folder.parents]
+    top = next((place for place in above if (place / ".git").exists()), None)
+    if top is None:
+        return []
+    rules: list[Rule] = []
+    path = top
+    for part in folder.relative_to(top).parts:
+        rules += read_rules(path)
+        path = path / part
+        if _ignored(rules, str(path), folder=True):
+            # Who names what git ignores means it.
+            return []
+    return rules
+
+
+def files_in(root: Path) -> Iterator[tuple[str, os.stat_result]]:
+    """A folder's files that go to nodes: each path from the folder, with slashes, and what the disk says of it.
+
+    Raises
+    ------
+    CaptureError
+        When something of it cannot be read.
+    """
+    root = root.absolute()
+    yield from _walk(root, "", _rules_above(root), {os.path.realpath(root)})
+
+
+def _walk(folder: Path, name: str, rules: list[Rule], met: set[str]) -> Iterator[tuple[str, os.stat_result]]:
+    rules = [*rules, *read_rules(folder)]
+    try:
+        with os.scandir(folder) as found:
+            entries = sorted(found, key=lambda entry: entry.name)
+        for entry in entries:
+            is_folder = entry.is_dir()
+            if _stays(entry, is_folder) or _ignored(rules, entry.path, folder=is_folder):
+                continue
+            inner = f"{name}{entry.name}"
+            if not is_folder:
+                if entry.is_file():
+                    yield inner, entry.stat()
+            elif (real := os.path.realpath(entry.path)) not in met:
+                # Links may lead in a circle.
+                yield from _walk(Path(entry.path), f"{inner}/", rules, met | {real})
+    except OSError as error:
+        raise CaptureError(f"{error.filename or folder} cannot be sent: {error.strerror or error}") from None
+
+
+def _stays(entry: os.DirEntry[str], is_folder: bool) -> bool:
+    """Whether something is of use on this machine only."""
+    if entry.name.endswith(_NOT_ENDS):
+        return True
+    if not is_folder:
+        return entry.name in _NOT_FILES
+    return entry.name in _NOT_FOLDERS or os.path.exists(os.path.join(entry.path, _VENV))
+
+
+def refuse_large(what: str, files: Sequence[tuple[str, int]], advice: str) -> None:
+    """Refuse a folder whose files are too much, with the largest of what is in it.
+
+    Parameters
+    ----------
+    what : str
+        The folder, as a message names it.
+    files : sequence of (str, int)
+        Each file's path from the folder and its size.
+
+    Raises
+    ------
+    CaptureError
+        When they are more than `LIMIT` bytes.
+    """
+    size = sum(size for _, size in files)
+    if size <= LIMIT:
+        return
+    largest = sorted(files, key=lambda item: (-item[1], item[0]))[:_SHOWN]
+    if 2 * sum(its for _, its in largest) < size:
+        # It is many small ones: the folders that they are in tell more.
+        entries: dict[str, int] = {}
+        for name, its in files:
+            first, slash, _ = name.partition("/")
+            entries[first + slash] = entries.get(first + slash, 0) + its
+        largest = sorted(entries.items(), key=lambda item: (-item[1], item[0]))[:_SHOWN]
+    shown = ", ".join(f"{name} {its / 1e6:.1f} MB" for name, its in largest)
+    raise CaptureError(
+        f"{what} is {size / 1e6:.0f} MB in {len(files)} files, and a folder of up to {LIMIT // 1_000_000} MB is sent; "
+        f"the largest in it: {shown}; {advice}"
+    )

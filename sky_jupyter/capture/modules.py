@@ -1,0 +1,340 @@
+"""Which modules of the user's own project code imports, directly or through others, found without importing any.
+
+A module is the project's own, or *local*, where Python finds it outside of the standard library and of
+every ``site-packages``: beside the notebook, on ``PYTHONPATH``, or by an editable install.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import dis
+import functools
+import importlib
+import os
+import site
+import sys
+import sysconfig
+import tokenize
+import types
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from importlib.machinery import ModuleSpec
+from pathlib import Path
+from typing import Any
+
+_INSTALLED = {"site-packages", "dist-packages"}
+_OWN = __name__.partition(".")[0]
+_NEVER = {"__main__", "__mp_main__", _OWN, *sys.builtin_module_names, *sys.stdlib_module_names}
+# Line magics whose text is code.
+_LINE_CODE = {"time", "timeit", "prun"}
+
+
+@dataclass(frozen=True)
+class Module:
+    """A local module.
+
+    Parameters
+    ----------
+    name : str
+        Its full name.
+    file : Path or None
+        Its file; None for a package without an ``__init__.py``.
+    folders : tuple of Path
+        Where a package's modules are; empty for a plain module.
+    """
+
+    name: str
+    file: Path | None
+    folders: tuple[Path, ...] = ()
+
+    @property
+    def is_source(self) -> bool:
+        """Whether its file is Python."""
+        return self.file is not None and self.file.suffix == ".py"
+
+    @property
+    def is_there(self) -> bool:
+        """Whether it is still where it was found."""
+        return self.file.is_file() if self.file is not None else any(folder.is_dir() for folder in self.folders)
+
+
+@dataclass(frozen=True)
+class Imports:
+    """What some code imports.
+
+    Parameters
+    ----------
+    modules : frozenset of str
+        Full names after ``import``, and those that stand in ``importlib.import_module("…")``.
+    members : frozenset of (str, str)
+        A module, and what is taken from it: a name in it, a submodule, or ``"*"``.
+    """
+
+    modules: frozenset[str] = frozenset()
+    members: frozenset[tuple[str, str]] = frozenset()
+
+    @property
+    def names(self) -> frozenset[str]:
+        """All modules that it may import."""
+        parts = {f"{base}.{name}" for base, name in self.members if name != "*"}
+        return self.modules | {base for base, _ in self.members} | parts
+
+
+@dataclass(frozen=True)
+class Closure:
+    """What `LocalModules.closure` found.
+
+    Parameters
+    ----------
+    modules : mapping of str to Module
+        The local modules, by name, those before others that import them first.
+    uses : mapping of str to frozenset of str
+        Which of them each of them imports.
+    others : frozenset of str
+        Full names of all else that is imported and does not belong to Python.
+    """
+
+    modules: Mapping[str, Module] = field(default_factory=dict)
+    uses: Mapping[str, frozenset[str]] = field(default_factory=dict)
+    others: frozenset[str] = frozenset()
+
+
+def imports_of(source: str, package: str = "") -> Imports:
+    """What code imports, wherever in it, code in its magics included; nothing where it is not Python.
+
+    Parameters
+    ----------
+    source : str
+        Python, or a cell as IPython's ``transform_cell`` leaves it.
+    package : str
+        Where relative imports begin.
+    """
+    modules: set[str] = set()
+    members: set[tuple[str, str]] = set()
+    texts = [source]
+    while texts:
+        with contextlib.suppress(SyntaxError, ValueError, RecursionError):
+            for node in ast.walk(ast.parse(texts.pop())):
+                if isinstance(node, ast.Import):
+                    modules.update(item.name for item in node.names)
+                elif isinstance(node, ast.ImportFrom):
+                    base = _absolute(node.module or "", node.level, package)
+                    members.update((base, item.name) for item in node.names if base)
+                elif isinstance(node, ast.Call):
+                    _take_call(node, package, modules, texts)
+    return Imports(frozenset(modules), frozenset(members))
+
+
+def imports_of_code(code: types.CodeType) -> Imports:
+    """What compiled code imports, that inside it included."""
+    modules: set[str] = set()
+    members: set[tuple[str, str]] = set()
+    left = [code]
+    while left:
+        one = left.pop()
+        left.extend(const for const in one.co_consts if isinstance(const, types.CodeType))
+        _take_steps(one, modules, members)
+    return Imports(frozenset(modules), frozenset(members))
+
+
+def _take_steps(code: types.CodeType, modules: set[str], members: set[tuple[str, str]]) -> None:
+    module = ""
+    for step in dis.get_instructions(code):
+        if step.opname == "IMPORT_NAME":
+            module = step.argval
+            modules.add(module)
+        elif step.opname == "IMPORT_FROM":
+            members.add((module, step.argval))
+
+
+def _absolute(module: str, level: int, package: str) -> str:
+    if not level:
+        return module
+    parts = package.split(".") if package else []
+    if level > len(parts):
+        return ""
+    return ".".join([*parts[: len(parts) - level + 1], *([module] if module else [])])
+
+
+def _take_call(node: ast.Call, package: str, modules: set[str], texts: list[str]) -> None:
+    """Imports that are calls, and code in strings."""
+    name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
+    given = [part.value for part in node.args if isinstance(part, ast.Constant) and isinstance(part.value, str)]
+    if name in ("import_module", "__import__") and given:
+        level = len(given[0]) - len(given[0].lstrip("."))
+        base = given[1] if len(given) > 1 else package
+        modules.update(filter(None, [_absolute(given[0].lstrip("."), level, base)]))
+    elif name == "run_cell_magic" and len(given) == 3:
+        texts.append(given[2])
+    elif name == "run_line_magic" and len(given) == 2 and given[0] in _LINE_CODE:
+        texts.append(given[1])
+    elif name in ("exec", "eval") and given:
+        texts.append(given[0])
+
+
+class LocalModules:
+    """Finds local modules, and remembers what their files import until those change."""
+
+    def __init__(self) -> None:
+        self._imports: dict[Path, tuple[tuple[int, int], Imports]] = {}
+        self._found: dict[str, Module | None] = {}
+        self._before: dict[str, Module] = {}
+        self._searched = False
+
+    def closure(self, needs: Iterable[str]) -> Closure:
+        """All local modules that importing ``needs`` imports.
+
+        Those that this process has loaded from the same packages count too, whoever imported them.
+        """
+        self._found, self._searched = {}, False
+        modules: dict[str, Module] = {}
+        others: set[str] = set()
+        imports: dict[str, Imports] = {}
+        left = sorted(needs)
+        while left:
+            name = left.pop()
+            for part in _prefixes(name):
+                found = self._find(part)
+                if found is None:
+                    if "." not in part and part not in _NEVER:
+                        others.add(name)
+                    break
+                if part in modules:
+                    continue
+                modules[part] = found
+                if "." not in part and found.folders:
+                    left.extend(loaded for loaded in list(sys.modules) if loaded.startswith(f"{part}."))
+                if found.is_source:
+                    imports[part] = self._imports_of(found)
+                    left.extend(imports[part].names)
+        uses = {name: self._uses(name, one, modules) for name, one in imports.items()}
+        return Closure({name: modules[name] for name in _ordered(modules, uses)}, uses, frozenset(others))
+
+    def _uses(self, name: str, imports: Imports, modules: Mapping[str, Module]) -> frozenset[str]:
+        """What a module's content depends on: not on a package of which it takes submodules only."""
+        used = {part for module in imports.modules for part in _prefixes(module)}
+        for base, member in imports.members:
+            inner = f"{base}.{member}"
+            used.add(inner if inner in modules else base)
+        return frozenset(used & modules.keys()) - {name}
+
+    def _imports_of(self, module: Module) -> Imports:
+        assert module.file is not None
+        try:
+            info = module.file.stat()
+            stamp = (info.st_mtime_ns, info.st_size)
+            known = self._imports.get(module.file)
+            if known is not None and known[0] == stamp:
+                return known[1]
+            package = module.name if module.folders else module.name.rpartition(".")[0]
+            found = imports_of(_text(module.file), package)
+        except OSError:
+            return Imports()
+        self._imports[module.file] = (stamp, found)
+        return found
+
+    def _find(self, name: str) -> Module | None:
+        if name not in self._found:
+            found = self._found[name] = self._search(name)
+            if found is not None:
+                self._before[name] = found
+        return self._found[name]
+
+    def _search(self, name: str) -> Module | None:
+        """The local module of a name; None where it is not local, or there is none."""
+        if name.partition(".")[0] in _NEVER:
+            return None
+        parent = name.rpartition(".")[0]
+        above = self._find(parent) if parent else None
+        if parent and (above is None or not above.folders):
+            return None
+        loaded = getattr(sys.modules.get(name), "__spec__", None)
+        if loaded is not None and not (loaded.has_location and not os.path.exists(loaded.origin or "")):
+            return _local(name, loaded)
+        if not self._searched:
+            # What was written a moment ago is found too.
+            importlib.invalidate_caches()
+            self._searched = True
+        spec = _spec(name, above)
+        if spec is not None:
+            return _local(name, spec)
+        # The notebook may have gone to another folder meanwhile.
+        before = self._before.get(name)
+        return before if before is not None and before.is_there else None
+
+
+def _spec(name: str, parent: Module | None) -> ModuleSpec | None:
+    """What Python's own search finds; it imports nothing."""
+    path = [str(folder) for folder in parent.folders] if parent is not None else None
+    for finder in list(sys.meta_path):
+        find: Any = getattr(finder, "find_spec", None)
+        # A finder is anybody's code.
+        with contextlib.suppress(Exception):
+            spec: ModuleSpec | None = find(name, path)
+            if spec is not None:
+                return spec
+    return None
+
+
+def _local(name: str, spec: ModuleSpec) -> Module | None:
+    folders: tuple[Path, ...] = ()
+    with contextlib.suppress(Exception):
+        folders = tuple(Path(place).absolute() for place in spec.submodule_search_locations or ())
+    folders = tuple(folder for folder in folders if is_local(str(folder)) and folder.is_dir())
+    if not spec.has_location or spec.origin is None:
+        return Module(name, None, folders) if folders else None
+    file = Path(spec.origin).absolute()
+    return Module(name, file, folders) if is_local(os.path.dirname(file)) and file.is_file() else None
+
+
+@functools.lru_cache(10_000)
+def is_local(folder: str) -> bool:
+    """Whether what is in a folder is neither Python's nor installed nor this package's own."""
+    path = Path(folder)
+    if _INSTALLED & set(path.parts):
+        return False
+    return not any(path.is_relative_to(place) for place in _places())
+
+
+@functools.cache
+def _places() -> tuple[Path, ...]:
+    """Where Python, what is installed and this package are."""
+    names = ("stdlib", "platstdlib", "purelib", "platlib")
+    places = [place for name in names if (place := sysconfig.get_path(name))]
+    with contextlib.suppress(Exception):
+        places.append(site.getusersitepackages())
+    return (*map(Path, places), Path(__file__).resolve().parents[1])
+
+
+def _prefixes(name: str) -> list[str]:
+    parts = name.split(".")
+    return [".".join(parts[: count + 1]) for count in range(len(parts))]
+
+
+def _ordered(modules: Iterable[str], uses: Mapping[str, frozenset[str]]) -> list[str]:
+    """The modules, each after those that it uses; in a circle, in the order of their names."""
+    ordered: dict[str, None] = {}
+    met: set[str] = set()
+    for first in sorted(modules):
+        stack: list[tuple[str, Iterator[str]]] = []
+        if first not in met:
+            met.add(first)
+            stack.append((first, iter(sorted(uses.get(first, ())))))
+        while stack:
+            name, left = stack[-1]
+            following = next((one for one in left if one not in met), None)
+            if following is None:
+                ordered[name] = None
+                stack.pop()
+            else:
+                met.add(following)
+                stack.append((following, iter(sorted(uses.get(following, ())))))
+    return list(ordered)
+
+
+def _text(file: Path) -> str:
+    """A source file's text; what cannot be decoded is no Python, and Python says so where it is imported."""
+    with contextlib.suppress(SyntaxError, UnicodeDecodeError), tokenize.open(file) as opened:
+        return opened.read()
+    return ""

@@ -1,0 +1,97 @@
+"""What is installed where this process runs, and what ``--sync`` has added for one pool."""
+
+from __future__ import annotations
+
+import importlib
+import json
+import os
+import re
+import sys
+from collections.abc import Iterable
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+FOLDER = "site"
+"""Where what was added lies, in the pool's folder on a machine."""
+
+VARIABLE = "SKY_SITE"
+_SEPARATORS = re.compile(r"[-_.]+")
+
+
+def canonical(name: str) -> str:
+    """A distribution's name as all spell it."""
+    return _SEPARATORS.sub("-", name).lower()
+
+
+def installed(first: str) -> dict[str, list[str]]:
+    """Every distribution that a process here sees: its version, and the requirement that installs it again.
+
+    Parameters
+    ----------
+    first : str
+        A folder that is searched before all others.
+    """
+    found: dict[str, list[str]] = {}
+    for distribution in metadata.distributions(path=[first, *sys.path]):
+        # A half-removed distribution has no name.
+        name = distribution.metadata["Name"]
+        if name and distribution.version and canonical(name) not in found:
+            found[canonical(name)] = [distribution.version, _requirement(canonical(name), distribution)]
+    return found
+
+
+def _requirement(name: str, distribution: metadata.Distribution) -> str:
+    try:
+        origin: dict[str, Any] = json.loads(distribution.read_text("direct_url.json") or "{}")
+        if origin.get("dir_info", {}).get("editable"):
+            return f"-e {origin['url']}"
+        if "vcs_info" in origin:
+            return f"{name} @ {origin['vcs_info']['vcs']}+{origin['url']}@{origin['vcs_info']['commit_id']}"
+        # What was sent from the notebook's machine lies in a cache of ours, and is from elsewhere.
+        if "url" in origin and "/sky_jupyter/wheels/" not in origin["url"]:
+            return f"{name} @ {origin['url']}"
+    except (ValueError, LookupError, TypeError, AttributeError):
+        pass  # Somebody's installer wrote what is no such record.
+    return f"{name}=={distribution.version}"
+
+
+class Added:
+    """What was added, in a rank; made by its kernel before any of the user's code runs."""
+
+    def __init__(self) -> None:
+        self._folder = os.environ.get(VARIABLE, "")
+        self._early = frozenset(sys.modules)
+        self._known = ""
+
+    def update(self, added: Iterable[str] | None) -> None:
+        """Have Python find distributions that were added, named as ``name==version``; all of them, in order.
+
+        What an earlier import has loaded stays as it is: it is said on standard error.
+        """
+        token = "\n".join(added or ())
+        if token == self._known and (self._folder in sys.path or not os.path.isdir(self._folder)):
+            return
+        fresh = set(token.splitlines()) - set(self._known.splitlines())
+        self._known = token
+        if self._folder not in sys.path:
+            # After the notebook's own modules.
+            sys.path.insert(1, self._folder)
+            os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), self._folder]))
+        importlib.invalidate_caches()
+        for requirement in sorted(fresh):
+            self._say_if_late(requirement)
+
+    def _say_if_late(self, requirement: str) -> None:
+        tops = {name.partition("/")[0] for name in self._files(requirement.partition("==")[0])}
+        for top in sorted(tops & set(sys.modules)):
+            file = getattr(sys.modules[top], "__file__", None) or ""
+            if file and not Path(file).is_relative_to(self._folder):
+                way = f"make the pool anew with --pip {requirement}" if top in self._early else "`%sky restart`"
+                print(f"{top} was loaded before {requirement} was installed, and stays: {way}", file=sys.stderr)
+
+    def _files(self, name: str) -> list[str]:
+        for distribution in metadata.distributions(path=[self._folder]):
+            if canonical(distribution.metadata["Name"] or "") == canonical(name):
+                return [str(path).removesuffix(".py") for path in distribution.files or ()]
+        return []

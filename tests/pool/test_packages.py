@@ -1,0 +1,125 @@
+"""Packages that the notebook has and the nodes lack: told before a cell runs, installed where that is asked for."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import uv
+
+from sky_jupyter.bootstrap import sync
+from sky_jupyter.errors import BootstrapError
+from sky_jupyter.pool.events import Event, NoticeEvent
+from sky_jupyter.pool.manager import Pool
+from sky_jupyter.spec import Image
+from tests.bootstrap.wheels import make_wheel
+from tests.pool.pools import local_pool, run
+
+LOOK = "import importlib.metadata as m, sky_lacking, sky_needed, sky_there\n"
+LOOK += "[sky_lacking.VERSION, sky_needed.VERSION, sky_there.VERSION, m.version('sky-lacking')]"
+
+
+@pytest.fixture(scope="module")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pool]:
+    """Two nodes in an environment of their own, with an older package; this process has a newer one, and one more."""
+    folder = tmp_path_factory.mktemp("packages")
+    own = folder / "site-packages"
+    make_wheel(folder / "index", "sky_there", "1.0")
+    with pytest.MonkeyPatch.context() as patch:
+        for wheel in (
+            make_wheel(folder / "index", "sky_there", "2.0"),
+            make_wheel(
+                folder / "index", "sky_lacking", "2.0+cpu", ["sky_needed>=1.5", "packaging", "absent; extra == 'x'"]
+            ),
+            make_wheel(folder / "index", "sky_needed", "1.6"),
+        ):
+            zipfile.ZipFile(wheel).extractall(own)
+        make_wheel(folder / "index", "sky_needed", "1.7")
+        patch.setenv("XDG_CACHE_HOME", str(folder / "cache"))
+        patch.setenv("UV_NO_INDEX", "1")
+        patch.setenv("UV_FIND_LINKS", str(folder / "index"))
+        patch.syspath_prepend(own)
+        with local_pool(nodes=2, image=Image(pip=("sky_there==1.0",))) as made:
+            yield made
+
+
+def told(pool: Pool, code: str, **options: Any) -> tuple[list[Any], list[str]]:
+    """The values of a cell's last line, and what the person was told before."""
+    events: list[Event] = []
+    values = run(pool, code, {}, listener=events.append, **options).values
+    return values, [event.text for event in events if isinstance(event, NoticeEvent)]
+
+
+def test_what_differs_is_told_and_then_put_right(pool: Pool) -> None:
+    assert told(pool, "import json, numpy\n1") == ([1, 1], [])
+    asked = f"def f():\n    {LOOK.splitlines()[0]}\n1"
+    missing = "sky-lacking 2.0+cpu here, missing on the nodes"
+    both = f"{missing}; sky-needed 1.6 here, missing on the nodes; sky-there 2.0 here, 1.0 on the nodes"
+    advice = ". `%%sky --sync` installs on the nodes what the notebook has"
+    assert told(pool, asked) == ([1, 1], [both + advice])
+    # A version is told of once, what is missing each time.
+    assert told(pool, "try:\n    import sky_lacking, sky_there\nexcept ImportError:\n    pass") == (
+        [None, None],
+        [missing + advice],
+    )
+    pool.restart()
+    values, news = told(pool, LOOK, sync=True)
+    # What the notebook has, and not what is newest.
+    assert values == [["2.0+cpu", "1.6", "2.0", "2.0+cpu"]] * 2
+    assert news == ["installed on the nodes: sky-lacking==2.0+cpu, sky-needed==1.6, sky-there==2.0"]
+    assert told(pool, LOOK, sync=True) == (values, [])
+    pool.restart()
+    assert told(pool, LOOK) == (values, [])
+    lines = pool.packages.frozen().splitlines()
+    assert lines[0].startswith(f"# Python {sys.version_info[0]}.{sys.version_info[1]}.")
+    assert {"sky-lacking==2.0+cpu", "sky-needed==1.6", "sky-there==2.0"} <= set(lines)
+    assert not [line for line in lines if "differs" in line]
+
+
+def test_what_cannot_be_installed_says_why_and_leaves_the_pool_usable(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    zipfile.ZipFile(make_wheel(tmp_path, "sky_nowhere", "3.0")).extractall(tmp_path / "site-packages")
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    with pytest.raises(BootstrapError, match="sky-nowhere"):
+        run(pool, "import sky_nowhere", {}, sync=True)
+    assert run(pool, "1 + 1", {}).values == [2, 2]
+
+
+def test_the_notebooks_own_environment_does_not_differ_from_itself(monkeypatch: pytest.MonkeyPatch) -> None:
+    def never(modules: Any) -> Any:
+        raise AssertionError
+
+    monkeypatch.setattr(sync, "behind", never)
+    with local_pool(nodes=1) as pool:
+        assert told(pool, "import numpy\n1") == ([1], [])
+        frozen = pool.packages.frozen()
+    # All of it is there already: nothing is fetched.
+    command = [uv.find_uv_bin(), "pip", "install", "--dry-run", "--offline", "--no-deps", "--python", sys.executable]
+    done = subprocess.run([*command, "-r", "-"], input=frozen, capture_output=True, text=True)
+    assert "Would make no changes" in done.stderr, done.stderr
+
+
+def test_the_distribution_behind_a_shared_first_name_is_the_one_that_has_the_module(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("one", "other"):
+        info, part = (
+            tmp_path / "site-packages" / inner for inner in (f"sky_{name}-1.0.dist-info", f"sky_shared/{name}")
+        )
+        info.mkdir(parents=True)
+        part.mkdir(parents=True)
+        (part / "__init__.py").touch()
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sky-{name}\nVersion: 1.0\n")
+        (info / "RECORD").write_text(f"sky_shared/{name}/__init__.py,,\n")
+    monkeypatch.syspath_prepend(tmp_path / "site-packages")
+    assert sync.behind({"sky_shared.one.part"}) == {"sky-one": "1.0"}
+    assert sync.behind({"sky_shared.one", "sky_shared.other", "absent", "json"}) == {
+        "sky-one": "1.0",
+        "sky-other": "1.0",
+    }
