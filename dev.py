@@ -113,8 +113,8 @@ def test(args: Sequence[str]) -> int:
 
 
 def pytest(args: Sequence[str]) -> int:
-    # One more than there are cores: tests of cuts, leases and silence mostly wait.
-    workers = min(4, (os.cpu_count() or 2) + 1)
+    # More than there are cores: tests of cuts, leases and silence mostly wait.
+    workers = min(4, (os.cpu_count() or 2) + 2)
     # Tests of one file share its fixtures, and so its pools.
     options = ["-n", str(workers), "--dist", "loadfile", "--no-loadscope-reorder"]
     # The whole has a limit of time: what takes most of it is told.
