@@ -73,7 +73,8 @@ def nodes(book: Notebook) -> list[dict[str, Any]]:
 
 
 def begin(book: Notebook, source: str) -> str:
-    return str(book.client.execute(source))
+    # Otherwise the kernel gives up what is sent in the moment after this one has failed.
+    return str(book.client.execute(source, stop_on_error=False))
 
 
 def begin_blocking(book: Notebook) -> tuple[str, str]:
