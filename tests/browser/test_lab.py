@@ -39,12 +39,6 @@ rank""",
 LIVE, FAILING, DOWN = 1, 2, 3
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with lab.browser() as browser:
-        yield browser
-
-
 @dataclass
 class Seen:
     """What a front end showed while all cells of a notebook ran."""

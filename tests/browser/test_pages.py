@@ -59,12 +59,6 @@ for step in range(3):
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with lab.browser() as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lab.Server]:
     folder = tmp_path_factory.mktemp("pages")
     (folder / "labextensions").mkdir()

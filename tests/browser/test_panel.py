@@ -43,12 +43,6 @@ os._exit(0)
 """
 
 
-@pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with lab.browser() as browser:
-        yield browser
-
-
 @contextmanager
 def leave_a_pool(folder: Path) -> Iterator[Path]:
     """A pool that nobody manages, in the registry of a server's folder; gives that registry."""

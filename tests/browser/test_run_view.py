@@ -73,12 +73,6 @@ time.sleep(600)""",
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with lab.browser() as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lab.Server]:
     folder = tmp_path_factory.mktemp("view")
     (folder / "labextensions").mkdir()

@@ -97,12 +97,6 @@ class View:
 
 
 @pytest.fixture(scope="module")
-def chromium() -> Iterator[Any]:
-    with lab.browser() as browser:
-        yield browser
-
-
-@pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lab.Server]:
     folder = tmp_path_factory.mktemp("widgets")
     for name, place in {**EXTENSIONS, "sky-jupyter": EXTENSION}.items():

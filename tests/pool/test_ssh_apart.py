@@ -23,7 +23,7 @@ from tests.pool.pools import begin, run
 from tests.pool.remote import MARKS, links, nothing_here, provider, ssh_pool, wait_until
 from tests.pool.test_ssh_link import LINES, Notices, a_dead_owner, attach
 
-pytestmark = [*MARKS, pytest.mark.timeout(400)]
+pytestmark = [*MARKS, pytest.mark.usefixtures("config"), pytest.mark.timeout(400)]
 
 NAMES = ["host0", "host1", "host2"]
 
@@ -37,12 +37,9 @@ def world() -> Iterator[World]:
 
 
 @pytest.fixture(autouse=True)
-def config(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[Path]:
-    """The user's SSH configuration, with all hosts in it."""
-    path = world.ssh_config(tmp_path / "config")
-    monkeypatch.setenv("SKY_SSH_CONFIG", str(path))
-    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
-    yield path
+def mended(world: World) -> Iterator[None]:
+    """What a test cut is whole again for the next."""
+    yield
     world.mend()
 
 

@@ -24,7 +24,7 @@ from tests.pool.pools import begin, run
 from tests.pool.remote import MARKS, is_clean, links, nothing_here, ssh_pool, wait_until
 from tests.took import Took
 
-pytestmark = MARKS
+pytestmark = [*MARKS, pytest.mark.usefixtures("config")]
 
 LINES = """
 import time, os
@@ -55,15 +55,6 @@ def world() -> Iterator[World]:
     """Two hosts with Debian's Python, which know no package index."""
     with hosts(2, python=True, warm=True) as made:
         yield made
-
-
-@pytest.fixture(autouse=True)
-def config(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The user's SSH configuration, with both hosts in it."""
-    path = world.ssh_config(tmp_path / "config")
-    monkeypatch.setenv("SKY_SSH_CONFIG", str(path))
-    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
-    return path
 
 
 class Notices(list[str]):

@@ -21,7 +21,7 @@ from tests.hosts.world import World, hosts, skip_unless_hosts_run
 from tests.pool.pools import run
 from tests.pool.remote import MARKS, is_clean, nothing_here, provider, ssh_pool, wait_until
 
-pytestmark = MARKS
+pytestmark = [*MARKS, pytest.mark.usefixtures("config")]
 
 
 @pytest.fixture(scope="module")
@@ -30,15 +30,6 @@ def world() -> Iterator[World]:
     skip_unless_hosts_run(f"{sys.version_info[0]}.{sys.version_info[1]}")
     with hosts(2, python=True) as made:
         yield made
-
-
-@pytest.fixture(autouse=True)
-def config(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The user's SSH configuration, with both hosts in it."""
-    path = world.ssh_config(tmp_path / "config")
-    monkeypatch.setenv("SKY_SSH_CONFIG", str(path))
-    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
-    return path
 
 
 def refusal(kind: type[SkyError], **options: Any) -> str:

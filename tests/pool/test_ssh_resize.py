@@ -5,7 +5,6 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -18,7 +17,7 @@ from tests.hosts.world import World, hosts, skip_unless_hosts_run
 from tests.pool.pools import run
 from tests.pool.remote import MARKS, is_clean, links, nothing_here, provider, ssh_pool, wait_until
 
-pytestmark = [*MARKS, pytest.mark.timeout(600)]
+pytestmark = [*MARKS, pytest.mark.usefixtures("config"), pytest.mark.timeout(600)]
 WHERE = """
 import socket
 from sky_jupyter import instance_info
@@ -33,15 +32,6 @@ def world() -> Iterator[World]:
     skip_unless_hosts_run(f"{sys.version_info[0]}.{sys.version_info[1]}")
     with hosts(3, python=True, warm=True) as made:
         yield made
-
-
-@pytest.fixture(autouse=True)
-def config(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The user's SSH configuration, with the hosts in it."""
-    path = world.ssh_config(tmp_path / "config")
-    monkeypatch.setenv("SKY_SSH_CONFIG", str(path))
-    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
-    return path
 
 
 def is_on(pool: Pool, *names: str) -> bool:
