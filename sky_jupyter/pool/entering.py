@@ -38,6 +38,7 @@ class Entering:
         ports, job = epoch or await self._new_epoch()
         answers = await self.pool.control.ask(
             "enter",
+            self._nodes(ranks),
             plugins=cloudpickle.dumps(plugins),
             ports=ports,
             job=job,
@@ -88,10 +89,14 @@ class Entering:
 
     async def _make_kernels(self, ranks: Sequence[int] | None) -> None:
         assert self.pool.control is not None
-        failures = await self.pool.control.ask("restart", ranks=ranks)
+        failures = await self.pool.control.ask("restart", self._nodes(ranks), ranks=ranks)
         for node, failed in failures.items():
             for text in failed.values():
                 raise BootstrapError("plugins", text, node=node)
+
+    def _nodes(self, ranks: Sequence[int] | None) -> list[int] | None:
+        """Where ranks are: another node may be lost meanwhile, and they are made all the same."""
+        return None if ranks is None else sorted({rank // self.pool.spec.ranks_per_node for rank in ranks})
 
 
 def _why_not_entered(rank: int, end: Mapping[str, Any]) -> str:

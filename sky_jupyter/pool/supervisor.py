@@ -632,6 +632,9 @@ class Supervisor:
         self.tell(f"node {node}: {why}; new kernels are made for {rank_label(ranks)}")
         try:
             if not self.together:
+                with contextlib.suppress(NodeLost):
+                    # Others may have been left without their plugins when this node went.
+                    ranks = sorted({*ranks, *await self._ended()})
                 await self.renew(ranks)
                 return
             await self._idle()
