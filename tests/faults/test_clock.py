@@ -29,7 +29,11 @@ __all__ = ["name"]
 DAY = 86_400
 JUMPS = {"a_day_ahead": DAY, "a_day_back": -DAY, "two_years_ahead": 730 * DAY}
 PRINTING = "import time\nfor i in range({count}):\n    print(i); time.sleep(0.05)\ntime.time()"
-jumps = pytest.mark.parametrize("jump", JUMPS.values(), ids=JUMPS)
+# Two years are as much ahead, for what is run each time.
+LONG = {"a_day_ahead"}
+jumps = pytest.mark.parametrize(
+    "jump", [pytest.param(JUMPS[name], id=name, marks=[pytest.mark.long] * (name in LONG)) for name in JUMPS]
+)
 LEASE = 10
 
 

@@ -14,6 +14,7 @@ import sky_jupyter as sky
 from sky_jupyter.pool.manager import Pool
 from sky_jupyter.pool.results import CellError
 from sky_jupyter.pool.runs import Run
+from tests.plugins.world import needs
 from tests.pool.pools import begin, local_pool, run
 from tests.pool.test_faults import eventually
 
@@ -22,7 +23,7 @@ pytestmark = [
     # Keras itself is imported in ranks only: here it would look for another backend.
     pytest.mark.skipif(importlib.util.find_spec("keras") is None, reason="needs the extra keras"),
 ]
-pytest.importorskip("jax", reason="needs the extra jax")
+needs("jax")
 
 SETUP = """
 import keras, numpy, time, sky_jupyter as sky

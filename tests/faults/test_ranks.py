@@ -25,6 +25,7 @@ from sky_jupyter.plugins import Plugin
 from sky_jupyter.pool.events import NoticeEvent, OutputEvent
 from sky_jupyter.pool.manager import Pool
 from sky_jupyter.pool.results import CellError
+from tests.plugins.world import needs
 from tests.pool.pools import begin, local_pool, run
 from tests.pool.test_faults import eventually, kernel_of
 from tests.took import Took
@@ -33,8 +34,8 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("keras") is None, reason="needs the extra keras"),
 ]
-pytest.importorskip("jax", reason="needs the extra jax")
-pytest.importorskip("torch", reason="needs the extra torch")
+needs("jax")
+needs("torch")
 
 FAULTS = """
 import ctypes, os, pathlib, resource, signal, time, sky_jupyter as sky

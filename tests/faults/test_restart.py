@@ -11,6 +11,7 @@ import pytest
 import sky_jupyter as sky
 from sky_jupyter.plugins import Plugin
 from sky_jupyter.pool.results import CellError
+from tests.plugins.world import needs
 from tests.pool.pools import begin, local_pool, run
 from tests.pool.test_faults import eventually, kernel_of
 from tests.took import Took
@@ -19,7 +20,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("keras") is None, reason="needs the extra keras"),
 ]
-pytest.importorskip("jax", reason="needs the extra jax")
+needs("jax")
 
 TRAIN = """
 import jax, keras, numpy, os

@@ -14,12 +14,13 @@ import sky_jupyter as sky
 from sky_jupyter.errors import RankDied
 from sky_jupyter.pool.manager import Pool
 from sky_jupyter.pool.results import CellError
+from tests.plugins.world import needs
 from tests.pool.pools import begin, local_pool, run
 from tests.pool.test_faults import eventually, kernel_of
 
 pytestmark = pytest.mark.slow
-pytest.importorskip("jax", reason="needs the extra jax")
-pytest.importorskip("torch", reason="needs the extra torch")
+needs("jax")
+needs("torch")
 
 DEVICES = "import jax; (jax.device_count(), jax.local_device_count(), jax.process_index())"
 GATHER = "from jax.experimental import multihost_utils; import numpy, sky_jupyter as sky\n"

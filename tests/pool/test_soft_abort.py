@@ -11,12 +11,13 @@ import pytest
 import sky_jupyter as sky
 from sky_jupyter.pool.manager import Pool
 from sky_jupyter.pool.results import CellError, RankInterrupted
+from tests.plugins.world import needs
 from tests.pool.pools import begin, local_pool, run
 from tests.pool.test_faults import eventually
 
 pytestmark = pytest.mark.slow
-pytest.importorskip("jax", reason="needs the extra jax")
-pytest.importorskip("torch", reason="needs the extra torch")
+needs("jax")
+needs("torch")
 
 JAX = """
 import jax, numpy, sky_jupyter as sky
@@ -57,7 +58,7 @@ def total(pool: Pool) -> float:
 
 
 def test_aborts_in_a_row_keep_every_name(pool: Pool) -> None:
-    for attempt in range(10 if pool.spec.world_size == 2 else 4):
+    for attempt in range(4):
         failing = attempt % pool.spec.world_size
         with pytest.raises(CellError) as caught:
             run(pool, f"if rank == {failing}: raise ValueError('boom {attempt}')\nreduce()", grace=0.1)

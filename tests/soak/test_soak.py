@@ -14,9 +14,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.plugins.world import needs
 from tests.programs import ROOT
 
-pytest.importorskip("torch", reason="the ranks meet in torch's collectives")
+needs("torch")
 
 SECONDS = float(os.environ.get("SKY_SOAK_SECONDS") or 300)
 SEED = int(os.environ.get("SKY_SOAK_SEED") or random.Random().randrange(1 << 30))
