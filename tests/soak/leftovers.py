@@ -39,7 +39,7 @@ def end(stage: Stage) -> list[str]:
     stage.diary.note("down")
     stage.child.ask("down")
     end = time.monotonic() + _SOCKETS_PATIENCE
-    while (sockets := psutil.Process(stage.child.process.pid).net_connections("inet")) and time.monotonic() < end:
+    while (sockets := stage.child.ask("sockets")) and time.monotonic() < end:
         time.sleep(0.2)
     if sockets:
         found.append(f"the manager has sockets left: {sockets[:5]}")

@@ -65,8 +65,11 @@ class Manager:
 
     def down(self) -> None:
         self.pool.down()
-        # A connection that Dask was making as the scheduler died is closed when it is collected.
+
+    def sockets(self) -> list[str]:
+        """This process's connections; one that Dask was making as the scheduler died is closed when it is collected."""
         gc.collect()
+        return [str(connection) for connection in psutil.Process().net_connections("inet")]
 
     # -- runs
 
