@@ -196,7 +196,7 @@ def test_agents_answer_while_they_copy_and_hold_little_of_it(pool: Pool, tmp_pat
 
 @pytest.mark.slow
 def test_an_interrupted_copy_ends_on_the_nodes_and_the_next_goes_on(pool: Pool, tmp_path: Path) -> None:
-    copies = Copies(pool, tmp_path, 400 << 20)
+    copies = Copies(pool, tmp_path, 160 << 20)
     future = loop().submit(copies.whole())
     part = Path(f"{copies.place(1) / 'large'}{PART}")
     wait_until(lambda: part.exists() and part.stat().st_size > 1 << 20)
