@@ -84,9 +84,9 @@ class Pace:
             return 3 * self.world_size
         return _MOST_TASKS
 
-    def next(self, left: int) -> int:
-        """How many calls the next task makes, where about so many are left."""
-        return max(1, min(self.size, left // (2 * self.world_size)))
+    def next(self, left: int | None) -> int:
+        """How many calls the next task makes, where so many are left, as far as that is known."""
+        return self.size if left is None else max(1, min(self.size, left // (2 * self.world_size)))
 
 
 class Batch:
@@ -106,6 +106,8 @@ class Batch:
         Whether they are too many for each to have a journal later.
     joins : bool
         Whether short calls may be made several in one task: the results of such come together.
+    total : int
+        How many there are; below 0 where it is not known.
     """
 
     def __init__(
@@ -117,7 +119,7 @@ class Batch:
         waited: bool,
         many: bool = True,
         joins: bool = False,
-        total: int | None = None,
+        total: int = -1,
     ) -> None:
         note_restarts(live)
         self.live = live
@@ -126,7 +128,7 @@ class Batch:
         self._ended: queue.SimpleQueue[Sent] = queue.SimpleQueue()
         self.on_end: Callable[[Sent], None] = self._ended.put
         self._calls: Iterator[PendingCall[Any]] | None = iter(calls)
-        self._total = operator.length_hint(calls) if total is None else total
+        self._total = total if total >= 0 else operator.length_hint(calls, -1)
         self._count = 0
         # Calls that were taken and not sent, with their places.
         self._next: deque[tuple[int, PendingCall[Any]]] = deque()
@@ -162,7 +164,8 @@ class Batch:
             return []
         first = self._next.popleft()
         calls, function = [first], first[1].function
-        count = self._pace.next(self._total - first[0]) if self._pace else 1
+        left = self._total - first[0] if self._total >= 0 else None
+        count = self._pace.next(left) if self._pace else 1
         while len(calls) < count and _may_join(first[1]) and self._pull():
             if self._next[0][1].function is not function or not _may_join(self._next[0][1]):
                 break

@@ -36,6 +36,8 @@ class Showing:
         self.count = 0
         self.over = False
         self._began = time.perf_counter()
+        # The run that was last heard of: where there is one alone, its log is there later.
+        self._run = ""
         # Ranks whose last line is not ended, and on which stream; how each rank's calls ended, the worst.
         self._open: dict[int, str] = {}
         self._ends: dict[int, dict[str, Any]] = {}
@@ -56,7 +58,7 @@ class Showing:
 
         def on_event(event: Event) -> None:
             if isinstance(event, OutputEvent):
-                kind, rank = event.event["kind"], event.rank
+                kind, rank, self._run = event.event["kind"], event.rank, event.run
                 if kind == "end":
                     self._on_end(event)
                     return
@@ -123,7 +125,7 @@ class Showing:
         self.over = True
         for rank in range(self.pool.spec.world_size):
             event = self._ends.get(rank) or {"kind": "end", "rank": rank, "status": "ok"}
-            self.view.on_event(OutputEvent("", rank, event))
+            self.view.on_event(OutputEvent(self._run, rank, event))
         self.view.finish(time.perf_counter() - self._began)
 
 

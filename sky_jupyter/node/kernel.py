@@ -254,7 +254,11 @@ class SkyKernel(IPythonKernel):
 
     def failure(self, error: BaseException) -> dict[str, Any]:
         """How a request ended that raised outside of a cell."""
-        lines = self.shell.InteractiveTB.structured_traceback(type(error), error, error.__traceback__, tb_offset=1)
+        trace = error.__traceback__
+        # The frames of this file say nothing of what was called.
+        while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        lines = self.shell.InteractiveTB.structured_traceback(type(error), error, trace, tb_offset=0)
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "error"
         return {"status": status, **_error(error, type(error).__name__, str(error), lines)}
 

@@ -42,6 +42,8 @@ _PAUSE = 0.1
 _PATIENCE = 2.0
 # Nodes are told of so many calls at once that their journals are needed no more.
 _TOLD = 64
+# Calls that were made one by one leave their journals, but not so many that those of cells have to go.
+_KEPT = 20
 
 
 class CallRun(Run):
@@ -221,6 +223,8 @@ class Calls:
         self.ended: deque[CallRun] = deque()
         self._futures: dict[str, Future[Any]] = {}
         self._forgotten: dict[int, list[str]] = {}
+        # Those whose journals the nodes keep.
+        self._kept: deque[tuple[int, str]] = deque()
         self._sent = 0
 
     # -- main thread -------------------------------------------------------------------------------
@@ -461,8 +465,12 @@ class Calls:
                 self.ended.append(run)
             if run.folder.name:
                 self._remove_later(run)
-            if run.passing and run.placed:
-                self._forget(run)
+            if run.placed and run.passing:
+                self._forget(run.outcome.node, run.id)
+            elif run.placed:
+                self._kept.append((run.outcome.node, run.id))
+                if len(self._kept) > _KEPT:
+                    self._forget(*self._kept.popleft())
             if not run.task.done():
                 run.task.set_result(None)
 
@@ -482,12 +490,12 @@ class Calls:
         else:
             shutil.rmtree(run.folder, ignore_errors=True)
 
-    def _forget(self, run: CallRun) -> None:
-        """Tell nodes in a while that a call's journal is needed no more."""
-        forgotten = self._forgotten.setdefault(run.outcome.node, [])
-        forgotten.append(run.id)
+    def _forget(self, node: int, attempt: str) -> None:
+        """Tell a node in a while that a call's journal is needed no more."""
+        forgotten = self._forgotten.setdefault(node, [])
+        forgotten.append(attempt)
         if len(forgotten) >= _TOLD:
-            self._tell_forgotten(run.outcome.node)
+            self._tell_forgotten(node)
 
     def tidy(self) -> None:
         """Have the nodes drop the journals that are needed no more."""
