@@ -110,6 +110,8 @@ class Calls:
         about.update(shape=self.agent.config.shape, code=content.get("title", ""), began=time.time())
         record = self.agent.open(name, [rank.number], about)
         record.replied = True
+        # The manager hears soon that it has begun, though it may say nothing for long.
+        self.agent.flush_soon()
         task = asyncio.ensure_future(self.work(name, content, rank, record))
         self.working[name] = rank, task
         task.add_done_callback(lambda _: self.working.pop(name, None))

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
-from ..errors import RankDied, RemoteError, SkyError, plain, rank_label
+from ..errors import PoolError, RankDied, RemoteError, SkyError, plain, rank_label
 
 if sys.version_info >= (3, 11):
     from builtins import ExceptionGroup
@@ -194,6 +194,8 @@ def exception_of(outcome: Outcome) -> Exception:
         text = f"the process of {where} ended while the run was on it: {end.get('text', 'it is gone')}"
         tail = end.get("tail") or []
         return RankDied(text + "".join(f"\n  | {line}" for line in tail))
+    if outcome.status == "lost" and end.get("unbegun"):
+        return PoolError(f"the call was given up before a rank had begun it: {end.get('text')}")
     if outcome.status == "lost":
         return RankDied(f"{where} is lost: {end.get('text', 'its node does not answer')}")
     if outcome.status == "interrupted" and "timeout" in end:
