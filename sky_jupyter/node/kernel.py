@@ -126,6 +126,9 @@ class SkyKernel(IPythonKernel):
         end, failed = {}, None
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            if content["kind"] == "call":
+                # A call may be stopped in the moment in which it begins: from here on that reaches it.
+                self.tell("sky_begin", {})
             end = await getattr(self, f"sky_{content['kind']}")(content)
         except BaseException as error:
             failed = error
@@ -141,13 +144,17 @@ class SkyKernel(IPythonKernel):
             forgetting.forget_trees(self.shell)
         end["elapsed"] = time.perf_counter() - began
         self.drain_native_output()
+        self.tell("sky_end", end)
+
+    def tell(self, kind: str, content: dict[str, Any]) -> None:
+        """Send the agent a message of the request that is being done."""
         send = functools.partial(
             self.session.send,
             self.iopub_socket,
-            "sky_end",
-            end,
+            kind,
+            content,
             parent=self.get_parent("shell"),
-            ident=self._topic("sky_end"),
+            ident=self._topic(kind),
         )
         # Sent by the thread that flushes, and not before its turn: a flush only puts its text at
         # the end of what that thread is to send.
