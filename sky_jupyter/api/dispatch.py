@@ -79,6 +79,10 @@ def everywhere(call: PendingCall[T], pool: Target) -> list[T]:
     try:
         interrupted = live.wait(run, view.refresh)
         result = live.finish(run)
+    except KeyboardInterrupt:
+        # Before or after those that are counted while it is waited for.
+        live.interrupt(run)
+        raise
     finally:
         live.note_writes(run, main())
         view.finish(run.elapsed)

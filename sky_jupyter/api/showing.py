@@ -43,6 +43,8 @@ class Showing:
         self._ends: dict[int, dict[str, Any]] = {}
         self._lock = threading.RLock()
         self._beside: threading.Thread | None = None
+        # What is shown from other threads belongs to the cell that sent the calls.
+        self._context = contextvars.copy_context()
 
     def _make_view(self, title: str, waited: bool) -> display.RunView:
         ranks = range(self.pool.spec.world_size)
@@ -99,8 +101,7 @@ class Showing:
             appear: Callable[[], None] | None = getattr(self.view, "appear", None)
             if appear is not None:
                 appear()
-            # What is shown from there belongs to the cell that sent the calls.
-            context = contextvars.copy_context()
+            context = self._context.copy()
             self._beside = threading.Thread(target=context.run, args=(self._draw,), name="sky-view", daemon=True)
             self._beside.start()
 
@@ -119,7 +120,7 @@ class Showing:
         if last:
             with self._lock:
                 if not self.over:
-                    self._finish()
+                    self._context.run(self._finish)
 
     def _finish(self) -> None:
         self.over = True

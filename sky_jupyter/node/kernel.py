@@ -233,6 +233,8 @@ class SkyKernel(IPythonKernel):
         for args, kwargs in calls:
             value = function(*args, **kwargs)
             values.append(await value if asyncio.iscoroutine(value) else value)
+            if content.get("together"):
+                _end_lines()
             # Short ones come together. Where they are not short after all, others may have the rest.
             if time.perf_counter() - began > _MOST_TOGETHER:
                 break
@@ -324,6 +326,13 @@ def _await_empty(stream: Any) -> None:
         time.sleep(0.001)
 
 
+def _end_lines() -> None:
+    """End the lines that a call has left open: the next one's output begins on its own."""
+    for stream in (sys.stdout, sys.stderr):
+        if getattr(stream, "line_is_open", False):
+            stream.write("\n")
+
+
 def _writes(before: dict[str, int], namespace: dict[str, Any]) -> list[str]:
     """Names that are bound anew or gone since ``before``, without IPython's own."""
     now = {name: id(value) for name, value in namespace.items()}
@@ -380,6 +389,8 @@ class OrderedStream(OutStream):
         self.taking = threading.Lock()
         # About how many characters wait for the next flush.
         self._gathered = 0
+        # Whether what was written last did not end its line.
+        self.line_is_open = False
         super().__init__(*arguments, **options)
 
     def _watch_pipe_fd(self) -> None:
@@ -422,6 +433,8 @@ class OrderedStream(OutStream):
             OrderedStream._last = self
             if other is not None:
                 other.flush()
+        if isinstance(string, str) and string:
+            self.line_is_open = not string.endswith("\n")
         if not isinstance(string, str) or self._gathered + len(string) < _MOST_TEXT:
             written = super().write(string)
             self._gathered += written or 0

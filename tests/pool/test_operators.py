@@ -150,14 +150,14 @@ def test_a_long_call_among_short_ones_keeps_no_others_waiting(compute: sky.Compu
     mark, go = tmp_path / "mark", tmp_path / "go"
 
     def last_waits(x: int) -> int:
-        if x == 40:
+        if x == 20:
             waits.local(str(mark), str(go))
-        elif x == 199:
+        elif x == 99:
             go.touch()
         return x
 
     # The one that waits is on a rank alone: those that would have come after it there are done by the other.
-    assert compute.map(last_waits, range(200)) == list(range(200))
+    assert compute.map(last_waits, range(100)) == list(range(100))
 
 
 def test_on_chooses_the_rank_and_refuses_one_that_is_not_there(compute: sky.Compute) -> None:
@@ -335,6 +335,66 @@ def test_a_call_whose_process_dies_is_not_made_again(compute: sky.Compute) -> No
     with pytest.raises(sky.RankDied, match="SIGKILL"):
         dies() >> compute
     assert rank_of() @ compute == [0, 1]
+
+
+# What is seen.
+
+
+@sky.function
+@sky.silent
+def silent_below(x: int) -> int:
+    print("never", x)
+    return x
+
+
+@sky.silent
+@sky.function
+def silent_above(x: int) -> int:
+    print("never", x)
+    return x
+
+
+@sky.stderr(only=lambda info: info.rank == 1)
+@sky.function
+def to_stderr() -> None:
+    import sys
+
+    print("out of", sky.instance_info().rank)
+    print("err of", sky.instance_info().rank, file=sys.stderr)
+
+
+@sky.function
+def says(x: int) -> int:
+    # Without an end of its line: the next call on this rank begins another one.
+    print("item", x, end="", flush=True)
+    return x
+
+
+def test_what_calls_print_is_marked_with_their_ranks(compute: sky.Compute, capsys: pytest.CaptureFixture[str]) -> None:
+    sky.gather(says(1).on(0), says(2).on(0), says(3).on(1)) >> compute
+    assert sorted(capsys.readouterr().out.splitlines()) == ["[0] item 1", "[0] item 2", "[1] item 3"]
+    compute.map(says, range(40))
+    printed = capsys.readouterr().out.splitlines()
+    assert sorted(int(line.partition("item ")[2]) for line in printed) == list(range(40))
+
+
+def test_what_calls_print_that_nobody_waits_for_is_there_before_their_result(
+    compute: sky.Compute, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert (says(5).on(1) > compute).result(PATIENCE) == 5
+    assert capsys.readouterr().out == "[1] item 5\n"
+
+
+def test_output_can_be_silenced_above_and_below_the_decorator(
+    compute: sky.Compute, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert silent_above(1) >> compute == 1
+    assert silent_below(2) @ compute == [2, 2]
+    assert compute.map(silent_above, [1, 2]) == [1, 2]
+    assert capsys.readouterr().out == ""
+    to_stderr() @ compute
+    printed = capsys.readouterr()
+    assert sorted((printed.out + printed.err).split("\n"))[1:] == ["[0] out of 0", "[1] err of 1", "[1] out of 1"]
 
 
 # What is lost.
