@@ -11,6 +11,7 @@ import base64
 import contextlib
 import logging
 import shutil
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError
@@ -235,6 +236,8 @@ class Calls:
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.ended: deque[CallRun] = deque()
+        # Calls may be sent by several threads at once, and the ledger is one.
+        self.lock = threading.RLock()
         self._futures: dict[str, Future[Any]] = {}
         self._finishing: set[asyncio.Task[None]] = set()
         self._forgotten: dict[int, list[str]] = {}
@@ -270,7 +273,8 @@ class Calls:
     def begin(self, orders: Sequence[Order], on_send: Listener = ignore, tick: Tick = no_tick) -> list[CallRun]:
         """Have calls made; they are in the order of Dask's queue, which is the order in which they are given."""
         self.pool._must_live()
-        retries = int(getattr(getattr(self.pool.spec, "options", None), "retry_on_interruption", RETRIES))
+        asked = getattr(getattr(self.pool.spec, "options", None), "retry_on_interruption", None)
+        retries = RETRIES if asked is None else int(asked)
         runs, owns = [], []
         for order in orders:
             run = CallRun(launch.new_id(), order.listener, order.rank, retries)
