@@ -187,7 +187,7 @@ class Agent:
 
         None where the run is not known.
         """
-        record = self.runs.get(run)
+        record = self.runs.get(run) or next((self.runs[name] for name in self.runs if name.startswith(f"{run}.")), None)
         if record is None:
             return None
         record.settle()
