@@ -399,8 +399,9 @@ def start_pool(spec: PoolSpec) -> Pool:
 
 
 def _take_in(pool: Pool) -> None:
-    """A pool is there: it is found by its name, and pages have its widgets."""
+    """A pool is there: it is found by its name, pages have its widgets, and it is seen how its values come."""
     pools.add(pool)
+    pool.shows = lambda title: display.LateView(title, "here", "not fetched")
     comms = pool.supervisor.comms
     mirror = display.mirror(pool.id, comms.send)
     if mirror is not None:

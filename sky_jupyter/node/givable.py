@@ -1,0 +1,75 @@
+"""The values of its runs that a rank holds, so that they can be fetched, and for how long.
+
+A value is held until the notebook has dropped the run's result, or there are too many newer ones.
+What cannot be sent is not held: its repr has gone with its run's end.
+"""
+
+from __future__ import annotations
+
+from collections import OrderedDict
+from typing import Any
+
+from ..errors import nearest
+from . import results, standins
+
+# So many runs are known whose values had to make way.
+_KEEP_GONE = 1000
+_MISSING = object()
+
+
+class Givable:
+    """Made by the kernel, and told of each value.
+
+    Parameters
+    ----------
+    most : int
+        How many values are held.
+    """
+
+    def __init__(self, most: int) -> None:
+        self.most = most
+        self._values: OrderedDict[str, Any] = OrderedDict()
+        self._made_way: OrderedDict[str, None] = OrderedDict()
+
+    def dump(self, run: str, value: Any) -> dict[str, Any]:
+        """What goes with a run's end of its value; see `results.dump`. It is held for a later `give`."""
+        told = results.dump(value, results.SMALL)
+        if "unpicklable" not in told:
+            self._values[run] = value
+            while len(self._values) > self.most:
+                self._made_way[self._values.popitem(last=False)[0]] = None
+                if len(self._made_way) > _KEEP_GONE:
+                    self._made_way.popitem(last=False)
+        return told
+
+    def give(self, content: dict[str, Any], namespace: dict[str, Any]) -> dict[str, Any]:
+        """Write the value of a run (``"of"``) or of a name (``"name"``) to a file; see `results.give`.
+
+        Returns
+        -------
+        dict
+            What `results.give` returns; ``"gone"``, why it is not there; or ``"lacks"``, the end of a
+            message which says that there is no such name.
+        """
+        if "name" in content:
+            name = content["name"]
+            value = namespace.get(name, _MISSING)
+            if value is _MISSING:
+                return {"lacks": nearest(name, (known for known in namespace if not known.startswith("_")))}
+        else:
+            value = self._values.get(content["of"], _MISSING)
+            if value is _MISSING:
+                return {"gone": self._why(content["of"])}
+        if content.get("about"):
+            return {"repr": standins.text_of(value)}
+        whole, strict = bool(content.get("whole")), bool(content.get("strict"))
+        return results.give(value, content["places"], whole=whole, strict=strict)
+
+    def release(self, run: str) -> Any:
+        """Hold a run's value no longer; the value, or None where it was not held."""
+        return self._values.pop(run, None)
+
+    def _why(self, run: str) -> str:
+        if run in self._made_way:
+            return f"it has made way for those of {self.most} newer runs; fetch a value sooner, or give it a name there"
+        return "its process is a new one, and the values of the old one are gone"
