@@ -63,7 +63,8 @@ class Givable:
         if content.get("about"):
             return {"repr": standins.text_of(value)}
         whole, strict = bool(content.get("whole")), bool(content.get("strict"))
-        return results.give(value, content["places"], whole=whole, strict=strict)
+        name = content.get("name", "value")
+        return results.give(value, content["places"], name=name, whole=whole, strict=strict)
 
     def release(self, run: str) -> Any:
         """Hold a run's value no longer; the value, or None where it was not held."""

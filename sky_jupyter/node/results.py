@@ -115,20 +115,24 @@ def _encoded(value: Any, limit: int) -> str:
     return base64.b64encode(buffer.getvalue()).decode()
 
 
-def _instead(value: Any, error: BaseException, pickler: type[payload.Pickler]) -> Any:
+def _instead(value: Any, error: BaseException, pickler: type[payload.Pickler], name: str = "value") -> Any:
     rank = None
     with contextlib.suppress(Exception):
         rank = instance_info().rank
-    return standins.instead(value, error, payload.main_namespace(), pickler, rank)
+    return standins.instead(value, error, payload.main_namespace(), pickler, rank, name)
 
 
-def give(value: Any, places: Sequence[str], *, whole: bool = False, strict: bool = False) -> dict[str, Any]:
+def give(
+    value: Any, places: Sequence[str], *, name: str = "value", whole: bool = False, strict: bool = False
+) -> dict[str, Any]:
     """Write a value of any size as a blob, in the first of some places that has room.
 
     Parameters
     ----------
     places : sequence of str
         Files that may be written.
+    name : str
+        What the value is called.
     whole : bool
         Whether arrays that span ranks go as pieces that can be put together.
     strict : bool
@@ -149,7 +153,7 @@ def give(value: Any, places: Sequence[str], *, whole: bool = False, strict: bool
     except KeyboardInterrupt:
         raise
     except BaseException as error:
-        kept = _instead(value, error, pickler)
+        kept = _instead(value, error, pickler, name)
         if isinstance(kept, standins.RemoteRepr) or strict:
             standin = kept if isinstance(kept, standins.RemoteRepr) else first_standin(kept)
             return {**told, "unpicklable": standin.reason}

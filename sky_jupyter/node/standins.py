@@ -78,19 +78,24 @@ _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 400
 
 
 def instead(
-    value: Any, error: BaseException, namespace: dict[str, Any], pickler: type[Pickler], rank: int | None = None
+    value: Any,
+    error: BaseException,
+    namespace: dict[str, Any],
+    pickler: type[Pickler],
+    rank: int | None = None,
+    name: str = "value",
 ) -> Any:
-    """What goes in the place of a value whose pickling raised `error`.
+    """What goes in the place of a value whose pickling raised `error`; `name` is how it is called.
 
     A list, tuple or dict goes with a stand-in for each item that cannot; anything else is one.
     """
     end = time.monotonic() + _PATIENCE
     if type(value) in (dict, list, tuple):
         with contextlib.suppress(_Given):
-            kept = _Replacing(namespace, pickler, rank, end).container(value, "value")
+            kept = _Replacing(namespace, pickler, rank, end).container(value, name)
             if refusal(kept, namespace, pickler) is None:
                 return kept
-    return stand_in(value, error, namespace, pickler, rank, "value", _PATIENCE)
+    return stand_in(value, error, namespace, pickler, rank, name, _PATIENCE)
 
 
 def stand_in(

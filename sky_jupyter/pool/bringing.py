@@ -83,7 +83,7 @@ class Brought:
         return cls(
             rank,
             Path(path) if isinstance(path, str) else None,
-            shape=tuple(shape) if isinstance(shape, list) else None,
+            shape=tuple(shape) if isinstance(shape, (list, tuple)) else None,
             **texts,
         )
 

@@ -17,7 +17,7 @@ from ..capture.ledger import Ledger
 from ..capture.payload import Blob, write_blob
 from ..errors import CaptureError, PoolError, SkyError, SpecError, rank_label
 from ..spec import PoolSpec
-from . import bringing, files, launch, pages, remote
+from . import bringing, files, launch, pages, pulling, remote
 from .bringing import Brought, Shows, Untouched, unshown
 from .code import PoolCode
 from .events import Listener, NoticeEvent, Tape, ignore
@@ -545,6 +545,17 @@ class Pool(PoolLife):
         """
         self._must_live()
         return bringing.fetch(self, ranks, content, what, listener, tick, check)
+
+    def pull(
+        self,
+        name: str,
+        ranks: Sequence[int] | None = None,
+        how: str | None = None,
+        listener: Listener = ignore,
+        tick: Tick = no_tick,
+    ) -> Any:
+        """Bring a variable of the ranks here; see `pulling.pull`."""
+        return pulling.pull(self, name, ranks, how, listener, tick)
 
     def status(self) -> dict[int, dict[str, Any]]:
         """Each node's process id and what its ranks do; lost nodes are absent."""
