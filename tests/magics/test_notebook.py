@@ -297,7 +297,7 @@ def test_a_variable_of_the_nodes_is_pulled_and_they_keep_their_own(two):
     two.run("%%sky --quiet\nlosses.tolist()")
     assert two.value("list(_sky)") == [[7, 1, 1]] * 2
     assert two.complete("%sky pull los") == ["%sky pull losses"]
-    assert "did you mean 'losses'?" in two.run("%sky pull loses").error
+    assert "did you mean 'losses'?" in two.run("%sky pull loses").stream("stderr")
     assert "loader: generator cannot be pickled" in two.run("%sky pull loader").error
 
 
