@@ -19,7 +19,6 @@ from pathlib import Path
 from typing import IO, Any
 
 import cloudpickle
-import psutil
 
 from . import parts, payload, standins
 from .runtime import instance_info
@@ -227,12 +226,19 @@ def room(places: Sequence[str], size: int) -> str:
     for path in places:
         free = shutil.disk_usage(Path(path).parent).free
         if path.startswith("/dev/shm/"):
-            free = min(free, psutil.virtual_memory().available // 2)
+            free = min(free, _spare_memory() // 2)
         if free > size + _SPARE_ROOM:
             return path
     folder = Path(places[-1]).parent
     free = shutil.disk_usage(folder).free
     raise OSError(f"it needs {size / 1e9:.1f} GB, and {folder} has room for {free / 1e9:.1f} GB")
+
+
+def _spare_memory() -> int:
+    from .metrics import Machine
+
+    machine = Machine()
+    return machine.memory - machine.used()
 
 
 def dump_exception(error: BaseException | None) -> str | None:

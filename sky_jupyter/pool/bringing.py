@@ -9,7 +9,7 @@ import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -132,13 +132,21 @@ class Bringing(Moving):
             if self.away:
                 self._far = {}
                 found = await self._over_the_link(found)
+            else:
+                found = {rank: self._taken(one) for rank, one in found.items()}
             done = True
             return dict(sorted(found.items()))
         finally:
             self.pool.wanted.difference_update(self.keys.values())
-            # On this machine the file is mapped first; whoever maps it removes it.
+            # A file of this machine is ours by now, and the agent forgets it when it is next asked.
             if self.away or not done:
                 _in_background(self._forget())
+
+    def _taken(self, brought: Brought) -> Brought:
+        """The same, with a file that the agent does not know, and does not remove."""
+        if brought.path is None:
+            return brought
+        return replace(brought, path=brought.path.rename(brought.path.with_name(f"value-{self.keys[brought.rank]}")))
 
     async def _have_written(self, node: int, content: dict[str, Any]) -> list[Brought]:
         keys = {rank: key for rank, key in self.keys.items() if rank // self.per_node == node}
@@ -186,7 +194,7 @@ class Bringing(Moving):
             return self._move(machine, str(source), key, brought.rank)
 
         path = await self.over_the_link(brought.rank // self.per_node, move)
-        return Brought(brought.rank, path, brought.type, brought.repr, brought.shape)
+        return replace(brought, path=path)
 
     def _move(self, machine: Any, source: str, key: str, rank: int) -> Path:
         """Runs in a thread, which an interrupt reaches when it tells how far it is."""

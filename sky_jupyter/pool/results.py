@@ -224,12 +224,18 @@ class CellResult(Sequence[Any]):
         if missing:
             rank = next(iter(missing))
             raise ValueNotHere(f"the value of rank {rank} cannot be fetched: {missing[rank]}")
-        state = {name: value for name, value in vars(self).items() if name != "_lock"}
-        return {**state, "_source": None, "_exceptions": {}}
+        outcomes = {}
+        for rank, outcome in self._outcomes.items():
+            if not outcome.failed:
+                # What has been changed in it since is to be seen there.
+                self.value(rank)
+            end = {name: part for name, part in outcome.end.items() if name not in ("value", "large")}
+            outcomes[rank] = Outcome(rank, outcome.node, outcome.status, end, outcome.stdout, outcome.stderr)
+        values = dict(sorted(self._values.items()))
+        return {"_outcomes": outcomes, "_values": values, "elapsed": self.elapsed, "run": self.run}
 
     def __setstate__(self, state: dict[str, Any]) -> None:
-        vars(self).update(state)
-        self._lock = threading.RLock()
+        vars(self).update(state, _source=None, _exceptions={}, _lock=threading.RLock())
 
     def __repr__(self) -> str:
         failed = [rank for rank, outcome in self._outcomes.items() if outcome.failed]
