@@ -116,10 +116,10 @@ class Values:
                 continue
             if not job.task.done():
                 if job.rank.busy_with == job.request:
-                    # What it holds is only read: there is no harm in a stop.
-                    task = asyncio.create_task(job.rank.signal(signal.SIGINT))
-                    self._releasing.add(task)
-                    task.add_done_callback(self._releasing.discard)
+                    # What it holds is only read: there is no harm in a stop, but for what else it has started.
+                    if pid := job.rank.pid:
+                        with contextlib.suppress(ProcessLookupError):
+                            os.kill(pid, signal.SIGINT)
                 else:
                     # It has not begun.
                     job.task.cancel()

@@ -22,7 +22,7 @@ from tests.pool.pools import begin, local_pool, run
 
 PATIENCE = 30.0
 LARGE = "import numpy, sky_jupyter as sky; numpy.full(300_000, float(sky.instance_info().rank))"
-HELD = "list(get_ipython().kernel.sky_values._values)"
+HELD = "get_ipython().kernel.sky_values.held"
 
 
 @pytest.fixture(scope="module")
@@ -130,6 +130,9 @@ def test_two_results_of_one_run_hold_its_values_until_both_are_gone(pool: Pool) 
 
 def test_a_value_that_made_way_for_newer_ones_says_so(pool: Pool) -> None:
     first = run(pool, LARGE)
+    for number in range(20):
+        run(pool, f"{number}")
+    assert first[0][0] == 0.0
     kept = [run(pool, LARGE) for _ in range(16)]
     with pytest.raises(ValueNotHere, match=r"the value of rank 1 \(numpy.ndarray\) cannot be fetched: it has made way"):
         first[1]
