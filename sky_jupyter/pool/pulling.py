@@ -113,6 +113,17 @@ def _put_together(name: str, found: Sequence[Brought], how: str | None) -> Any:
         return values[0]
     if how is None:
         return values if len(values) > 1 else values[0]
+    return together(name, values, how)
+
+
+def together(name: str, values: list[Any], how: str) -> Any:
+    """Stack or join values of ranks.
+
+    Raises
+    ------
+    SpecError
+        When they are not of a kind that can be, or do not fit together.
+    """
     join: Callable[[list[Any]], Any] | None = {"stack": _stacking, "concat": _joining}[how](values)
     kinds = {f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.") for value in values}
     done = {"stack": "stacked", "concat": "joined"}[how]

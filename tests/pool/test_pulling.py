@@ -48,6 +48,24 @@ def test_arrays_and_numbers_are_stacked_and_what_has_a_first_axis_is_joined(pool
     assert pool.pull("array", [1], how="stack").shape == (1, 2, 3)
 
 
+def test_tensors_and_tables_are_put_together_as_such() -> None:
+    pandas, torch = pytest.importorskip("pandas"), pytest.importorskip("torch")
+    tables = [pandas.DataFrame({"x": [rank]}) for rank in (0, 1)]
+    assert joined(tables, "concat")["x"].tolist() == [0, 1]
+    tensors = [torch.full((2,), float(rank), requires_grad=True) for rank in (0, 1)]
+    assert joined(tensors, "concat").tolist() == [0.0, 0.0, 1.0, 1.0]
+    stacked = joined(tensors, "stack")
+    assert (stacked.shape, stacked.requires_grad) == ((2, 2), False)
+    with pytest.raises(SpecError, match=r"'x' cannot be stacked: it is pandas.*DataFrame; without --stack it is"):
+        joined(tables, "stack")
+    with pytest.raises(SpecError, match=r"'x' cannot be joined: it is list and torch.Tensor"):
+        joined([tensors[0], [1]], "concat")
+
+
+def joined(values: list[Any], how: str) -> Any:
+    return pulling.together("x", values, how)
+
+
 def test_what_does_not_fit_together_is_refused_with_the_reason(pool: Pool) -> None:
     shapes = r"shapes differ: \(1, 3\) on rank 0; \(2, 3\) on rank 1. --concat joins"
     with pytest.raises(SpecError, match=shapes):
