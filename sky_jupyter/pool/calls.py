@@ -24,9 +24,10 @@ from ..capture.payload import Blob, write_blob
 from ..errors import NodeLost, SkyError
 from ..node.segments import is_number
 from . import files, launch, remote
+from .bringing import Bringing, Brought, discard, value_in
 from .events import Listener, NoticeEvent, ignore
 from .loop import Tick, loop, no_tick
-from .results import Outcome, exception_of, value_of
+from .results import CellResult, Outcome, exception_of
 from .runs import Run
 
 if TYPE_CHECKING:
@@ -74,8 +75,8 @@ class CallRun(Run):
         # Told of each node that it was on and has left.
         self.on_left: Callable[[int], None] = lambda node: None
         self.cancelled = False
-        # A large value, as pickled.
-        self.data: bytes | None = None
+        # A large value, in a file.
+        self.brought: Brought | None = None
         # Whether journals and files of it are needed no more.
         self.passing = False
         # Whether the ledger hears of it from whoever waits for it.
@@ -192,7 +193,14 @@ class CallRun(Run):
         """
         if self.outcome.failed:
             raise exception_of(self.outcome)
-        return value_of(self.outcome, self.data)
+        if self.brought is not None:
+            return value_in(self.brought)
+        return CellResult([self.outcome], self.elapsed, run=self.id).head
+
+    def drop(self) -> None:
+        """Nobody wants what it returned."""
+        if self.brought is not None:
+            discard(self.brought)
 
 
 @dataclass
@@ -487,9 +495,9 @@ class Calls:
         supervisor = self.pool.supervisor
         try:
             outcome = run.outcome
-            if outcome.end.get("large") and not outcome.failed:
+            if outcome.end.get("large") and not outcome.failed and not run.cancelled:
                 try:
-                    run.data = await self._fetch(run)
+                    run.brought = await self._bring(run)
                 except Exception as error:
                     outcome.status = "lost"
                     outcome.end = {**outcome.end, "text": f"its value could not be fetched: {error}"}
@@ -511,14 +519,20 @@ class Calls:
             if not run.task.done():
                 run.task.set_result(None)
 
-    async def _fetch(self, run: CallRun) -> bytes:
+    async def _bring(self, run: CallRun) -> Brought:
+        """Have a large value here, before newer ones push it out there."""
+        rank = run.outcome.rank
+        brought = (await Bringing(self.pool, [rank], ignore, "a value").bring({"of": run.id}))[rank]
+        if brought.gone:
+            raise NodeLost(brought.gone)
+        self.pool.supervisor.do(self._release(run))
+        return brought
+
+    async def _release(self, run: CallRun) -> None:
         control = self.pool.control
-        assert control is not None
-        outcome = run.outcome
-        answer = (await control.ask("fetch", [outcome.node], run=run.id, rank=outcome.rank))[outcome.node]
-        if answer["end"]["status"] != "ok":
-            raise NodeLost(str(answer["end"].get("evalue", "its kernel is new")))
-        return bytes(answer["data"])
+        with contextlib.suppress(SkyError, OSError):
+            if control is not None:
+                await control.ask("release", [run.outcome.node], run=run.id, ranks=[run.outcome.rank])
 
     def _remove_later(self, run: CallRun) -> None:
         """A call's own files go; on other machines that waits for an answer, and the loop for nobody."""
