@@ -72,6 +72,8 @@ class CallRun(Run):
         self.losses = 0
         # What is to be done on the loop when it is over, once.
         self.on_over: Callable[[CallRun], None] = lambda run: None
+        # Told when a rank has begun it.
+        self.on_begun: Callable[[CallRun], None] = lambda run: None
         # Told of each node that it was on and has left.
         self.on_left: Callable[[int], None] = lambda node: None
         self.cancelled = False
@@ -165,6 +167,7 @@ class CallRun(Run):
             ranks = event.get("ranks")
             if isinstance(ranks, list) and len(ranks) == 1 and is_number(ranks[0]):
                 self.place(ranks[0], node)
+                self.on_begun(self)
         super()._on_event(event, node)
 
     def _on_end(self, event: dict[str, Any], outcome: Outcome) -> None:
@@ -288,6 +291,8 @@ class Calls:
             run = CallRun(launch.new_id(), order.listener, order.rank, retries)
             run.capture = order.parcel.capture if order.arguments is None else order.capture
             run.on_over, run.on_left = self._on_over, self._on_left
+            # No rank sets its frameworks up anew beside what it works on.
+            run.on_begun = self.pool.supervisor._working.add
             run.shape, run.folder, run.noted = self.pool.shape, order.folder, order.noted
             run.code, run.together = order.title, order.together
             owns.append(self._own(run, order, on_send, tick))
@@ -504,6 +509,7 @@ class Calls:
             if not run.cancelled or run.placed:
                 supervisor._mend(run)
         finally:
+            supervisor._working.discard(run)
             supervisor.discard(run)
             supervisor.runs.pop(run.call, None)
             if not run.noted:
