@@ -23,6 +23,7 @@ from ..pool.live import pools
 from ..pool.manager import Detached, Pool
 from ..pool.results import CellError, CellResult
 from ..pool.runs import Run
+from ..pool.values import reading
 from . import cleaning, names, requests, runs, traceback
 from .completion import sky_matcher
 from .manual import MANUAL
@@ -82,7 +83,17 @@ class SkyMagics(Magics):
         for news in filter(None, [*pool.take_news(), "; ".join(filter(None, self.take_restarts(pool)))]):
             print(news)
         pool.include(given.include)
-        capture = collect(transformed, namespace, pool.ledger, exclude=_exclude(given), push=given.push)
+        with display.LateView("values") as late:
+            capture = collect(
+                transformed,
+                namespace,
+                pool.ledger,
+                exclude=_exclude(given),
+                push=given.push,
+                shard=given.shard,
+                ranks=pool.spec.world_size,
+                tell=reading(late.on_event, late.refresh),
+            )
         tape = Tape()
         view: Any = display.Silent() if given.quiet else run_view(pool, [rank for rank in ranks if rank in shown])
         if given.saved is not None:

@@ -45,12 +45,16 @@ def _origin(one: NameFacts, module: bool) -> str:
     if one.origin == "nodes":
         where = "the nodes" if one.ranks is None else rank_label(one.ranks)
         return f"import on {where}" if module else where
+    if one.parts:
+        return f"the notebook, 1/{one.parts} on each rank" if one.parts > 1 else "the notebook"
     return "import" if one.origin == "module" else "the notebook"
 
 
 def _note(one: NameFacts) -> str:
     if one.stale:
         return "the notebook has another now, which is sent when a cell reads it"
+    if one.parts > 1:
+        return "sent whole when a cell reads it without --shard"
     return "deleted there" if one.gone else ""
 
 
