@@ -186,7 +186,7 @@ POOL = (
         "SIZE",
         size,
         "a size such as 64MB or 1GB",
-        "how much of what was sent a machine keeps once no name holds it (a quarter of what is free)",
+        "how much of what was sent is kept once no name holds it (a quarter of what is free)",
     ),
 )
 ACCEPT = Switch("--accept-host-keys", "ssh: take the key of a host that is not known yet, and keep it")
