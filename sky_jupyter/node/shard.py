@@ -133,6 +133,8 @@ def indices(
 
 def take(array: Any, chosen: Sequence[int]) -> Any:
     """The `chosen` items of `array`, as an object of its type."""
+    if type(array) in (str, bytes, bytearray, list, tuple) and isinstance(chosen, range):
+        return array[_slice(chosen)]
     if isinstance(array, str):
         return "".join(map(array.__getitem__, chosen))
     if isinstance(array, (bytes, bytearray)):
