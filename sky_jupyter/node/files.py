@@ -35,8 +35,8 @@ _MOST_PLANS = 20
 _SPOOL = "arriving"
 # A run's folder has its id as its name; nothing else among the blobs is called like this.
 _RUN = re.compile(r"[0-9a-f]{8}\Z")
-# How often it is looked whether blobs that no name holds have become too many.
-_LOOK = 5.0
+# How often it is looked whether blobs that no name holds have become too many; more seldom where that found none.
+_LOOK, _LAST_LOOK = 5.0, 20.0
 
 
 def places(folder: Path, blobs: str) -> tuple[Path, Path]:
@@ -200,10 +200,12 @@ class Files:
 
     async def look_after_blobs(self) -> None:
         """Drop blobs that no name holds where they are too many, for as long as the agent is there."""
+        pause = _LOOK
         while True:
-            await asyncio.sleep(_LOOK)
+            await asyncio.sleep(pause)
             with contextlib.suppress(OSError):
-                await asyncio.to_thread(self.kept.trim)
+                dropped = await asyncio.to_thread(self.kept.trim)
+                pause = _LOOK if dropped else min(pause * 1.3, _LAST_LOOK)
 
     # -- what other agents ask ---------------------------------------------------------------------
 

@@ -42,6 +42,7 @@ def ship(pool: Pool, run: Run, call: Blob | None, on_send: Listener, tick: Tick)
     blobs = [*run.capture.blobs, *([call] if call is not None else [])]
     shipping.bring(blobs)
     told: dict[str, Any] = {"manifest": run.capture.manifest(shipping.path, shipping.cut())}
+    shipping.close()
     if call is not None:
         told["blob"] = shipping.path(call)
     return told
@@ -99,6 +100,9 @@ class _Shipping:
     def cut(self) -> dict[str, dict[int, str]]:
         """Bring each rank its parts of what is cut, one after the other; their paths, by name and rank."""
         raise NotImplementedError
+
+    def close(self) -> None:
+        """All is where ranks find it."""
 
     def parts_of(self, ranks: Iterable[int]) -> Iterable[tuple[str, int, Blob]]:
         """Some ranks' parts of what is cut; each is made when its turn comes."""
@@ -226,6 +230,11 @@ class _Away(_Shipping):
                     self.keep([host], lacking)
         remote.send_each(small, self.run.id)
         return paths
+
+    def close(self) -> None:
+        # Nobody needs what was written here any more, however long the run is.
+        for place in self.kept.places:
+            shutil.rmtree(place / self.run.id, ignore_errors=True)
 
     def ranks_of(self, host: launch.Host) -> list[int]:
         """The run's ranks on a host."""
