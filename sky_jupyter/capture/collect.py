@@ -22,6 +22,7 @@ from .names import CellNames, analyse, is_internal
 from .payload import Blob, Packed, Tell, fingerprint, pack, untold, write_blob
 from .unpicklable import explain
 
+_EVEN = "leave some out here, or leave --shard out and "
 Manifest = dict[str, list[Any]]
 """What to bind from where, as `bind` of ``sky_jupyter.node.payload`` takes it."""
 
@@ -288,7 +289,7 @@ class _Collector:
         except SpecError as error:
             raise CaptureError(f"--shard {','.join(names)}: {error}") from None
         self.ranks = dict.fromkeys(names, ranks)
-        self.notes = tuple(filter(None, [uneven_text(length, ranks)]))
+        self.notes = tuple(filter(None, [uneven_text(length, ranks, f"--shard {','.join(names)}", _EVEN)]))
         self.add(names, required=True)
 
     def add(self, names: Iterable[str], *, required: bool) -> None:

@@ -107,8 +107,9 @@ def part(array: Any, rank: int, world_size: int) -> Any:
 
 def _whole_dataset(chosen: Any) -> Any:
     """A datasets object of its own table, and not of another one's rows."""
-    table = chosen.with_format("arrow")[:]
-    made = type(chosen)(table, info=chosen.info, split=chosen.split)
+    # Its rows are views of the whole still, each by itself.
+    table = chosen.with_format("arrow")[:].combine_chunks()
+    made = type(chosen)(table, info=chosen.info, split=chosen.split, fingerprint=chosen._fingerprint)
     made.set_format(**chosen.format)
     return made
 
@@ -208,14 +209,15 @@ def _warn_if_uneven(n: int, rank: int, world_size: int, drop_last: bool) -> None
     warnings.warn(uneven_text(n, world_size), UserWarning, stacklevel=3)
 
 
-def uneven_text(n: int, world_size: int) -> str:
+def uneven_text(n: int, world_size: int, what: str = "shard", advice: str = "") -> str:
     """What is to be said where ranks get different lengths; nothing where they get equal ones."""
     if n % world_size == 0:
         return ""
     short, long = n // world_size, n // world_size + 1
     return (
-        f"shard gives {n % world_size} of {world_size} ranks {long} items and the others {short}: training in step "
-        "hangs when ranks take different numbers of steps; use sky.shard(..., drop_last=True) for equal lengths"
+        f"{what} gives {n % world_size} of {world_size} ranks {long} items and the others {short}: training in step "
+        f"hangs when ranks take different numbers of steps; {advice}use sky.shard(..., drop_last=True) for equal "
+        "lengths"
     )
 
 

@@ -191,7 +191,9 @@ def test_each_rank_is_sent_its_part_as_shard_cuts_it(pool: Pool, told: list[Even
             assert type(mine) is type(wanted)
             assert mine.equals(wanted) if value is frame else np.array_equal(mine, wanted)
     notices = [event.text for event in told if isinstance(event, NoticeEvent)]
-    assert [text.partition(":")[0] for text in notices] == ["shard gives 2 of 4 ranks 3 items and the others 2"]
+    assert [text.partition(":")[0] for text in notices] == [
+        f"--shard {','.join(values)} gives 2 of 4 ranks 3 items and the others 2"
+    ]
     # Frameworks' arrays are cut in the same way, and bring nothing else along.
     on_one = shard(pool, "words", {"words": values["words"]}, "words", ranks=[2])
     assert on_one.values == [["2", "6"]]
