@@ -280,10 +280,13 @@ def write_part(part: Part, folder: Path, tell: Tell = untold) -> None:
     handle, temporary = tempfile.mkstemp(prefix=".", dir=folder)  # mode 0600
     try:
         with open(handle, "wb", buffering=0) as file:
-            for content in part.content:
-                _write(file, content, tell)
-        # Copies of it are alike, wherever and whenever they are made.
-        os.utime(temporary, ns=(time.time_ns(), STAMP))
+            if part.size < LARGE_BUFFER:
+                _write(file, b"".join(part.content), untold)
+            else:
+                for content in part.content:
+                    _write(file, content, tell)
+                # Copies of it are alike, wherever and whenever they are made.
+                os.utime(temporary, ns=(time.time_ns(), STAMP))
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)

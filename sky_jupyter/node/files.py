@@ -36,7 +36,7 @@ _SPOOL = "arriving"
 # A run's folder has its id as its name; nothing else among the blobs is called like this.
 _RUN = re.compile(r"[0-9a-f]{8}\Z")
 # How often it is looked whether blobs that no name holds have become too many; more seldom where that found none.
-_LOOK, _LAST_LOOK = 5.0, 20.0
+_LOOK, _LAST_LOOK = 2.0, 20.0
 
 
 def places(folder: Path, blobs: str) -> tuple[Path, Path]:

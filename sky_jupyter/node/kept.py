@@ -90,8 +90,10 @@ class Kept:
         dropped = 0
         for folder in self.places if place is None else [place]:
             found = _found(folder / _FOLDER)
+            if not found:
+                continue
             free = self._free(folder)
-            if not found or (not more and sum(size for _, size, _ in found) <= self._allowed(free)):
+            if not more and sum(size for _, size, _ in found) <= self._allowed(free):
                 continue
             held = self._held()
             loose = sorted((used, size, name) for name, size, used in found if name not in held)

@@ -114,7 +114,8 @@ class _Shipping:
         """Write files into the run's folder, or into one in it, where there is room for all; that folder."""
         size = sum(part.size for part in parts)
         target = self.room(size) / self.run.id
-        self.kept.make(target)
+        if target != self.run.folder:
+            self.kept.make(target)
         if folder:
             target /= folder
             target.mkdir(mode=0o700)
