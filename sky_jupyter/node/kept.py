@@ -68,9 +68,11 @@ class Kept:
             for name in names:
                 path = place / run / name
                 if _NAME.match(name) and path.is_file():
-                    self.make(place / _FOLDER)
-                    _link(path, place / _FOLDER / name)
-                    _touch(path)
+                    # Not on a file system without links.
+                    with contextlib.suppress(OSError):
+                        self.make(place / _FOLDER)
+                        _link(path, place / _FOLDER / name)
+                        _touch(path)
 
     def trim(self, more: int = 0, place: Path | None = None) -> int:
         """Drop the oldest that no name on this machine holds, as far as they are too many.
@@ -203,7 +205,7 @@ def _is_ours(path: Path, size: int) -> bool:
 
 def _link(source: Path, target: Path) -> None:
     with contextlib.suppress(FileExistsError):
-        os.link(source, target, follow_symlinks=False)
+        os.link(source, target)
 
 
 def _touch(path: Path) -> None:
