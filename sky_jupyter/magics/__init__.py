@@ -17,13 +17,12 @@ from ..capture.names import analyse
 from ..display import panel
 from ..display.asking import agrees, person
 from ..errors import PoolError, SkyError, SpecError, rank_label
-from ..pool import survey
+from ..pool import survey, values
 from ..pool.events import NoticeEvent, Tape
 from ..pool.live import pools
 from ..pool.manager import Detached, Pool
 from ..pool.results import CellError, CellResult
 from ..pool.runs import Run
-from ..pool.values import reading
 from . import cleaning, names, requests, runs, traceback
 from .completion import sky_matcher
 from .manual import MANUAL
@@ -92,7 +91,7 @@ class SkyMagics(Magics):
                 push=given.push,
                 shard=given.shard,
                 ranks=pool.spec.world_size,
-                tell=reading(late.on_event, late.refresh),
+                tell=values.reading(late.on_event, late.refresh),
             )
         tape = Tape()
         view: Any = display.Silent() if given.quiet else run_view(pool, [rank for rank in ranks if rank in shown])
@@ -332,7 +331,8 @@ class SkyMagics(Magics):
         pool = pools.need(given.name)
         for news in filter(None, self.take_restarts(pool)):
             print(news)
-        print(names.table(pool.ledger.facts(self.shell.user_ns), pool.modules))
+        lines = names.table(pool.ledger.facts(self.shell.user_ns), pool.modules), names.kept_line(values.kept(pool))
+        print("\n".join(filter(None, lines)))
 
     def do_clean(self, given: Given) -> None:
         provider = given.pool.get("provider")

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ..capture.ledger import NameFacts
 from ..errors import rank_label
@@ -34,6 +34,14 @@ def table(facts: Sequence[NameFacts], modules: Collection[str] = ()) -> str:
         ).rstrip()
         for row in rows
     )
+
+
+def kept_line(kept: Mapping[str, int] | None) -> str:
+    """What is said of the values that nodes keep for later; nothing where they keep none."""
+    if kept is None or not kept["kept"]:
+        return ""
+    size, loose, allowed = (size_text(kept[key]) for key in ("kept", "loose", "allowed"))
+    return f"kept on a machine: {size}, of which no name holds {loose}; at most {allowed} of that (--blob-limit)"
 
 
 def _row(one: NameFacts, module: bool) -> tuple[str, ...]:

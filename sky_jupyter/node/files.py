@@ -25,7 +25,7 @@ from .listing import Entry, pack, unpack, walk
 from .modules import FOLDER
 from .taking import Take, Want, read
 
-CALLS = ("look", "plan", "take", "taken", "untake", "find", "tidy", "uncode", "hold", "keep", "room")
+CALLS = ("look", "plan", "take", "taken", "untake", "find", "tidy", "uncode", "hold", "keep", "kept", "room")
 _CONNECT = 5.0
 # A source that says nothing for this long is given up.
 _PATIENCE = 60.0
@@ -193,6 +193,10 @@ class Files:
     async def sky_keep(self, run: str, names: list[str]) -> None:
         """Keep files of a run's for later runs."""
         await asyncio.to_thread(self.kept.keep, run, names)
+
+    async def sky_kept(self) -> dict[str, int]:
+        """How much is kept on this machine; see `Kept.facts`."""
+        return await asyncio.to_thread(self.kept.facts)
 
     async def sky_room(self, size: int) -> int:
         """Make room in shared memory, of what no name holds; the bytes that were dropped."""

@@ -108,6 +108,19 @@ class Kept:
                 left, free, dropped = left - size, free + size, dropped + size
         return dropped
 
+    def facts(self) -> dict[str, int]:
+        """How many bytes are kept, how many of them no name holds (``loose``), and how many of those may be."""
+        kept = loose = allowed = 0
+        held = self._held()
+        for place in self.places:
+            found = _found(place / _FOLDER)
+            kept += sum(size for _, size, _ in found)
+            free = sum(size for name, size, _ in found if name not in held)
+            loose += free
+            if found or not allowed:
+                allowed = max(allowed, self._allowed(self._free(place) + free))
+        return {"kept": kept, "loose": loose, "allowed": allowed}
+
     def make(self, folder: Path) -> None:
         """Make a folder in a place."""
         try:

@@ -61,6 +61,16 @@ def reading(on_send: Listener, tick: Tick) -> Tell:
     return tell
 
 
+def kept(pool: Pool) -> dict[str, int] | None:
+    """How much the machine keeps that keeps most, as `Kept.facts` has it; None where nobody can say."""
+    assert pool.control is not None
+    nodes = [host.nodes[0] for host in pool.hosts if host.nodes[0] not in pool.control.lost]
+    with contextlib.suppress(SkyError, FutureTimeout, OSError):
+        found = loop().call(spread.ask(pool.control, "kept", nodes), timeout=_PATIENCE)
+        return max(found.values(), key=lambda facts: facts["kept"], default=None)
+    return None
+
+
 def discard(pool: Pool, run: Run) -> None:
     """Remove a run's folders: kernels that have mapped a blob need its name no more."""
     if run.brought:
@@ -191,6 +201,8 @@ class _Here(_Shipping):
         for name, rank, blob in self.parts_of(self.run.outcomes):
             self.bring([blob])
             paths.setdefault(name, {})[rank] = self.path(blob)
+            # One part at a time is in memory.
+            del blob
         return paths
 
     def make_room(self, size: int) -> None:
@@ -223,6 +235,7 @@ class _Away(_Shipping):
             for name, rank, blob in self.parts_of(self.ranks_of(host)):
                 paths.setdefault(name, {})[rank] = self.path(blob)
                 folder, lacking = self.stage(blob.parts, [host], f"{rank}-{name}")
+                del blob
                 if folder is not None and files.is_small(folder):
                     small.append((host, folder))
                 elif folder is not None:
@@ -259,4 +272,4 @@ class _Away(_Shipping):
             self.ask("keep", [node for host in hosts for node in host.nodes], run=self.run.id, names=list(names))
 
 
-__all__ = ["discard", "hosts_of", "reading", "ship"]
+__all__ = ["discard", "hosts_of", "kept", "reading", "ship"]

@@ -14,6 +14,7 @@ import pytest
 from sky_jupyter.capture.collect import collect
 from sky_jupyter.errors import CaptureError
 from sky_jupyter.node.shard import indices, take
+from sky_jupyter.pool import values
 from sky_jupyter.pool.events import Event, NoticeEvent, ProgressEvent
 from sky_jupyter.pool.loop import loop
 from sky_jupyter.pool.manager import Pool
@@ -50,10 +51,15 @@ def told() -> list[Event]:
     return []
 
 
-def kept(pool: Pool) -> dict[str, int]:
-    """The large files that a pool keeps, with their inodes."""
+def files(pool: Pool) -> list[Path]:
+    """The large files that a pool keeps."""
     folder = pool.hosts[0].blobs / "kept"
-    return {path.name: path.stat().st_ino for path in folder.iterdir()} if folder.exists() else {}
+    return list(folder.iterdir()) if folder.exists() else []
+
+
+def kept(pool: Pool) -> dict[str, int]:
+    """The names of the large files that a pool keeps, with their inodes."""
+    return {path.name: path.stat().st_ino for path in files(pool)}
 
 
 def written(told: list[Event]) -> int:
@@ -153,7 +159,13 @@ def test_what_no_name_holds_makes_room_where_memory_is_short(pool: Pool) -> None
     before = set(kept(pool))
     run(pool, "held = x\nloose = y\n(held[0], loose[0])", {"x": held, "y": loose})
     own = kept(pool).keys() - before
+    first = values.kept(pool)
     run(pool, "del loose, y")
+    facts = values.kept(pool)
+    assert facts is not None
+    assert first is not None
+    assert facts["kept"] == first["kept"] == sum(path.stat().st_size for path in files(pool))
+    assert facts["loose"] - first["loose"] == loose.nbytes
     assert pool.control is not None
     loop().call(pool.control.ask("room", [0], size=1 << 60), timeout=PATIENCE)
     assert len(kept(pool).keys() & own) == 1
@@ -175,7 +187,7 @@ def shard(pool: Pool, code: str, namespace: dict[str, Any], *names: str, **optio
 
 def test_each_rank_is_sent_its_part_as_shard_cuts_it(pool: Pool, told: list[Event]) -> None:
     frame = pytest.importorskip("pandas").DataFrame({"n": np.arange(10.0), "s": list("abcdefghij")})
-    values = {
+    given = {
         "numbers": np.arange(40.0).reshape(10, 4),
         "words": [str(number) for number in range(10)],
         "pair": tuple(range(10)),
@@ -183,19 +195,19 @@ def test_each_rank_is_sent_its_part_as_shard_cuts_it(pool: Pool, told: list[Even
         "span": range(0, 20, 2),
         "frame": frame,
     }
-    code = f"(lambda: ({', '.join(values)}))()"
-    result = shard(pool, code, values, *values, listener=told.append)
+    code = f"(lambda: ({', '.join(given)}))()"
+    result = shard(pool, code, given, *given, listener=told.append)
     for rank, found in enumerate(result.values):
-        for value, mine in zip(values.values(), found, strict=True):
+        for value, mine in zip(given.values(), found, strict=True):
             wanted = take(value, indices(10, rank, 4))
             assert type(mine) is type(wanted)
             assert mine.equals(wanted) if value is frame else np.array_equal(mine, wanted)
     notices = [event.text for event in told if isinstance(event, NoticeEvent)]
     assert [text.partition(":")[0] for text in notices] == [
-        f"--shard {','.join(values)} gives 2 of 4 ranks 3 items and the others 2"
+        f"--shard {','.join(given)} gives 2 of 4 ranks 3 items and the others 2"
     ]
     # Frameworks' arrays are cut in the same way, and bring nothing else along.
-    on_one = shard(pool, "words", {"words": values["words"]}, "words", ranks=[2])
+    on_one = shard(pool, "words", {"words": given["words"]}, "words", ranks=[2])
     assert on_one.values == [["2", "6"]]
 
 
@@ -223,6 +235,20 @@ def test_parts_of_an_array_take_as_much_memory_as_the_array_and_come_with_it_aga
     assert written(told) == pytest.approx(value.nbytes // 4, rel=0.01)
     assert run(pool, "len(x)", namespace).values == [2 * MB] * 4
     assert shard(pool, "x = x * 2\nlen(x)", namespace, "x").values == [MB // 2] * 4
+
+
+def test_cutting_takes_the_memory_of_one_part(pool: Pool) -> None:
+    value = np.random.default_rng(time.time_ns()).random((MB // 10, 80))
+
+    def peak() -> int:
+        found = re.search(r"VmHWM:\s+(\d+) kB", Path("/proc/self/status").read_text())
+        assert found is not None
+        return int(found[1]) * 1024
+
+    Path("/proc/self/clear_refs").write_text("5")  # from now on
+    before = peak()
+    shard(pool, "float(x.sum())", {"x": value}, "x")
+    assert peak() - before < 1.5 * value.nbytes / 4
 
 
 @pytest.mark.parametrize(
