@@ -152,3 +152,12 @@ def test_a_bar_is_shown_from_50_mb_on(capsys, monkeypatch):
         view.on_event(ProgressEvent("values", "values to node 0: 1 of 50 MB", 10**6, 50 * 10**6))
         view.refresh()
         assert "1 of 50 MB" in capsys.readouterr().err
+
+
+def test_values_that_come_end_with_words_of_their_own(capsys, monkeypatch):
+    monkeypatch.setattr(display, "_LATE", 0.0)
+    view = LateView("the value of rank 1", "here", "not fetched")
+    view.on_event(ProgressEvent("the value of rank 1", "the value of rank 1: 1 of 2 MB", 1, 2))
+    view.refresh()
+    view.__exit__(KeyboardInterrupt)
+    assert "the value of rank 1 · not fetched" in capsys.readouterr().err
