@@ -214,6 +214,11 @@ class Parcel:
     capture: Capture
     # Holds the files.
     run: Run
+    # What the nodes have been given that calls of it import.
+    modules: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.modules |= self.capture.modules
 
 
 @dataclass
@@ -302,8 +307,16 @@ class Calls:
             own["together"] = True
         if order.timeout is not None:
             own["timeout"] = order.timeout
-        blob, blobs = order.arguments, order.capture.blobs
+        blob, blobs, parcel = order.arguments, order.capture.blobs, order.parcel
         if blob is None:
+            return own
+        if not order.capture.modules <= parcel.modules:
+            # Arguments of the user's own types need his modules there, as functions do.
+            carrier = run.carrier = self.pool._new_run([], ignore, order.capture)
+            told = self.pool._ship(carrier, on_send, tick, blob)
+            own.update(arguments=told.pop("blob"), more=told.pop("manifest"))
+            parcel.modules |= order.capture.modules
+            parcel.content.update(told)
             return own
         if not blob.buffers and len(blob.pickled) <= _INLINE and not blobs:
             own["inline"] = base64.b64encode(blob.pickled).decode()
