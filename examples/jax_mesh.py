@@ -25,10 +25,9 @@ def train(epochs: int, batch: int) -> dict[str, float]:
     points = (random.normal(0, 1, (10, 32))[labels] + random.normal(0, 1.2, (2000, 32))).astype(np.float32)
     x, y = sky.shard(points, labels, shuffle=True, drop_last=True)
 
-    first, second = jax.random.split(jax.random.key(0))
     parameters = {
-        "hidden": jax.random.normal(first, (32, 32)) / 6,
-        "out": jax.random.normal(second, (32, 10)) / 6,
+        "hidden": random.normal(0, 1 / 6, (32, 32)).astype(np.float32),
+        "out": random.normal(0, 1 / 6, (32, 10)).astype(np.float32),
     }
     parameters = jax.device_put(parameters, everywhere)
 
