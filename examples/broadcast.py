@@ -4,6 +4,7 @@ Run it: python examples/broadcast.py
 """
 
 from collections import Counter
+from collections.abc import Sequence
 
 import sky_jupyter as sky
 
@@ -16,7 +17,7 @@ a run is one cell or call on a pool
 
 
 @sky.function
-def count_words(lines: list[str]) -> tuple[int, Counter[str]]:
+def count_words(lines: Sequence[str]) -> tuple[int, Counter[str]]:
     # All lines come to every node, which takes those that are its own.
     mine = sky.shard(lines)
     return len(mine), Counter(word for line in mine for word in line.split())

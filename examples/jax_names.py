@@ -3,6 +3,8 @@
 Run it: python examples/jax_names.py
 """
 
+from typing import Any
+
 import sky_jupyter as sky
 
 NAMES = """
@@ -15,7 +17,7 @@ LENGTH, WIDTH = 12, 32
 
 @sky.function
 @sky.stdout(only="head")
-def train(steps: int) -> dict[str, object]:
+def train(steps: int) -> dict[str, Any]:
     import jax
     import jax.numpy as jnp
     import numpy as np

@@ -9,14 +9,10 @@ import sky_jupyter as sky
 
 
 @sky.function
-def look(points: np.ndarray, labels: list[int]) -> dict[str, object]:
+def look(points: np.ndarray, labels: list[int]) -> tuple[list[int], bool]:
     # The same rows of both, in an order that all nodes agree on.
     mine, its_labels = sky.shard(points, labels, shuffle=True, seed=7)
-    return {
-        "rows": len(mine),
-        "still_paired": all(int(point[0]) == label for point, label in zip(mine, its_labels, strict=True)),
-        "labels": sorted(its_labels),
-    }
+    return its_labels, all(int(point[0]) == label for point, label in zip(mine, its_labels, strict=True))
 
 
 @sky.function
@@ -35,9 +31,9 @@ if __name__ == "__main__":
     points = np.stack([np.array(labels, float), np.sqrt(labels)], axis=1)
     with sky.Compute(provider=sky.Local(), nodes=2) as pool:
         answers = look(points, labels) @ pool
-        for node, answer in enumerate(answers):
-            print(f"node {node}: {answer['rows']} rows, still paired: {answer['still_paired']}")
-        together = sorted(label for answer in answers for label in answer["labels"])
+        for node, (rows, paired) in enumerate(answers):
+            print(f"node {node}: {len(rows)} rows, still paired: {paired}")
+        together = sorted(label for rows, _ in answers for label in rows)
         print("every row once:", together == labels)
         print("kinds:", *(kinds() >> pool))
         print("equal parts:", [len(part) for part in equal_parts([*labels, 100]) @ pool])

@@ -7,7 +7,7 @@ mistake that both must find: one that they do not find is told, too.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future as StandardFuture
 
 from typing_extensions import assert_type
 
@@ -46,32 +46,29 @@ def mean(samples: Iterator[float]) -> float:
     return sum(samples)
 
 
-@sky.function
-async def later() -> dict[str, int]:
-    return {}
-
-
 def operators(pool: sky.Compute) -> None:
     assert_type(add(1) >> pool, int)
     assert_type(add(1) @ pool, list[int])
-    assert_type(add(1) > pool, Future[int])
+    assert_type(add(1) > pool, sky.Future[int])
+    standard: StandardFuture[int] = add(1) > pool
+    assert_type(standard.result(), int)
     assert_type((add(1) > pool).result(), int)
     assert_type(name(number=1) >> pool, str)
     assert_type(below() >> pool, float)
     assert_type(above(True) >> pool, bytes)
-    assert_type(later() >> pool, dict[str, int])
 
 
 def the_pool_of_the_block() -> None:
     assert_type(add(1) >> sky, int)
     assert_type(add(1) @ sky, list[int])
-    assert_type(add(1) > sky, Future[int])
+    assert_type(add(1) > sky, sky.Future[int])
+    assert_type(add(1) >> sky.sky, int)
 
 
 def chosen(pool: sky.Compute) -> None:
     assert_type(add(1).with_timeout(3) >> pool, int)
     assert_type(name(1).on(1) >> pool, str)
-    assert_type(name(1).with_timeout(3).on(1) > pool, Future[str])
+    assert_type(name(1).with_timeout(3).on(1) > pool, sky.Future[str])
 
 
 def groups(pool: sky.Compute) -> None:
@@ -80,7 +77,7 @@ def groups(pool: sky.Compute) -> None:
     number, text, _, _ = (add(1) & name(2) & below() & add(3)) >> pool
     assert_type(number, int)
     assert_type(text, str)
-    assert_type(sky.gather(add(1), add(2)) >> pool, tuple[int, ...])
+    assert_type(sky.gather(add(1), name(2)) >> pool, tuple[int, str])
     assert_type(sky.gather(*(name(number) for number in range(9))) >> pool, tuple[str, ...])
     assert_type(sky.gather(add(1), stream=True) >> pool, Iterator[int])
     assert_type(sky.gather(add(1), add(2), stream=True, ordered=False) >> pool, Iterator[int])
@@ -129,7 +126,7 @@ def mistakes(pool: sky.Compute) -> None:
     add(1) >> 3  # type: ignore[operator]  # pyright: ignore[reportOperatorIssue, reportUnusedExpression]
     add(1) @ "pool"  # type: ignore[operator]  # pyright: ignore[reportOperatorIssue, reportUnusedExpression]
     add(1) & 3  # type: ignore[operator]  # pyright: ignore[reportOperatorIssue, reportUnusedExpression]
-    sky.gather(add)  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    pool.map(name, ["one"])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType]
-    sky.function(3)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
+    sky.gather(add)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
+    pool.map(name, ["one"])  # type: ignore[arg-type, list-item]  # pyright: ignore[reportArgumentType]
+    sky.function(3)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
     sky.nothing  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnusedExpression]
