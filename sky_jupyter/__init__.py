@@ -70,7 +70,7 @@ if TYPE_CHECKING:
     from .spec import Image as Image
 
 
-def __getattr__(name: str) -> Any:
+def _find(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f".{name}", __name__)
     if name in _HOMES:
@@ -78,6 +78,11 @@ def __getattr__(name: str) -> Any:
         globals()[name] = value
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if not TYPE_CHECKING:
+    # Checkers know the names by their imports above, and are to tell of others.
+    __getattr__ = _find
 
 
 def __dir__() -> list[str]:

@@ -129,4 +129,4 @@ def mistakes(pool: sky.Compute) -> None:
     sky.gather(add)  # type: ignore[call-overload]  # pyright: ignore[reportCallIssue]
     pool.map(name, ["one"])  # type: ignore[arg-type, list-item]  # pyright: ignore[reportArgumentType]
     sky.function(3)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
-    sky.nothing  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue, reportUnusedExpression]
+    sky.nothing()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
