@@ -42,7 +42,7 @@ def test_pyright_sees_the_types(tmp_path: Path) -> None:
         # What libraries say of themselves in their sources takes long to find out.
         "useLibraryCodeForTypes": False,
         "reportMissingImports": "none",
-        "reportPossiblyUnbound": "none",
+        "reportPossiblyUnboundVariable": "none",
         "reportMissingModuleSource": "none",
     }
     project = tmp_path / "pyrightconfig.json"
