@@ -33,7 +33,6 @@ _HOMES = {
     "function": "api",
     "included": "node.modules",
     "instance_info": "node.runtime",
-    "is_head": "node.runtime",
     "shard": "node.shard",
     "silent": "node.runtime",
     "stderr": "node.runtime",
@@ -56,7 +55,6 @@ if TYPE_CHECKING:
     from .node.modules import included as included
     from .node.runtime import InstanceInfo as InstanceInfo
     from .node.runtime import instance_info as instance_info
-    from .node.runtime import is_head as is_head
     from .node.runtime import silent as silent
     from .node.runtime import stderr as stderr
     from .node.runtime import stdout as stdout

@@ -11,7 +11,6 @@ import functools
 import inspect
 import json
 import os
-import socket
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextvars import ContextVar
@@ -125,38 +124,6 @@ class InstanceInfo:
         """The address of this node, as the other nodes reach it."""
         return self.peers[self.node]
 
-    @property
-    def hostname(self) -> str:
-        """What this machine calls itself."""
-        return socket.gethostname()
-
-    # Skyward's words for the same.
-
-    @property
-    def worker(self) -> int:
-        """`local_rank`."""
-        return self.local_rank
-
-    @property
-    def workers_per_node(self) -> int:
-        """`ranks_per_node`."""
-        return self.ranks_per_node
-
-    @property
-    def global_worker_index(self) -> int:
-        """`rank`."""
-        return self.rank
-
-    @property
-    def total_workers(self) -> int:
-        """`world_size`."""
-        return self.world_size
-
-    @property
-    def total_accelerators(self) -> int:
-        """`accelerators` of all nodes, which have equally many."""
-        return self.accelerators * self.total_nodes
-
     def port(self, name: str) -> int:
         """The port on the head for the coordinator of plugin `name`; `head_port` if it has none of its own."""
         return self.ports.get(name, self.head_port)
@@ -219,17 +186,6 @@ def instance_info() -> InstanceInfo:
             "call it in a %%sky cell or in a function that runs on a pool"
         )
     return _parsed(text)
-
-
-def is_head() -> bool:
-    """Whether this process is rank 0 of its pool: ``instance_info().is_head``.
-
-    Raises
-    ------
-    NotInPoolError
-        When this process is no rank of a pool.
-    """
-    return instance_info().is_head
 
 
 @functools.lru_cache(maxsize=4)

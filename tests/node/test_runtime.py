@@ -7,7 +7,6 @@ import contextlib
 import inspect
 import io
 import json
-import socket
 import sys
 import threading
 from dataclasses import replace
@@ -47,17 +46,6 @@ def test_info_survives_its_json():
 def test_info_answers_what_follows_from_its_fields():
     assert (INFO.addr, INFO.is_head, HEAD.is_head) == ("10.0.0.2", False, True)
     assert (INFO.port("jax"), INFO.port("torch")) == (4001, 4000)
-
-
-def test_info_answers_to_skywards_words_too(on_rank):
-    info = replace(INFO, accelerators=8)
-    assert (info.worker, info.workers_per_node, info.global_worker_index, info.total_workers) == (1, 2, 3, 4)
-    assert info.total_accelerators == 16
-    assert info.hostname == socket.gethostname()
-    on_rank(HEAD)
-    assert runtime.is_head()
-    on_rank(INFO)
-    assert not runtime.is_head()
 
 
 def test_a_pool_of_one_node_needs_no_list_of_peers():
