@@ -51,7 +51,9 @@ def find(name: str) -> Any:
     for part in name.split("."):
         plain, _, given = part.partition("(")
         thing = _attribute(thing, plain)
-        if given == ")":
+        if given == ")" and thing is sky.function:
+            thing = sky.function(len)
+        elif given == ")":
             thing = typing.get_type_hints(thing).get("return", thing)
         elif given:
             thing = _parameter(thing, given.rstrip(")").rstrip("="))
