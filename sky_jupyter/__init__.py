@@ -27,6 +27,7 @@ _HOMES = {
     "NotInPoolError": "errors",
     "Plugin": "plugins",
     "PoolError": "errors",
+    "ProvisionError": "errors",
     "RemoteRepr": "node.standins",
     "SSH": "providers",
     "SkyError": "errors",
@@ -34,6 +35,7 @@ _HOMES = {
     "function": "api",
     "included": "node.modules",
     "instance_info": "node.runtime",
+    "is_head": "node.runtime",
     "shard": "node.shard",
     "silent": "node.runtime",
     "stderr": "node.runtime",
@@ -51,11 +53,13 @@ if TYPE_CHECKING:
     from .errors import CaptureError as CaptureError
     from .errors import NotInPoolError as NotInPoolError
     from .errors import PoolError as PoolError
+    from .errors import ProvisionError as ProvisionError
     from .errors import SkyError as SkyError
     from .errors import SpecError as SpecError
     from .node.modules import included as included
     from .node.runtime import InstanceInfo as InstanceInfo
     from .node.runtime import instance_info as instance_info
+    from .node.runtime import is_head as is_head
     from .node.runtime import silent as silent
     from .node.runtime import stderr as stderr
     from .node.runtime import stdout as stdout
