@@ -76,7 +76,7 @@ def discard(pool: Pool, run: Run) -> None:
     if run.brought:
         remote.discard(hosts_of(pool, run), run.folder)
     for place in _places(pool):
-        shutil.rmtree(place / run.id, ignore_errors=True)
+        shutil.rmtree(place / run.key, ignore_errors=True)
 
 
 def _places(pool: Pool) -> tuple[Path, Path]:
