@@ -82,6 +82,7 @@ def groups(pool: sky.Compute) -> None:
     assert_type(sky.gather(add(1), stream=True) >> pool, Iterator[int])
     assert_type(sky.gather(add(1), add(2), stream=True, ordered=False) >> pool, Iterator[int])
     assert_type(pool.map(name, [1, 2]), list[str])
+    assert_type(pool.map(add, [1, 2]), list[int])
     assert_type(pool.map(len, ["a", "b"]), list[int])
 
 
