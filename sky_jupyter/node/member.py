@@ -144,6 +144,7 @@ async def _stay_connected(agent: Agent, scheduler: str) -> None:
             async with Member(scheduler, agent) as member:
                 been_there, pause = True, _PAUSE
                 agent.connect(member.forward)
+                agent.sharing.connect(member)
                 await member.finished()
         except Exception:
             if not been_there:
@@ -153,6 +154,7 @@ async def _stay_connected(agent: Agent, scheduler: str) -> None:
             pause = min(1.5 * pause, _LONGEST_PAUSE)
         finally:
             agent.connect(None)
+            agent.sharing.connect(None)
             _forget_handlers()
         await asyncio.sleep(pause)
 

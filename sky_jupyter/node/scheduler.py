@@ -15,6 +15,7 @@ from distributed.security import Security
 from tornado.httpserver import HTTPServer
 
 from .clock import keep_streams_moving
+from .commons import Commons
 
 # The default for both sides: certificates of the pool only, nothing in the clear.
 DASK_SETTINGS: dict[str, Any] = {
@@ -54,6 +55,10 @@ class WithoutHttp:
 
 class PoolScheduler(WithoutHttp, Scheduler):
     """A pool's scheduler."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.commons = Commons(self)
 
     async def add_worker(self, comm: Any, *, address: str, **facts: Any) -> None:
         """Take a worker in, or tell it at once that its address is taken: Dask would have it wait for ever.
