@@ -17,9 +17,10 @@ from ..providers import Local
 from ..spec import DEFAULT_JOURNAL, Accelerator, Image, PoolSpec, seconds, size
 from .names import SharedNames
 from .pools import get_files, live_pool, put_files, resize_pool, start_pool
+from .running import Running
 
 
-class Compute(SharedNames):
+class Compute(Running, SharedNames):
     """A pool for a ``with`` block; the block's end ends it.
 
     Parameters

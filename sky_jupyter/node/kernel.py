@@ -212,9 +212,11 @@ class SkyKernel(IPythonKernel):
     async def sky_call(self, content: dict[str, Any]) -> dict[str, Any]:
         self.find_code(content)
         namespace = self.shell.user_ns
-        payload.bind(content["manifest"], namespace, instance_info().rank)
+        for manifest in (content["manifest"], content.get("more")):
+            if manifest:
+                payload.bind(manifest, namespace, instance_info().rank)
         before = {name: id(value) for name, value in namespace.items()}
-        function, args, kwargs = payload.load_blob(Path(content["blob"]))
+        function, args, kwargs = payload.load_call(content)
         for plugin in self.sky_plugins:
             if plugin.decorate is not None:
                 function = plugin.decorate(function)

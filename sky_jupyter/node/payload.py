@@ -11,6 +11,7 @@ its own.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import importlib
 import mmap
@@ -73,6 +74,14 @@ def load_blob(path: str | PathLike[str]) -> Any:
     if end != len(view):
         raise ValueError(f"{path} is damaged: {len(view) - end} bytes after its end")
     return pickle.loads(view[start : start + pickled], buffers=buffers)
+
+
+def load_call(content: dict[str, Any]) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
+    """A function with its arguments: in one blob, or the arguments beside it, in one of their own or as text."""
+    loaded = load_blob(content["blob"])
+    if "inline" in content:
+        return loaded, *pickle.loads(base64.b64decode(content["inline"]))
+    return (loaded, *load_blob(content["arguments"])) if "arguments" in content else loaded
 
 
 def bind(manifest: dict[str, list[Any]], namespace: dict[str, Any], rank: int = 0) -> None:

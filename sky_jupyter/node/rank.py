@@ -146,11 +146,14 @@ class Rank:
         socket.connect(address)
         return socket
 
-    async def request(self, run: str, content: dict[str, Any]) -> dict[str, Any]:
+    async def request(
+        self, run: str, content: dict[str, Any], on_turn: Callable[[], None] = lambda: None
+    ) -> dict[str, Any]:
         """Do one request on the kernel and return its end; a kernel that dies ends it too."""
         self.waiting += 1
         try:
             async with self.turn:
+                on_turn()
                 return await self._request(run, content)
         finally:
             self.waiting -= 1

@@ -19,6 +19,7 @@ from ..capture.payload import Blob, write_blob
 from ..errors import CaptureError, PoolError, SkyError, SpecError, rank_label
 from ..spec import PoolSpec
 from . import files, launch, pages, remote
+from .calls import CallRun, Calls, Order, Parcel
 from .code import PoolCode
 from .events import Listener, NoticeEvent, Tape, ignore
 from .life import JOIN_TIMEOUT, PoolLife
@@ -71,6 +72,7 @@ class Pool(PoolLife):
         self.code = PoolCode(self)
         self.packages = PoolPackages(self)
         self.shared = PoolShares(self)
+        self.calls = Calls(self)
         self.current: Run | None = None
         # Runs that nobody waits for yet, by id, oldest first.
         self.detached: dict[str, Detached] = {}
@@ -109,7 +111,8 @@ class Pool(PoolLife):
         pool._take_up(row, record, take_over, tick)
         with contextlib.suppress(SkyError, OSError, FutureTimeout):
             take_stock(pool)
-            remote.tidy(pool.hosts, [id for id, facts in pool.runs().items() if not facts["over"]])
+            on = [id.partition(".")[0] for id, facts in pool.runs().items() if not facts["over"]]
+            remote.tidy(pool.hosts, on)
         return pool
 
     def begin_cell(
@@ -179,13 +182,13 @@ class Pool(PoolLife):
         tick: Tick = no_tick,
     ) -> Run:
         """Start a function on one rank, the least busy unless given, as a Dask task."""
-        chosen = [] if rank is None else self.check_ranks([rank])
-        run = self._new_run(chosen, listener, capture)
-        content = {"kind": "call", **self._ship(run, on_send, tick, call)}
-        run.code = "a function call"
-        self.supervisor.add(run)
-        self.registry.run_began(run.id, self.id, run.code, chosen)
-        run.task = loop().submit(self.supervisor.submit(run, content, rank))
+        if rank is not None:
+            self.check_ranks([rank])
+        carrier = self._new_run([], listener, capture)
+        parcel = Parcel(self._ship(carrier, on_send, tick, call), capture, carrier)
+        order = Order(parcel, rank=rank, listener=listener, folder=carrier.folder, noted=True, title="a function call")
+        (run,) = self.calls.begin([order], on_send, tick)
+        self.registry.run_began(run.id, self.id, run.code, [] if rank is None else [rank])
         return run
 
     def _new_run(self, ranks: Sequence[int], listener: Listener, capture: Capture) -> Run:
@@ -349,7 +352,9 @@ class Pool(PoolLife):
         return run
 
     def _known(self, id: str, listener: Listener) -> tuple[Run, dict[str, Any]]:
-        facts = self.runs().get(id)
+        runs = self.runs()
+        # A call is named by who does it, too.
+        facts = runs.get(id) or next((runs[name] for name in runs if name.startswith(f"{id}.")), None)
         if facts is None or not facts["begin"].get("ranks"):
             raise PoolError(f"no node of pool {self.spec.name!r} knows run {id}; `%sky runs` lists them")
         per_node, homes = self.spec.ranks_per_node, facts["homes"]
@@ -514,6 +519,9 @@ class Pool(PoolLife):
     def interrupt(self, run: Run | None = None, *, hard: bool = False) -> None:
         """Raise KeyboardInterrupt in every rank that works on the run; ``hard`` replaces their kernels."""
         run = run or self.current
+        if isinstance(run, CallRun):
+            self.calls.cancel([run], hard=hard)
+            return
         if run is None or not run.left:
             return
         self._retry()

@@ -21,6 +21,10 @@ class RankInterrupted(SkyError):
     """A rank was interrupted, by the user or because another rank had failed."""
 
 
+class TimedOut(RankInterrupted, TimeoutError):
+    """A rank was interrupted because what it did took longer than it was given."""
+
+
 class ValueNotHere(SkyError):
     """A rank returned something that cannot be brought into the notebook."""
 
@@ -117,25 +121,9 @@ class CellResult(Sequence[Any]):
         return "".join(self._outcomes[rank].stderr)
 
     def _load(self, rank: int) -> Any:
-        end = self._outcomes[rank].end
-        if "unpicklable" in end:
-            raise ValueNotHere(
-                f"the value of rank {rank} ({end.get('type')}) stays there: it cannot be pickled "
-                f"({end['unpicklable']}). End the cell with something that can, such as an array"
-            )
-        if end.get("large"):
-            if self._fetch is None:
-                raise ValueNotHere(f"the value of rank {rank} ({end.get('type')}) was not kept")
-            data = self._fetch(rank)
-        elif "value" not in end:
-            return None
-        try:
-            return pickle.loads(data if end.get("large") else base64.b64decode(end["value"]))
-        except Exception as error:
-            raise ValueNotHere(
-                f"the value of rank {rank} ({end.get('type')}) could not be rebuilt in the notebook: "
-                f"{type(error).__name__}: {error}"
-            ) from None
+        outcome = self._outcomes[rank]
+        data = self._fetch(rank) if outcome.end.get("large") and self._fetch is not None else None
+        return value_of(outcome, data)
 
     def _exception(self, rank: int) -> Exception:
         if rank not in self._exceptions:
@@ -172,6 +160,33 @@ class CellResult(Sequence[Any]):
         return f"<CellResult of {len(self)} rank{'s' if len(self) != 1 else ''}, {self.elapsed:.2f} s{state}>"
 
 
+def value_of(outcome: Outcome, data: bytes | None = None) -> Any:
+    """The value of a rank that ended well; ``data`` is a large one's pickle, where that has been fetched.
+
+    Raises
+    ------
+    ValueNotHere
+        When it cannot be pickled, or its type cannot be imported here.
+    """
+    end, whose = outcome.end, f"the value of rank {outcome.rank} ({outcome.end.get('type')})"
+    if "unpicklable" in end:
+        raise ValueNotHere(
+            f"{whose} stays there: it cannot be pickled ({end['unpicklable']}). "
+            "End the cell with something that can, such as an array"
+        )
+    if end.get("large") and data is None:
+        raise ValueNotHere(f"{whose} was not kept")
+    if data is None:
+        if "value" not in end:
+            return None
+        data = base64.b64decode(end["value"])
+    try:
+        return pickle.loads(data)
+    except Exception as error:
+        text = f"{whose} could not be rebuilt in the notebook: {type(error).__name__}: {error}"
+        raise ValueNotHere(text) from None
+
+
 def exception_of(outcome: Outcome) -> Exception:
     """The exception that stands for a failed rank: its own type where that travels."""
     end, where = outcome.end, f"rank {outcome.rank} (node {outcome.node})"
@@ -181,6 +196,8 @@ def exception_of(outcome: Outcome) -> Exception:
         return RankDied(text + "".join(f"\n  | {line}" for line in tail))
     if outcome.status == "lost":
         return RankDied(f"{where} is lost: {end.get('text', 'its node does not answer')}")
+    if outcome.status == "interrupted" and "timeout" in end:
+        return TimedOut(f"{where} was stopped{end.get('why', '')}")
     if outcome.status == "interrupted":
         return RankInterrupted(f"{where} was {_interrupted(end)}")
     error: BaseException | None = None
@@ -240,7 +257,7 @@ class CellError(ExceptionGroup[Exception], SkyError):
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows: each different traceback once, with the ranks that it is from."""
-        return [f"\x1b[31mCellError\x1b[39m: {self.message}", *self._blocks]
+        return [f"\x1b[31m{type(self).__name__}\x1b[39m: {self.message}", *self._blocks]
 
 
 def _headline(failed: Sequence[Outcome], total: int) -> str:
