@@ -51,6 +51,7 @@ _HOMES = {
     "sky": "api",
     "stderr": "node.runtime",
     "stdout": "node.runtime",
+    "stream": "api.streams",
 }
 _MODULES = ("plugins",)
 
@@ -74,6 +75,7 @@ if TYPE_CHECKING:
     from .api import function as function
     from .api import gather as gather
     from .api import sky as sky
+    from .api.streams import stream as stream
     from .errors import BootstrapError as BootstrapError
     from .errors import CaptureError as CaptureError
     from .errors import NotInPoolError as NotInPoolError

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import queue
 import sys
 import threading
@@ -16,7 +17,7 @@ from ..pool.calls import CallRun, Order, Parcel
 from ..pool.failures import BroadcastError
 from ..pool.loop import counting_interrupts
 from ..pool.manager import Pool
-from . import showing
+from . import showing, streams
 from .futures import Future, settler
 from .targets import Target, pool_of
 
@@ -40,8 +41,21 @@ _GRACE = 2.0
 def one(call: PendingCall[T], pool: Target) -> T:
     """``call >> pool``."""
     live = pool_of(pool)
+    if streams.streams(call):
+        return streamed_one(live, call)  # type: ignore[no-any-return]
     (result,) = _all(live, [call], f"{_name(call.function)} >> {live.spec.name}", many=False)
     return result  # type: ignore[no-any-return]
+
+
+def streamed_one(live: Pool, call: PendingCall[Any]) -> Any:
+    """``call >> pool`` of a call whose items stream."""
+    title = f"{_name(call.function)} >> {live.spec.name}"
+    make = functools.partial(_stream_batch, live, title)
+    return streams.begin(live, call, make)
+
+
+def _stream_batch(live: Pool, title: str, call: PendingCall[Any], stream: dict[str, Any]) -> Batch:
+    return Batch(live, [call], title, waited=False, many=False, stream=stream)
 
 
 def together(calls: Sequence[PendingCall[Any]], pool: Target) -> list[Any]:
@@ -78,6 +92,10 @@ def everywhere(call: PendingCall[T], pool: Target) -> list[T]:
     live = pool_of(pool)
     if call.rank is not None:
         raise SpecError(f"`@` runs a call on every rank, and on({call.rank}) on one: `call.on({call.rank}) >> pool`")
+    if streams.iterator_names(call.function.__wrapped__):
+        streams.refuse(call, "with `@`: its iterator can be read once")
+    if streams.streams(call):
+        return [streamed_one(live, call.on(rank)) for rank in range(live.spec.world_size)]
     note_restarts(live)
     payload = call.function.__wrapped__, call.args, call.kwargs
     blob, capture = collect_value(payload, _main(), live.ledger, label=repr(call.function))
@@ -174,12 +192,22 @@ class Batch:
         Whether a thread waits for them that draws their output meanwhile.
     many : bool
         Whether they are too many for each to have a journal later.
+    stream : dict, optional
+        Of one call: which of its items stream.
     """
 
     def __init__(
-        self, live: Pool, calls: Iterable[PendingCall[Any]], title: str, *, waited: bool, many: bool = True
+        self,
+        live: Pool,
+        calls: Iterable[PendingCall[Any]],
+        title: str,
+        *,
+        waited: bool,
+        many: bool = True,
+        stream: dict[str, Any] | None = None,
     ) -> None:
         note_restarts(live)
+        self._stream = stream
         self.live = live
         self.many = many
         self.left: dict[int, CallRun] = {}
@@ -219,6 +247,8 @@ class Batch:
     def _order(self, call: PendingCall[Any]) -> Order:
         if call.rank is not None:
             self.live.check_ranks([call.rank])
+        if self._stream is None:
+            streams.refuse(call, "in a group, with `>` or in `map`")
         parcel = self._parcel(call.function)
         # One rank needs all that the function reads: the ledger speaks of what every rank has.
         ledger = self.live.ledger.unsent()
@@ -227,7 +257,8 @@ class Batch:
         )
         self._bytes[self._count] = blob.size + sum(one.size for one in capture.blobs)
         title = _name(call.function)
-        return Order(parcel, blob, capture, call.rank, call.timeout, self.showing.listener(), title=title)
+        listener = self.showing.listener()
+        return Order(parcel, blob, capture, call.rank, call.timeout, listener, title=title, stream=self._stream)
 
     def _parcel(self, function: Function[..., Any]) -> Parcel:
         """The function where the nodes find it, brought there once for all of its calls."""
@@ -245,6 +276,7 @@ class Batch:
         if self._count == len(orders):
             self.id = runs[0].call
             self.live.registry.run_began(self.id, self.live.id, self.title)
+        self.last = runs[-1]
         for (index, _), run in zip(orders, runs, strict=True):
             run.passing = self.many
             self.left[index] = run

@@ -32,6 +32,7 @@ from .comms import Comms
 from .config import HostConfig, member_name
 from .files import Files
 from .journal import Journal
+from .passing import Passing
 from .provisioner import Forkserver
 from .rank import Rank
 from .run import Run
@@ -131,6 +132,7 @@ class Agent:
         tells = {number: rank.tell for number, rank in self.ranks.items()}
         self.calls = Calls(self)
         self.comms = Comms(tells, self.incarnation, lambda: self.may_forward, self.forward_comms)
+        self.passing = Passing(self)
         self.sharing = Sharing(self.incarnation, member_name(node, config.shape))
         for number, rank in self.ranks.items():
             rank.on_ask = functools.partial(self.on_ask, rank)
@@ -380,6 +382,7 @@ class Agent:
             self.comms.on_shown(rank, run, event["data"])
         if record.over.is_set():
             self.note_running()
+            self.passing.on_over(run)
         if not record.replied:
             return
         if record.over.is_set():
@@ -405,6 +408,8 @@ class Agent:
 
         if content.get("to") == "share":
             self.sharing.on_ask(rank.number, generation, tell, content, data)
+        elif content.get("to") == "stream":
+            self.passing.on_ask(tell, content, data)
 
     def on_kernel_end(self, rank: int) -> None:
         """A rank's kernel has ended."""

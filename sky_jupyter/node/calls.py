@@ -110,6 +110,9 @@ class Calls:
         about.update(shape=self.agent.config.shape, code=content.get("title", ""), began=time.time())
         record = self.agent.open(name, [rank.number], about)
         record.replied = True
+        if "stream" in content:
+            # Who reads it is to know at once where it is.
+            self.agent.forward(record)
         task = asyncio.ensure_future(self.work(name, content, rank, record))
         self.working[name] = rank, task
         task.add_done_callback(lambda _: self.working.pop(name, None))

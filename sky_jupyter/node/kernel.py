@@ -25,6 +25,7 @@ import contextlib
 import faulthandler
 import functools
 import gc
+import inspect
 import os
 import select
 import signal
@@ -45,7 +46,7 @@ from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelapp import IPKernelApp
 from traitlets import DottedObjectName, Type
 
-from . import forgetting, modules, packages, payload, results, stacks
+from . import forgetting, modules, packages, payload, results, stacks, streams
 from .reads import global_reads
 from .runtime import POOL_VARIABLE, instance_info
 
@@ -216,13 +217,16 @@ class SkyKernel(IPythonKernel):
             if manifest:
                 payload.bind(manifest, namespace, instance_info().rank)
         before = {name: id(value) for name, value in namespace.items()}
-        function, args, kwargs = payload.load_call(content)
-        for plugin in self.sky_plugins:
-            if plugin.decorate is not None:
-                function = plugin.decorate(function)
-        value = function(*args, **kwargs)
-        if asyncio.iscoroutine(value):
-            value = await value
+        with streams.opened(content["run"]) if "stream" in content else contextlib.nullcontext() as stream:
+            function, args, kwargs = payload.load_call(content)
+            for plugin in self.sky_plugins:
+                if plugin.decorate is not None:
+                    function = plugin.decorate(function)
+            value = function(*args, **kwargs)
+            if inspect.iscoroutine(value):
+                value = await value
+            if stream is not None and content["stream"]["out"]:
+                value = await stream.send_all(value)
         self.keep(content["run"], value)
         return {"status": "ok", "bound": True, **_told(before, namespace), **results.dump(value, results.SMALL)}
 

@@ -22,7 +22,7 @@ import distributed.core
 from distributed import Worker
 from distributed.worker import get_worker
 
-from . import calls, comms, files
+from . import calls, comms, files, passing
 from . import scheduler as control
 from .accelerators import Devices
 from .agent import CALLS, Agent
@@ -70,6 +70,8 @@ class Member(control.WithoutHttp, Worker):
             self.handlers[f"sky_{name}"] = self.obeying(getattr(agent.calls, f"sky_{name}"))
         for name in comms.CALLS:
             self.handlers[f"sky_{name}"] = self.obeying(getattr(agent.comms, f"sky_{name}"))
+        for name in passing.CALLS:
+            self.handlers[f"sky_{name}"] = self.obeying(getattr(agent.passing, f"sky_{name}"))
         # Asked by other agents, whichever manager they obey.
         self.handlers["sky_pieces"] = agent.files.sky_pieces
 

@@ -201,6 +201,8 @@ class Order:
     folder: Path = field(default_factory=Path)
     noted: bool = False
     title: str = ""
+    # Which of its items stream, where any do; it is not begun again then: somebody may have read some.
+    stream: dict[str, Any] | None = None
 
 
 class Calls:
@@ -250,7 +252,7 @@ class Calls:
         retries = int(getattr(getattr(self.pool.spec, "options", None), "retry_on_interruption", RETRIES))
         runs, owns = [], []
         for order in orders:
-            run = CallRun(launch.new_id(), order.listener, order.rank, retries)
+            run = CallRun(launch.new_id(), order.listener, order.rank, 0 if order.stream else retries)
             run.capture = order.parcel.capture if order.arguments is None else order.capture
             run.shape, run.on_over, run.folder, run.noted = self.pool.shape, self._on_over, order.folder, order.noted
             run.code = order.title
@@ -267,6 +269,8 @@ class Calls:
         own: dict[str, Any] = {"kind": "call", "title": order.title}
         if order.timeout is not None:
             own["timeout"] = order.timeout
+        if order.stream is not None:
+            own["stream"] = order.stream
         blob, blobs = order.arguments, order.capture.blobs
         if blob is None:
             return own

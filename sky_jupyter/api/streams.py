@@ -1,0 +1,325 @@
+"""Calls whose items stream: a generator's out of its rank, and an iterator's of the notebook into it."""
+
+from __future__ import annotations
+
+import collections.abc
+import copy
+import inspect
+import pickle
+import queue
+import re
+import sys
+import threading
+import time
+import typing
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import SpecError
+from ..node import results
+from ..node.streams import Outside, dump_item
+from ..pool.loop import counting_interrupts
+from ..pool.streams import Flow, Wanted, Yielded
+
+if TYPE_CHECKING:
+    from ..pool.calls import CallRun
+    from ..pool.manager import Pool
+    from .calls import PendingCall
+    from .dispatch import Batch
+    from .functions import Function
+
+T = TypeVar("T")
+_TICK = 0.05
+# So long a generator may take to its next item, where the stream is closed, before it is interrupted.
+_PATIENCE = 2.0
+# An item of the notebook's iterator has at most so many bytes; so many, or so long, is read for one answer.
+_MOST_ITEM = 256 << 20
+_MOST_BYTES, _MOST_SECONDS = 1 << 20, 0.02
+_ITERATOR = re.compile(r"(?:\w+\.)*Iterator(?:\[|$)")
+
+
+# -- which calls stream ------------------------------------------------------------------------------
+
+
+def is_generator(function: Any) -> bool:
+    """Whether a function yields, as far as can be seen."""
+    inner = inspect.unwrap(function)
+    return any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in (function, inner))
+
+
+def iterator_names(function: Any) -> list[str]:
+    """The parameters of a function that are annotated as an ``Iterator[T]``."""
+    inner = inspect.unwrap(function)
+    try:
+        hints = typing.get_type_hints(inner)
+    except Exception:
+        # One of them cannot be evaluated here: those that are texts say what they are.
+        try:
+            hints = dict(getattr(inner, "__annotations__", {}))
+        except Exception:
+            hints = {}
+    return [name for name, hint in hints.items() if name != "return" and _is_iterator(hint)]
+
+
+def _is_iterator(hint: Any) -> bool:
+    if isinstance(hint, str):
+        return _ITERATOR.match(hint.strip(" \"'")) is not None
+    return (typing.get_origin(hint) or hint) in (collections.abc.Iterator, typing.Iterator)
+
+
+def streams(call: PendingCall[Any]) -> bool:
+    """Whether a call's items stream, either way."""
+    return bool(is_generator(call.function.__wrapped__) or iterator_names(call.function.__wrapped__))
+
+
+def refuse(call: PendingCall[Any], how: str) -> None:
+    """Say of a call that streams that it cannot be sent so.
+
+    Raises
+    ------
+    SpecError
+        When it does.
+    """
+    if streams(call):
+        raise SpecError(
+            f"{call.function!r} streams, and somebody has to read meanwhile: send it with `>>`, not {how}. "
+            "Several can be read side by side: `[call.on(rank) >> pool for rank in …]`, and `zip`"
+        )
+
+
+def taken_out(call: PendingCall[T]) -> tuple[PendingCall[T], list[Iterator[Any]]]:
+    """The call with something in the place of each iterator that streams, and these iterators.
+
+    Raises
+    ------
+    SpecError
+        When what is given for one cannot be read one by one.
+    """
+    function = call.function.__wrapped__
+    names = iterator_names(function)
+    bound = inspect.signature(function).bind(*call.args, **call.kwargs)
+    sources: list[Iterator[Any]] = []
+    for name in names:
+        if name in bound.arguments and bound.arguments[name] is not None:
+            try:
+                sources.append(iter(bound.arguments[name]))
+            except TypeError:
+                kind = type(bound.arguments[name]).__name__
+                raise SpecError(
+                    f"{name} of {call.function!r} is an Iterator: {kind} cannot be read one by one"
+                ) from None
+            bound.arguments[name] = Outside(len(sources) - 1)
+    other = copy.copy(call)
+    other.args, other.kwargs = bound.args, bound.kwargs
+    return other, sources
+
+
+# -- reading -----------------------------------------------------------------------------------------
+
+
+class Stream(Iterator[T]):
+    """What a generator on a rank yields, as it comes; made by ``call >> pool``.
+
+    The generator is a few items ahead at most. It is closed, and its rank free, when this is read to its
+    end, closed or dropped. What it raises is raised in its place.
+
+    Attributes
+    ----------
+    result
+        What the generator returned, when it is at its end; ``yield from`` gives it too.
+    """
+
+    def __init__(self, live: Pool, batch: Batch, sources: list[Iterator[Any]]) -> None:
+        self._live, self._batch, self._sources = live, batch, sources
+        self._source_error: BaseException | None = None
+        self._ended: set[int] = set()
+        self._over = False
+        self.result: Any = None
+        try:
+            batch.send()
+            self._run: CallRun = batch.last
+            self._flow = Flow(live, self._run)
+        except BaseException:
+            self._over = True
+            batch.close()
+            raise
+
+    def __next__(self) -> T:
+        if self._over:
+            raise StopIteration
+        try:
+            item = self._wait()
+            if item is not None:
+                self._flow.note_read()
+                return pickle.loads(item.pickled)
+            self.result = self._outcome()
+        except BaseException:
+            self.close()
+            raise
+        self.close()
+        raise StopIteration(self.result)
+
+    def _wait(self) -> Yielded | None:
+        """The next item; None when the call is over. What the rank wants meanwhile of the notebook, it gets."""
+        while True:
+            try:
+                news = self._next()
+            except KeyboardInterrupt:
+                self._stop()
+                raise
+            if not isinstance(news, Wanted):
+                return news
+            self._give(news)
+
+    def _next(self) -> Yielded | Wanted | None:
+        while True:
+            try:
+                return self._flow.next(_TICK)
+            except queue.Empty:
+                self._batch.showing.refresh()
+
+    def _stop(self) -> None:
+        """The person has interrupted: so is the rank, and with the second interrupt its kernel ended."""
+        presses = 1
+        with counting_interrupts() as more:
+            heeded = -1
+            while self._batch.left:
+                if len(more) > heeded:
+                    heeded = len(more)
+                    self._batch.stop(hard=heeded + presses > 1)
+                self._batch.showing.refresh()
+                time.sleep(_TICK)
+
+    def _outcome(self) -> Any:
+        while (item := self._batch.next()) is None and self._batch.left:
+            pass
+        run = self._run if item is None else item[1]
+        try:
+            return run.value()
+        except Exception as error:
+            if self._source_error is not None:
+                raise error from self._source_error
+            raise
+
+    # -- what the rank wants
+
+    def _give(self, wanted: Wanted) -> None:
+        """Read on in an iterator of the notebook, as far as the rank has asked for."""
+        items: list[bytes] = []
+        size, began = 0, time.monotonic()
+        source = self._sources[wanted.index]
+        try:
+            while len(items) < wanted.most and size < _MOST_BYTES:
+                item = dump_item(next(source))
+                if len(item) > _MOST_ITEM:
+                    raise SpecError(
+                        f"an item of a streamed iterator can have {_MOST_ITEM >> 20} MB, and this one has "
+                        f"{len(item) / 1e6:.0f} MB"
+                    )
+                items.append(item)
+                size += len(item)
+                if time.monotonic() - began > _MOST_SECONDS:
+                    break
+        except StopIteration:
+            self._flow.give(wanted, items, end=True)
+        except Exception as error:
+            self._fail(wanted, items, error)
+        else:
+            self._flow.give(wanted, items)
+
+    def _fail(self, wanted: Wanted, items: list[bytes], error: Exception) -> None:
+        """The notebook's iterator has raised: what came before goes first, and it is raised on the rank then."""
+        self._source_error = error
+        index = wanted.index
+        self._sources[index] = _raising(error)
+        if items:
+            self._flow.give(wanted, items)
+            return
+        text = f"{type(error).__name__}: {error}"
+        self._flow.give(wanted, [], error=text, exception=results.dump_exception(error))
+
+    # -- the end
+
+    def close(self) -> None:
+        """Close the generator on its rank, which runs what it has in ``finally``, and free the rank.
+
+        One that takes more than two seconds to its next item is interrupted.
+        """
+        if self._over:
+            return
+        self._over = True
+        self._flow.close()
+        end = time.monotonic() + _PATIENCE
+        while self._batch.left and time.monotonic() < end:
+            time.sleep(0.01)
+        self._batch.close()
+
+    def __enter__(self) -> Stream[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # Where an interpreter ends, there may be nothing left to close it with.
+        if sys is None or sys.is_finalizing() or getattr(self, "_over", True):
+            return
+        if threading.current_thread().name == "sky-loop":
+            # Whoever waits for the loop in the loop waits for ever.
+            threading.Thread(target=_close, args=(self._flow, self._batch), daemon=True).start()
+        else:
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"<stream of {self._batch.title}: {'closed' if self._over else 'open'}>"
+
+
+def _close(flow: Flow, batch: Batch) -> None:
+    flow.close()
+    end = time.monotonic() + _PATIENCE
+    while batch.left and time.monotonic() < end:
+        time.sleep(0.01)
+    batch.close()
+
+
+def _raising(error: Exception) -> Iterator[Any]:
+    raise error
+    yield
+
+
+def begin(live: Pool, call: PendingCall[Any], make: Callable[[PendingCall[Any], dict[str, Any]], Batch]) -> Any:
+    """Send a call that streams to a rank: a `Stream` of what it yields, or, of one that does not yield, its value.
+
+    Parameters
+    ----------
+    make : callable
+        Makes the batch of one call, from the call and what its content says of streams.
+    """
+    sent, sources = taken_out(call)
+    out = is_generator(call.function.__wrapped__)
+    stream: Stream[Any] = Stream(live, make(sent, {"out": out}), sources)
+    if out:
+        return stream
+    with stream:
+        for _ in stream:
+            pass
+        return stream.result
+
+
+def stream(wrapped: Callable[..., Any] | None = None, /, *, timeout: float | None = None) -> Any:
+    """Make a generator function one that runs on a pool; as `sky.function` does, which takes any function.
+
+    Parameters
+    ----------
+    timeout : float, optional
+        Seconds on a rank after which it is stopped; no limit unless given.
+    """
+    from .functions import function_of
+
+    def make(inner: Callable[..., Any]) -> Function[..., Any]:
+        made = function_of(inner, timeout)
+        if not is_generator(made.__wrapped__):
+            raise SpecError(f"@sky.stream goes over a function that yields; over {made!r} goes @sky.function")
+        return made
+
+    return make if wrapped is None else make(wrapped)
