@@ -138,7 +138,7 @@ class Group(Calls, Generic[R]):
             What the first to fail raised; the others are stopped.
         """
         results: Any = tuple(dispatch.together(self.calls, pool))
-        return results  # type: ignore[no-any-return]
+        return results
 
     def __gt__(self, pool: Target) -> Future[R]:
         """Run all without waiting for them; a future of the tuple."""
@@ -179,7 +179,7 @@ class StreamedGroup(Calls, Generic[T]):
     def __rshift__(self, pool: Target) -> Iterator[T]:
         """Run all, each on one rank, the least busy; an iterator of their results.
 
-        All are sent at once. Where the iterator is closed or dropped before its end, the rest is stopped.
+        They are sent now. Where the iterator is closed or dropped before its end, the rest is stopped.
         """
         return dispatch.streamed(self.calls, pool, ordered=self.ordered)
 

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import collections.abc
 import copy
 import inspect
 import pickle
 import queue
-import re
 import sys
 import threading
 import time
-import typing
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -20,12 +17,13 @@ from ..node import results
 from ..node.streams import Outside, dump_item
 from ..pool.loop import counting_interrupts
 from ..pool.streams import Flow, Wanted, Yielded
+from .batch import Batch, name_of
+from .kinds import is_generator, iterator_names
 
 if TYPE_CHECKING:
     from ..pool.calls import CallRun
     from ..pool.manager import Pool
     from .calls import PendingCall
-    from .dispatch import Batch
     from .functions import Function
 
 T = TypeVar("T")
@@ -35,56 +33,6 @@ _PATIENCE = 2.0
 # An item of the notebook's iterator has at most so many bytes; so many, or so long, is read for one answer.
 _MOST_ITEM = 256 << 20
 _MOST_BYTES, _MOST_SECONDS = 1 << 20, 0.02
-_ITERATOR = re.compile(r"(?:\w+\.)*Iterator(?:\[|$)")
-
-
-# -- which calls stream ------------------------------------------------------------------------------
-
-
-def is_generator(function: Any) -> bool:
-    """Whether a function yields, as far as can be seen."""
-    inner = inspect.unwrap(function)
-    return any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in (function, inner))
-
-
-def iterator_names(function: Any) -> list[str]:
-    """The parameters of a function that are annotated as an ``Iterator[T]``."""
-    inner = inspect.unwrap(function)
-    try:
-        hints = typing.get_type_hints(inner)
-    except Exception:
-        # One of them cannot be evaluated here: those that are texts say what they are.
-        try:
-            hints = dict(getattr(inner, "__annotations__", {}))
-        except Exception:
-            hints = {}
-    return [name for name, hint in hints.items() if name != "return" and _is_iterator(hint)]
-
-
-def _is_iterator(hint: Any) -> bool:
-    if isinstance(hint, str):
-        return _ITERATOR.match(hint.strip(" \"'")) is not None
-    return (typing.get_origin(hint) or hint) in (collections.abc.Iterator, typing.Iterator)
-
-
-def streams(call: PendingCall[Any]) -> bool:
-    """Whether a call's items stream, either way."""
-    return bool(is_generator(call.function.__wrapped__) or iterator_names(call.function.__wrapped__))
-
-
-def refuse(call: PendingCall[Any], how: str) -> None:
-    """Say of a call that streams that it cannot be sent so.
-
-    Raises
-    ------
-    SpecError
-        When it does.
-    """
-    if streams(call):
-        raise SpecError(
-            f"{call.function!r} streams, and somebody has to read meanwhile: send it with `>>`, not {how}. "
-            "Several can be read side by side: `[call.on(rank) >> pool for rank in …]`, and `zip`"
-        )
 
 
 def taken_out(call: PendingCall[T]) -> tuple[PendingCall[T], list[Iterator[Any]]]:
@@ -117,6 +65,13 @@ def taken_out(call: PendingCall[T]) -> tuple[PendingCall[T], list[Iterator[Any]]
 # -- reading -----------------------------------------------------------------------------------------
 
 
+class StreamBatch(Batch):
+    """A batch of one call, whose items stream."""
+
+    def _stream_of(self, call: PendingCall[Any]) -> dict[str, Any] | None:
+        return {"out": is_generator(call.function.__wrapped__)}
+
+
 class Stream(Iterator[T]):
     """What a generator on a rank yields, as it comes; made by ``call >> pool``.
 
@@ -129,16 +84,15 @@ class Stream(Iterator[T]):
         What the generator returned, when it is at its end; ``yield from`` gives it too.
     """
 
-    def __init__(self, live: Pool, batch: Batch, sources: list[Iterator[Any]]) -> None:
-        self._live, self._batch, self._sources = live, batch, sources
+    def __init__(self, batch: Batch, sources: list[Iterator[Any]]) -> None:
+        self._batch, self._sources = batch, sources
         self._source_error: BaseException | None = None
-        self._ended: set[int] = set()
         self._over = False
         self.result: Any = None
         try:
             batch.send()
             self._run: CallRun = batch.last
-            self._flow = Flow(live, self._run)
+            self._flow = Flow(batch.live, self._run)
         except BaseException:
             self._over = True
             batch.close()
@@ -191,11 +145,9 @@ class Stream(Iterator[T]):
                 time.sleep(_TICK)
 
     def _outcome(self) -> Any:
-        while (item := self._batch.next()) is None and self._batch.left:
-            pass
-        run = self._run if item is None else item[1]
+        self._batch.next()
         try:
-            return run.value()
+            return self._run.value()
         except Exception as error:
             if self._source_error is not None:
                 raise error from self._source_error
@@ -287,18 +239,12 @@ def _raising(error: Exception) -> Iterator[Any]:
     yield
 
 
-def begin(live: Pool, call: PendingCall[Any], make: Callable[[PendingCall[Any], dict[str, Any]], Batch]) -> Any:
-    """Send a call that streams to a rank: a `Stream` of what it yields, or, of one that does not yield, its value.
-
-    Parameters
-    ----------
-    make : callable
-        Makes the batch of one call, from the call and what its content says of streams.
-    """
+def begin(live: Pool, call: PendingCall[Any]) -> Any:
+    """Send a call that streams to a rank: a `Stream` of what it yields, or, of one that does not yield, its value."""
     sent, sources = taken_out(call)
-    out = is_generator(call.function.__wrapped__)
-    stream: Stream[Any] = Stream(live, make(sent, {"out": out}), sources)
-    if out:
+    title = f"{name_of(call)} >> {live.spec.name}"
+    stream: Stream[Any] = Stream(StreamBatch(live, [sent], title, waited=False, many=False), sources)
+    if is_generator(call.function.__wrapped__):
         return stream
     with stream:
         for _ in stream:

@@ -28,7 +28,7 @@ sky = Sky()
 """The current pool: ``train() >> sky``. The package itself does as well, as ``import sky_jupyter as sky`` names it."""
 
 # Written so for Python 3.10, where a Protocol has no ``|`` of its own.
-Target = Union[Holder, Pool, ModuleType]  # noqa: UP007
+Target = Union[Holder, Pool, Sky, ModuleType]  # noqa: UP007
 
 
 def pool_of(target: Target) -> Pool:
@@ -40,9 +40,8 @@ def pool_of(target: Target) -> Pool:
         When it is not started, there is none, or it is something else.
     """
     package = __name__.partition(".")[0]
-    here = target is sky or (isinstance(target, ModuleType) and target.__name__ == package)
-    if not here:
-        return live_pool(target)  # type: ignore[arg-type]
+    if not (isinstance(target, Sky) or getattr(target, "__name__", "") == package):
+        return live_pool(target)
     if pools.current is None:
         raise PoolError("there is no current pool: use `with sky.Compute(...) as pool:`, or make one with `%sky up`")
     return pools.current

@@ -106,7 +106,7 @@ class Calls:
 
     def begin(self, call: str, name: str, content: dict[str, Any], rank: Rank) -> None:
         """Open a call's journal, and have a rank do it when its turn comes."""
-        about = {"kind": "begin", "call": call, "ranks": [rank.number], "mine": [rank.number]}
+        about: dict[str, Any] = {"kind": "begin", "call": call, "ranks": [rank.number], "mine": [rank.number]}
         about.update(shape=self.agent.config.shape, code=content.get("title", ""), began=time.time())
         record = self.agent.open(name, [rank.number], about)
         record.replied = True
@@ -119,7 +119,7 @@ class Calls:
 
     async def work(self, name: str, content: dict[str, Any], rank: Rank, record: Run) -> None:
         """Have a rank do a call, within its time."""
-        while not rank.entered and name not in self.stopped:
+        while not rank.entered and name not in self.stopped:  # noqa: ASYNC110 - the agent sets it at many places
             # Its kernel is being made anew, or was lost with what ran on it before.
             await asyncio.sleep(_PAUSE)
         timeout = content.get("timeout")

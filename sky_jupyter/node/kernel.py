@@ -52,6 +52,8 @@ from .runtime import POOL_VARIABLE, instance_info
 
 _KEEP_VALUES = 16
 _NATIVE_PATIENCE = 1.0
+# Of calls that come together, no more are begun after so many seconds.
+_MOST_TOGETHER = 0.2
 _PIPE = 1 << 16
 # So many characters are sent in one message, and so many messages wait for the agent; who prints
 # more waits.
@@ -217,16 +219,7 @@ class SkyKernel(IPythonKernel):
             if manifest:
                 payload.bind(manifest, namespace, instance_info().rank)
         before = {name: id(value) for name, value in namespace.items()}
-        with streams.opened(content["run"]) if "stream" in content else contextlib.nullcontext() as stream:
-            function, args, kwargs = payload.load_call(content)
-            for plugin in self.sky_plugins:
-                if plugin.decorate is not None:
-                    function = plugin.decorate(function)
-            value = function(*args, **kwargs)
-            if inspect.iscoroutine(value):
-                value = await value
-            if stream is not None and content["stream"]["out"]:
-                value = await stream.send_all(value)
+        value = await (self.streamed(content) if "stream" in content else self.called(content))
         self.keep(content["run"], value)
         return {"status": "ok", "bound": True, **_told(before, namespace), **results.dump(value, results.SMALL)}
 
@@ -237,6 +230,35 @@ class SkyKernel(IPythonKernel):
         return {"status": "ok"}
 
     # -- parts -------------------------------------------------------------------------------------
+
+    async def called(self, content: dict[str, Any]) -> Any:
+        """What a function returns, or where several calls of it come together, a list of what each does."""
+        function, calls = self.load_call(content)
+        began, values = time.perf_counter(), []
+        for args, kwargs in calls:
+            value = function(*args, **kwargs)
+            values.append(await value if inspect.iscoroutine(value) else value)
+            # Short ones come together. Where they are not short after all, others may have the rest.
+            if time.perf_counter() - began > _MOST_TOGETHER:
+                break
+        return values if content.get("together") else values[0]
+
+    async def streamed(self, content: dict[str, Any]) -> Any:
+        """What a function returns that reads iterators of the notebook or yields, of a generator what it returns."""
+        with streams.opened(content["run"]) as stream:
+            function, ((args, kwargs),) = self.load_call(content)
+            value = function(*args, **kwargs)
+            if inspect.iscoroutine(value):
+                value = await value
+            return await stream.send_all(value) if content["stream"]["out"] else value
+
+    def load_call(self, content: dict[str, Any]) -> tuple[Any, Any]:
+        """A function, as the plugins want it, and with which arguments it is to be called."""
+        function, calls = payload.load_call(content)
+        for plugin in self.sky_plugins:
+            if plugin.decorate is not None:
+                function = plugin.decorate(function)
+        return function, calls
 
     def find_code(self, content: dict[str, Any]) -> None:
         """Have what a request needs found: packages that were added, and the notebook's own modules as they are now."""

@@ -76,12 +76,18 @@ def load_blob(path: str | PathLike[str]) -> Any:
     return pickle.loads(view[start : start + pickled], buffers=buffers)
 
 
-def load_call(content: dict[str, Any]) -> tuple[Callable[..., Any], tuple[Any, ...], dict[str, Any]]:
-    """A function with its arguments: in one blob, or the arguments beside it, in one of their own or as text."""
+def load_call(content: dict[str, Any]) -> tuple[Callable[..., Any], list[tuple[tuple[Any, ...], dict[str, Any]]]]:
+    """A function, and with which arguments it is to be called, one time after the other.
+
+    They are in one blob with the function, or beside it, in one of their own or as text.
+    """
     loaded = load_blob(content["blob"])
     if "inline" in content:
-        return loaded, *pickle.loads(base64.b64decode(content["inline"]))
-    return (loaded, *load_blob(content["arguments"])) if "arguments" in content else loaded
+        return loaded, pickle.loads(base64.b64decode(content["inline"]))
+    if "arguments" in content:
+        return loaded, load_blob(content["arguments"])
+    function, args, kwargs = loaded
+    return function, [(args, kwargs)]
 
 
 def bind(manifest: dict[str, list[Any]], namespace: dict[str, Any], rank: int = 0) -> None:

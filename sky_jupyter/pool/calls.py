@@ -74,6 +74,8 @@ class CallRun(Run):
         self.passing = False
         # Whether the ledger hears of it from whoever waits for it.
         self.noted = False
+        # Whether it makes several calls, and its value is a list.
+        self.together = False
         self._former: set[str] = set()
 
     @property
@@ -191,7 +193,7 @@ class Order:
     """One call that is to be made."""
 
     parcel: Parcel
-    # None where the function's blob has them.
+    # A list of what each call is given; None where the function's blob has it.
     arguments: Blob | None = None
     capture: Capture = field(default_factory=Capture)
     rank: int | None = None
@@ -200,6 +202,8 @@ class Order:
     # A folder that goes with it, whether somebody else tells the ledger of it, and what its journal is to say of it.
     folder: Path = field(default_factory=Path)
     noted: bool = False
+    # Whether its arguments are those of several calls, one after the other, whose values come as a list.
+    together: bool = False
     title: str = ""
     # Which of its items stream, where any do; it is not begun again then: somebody may have read some.
     stream: dict[str, Any] | None = None
@@ -255,7 +259,7 @@ class Calls:
             run = CallRun(launch.new_id(), order.listener, order.rank, 0 if order.stream else retries)
             run.capture = order.parcel.capture if order.arguments is None else order.capture
             run.shape, run.on_over, run.folder, run.noted = self.pool.shape, self._on_over, order.folder, order.noted
-            run.code = order.title
+            run.code, run.together = order.title, order.together
             owns.append(self._own(run, order, on_send, tick))
             runs.append(run)
         contents = [order.parcel.content for order in orders]
@@ -267,6 +271,8 @@ class Calls:
     def _own(self, run: CallRun, order: Order, on_send: Listener, tick: Tick) -> dict[str, Any]:
         """What a call does not share with others: its arguments, as text where they are small."""
         own: dict[str, Any] = {"kind": "call", "title": order.title}
+        if order.together:
+            own["together"] = True
         if order.timeout is not None:
             own["timeout"] = order.timeout
         if order.stream is not None:
@@ -391,7 +397,7 @@ class Calls:
         if future.status == "finished":
             answer = await future.result()
             if answer["attempt"] is not None and run.accepts(answer["attempt"], answer["node"]):
-                await self.pool.supervisor._read(run, answer["node"])
+                await self.pool.supervisor._read(run, answer["node"], run.next(answer["node"]))
             return
         if future.status == "error":
             with contextlib.suppress(Exception):
@@ -412,7 +418,7 @@ class Calls:
                 for call, name in names.items():
                     known[call] = node
                     if by_call[call].accepts(name, node):
-                        await self.pool.supervisor._read(by_call[call], node)
+                        await self.pool.supervisor._read(by_call[call], node, by_call[call].next(node))
         return known
 
     async def _cancel(self, runs: Sequence[CallRun], hard: bool) -> None:

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 import sky_jupyter as sky
-from sky_jupyter.api import streams
+from sky_jupyter.api import kinds
 from sky_jupyter.node.streams import AHEAD
 from sky_jupyter.pool.manager import Pool
 from tests.pool.test_faults import scheduler_of
@@ -165,11 +165,10 @@ def test_what_a_generator_raises_comes_in_its_place_with_its_type(compute: sky.C
         yield from range(20)
         raise FileNotFoundError(2, "not there", "data.csv")
 
-    got = []
+    stream = failing() >> compute
+    assert [next(stream) for _ in range(20)] == list(range(20))
     with pytest.raises(FileNotFoundError, match=r"data\.csv") as caught:
-        for number in failing() >> compute:
-            got.append(number)
-    assert got == list(range(20))
+        next(stream)
     assert "raised on rank" in caught.value.__notes__[0]
     assert "raise FileNotFoundError" in caught.value.__notes__[0]
 
@@ -270,10 +269,9 @@ def test_what_an_iterator_here_raises_is_raised_on_the_rank_after_what_came_befo
 
     @sky.function
     def heed(data: Iterator[float]) -> tuple[list[float], str]:
-        got = []
+        got = [next(data), next(data)]
         try:
-            for x in data:
-                got.append(x)
+            got.append(next(data))
         except ValueError as error:
             return got, str(error)
         return got, ""
@@ -325,13 +323,17 @@ def test_calls_that_stream_are_not_sent_where_nobody_reads(compute: sky.Compute)
 
 
 def test_which_parameters_stream_is_seen_by_their_annotations() -> None:
-    def here(a: Iterator[int], b: typing.Iterator, c: list[int], d: "Missing", e: "Iterator[Missing]") -> Iterator[int]:  # type: ignore[name-defined,type-arg]  # noqa: F821
+    def here(a: Iterator[int], b: typing.Iterator, c: list[int], d: Missing, e: Iterator[Missing]) -> Iterator[int]:  # type: ignore[name-defined,type-arg]  # noqa: F821
         yield 1
 
-    def known(a: Iterator[int], b: int, c: "typing.Iterator[int]" = None) -> None:  # type: ignore[assignment]
+    def known(a: Iterator[int], b: int, c: typing.Iterator[int] | None = None) -> None:
         pass
 
-    assert streams.iterator_names(here) == ["a", "b", "e"]
-    assert streams.iterator_names(known) == ["a", "c"]
-    assert streams.is_generator(sky.silent(here))
-    assert not streams.is_generator(known)
+    def optional(a: typing.Optional[Iterator[Missing]], b: Iterator[Missing] | None, c: Iterators) -> None:  # type: ignore[name-defined]  # noqa: F821, UP045
+        pass
+
+    assert kinds.iterator_names(here) == ["a", "b", "e"]
+    assert kinds.iterator_names(known) == ["a", "c"]
+    assert kinds.iterator_names(optional) == ["a", "b"]
+    assert kinds.is_generator(sky.silent(here))
+    assert not kinds.is_generator(known)

@@ -1,0 +1,73 @@
+"""Which calls stream: those of functions that yield, and of functions that read an ``Iterator[T]``."""
+
+from __future__ import annotations
+
+import collections.abc
+import inspect
+import re
+import types
+import typing
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from ..errors import SpecError
+
+if TYPE_CHECKING:
+    from .calls import PendingCall
+
+# An annotation that is a text, of one that may be left out too.
+_ITERATOR = re.compile(r"(?:(?:\w+\.)*Optional\[)?(?:\w+\.)*Iterator\b(?:\[|\W|$)")
+_UNIONS = (typing.Union, getattr(types, "UnionType", typing.Union))
+# Looked at once, however often a function is called.
+_known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+
+def is_generator(function: Any) -> bool:
+    """Whether a function yields, as far as can be seen."""
+    inner = inspect.unwrap(function)
+    return any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in (function, inner))
+
+
+def iterator_names(function: Any) -> list[str]:
+    """The parameters of a function that are annotated as an ``Iterator[T]``."""
+    inner = inspect.unwrap(function)
+    try:
+        hints = typing.get_type_hints(inner)
+    except Exception:
+        # One of them cannot be evaluated here: those that are texts say what they are.
+        try:
+            hints = dict(getattr(inner, "__annotations__", {}))
+        except Exception:
+            hints = {}
+    return [name for name, hint in hints.items() if name != "return" and _is_iterator(hint)]
+
+
+def _is_iterator(hint: Any) -> bool:
+    if isinstance(hint, str):
+        return _ITERATOR.match(hint.strip(" \"'")) is not None
+    parts = typing.get_args(hint) if typing.get_origin(hint) in _UNIONS else (hint,)
+    return any((typing.get_origin(part) or part) in (collections.abc.Iterator, typing.Iterator) for part in parts)
+
+
+def streams(call: PendingCall[Any]) -> bool:
+    """Whether a call's items stream, either way."""
+    known = _known.get(call.function)
+    if known is None:
+        inner = call.function.__wrapped__
+        known = _known[call.function] = is_generator(inner) or bool(iterator_names(inner))
+    return known
+
+
+def refuse(call: PendingCall[Any], how: str) -> None:
+    """Say of a call that streams that it cannot be sent so.
+
+    Raises
+    ------
+    SpecError
+        When it does.
+    """
+    if streams(call):
+        raise SpecError(
+            f"{call.function!r} streams, and somebody has to read meanwhile: send it with `>>`, not {how}. "
+            "Several can be read side by side: `[call.on(rank) >> pool for rank in …]`, and `zip`"
+        )
