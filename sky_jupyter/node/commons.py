@@ -286,6 +286,10 @@ def _dict_get(self: Commons, ask: Request) -> Answer:
     return key in held, [held[key][1]] if key in held else []
 
 
+def _dict_has(self: Commons, ask: Request) -> Answer:
+    return ask.what["keys"][0] in self.dicts.get(ask.name, ()), []
+
+
 def _dict_put(self: Commons, ask: Request) -> Answer:
     """All of them, at once; whether there was none of them before."""
     held: dict[str, tuple[bytes, bytes]] = self._named(self.dicts, ask.name, dict)
@@ -454,6 +458,7 @@ async def _barrier_wait(self: Commons, ask: Request) -> Answer:
 
 _OPERATIONS: dict[tuple[Any, Any], Callable[[Commons, Request], Any]] = {
     ("dict", "get"): _dict_get,
+    ("dict", "has"): _dict_has,
     ("dict", "put"): _dict_put,
     ("dict", "setdefault"): _dict_setdefault,
     ("dict", "pop"): _dict_pop,

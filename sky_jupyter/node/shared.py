@@ -97,7 +97,7 @@ class SharedDict(Shared):
         return default[0]
 
     def __contains__(self, key: Any) -> bool:
-        return self.get(key, _MISSING) is not _MISSING
+        return bool(self._ask("has", keys=[_name_of(key)])[0])
 
     def __len__(self) -> int:
         return int(self._ask("size")[0])
@@ -152,7 +152,7 @@ class SharedSet(Shared):
             raise KeyError(value)
 
     def __contains__(self, value: Any) -> bool:
-        return bool(self._ask("get", keys=[_name_of(value)])[0])
+        return bool(self._ask("has", keys=[_name_of(value)])[0])
 
     def __len__(self) -> int:
         return int(self._ask("size")[0])

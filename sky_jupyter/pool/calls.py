@@ -444,6 +444,9 @@ class Calls:
         future = self._futures.pop(run.call, None)
         if future is not None:
             future.release()
+        if run.outcome.status == "lost":
+            # Dask would have another node do it, and may have begun to.
+            self.pool.supervisor.do(self._cancel([run], False))
         self.pool.supervisor.do(self._finish(run))
 
     async def _finish(self, run: CallRun) -> None:

@@ -6,6 +6,7 @@ import itertools
 import os
 import queue
 import signal
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -43,6 +44,33 @@ def wait_until(holds: Callable[[], object], seconds: float = 20.0) -> None:
 
 def cell(pool: Pool, code: str) -> list[Any]:
     return run(pool, "import sky_jupyter as sky\n" + code, {"sky": sky}).values
+
+
+def test_each_rank_knows_who_it_is_and_what_its_pool_looks_like(compute: sky.Compute) -> None:
+    @sky.function
+    def told() -> tuple[dict[str, Any], list[int]]:
+        info = sky.instance_info()
+        names = (
+            "node rank total_nodes world_size ranks_per_node local_rank is_head head_addr head_port job_id peers addr"
+        )
+        names += " accelerators accelerator hostname nodes worker workers_per_node total_workers global_worker_index"
+        return {name: getattr(info, name) for name in names.split()}, sky.shard(list(range(10)))
+
+    all_told = told() @ compute
+    assert [shard for _, shard in all_told] == [list(range(rank, 10, 4)) for rank in range(4)]
+    first = all_told[0][0]
+    for rank, (info, _) in enumerate(all_told):
+        expected = {"rank": rank, "node": rank // 2, "local_rank": rank % 2, "is_head": rank == 0}
+        expected |= {"total_nodes": 2, "world_size": 4, "ranks_per_node": 2, "hostname": socket.gethostname()}
+        expected |= {"worker": rank % 2, "global_worker_index": rank, "nodes": 2, "workers_per_node": 2}
+        assert info.items() >= {**expected, "total_workers": 4}.items()
+        assert len(info["peers"]) == 2
+        assert info["addr"] == info["peers"][rank // 2]
+        assert info["head_addr"] == info["peers"][0]
+        assert (info["job_id"], info["head_port"]) == (first["job_id"], first["head_port"])
+        assert 0 < info["head_port"] < 65536
+        assert info["job_id"]
+        assert (info["accelerator"] is None) == (info["accelerators"] == 0)
 
 
 def test_a_dict_is_the_same_on_all_ranks_and_in_the_notebook(pool: Pool, compute: sky.Compute) -> None:
@@ -157,11 +185,8 @@ def test_a_full_queue_makes_its_writers_wait(compute: sky.Compute) -> None:
 
 
 def test_a_rank_that_is_interrupted_in_a_wait_takes_no_item_with_it(pool: Pool, compute: sky.Compute) -> None:
-    current = begin(
-        pool, 'import sky_jupyter as sky\nsky.counter("getting").add()\nsky.queue("later").get()', {"sky": sky}
-    )
-    wait_until(lambda: compute.counter("getting").get() == 4)
-    time.sleep(0.2)
+    current = begin(pool, 'sky.queue("later").get()', {"sky": sky})
+    wait_until(lambda: "ranks 0-3 are at `sky.queue(" in str(pool.where()))
     pool.interrupt(current)
     with pytest.raises(CellError) as caught:
         pool.attend(current)
@@ -201,7 +226,7 @@ def test_a_lock_that_is_held_can_be_asked_for_in_vain(compute: sky.Compute, pool
         cell(pool, "lock.release()")
     assert isinstance(caught.value.errors[0], RuntimeError)
     lock.release()
-    assert cell(pool, "with lock: pass\n1") == [1] * 4
+    assert cell(pool, "lock.timeout = 30\nwith lock: pass\n1") == [1] * 4
 
 
 def test_a_rank_that_is_killed_holds_no_lock_any_more(pool: Pool, compute: sky.Compute) -> None:
@@ -229,7 +254,15 @@ else:
 
 
 def test_others_who_wait_at_a_barrier_are_ended_when_a_rank_fails_and_say_where_they_were(pool: Pool) -> None:
-    code = 'import sky_jupyter as sky\nif sky.instance_info().rank == 1: 1 / 0\nsky.barrier("epoch").wait()'
+    code = """
+import time
+if sky.instance_info().rank == 1:
+    while sky.counter("epoch").get() < 3: pass
+    time.sleep(1)
+    1 / 0
+sky.counter("epoch").add()
+sky.barrier("epoch").wait()
+"""
     with pytest.raises(CellError) as caught:
         pool.attend(begin(pool, code, {"sky": sky}, grace=0.2))
     assert isinstance(caught.value.errors[1], ZeroDivisionError)

@@ -6,18 +6,23 @@ import gc
 import itertools
 import os
 import signal
+import subprocess
+import sys
 import threading
 import time
 import typing
 from collections.abc import AsyncIterator, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import psutil
 import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.api import kinds
 from sky_jupyter.node.streams import AHEAD
 from sky_jupyter.pool.manager import Pool
+from tests.conftest import MARK, marked_processes
 from tests.pool.test_faults import scheduler_of
 
 
@@ -216,6 +221,23 @@ def test_a_rank_that_is_killed_ends_its_stream_after_the_items_that_came(compute
     assert sorted(sky.function(lambda: sky.instance_info().rank)() @ compute) == [0, 1]
 
 
+def test_a_node_that_is_lost_ends_its_stream_which_is_not_begun_elsewhere(compute: sky.Compute, pool: Pool) -> None:
+    @sky.function
+    def counted() -> Iterator[int]:
+        yield sky.counter("begun").add()
+        sky.queue("never").get()
+
+    stream = counted().on(1) >> compute
+    assert next(stream) == 1
+    psutil.Process(pool.status()[1]["pid"]).kill()
+    with pytest.raises(sky.RankDied, match="is lost"):
+        next(stream)
+    # On the rank that is back, and on the other.
+    assert sorted(sky.function(lambda: sky.instance_info().rank)() @ compute) == [0, 1]
+    wait_until(lambda: not busy(pool))
+    assert compute.counter("begun").get() == 1
+
+
 def test_a_generator_on_every_rank_gives_a_stream_of_each(compute: sky.Compute) -> None:
     @sky.function
     def ranked(n: int) -> Iterator[tuple[int, int]]:
@@ -305,6 +327,40 @@ def test_streams_go_on_where_the_scheduler_is_started_anew(compute: sky.Compute,
         if number == 50:
             scheduler_of(pool).kill()
     assert got == list(range(300))
+
+
+GONE = """
+import os, sys
+import sky_jupyter as sky
+
+@sky.function
+def endless(marker):
+    try:
+        number = 0
+        while True:
+            yield number
+            number += 1
+    finally:
+        open(marker, "w").close()
+
+compute = sky.Compute(name="orphan", keep=True, idle_timeout=10).start()
+stream = endless(sys.argv[1]) >> compute
+print(next(stream), next(stream), flush=True)
+os.kill(os.getpid(), 9)
+"""
+
+
+@pytest.mark.slow
+def test_a_notebook_that_dies_leaves_no_stream_of_a_kept_pool_open(tmp_path: Path) -> None:
+    marker = tmp_path / "closed"
+    before = marked_processes(os.environ[MARK])
+    done = subprocess.run([sys.executable, "-c", GONE, marker], capture_output=True, text=True, timeout=60)
+    try:
+        assert done.stdout == "0 1\n", done.stderr
+        wait_until(marker.exists)
+    finally:
+        for process in set(marked_processes(os.environ[MARK])) - set(before):
+            process.terminate()
 
 
 def test_calls_that_stream_are_not_sent_where_nobody_reads(compute: sky.Compute) -> None:
