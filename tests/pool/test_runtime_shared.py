@@ -19,7 +19,8 @@ import sky_jupyter as sky
 from sky_jupyter.node.commons import MOST_VALUE
 from sky_jupyter.pool.manager import Pool
 from sky_jupyter.pool.results import CellError, RankInterrupted
-from tests.pool.pools import begin, run
+from sky_jupyter.pool.runs import Run
+from tests.pool.pools import begin
 from tests.pool.test_faults import scheduler_of
 
 
@@ -42,8 +43,12 @@ def wait_until(holds: Callable[[], object], seconds: float = 20.0) -> None:
         time.sleep(0.02)
 
 
+def started(pool: Pool, code: str, **options: Any) -> Run:
+    return begin(pool, f"import sky_jupyter as sky\n{code}", **options)
+
+
 def cell(pool: Pool, code: str) -> list[Any]:
-    return run(pool, "import sky_jupyter as sky\n" + code, {"sky": sky}).values
+    return pool.attend(started(pool, code)).values
 
 
 def test_each_rank_knows_who_it_is_and_what_its_pool_looks_like(compute: sky.Compute) -> None:
@@ -185,7 +190,7 @@ def test_a_full_queue_makes_its_writers_wait(compute: sky.Compute) -> None:
 
 
 def test_a_rank_that_is_interrupted_in_a_wait_takes_no_item_with_it(pool: Pool, compute: sky.Compute) -> None:
-    current = begin(pool, 'sky.queue("later").get()', {"sky": sky})
+    current = started(pool, 'sky.queue("later").get()')
     wait_until(lambda: "ranks 0-3 are at `sky.queue(" in str(pool.where()))
     pool.interrupt(current)
     with pytest.raises(CellError) as caught:
@@ -241,7 +246,7 @@ else:
     sky.lock("mortal").release()
     sky.counter("mortal").add()
 """
-    current = begin(pool, "import sky_jupyter as sky" + holding, {"sky": sky})
+    current = started(pool, holding)
     wait_until(lambda: "pid" in compute.dict("mortal") or compute.counter("mortal").get() == 3)
     wait_until(lambda: "pid" in compute.dict("mortal"))
     waiting = compute.lock("mortal")
@@ -264,7 +269,7 @@ sky.counter("epoch").add()
 sky.barrier("epoch").wait()
 """
     with pytest.raises(CellError) as caught:
-        pool.attend(begin(pool, code, {"sky": sky}, grace=0.2))
+        pool.attend(started(pool, code, grace=0.2))
     assert isinstance(caught.value.errors[1], ZeroDivisionError)
     assert "waiting at barrier 'epoch' for 4 in all" in str(caught.value.errors[3])
     # Nobody of them is counted any more.
@@ -332,7 +337,7 @@ sky.counter("clean").add()
 def test_what_is_shared_is_gone_with_the_scheduler_and_each_rank_is_told_once(pool: Pool, compute: sky.Compute) -> None:
     kept = compute.dict("kept")
     kept["x"] = 1
-    current = begin(pool, 'sky.counter("up").add()\nsky.barrier("never", n=99).wait()', {"sky": sky})
+    current = started(pool, 'sky.counter("up").add()\nsky.barrier("never", n=99).wait()')
     wait_until(lambda: compute.counter("up").get() == 4)
     scheduler_of(pool).kill()
     with pytest.raises(CellError, match="all 4 ranks") as caught:
@@ -347,9 +352,7 @@ def test_what_is_shared_is_gone_with_the_scheduler_and_each_rank_is_told_once(po
 
 
 def test_a_lock_of_an_agent_that_is_killed_is_free_when_its_node_is_back(pool: Pool, compute: sky.Compute) -> None:
-    held = begin(
-        pool, 'sky.lock("agent").acquire()\nsky.dict("agent")["held"] = 1\nwhile 1: pass', {"sky": sky}, ranks=[3]
-    )
+    held = started(pool, 'sky.lock("agent").acquire()\nsky.dict("agent")["held"] = 1\nwhile 1: pass', ranks=[3])
     wait_until(lambda: "held" in compute.dict("agent"))
     psutil.Process(pool.status()[1]["pid"]).kill()
     assert compute.lock("agent").acquire(timeout=25)
