@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import collections.abc
+import contextlib
 import inspect
 import re
+import sys
 import types
 import typing
 import weakref
@@ -30,16 +32,22 @@ def is_generator(function: Any) -> bool:
 
 def iterator_names(function: Any) -> list[str]:
     """The parameters of a function that are annotated as an ``Iterator[T]``."""
-    inner = inspect.unwrap(function)
-    try:
-        hints = typing.get_type_hints(inner)
-    except Exception:
-        # One of them cannot be evaluated here: those that are texts say what they are.
-        try:
-            hints = dict(getattr(inner, "__annotations__", {}))
-        except Exception:
-            hints = {}
+    hints = _hints(inspect.unwrap(function))
     return [name for name, hint in hints.items() if name != "return" and _is_iterator(hint)]
+
+
+def _hints(function: Any) -> dict[str, Any]:
+    """A function's annotations, evaluated as far as that can be here; those left as texts say what they are."""
+    with contextlib.suppress(Exception):
+        return typing.get_type_hints(function)
+    if sys.version_info >= (3, 14):
+        import annotationlib
+
+        with contextlib.suppress(Exception):
+            return dict(annotationlib.get_annotations(function, format=annotationlib.Format.FORWARDREF))
+    with contextlib.suppress(Exception):
+        return dict(getattr(function, "__annotations__", {}))
+    return {}
 
 
 def _is_iterator(hint: Any) -> bool:

@@ -103,13 +103,13 @@ class Commons(SchedulerPlugin):
         if asked is None:
             asked = self.asks[ask] = Ask(who, what, asyncio.ensure_future(self._do(who, ask, what, list(data))))
             self._forget_answered()
-        if asked.task is None:
-            return {"status": "error", "kind": "cancelled", "text": "it was given up"}
-        await asyncio.wait([asked.task])
-        if asked.task.cancelled():
+        task = asked.task
+        if task is not None:
+            await asyncio.wait([task])
+        if task is None or asked.task is None:
             return {"status": "error", "kind": "cancelled", "text": "it was given up"}
         try:
-            value, found = asked.task.result()
+            value, found = task.result()
         except Refused as error:
             return {"status": "error", "kind": error.kind, "text": str(error), "epoch": self.epoch}
         return {"status": "ok", "value": value, "data": found, "epoch": self.epoch}

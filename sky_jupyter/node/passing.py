@@ -275,7 +275,8 @@ class Passing:
             passage = self._passages[run] = Passage(lambda content, data: None, self._agent.manager, closed=True)
         if passage is not None:
             passage.close(run)
-            if self._agent.runs[run].over.is_set() if run in self._agent.runs else True:
+            record = self._agent.runs.get(run)
+            if record is None or record.over.is_set():
                 del self._passages[run]
 
     # -- who is there ------------------------------------------------------------------------------

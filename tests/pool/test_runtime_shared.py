@@ -203,6 +203,15 @@ def test_a_rank_that_is_interrupted_in_a_wait_takes_no_item_with_it(pool: Pool, 
     assert [later.get(timeout=5) for _ in range(3)] == [0, 1, 2]
 
 
+def test_a_wait_in_the_notebook_can_be_interrupted(compute: sky.Compute) -> None:
+    waited = compute.queue("waited")
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt, match="waiting for an item of queue 'waited'"):
+        waited.get()
+    waited.put(1)
+    assert waited.get(timeout=20) == 1
+
+
 def test_a_lock_is_held_by_one_rank_at_a_time(pool: Pool) -> None:
     code = """
 d, c, lock = sky.dict("locked"), sky.counter("inside"), sky.lock("one")
