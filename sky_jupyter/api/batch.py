@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from .. import display
 from ..capture.collect import collect_value
+from ..capture.ledger import Ledger
 from ..pool.calls import CallRun, Order, Parcel
 from ..pool.loop import counting_interrupts
 from ..pool.manager import Pool
@@ -85,9 +86,9 @@ class Pace:
             return 3 * self.world_size
         return _MOST_TASKS
 
-    def next(self, left: int) -> int:
-        """How many calls the next task makes, where about so many are left."""
-        return max(1, min(self.size, left // (2 * self.world_size)))
+    def next(self, left: int | None) -> int:
+        """How many calls the next task makes, where so many are left, as far as that is known."""
+        return self.size if left is None else max(1, min(self.size, left // (2 * self.world_size)))
 
 
 class Batch:
@@ -107,6 +108,8 @@ class Batch:
         Whether they are too many for each to have a journal later.
     joins : bool
         Whether short calls may be made several in one task: the results of such come together.
+    total : int
+        How many there are; below 0 where it is not known.
     """
 
     def __init__(
@@ -118,7 +121,7 @@ class Batch:
         waited: bool,
         many: bool = True,
         joins: bool = False,
-        total: int | None = None,
+        total: int = -1,
     ) -> None:
         note_restarts(live)
         self.live = live
@@ -127,8 +130,10 @@ class Batch:
         self._ended: queue.SimpleQueue[Sent] = queue.SimpleQueue()
         self.on_end: Callable[[Sent], None] = self._ended.put
         self._calls: Iterator[PendingCall[Any]] | None = iter(calls)
-        self._total = operator.length_hint(calls) if total is None else total
+        self._total = total if total >= 0 else operator.length_hint(calls, -1)
         self._count = 0
+        # Tasks that were sent and whose ends nobody has taken yet.
+        self._open = 0
         # Calls that were taken and not sent, with their places.
         self._next: deque[tuple[int, PendingCall[Any]]] = deque()
         self._pace = Pace(live.spec.world_size) if joins else None
@@ -145,6 +150,7 @@ class Batch:
 
     def send(self) -> bool:
         """Send as many calls as may be under way; whether there are more."""
+        self._late = display.LateView("values")
         most = min(_AT_ONCE, (self._pace.ahead() if self._pace else _MOST_TASKS) - len(self.left))
         taken: list[tuple[list[tuple[int, PendingCall[Any]]], Order, int]] = []
         under_way = sum(sent.size for sent in list(self.left.values()))
@@ -163,7 +169,8 @@ class Batch:
             return []
         first = self._next.popleft()
         calls, function = [first], first[1].function
-        count = self._pace.next(self._total - first[0]) if self._pace else 1
+        left = self._total - first[0] if self._total >= 0 else None
+        count = self._pace.next(left) if self._pace else 1
         while len(calls) < count and _may_join(first[1]) and self._pull():
             if self._next[0][1].function is not function or not _may_join(self._next[0][1]):
                 break
@@ -188,9 +195,8 @@ class Batch:
         if call.rank is not None:
             self.live.check_ranks([call.rank])
         parcel = self._parcel(call.function)
-        # One rank needs all that the function reads: the ledger speaks of what every rank has.
-        ledger, arguments = self.live.ledger.unsent(), [(one.args, one.kwargs) for one in calls]
-        blob, capture = collect_value(arguments, main(), ledger, label=f"an argument of {call.function!r}")
+        arguments = [(one.args, one.kwargs) for one in calls]
+        blob, capture = collect_value(arguments, main(), self._ledger(), label=f"an argument of {call.function!r}")
         size = blob.size + sum(one.size for one in capture.blobs)
         order = Order(parcel, blob, capture, call.rank, call.timeout, self.showing.listener(), title=name_of(call))
         order.together, order.stream = len(calls) > 1, self._stream_of(call)
@@ -201,12 +207,16 @@ class Batch:
         refuse(call, "in a group, with `>` or in `map`")
         return None
 
+    def _ledger(self) -> Ledger:
+        """One rank needs all that a function reads: the pool's ledger speaks of what every rank has."""
+        with self.live.calls.lock:
+            return self.live.ledger.unsent()
+
     def _parcel(self, function: Function[..., Any]) -> Parcel:
         """The function where the nodes find it, brought there once for all of its calls."""
         known = self._parcels.get(id(function))
         if known is None:
-            ledger = self.live.ledger.unsent()
-            blob, capture = collect_value(function.__wrapped__, main(), ledger, label=repr(function))
+            blob, capture = collect_value(function.__wrapped__, main(), self._ledger(), label=repr(function))
             parcel = self.live.calls.parcel(blob, capture, self._late.on_event, self._tick)
             # With the function, so that no other has its id.
             known = self._parcels[id(function)] = function, parcel
@@ -224,6 +234,7 @@ class Batch:
             kept = tuple(call for _, call in calls) if order.together else ()
             sent = Sent(tuple(place for place, _ in calls), kept, run, size)
             self.left[sent.places[0]] = sent
+            self._open += 1
             begun.append(sent)
         for sent in begun:
             sent.run.task.add_done_callback(lambda _, sent=sent: self._on_end(sent))  # type: ignore[misc]
@@ -270,13 +281,15 @@ class Batch:
         """
         with counting_interrupts() as presses:
             while not presses:
-                more = self.send()
+                if not self.send() and not self._open:
+                    return None
                 try:
-                    return self._ended.get(timeout=_TICK) if more or self.left else self._ended.get_nowait()
+                    sent = self._ended.get(timeout=_TICK)
                 except queue.Empty:
-                    if not more and not self.left and self._ended.empty():
-                        return None
-                self._tick()
+                    self._tick()
+                else:
+                    self._open -= 1
+                    return sent
             self._wait_for_stop(presses)
         raise KeyboardInterrupt(f"{self.title} was interrupted")
 
@@ -335,12 +348,13 @@ def _may_join(call: PendingCall[Any]) -> bool:
 
 def note_restarts(live: Pool) -> None:
     """What kernels had been sent that are no more is sent again, to those that are new."""
-    live.calls.note_writes(main())
-    fresh = live.take_restarted()
-    if len(fresh) == live.spec.world_size:
-        live.ledger.forget_nodes(main())
-    elif fresh:
-        live.ledger = live.ledger.unsent(fresh, live.spec.world_size)
+    with live.calls.lock:
+        live.calls.note_writes(main())
+        fresh = live.take_restarted()
+        if len(fresh) == live.spec.world_size:
+            live.ledger.forget_nodes(main())
+        elif fresh:
+            live.ledger = live.ledger.unsent(fresh, live.spec.world_size)
 
 
 def main() -> dict[str, Any]:

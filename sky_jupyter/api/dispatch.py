@@ -45,7 +45,7 @@ def each(function: Function[..., T], items: Iterable[Any], pool: Target) -> list
     """``pool.map(function, items)``."""
     live = pool_of(pool)
     name = getattr(function, "__name__", "function")
-    calls, total = (function(item) for item in items), operator.length_hint(items)
+    calls, total = (function(item) for item in items), operator.length_hint(items, -1)
     return _all(live, calls, f"{name} for each >> {live.spec.name}", total=total)
 
 
@@ -86,6 +86,10 @@ def everywhere(call: PendingCall[T], pool: Target) -> list[T]:
     try:
         interrupted = live.wait(run, view.refresh)
         result = live.finish(run)
+    except KeyboardInterrupt:
+        # Before or after those that are counted while it is waited for.
+        live.interrupt(run)
+        raise
     finally:
         live.note_writes(run, main())
         view.finish(run.elapsed)
@@ -96,9 +100,7 @@ def everywhere(call: PendingCall[T], pool: Target) -> list[T]:
     return list(result)
 
 
-def _all(
-    live: Pool, calls: Iterable[PendingCall[Any]], title: str, *, many: bool = True, total: int | None = None
-) -> list[Any]:
+def _all(live: Pool, calls: Iterable[PendingCall[Any]], title: str, *, many: bool = True, total: int = -1) -> list[Any]:
     """Run calls and wait for all; the first that fails stops the others."""
     values: dict[int, Any] = {}
     with Batch(live, calls, title, waited=True, many=many, joins=many, total=total) as batch:
@@ -112,7 +114,8 @@ def _later(
 ) -> Future[Any]:
     live = pool_of(pool)
     future: Future[Any] = Future(name)
-    batch = Batch(live, calls, f"calls > {live.spec.name}", waited=False, many=len(calls) > 1)
+    title = name_of(calls[0]) if len(calls) == 1 else f"{len(calls)} calls"
+    batch = Batch(live, calls, f"{title} > {live.spec.name}", waited=False, many=len(calls) > 1)
     values: dict[int, Any] = {}
 
     def take(sent: Sent) -> None:

@@ -36,11 +36,15 @@ class Showing:
         self.count = 0
         self.over = False
         self._began = time.perf_counter()
+        # The run that was last heard of: where there is one alone, its log is there later.
+        self._run = ""
         # Ranks whose last line is not ended, and on which stream; how each rank's calls ended, the worst.
         self._open: dict[int, str] = {}
         self._ends: dict[int, dict[str, Any]] = {}
         self._lock = threading.RLock()
         self._beside: threading.Thread | None = None
+        # What is shown from other threads belongs to the cell that sent the calls.
+        self._context = contextvars.copy_context()
 
     def _make_view(self, title: str, waited: bool) -> display.RunView:
         ranks = range(self.pool.spec.world_size)
@@ -56,7 +60,7 @@ class Showing:
 
         def on_event(event: Event) -> None:
             if isinstance(event, OutputEvent):
-                kind, rank = event.event["kind"], event.rank
+                kind, rank, self._run = event.event["kind"], event.rank, event.run
                 if kind == "end":
                     self._on_end(event)
                     return
@@ -97,8 +101,7 @@ class Showing:
             appear: Callable[[], None] | None = getattr(self.view, "appear", None)
             if appear is not None:
                 appear()
-            # What is shown from there belongs to the cell that sent the calls.
-            context = contextvars.copy_context()
+            context = self._context.copy()
             self._beside = threading.Thread(target=context.run, args=(self._draw,), name="sky-view", daemon=True)
             self._beside.start()
 
@@ -117,13 +120,13 @@ class Showing:
         if last:
             with self._lock:
                 if not self.over:
-                    self._finish()
+                    self._context.run(self._finish)
 
     def _finish(self) -> None:
         self.over = True
         for rank in range(self.pool.spec.world_size):
             event = self._ends.get(rank) or {"kind": "end", "rank": rank, "status": "ok"}
-            self.view.on_event(OutputEvent("", rank, event))
+            self.view.on_event(OutputEvent(self._run, rank, event))
         self.view.finish(time.perf_counter() - self._began)
 
 

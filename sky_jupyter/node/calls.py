@@ -17,7 +17,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .agent import Agent
     from .rank import Rank
-    from .run import Run
 
 CALLS = ("cancel", "called", "uncall")
 _PAUSE = 0.05
@@ -113,13 +112,23 @@ class Calls:
         if "stream" in content:
             # Who reads it is to know at once where it is.
             self.agent.forward(record)
-        task = asyncio.ensure_future(self.work(name, content, rank, record))
-        self.working[name] = rank, task
-        task.add_done_callback(lambda _: self.working.pop(name, None))
+        # The manager hears soon that it has begun, though it may say nothing for long.
+        self.agent.flush_soon()
+        task = asyncio.ensure_future(self.work(name, content, rank))
 
-    async def work(self, name: str, content: dict[str, Any], rank: Rank, record: Run) -> None:
+        def on_done(_: object) -> None:
+            self.working.pop(name, None)
+            if not record.over.is_set():
+                # Stopped before its turn came.
+                self.agent.on_event(rank.number, name, {"kind": "end", "status": "interrupted", "t": time.time()})
+            self.stopped.pop(name, None)
+
+        self.working[name] = rank, task
+        task.add_done_callback(on_done)
+
+    async def work(self, name: str, content: dict[str, Any], rank: Rank) -> None:
         """Have a rank do a call, within its time."""
-        while not rank.entered and name not in self.stopped:  # noqa: ASYNC110 - the agent sets it at many places
+        while not rank.entered:  # noqa: ASYNC110 - the agent sets it at many places
             # Its kernel is being made anew, or was lost with what ran on it before.
             await asyncio.sleep(_PAUSE)
         timeout = content.get("timeout")
@@ -130,17 +139,10 @@ class Calls:
                 timer.append(asyncio.ensure_future(self.time_out(name, timeout)))
 
         try:
-            if name not in self.stopped:
-                await rank.request(name, {**content, "run": name}, on_turn)
-        except asyncio.CancelledError:
-            # It was stopped before its turn came.
-            pass
+            await rank.request(name, {**content, "run": name}, on_turn)
         finally:
             for task in timer:
                 task.cancel()
-        if not record.over.is_set():
-            self.agent.on_event(rank.number, name, {"kind": "end", "status": "interrupted", "t": time.time()})
-        self.stopped.pop(name, None)
 
     async def time_out(self, name: str, timeout: float) -> None:
         await asyncio.sleep(timeout)

@@ -127,6 +127,9 @@ class SkyKernel(IPythonKernel):
         end, failed = {}, None
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            if content["kind"] == "call":
+                # A call may be stopped in the moment in which it begins: from here on that reaches it.
+                self.tell("sky_begin", {})
             end = await getattr(self, f"sky_{content['kind']}")(content)
         except BaseException as error:
             failed = error
@@ -142,13 +145,17 @@ class SkyKernel(IPythonKernel):
             forgetting.forget_trees(self.shell)
         end["elapsed"] = time.perf_counter() - began
         self.drain_native_output()
+        self.tell("sky_end", end)
+
+    def tell(self, kind: str, content: dict[str, Any]) -> None:
+        """Send the agent a message of the request that is being done."""
         send = functools.partial(
             self.session.send,
             self.iopub_socket,
-            "sky_end",
-            end,
+            kind,
+            content,
             parent=self.get_parent("shell"),
-            ident=self._topic("sky_end"),
+            ident=self._topic(kind),
         )
         # Sent by the thread that flushes, and not before its turn: a flush only puts its text at
         # the end of what that thread is to send.
@@ -238,6 +245,8 @@ class SkyKernel(IPythonKernel):
         for args, kwargs in calls:
             value = function(*args, **kwargs)
             values.append(await value if inspect.iscoroutine(value) else value)
+            if content.get("together"):
+                _end_lines()
             # Short ones come together. Where they are not short after all, others may have the rest.
             if time.perf_counter() - began > _MOST_TOGETHER:
                 break
@@ -273,7 +282,11 @@ class SkyKernel(IPythonKernel):
 
     def failure(self, error: BaseException) -> dict[str, Any]:
         """How a request ended that raised outside of a cell."""
-        lines = self.shell.InteractiveTB.structured_traceback(type(error), error, error.__traceback__, tb_offset=1)
+        trace = error.__traceback__
+        # The frames of this file say nothing of what was called.
+        while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        lines = self.shell.InteractiveTB.structured_traceback(type(error), error, trace, tb_offset=0)
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "error"
         return {"status": status, **_error(error, type(error).__name__, str(error), lines)}
 
@@ -332,6 +345,13 @@ def _await_empty(stream: Any) -> None:
         time.sleep(0.001)
 
 
+def _end_lines() -> None:
+    """End the lines that a call has left open: the next one's output begins on its own."""
+    for stream in (sys.stdout, sys.stderr):
+        if getattr(stream, "line_is_open", False):
+            stream.write("\n")
+
+
 def _writes(before: dict[str, int], namespace: dict[str, Any]) -> list[str]:
     """Names that are bound anew or gone since ``before``, without IPython's own."""
     now = {name: id(value) for name, value in namespace.items()}
@@ -388,6 +408,8 @@ class OrderedStream(OutStream):
         self.taking = threading.Lock()
         # About how many characters wait for the next flush.
         self._gathered = 0
+        # Whether what was written last did not end its line.
+        self.line_is_open = False
         super().__init__(*arguments, **options)
 
     def _watch_pipe_fd(self) -> None:
@@ -430,6 +452,8 @@ class OrderedStream(OutStream):
             OrderedStream._last = self
             if other is not None:
                 other.flush()
+        if isinstance(string, str) and string:
+            self.line_is_open = not string.endswith("\n")
         if not isinstance(string, str) or self._gathered + len(string) < _MOST_TEXT:
             written = super().write(string)
             self._gathered += written or 0

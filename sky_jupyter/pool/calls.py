@@ -11,6 +11,7 @@ import base64
 import contextlib
 import logging
 import shutil
+import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError
@@ -21,6 +22,7 @@ from typing import TYPE_CHECKING, Any
 from ..capture.collect import Capture
 from ..capture.payload import Blob, write_blob
 from ..errors import NodeLost, SkyError
+from ..node.segments import is_number
 from . import files, launch, remote
 from .events import Listener, NoticeEvent, ignore
 from .loop import Tick, loop, no_tick
@@ -42,6 +44,8 @@ _PAUSE = 0.1
 _PATIENCE = 2.0
 # Nodes are told of so many calls at once that their journals are needed no more.
 _TOLD = 64
+# Calls that were made one by one leave their journals, but not so many that those of cells have to go.
+_KEPT = 20
 
 
 class CallRun(Run):
@@ -67,6 +71,8 @@ class CallRun(Run):
         self.losses = 0
         # What is to be done on the loop when it is over, once.
         self.on_over: Callable[[CallRun], None] = lambda run: None
+        # Told of each node that it was on and has left.
+        self.on_left: Callable[[int], None] = lambda node: None
         self.cancelled = False
         # A large value, as pickled.
         self.data: bytes | None = None
@@ -124,8 +130,10 @@ class CallRun(Run):
         text = f"{why}; the call that ran there is begun again ({self.losses} of {self.retries})"
         self._tell(NoticeEvent(text, self.id))
         self.id = self.call
+        node = self.node
         self.outcomes.clear()
         self._next.clear()
+        self.on_left(node)
 
     def lose(self, ranks: Iterable[int], text: str) -> None:
         """It is given up, wherever it is."""
@@ -136,7 +144,8 @@ class CallRun(Run):
         """Nobody can be reached any more."""
         if not self.over.is_set():
             rank = next(iter(self.outcomes), self.rank or 0)
-            self._end_as(rank, self.node, {"kind": "end", "rank": rank, "status": "lost", "text": text})
+            end = {"kind": "end", "rank": rank, "status": "lost", "text": text, "unbegun": not self.outcomes}
+            self._end_as(rank, self.node, end)
 
     def end_unbegun(self) -> None:
         """It was cancelled before a rank had begun it."""
@@ -148,6 +157,14 @@ class CallRun(Run):
         outcome = self.outcomes.setdefault(rank, Outcome(rank, node))
         if outcome.status == "running":
             self._on_end(event, outcome)
+
+    def _on_event(self, event: dict[str, Any], node: int) -> None:
+        if event.get("kind") == "begin" and not self.outcomes:
+            # Before it has said anything: whoever asks knows that it is on, and where.
+            ranks = event.get("ranks")
+            if isinstance(ranks, list) and len(ranks) == 1 and is_number(ranks[0]):
+                self.place(ranks[0], node)
+        super()._on_event(event, node)
 
     def _on_end(self, event: dict[str, Any], outcome: Outcome) -> None:
         if event["status"] == "lost" and event.get("seq") is not None:
@@ -221,8 +238,13 @@ class Calls:
     def __init__(self, pool: Pool) -> None:
         self.pool = pool
         self.ended: deque[CallRun] = deque()
+        # Calls may be sent by several threads at once, and the ledger is one.
+        self.lock = threading.RLock()
         self._futures: dict[str, Future[Any]] = {}
+        self._finishing: set[asyncio.Task[None]] = set()
         self._forgotten: dict[int, list[str]] = {}
+        # Those whose journals the nodes keep.
+        self._kept: deque[tuple[int, str]] = deque()
         self._sent = 0
 
     # -- main thread -------------------------------------------------------------------------------
@@ -253,12 +275,14 @@ class Calls:
     def begin(self, orders: Sequence[Order], on_send: Listener = ignore, tick: Tick = no_tick) -> list[CallRun]:
         """Have calls made; they are in the order of Dask's queue, which is the order in which they are given."""
         self.pool._must_live()
-        retries = int(getattr(getattr(self.pool.spec, "options", None), "retry_on_interruption", RETRIES))
+        asked = getattr(getattr(self.pool.spec, "options", None), "retry_on_interruption", None)
+        retries = RETRIES if asked is None else int(asked)
         runs, owns = [], []
         for order in orders:
             run = CallRun(launch.new_id(), order.listener, order.rank, 0 if order.stream else retries)
             run.capture = order.parcel.capture if order.arguments is None else order.capture
-            run.shape, run.on_over, run.folder, run.noted = self.pool.shape, self._on_over, order.folder, order.noted
+            run.on_over, run.on_left = self._on_over, self._on_left
+            run.shape, run.folder, run.noted = self.pool.shape, order.folder, order.noted
             run.code, run.together = order.title, order.together
             owns.append(self._own(run, order, on_send, tick))
             runs.append(run)
@@ -439,6 +463,20 @@ class Calls:
             elif hard and control is not None and run.node not in control.there:
                 run.give_up("its node does not answer, and you gave it up; `%sky restart` makes it anew")
 
+    def _on_left(self, node: int) -> None:
+        """A call is to go on elsewhere: where only we know that its node's machine is off, Dask has to be told."""
+        control = self.pool.control
+        if control is not None and node in control.off and node in control.addresses:
+            self.pool.supervisor.do(self._let_go(node))
+
+    async def _let_go(self, node: int) -> None:
+        control = self.pool.control
+        if control is None or control.client is None or node not in control.addresses:
+            return
+        # Where it cannot be told, it will notice by itself.
+        with contextlib.suppress(Exception):
+            await control.client.scheduler.unregister(address=control.addresses[node], stimulus_id=f"sky-off-{node}")
+
     def _on_over(self, run: CallRun) -> None:
         """A call has ended: what is left of it goes, and whoever waits for it hears of it."""
         future = self._futures.pop(run.call, None)
@@ -447,7 +485,10 @@ class Calls:
         if run.outcome.status == "lost":
             # Dask would have another node do it, and may have begun to.
             self.pool.supervisor.do(self._cancel([run], False))
-        self.pool.supervisor.do(self._finish(run))
+        # Not among what the supervisor does for the pool: that ends with it, and whoever waits has to hear of it.
+        task = asyncio.ensure_future(self._finish(run))
+        self._finishing.add(task)
+        task.add_done_callback(self._finishing.discard)
 
     async def _finish(self, run: CallRun) -> None:
         supervisor = self.pool.supervisor
@@ -468,8 +509,12 @@ class Calls:
                 self.ended.append(run)
             if run.folder.name:
                 self._remove_later(run)
-            if run.passing and run.placed:
-                self._forget(run)
+            if run.placed and run.passing:
+                self._forget(run.outcome.node, run.id)
+            elif run.placed:
+                self._kept.append((run.outcome.node, run.id))
+                if len(self._kept) > _KEPT:
+                    self._forget(*self._kept.popleft())
             if not run.task.done():
                 run.task.set_result(None)
 
@@ -489,12 +534,12 @@ class Calls:
         else:
             shutil.rmtree(run.folder, ignore_errors=True)
 
-    def _forget(self, run: CallRun) -> None:
-        """Tell nodes in a while that a call's journal is needed no more."""
-        forgotten = self._forgotten.setdefault(run.outcome.node, [])
-        forgotten.append(run.id)
+    def _forget(self, node: int, attempt: str) -> None:
+        """Tell a node in a while that a call's journal is needed no more."""
+        forgotten = self._forgotten.setdefault(node, [])
+        forgotten.append(attempt)
         if len(forgotten) >= _TOLD:
-            self._tell_forgotten(run.outcome.node)
+            self._tell_forgotten(node)
 
     def tidy(self) -> None:
         """Have the nodes drop the journals that are needed no more."""

@@ -19,6 +19,8 @@ class BroadcastError(CellError):
         The whole run: `result[rank]` is a rank's value, or raises its error.
     """
 
+    what = "call"
+
     def __new__(cls, result: CellResult, outcomes: Sequence[Outcome]) -> BroadcastError:
         self = super().__new__(cls, result, outcomes)
         assert isinstance(self, BroadcastError)

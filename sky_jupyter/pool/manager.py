@@ -168,6 +168,7 @@ class Pool(PoolLife):
     ) -> Run:
         """Start a function on ranks (all, unless given), which its blob and capture hold; see `begin_cell`."""
         run = self._new_run(self.check_ranks(ranks), listener, capture)
+        run.limit = "timeout"
         content = {"kind": "call", **self._ship(run, on_send, tick, call)}
         return self._begin(run, content, "a function call", DEFAULT_GRACE, timeout)
 

@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, overload
 
-from ..errors import RankDied, RemoteError, SkyError, plain, rank_label
+from ..errors import PoolError, RankDied, RemoteError, SkyError, plain, rank_label
 
 if sys.version_info >= (3, 11):
     from builtins import ExceptionGroup
@@ -194,6 +194,8 @@ def exception_of(outcome: Outcome) -> Exception:
         text = f"the process of {where} ended while the run was on it: {end.get('text', 'it is gone')}"
         tail = end.get("tail") or []
         return RankDied(text + "".join(f"\n  | {line}" for line in tail))
+    if outcome.status == "lost" and end.get("unbegun"):
+        return PoolError(f"the call was given up before a rank had begun it: {end.get('text')}")
     if outcome.status == "lost":
         return RankDied(f"{where} is lost: {end.get('text', 'its node does not answer')}")
     if outcome.status == "interrupted" and "timeout" in end:
@@ -231,11 +233,12 @@ class CellError(ExceptionGroup[Exception], SkyError):
     """
 
     result: CellResult
+    what = "cell"
     _blocks: list[str]
 
     def __new__(cls, result: CellResult, outcomes: Sequence[Outcome]) -> CellError:
         failed = [outcome for outcome in outcomes if outcome.failed]
-        self = super().__new__(cls, _headline(failed, len(result)), list(result.errors.values()))
+        self = super().__new__(cls, _headline(failed, len(result), cls.what), list(result.errors.values()))
         self.result = result
         self._blocks = _blocks(failed)
         return self
@@ -260,14 +263,14 @@ class CellError(ExceptionGroup[Exception], SkyError):
         return [f"\x1b[31m{type(self).__name__}\x1b[39m: {self.message}", *self._blocks]
 
 
-def _headline(failed: Sequence[Outcome], total: int) -> str:
+def _headline(failed: Sequence[Outcome], total: int, what: str) -> str:
     # Ranks that were only stopped because of the others did not fail themselves.
     causes = [outcome.rank for outcome in failed if outcome.status != "interrupted"]
     if not causes:
-        return f"the cell was stopped on {rank_label(outcome.rank for outcome in failed)} of {total}"
+        return f"the {what} was stopped on {rank_label(outcome.rank for outcome in failed)} of {total}"
     if len(causes) == total:
-        return f"the cell failed on {'its only rank' if total == 1 else f'all {total} ranks'}"
-    return f"the cell failed on {rank_label(causes)} of {total}"
+        return f"the {what} failed on {'its only rank' if total == 1 else f'all {total} ranks'}"
+    return f"the {what} failed on {rank_label(causes)} of {total}"
 
 
 def _blocks(failed: Sequence[Outcome]) -> list[str]:

@@ -67,6 +67,8 @@ class Run:
         # Why ranks were stopped, where the manager stopped them; after how many seconds, where it took too long.
         self.why = ""
         self.timed_out: float | None = None
+        # What the time limit is called where it was given.
+        self.limit = "--timeout"
         # How often a person has pressed interrupt, and when they last did.
         self.presses = 0
         self.pressed = 0.0

@@ -228,7 +228,7 @@ class Supervisor:
         if not asked and in_time:
             run.why = f": {rank_label(run.failed)} had failed, and it did not end within {grace:g} s (--grace)"
         elif not asked:
-            run.why, run.timed_out = f": the run took longer than {timeout:g} s (--timeout)", timeout
+            run.why, run.timed_out = f": the run took longer than {timeout:g} s ({run.limit})", timeout
         await self._stop(run, to_the_end=not asked)
 
     async def _stop(self, run: Run, *, to_the_end: bool) -> None:
