@@ -32,8 +32,13 @@ def is_generator(function: Any) -> bool:
 
 def iterator_names(function: Any) -> list[str]:
     """The parameters of a function that are annotated as an ``Iterator[T]``."""
-    hints = _hints(inspect.unwrap(function))
-    return [name for name, hint in hints.items() if name != "return" and _is_iterator(hint)]
+    inner = inspect.unwrap(function)
+    found = [name for name, hint in _hints(inner).items() if name != "return" and _is_iterator(hint)]
+    if not found:
+        return []
+    # `*args` and `**more` are tuples and dicts of such, and are sent whole.
+    several = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    return [name for name in found if inspect.signature(inner).parameters[name].kind not in several]
 
 
 def _hints(function: Any) -> dict[str, Any]:

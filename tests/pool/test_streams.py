@@ -382,6 +382,9 @@ def test_which_parameters_stream_is_seen_by_their_annotations() -> None:
     def here(a: Iterator[int], b: typing.Iterator, c: list[int], d: Missing, e: Iterator[Missing]) -> Iterator[int]:  # type: ignore[name-defined,type-arg]  # noqa: F821
         yield 1
 
+    def several(*args: Iterator[int], a: Iterator[int], **more: Iterator[int]) -> None:
+        pass
+
     def known(a: Iterator[int], b: int, c: typing.Iterator[int] | None = None) -> None:
         pass
 
@@ -390,6 +393,7 @@ def test_which_parameters_stream_is_seen_by_their_annotations() -> None:
 
     assert kinds.iterator_names(here) == ["a", "b", "e"]
     assert kinds.iterator_names(known) == ["a", "c"]
+    assert kinds.iterator_names(several) == ["a"]
     assert kinds.iterator_names(optional) == ["a", "b"]
     assert kinds.is_generator(sky.silent(here))
     assert not kinds.is_generator(known)
