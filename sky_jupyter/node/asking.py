@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import threading
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -93,10 +94,12 @@ class Asking:
             return wait.content, wait.data
         except BaseException as error:
             if where:
-                # Also where the answer has just come: the agent gives back what it had for it.
-                self.tell({"to": to, "id": id, "drop": True})
-                if isinstance(error, KeyboardInterrupt) and not error.args:
-                    error.args = (where,)
+                with _undisturbed():
+                    # Also where the answer has just come: the agent gives back what it had for it.
+                    self.tell({"to": to, "id": id, "drop": True})
+                    if isinstance(error, KeyboardInterrupt) and not error.args:
+                        error.args = (where,)
+                        interrupted[:] = [where]
             raise
         finally:
             self._waits.pop(id, None)
@@ -112,6 +115,24 @@ class Asking:
                     wait.lock.release()
         elif content.get("for") in self.hears:
             self.hears[content["for"]](content, data)
+
+
+# Where this rank's code was when it was interrupted in a wait, until its request ends: a second interrupt, in
+# whatever the first has begun, knows nothing of it.
+interrupted: list[str] = []
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No interrupt comes meanwhile; where this is not the main thread, none ever does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 _asking: Asking | None = None

@@ -46,7 +46,7 @@ from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelapp import IPKernelApp
 from traitlets import DottedObjectName, Type
 
-from . import forgetting, modules, packages, payload, results, stacks, streams
+from . import asking, forgetting, modules, packages, payload, results, stacks, streams
 from .reads import global_reads
 from .runtime import POOL_VARIABLE, instance_info
 
@@ -141,6 +141,10 @@ class SkyKernel(IPythonKernel):
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         if failed is not None:
             end = self.failure(failed)
+        if asking.interrupted:
+            if end["status"] == "interrupted" and not end.get("evalue"):
+                end["evalue"] = asking.interrupted[0]
+            asking.interrupted.clear()
         if end["status"] != "ok":
             forgetting.forget_trees(self.shell)
         end["elapsed"] = time.perf_counter() - began
