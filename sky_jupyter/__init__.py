@@ -33,6 +33,7 @@ _HOMES = {
     "PoolError": "errors",
     "RankDied": "errors",
     "RemoteError": "errors",
+    "RemoteRepr": "node.standins",
     "SSH": "providers",
     "SkyError": "errors",
     "SpecError": "errors",
@@ -97,6 +98,7 @@ if TYPE_CHECKING:
     from .node.runtime import stderr as stderr
     from .node.runtime import stdout as stdout
     from .node.shard import shard as shard
+    from .node.standins import RemoteRepr as RemoteRepr
     from .plugins import Plugin as Plugin
     from .pool.failures import BroadcastError as BroadcastError
     from .pool.results import CellError as CellError

@@ -18,7 +18,7 @@ from .calls import Group, PendingCall, StreamedGroup, gather
 from .compute import Compute
 from .functions import Function, function
 from .futures import Future
-from .pools import attach_pool, describe, get_files, put_files, resize_pool, start_pool
+from .pools import attach_pool, describe, get_files, pull_value, put_files, resize_pool, start_pool
 from .targets import Sky, sky
 
 __all__ = [
@@ -34,6 +34,7 @@ __all__ = [
     "function",
     "gather",
     "get_files",
+    "pull_value",
     "put_files",
     "resize_pool",
     "sky",

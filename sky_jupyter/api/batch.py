@@ -324,6 +324,8 @@ class Batch:
             while self.left and time.monotonic() < end:
                 self._tick()
                 time.sleep(_TICK)
+        while not self._ended.empty():
+            self._ended.get().run.drop()
         self.showing.leave()
         for _, parcel in self._parcels.values():
             self.live.calls.discard(parcel)

@@ -212,6 +212,60 @@ def gather(
     ordered: bool = ...,
 ) -> Group[tuple[A, B, C, D]]: ...
 @overload
+def gather(
+    first: PendingCall[A],
+    second: PendingCall[B],
+    third: PendingCall[C],
+    fourth: PendingCall[D],
+    fifth: PendingCall[E],
+    /,
+    *,
+    stream: Literal[False] = False,
+    ordered: bool = ...,
+) -> Group[tuple[A, B, C, D, E]]: ...
+@overload
+def gather(
+    first: PendingCall[A],
+    second: PendingCall[B],
+    third: PendingCall[C],
+    fourth: PendingCall[D],
+    fifth: PendingCall[E],
+    sixth: PendingCall[F],
+    /,
+    *,
+    stream: Literal[False] = False,
+    ordered: bool = ...,
+) -> Group[tuple[A, B, C, D, E, F]]: ...
+@overload
+def gather(
+    first: PendingCall[A],
+    second: PendingCall[B],
+    third: PendingCall[C],
+    fourth: PendingCall[D],
+    fifth: PendingCall[E],
+    sixth: PendingCall[F],
+    seventh: PendingCall[G],
+    /,
+    *,
+    stream: Literal[False] = False,
+    ordered: bool = ...,
+) -> Group[tuple[A, B, C, D, E, F, G]]: ...
+@overload
+def gather(
+    first: PendingCall[A],
+    second: PendingCall[B],
+    third: PendingCall[C],
+    fourth: PendingCall[D],
+    fifth: PendingCall[E],
+    sixth: PendingCall[F],
+    seventh: PendingCall[G],
+    eighth: PendingCall[H],
+    /,
+    *,
+    stream: Literal[False] = False,
+    ordered: bool = ...,
+) -> Group[tuple[A, B, C, D, E, F, G, H]]: ...
+@overload
 def gather(*calls: PendingCall[T], stream: Literal[False] = False, ordered: bool = ...) -> Group[tuple[T, ...]]: ...
 @overload
 def gather(*calls: PendingCall[T], stream: Literal[True], ordered: bool = ...) -> StreamedGroup[T]: ...

@@ -195,6 +195,8 @@ class Results(Iterator[T]):
 
     def close(self) -> None:
         """Stop what is left."""
+        for sent in self._early.values():
+            sent.run.drop()
         self._early.clear()
         self._batch.close()
 

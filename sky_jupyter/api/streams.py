@@ -16,6 +16,7 @@ from ..errors import SpecError
 from ..node import results
 from ..node.streams import Outside, dump_item
 from ..pool.loop import counting_interrupts
+from ..pool.results import ValueNotHere
 from ..pool.streams import Flow, Wanted, Yielded
 from .batch import Batch, name_of
 from .kinds import is_generator, iterator_names
@@ -105,13 +106,21 @@ class Stream(Iterator[T]):
             item = self._wait()
             if item is not None:
                 self._flow.note_read()
-                return pickle.loads(item.pickled)
+                return self._load(item)
             self.result = self._outcome()
         except BaseException:
             self.close()
             raise
         self.close()
         raise StopIteration(self.result)
+
+    def _load(self, item: Yielded) -> T:
+        try:
+            return pickle.loads(item.pickled)
+        except Exception as error:
+            raise ValueNotHere(
+                f"an item of {self._batch.title} could not be rebuilt here: {type(error).__name__}: {error}"
+            ) from None
 
     def _wait(self) -> Yielded | None:
         """The next item; None when the call is over. What the rank wants meanwhile of the notebook, it gets."""

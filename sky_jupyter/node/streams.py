@@ -227,7 +227,7 @@ def _pickled(item: Any, number: int) -> bytes | Path:
 
 
 def _pickler(file: Any) -> Any:
-    return results._ResultPickler(file, payload.main_namespace())
+    return results.ResultPickler(file, payload.main_namespace())
 
 
 def _folder() -> Path:

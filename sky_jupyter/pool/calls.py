@@ -24,9 +24,10 @@ from ..capture.payload import Blob, write_blob
 from ..errors import NodeLost, SkyError
 from ..node.segments import is_number
 from . import files, launch, remote
+from .bringing import Bringing, Brought, discard, value_in
 from .events import Listener, NoticeEvent, ignore
 from .loop import Tick, loop, no_tick
-from .results import Outcome, exception_of, value_of
+from .results import CellResult, Outcome, exception_of
 from .runs import Run
 
 if TYPE_CHECKING:
@@ -71,11 +72,13 @@ class CallRun(Run):
         self.losses = 0
         # What is to be done on the loop when it is over, once.
         self.on_over: Callable[[CallRun], None] = lambda run: None
+        # Told when a rank has begun it.
+        self.on_begun: Callable[[CallRun], None] = lambda run: None
         # Told of each node that it was on and has left.
         self.on_left: Callable[[int], None] = lambda node: None
         self.cancelled = False
-        # A large value, as pickled.
-        self.data: bytes | None = None
+        # A large value, in a file.
+        self.brought: Brought | None = None
         # Whether journals and files of it are needed no more.
         self.passing = False
         # Whether the ledger hears of it from whoever waits for it.
@@ -164,6 +167,7 @@ class CallRun(Run):
             ranks = event.get("ranks")
             if isinstance(ranks, list) and len(ranks) == 1 and is_number(ranks[0]):
                 self.place(ranks[0], node)
+                self.on_begun(self)
         super()._on_event(event, node)
 
     def _on_end(self, event: dict[str, Any], outcome: Outcome) -> None:
@@ -192,7 +196,14 @@ class CallRun(Run):
         """
         if self.outcome.failed:
             raise exception_of(self.outcome)
-        return value_of(self.outcome, self.data)
+        if self.brought is not None:
+            return value_in(self.brought)
+        return CellResult([self.outcome], self.elapsed, run=self.id).head
+
+    def drop(self) -> None:
+        """Nobody wants what it returned."""
+        if self.brought is not None:
+            discard(self.brought)
 
 
 @dataclass
@@ -282,6 +293,8 @@ class Calls:
             run = CallRun(launch.new_id(), order.listener, order.rank, 0 if order.stream else retries)
             run.capture = order.parcel.capture if order.arguments is None else order.capture
             run.on_over, run.on_left = self._on_over, self._on_left
+            # No rank sets its frameworks up anew beside what it works on.
+            run.on_begun = self.pool.supervisor._working.add
             run.shape, run.folder, run.noted = self.pool.shape, order.folder, order.noted
             run.code, run.together = order.title, order.together
             owns.append(self._own(run, order, on_send, tick))
@@ -494,15 +507,16 @@ class Calls:
         supervisor = self.pool.supervisor
         try:
             outcome = run.outcome
-            if outcome.end.get("large") and not outcome.failed:
+            if outcome.end.get("large") and not outcome.failed and not run.cancelled:
                 try:
-                    run.data = await self._fetch(run)
+                    run.brought = await self._bring(run)
                 except Exception as error:
                     outcome.status = "lost"
                     outcome.end = {**outcome.end, "text": f"its value could not be fetched: {error}"}
             if not run.cancelled or run.placed:
                 supervisor._mend(run)
         finally:
+            supervisor._working.discard(run)
             supervisor.discard(run)
             supervisor.runs.pop(run.call, None)
             if not run.noted:
@@ -518,14 +532,20 @@ class Calls:
             if not run.task.done():
                 run.task.set_result(None)
 
-    async def _fetch(self, run: CallRun) -> bytes:
+    async def _bring(self, run: CallRun) -> Brought:
+        """Have a large value here, before newer ones push it out there."""
+        rank = run.outcome.rank
+        brought = (await Bringing(self.pool, [rank], ignore, "a value").bring({"of": run.id}))[rank]
+        if brought.gone:
+            raise NodeLost(brought.gone)
+        self.pool.supervisor.do(self._release(run))
+        return brought
+
+    async def _release(self, run: CallRun) -> None:
         control = self.pool.control
-        assert control is not None
-        outcome = run.outcome
-        answer = (await control.ask("fetch", [outcome.node], run=run.id, rank=outcome.rank))[outcome.node]
-        if answer["end"]["status"] != "ok":
-            raise NodeLost(str(answer["end"].get("evalue", "its kernel is new")))
-        return bytes(answer["data"])
+        with contextlib.suppress(SkyError, OSError):
+            if control is not None:
+                await control.ask("release", [run.outcome.node], run=run.id, ranks=[run.outcome.rank])
 
     def _remove_later(self, run: CallRun) -> None:
         """A call's own files go; on other machines that waits for an answer, and the loop for nobody."""

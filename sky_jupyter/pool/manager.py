@@ -3,11 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +17,8 @@ from ..capture.ledger import Ledger
 from ..capture.payload import Blob, write_blob
 from ..errors import CaptureError, PoolError, SkyError, SpecError, rank_label
 from ..spec import PoolSpec
-from . import files, launch, pages, remote
+from . import bringing, files, launch, pages, pulling, remote
+from .bringing import Brought, Shows, Untouched, unshown
 from .calls import CallRun, Calls, Order, Parcel
 from .code import PoolCode
 from .events import Listener, NoticeEvent, Tape, ignore
@@ -76,6 +76,10 @@ class Pool(PoolLife):
         self.current: Run | None = None
         # Runs that nobody waits for yet, by id, oldest first.
         self.detached: dict[str, Detached] = {}
+        # How it is shown that values come, and the names of those that do; how many results hold a run's values.
+        self.shows: Shows = unshown
+        self.wanted: set[str] = set()
+        self.held: dict[str, int] = {}
         # Names that the nodes have as modules: nobody misses them for long.
         self.modules: set[str] = set()
 
@@ -111,8 +115,7 @@ class Pool(PoolLife):
         pool._take_up(row, record, take_over, tick)
         with contextlib.suppress(SkyError, OSError, FutureTimeout):
             take_stock(pool)
-            on = [id.partition(".")[0] for id, facts in pool.runs().items() if not facts["over"]]
-            remote.tidy(pool.hosts, on)
+            remote.tidy(pool.hosts, [id for id, facts in pool.runs().items() if not facts["over"]])
         return pool
 
     def begin_cell(
@@ -299,8 +302,8 @@ class Pool(PoolLife):
     def runs(self) -> dict[str, dict[str, Any]]:
         """The runs that the nodes know: how each began (``begin``), on which nodes, and whether it is over.
 
-        ``nodes`` are those that know it, ``homes`` has each of its ranks' node as far as that is there, and
-        ``former`` says that it was begun before the pool's nodes were changed the last time.
+        ``name`` is what they call it, ``nodes`` are those that know it, ``homes`` has each of its ranks' node as
+        far as that is there, and ``former`` says that it was begun before the pool's nodes were changed the last time.
 
         Raises
         ------
@@ -311,10 +314,17 @@ class Pool(PoolLife):
         assert self.control is not None
         found: dict[str, dict[str, Any]] = {}
         for node, runs in loop().call(self.control.ask("runs"), timeout=JOIN_TIMEOUT).items():
-            for id, facts in runs.items():
+            for name, facts in runs.items():
                 begin = facts["begin"]
                 former = begin.get("shape", 0) != self.shape
-                run = found.setdefault(id, {"begin": begin, "nodes": [], "homes": {}, "former": former, "over": True})
+                # A call is named by who does it, too; of one that was begun again the last attempt counts.
+                id = name.partition(".")[0]
+                if id in found and found[id]["name"] != name:
+                    if (begin.get("began") or 0.0) < (found[id]["begin"].get("began") or 0.0):
+                        continue
+                    del found[id]
+                new = {"begin": begin, "name": name, "nodes": [], "homes": {}, "former": former, "over": True}
+                run = found.setdefault(id, new)
                 run["nodes"].append(node)
                 run["homes"].update(dict.fromkeys(begin.get("mine", []), node))
                 run["over"] = run["over"] and facts["over"]
@@ -344,18 +354,17 @@ class Pool(PoolLife):
         """
         run, facts = self._known(id, listener)
         # The pool's folders are its only ones: what it was sent lies in one of them.
-        run.folder = next((f for host in self.hosts for f in (host.blobs / id, host.folder / id) if f.is_dir()), Path())
+        places = (folder / run.key for host in self.hosts for folder in (host.blobs, host.folder))
+        run.folder = next((place for place in places if place.is_dir()), Path())
         self.current = run
         self.supervisor.add(run)
         # Its manager may have ended before it was written down.
-        self.registry.run_began(id, self.id, run.code, list(run.outcomes))
+        self.registry.run_began(run.key, self.id, run.code, list(run.outcomes))
         run.task = loop().submit(self.supervisor.adopt(run, facts["begin"], facts["nodes"], over=facts["over"]))
         return run
 
     def _known(self, id: str, listener: Listener) -> tuple[Run, dict[str, Any]]:
-        runs = self.runs()
-        # A call is named by who does it, too.
-        facts = runs.get(id) or next((runs[name] for name in runs if name.startswith(f"{id}.")), None)
+        facts = self.runs().get(id.partition(".")[0])
         if facts is None or not facts["begin"].get("ranks"):
             raise PoolError(f"no node of pool {self.spec.name!r} knows run {id}; `%sky runs` lists them")
         per_node, homes = self.spec.ranks_per_node, facts["homes"]
@@ -363,7 +372,8 @@ class Pool(PoolLife):
             nodes = {rank: homes.get(rank, -1) for rank in facts["begin"]["ranks"]}
         else:
             nodes = {rank: rank // per_node for rank in facts["begin"]["ranks"]}
-        run = Run(id, nodes, listener)
+        run = Run(facts["name"], nodes, listener)
+        run.shape = facts["begin"].get("shape", 0)
         if gone := [rank for rank, node in nodes.items() if node < 0]:
             run.lose(gone, "its node was removed from the pool")
         run.code = str(facts["begin"].get("code") or "")
@@ -413,7 +423,10 @@ class Pool(PoolLife):
         loop().call(self.supervisor.read_all(run), timeout=_READ_TIMEOUT)
         if facts["over"]:
             self.supervisor.lose_unbegun(run, facts["nodes"])
-        return CellResult(list(run.outcomes.values()), run.elapsed, functools.partial(self.fetch, id), id)
+        return CellResult(list(run.outcomes.values()), run.elapsed, self._untouched(run), id)
+
+    def _untouched(self, run: Run) -> Untouched:
+        return Untouched(self, run.id, run.outcomes, run.shape)
 
     def check_ranks(self, ranks: Sequence[int] | None) -> list[int]:
         """The ranks, all where none are given; one that the pool does not have raises SpecError."""
@@ -486,18 +499,18 @@ class Pool(PoolLife):
         run.task.result()
         self.supervisor.discard(run)
         # Kernels that have mapped a blob need its name no more.
-        if run.folder.name == run.id:
+        if run.folder.name == run.key:
             if self.machines and run.folder.is_dir() and any(run.folder.iterdir()):
                 remote.discard(self._hosts_of(run), run.folder)
             shutil.rmtree(run.folder, ignore_errors=True)
-        self.registry.run_ended(run.id, "failed" if run.failed else "ok", run.elapsed)
+        self.registry.run_ended(run.key, "failed" if run.failed else "ok", run.elapsed)
         outcomes = list(run.outcomes.values())
         # What only some of the ranks have bound is sent again.
         everywhere = len(outcomes) == self.spec.world_size
         if everywhere and all(outcome.end.get("bound") for outcome in outcomes):
             run.capture.commit(self.ledger)
         # The run itself, with its listener and all that it showed, is not to be kept with its result.
-        return CellResult(outcomes, run.elapsed, functools.partial(self.fetch, run.id), run.id)
+        return CellResult(outcomes, run.elapsed, self._untouched(run), run.id, holds=True)
 
     def note_writes(self, run: Run, namespace: dict[str, Any]) -> None:
         """Tell the ledger what a run has assigned on the nodes, however it ended; `namespace` is the notebook's."""
@@ -530,22 +543,35 @@ class Pool(PoolLife):
         with contextlib.suppress(FutureTimeout):
             loop().call(self.supervisor.interrupt(run, hard=hard), timeout=5)
 
-    def fetch(self, run: str, rank: int) -> bytes:
-        """The pickled value of a run that stayed on its rank.
+    def fetch(
+        self,
+        ranks: Sequence[int],
+        content: Mapping[str, Any],
+        what: str,
+        listener: Listener = ignore,
+        tick: Tick = no_tick,
+        check: Callable[[Mapping[int, Brought]], None] = lambda found: None,
+    ) -> dict[int, Brought]:
+        """Bring values of ranks here, each as a file; see `bringing.fetch`.
 
         Raises
         ------
         PoolError
-            When the rank has it no more.
+            When the pool has ended.
         """
         self._must_live()
-        assert self.control is not None
-        node = rank // self.spec.ranks_per_node
-        answer = loop().call(self.control.ask("fetch", [node], run=run, rank=rank))[node]
-        if answer["end"]["status"] != "ok":
-            why = answer["end"].get("evalue", "its kernel is new")
-            raise PoolError(f"the value of rank {rank} cannot be fetched: {why}")
-        return bytes(answer["data"])
+        return bringing.fetch(self, ranks, content, what, listener, tick, check)
+
+    def pull(
+        self,
+        name: str,
+        ranks: Sequence[int] | None = None,
+        how: str | None = None,
+        listener: Listener = ignore,
+        tick: Tick = no_tick,
+    ) -> Any:
+        """Bring a variable of the ranks here; see `pulling.pull`."""
+        return pulling.pull(self, name, ranks, how, listener, tick)
 
     def status(self) -> dict[int, dict[str, Any]]:
         """Each node's process id and what its ranks do; lost nodes are absent."""

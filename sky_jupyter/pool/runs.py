@@ -92,6 +92,11 @@ class Run:
         self._notices: dict[int, int] = {}
 
     @property
+    def key(self) -> str:
+        """Its id in the registry: what a call is named by while a rank does it begins with that."""
+        return self.id.partition(".")[0]
+
+    @property
     def left(self) -> list[int]:
         """Ranks that still work."""
         return [rank for rank, outcome in self.outcomes.items() if outcome.status == "running"]

@@ -26,8 +26,7 @@ def take_stock(pool: Pool) -> None:
     SkyError, OSError
         When the pool cannot be asked.
     """
-    # A call's attempts are named by its own id and by who made them.
-    known = {name: facts for id, facts in pool.runs().items() for name in {id, id.partition(".")[0]}}
+    known = pool.runs()
     on = {id for id, facts in known.items() if not facts["over"]}
     for row in pool.registry.runs(pool.id, limit=KEPT_RUNS):
         if row.state != "running" or row.id in on:

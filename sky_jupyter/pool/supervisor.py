@@ -492,7 +492,7 @@ class Supervisor:
                 self._note_taken(batch.get("node"), batch.get("mark"))
                 return
             # What a call is named by while a rank does it begins with its own id.
-            run = self.runs.get(batch["run"].partition(".")[0])
+            run = self.runs.get(batch["run"]) or self.runs.get(batch["run"].partition(".")[0])
             if run is not None and run.accepts(batch["run"], batch["node"]):
                 self._take(run, batch["node"], batch["first"], batch["count"], batch["data"])
         except (KeyError, TypeError, AttributeError) as error:

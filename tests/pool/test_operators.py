@@ -385,6 +385,14 @@ def test_what_calls_print_that_nobody_waits_for_is_there_before_their_result(
     assert capsys.readouterr().out == "[1] item 5\n"
 
 
+def test_the_log_of_a_call_is_there_later(compute: sky.Compute, pool: Pool) -> None:
+    assert says(7).on(1) >> compute == 7
+    (row,) = pool.registry.runs(pool.id, limit=1)
+    assert pool.log(row.id).stdout(1) == "item 7"
+    assert row.id in pool.runs()
+    assert any(event.get("text") == "item 7" for page in pool.page(row.id) for event in page.events)
+
+
 def test_output_can_be_silenced_above_and_below_the_decorator(
     compute: sky.Compute, capsys: pytest.CaptureFixture[str]
 ) -> None:
