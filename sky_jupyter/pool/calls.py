@@ -10,20 +10,18 @@ import asyncio
 import base64
 import contextlib
 import logging
-import shutil
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..capture.collect import Capture
-from ..capture.payload import Blob, write_blob
+from ..capture.payload import Blob
 from ..errors import NodeLost, SkyError
 from ..node.segments import is_number
-from . import files, launch, remote
+from . import launch, values
 from .bringing import Bringing, Brought, discard, value_in
 from .events import Listener, NoticeEvent, ignore
 from .loop import Tick, loop, no_tick
@@ -78,7 +76,9 @@ class CallRun(Run):
         self.on_left: Callable[[int], None] = lambda node: None
         self.cancelled = False
         # A large value, in a file.
-        self.brought: Brought | None = None
+        self.file: Brought | None = None
+        # Holds the files that were sent for it alone.
+        self.carrier: Run | None = None
         # Whether journals and files of it are needed no more.
         self.passing = False
         # Whether the ledger hears of it from whoever waits for it.
@@ -196,14 +196,14 @@ class CallRun(Run):
         """
         if self.outcome.failed:
             raise exception_of(self.outcome)
-        if self.brought is not None:
-            return value_in(self.brought)
+        if self.file is not None:
+            return value_in(self.file)
         return CellResult([self.outcome], self.elapsed, run=self.id).head
 
     def drop(self) -> None:
         """Nobody wants what it returned."""
-        if self.brought is not None:
-            discard(self.brought)
+        if self.file is not None:
+            discard(self.file)
 
 
 @dataclass
@@ -214,6 +214,11 @@ class Parcel:
     capture: Capture
     # Holds the files.
     run: Run
+    # What the nodes have been given that calls of it import.
+    modules: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.modules |= self.capture.modules
 
 
 @dataclass
@@ -227,8 +232,8 @@ class Order:
     rank: int | None = None
     timeout: float | None = None
     listener: Listener = ignore
-    # A folder that goes with it, whether somebody else tells the ledger of it, and what its journal is to say of it.
-    folder: Path = field(default_factory=Path)
+    # What was sent for it alone, whether somebody else tells the ledger of it, and what its journal is to say of it.
+    carrier: Run | None = None
     noted: bool = False
     # Whether its arguments are those of several calls, one after the other, whose values come as a list.
     together: bool = False
@@ -273,15 +278,7 @@ class Calls:
 
     def discard(self, parcel: Parcel) -> None:
         """Nobody needs it any more."""
-        self._remove(parcel.run.folder)
-
-    def _remove(self, folder: Path) -> None:
-        if not folder.name:
-            return
-        if self.pool.machines and folder.is_dir() and any(folder.iterdir()):
-            with contextlib.suppress(SkyError, OSError):
-                remote.discard(self.pool.hosts, folder)
-        shutil.rmtree(folder, ignore_errors=True)
+        self.discard_of(parcel.run)
 
     def begin(self, orders: Sequence[Order], on_send: Listener = ignore, tick: Tick = no_tick) -> list[CallRun]:
         """Have calls made; they are in the order of Dask's queue, which is the order in which they are given."""
@@ -295,7 +292,7 @@ class Calls:
             run.on_over, run.on_left = self._on_over, self._on_left
             # No rank sets its frameworks up anew beside what it works on.
             run.on_begun = self.pool.supervisor._working.add
-            run.shape, run.folder, run.noted = self.pool.shape, order.folder, order.noted
+            run.shape, run.carrier, run.noted = self.pool.shape, order.carrier, order.noted
             run.code, run.together = order.title, order.together
             owns.append(self._own(run, order, on_send, tick))
             runs.append(run)
@@ -314,28 +311,29 @@ class Calls:
             own["timeout"] = order.timeout
         if order.stream is not None:
             own["stream"] = order.stream
-        blob, blobs = order.arguments, order.capture.blobs
+        blob, blobs, parcel = order.arguments, order.capture.blobs, order.parcel
         if blob is None:
+            return own
+        if not order.capture.modules <= parcel.modules:
+            # Arguments of the user's own types need his modules there, as functions do.
+            carrier = run.carrier = self.pool._new_run([], ignore, order.capture)
+            told = self.pool._ship(carrier, on_send, tick, blob)
+            own.update(arguments=told.pop("blob"), more=told.pop("manifest"))
+            parcel.modules |= order.capture.modules
+            parcel.content.update(told)
             return own
         if not blob.buffers and len(blob.pickled) <= _INLINE and not blobs:
             own["inline"] = base64.b64encode(blob.pickled).decode()
             if order.capture.bindings or order.capture.imports:
-                own["more"] = order.capture.manifest(Path())
+                own["more"] = order.capture.manifest(lambda blob: "")
             return own
-        folder = self.pool._room(blob.size + sum(one.size for one in blobs)) / run.id
-        folder.mkdir(mode=0o700)
+        carrier = run.carrier = self.pool._new_run([], ignore, order.capture)
         try:
-            paths = {"arguments": str(write_blob(blob, folder))}
-            own["more"] = order.capture.manifest(folder)
-            run.folder = folder
-            if self.pool.machines:
-                files.ship(self.pool, run, self.pool.hosts, on_send, tick)
-                own["more"] = remote.relative(own["more"], folder)
-                paths["arguments"] = str(Path(paths["arguments"]).relative_to(folder.parent))
+            told = values.ship(self.pool, carrier, blob, on_send, tick)
         except BaseException:
-            shutil.rmtree(folder, ignore_errors=True)
+            values.discard(self.pool, carrier)
             raise
-        return {**own, **paths}
+        return {**own, "arguments": told["blob"], "more": told["manifest"]}
 
     def cancel(self, runs: Sequence[CallRun], *, hard: bool = False) -> None:
         """Stop calls: those that wait are not begun, and the others interrupted, or where it is ``hard`` ended."""
@@ -509,7 +507,7 @@ class Calls:
             outcome = run.outcome
             if outcome.end.get("large") and not outcome.failed and not run.cancelled:
                 try:
-                    run.brought = await self._bring(run)
+                    run.file = await self._bring(run)
                 except Exception as error:
                     outcome.status = "lost"
                     outcome.end = {**outcome.end, "text": f"its value could not be fetched: {error}"}
@@ -521,8 +519,8 @@ class Calls:
             supervisor.runs.pop(run.call, None)
             if not run.noted:
                 self.ended.append(run)
-            if run.folder.name:
-                self._remove_later(run)
+            if run.carrier is not None:
+                self._remove(run.carrier)
             if run.placed and run.passing:
                 self._forget(run.outcome.node, run.id)
             elif run.placed:
@@ -547,12 +545,17 @@ class Calls:
             if control is not None:
                 await control.ask("release", [run.outcome.node], run=run.id, ranks=[run.outcome.rank])
 
-    def _remove_later(self, run: CallRun) -> None:
+    def _remove(self, carrier: Run) -> None:
         """A call's own files go; on other machines that waits for an answer, and the loop for nobody."""
-        if self.pool.machines:
-            asyncio.get_running_loop().run_in_executor(None, self._remove, run.folder)
+        if carrier.brought:
+            asyncio.get_running_loop().run_in_executor(None, self.discard_of, carrier)
         else:
-            shutil.rmtree(run.folder, ignore_errors=True)
+            self.discard_of(carrier)
+
+    def discard_of(self, carrier: Run) -> None:
+        """Take away what was sent, as far as its machines answer."""
+        with contextlib.suppress(SkyError, OSError):
+            values.discard(self.pool, carrier)
 
     def _forget(self, node: int, attempt: str) -> None:
         """Tell a node in a while that a call's journal is needed no more."""
