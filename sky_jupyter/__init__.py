@@ -31,6 +31,7 @@ _HOMES = {
     "PendingCall": "api",
     "Plugin": "plugins",
     "PoolError": "errors",
+    "ProvisionError": "errors",
     "RankDied": "errors",
     "RemoteError": "errors",
     "RemoteRepr": "node.standins",
@@ -44,6 +45,7 @@ _HOMES = {
     "gather": "api",
     "included": "node.modules",
     "instance_info": "node.runtime",
+    "is_head": "node.runtime",
     "lock": "node.named",
     "queue": "node.named",
     "set": "node.named",
@@ -81,6 +83,7 @@ if TYPE_CHECKING:
     from .errors import CaptureError as CaptureError
     from .errors import NotInPoolError as NotInPoolError
     from .errors import PoolError as PoolError
+    from .errors import ProvisionError as ProvisionError
     from .errors import RankDied as RankDied
     from .errors import RemoteError as RemoteError
     from .errors import SkyError as SkyError
@@ -94,6 +97,7 @@ if TYPE_CHECKING:
     from .node.named import set as set  # noqa: A004 - what Skyward calls it
     from .node.runtime import InstanceInfo as InstanceInfo
     from .node.runtime import instance_info as instance_info
+    from .node.runtime import is_head as is_head
     from .node.runtime import silent as silent
     from .node.runtime import stderr as stderr
     from .node.runtime import stdout as stdout
@@ -109,7 +113,7 @@ if TYPE_CHECKING:
     from .spec import Image as Image
 
 
-def __getattr__(name: str) -> Any:
+def _find(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f".{name}", __name__)
     if name in _HOMES:
@@ -117,6 +121,11 @@ def __getattr__(name: str) -> Any:
         globals()[name] = value
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if not TYPE_CHECKING:
+    # Checkers know the names by their imports above, and are to tell of others.
+    __getattr__ = _find
 
 
 def __dir__() -> list[str]:

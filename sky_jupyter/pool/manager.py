@@ -230,7 +230,7 @@ class Pool(PoolLife):
         return shipped
 
     def _has_folders(self) -> bool:
-        return self.hosts[0].folder.exists() and self.hosts[0].blobs.exists()
+        return bool(self.hosts) and self.hosts[0].folder.exists() and self.hosts[0].blobs.exists()
 
     def _begin(self, run: Run, content: dict[str, Any], code: str, grace: float, timeout: float | None) -> Run:
         self.current = run
