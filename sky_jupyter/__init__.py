@@ -21,15 +21,20 @@ _HOMES = {
     "CellError": "pool.results",
     "CellResult": "pool.results",
     "Compute": "api",
-    "Image": "spec",
+    "Image": "image",
     "InstanceInfo": "node.runtime",
     "Local": "providers",
+    "LogConfig": "options",
     "NotInPoolError": "errors",
+    "Options": "options",
+    "PipIndex": "image",
     "Plugin": "plugins",
     "PoolError": "errors",
     "SSH": "providers",
     "SkyError": "errors",
+    "Spec": "api",
     "SpecError": "errors",
+    "Worker": "options",
     "function": "api",
     "included": "node.modules",
     "instance_info": "node.runtime",
@@ -45,6 +50,7 @@ __all__ = ["__version__", "load_ipython_extension", "unload_ipython_extension", 
 if TYPE_CHECKING:
     from . import plugins as plugins
     from .api import Compute as Compute
+    from .api import Spec as Spec
     from .api import function as function
     from .errors import BootstrapError as BootstrapError
     from .errors import CaptureError as CaptureError
@@ -52,6 +58,8 @@ if TYPE_CHECKING:
     from .errors import PoolError as PoolError
     from .errors import SkyError as SkyError
     from .errors import SpecError as SpecError
+    from .image import Image as Image
+    from .image import PipIndex as PipIndex
     from .node.modules import included as included
     from .node.runtime import InstanceInfo as InstanceInfo
     from .node.runtime import instance_info as instance_info
@@ -59,13 +67,15 @@ if TYPE_CHECKING:
     from .node.runtime import stderr as stderr
     from .node.runtime import stdout as stdout
     from .node.shard import shard as shard
+    from .options import LogConfig as LogConfig
+    from .options import Options as Options
+    from .options import Worker as Worker
     from .plugins import Plugin as Plugin
     from .pool.results import CellError as CellError
     from .pool.results import CellResult as CellResult
     from .providers import SSH as SSH
     from .providers import Local as Local
     from .spec import Accelerator as Accelerator
-    from .spec import Image as Image
 
 
 def __getattr__(name: str) -> Any:

@@ -18,6 +18,7 @@ class Local:
     """Local nodes. They share the machine, its memory and its accelerators."""
 
     kind = "local"
+    minds = ()
 
     def offers(self, spec: PoolSpec) -> Sequence[Offer]:
         """This machine, for nothing."""

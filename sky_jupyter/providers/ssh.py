@@ -52,6 +52,7 @@ class SSH:
     """
 
     kind = "ssh"
+    minds = ()
 
     hosts: tuple[str, ...]
     user: str | None = None
