@@ -13,10 +13,8 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from .errors import SpecError, nearest
-from .image import Image as Image
-from .image import PipIndex as PipIndex
-from .image import without_login
-from .options import Options as Options
+from .image import Image, without_login
+from .options import Options
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
 _ACCELERATOR = re.compile(r"(?P<kind>[A-Za-z][A-Za-z0-9-]*)(?::(?P<count>[0-9]+))?\Z")
@@ -37,6 +35,7 @@ ALLOCATIONS = ("spot", "on-demand", "spot-if-available", "cheapest")
 WISHES = ("region", "allocation", "max_hourly_cost", "vcpus", "memory_gb")
 MIN_JOURNAL, MAX_JOURNAL = 1 << 20, 1 << 40
 DEFAULT_JOURNAL = 256 << 20
+DEFAULT_OPTIONS = Options()
 
 
 @dataclass(frozen=True)
@@ -143,7 +142,7 @@ class PoolSpec:
     keep: bool = False
     idle_timeout: float | None = None
     journal: int = DEFAULT_JOURNAL
-    options: Options = Options()
+    options: Options = DEFAULT_OPTIONS
     region: str | None = None
     allocation: str | None = None
     max_hourly_cost: float | None = None
@@ -205,8 +204,8 @@ class PoolSpec:
     @property
     def ignored(self) -> tuple[str, ...]:
         """What was asked of the machines and has no meaning for the provider, which has them already."""
-        minded = getattr(self.provider, "minds", ())
-        return tuple(name for name in WISHES if getattr(self, name) is not None and name not in minded)
+        minds = self.provider.minds
+        return tuple(name for name in WISHES if getattr(self, name) is not None and name not in minds)
 
     @property
     def world_size(self) -> int:
@@ -266,3 +265,19 @@ def _short(value: Any) -> str:
         parts += [f"{name}=…" for name in value.env]
         return f"({value.python or 'own python'}: {', '.join(parts) or 'nothing added'})"
     return str(value)
+
+
+__all__ = [
+    "ALLOCATIONS",
+    "DEFAULT_IDLE_TIMEOUT",
+    "DEFAULT_JOURNAL",
+    "DEFAULT_REMOTE_IDLE_TIMEOUT",
+    "MAX_NODES",
+    "MAX_RANKS_PER_NODE",
+    "Accelerator",
+    "Image",
+    "Options",
+    "PoolSpec",
+    "seconds",
+    "size",
+]

@@ -12,6 +12,7 @@
 
 from __future__ import annotations
 
+from .choice import Spec
 from .compute import Compute
 from .functions import Function, PendingCall, function
 from .pools import attach_pool, describe, get_files, put_files, resize_pool, start_pool
@@ -20,6 +21,7 @@ __all__ = [
     "Compute",
     "Function",
     "PendingCall",
+    "Spec",
     "attach_pool",
     "describe",
     "function",

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from .comms import Mirror
 
 _LATE = 0.5
+# The names of pools whose functions run without a view.
+_muted: set[str] = set()
 
 
 class RunView(Protocol):
@@ -99,6 +101,8 @@ class Silent:
 
 def run_view(title: str, ranks: Sequence[int], *, results: bool = True, pool: str = "") -> RunView:
     """The view of a run on ``ranks``, for where this process is shown."""
+    if pool in _muted and not results:
+        return Silent()
     if in_marimo():
         from . import widget
 
@@ -126,6 +130,11 @@ def run_view(title: str, ranks: Sequence[int], *, results: bool = True, pool: st
     from .terminal import TerminalRunView
 
     return TerminalRunView(ranks, results=results)
+
+
+def mute(pool: str, *, off: bool = False) -> None:
+    """Have a pool's functions run without a view, or (``off``) with one again; a notebook's cell has its own."""
+    (_muted.discard if off else _muted.add)(pool)
 
 
 def mirror(pool: str, send: Callable[[Message], None]) -> Mirror | None:

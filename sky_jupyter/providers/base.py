@@ -34,10 +34,13 @@ class Provider(Protocol):
     ----------
     minds : tuple of str
         Which of `spec.WISHES` have a meaning for it; a pool says of the others that they have none.
+    makes : bool
+        Whether it makes machines, which may be had at another attempt, or has them already.
     """
 
     kind: str
     minds: tuple[str, ...] = ()
+    makes: bool = False
 
     def offers(self, spec: PoolSpec) -> Sequence[Offer]:
         """What could serve the spec, cheapest first."""

@@ -19,6 +19,7 @@ class Local:
 
     kind = "local"
     minds = ()
+    makes = False
 
     def offers(self, spec: PoolSpec) -> Sequence[Offer]:
         """This machine, for nothing."""

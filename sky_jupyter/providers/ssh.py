@@ -53,6 +53,7 @@ class SSH:
 
     kind = "ssh"
     minds = ()
+    makes = False
 
     hosts: tuple[str, ...]
     user: str | None = None
