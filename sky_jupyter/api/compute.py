@@ -417,7 +417,8 @@ def _made(way: Spec, others: dict[str, Any], common: dict[str, Any]) -> PoolSpec
 
 def _ranks(given: int | None, options: Options) -> int:
     """How many ranks a node has, by its own name or by Skyward's."""
-    slots = None if options.worker is None else options.worker.concurrency
+    worker = options.worker if isinstance(options, Options) else None
+    slots = None if worker is None else worker.concurrency
     if given is not None and slots is not None and given != slots:
         raise SpecError(f"ranks_per_node={given} and Worker(concurrency={slots}) say the same thing; give one of them")
     return next((number for number in (given, slots) if number is not None), 1)

@@ -54,7 +54,7 @@ class Beside:
         threads = max(1, (os.cpu_count() or 1) // nodes)
         worker = [scheduler, f"node-{self.node}", str(threads)] if scheduler else []
         place = [str(self.folder), str(os.getpid()), config.addresses[self.node], config.cwd]
-        with open(self.folder / f"n{self.node}" / "dask.log", "ab") as log:
+        with open(self.folder / f"n{self.node}" / "dask.log", "ab") as log:  # noqa: ASYNC230 - as quick as it gets
             process = await asyncio.create_subprocess_exec(
                 *(sys.executable, "-m", "sky_jupyter.node.plain", *place, *worker),
                 stdin=PIPE,
