@@ -321,7 +321,8 @@ class PoolLife:
             await asyncio.to_thread(apt.check_here, image.apt)
             machines = self._near
             env = await asyncio.to_thread(environment.ensure, image, on_line=say, stop=self._stop)
-            await asyncio.to_thread(steps.run, self.spec, machines, launch.node_environment(image.env), say)
+            variables = launch.node_environment(image.env)
+            await asyncio.to_thread(steps.run, self.spec, machines, variables, say, self._stop)
         start = functools.partial(self._launch_here, machines, env.python, image.env)
         return start, all(machine.key == LocalMachine.key for machine in machines)
 
