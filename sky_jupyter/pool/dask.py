@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import threading
+import warnings
 from typing import TYPE_CHECKING
 
 from ..errors import NodeLost, PoolError
@@ -64,7 +65,9 @@ class PoolDask:
         except (NodeLost, RuntimeError, OSError) as error:
             raise PoolError(f"the Dask workers of pool {pool.spec.name!r} did not start: {error}") from None
         settings = {"distributed.comm.require-encryption": True}
-        with dask.config.set(settings):
+        with dask.config.set(settings), warnings.catch_warnings():
+            # Which versions differ, the pool tells where they matter.
+            warnings.filterwarnings("ignore", message="Mismatched versions found")
             client = Client(
                 pool.hosts[0].reach(address),
                 security=scheduler.security(pool.hosts[0].folder),

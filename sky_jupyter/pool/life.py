@@ -495,6 +495,7 @@ class PoolLife:
         self.supervisor.close()
         if self.control is None:
             return
+        self.control.why_closed = self._word_of_end
         ranks = list(range(self.spec.world_size))
         if any(plugin.around_process for plugin in self.spec.plugins):
             with contextlib.suppress(Exception):

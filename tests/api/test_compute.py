@@ -210,7 +210,7 @@ def test_a_pools_time_is_over_whatever_it_does() -> None:
         assert live is not None
         began = time.monotonic()
         with pytest.raises(sky.SkyError, match=r"its ttl of 3 s is over"):
-            sky.function(time.sleep)(60) >> pool
+            sky.function(lambda: time.sleep(60))() >> pool
         assert time.monotonic() - began < 30
         wait_until(lambda: live.state == "ended" and not pool_folders(live.id))
         with pytest.raises(PoolError, match="has ended: its ttl of 3 s is over"):
@@ -372,11 +372,15 @@ def test_dask_runs_in_plain_workers_that_end_with_the_pool() -> None:
         host = psutil.Process(pool.pool.hosts[0].process.identity[0])
         assert workers < {child.pid for child in host.children(recursive=True)}
         # An agent that is new has a new worker when it is asked for.
-        agent = psutil.Process(psutil.Process(min(workers)).ppid())
-        agent.kill()
-        wait_until(lambda: not workers & {one.pid for one in [agent] if one.is_running()} and not agent.is_running())
-        wait_until(lambda: pool.pool is not None and len(pool.pool.status()) == 2)
+        control = pool.pool.control
+        assert control is not None
+        before = dict(control.incarnations)
+        names = {facts["name"]: address for address, facts in client.scheduler_info()["workers"].items()}
+        killed = client.run(os.getpid)[names["node-1"]]
+        psutil.Process(psutil.Process(killed).ppid()).kill()
+        wait_until(lambda: control.incarnations.get(1) not in (None, before[1]))
         again = set(pool.dask.run(os.getpid).values())
         assert len(again) == 2
+        assert killed not in again
     assert not [pid for pid in workers | again if psutil.pid_exists(pid)]
     assert client.status == "closed"
