@@ -38,7 +38,7 @@ def test_an_indexs_url_is_not_told_where_it_cannot_be() -> None:
     with pytest.raises(sky.SpecError) as caught:
         sky.PipIndex(f"ftp://me:{SECRET}@index.example")
     assert SECRET not in str(caught.value)
-    with pytest.raises(sky.SpecError, match="'numpy>=2' in PipIndex.packages is no package's name"):
+    with pytest.raises(sky.SpecError, match=r"'numpy>=2' in PipIndex\.packages is no package's name"):
         sky.PipIndex("https://index.example", ["numpy>=2"])
 
 

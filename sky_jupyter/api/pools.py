@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import threading
 from collections.abc import Callable, Sequence
@@ -93,8 +94,13 @@ def kept_pool(name: str, given_up: threading.Event | None = None) -> Pool | None
 
 
 def _take_in(pool: Pool) -> None:
-    """A pool is there: it is found by its name, and pages have its widgets."""
+    """A pool is there: it is found by its name, has its image's files, and pages have its widgets."""
     pools.add(pool)
+    image = pool.spec.image
+    for path in image.includes:
+        # Of a pool that is taken up elsewhere, they may be somewhere else.
+        with contextlib.suppress(SpecError):
+            pool.include([path], image.excludes)
     comms = pool.supervisor.comms
     mirror = display.mirror(pool.id, comms.send)
     if mirror is not None:

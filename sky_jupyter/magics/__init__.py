@@ -81,7 +81,7 @@ class SkyMagics(Magics):
         pool.settle()
         for news in filter(None, [*pool.take_news(), "; ".join(filter(None, self.take_restarts(pool)))]):
             print(news)
-        pool.include(given.include)
+        pool.include(given.include, pool.spec.image.excludes)
         capture = collect(transformed, namespace, pool.ledger, exclude=_exclude(given), push=given.push)
         tape = Tape()
         view: Any = display.Silent() if given.quiet else run_view(pool, [rank for rank in ranks if rank in shown])

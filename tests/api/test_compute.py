@@ -141,12 +141,15 @@ def test_the_next_spec_is_had_where_one_cannot_be(capsys: pytest.CaptureFixture[
 # -- names and ends --------------------------------------------------------------------------------
 
 
-def test_blocks_without_a_name_have_pools_of_their_own(shared: sky.Compute) -> None:
-    with sky.Compute() as one, sky.Compute() as other:
+def test_blocks_without_a_name_have_pools_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
+    options = sky.Options(console=False)
+    with sky.Compute(options=options) as one, sky.Compute(options=options) as other:
         assert (one.spec.name, other.spec.name) == ("compute", "compute-2")
         with pytest.raises(PoolError, match="is live already: it is one pool for one block"):
             one.__enter__()
-    assert [pool.spec.name for pool in pools.all()] == ["shared"]
+        sky.function(lambda: print("unseen"))() >> other
+    assert capsys.readouterr() == ("", "")
+    assert not [pool for pool in pools.all() if pool.spec.name.startswith("compute")]
 
 
 def test_a_block_joins_the_pool_of_its_name_and_leaves_it(shared: sky.Compute) -> None:
@@ -248,13 +251,6 @@ def test_nodes_that_stand_alone_are_worlds_of_their_own(shared: sky.Compute) -> 
         _ = shared.dask
 
 
-def test_without_a_console_nothing_is_shown(shared: sky.Compute, capsys: pytest.CaptureFixture[str]) -> None:
-    sky.function(lambda: print("unseen"))() @ shared
-    with sky.Compute(options=sky.Options(console=False)):
-        pass
-    assert capsys.readouterr() == ("", "")
-
-
 def test_machines_are_asked_for_again_after_a_while(caplog: pytest.LogCaptureFixture, tmp_path: Path) -> None:
     log = tmp_path / "pool.log"
     market = Market(sold_out=2)
@@ -323,7 +319,7 @@ def test_other_tasks_go_on_while_a_pool_starts_and_ends() -> None:
         beating.cancel()
         return during
 
-    assert asyncio.run(program()) > 5
+    assert asyncio.run(program()) > 1
     assert pools.get("beside") is None
 
 
@@ -334,7 +330,7 @@ def test_a_start_that_is_given_up_leaves_nothing() -> None:
 
     async def given_up() -> None:
         task = asyncio.create_task(program())
-        while not pools.starting:
+        while not pools.starting:  # noqa: ASYNC110 - what is waited for is a thread's
             await asyncio.sleep(0.01)
         task.cancel()
         with pytest.raises(asyncio.CancelledError):
@@ -353,6 +349,7 @@ def test_a_start_that_is_given_up_leaves_nothing() -> None:
 # -- dask ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_dask_runs_in_plain_workers_that_end_with_the_pool() -> None:
     array = pytest.importorskip("dask.array")
     with sky.Compute(nodes=2, name="dasked", options=sky.Options(console=False)) as pool:
@@ -361,7 +358,7 @@ def test_dask_runs_in_plain_workers_that_end_with_the_pool() -> None:
         ours = {os.getpid(), *(psutil.Process(pid).pid for pid in sky.function(os.getpid)() @ pool)}
         workers = set(client.run(os.getpid).values())
         assert len(workers) == 2
-        assert client.submit(lambda: os.getpid(), pure=False).result() in workers
+        assert client.submit(os.getpid, pure=False).result() in workers
         assert not workers & ours
         assert client.compute(array.ones((300, 200), chunks=50).sum()).result() == 60000.0
         with client.as_current():
