@@ -30,6 +30,7 @@ _HOMES = {
     "PipIndex": "image",
     "Plugin": "plugins",
     "PoolError": "errors",
+    "RemoteRepr": "node.standins",
     "SSH": "providers",
     "SkyError": "errors",
     "Spec": "api",
@@ -67,6 +68,7 @@ if TYPE_CHECKING:
     from .node.runtime import stderr as stderr
     from .node.runtime import stdout as stdout
     from .node.shard import shard as shard
+    from .node.standins import RemoteRepr as RemoteRepr
     from .options import LogConfig as LogConfig
     from .options import Options as Options
     from .options import Worker as Worker

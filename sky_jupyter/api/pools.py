@@ -94,13 +94,14 @@ def kept_pool(name: str, given_up: threading.Event | None = None) -> Pool | None
 
 
 def _take_in(pool: Pool) -> None:
-    """A pool is there: it is found by its name, has its image's files, and pages have its widgets."""
+    """A pool is there: it is found by its name, has its image's files, pages have its widgets, and values are seen."""
     pools.add(pool)
     image = pool.spec.image
     for path in image.includes:
         # Of a pool that is taken up elsewhere, they may be somewhere else.
         with contextlib.suppress(SpecError):
             pool.include([path], image.excludes)
+    pool.shows = lambda title: display.LateView(title, "here", "not fetched", pool=pool.spec.name)
     comms = pool.supervisor.comms
     mirror = display.mirror(pool.id, comms.send)
     if mirror is not None:
@@ -181,6 +182,12 @@ def get_files(
 ) -> Transfer:
     """Fetch a file or folder from a pool's nodes, shown as it comes; see `Compute.get`."""
     return _shown(pool, f"get {remote}", lambda **watch: pool.get(remote, local, on, **watch))
+
+
+def pull_value(pool: Pool, name: str, on: Sequence[int] | None = None, how: str | None = None) -> Any:
+    """Bring a variable of a pool's ranks here, shown as it comes where that takes long; see `Compute.pull`."""
+    with pool.shows(f"pull {name}") as view:
+        return pool.pull(name, on, how, view.on_event, view.refresh)
 
 
 def _shown(pool: Pool, title: str, move: Callable[..., Transfer]) -> Transfer:

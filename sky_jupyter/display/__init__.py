@@ -55,16 +55,25 @@ class LateView:
     """The view of what is mostly over before there is anything to see: made once it has lasted.
 
     A context manager: left with an error, it says so.
+
+    Parameters
+    ----------
+    title, done, failed : str
+        What stands first, and what is said at the end.
+    pool : str
+        The name of the pool that it is of; of one that is muted nothing is shown.
     """
 
-    def __init__(self, title: str) -> None:
-        self._title = title
+    def __init__(self, title: str, done: str = "there", failed: str = "not sent", *, pool: str = "") -> None:
+        self._title, self._done, self._failed, self._pool = title, done, failed, pool
         self._view: StartView | None = None
         self._last: Event | None = None
         self._due = 0.0
 
     def on_event(self, event: Event) -> None:
         """Take in what the pool tells; any thread."""
+        if self._pool in _muted:
+            return
         self._due = self._due or time.monotonic() + _LATE
         self._last = event
         if self._view is not None:
@@ -83,7 +92,7 @@ class LateView:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._view is not None:
-            self._view.finish("there" if kind is None else "not sent", ok=kind is None)
+            self._view.finish(self._done if kind is None else self._failed, ok=kind is None)
 
 
 class Silent:
