@@ -72,6 +72,7 @@ class PoolLife:
         self.phases = PhaseLog()
         self.survey = Survey(self)
         self.logger = PoolLog(spec.name, spec.options)
+        self.supervisor.note = self.logger.write
         self._listener: Listener = ignore
         self.workers = PoolDask(self)
         self.expiry = Expiry(spec.ttl, self._expire)
@@ -137,7 +138,8 @@ class PoolLife:
             self.phases.clear(self.registry.usual_phases(kind))
         try:
             wait_ticking(loop().submit(self._start()), tick)
-        except BaseException:
+        except BaseException as error:
+            self.logger.write(logging.ERROR, f"not started: {str(error).partition(chr(10))[0] or type(error).__name__}")
             # What runs in a thread is not reached by an interrupt: it is asked to end.
             self._stop.set()
             self.down()
@@ -681,7 +683,6 @@ class PoolLife:
 
     def _on_link(self, text: str) -> None:
         """What became of the connection to a machine: whoever watches a run is told. Called in a thread."""
-        self.logger.write(logging.WARNING, text)
         loop().loop.call_soon_threadsafe(self.supervisor.tell, text)
 
     def _watch_hosts(self) -> None:

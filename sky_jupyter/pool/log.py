@@ -1,6 +1,6 @@
 """A pool's life in the standard library's logging, below the name ``sky_jupyter.pool``.
 
-Phases of its start and what happens to its nodes are INFO, what is lost WARNING, single lines DEBUG. What
+Phases of its start and runs are INFO, what is lost or broken WARNING, single lines DEBUG. What
 ranks print is the run's, and is not written here; neither are variables, tokens or URLs with passwords.
 """
 
@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 
+from ..errors import SpecError
 from ..options import LogConfig, Options
 from .events import Event, NoticeEvent, PhaseEvent
 
@@ -33,7 +34,10 @@ class PoolLog:
         asked = LogConfig(self._asked) if type(self._asked) in (int, str) else self._asked  # type: ignore[arg-type]
         if not isinstance(asked, LogConfig) or self._handler is not None:
             return
-        handler = logging.FileHandler(asked.file) if asked.file else logging.StreamHandler()
+        try:
+            handler = logging.FileHandler(asked.file) if asked.file else logging.StreamHandler()
+        except OSError as error:
+            raise SpecError(f"the log file {asked.file} cannot be written: {error.strerror or error}") from None
         handler.setLevel(asked.level)
         handler.setFormatter(logging.Formatter(_FORM))
         self._handler, self._before = handler, self._logger.level

@@ -255,18 +255,24 @@ def test_machines_are_asked_for_again_after_a_while(caplog: pytest.LogCaptureFix
     log = tmp_path / "pool.log"
     market = Market(sold_out=2)
     options = sky.Options(provision_retry_delay=0.2, console=False, logging=sky.LogConfig("INFO", str(log)))
-    with caplog.at_level(logging.INFO, "sky_jupyter"), sky.Compute(provider=market, name="sold", options=options):
+    with (
+        caplog.at_level(logging.INFO, "sky_jupyter"),
+        sky.Compute(provider=market, name="sold", options=options) as pool,
+    ):
         assert len(market.asked) == 3
+        assert where() >> pool == (0, 1, 0, 1, True)
         assert all(later - sooner >= 0.2 for sooner, later in zip(market.asked, market.asked[1:], strict=False))
     told = [record.getMessage() for record in caplog.records]
     assert "pool sold: sold out; attempt 2 of 3 in 0.2 s" in told
     assert "pool sold: 1 nodes, 1 ranks ready" in told
+    assert [text.rpartition(" ")[2] for text in told if ": run " in text] == ["begins", "over"]
     assert told[-1] == "pool sold: ended"
     assert [line.partition("INFO ")[2] for line in log.read_text().splitlines()] == told
     asked = Market(sold_out=9)
     few = sky.Options(max_provision_attempts=2, provision_retry_delay=0, console=False)
-    with pytest.raises(ProvisionError, match="sold out"), sky.Compute(provider=asked, options=few):
-        pass
+    with caplog.at_level(logging.ERROR), pytest.raises(ProvisionError, match="sold out"):
+        sky.Compute(provider=asked, options=few).start()
+    assert "pool compute: not started: sold out" in caplog.text
     assert len(asked.asked) == 2
     long = sky.Options(max_provision_attempts=9, provision_retry_delay=30, provision_timeout=0.3, console=False)
     late = r"not done within 0.3 s \(Options\(provision_timeout=0.3\)\)"
