@@ -135,11 +135,16 @@ class Image:
 
     @property
     def digest(self) -> str:
-        """Sixteen hex digits that name this image's packages; variables and files do not change them."""
-        facts: list[Any] = [self.python, self.pip, self.apt]
+        """Sixteen hex digits that name this image's packages; variables of the ranks and files do not change them."""
+        facts: list[Any] = [self.python, self.pip, self.apt, *([self.build_env] if self.build_env else [])]
         if self.pip_indexes:
             facts.append([[index.shown, index.packages] for index in self.pip_indexes])
         return hashlib.blake2b(json.dumps(facts).encode(), digest_size=8).hexdigest()
+
+    @property
+    def build_env(self) -> dict[str, str]:
+        """The variables that decide which builds of packages are installed."""
+        return {name: value for name, value in self.env.items() if name == "UV_TORCH_BACKEND"}
 
     def adding(
         self, *, pip: Iterable[str] = (), apt: Iterable[str] = (), env: Mapping[str, str] | None = None

@@ -71,8 +71,8 @@ def arguments(requirements: Sequence[str], image: Image) -> Iterator[list[str]]:
 
 
 def environment(image: Image, env: Mapping[str, str]) -> dict[str, str]:
-    """The same as `variables`, beside those that are there."""
-    return variables(image, env.get("UV_INDEX", ""))
+    """What uv's environment must have for an image, beside what is there: its indexes, and which builds to take."""
+    return {**image.build_env, **variables(image, env.get("UV_INDEX", ""))}
 
 
 def _array(items: Sequence[str]) -> str:
