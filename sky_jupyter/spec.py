@@ -36,6 +36,7 @@ WISHES = ("region", "allocation", "max_hourly_cost", "vcpus", "memory_gb")
 MIN_JOURNAL, MAX_JOURNAL = 1 << 20, 1 << 40
 DEFAULT_JOURNAL = 256 << 20
 DEFAULT_OPTIONS = Options()
+MAX_BLOBS = 1 << 50
 
 
 @dataclass(frozen=True)
@@ -130,6 +131,9 @@ class PoolSpec:
         What a node must have at least.
     ttl : float, optional
         Seconds after which the pool ends, whatever it does; never by itself unless given.
+    blob_limit : int, optional
+        Bytes of sent values that a machine keeps for later runs though no name there holds them; a quarter
+        of the memory or disk that is free unless given.
     """
 
     provider: Any
@@ -149,6 +153,7 @@ class PoolSpec:
     vcpus: float | None = None
     memory_gb: float | None = None
     ttl: float | None = None
+    blob_limit: int | None = None
 
     def __post_init__(self) -> None:
         _whole("nodes", self.nodes, MAX_NODES)
@@ -173,6 +178,8 @@ class PoolSpec:
                     "give --keep (keep=True) too, or leave it out"
                 )
         _whole("journal", self.journal, MAX_JOURNAL, MIN_JOURNAL, "of bytes ")
+        if self.blob_limit is not None:
+            _whole("blob_limit", self.blob_limit, MAX_BLOBS, 0, "of bytes ")
         object.__setattr__(self, "plugins", tuple(self.plugins))
         self._check_options()
         self._check_wishes()

@@ -77,6 +77,9 @@ class Compute:
         unless given.
     journal : int or str
         How much of each run's output a node keeps, in bytes or such as ``"64MB"``.
+    blob_limit : int or str, optional
+        How much of what was sent a machine keeps for later once no name there holds it, in bytes or such as
+        ``"2GB"``; a quarter of the memory or disk that is free unless given.
     include : iterable of str
         Files and folders that are sent with the project's own modules, besides the image's ``includes``.
     sync : bool
@@ -113,23 +116,12 @@ class Compute:
         keep: bool = False,
         idle_timeout: float | str | None = None,
         journal: int | str = DEFAULT_JOURNAL,
+        blob_limit: int | str | None = None,
         include: Iterable[str] = (),
         sync: bool = False,
     ) -> None:
         chosen, included = parse_plugins(plugins), _paths(include)
-        given = (
-            specs,
-            provider,
-            nodes,
-            ranks_per_node,
-            accelerator,
-            chosen,
-            image,
-            options,
-            ttl,
-            idle_timeout,
-            included,
-        )
+        given = [specs, provider, nodes, ranks_per_node, accelerator, image, options, ttl, idle_timeout, blob_limit]
         wishes = {
             "region": region,
             "allocation": allocation,
@@ -152,6 +144,7 @@ class Compute:
             "keep": keep,
             "idle_timeout": _seconds(idle_timeout),
             "journal": size(journal) if isinstance(journal, str) else journal,
+            "blob_limit": size(blob_limit) if isinstance(blob_limit, str) else blob_limit,
         }
         ways = specs or (Spec(Local() if provider is None else provider),)
         others = {"nodes": nodes, "accelerator": accelerator, "ttl": ttl, **wishes}

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..pool.events import Event
+from ..pool.events import Event, ProgressEvent
 from .fronts import in_marimo, in_notebook
 from .region import can_draw
 
@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 _LATE = 0.5
 # The names of pools whose functions run without a view.
 _muted: set[str] = set()
+# What has so many bytes to bring is soon to be seen at it.
+_LARGE, _LATE_LARGE = 50_000_000, 0.1
 
 
 class RunView(Protocol):
@@ -75,6 +77,8 @@ class LateView:
         if self._pool in _muted:
             return
         self._due = self._due or time.monotonic() + _LATE
+        if isinstance(event, ProgressEvent) and event.total >= _LARGE:
+            self._due = min(self._due, time.monotonic() + _LATE_LARGE)
         self._last = event
         if self._view is not None:
             self._view.on_event(event)

@@ -236,6 +236,7 @@ def launch(
             journal=spec.journal,
             ttl=ttl,
             cluster=spec.options.cluster,
+            blob_limit=spec.blob_limit,
         )
         machine = machines[nodes[0]]
         try:
