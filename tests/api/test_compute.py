@@ -169,9 +169,22 @@ def test_a_block_joins_the_pool_of_its_name_and_leaves_it(shared: sky.Compute) -
         pass
 
 
-def test_a_pool_of_the_magics_is_joined_and_a_computes_is_found_by_them() -> None:
+def test_a_pool_of_the_magics_is_joined_and_has_the_images_files(tmp_path: Path) -> None:
+    data = tmp_path / "data"
+    for name in ("words.txt", "model.ckpt", "raw/one.txt", "deep/raw.txt"):
+        (data / name).parent.mkdir(parents=True, exist_ok=True)
+        (data / name).write_text(name)
+    image = sky.Image(includes=[str(data)], excludes=["*.ckpt", "raw/"])
     live = start_pool(PoolSpec(provider=Local(), name="magic"))
     try:
+        with sky.Compute(provider=Local(), name="magic", image=image) as pool:
+
+            @sky.function
+            def there(path: str) -> list[str]:
+                folder = sky.included(path)
+                return sorted(str(found.relative_to(folder)) for found in folder.rglob("*.*"))
+
+            assert there(str(data)) >> pool == ["deep/raw.txt", "words.txt"]
         with sky.Compute(name="magic") as pool:
             assert pool.pool is live
             assert pools.current is live

@@ -9,7 +9,7 @@ import pytest
 
 from tests.programs import ROOT, run_program
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.long]  # what the page says is tested piece by piece, too
 BLOCK = re.compile(r"^```(python|text)\n(.*?)^```", re.DOTALL | re.MULTILINE)
 
 
