@@ -17,19 +17,26 @@ __version__ = "0.1.0.dev0"
 _HOMES = {
     "Accelerator": "spec",
     "BootstrapError": "errors",
+    "BroadcastError": "pool.failures",
     "CaptureError": "errors",
     "CellError": "pool.results",
     "CellResult": "pool.results",
     "Compute": "api",
+    "Future": "api",
+    "Group": "api",
     "Image": "image",
     "InstanceInfo": "node.runtime",
     "Local": "providers",
     "LogConfig": "options",
     "NotInPoolError": "errors",
     "Options": "options",
+    "PendingCall": "api",
     "PipIndex": "image",
     "Plugin": "plugins",
     "PoolError": "errors",
+    "ProvisionError": "errors",
+    "RankDied": "errors",
+    "RemoteError": "errors",
     "RemoteRepr": "node.standins",
     "SSH": "providers",
     "SkyError": "errors",
@@ -37,10 +44,13 @@ _HOMES = {
     "SpecError": "errors",
     "Worker": "options",
     "function": "api",
+    "gather": "api",
     "included": "node.modules",
     "instance_info": "node.runtime",
+    "is_head": "node.runtime",
     "shard": "node.shard",
     "silent": "node.runtime",
+    "sky": "api",
     "stderr": "node.runtime",
     "stdout": "node.runtime",
 }
@@ -51,12 +61,20 @@ __all__ = ["__version__", "load_ipython_extension", "unload_ipython_extension", 
 if TYPE_CHECKING:
     from . import plugins as plugins
     from .api import Compute as Compute
+    from .api import Future as Future
+    from .api import Group as Group
+    from .api import PendingCall as PendingCall
     from .api import Spec as Spec
     from .api import function as function
+    from .api import gather as gather
+    from .api import sky as sky
     from .errors import BootstrapError as BootstrapError
     from .errors import CaptureError as CaptureError
     from .errors import NotInPoolError as NotInPoolError
     from .errors import PoolError as PoolError
+    from .errors import ProvisionError as ProvisionError
+    from .errors import RankDied as RankDied
+    from .errors import RemoteError as RemoteError
     from .errors import SkyError as SkyError
     from .errors import SpecError as SpecError
     from .image import Image as Image
@@ -64,6 +82,7 @@ if TYPE_CHECKING:
     from .node.modules import included as included
     from .node.runtime import InstanceInfo as InstanceInfo
     from .node.runtime import instance_info as instance_info
+    from .node.runtime import is_head as is_head
     from .node.runtime import silent as silent
     from .node.runtime import stderr as stderr
     from .node.runtime import stdout as stdout
@@ -73,6 +92,7 @@ if TYPE_CHECKING:
     from .options import Options as Options
     from .options import Worker as Worker
     from .plugins import Plugin as Plugin
+    from .pool.failures import BroadcastError as BroadcastError
     from .pool.results import CellError as CellError
     from .pool.results import CellResult as CellResult
     from .providers import SSH as SSH
@@ -80,7 +100,7 @@ if TYPE_CHECKING:
     from .spec import Accelerator as Accelerator
 
 
-def __getattr__(name: str) -> Any:
+def _find(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f".{name}", __name__)
     if name in _HOMES:
@@ -88,6 +108,11 @@ def __getattr__(name: str) -> Any:
         globals()[name] = value
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if not TYPE_CHECKING:
+    # Checkers know the names by their imports above, and are to tell of others.
+    __getattr__ = _find
 
 
 def __dir__() -> list[str]:

@@ -143,6 +143,8 @@ class PoolLife:
             # What runs in a thread is not reached by an interrupt: it is asked to end.
             self._stop.set()
             self.down()
+            if self.expiry.over and isinstance(error, Exception):
+                raise PoolError(f"pool {self.spec.name!r} was not ready when {self.expiry.text}") from error
             raise
         self.state = "ready"
         try:
