@@ -21,6 +21,7 @@ from ..pool.moving import Transfer
 from ..providers import Local
 from ..spec import DEFAULT_JOURNAL, Accelerator, Image, PoolSpec, seconds, size
 from .choice import Spec, first_of
+from .names import SharedNames
 from .pools import get_files, kept_pool, let_go, live_pool, pull_value, put_files, resize_pool, start_pool
 from .running import Running
 
@@ -31,7 +32,7 @@ UNNAMED = "compute"
 _log = logging.getLogger(__name__)
 
 
-class Compute(Running):
+class Compute(Running, SharedNames):
     """A pool for a ``with`` block, or an ``async with`` one; the block's end ends what the block has made.
 
     Where a pool of this name lives, made by a block around this one, by ``%sky up --name``, or kept by another
