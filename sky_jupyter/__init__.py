@@ -24,11 +24,14 @@ _HOMES = {
     "Compute": "api",
     "Future": "api",
     "Group": "api",
-    "Image": "spec",
+    "Image": "image",
     "InstanceInfo": "node.runtime",
     "Local": "providers",
+    "LogConfig": "options",
     "NotInPoolError": "errors",
+    "Options": "options",
     "PendingCall": "api",
+    "PipIndex": "image",
     "Plugin": "plugins",
     "PoolError": "errors",
     "ProvisionError": "errors",
@@ -37,7 +40,9 @@ _HOMES = {
     "RemoteRepr": "node.standins",
     "SSH": "providers",
     "SkyError": "errors",
+    "Spec": "api",
     "SpecError": "errors",
+    "Worker": "options",
     "barrier": "node.named",
     "counter": "node.named",
     "dict": "node.named",
@@ -75,6 +80,7 @@ if TYPE_CHECKING:
     from .api import Future as Future
     from .api import Group as Group
     from .api import PendingCall as PendingCall
+    from .api import Spec as Spec
     from .api import function as function
     from .api import gather as gather
     from .api import sky as sky
@@ -88,6 +94,8 @@ if TYPE_CHECKING:
     from .errors import RemoteError as RemoteError
     from .errors import SkyError as SkyError
     from .errors import SpecError as SpecError
+    from .image import Image as Image
+    from .image import PipIndex as PipIndex
     from .node.modules import included as included
     from .node.named import barrier as barrier
     from .node.named import counter as counter
@@ -103,6 +111,9 @@ if TYPE_CHECKING:
     from .node.runtime import stdout as stdout
     from .node.shard import shard as shard
     from .node.standins import RemoteRepr as RemoteRepr
+    from .options import LogConfig as LogConfig
+    from .options import Options as Options
+    from .options import Worker as Worker
     from .plugins import Plugin as Plugin
     from .pool.failures import BroadcastError as BroadcastError
     from .pool.results import CellError as CellError
@@ -110,7 +121,6 @@ if TYPE_CHECKING:
     from .providers import SSH as SSH
     from .providers import Local as Local
     from .spec import Accelerator as Accelerator
-    from .spec import Image as Image
 
 
 def _find(name: str) -> Any:

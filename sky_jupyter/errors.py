@@ -24,7 +24,15 @@ class CaptureError(SkyError):
 
 
 class ProvisionError(SkyError):
-    """The pool's machines could not be made; what was made has been removed."""
+    """The pool's machines could not be made; what was made has been removed.
+
+    Attributes
+    ----------
+    passing : bool
+        Whether another attempt may have them a moment later.
+    """
+
+    passing = False
 
 
 class BootstrapError(SkyError):

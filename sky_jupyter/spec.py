@@ -7,20 +7,17 @@ anything starts.
 
 from __future__ import annotations
 
-import hashlib
-import json
+import math
 import re
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
-from .errors import SpecError
+from .errors import SpecError, nearest
+from .image import Image, without_login
+from .options import Options
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
-_ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _ACCELERATOR = re.compile(r"(?P<kind>[A-Za-z][A-Za-z0-9-]*)(?::(?P<count>[0-9]+))?\Z")
-_APT = re.compile(r"[a-z0-9][a-z0-9+.-]*(:[a-z0-9-]+)?(=[A-Za-z0-9.+:~-]+)?\Z")
-_PYTHON = re.compile(r"3\.(?P<minor>[0-9]+)(\.[0-9]+)?\Z")
 _SECONDS = re.compile(r"(?P<number>[0-9]{1,15}(\.[0-9]{1,9})?)\s*(?P<unit>[smhd]?)\Z")
 _SIZE = re.compile(r"(?P<number>[0-9]{1,15}(\.[0-9]{1,9})?)\s*(?P<unit>[kmgt]?)(i?b)?\Z")
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -32,73 +29,14 @@ DEFAULT_IDLE_TIMEOUT = 12 * 3600.0
 DEFAULT_REMOTE_IDLE_TIMEOUT = 30 * 60.0
 # A manager is heard once a second; what is shorter could end under its hands.
 MIN_IDLE_TIMEOUT = 10.0
+MAX_TTL = 10 * 366 * 86_400.0
+ALLOCATIONS = ("spot", "on-demand", "spot-if-available", "cheapest")
+# What says which machine a provider is to make; of no meaning where machines are there already.
+WISHES = ("region", "allocation", "max_hourly_cost", "vcpus", "memory_gb")
 MIN_JOURNAL, MAX_JOURNAL = 1 << 20, 1 << 40
 DEFAULT_JOURNAL = 256 << 20
+DEFAULT_OPTIONS = Options()
 MAX_BLOBS = 1 << 50
-
-
-@dataclass(frozen=True)
-class Image:
-    """What a node must have before a cell runs.
-
-    Parameters
-    ----------
-    python : str, optional
-        Python version such as ``"3.12"``; the notebook's own when not given.
-    pip : iterable of str
-        Requirements (PEP 508) to install.
-    apt : iterable of str
-        Debian packages, as ``"git"`` or ``"git=1:2.39.5-0+deb12u2"``. Missing ones are installed on hosts, which
-        needs root there, or sudo without a password; never on the machine of local nodes.
-    env : mapping of str to str
-        Environment variables of every rank, set before anything is imported.
-    """
-
-    python: str | None = None
-    pip: tuple[str, ...] = ()
-    apt: tuple[str, ...] = ()
-    env: Mapping[str, str] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        for name in ("pip", "apt"):
-            value = getattr(self, name)
-            if isinstance(value, str):
-                raise SpecError(f"image.{name} must be a list of strings, not the string {value!r}")
-            # Order carries no meaning for an image, so equal sets give equal hashes.
-            object.__setattr__(self, name, tuple(sorted({str(item).strip() for item in value})))
-        for package in self.apt:
-            if not _APT.match(package):
-                raise SpecError(f"apt package {package!r} is not NAME, NAME:ARCHITECTURE or NAME=VERSION")
-        object.__setattr__(self, "env", dict(sorted(self.env.items())))
-        for key, value in self.env.items():
-            if not _ENV_NAME.match(key):
-                raise SpecError(f"environment variable {key!r} is not a valid name; use letters, digits and _")
-            if not isinstance(value, str):
-                raise SpecError(f"environment variable {key} must be a string, not {value!r}")
-        if self.python is not None:
-            match = _PYTHON.match(self.python)
-            if not match or not 10 <= int(match["minor"]) <= 14:
-                raise SpecError(f"python {self.python!r} is not supported; use one of 3.10 to 3.14")
-
-    def __hash__(self) -> int:
-        return hash(self.digest)
-
-    @property
-    def digest(self) -> str:
-        """Sixteen hex digits that name this image's packages; variables do not change them."""
-        facts = json.dumps([self.python, self.pip, self.apt])
-        return hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
-
-    def adding(
-        self, *, pip: Iterable[str] = (), apt: Iterable[str] = (), env: Mapping[str, str] | None = None
-    ) -> Image:
-        """This image with more packages and variables; a variable that is already set stays."""
-        return Image(
-            python=self.python,
-            pip=(*self.pip, *pip),
-            apt=(*self.apt, *apt),
-            env={**(env or {}), **self.env},
-        )
 
 
 @dataclass(frozen=True)
@@ -181,6 +119,18 @@ class PoolSpec:
         unless given, half an hour on remote machines.
     journal : int
         Bytes of each run's output that a node keeps, 1 MiB or more.
+    options : Options
+        How it is made and watched over.
+    region : str, optional
+        Where machines are made.
+    allocation : str, optional
+        ``"spot"``, ``"on-demand"``, ``"spot-if-available"`` or ``"cheapest"``; the provider's own way unless given.
+    max_hourly_cost : float, optional
+        Dollars that a node may cost an hour.
+    vcpus, memory_gb : float, optional
+        What a node must have at least.
+    ttl : float, optional
+        Seconds after which the pool ends, whatever it does; never by itself unless given.
     blob_limit : int, optional
         Bytes of sent values that a machine keeps for later runs though no name there holds them; a quarter
         of the memory or disk that is free unless given.
@@ -196,6 +146,13 @@ class PoolSpec:
     keep: bool = False
     idle_timeout: float | None = None
     journal: int = DEFAULT_JOURNAL
+    options: Options = DEFAULT_OPTIONS
+    region: str | None = None
+    allocation: str | None = None
+    max_hourly_cost: float | None = None
+    vcpus: float | None = None
+    memory_gb: float | None = None
+    ttl: float | None = None
     blob_limit: int | None = None
 
     def __post_init__(self) -> None:
@@ -224,6 +181,38 @@ class PoolSpec:
         if self.blob_limit is not None:
             _whole("blob_limit", self.blob_limit, MAX_BLOBS, 0, "of bytes ")
         object.__setattr__(self, "plugins", tuple(self.plugins))
+        self._check_options()
+        self._check_wishes()
+
+    def _check_options(self) -> None:
+        if not isinstance(self.options, Options):
+            raise SpecError(f"options must be sky.Options(…), not {self.options!r}")
+        if self.ttl is not None:
+            _amount("ttl", self.ttl, MAX_TTL, "a number of seconds above 0, at most ten years")
+        together = [str(plugin) for plugin in self.plugins if getattr(plugin, "collective", False)]
+        if together and not self.options.cluster and self.world_size > 1:
+            names = " and ".join(together)
+            raise SpecError(
+                f"with Options(cluster=False) each rank is a world of its own, and {names} "
+                f"{'need' if len(together) > 1 else 'needs'} them to work together: leave cluster=False out "
+                "(--no-cluster), or the plugin, which a function can import for itself"
+            )
+
+    def _check_wishes(self) -> None:
+        if self.region is not None and (not isinstance(self.region, str) or not self.region.strip()):
+            raise SpecError(f"region must be a name such as 'us-east-1', not {self.region!r}")
+        if self.allocation is not None and self.allocation not in ALLOCATIONS:
+            near = nearest(self.allocation, ALLOCATIONS) if isinstance(self.allocation, str) else ""
+            raise SpecError(f"allocation must be one of {', '.join(ALLOCATIONS)}, not {self.allocation!r}{near}")
+        for name in ("max_hourly_cost", "vcpus", "memory_gb"):
+            if getattr(self, name) is not None:
+                _amount(name, getattr(self, name), 1e9, "a number above 0")
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """What was asked of the machines and has no meaning for the provider, which has them already."""
+        minds = self.provider.minds
+        return tuple(name for name in WISHES if getattr(self, name) is not None and name not in minds)
 
     @property
     def world_size(self) -> int:
@@ -249,7 +238,7 @@ class PoolSpec:
         """What differs between two specs, as ``"nodes: 2 -> 4"``, one line a field."""
         lines = []
         for item in fields(self):
-            mine, theirs = getattr(self, item.name), getattr(other, item.name)
+            mine, theirs = (_compared(getattr(spec, item.name)) for spec in (self, other))
             if mine != theirs:
                 lines.append(f"{item.name}: {_short(mine)} -> {_short(theirs)}")
         return lines
@@ -260,10 +249,42 @@ def _whole(name: str, value: Any, top: int, bottom: int = 1, what: str = "") -> 
         raise SpecError(f"{name} must be a whole number {what}from {bottom} to {top}, not {value!r}")
 
 
+def _amount(name: str, value: Any, top: float, form: str) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or not 0 < value <= top:
+        raise SpecError(f"{name} must be {form}, not {value!r}")
+
+
+def _compared(value: Any) -> Any:
+    """Of a field, what two pools differ in: how one is watched over, and which files it has, may change."""
+    if isinstance(value, Options):
+        return "together" if value.cluster else "each node for itself (cluster=False)"
+    return replace(value, includes=(), excludes=()) if isinstance(value, Image) else value
+
+
 def _short(value: Any) -> str:
     if isinstance(value, tuple):
         return ", ".join(str(item) for item in value) or "none"
     if isinstance(value, Image):
-        parts = [*value.pip, *value.apt, *(f"{k}={v}" for k, v in value.env.items())]
+        parts = [*map(without_login, value.pip), *value.apt]
+        parts += [index.shown for index in value.pip_indexes]
+        # Their values may be secrets.
+        parts += [f"{name}=…" for name in value.env]
         return f"({value.python or 'own python'}: {', '.join(parts) or 'nothing added'})"
     return str(value)
+
+
+__all__ = [
+    "ALLOCATIONS",
+    "DEFAULT_IDLE_TIMEOUT",
+    "DEFAULT_JOURNAL",
+    "DEFAULT_REMOTE_IDLE_TIMEOUT",
+    "MAX_NODES",
+    "MAX_RANKS_PER_NODE",
+    "Accelerator",
+    "Image",
+    "Options",
+    "PoolSpec",
+    "seconds",
+    "size",
+]

@@ -15,6 +15,7 @@
 from __future__ import annotations
 
 from .calls import Group, PendingCall, StreamedGroup, gather
+from .choice import Spec
 from .compute import Compute
 from .functions import Function, function
 from .futures import Future
@@ -28,6 +29,7 @@ __all__ = [
     "Group",
     "PendingCall",
     "Sky",
+    "Spec",
     "StreamedGroup",
     "attach_pool",
     "describe",

@@ -138,7 +138,7 @@ class Batch:
         self._next: deque[tuple[int, PendingCall[Any]]] = deque()
         self._pace = Pace(live.spec.world_size) if joins else None
         self._parcels: dict[int, tuple[Function[..., Any], Parcel]] = {}
-        self._late = display.LateView("values")
+        self._late = display.LateView("values", pool=self.live.spec.name)
         self._closed = self._stopped = self._failed = False
         self._began = time.perf_counter()
         self._lock = threading.Lock()
@@ -150,7 +150,7 @@ class Batch:
 
     def send(self) -> bool:
         """Send as many calls as may be under way; whether there are more."""
-        self._late = display.LateView("values")
+        self._late = display.LateView("values", pool=self.live.spec.name)
         most = min(_AT_ONCE, (self._pace.ahead() if self._pace else _MOST_TASKS) - len(self.left))
         taken: list[tuple[list[tuple[int, PendingCall[Any]]], Order, int]] = []
         under_way = sum(sent.size for sent in list(self.left.values()))

@@ -2,45 +2,78 @@
 
 from __future__ import annotations
 
+import asyncio
+import logging
 import os
+import threading
 from collections.abc import Iterable
+from dataclasses import replace
 from types import TracebackType
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..capture.code import check_path
-from ..errors import PoolError
+from ..errors import PoolError, SpecError
+from ..options import Options
 from ..plugins import Plugin, parse_plugins
 from ..pool.live import pools
 from ..pool.manager import Pool
 from ..pool.moving import Transfer
 from ..providers import Local
 from ..spec import DEFAULT_JOURNAL, Accelerator, Image, PoolSpec, seconds, size
+from .choice import Spec, first_of
 from .names import SharedNames
-from .pools import get_files, live_pool, pull_value, put_files, resize_pool, start_pool
+from .pools import get_files, kept_pool, let_go, live_pool, pull_value, put_files, resize_pool, start_pool
 from .running import Running
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+UNNAMED = "compute"
+_log = logging.getLogger(__name__)
 
 
 class Compute(Running, SharedNames):
-    """A pool for a ``with`` block; the block's end ends it.
+    """A pool for a ``with`` block, or an ``async with`` one; the block's end ends what the block has made.
+
+    Where a pool of this name lives, made by a block around this one, by ``%sky up --name``, or kept by another
+    process, the block joins it: it must have the same spec, unless nothing but the name is given, and it
+    lives on after the block.
 
     Parameters
     ----------
+    *specs : Spec
+        Several ways to have the machines: the first that can be had is made, in the order that
+        `Options.selection` says. What they leave out is as given below.
     provider : optional
         What makes the machines; `Local` unless given.
     nodes : int, optional
         How many nodes; 1 unless given, or all of an SSH provider's hosts.
-    ranks_per_node : int
-        How many rank processes on each.
+    ranks_per_node : int, optional
+        How many rank processes on each; 1 unless given, or what ``Options(worker=…)`` says.
     accelerator : str or Accelerator, optional
         What each node must have, such as ``"A100:8"``.
     plugins : iterable of Plugin or str
         Entered in this order.
     image : Image, optional
-        Packages and variables that the nodes need besides what the plugins add.
-    name : str
-        What the pool is called; ``%%sky --name`` finds it by this name.
+        Packages, variables and files that the nodes need besides what the plugins add.
+    options : Options, optional
+        How it is made and watched over.
+    region : str, optional
+        Where machines are made. This and the next four have no meaning for machines that are there already,
+        as local nodes and SSH hosts are: a line says so, and the program runs.
+    allocation : str, optional
+        ``"spot"``, ``"on-demand"``, ``"spot-if-available"`` or ``"cheapest"``.
+    max_hourly_cost : float, optional
+        Dollars that a node may cost an hour.
+    vcpus, memory_gb : float, optional
+        What a node must have at least.
+    ttl : float or str, optional
+        After how long the pool ends, whatever it does and whoever is there: seconds, or such as ``"2h"``; 0 is never.
+    name : str, optional
+        What the pool is called; ``%%sky --name`` finds it by this name. Without one each block has a pool of its own.
     keep : bool
-        Whether it lives on when this process ends before the block does; ``%sky attach`` finds it again.
+        Whether the pool lives on after the block, and after this process; ``%sky attach``, or the same `Compute` in
+        another process, finds it again, and `down` ends it.
     idle_timeout : float or str, optional
         How long a kept pool that nobody uses lives, in seconds or such as ``"30m"``; twelve hours
         unless given.
@@ -50,7 +83,7 @@ class Compute(Running, SharedNames):
         How much of what was sent a machine keeps for later once no name there holds it, in bytes or such as
         ``"2GB"``; a quarter of the memory or disk that is free unless given.
     include : iterable of str
-        Files and folders that are sent with the project's own modules; `included` finds them there.
+        Files and folders that are sent with the project's own modules, besides the image's ``includes``.
     sync : bool
         Whether nodes are given the packages that functions import, as they are here.
 
@@ -58,17 +91,30 @@ class Compute(Running, SharedNames):
     ------
     SpecError
         When something in it cannot be; nothing has been started.
+
+    Examples
+    --------
+    >>> with Compute(Spec(SSH("gpu1,gpu2")), Spec(Local()), nodes=2, ttl="2h") as pool:
+    ...     results = train() @ pool
     """
 
     def __init__(
         self,
+        *specs: Spec,
         provider: Any = None,
         nodes: int | None = None,
-        ranks_per_node: int = 1,
+        ranks_per_node: int | None = None,
         accelerator: str | Accelerator | None = None,
         plugins: Iterable[Plugin | str] = (),
         image: Image | None = None,
-        name: str = "compute",
+        options: Options | None = None,
+        region: str | None = None,
+        allocation: str | None = None,
+        max_hourly_cost: float | None = None,
+        vcpus: float | None = None,
+        memory_gb: float | None = None,
+        ttl: float | str | None = None,
+        name: str | None = None,
         keep: bool = False,
         idle_timeout: float | str | None = None,
         journal: int | str = DEFAULT_JOURNAL,
@@ -76,23 +122,45 @@ class Compute(Running, SharedNames):
         include: Iterable[str] = (),
         sync: bool = False,
     ) -> None:
-        self.spec = PoolSpec(
-            provider=Local() if provider is None else provider,
-            nodes=getattr(provider, "default_nodes", 1) if nodes is None else nodes,
-            ranks_per_node=ranks_per_node,
-            accelerator=Accelerator.parse(accelerator) if isinstance(accelerator, str) else accelerator,
-            image=image or Image(),
-            plugins=parse_plugins(plugins),
-            name=name,
-            keep=keep,
-            idle_timeout=seconds(idle_timeout) if isinstance(idle_timeout, str) else idle_timeout,
-            journal=size(journal) if isinstance(journal, str) else journal,
-            blob_limit=size(blob_limit) if isinstance(blob_limit, str) else blob_limit,
-        )
-        self.include, self.sync = tuple(include), sync
-        for path in self.include:
+        chosen, included = parse_plugins(plugins), _paths(include)
+        given = [specs, provider, nodes, ranks_per_node, accelerator, image, options, ttl, idle_timeout, blob_limit]
+        wishes = {
+            "region": region,
+            "allocation": allocation,
+            "max_hourly_cost": max_hourly_cost,
+            "vcpus": vcpus,
+            "memory_gb": memory_gb,
+        }
+        if provider is not None and specs:
+            raise SpecError("the specs name their providers: leave provider out, or give it alone")
+        options = Options() if options is None else options
+        image = Image() if image is None else image
+        if not isinstance(image, Image):
+            raise SpecError(f"image must be sky.Image(…), not {image!r}")
+        common = {
+            "ranks_per_node": _ranks(ranks_per_node, options),
+            "image": replace(image, includes=(*image.includes, *included)),
+            "plugins": chosen,
+            "options": options,
+            "name": UNNAMED if name is None else name,
+            "keep": keep,
+            "idle_timeout": _seconds(idle_timeout),
+            "journal": size(journal) if isinstance(journal, str) else journal,
+            "blob_limit": size(blob_limit) if isinstance(blob_limit, str) else blob_limit,
+        }
+        ways = specs or (Spec(Local() if provider is None else provider),)
+        others = {"nodes": nodes, "accelerator": accelerator, "ttl": ttl, **wishes}
+        self.specs = tuple(_made(way, others, common) for way in ways)
+        self.spec = self.specs[0]
+        for path in self.spec.image.includes:
             check_path(path)
+        self.sync = sync
+        self.named = name is not None
+        # Only a name: whichever pool has it is meant.
+        self._any = self.named and not keep and not any((*given, *chosen, *included, *wishes.values()))
         self.pool: Pool | None = None
+        # Whether the pool ends with this.
+        self._own = False
 
     def start(self, *, anew: bool = False) -> Compute:
         """Start the pool without a ``with`` block, or take the one of this name that lives; `close` ends it.
@@ -114,35 +182,105 @@ class Compute(Running, SharedNames):
         >>> pool = Compute(nodes=2, name="train").start()
         """
         live = pools.get(self.spec.name)
-        if live is None:
-            return self.__enter__()
-        differences = live.spec.differences(self.spec)
-        if differences and not anew:
-            raise PoolError(
-                f"pool {self.spec.name!r} lives with another spec: {'; '.join(differences)}. "
-                "Give it another name, or end that one first with start(anew=True)"
-            )
-        # One that is broken is of no use to anybody.
-        if differences or live.state == "broken":
+        if live is not None and (live.state == "broken" or (anew and self._differences(live))):
+            # One that is broken is of no use to anybody.
             live.down()
             pools.discard(live)
-            return self.__enter__()
-        return self._take(live)
+            live = None
+        self._enter(threading.Event(), live)
+        self._own = not self.spec.keep
+        return self
 
     def __enter__(self) -> Compute:
-        start_pool(self.spec)
-        return self._take(pools.need(self.spec.name))
-
-    def _take(self, pool: Pool) -> Compute:
-        self.pool = pool
-        pool.include(self.include)
-        pool.packages.sync = self.sync
+        self._enter(threading.Event(), pools.get(self.spec.name) if self.named else None)
         return self
+
+    async def __aenter__(self) -> Compute:
+        given_up = threading.Event()
+        live = pools.get(self.spec.name) if self.named else None
+        # What waits is a thread: the loop's other tasks go on.
+        entering = asyncio.ensure_future(asyncio.to_thread(self._enter, given_up, live))
+        try:
+            await asyncio.shield(entering)
+        except asyncio.CancelledError:
+            given_up.set()
+            await asyncio.wait([entering])
+            if not entering.cancelled() and entering.exception() is None:
+                await asyncio.to_thread(self.close)
+            raise
+        return self
+
+    def _enter(self, given_up: threading.Event, live: Pool | None) -> None:
+        """Join the pool of this name, or make one."""
+        if self.pool is not None and self.pool.state != "ended":
+            raise PoolError(f"{self!r} is live already: it is one pool for one block at a time")
+        if live is None and self.named:
+            live = kept_pool(self.spec.name, given_up) if self._any or self.spec.keep else None
+        if live is not None:
+            self._join(live)
+            return
+        with pools.naming(self.spec.name, other=not self.named) as name:
+            specs = [replace(spec, name=name) for spec in self.specs]
+            tell = print if self.spec.options.console else _log.info
+            made = first_of(specs, lambda spec: start_pool(spec, given_up), tell)
+        self._own = not made.spec.keep
+        self._take(made)
+
+    def _join(self, live: Pool) -> None:
+        differences = self._differences(live)
+        if differences:
+            raise PoolError(
+                f"pool {live.spec.name!r} lives with another spec: {'; '.join(differences)}. "
+                "Give it another name, or end that one first with start(anew=True)"
+            )
+        if live.state == "broken":
+            raise PoolError(f"pool {live.spec.name!r} is broken: {live.broken}; end it first, with start(anew=True)")
+        self._own = False
+        pools.use(live)
+        self._take(live)
+
+    def _differences(self, live: Pool) -> list[str]:
+        """What of this is not as in a pool that lives; nothing where one of the specs is its own."""
+        if self._any:
+            return []
+        found = [live.spec.differences(spec) for spec in self.specs]
+        return min(found, key=len)
+
+    def _take(self, pool: Pool) -> None:
+        self.pool = pool
+        self.spec = pool.spec
+        image = self.specs[0].image
+        pool.include(image.includes, image.excludes)
+        pool.packages.sync |= self.sync
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.close()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await asyncio.shield(asyncio.ensure_future(asyncio.to_thread(self.close)))
+
+    @property
+    def dask(self) -> Client:
+        """A Dask client of the pool: plain workers beside the agents, one a node, started when first asked for.
+
+        They are processes of their own in the pool's environment and end with the pool. What is submitted
+        runs in them, never in the ranks' kernels, and sees neither their namespaces nor their plugins.
+
+        Raises
+        ------
+        PoolError
+            When the pool's nodes do not reach each other, or its workers do not come up.
+
+        Examples
+        --------
+        >>> pool.dask.submit(sum, [1, 2]).result()
+        3
+        """
+        return live_pool(self).dask
 
     def put(
         self, local: str | os.PathLike[str], remote: str | None = None, on: Iterable[int] | None = None
@@ -260,13 +398,59 @@ class Compute(Running, SharedNames):
         live = live_pool(self)
         resize_pool(live, nodes, add=[add] if isinstance(add, str) else list(add), remove=list(remove))
         self.spec = live.spec
+        self.specs = (live.spec,)
 
     def close(self) -> None:
-        """End the pool; nothing where it has ended."""
-        if self.pool is not None:
-            self.pool.down()
-            pools.discard(self.pool)
-            self.pool = None
+        """End the pool, if this has made it and it is not kept; nothing where it has ended."""
+        pool, self.pool = self.pool, None
+        if pool is not None and self._own:
+            let_go(pool)
+
+    def down(self) -> None:
+        """End the pool, whoever has made it and whether it is kept or not."""
+        pool, self.pool = self.pool, None
+        if pool is None:
+            pool = pools.get(self.spec.name) or (kept_pool(self.spec.name) if self.named else None)
+        if pool is not None:
+            let_go(pool)
 
     def __repr__(self) -> str:
         return f"<Compute {self.spec.name!r}: {self.spec.nodes} nodes, {'live' if self.pool else 'not started'}>"
+
+
+def _made(way: Spec, others: dict[str, Any], common: dict[str, Any]) -> PoolSpec:
+    """The spec of one way to have the machines."""
+    if not isinstance(way, Spec):
+        raise SpecError(f"Compute takes sky.Spec(…) without a name before it, not {way!r}; a provider is provider=…")
+    own = {name: value for name in others if (value := getattr(way, name)) is not None}
+    found = {**others, **own}
+    kind = found["accelerator"]
+    count = found.pop("nodes")
+    return PoolSpec(
+        **common,
+        **{
+            **found,
+            "provider": way.provider,
+            "nodes": getattr(way.provider, "default_nodes", 1) if count is None else count,
+            "accelerator": Accelerator.parse(kind) if isinstance(kind, str) else kind,
+            # Skyward's word for never.
+            "ttl": _seconds(found["ttl"]) or None,
+        },
+    )
+
+
+def _ranks(given: int | None, options: Options) -> int:
+    """How many ranks a node has, by its own name or by Skyward's."""
+    worker = options.worker if isinstance(options, Options) else None
+    slots = None if worker is None else worker.concurrency
+    if given is not None and slots is not None and given != slots:
+        raise SpecError(f"ranks_per_node={given} and Worker(concurrency={slots}) say the same thing; give one of them")
+    return next((number for number in (given, slots) if number is not None), 1)
+
+
+def _seconds(given: float | str | None) -> float | None:
+    return seconds(given) if isinstance(given, str) else given
+
+
+def _paths(include: Iterable[str]) -> tuple[str, ...]:
+    return (include,) if isinstance(include, str) else tuple(include)

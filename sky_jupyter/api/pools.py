@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
@@ -24,8 +26,13 @@ class Holder(Protocol):
         """The live pool."""
 
 
-def start_pool(spec: PoolSpec) -> Pool:
+def start_pool(spec: PoolSpec, given_up: threading.Event | None = None) -> Pool:
     """Start a pool, shown as it comes up, and make it the current one.
+
+    Parameters
+    ----------
+    given_up : threading.Event, optional
+        When set, the start ends, and nothing of it is left.
 
     Raises
     ------
@@ -35,29 +42,75 @@ def start_pool(spec: PoolSpec) -> Pool:
     if pools.get(spec.name) is not None:
         raise PoolError(f"pool {spec.name!r} lives already; end it first, or give another name")
     pool = Pool(spec, person.prompts)
-    view = display.start_view(f"pool {spec.name}", pool=spec.name, phases=pool.phases.facts)
+    display.mute(spec.name, off=spec.options.console)
+    view = _view(spec, f"pool {spec.name}", pool=spec.name, phases=pool.phases.facts)
     try:
-        with pools.being_started(pool), person.answering(view.refresh) as tick:
+        with pools.being_started(pool), person.answering(_until(given_up, view.refresh)) as tick:
             pool.start(view.on_event, tick)
     except BaseException as error:
         view.finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", ok=False)
         raise
     _take_in(pool)
-    view.finish(f"{describe(spec)} ready")
+    view.finish(f"{describe(spec)} ready{_unheeded(spec)}")
     return pool
 
 
+def _view(spec: PoolSpec, title: str, **about: Any) -> display.StartView:
+    """The view of what a pool comes through; none where its options want none."""
+    return display.start_view(title, **about) if spec.options.console else display.Silent()
+
+
+def _unheeded(spec: PoolSpec) -> str:
+    """What of the machines was asked for in vain."""
+    if not spec.ignored:
+        return ""
+    names = ", ".join(spec.ignored)
+    return f" ({names} {'have' if len(spec.ignored) > 1 else 'has'} no meaning on {spec.provider.kind} nodes)"
+
+
+def _until(given_up: threading.Event | None, tick: Callable[[], None]) -> Callable[[], None]:
+    """A tick that ends what it is called by once that is given up."""
+
+    def checked() -> None:
+        if given_up is not None and given_up.is_set():
+            raise PoolError("the start was given up")
+        tick()
+
+    return checked
+
+
+def let_go(pool: Pool) -> None:
+    """End a pool and forget it."""
+    pool.down()
+    pools.discard(pool)
+
+
+def kept_pool(name: str, given_up: threading.Event | None = None) -> Pool | None:
+    """Become the manager of the kept pool of this name that nobody manages; None where there is none."""
+    registry = Registry()
+    try:
+        there = [row for row in registry.pools() if row.name == name and row.outlives and not row.owner_lives]
+    finally:
+        registry.close()
+    return attach_pool(there[-1].id, given_up=given_up) if there else None
+
+
 def _take_in(pool: Pool) -> None:
-    """A pool is there: it is found by its name, pages have its widgets, and it is seen how its values come."""
+    """A pool is there: it is found by its name, has its image's files, pages have its widgets, and values are seen."""
     pools.add(pool)
-    pool.shows = lambda title: display.LateView(title, "here", "not fetched")
+    image = pool.spec.image
+    for path in image.includes:
+        # Of a pool that is taken up elsewhere, they may be somewhere else.
+        with contextlib.suppress(SpecError):
+            pool.include([path], image.excludes)
+    pool.shows = lambda title: display.LateView(title, "here", "not fetched", pool=pool.spec.name)
     comms = pool.supervisor.comms
     mirror = display.mirror(pool.id, comms.send)
     if mirror is not None:
         comms.listen(mirror)
 
 
-def attach_pool(name: str | None = None, *, take_over: bool = False) -> Pool:
+def attach_pool(name: str | None = None, *, take_over: bool = False, given_up: threading.Event | None = None) -> Pool:
     """Become the manager of a kept pool that lives, and make it the current one.
 
     Parameters
@@ -66,6 +119,8 @@ def attach_pool(name: str | None = None, *, take_over: bool = False) -> Pool:
         Its name or id; may be left out where there is only one to attach to.
     take_over : bool
         Whether another notebook that manages it loses it.
+    given_up : threading.Event, optional
+        When set, this ends, and the pool stays as it was.
 
     Raises
     ------
@@ -92,7 +147,7 @@ def attach_pool(name: str | None = None, *, take_over: bool = False) -> Pool:
         raise PoolError(f"pool {row.name!r} is managed here already")
     view = display.start_view(f"pool {row.name}")
     try:
-        with person.answering(view.refresh) as tick:
+        with person.answering(_until(given_up, view.refresh)) as tick:
             pool = Pool.attach(row, person.prompts, take_over=take_over, listener=view.on_event, tick=tick)
     except BaseException as error:
         view.finish("interrupted" if isinstance(error, KeyboardInterrupt) else "not attached", ok=False)
@@ -104,7 +159,7 @@ def attach_pool(name: str | None = None, *, take_over: bool = False) -> Pool:
 
 def resize_pool(pool: Pool, nodes: int | None = None, *, add: Sequence[str] = (), remove: Sequence[int] = ()) -> None:
     """Change a pool's nodes, shown as it goes on; see `Compute.resize`."""
-    view = display.start_view(f"pool {pool.spec.name}", pool=pool.spec.name)
+    view = _view(pool.spec, f"pool {pool.spec.name}", pool=pool.spec.name)
     try:
         with person.answering(view.refresh) as tick:
             pool.resize(nodes, view.on_event, tick, add=add, remove=remove)
@@ -121,14 +176,14 @@ def put_files(
     pool: Pool, local: str | os.PathLike[str], remote: str | None = None, on: Sequence[int] | None = None
 ) -> Transfer:
     """Bring a file or folder to a pool's nodes, shown as it goes; see `Compute.put`."""
-    return _shown(f"put {local}", lambda **watch: pool.put(local, remote, on, **watch))
+    return _shown(pool, f"put {local}", lambda **watch: pool.put(local, remote, on, **watch))
 
 
 def get_files(
     pool: Pool, remote: str, local: str | os.PathLike[str] | None = None, on: Sequence[int] | None = None
 ) -> Transfer:
     """Fetch a file or folder from a pool's nodes, shown as it comes; see `Compute.get`."""
-    return _shown(f"get {remote}", lambda **watch: pool.get(remote, local, on, **watch))
+    return _shown(pool, f"get {remote}", lambda **watch: pool.get(remote, local, on, **watch))
 
 
 def pull_value(pool: Pool, name: str, on: Sequence[int] | None = None, how: str | None = None) -> Any:
@@ -137,8 +192,8 @@ def pull_value(pool: Pool, name: str, on: Sequence[int] | None = None, how: str 
         return pool.pull(name, on, how, view.on_event, view.refresh)
 
 
-def _shown(title: str, move: Callable[..., Transfer]) -> Transfer:
-    view = display.start_view(title)
+def _shown(pool: Pool, title: str, move: Callable[..., Transfer]) -> Transfer:
+    view = _view(pool.spec, title)
     try:
         done = move(listener=view.on_event, tick=view.refresh)
     except SpecError:

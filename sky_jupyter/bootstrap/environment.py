@@ -33,6 +33,7 @@ from packaging.utils import canonicalize_name
 
 from ..errors import BootstrapError
 from ..spec import Image
+from . import indexes
 from .requirements import frozen, installed, missing, parse
 from .uv import OnLine, run_uv, without_secrets
 
@@ -101,7 +102,7 @@ def ensure(
         When uv fails or is stopped; nothing is left behind.
     """
     own_python = _is_own_python(image.python)
-    wanted = missing(image.pip)
+    wanted = missing(indexes.wanted(image))
     if own_python and not wanted:
         return Environment(Path(sys.executable), reused=True, path=None)
     beside = frozen(leaving_out=[parse(text).name for text in wanted]) if own_python else _pins()
@@ -110,7 +111,7 @@ def ensure(
 
     def build(part: Path) -> None:
         if own_python:
-            _build_overlay(part, wanted, beside, on_line, stop)
+            _build_overlay(part, image, wanted, beside, on_line, stop)
         else:
             _build_whole(part, image, beside, on_line, stop)
 
@@ -126,7 +127,7 @@ def ensure(
 
 def is_own(image: Image) -> bool:
     """Whether the notebook's own environment has all that an image asks for, as it is."""
-    return _is_own_python(image.python) and not missing(image.pip)
+    return _is_own_python(image.python) and not missing(indexes.wanted(image))
 
 
 def _is_own_python(asked: str | None) -> bool:
@@ -168,7 +169,7 @@ def _make(folder: Path, build: Callable[[Path], None], image: Image) -> None:
 
 
 def _build_overlay(
-    part: Path, wanted: list[str], beside: list[str], on_line: OnLine, stop: threading.Event | None
+    part: Path, image: Image, wanted: list[str], beside: list[str], on_line: OnLine, stop: threading.Event | None
 ) -> None:
     run_uv(_venv(part, sys.executable), phase=PHASE, on_line=on_line, stop=stop)
     constraints = part / "constraints.txt"
@@ -177,31 +178,42 @@ def _build_overlay(
     # uv plans against the notebook's own environment, where it changes nothing, so that it takes
     # what is there as given; then only what that lacks goes into the overlay.
     command = ["pip", "install", "--dry-run", "--break-system-packages", "--python", sys.executable]
-    plan = run_uv(
-        [*command, "--constraints", str(constraints), *wanted],
-        phase=PHASE,
-        on_line=lambda line: None if _PLANNED.match(line) or line.startswith("Would ") else on_line(line),
-        stop=stop,
-    )
+    with indexes.arguments(wanted, image) as asked:
+        plan = run_uv(
+            [*command, "--constraints", str(constraints), *asked],
+            phase=PHASE,
+            on_line=lambda line: None if _PLANNED.match(line) or line.startswith("Would ") else on_line(line),
+            stop=stop,
+            env=indexes.environment(image, os.environ),
+        )
     if additions := _additions(plan, wanted):
-        _install(part, ["--no-deps", *additions], on_line, stop)
+        _install(part, image, ["--no-deps"], additions, on_line, stop)
     lines = "".join(f"import site; site.addsitedir({folder!r})\n" for folder in _site_folders())
     (_site_packages(part) / "_sky_jupyter_notebook.pth").write_text(lines, encoding="utf-8")
 
 
 def _build_whole(part: Path, image: Image, pins: list[str], on_line: OnLine, stop: threading.Event | None) -> None:
     run_uv(_venv(part, image.python or ""), phase=PHASE, on_line=on_line, stop=stop)
-    _install(part, [*pins, *_NODE_NEEDS, *image.pip], on_line, stop)
+    _install(part, image, [], [*pins, *_NODE_NEEDS, *indexes.wanted(image)], on_line, stop)
 
 
 def _venv(part: Path, python: str) -> list[str]:
     return ["venv", "--quiet", "--relocatable", "--no-project", "--python", python, str(part)]
 
 
-def _install(part: Path, arguments: list[str], on_line: OnLine, stop: threading.Event | None) -> None:
+def _install(
+    part: Path,
+    image: Image,
+    switches: list[str],
+    requirements: list[str],
+    on_line: OnLine,
+    stop: threading.Event | None,
+) -> None:
     # Compiled once here, instead of by every rank at its first import.
-    command = ["pip", "install", "--compile-bytecode", "--python", str(_python(part)), *arguments]
-    run_uv(command, phase=PHASE, on_line=on_line, stop=stop)
+    command = ["pip", "install", "--compile-bytecode", "--python", str(_python(part)), *switches]
+    with indexes.arguments(requirements, image) as asked:
+        env = indexes.environment(image, os.environ)
+        run_uv([*command, *asked], phase=PHASE, on_line=on_line, stop=stop, env=env)
 
 
 def _additions(plan: list[str], wanted: list[str]) -> list[str]:

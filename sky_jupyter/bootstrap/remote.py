@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import BootstrapError, MachineError
 from ..spec import PoolSpec
-from . import apt, environment, hosts, package, wheels
+from . import apt, environment, hosts, indexes, package, wheels
 from .requirements import frozen
 from .site import PATIENCE, Site, T, on_all
 from .supplies import Supplies
@@ -83,7 +83,7 @@ class Crew:
         self.offline, self.stop, self.on_node = offline, stop, on_node
         asked = self.image.python or platform.python_version()
         self.minor = ".".join(asked.split(".")[:2])
-        self.supplies = Supplies([*environment._pins(), *_NEEDS, *self.image.pip], stop)
+        self.supplies = Supplies([*environment._pins(), *_NEEDS, *indexes.wanted(self.image)], stop, self.image)
         self._saying = threading.Lock()
 
     @property
@@ -256,11 +256,15 @@ class Crew:
             program = f"{cache}/bin/uv-{self.supplies.uv}"
             part = f"{folder}.tmp-{os.urandom(4).hex()}"
             names = [f"{cache}/wheels/{wheel.digest}/{wheel.path.name}" for wheel in sent]
+            # Names and versions, and where each may come from; who may take it from there is in the environment.
+            asked = "" if self.offline else indexes.project(self.supplies.lock(aim, tell), self.image)
             if self.offline:
                 install = ["--no-config", "--offline", "--no-index", "--no-deps", *names]
+            elif asked:
+                install = ["--no-deps", "-r", f"{part}/{indexes.FILE}"]
             else:
                 install = ["--no-deps", *self.supplies.lock(aim, tell)]
-            tell(f"building the environment of {len(sent) or len(install) - 1} packages")
+            tell(f"building the environment of {len(sent) or len(self.supplies.lock(aim, tell))} packages")
             python = site.python or site.version
             venv = [program, "venv", "--quiet", "--relocatable", "--no-project", "--python", python, part]
             fill = [program, "pip", "install", "--compile-bytecode", "--python", f"{part}/bin/python", *install]
@@ -270,7 +274,9 @@ class Crew:
                 [
                     "umask 077",
                     f"rm -rf -- {stale} {shlex.quote(folder)}",
-                    f"{{ {shlex.join(venv)} && {shlex.join(fill)} && "
+                    f"{{ {shlex.join(venv)} && "
+                    f"printf %s {shlex.quote(asked)} >{shlex.quote(f'{part}/{indexes.FILE}')} && "
+                    f"{shlex.join(fill)} && rm -f -- {shlex.quote(f'{part}/{indexes.FILE}')} && "
                     f"printf '%s\\n' {shlex.quote(contents)} >{shlex.quote(part + '/.ok')} && "
                     f"mv -T -- {shlex.quote(part)} {shlex.quote(folder)}; }} || "
                     f"{{ _sky_r=$?; rm -rf -- {shlex.quote(part)}; exit $_sky_r; }}",
@@ -283,6 +289,7 @@ class Crew:
                 "UV_PYTHON_INSTALL_DIR": f"{cache}/python",
                 "UV_NO_PROGRESS": "1",
                 "NO_COLOR": "1",
+                **({} if self.offline else indexes.environment(self.image, self.image.env)),
             }
             if site.python:
                 variables["UV_PYTHON_DOWNLOADS"] = "never"

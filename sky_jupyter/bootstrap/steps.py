@@ -4,18 +4,26 @@ from __future__ import annotations
 
 import shlex
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from ..errors import BootstrapError
-from ..machines.base import Machine
+from ..machines.base import Command, Machine
 from ..spec import PoolSpec
 
 _LAST = 30
+_LOOK = 0.1
 
 
-def run(spec: PoolSpec, machines: Sequence[Machine], env: Mapping[str, str], on_line: Callable[[str], None]) -> None:
-    """Run every plugin's commands, in order, once on each machine.
+def run(
+    spec: PoolSpec,
+    machines: Sequence[Machine],
+    env: Mapping[str, str],
+    on_line: Callable[[str], None],
+    stop: threading.Event,
+) -> None:
+    """Run every plugin's commands, in order, once on each machine; when ``stop`` is set, the one that runs is ended.
 
     Raises
     ------
@@ -29,16 +37,23 @@ def run(spec: PoolSpec, machines: Sequence[Machine], env: Mapping[str, str], on_
             continue
         done.add(machine.key)
         for argv in commands:
-            _run_one(node, machine, argv, env, on_line)
+            _run_one(node, machine, argv, env, on_line, stop)
 
 
 def _run_one(
-    node: int, machine: Machine, argv: Sequence[str], env: Mapping[str, str], on_line: Callable[[str], None]
+    node: int,
+    machine: Machine,
+    argv: Sequence[str],
+    env: Mapping[str, str],
+    on_line: Callable[[str], None],
+    stop: threading.Event,
 ) -> None:
     with tempfile.TemporaryDirectory(prefix="sky-step-") as folder:
         log = Path(folder) / "stderr"
         command = machine.exec(argv, env=env, cwd=folder, log=log)
         lines = []
+        over = threading.Event()
+        threading.Thread(target=_end_when, args=(stop, over, command), name="sky-step", daemon=True).start()
         try:
             for line in command.lines():
                 lines.append(line)
@@ -48,8 +63,18 @@ def _run_one(
             command.kill()
             command.wait()
             raise
+        finally:
+            over.set()
         if status:
             lines += log.read_text(errors="replace").splitlines()
             raise BootstrapError(
                 "plugins", f"exit status {status}", node=node, command=shlex.join(argv), lines=lines[-_LAST:]
             )
+
+
+def _end_when(stop: threading.Event, over: threading.Event, command: Command) -> None:
+    """End a command that nobody waits for any more."""
+    while not over.wait(_LOOK):
+        if stop.is_set():
+            command.kill()
+            return

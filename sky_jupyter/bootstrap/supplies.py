@@ -16,6 +16,7 @@ from pathlib import Path, PurePosixPath
 import platformdirs
 
 from ..errors import BootstrapError
+from ..spec import Image
 from . import wheels
 from .pythons import Standalone, archive, standalone
 from .site import PATIENCE, Site
@@ -36,6 +37,8 @@ class Supplies:
         The requirements of the environment.
     stop : threading.Event
         When set, what can end ends.
+    image : Image, optional
+        Whose indexes count.
 
     Attributes
     ----------
@@ -43,8 +46,9 @@ class Supplies:
         Which versions of packages to take where several would do, as ``name==version``.
     """
 
-    def __init__(self, asked: Sequence[str], stop: threading.Event) -> None:
+    def __init__(self, asked: Sequence[str], stop: threading.Event, image: Image | None = None) -> None:
         self.asked, self.stop = asked, stop
+        self.image = Image() if image is None else image
         self.prefer: Sequence[str] = ()
         self.uv = metadata.version("uv")
         self._locks: dict[wheels.Aim, list[str] | BootstrapError] = {}
@@ -64,7 +68,9 @@ class Supplies:
             if aim not in self._locks:
                 tell(f"resolving for Python {aim.python} on {aim.platform}")
                 try:
-                    self._locks[aim] = wheels.resolve(self.asked, aim, self.prefer, on_line=tell, stop=self.stop)
+                    self._locks[aim] = wheels.resolve(
+                        self.asked, aim, self.prefer, image=self.image, on_line=tell, stop=self.stop
+                    )
                 except BootstrapError as error:
                     self._locks[aim] = error if self.stop.is_set() else _no_such_set(aim, error)
             found = self._locks[aim]
@@ -76,8 +82,8 @@ class Supplies:
         """The wheels of those packages."""
         with self._finding:
             if aim not in self._bundles:
-                found = wheels.gather(self.lock(aim, tell), aim, own_cache() / "wheels", on_line=tell, stop=self.stop)
-                self._bundles[aim] = found
+                lock, folder = self.lock(aim, tell), own_cache() / "wheels"
+                self._bundles[aim] = wheels.gather(lock, aim, folder, image=self.image, on_line=tell, stop=self.stop)
             return self._bundles[aim]
 
     def python(self, version: str, machine: str, tell: OnLine) -> Standalone:

@@ -22,9 +22,12 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ..errors import BootstrapError
+from ..spec import Image
+from . import indexes
 from .uv import OnLine, run_uv
 
 PHASE = "environment"
+_PLAIN = Image()
 # What an installer adds beside what was in the wheel.
 _ADDED = {"INSTALLER", "REQUESTED", "RECORD", "RECORD.jws", "direct_url.json", "uv_cache.json", "uv_build.json"}
 _DATA = ("share", "etc", "man")
@@ -65,6 +68,7 @@ def resolve(
     aim: Aim,
     prefer: Sequence[str] = (),
     *,
+    image: Image = _PLAIN,
     on_line: OnLine = lambda line: None,
     stop: threading.Event | None = None,
 ) -> list[str]:
@@ -74,6 +78,8 @@ def resolve(
     ----------
     prefer : sequence of str
         Which versions to take of several that would do, as ``name==version``.
+    image : Image
+        Whose indexes count.
 
     Raises
     ------
@@ -81,15 +87,22 @@ def resolve(
         When there is no such set of wheels; uv says why.
     """
     with tempfile.TemporaryDirectory(prefix="sky-lock-") as folder:
-        asked, lock = Path(folder, "asked.txt"), Path(folder, "lock.txt")
-        asked.write_text("".join(f"{item}\n" for item in requirements), encoding="utf-8")
+        asked, lock = _asked(Path(folder), requirements, image), Path(folder, "lock.txt")
         # uv keeps to the versions that it finds there, where it can.
         lock.write_text("".join(f"{item}\n" for item in prefer), encoding="utf-8")
         command = ["pip", "compile", "--quiet", "--no-header", "--no-annotate", *aim.arguments]
         command += ["--output-file", str(lock), str(asked)]
-        run_uv(command, phase=PHASE, on_line=on_line, stop=stop)
+        run_uv(command, phase=PHASE, on_line=on_line, stop=stop, env=indexes.environment(image, os.environ))
         lines = lock.read_text(encoding="utf-8").splitlines()
     return [line for line in lines if line.strip() and not line.startswith(("#", "--"))]
+
+
+def _asked(folder: Path, requirements: Sequence[str], image: Image) -> Path:
+    """A file that names requirements, as uv reads it."""
+    text = indexes.project(requirements, image)
+    path = folder / (indexes.FILE if text else "asked.txt")
+    path.write_text(text or "".join(f"{item}\n" for item in requirements), encoding="utf-8")
+    return path
 
 
 def gather(
@@ -97,6 +110,7 @@ def gather(
     aim: Aim,
     cache: Path,
     *,
+    image: Image = _PLAIN,
     on_line: OnLine = lambda line: None,
     stop: threading.Event | None = None,
 ) -> list[Wheel]:
@@ -115,10 +129,10 @@ def gather(
     cache.mkdir(parents=True, exist_ok=True)
     # Beside the cache: uv links there from its own, where both are on one disk.
     with tempfile.TemporaryDirectory(prefix=".unpacked-", dir=cache) as folder:
-        tree, asked = Path(folder, "tree"), Path(folder, "lock.txt")
-        asked.write_text("".join(f"{line}\n" for line in lock), encoding="utf-8")
+        tree, asked = Path(folder, "tree"), _asked(Path(folder), lock, image)
         command = ["pip", "install", "--quiet", "--no-deps", "--target", str(tree), "--python", sys.executable]
-        run_uv([*command, *aim.arguments, "-r", str(asked)], phase=PHASE, on_line=on_line, stop=stop)
+        command += [*aim.arguments, "-r", str(asked)]
+        run_uv(command, phase=PHASE, on_line=on_line, stop=stop, env=indexes.environment(image, os.environ))
         infos = sorted(tree.glob("*.dist-info"))
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as several:
             wheels = list(several.map(lambda info: _wheel(tree, info, cache), infos))

@@ -101,12 +101,17 @@ class LocalCode:
     def __init__(self) -> None:
         self._modules = LocalModules()
         self._needs: set[str] = set()
-        # By their places on the nodes: each path here, and how the person named it.
-        self._included: dict[str, tuple[Path, str]] = {}
+        # By their places on the nodes: each path here, how the person named it, and what of it stays here.
+        self._included: dict[str, tuple[Path, str, tuple[str, ...]]] = {}
         self._sources: dict[str, Source] = {}
 
-    def include(self, paths: Iterable[str]) -> None:
+    def include(self, paths: Iterable[str], excludes: Iterable[str] = ()) -> None:
         """Have files and folders sent with the code from now on.
+
+        Parameters
+        ----------
+        excludes : iterable of str
+            What of them is left out, as lines of a ``.gitignore`` in each folder.
 
         Raises
         ------
@@ -115,7 +120,7 @@ class LocalCode:
         """
         for text in paths:
             path = check_path(text)
-            self._included[_place_of(path)] = path, text
+            self._included[_place_of(path)] = path, text, tuple(excludes)
 
     def look(self, needs: Iterable[str]) -> Code:
         """What the nodes are to have, with what importing ``needs`` takes.
@@ -131,8 +136,8 @@ class LocalCode:
         self._needs |= {name for name in needs if name.partition(".")[0] in closure.modules}
         found: dict[str, tuple[Path, os.stat_result]] = {}
         _add_modules(closure.modules, found)
-        for place, (path, _) in self._included.items():
-            _add_included(place, path, found)
+        for place, (path, _, excludes) in self._included.items():
+            _add_included(place, path, excludes, found)
         sources = {place: self._source(place, path, info) for place, (path, info) in sorted(found.items())}
         before = self._sources
         changed = tuple(name for name in sources if name in before and before[name].digest != sources[name].digest)
@@ -155,7 +160,7 @@ class LocalCode:
         index = {
             "files": {place: source.digest for place, source in sources.items()},
             "modules": [[name, sorted(closure.uses.get(name, ()))] for name in closure.modules],
-            "included": {text: place for place, (_, text) in self._included.items()},
+            "included": {text: place for place, (_, text, _) in self._included.items()},
         }
         return json.dumps(index, sort_keys=True).encode()
 
@@ -187,11 +192,13 @@ def _place_of(path: Path) -> str:
     return path.relative_to(max(above, key=lambda place: len(place.parts))).as_posix() if above else path.name
 
 
-def _add_included(place: str, path: Path, found: dict[str, tuple[Path, os.stat_result]]) -> None:
+def _add_included(
+    place: str, path: Path, excludes: Sequence[str], found: dict[str, tuple[Path, os.stat_result]]
+) -> None:
     if path.is_file():
         found.setdefault(place, (path, path.stat()))
     elif path.is_dir():
-        files = list(folders.files_in(path))
+        files = list(folders.files_in(path, excludes))
         folders.refuse_large(f"--include {path}", [(name, info.st_size) for name, info in files], _ADVICE)
         for name, info in files:
             found.setdefault(f"{place}/{name}".lstrip("/"), (path / name, info))

@@ -122,8 +122,13 @@ def _rules_above(folder: Path) -> list[Rule]:
     return rules
 
 
-def files_in(root: Path) -> Iterator[tuple[str, os.stat_result]]:
+def files_in(root: Path, excludes: Sequence[str] = ()) -> Iterator[tuple[str, os.stat_result]]:
     """A folder's files that go to nodes: each path from the folder, with slashes, and what the disk says of it.
+
+    Parameters
+    ----------
+    excludes : sequence of str
+        What is left out besides, as lines of a ``.gitignore`` in the folder.
 
     Raises
     ------
@@ -131,7 +136,8 @@ def files_in(root: Path) -> Iterator[tuple[str, os.stat_result]]:
         When something of it cannot be read.
     """
     root = root.absolute()
-    yield from _walk(root, "", _rules_above(root), {os.path.realpath(root)})
+    own = [rule for line in excludes if (rule := _rule(f"{root}/", line)) is not None]
+    yield from _walk(root, "", [*_rules_above(root), *own], {os.path.realpath(root)})
 
 
 def _walk(folder: Path, name: str, rules: list[Rule], met: set[str]) -> Iterator[tuple[str, os.stat_result]]:

@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from .comms import Mirror
 
 _LATE = 0.5
+# The names of pools whose functions run without a view.
+_muted: set[str] = set()
 # What has so many bytes to bring is soon to be seen at it.
 _LARGE, _LATE_LARGE = 50_000_000, 0.1
 
@@ -60,16 +62,20 @@ class LateView:
     ----------
     title, done, failed : str
         What stands first, and what is said at the end.
+    pool : str
+        The name of the pool that it is of; of one that is muted nothing is shown.
     """
 
-    def __init__(self, title: str, done: str = "there", failed: str = "not sent") -> None:
-        self._title, self._done, self._failed = title, done, failed
+    def __init__(self, title: str, done: str = "there", failed: str = "not sent", *, pool: str = "") -> None:
+        self._title, self._done, self._failed, self._pool = title, done, failed, pool
         self._view: StartView | None = None
         self._last: Event | None = None
         self._due = 0.0
 
     def on_event(self, event: Event) -> None:
         """Take in what the pool tells; any thread."""
+        if self._pool in _muted:
+            return
         self._due = self._due or time.monotonic() + _LATE
         if isinstance(event, ProgressEvent) and event.total >= _LARGE:
             self._due = min(self._due, time.monotonic() + _LATE_LARGE)
@@ -108,6 +114,8 @@ class Silent:
 
 def run_view(title: str, ranks: Sequence[int], *, results: bool = True, pool: str = "") -> RunView:
     """The view of a run on ``ranks``, for where this process is shown."""
+    if pool in _muted and not results:
+        return Silent()
     if in_marimo():
         from . import widget
 
@@ -135,6 +143,11 @@ def run_view(title: str, ranks: Sequence[int], *, results: bool = True, pool: st
     from .terminal import TerminalRunView
 
     return TerminalRunView(ranks, results=results)
+
+
+def mute(pool: str, *, off: bool = False) -> None:
+    """Have a pool's functions run without a view, or (``off``) with one again; a notebook's cell has its own."""
+    (_muted.discard if off else _muted.add)(pool)
 
 
 def mirror(pool: str, send: Callable[[Message], None]) -> Mirror | None:

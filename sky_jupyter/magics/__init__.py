@@ -81,7 +81,7 @@ class SkyMagics(Magics):
         pool.settle()
         for news in filter(None, [*pool.take_news(), "; ".join(filter(None, self.take_restarts(pool)))]):
             print(news)
-        pool.include(given.include)
+        pool.include(given.include, pool.spec.image.excludes)
         with display.LateView("values") as late:
             capture = collect(
                 transformed,

@@ -102,7 +102,11 @@ class Given:
         """
         spec = live or PoolSpec(provider=Local(), name=self.name or "default")
         changes = dict(self.pool)
-        image = {key: changes.pop(key) for key in ("pip", "env") if key in changes}
+        if "no_cluster" in changes:
+            changes["options"] = replace(spec.options, cluster=not changes.pop("no_cluster"))
+        image: dict[str, Any] = {key: changes.pop(key) for key in ("pip", "env") if key in changes}
+        if self.include:
+            image["includes"] = (*spec.image.includes, *self.include)
         if image:
             changes["image"] = replace(spec.image, **image)
         return replace(spec, **changes)

@@ -175,6 +175,13 @@ POOL = (
         f"a kept pool without a notebook and without a run ends after this long ({DEFAULT_IDLE_TIMEOUT / 3600:g}h)",
     ),
     Option(
+        "--ttl",
+        "S",
+        seconds,
+        "a length of time such as 90s, 30m or 12h",
+        "the pool ends after this long, whatever it does and whoever is there (never)",
+    ),
+    Option(
         "--journal",
         "SIZE",
         size,
@@ -196,6 +203,7 @@ HOST_SWITCHES = (
 )
 POOL_SWITCHES = (
     Switch("--keep", "the pool outlives its notebook; `%sky attach` finds it again"),
+    Switch("--no-cluster", "nodes stand alone: each rank is a world of its own, without collectives"),
     *HOST_SWITCHES,
 )
 NAME = Option("--name", "NAME", str, "a name", "which pool (the current one)")

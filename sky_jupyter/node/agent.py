@@ -27,6 +27,7 @@ import cloudpickle
 from ..errors import PoolError, plain
 from . import look, metrics, modules, packages, stacks
 from .accelerators import Devices
+from .beside import Beside
 from .calls import Calls
 from .comms import Comms
 from .config import HostConfig, member_name
@@ -98,6 +99,7 @@ class Agent:
         self.noise: re.Pattern[str] | None = None
         self.forkserver = Forkserver()
         self.files = Files(pool_folder, config)
+        self.beside = Beside(pool_folder, config, node)
         # Hands a batch to whoever listens; set while the control plane is connected.
         self.send: Callable[[dict[str, Any]], None] | None = None
         # Bytes that were forwarded, and how many of them concern nobody any more.
@@ -544,6 +546,8 @@ class Agent:
 
     def info(self, rank: int, ports: dict[str, int], job: str) -> InstanceInfo:
         per_node = self.config.ranks_per_node
+        if not self.config.cluster:
+            return self.info_alone(rank % per_node, job)
         return InstanceInfo(
             node=self.node,
             rank=rank,
@@ -556,6 +560,26 @@ class Agent:
             peers=tuple(self.config.addresses),
             job_id=job,
             ports=ports,
+            accelerators=self.accelerators[0],
+            accelerator=self.accelerators[1],
+        )
+
+    def info_alone(self, local_rank: int, job: str) -> InstanceInfo:
+        """Of a rank that is a world of its own: its coordinator is itself, at a port of its own."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = int(free.getsockname()[1])
+        return InstanceInfo(
+            node=self.node,
+            rank=0,
+            total_nodes=self.config.total_nodes,
+            world_size=1,
+            ranks_per_node=self.config.ranks_per_node,
+            local_rank=local_rank,
+            head_addr="127.0.0.1",
+            head_port=port,
+            job_id=job,
+            cluster=False,
             accelerators=self.accelerators[0],
             accelerator=self.accelerators[1],
         )

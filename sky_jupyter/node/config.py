@@ -51,6 +51,10 @@ class HostConfig:
         one that missed a change takes nobody's place.
     was : list of int
         After such a change, the numbers that ``nodes`` had before it, each at its place; -1 for one that is new.
+    ttl : float or None
+        Seconds from its start after which this machine's part of the pool ends itself, whatever it does.
+    cluster : bool
+        Whether the nodes work together; else each rank is a world of its own.
     """
 
     pool: str
@@ -70,6 +74,8 @@ class HostConfig:
     port: int = 0
     shape: int = 0
     was: list[int] = field(default_factory=list)
+    ttl: float | None = None
+    cluster: bool = True
 
     @property
     def lease_interval(self) -> float:

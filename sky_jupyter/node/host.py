@@ -6,7 +6,8 @@ It reads FOLDER/host.json, starts the forkserver, on the head's machine the sche
 a node, says what came up as JSON lines on its standard output, and then watches. A scheduler or an
 agent that ends is started anew, at its place. Where FOLDER/host.json.next appears, it has other nodes
 from then on: all agents are new, and the forkserver and the scheduler are not. A pool that is not kept
-ends with the process that made it, and one whose lease nobody renews ends by itself. However it ends,
+ends with the process that made it, and one whose lease nobody renews, or whose time (ttl) is over, ends by itself.
+However it ends,
 it takes everything with it: its children die with it, orphans come to it, and the folder is removed.
 """
 
@@ -45,7 +46,7 @@ class Host:
         self.children: dict[int, str] = {}
         self.ending = False
         self.revivals: dict[str, list[float]] = {}
-        self.renewed = time.monotonic()
+        self.began = self.renewed = time.monotonic()
         self.scheduler_address = self.config.scheduler
         self.devices = Devices()
 
@@ -155,7 +156,7 @@ class Host:
                     self.on_ended(name, processes.exit_text(status))
             if self.config.owner is not None and os.getppid() != self.config.owner:
                 return
-            if self.lease_is_over():
+            if self.lease_is_over() or self.time_is_over():
                 return
             self.change_if_asked()
             select.select([self.wake, self.lease], [], [], _WATCH)
@@ -203,6 +204,10 @@ class Host:
             while os.read(self.lease, 512):
                 self.renewed = now
         return self.config.idle_timeout is not None and now - self.renewed > self.config.idle_timeout
+
+    def time_is_over(self) -> bool:
+        """Whether the pool has been there for as long as it may be, whoever is there and whatever runs."""
+        return self.config.ttl is not None and time.monotonic() - self.began > self.config.ttl
 
     def on_ended(self, name: str, text: str) -> None:
         """A child has ended: what the pool cannot do without is started anew."""

@@ -22,7 +22,7 @@ import distributed.core
 from distributed import Worker
 from distributed.worker import get_worker
 
-from . import calls, comms, files, passing, values
+from . import beside, calls, comms, files, passing, values
 from . import scheduler as control
 from .accelerators import Devices
 from .agent import CALLS, Agent
@@ -66,6 +66,8 @@ class Member(control.WithoutHttp, Worker):
             self.handlers[f"sky_{name}"] = self.obeying(getattr(agent, f"sky_{name}"))
         for name in files.CALLS:
             self.handlers[f"sky_{name}"] = self.obeying(getattr(agent.files, f"sky_{name}"))
+        for name in beside.CALLS:
+            self.handlers[f"sky_{name}"] = self.obeying(getattr(agent.beside, f"sky_{name}"))
         for name in calls.CALLS:
             self.handlers[f"sky_{name}"] = self.obeying(getattr(agent.calls, f"sky_{name}"))
         for name in values.CALLS:

@@ -58,6 +58,10 @@ class InstanceInfo:
         Names this start of the pool's ranks.
     ports : mapping of str to int
         The coordinator's port for each plugin that has one of its own; see `port`.
+    cluster : bool
+        Whether the ranks work together. Without (``Options(cluster=False)``) each is a world of its own:
+        ``rank`` is 0 and ``world_size`` 1, ``head_addr`` is its own machine and ``peers`` is empty; ``node``,
+        ``total_nodes``, ``local_rank`` and ``ranks_per_node`` still say where it runs.
     """
 
     node: int
@@ -73,6 +77,7 @@ class InstanceInfo:
     peers: tuple[str, ...] = ()
     job_id: str = ""
     ports: Mapping[str, int] = field(default_factory=dict, hash=False)
+    cluster: bool = True
 
     def __post_init__(self) -> None:
         _whole("total_nodes", self.total_nodes, 1, MAX_NODES)
@@ -83,12 +88,15 @@ class InstanceInfo:
         _whole("rank", self.rank, 0, self.world_size - 1)
         _whole("accelerators", self.accelerators, 0, 1024)
         _whole("head_port", self.head_port, 1, 65535)
-        if self.world_size != self.total_nodes * self.ranks_per_node:
+        if not self.cluster:
+            if (self.world_size, self.rank) != (1, 0):
+                raise SpecError(f"a rank by itself is rank 0 of 1, not {self.rank} of {self.world_size}")
+        elif self.world_size != self.total_nodes * self.ranks_per_node:
             raise SpecError(
                 f"world_size must be total_nodes * ranks_per_node, {self.total_nodes} * {self.ranks_per_node}, "
                 f"not {self.world_size}"
             )
-        if self.rank != self.node * self.ranks_per_node + self.local_rank:
+        elif self.rank != self.node * self.ranks_per_node + self.local_rank:
             raise SpecError(f"rank {self.rank} is not local rank {self.local_rank} of node {self.node}")
         _word("head_addr", self.head_addr)
         if self.accelerator is not None:
@@ -102,8 +110,8 @@ class InstanceInfo:
         if isinstance(self.peers, str) or not isinstance(self.peers, Iterable):
             raise SpecError(f"peers must be a list of addresses, not {_brief(self.peers)}")
         # A pool of one node needs no list: its only peer is the head.
-        peers = tuple(self.peers) or ((self.head_addr,) if self.total_nodes == 1 else ())
-        if len(peers) != self.total_nodes:
+        peers = tuple(self.peers) or ((self.head_addr,) if self.total_nodes == 1 and self.cluster else ())
+        if len(peers) != (self.total_nodes if self.cluster else 0):
             raise SpecError(f"peers must have one address a node, {self.total_nodes}, not {len(peers)}")
         for peer in peers:
             _word("an address in peers", peer)
@@ -122,13 +130,13 @@ class InstanceInfo:
 
     @property
     def is_head(self) -> bool:
-        """Whether this is rank 0, the one of all ranks that speaks where one shall."""
-        return self.rank == 0
+        """Whether this is the pool's first rank, the one of all that speaks where one shall."""
+        return self.rank == 0 and (self.cluster or (self.node, self.local_rank) == (0, 0))
 
     @property
     def addr(self) -> str:
         """The address of this node, as the other nodes reach it."""
-        return self.peers[self.node]
+        return self.peers[self.node] if self.cluster else self.head_addr
 
     @property
     def hostname(self) -> str:

@@ -35,7 +35,6 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 # How often a call is begun again whose node was lost, unless the pool's options say otherwise.
-RETRIES = 3
 # Arguments up to this size go with the task itself.
 _INLINE = 32 << 10
 _LOOK = 1.0
@@ -62,7 +61,7 @@ class CallRun(Run):
         How often it is begun again whose node is lost.
     """
 
-    def __init__(self, id: str, listener: Listener, rank: int | None = None, retries: int = RETRIES) -> None:
+    def __init__(self, id: str, listener: Listener, rank: int | None = None, retries: int = 3) -> None:
         super().__init__(id, {}, listener)
         self.call = id
         self.rank = rank
@@ -283,8 +282,7 @@ class Calls:
     def begin(self, orders: Sequence[Order], on_send: Listener = ignore, tick: Tick = no_tick) -> list[CallRun]:
         """Have calls made; they are in the order of Dask's queue, which is the order in which they are given."""
         self.pool._must_live()
-        asked = getattr(getattr(self.pool.spec, "options", None), "retry_on_interruption", None)
-        retries = RETRIES if asked is None else int(asked)
+        retries = self.pool.spec.options.retry_on_interruption
         runs, owns = [], []
         for order in orders:
             run = CallRun(launch.new_id(), order.listener, order.rank, 0 if order.stream else retries)

@@ -95,6 +95,8 @@ class Control:
         self.apart: dict[int, Callable[[], bool]] = {}
         self.client: Client | None = None
         self.closing = False
+        # Why, for those who still ask.
+        self.why_closed = "the pool's connection has been closed"
         # When an agent last answered; by then it had heard of this manager.
         self.heard = time.monotonic()
         self.up = asyncio.Event()
@@ -386,7 +388,7 @@ class Control:
             await self.up.wait()
             chosen = list(range(self._nodes)) if nodes is None else list(nodes)
             if self.closing:
-                raise NodeLost("the pool's connection has been closed")
+                raise NodeLost(self.why_closed)
             try:
                 return await self._ask(chosen, call, **arguments)
             except OSError:

@@ -205,8 +205,9 @@ def launch(
     python: Path,
     env: Mapping[str, str],
     on_host: Callable[[Host], None],
+    ttl: float | None = None,
 ) -> str:
-    """Start a host on each machine; ``on_host`` gets each as soon as it must be ended.
+    """Start a host on each machine; ``on_host`` gets each as soon as it must be ended, and ``ttl`` is what is left.
 
     Returns
     -------
@@ -233,6 +234,8 @@ def launch(
             owner=None if spec.keep else os.getpid(),
             idle_timeout=spec.lease,
             journal=spec.journal,
+            ttl=ttl,
+            cluster=spec.options.cluster,
             blob_limit=spec.blob_limit,
         )
         machine = machines[nodes[0]]

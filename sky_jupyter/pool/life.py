@@ -6,22 +6,27 @@ import asyncio
 import contextlib
 import functools
 import hashlib
+import logging
 import math
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..bootstrap import apt, environment, steps
 from ..errors import BootstrapError, PoolError
 from ..machines.local import LocalMachine
 from ..spec import PoolSpec
-from . import absence, folders, launch, plan, remote, rescue
+from . import absence, folders, launch, patience, plan, remote, rescue
 from .control import Control
+from .dask import PoolDask
 from .entering import Entering
-from .events import Listener, NoticeEvent, PhaseEvent, ignore
+from .events import Event, Listener, NoticeEvent, PhaseEvent, ignore
+from .expiry import Expiry
 from .link import PoolLink
+from .log import PoolLog
 from .loop import Tick, loop, no_tick, wait_ticking
 from .phases import PhaseLog
 from .plan import Plan
@@ -58,13 +63,19 @@ class PoolLife:
         # The link to other machines, and those that it holds.
         self.link: PoolLink | None = None
         self.machines: list[Any] = []
+        # This machine, for each node that is one of its processes.
+        self._near: list[Any] = []
         self.ids: Sequence[str] = ()
         self.control: Control | None = None
         self.began = 0.0
         # What its start came through, and how it is, for those who look.
         self.phases = PhaseLog()
         self.survey = Survey(self)
-        self.listener: Listener = ignore
+        self.logger = PoolLog(spec.name, spec.options)
+        self.supervisor.note = self.logger.write
+        self._listener: Listener = ignore
+        self.workers = PoolDask(self)
+        self.expiry = Expiry(spec.ttl, self._expire)
         # Where the scheduler is reached from here, and where the hosts reach it.
         self.scheduler_address = self.scheduler_there = ""
         # Machines that could not be reached when the pool was ended: what runs there ends by its lease.
@@ -86,6 +97,19 @@ class PoolLife:
         # Held by whoever restarts, resizes or ends it from outside of the notebook's cells; what that is.
         self._change, self._changed = threading.Lock(), ""
 
+    @property
+    def listener(self) -> Listener:
+        """Who is told of the pool's start and changes; its log hears it too."""
+        return self._tell_of
+
+    @listener.setter
+    def listener(self, listener: Listener) -> None:
+        self._listener = listener
+
+    def _tell_of(self, event: Event) -> None:
+        self.logger.on_event(event)
+        self._listener(event)
+
     def start(self, listener: Listener = ignore, tick: Tick = no_tick) -> None:
         """Make the machines, prepare them and enter the plugins; whatever fails leaves nothing.
 
@@ -102,6 +126,9 @@ class PoolLife:
             What failed, in which phase, and on which node.
         """
         self.listener = listener
+        self.logger.open()
+        for name in self.spec.ignored:
+            self.logger.write(logging.INFO, f"{name} has no meaning on {self.spec.provider.kind} nodes")
         kind = _kind_of_start(self.spec)
         self.began = time.perf_counter()
         self.generation = self.registry.intend(
@@ -111,10 +138,13 @@ class PoolLife:
             self.phases.clear(self.registry.usual_phases(kind))
         try:
             wait_ticking(loop().submit(self._start()), tick)
-        except BaseException:
+        except BaseException as error:
+            self.logger.write(logging.ERROR, f"not started: {str(error).partition(chr(10))[0] or type(error).__name__}")
             # What runs in a thread is not reached by an interrupt: it is asked to end.
             self._stop.set()
             self.down()
+            if self.expiry.over and isinstance(error, Exception):
+                raise PoolError(f"pool {self.spec.name!r} was not ready when {self.expiry.text}") from error
             raise
         self.state = "ready"
         try:
@@ -125,6 +155,7 @@ class PoolLife:
             self.down()
             raise
         self._record_ready()
+        self.logger.write(logging.INFO, f"{self.spec.nodes} nodes, {self.spec.world_size} ranks ready")
         self.registry.note_phases(kind, self.phases.took())
 
     def _record_ready(self) -> None:
@@ -140,12 +171,16 @@ class PoolLife:
         """Become the manager of a pool that outlived its own; where that fails, it stays as it was."""
         self.id, self.began, self.ids = row.id, time.perf_counter(), record.ids
         self.generation = self.registry.own(row.id, take_over=take_over)
+        self.logger.open()
         try:
             wait_ticking(loop().submit(self._join(record)), tick)
         except BaseException as error:
             self._not_joined(row, error)
             raise
         self.state = "ready"
+        ends = getattr(record, "ends", None)
+        self.expiry.begin(None if ends is None else ends - time.time())
+        self.logger.write(logging.INFO, "attached")
 
     async def _join(self, record: PoolRecord) -> None:
         if self.spec.provider.kind == "local":
@@ -205,7 +240,9 @@ class PoolLife:
         """Leave in the pool's folder what a later manager needs."""
         if self.spec.keep or self.link is not None:
             hosts = tuple(host.facts() for host in self.hosts)
-            record = PoolRecord(self.spec, self.scheduler_there, tuple(self.ids), hosts, direct, self.shape)
+            left = self.expiry.left
+            ends = None if left is None else time.time() + left
+            record = PoolRecord(self.spec, self.scheduler_there, tuple(self.ids), hosts, direct, self.shape, ends)
             record.write(self.hosts[0].folder)
 
     def release(self) -> None:
@@ -215,6 +252,8 @@ class PoolLife:
         self.state = "ended"
         with contextlib.suppress(Exception):
             self._client.close()
+        self.workers.close()
+        self._over("let go of; it lives on")
         with contextlib.suppress(Exception):
             loop().call(self._disconnect(), timeout=5)
         with contextlib.suppress(Exception):
@@ -232,6 +271,8 @@ class PoolLife:
     def _let_go(self) -> None:
         """Another manager has the pool now."""
         self.state = "taken"
+        self.expiry.stop()
+        self.logger.write(logging.WARNING, "another manager has taken it over")
         asyncio.ensure_future(self._disconnect())  # noqa: RUF006 - it ends by itself
 
     async def _disconnect(self) -> None:
@@ -244,7 +285,14 @@ class PoolLife:
     async def _start(self) -> None:
         spec, provider = self.spec, self.spec.provider
         local = provider.kind == "local"
-        launch_all, direct = await (self._prepare() if local else self._prepare_remote())
+        await (self._have_here() if local else self._have_remote())
+        launch_all, direct = await patience.within(
+            self._prepare() if local else self._prepare_remote(),
+            "bootstrap_timeout",
+            spec.options.bootstrap_timeout,
+            lambda why: patience.not_prepared(why, self.phases.latest),
+        )
+        self.expiry.begin()
         with self._phase("agent", f"starting {spec.nodes} node{'s' if spec.nodes > 1 else ''} ({provider.kind})"):
             launching = asyncio.ensure_future(asyncio.to_thread(launch_all))
             # The client's import takes as long as the hosts' start; beside it, it costs nothing.
@@ -275,15 +323,57 @@ class PoolLife:
         image = self.spec.full_image
         with self._phase("environment", "checking what is installed") as say:
             await asyncio.to_thread(apt.check_here, image.apt)
-            machines = await asyncio.to_thread(self._machines)
+            machines = self._near
             env = await asyncio.to_thread(environment.ensure, image, on_line=say, stop=self._stop)
-            await asyncio.to_thread(steps.run, self.spec, machines, launch.node_environment(image.env), say)
-        start = functools.partial(launch.launch, self.id, self.spec, machines, env.python, image.env, self.hosts.append)
+            variables = launch.node_environment(image.env)
+            await asyncio.to_thread(steps.run, self.spec, machines, variables, say, self._stop)
+        start = functools.partial(self._launch_here, machines, env.python, image.env)
         return start, all(machine.key == LocalMachine.key for machine in machines)
 
-    def _machines(self) -> list[Any]:
-        self.ids = self.spec.provider.create(self.spec, self.spec.nodes, self.id)
-        return [self.spec.provider.connect(id) for id in self.ids]
+    def _launch_here(self, machines: Sequence[Any], python: Path, env: Mapping[str, str]) -> str:
+        left = self.expiry.left
+        return launch.launch(self.id, self.spec, machines, python, env, self.hosts.append, left)
+
+    async def _have_here(self) -> None:
+        """Have the machines, where they are this one."""
+
+        def have() -> None:
+            self.ids = self.spec.provider.create(self.spec, self.spec.nodes, self.id)
+            self._near = [self.spec.provider.connect(id) for id in self.ids]
+
+        await self._have(lambda: asyncio.to_thread(have))
+
+    async def _have(self, make: Callable[[], Awaitable[None]]) -> None:
+        """Have the machines, in as many attempts and as much time as there may be."""
+        options = self.spec.options
+        most = options.attempts(made=self.spec.provider.makes)
+
+        def tell(text: str) -> None:
+            self.listener(NoticeEvent(text))
+
+        await patience.within(
+            patience.attempts(make, most, options.provision_retry_delay, tell),
+            "provision_timeout",
+            options.provision_timeout,
+            patience.not_made,
+        )
+
+    async def _have_remote(self) -> None:
+        """Have the machines, and connections to them."""
+        options = self.spec.options
+
+        async def connect() -> None:
+            with self._phase("connect", str(self.spec.provider)):
+                await patience.within(
+                    asyncio.to_thread(self._connect), "ssh_timeout", options.ssh_timeout, self._not_connected
+                )
+
+        await self._have(connect)
+
+    def _not_connected(self, why: str) -> BootstrapError:
+        # The thread that still tries ends with the link.
+        self._hang_up()
+        return BootstrapError("connect", f"connecting to {self.spec.provider} was {why}")
 
     async def _prepare_remote(self) -> tuple[Callable[[], str], bool]:
         """Connect to the machines and see that they have the environment; what starts the hosts there."""
@@ -291,8 +381,6 @@ class PoolLife:
 
         provider = self.spec.provider
         importing = asyncio.ensure_future(asyncio.to_thread(_import_client))
-        with self._phase("connect", str(provider)):
-            await asyncio.to_thread(self._connect)
         await asyncio.to_thread(self._end_astray)
         told = self.phases.on_node
         crew = Crew(self.machines, self.spec, offline=provider.offline, stop=self._stop, on_node=told)
@@ -318,14 +406,35 @@ class PoolLife:
             change.over.wait(_END_PATIENCE)
         with contextlib.suppress(Exception):
             self._client.close()
+        self.workers.close()
+        limit = self.spec.options.shutdown_timeout
+        end = time.monotonic() + limit
         with contextlib.suppress(Exception):
-            loop().call(self._leave(), timeout=10)
-        self._end_hosts([*self.hosts, *self._astray])
+            loop().call(self._leave(), timeout=min(10.0, limit))
+        hosts = [*self.hosts, *self._astray]
+        if not patience.in_time(lambda: self._end_hosts(hosts), max(0.0, end - time.monotonic())):
+            self.unsure = sorted({host.name or "a local node" for host in hosts})
+            self.logger.write(logging.WARNING, f"{', '.join(self.unsure)} did not end within {limit:g} s")
         with contextlib.suppress(Exception):
             self.spec.provider.destroy(self.ids)
         with contextlib.suppress(Exception):
             self.registry.update(self.id, "ended")
             self.registry.close()
+        self._over("ended")
+
+    def _over(self, word: str) -> None:
+        """The pool is no business of this process any more."""
+        self.expiry.stop()
+        self.logger.write(logging.INFO, word)
+        self.logger.close()
+
+    def _expire(self) -> None:
+        """The pool's time is over: end it, whatever it does. In a thread."""
+        if self.state in ("ended", "taken"):
+            return
+        self.broken = self.expiry.text
+        self.logger.write(logging.WARNING, self.broken)
+        self.down()
 
     def _connect(self) -> None:
         """Connect to the machines; in the thread itself, so that no connection is lost to an interrupt."""
@@ -348,6 +457,7 @@ class PoolLife:
             return remote.start(
                 *(self.id, self.spec, crew.sites, here, crew.image.env, self.hosts.append, self._stop),
                 lambda text: self.listener(NoticeEvent(text)),
+                self.expiry.left,
             )
         finally:
             self._idle.set()
@@ -385,10 +495,11 @@ class PoolLife:
 
     async def _leave(self) -> None:
         # Whoever waits for a run in another thread goes on.
-        self.supervisor.lose_all("the pool was ended")
+        self.supervisor.lose_all(self._word_of_end)
         self.supervisor.close()
         if self.control is None:
             return
+        self.control.why_closed = self._word_of_end
         ranks = list(range(self.spec.world_size))
         if any(plugin.around_process for plugin in self.spec.plugins):
             with contextlib.suppress(Exception):
@@ -396,6 +507,10 @@ class PoolLife:
                 await asyncio.wait_for(self.control.ask("leave", ranks=ranks[1:]), 5)
                 await asyncio.wait_for(self.control.ask("leave", ranks=ranks[:1]), 5)
         await self.control.close()
+
+    @property
+    def _word_of_end(self) -> str:
+        return f"the pool was ended: {self.expiry.text}" if self.expiry.over else "the pool was ended"
 
     @contextlib.contextmanager
     def changing(self, what: str) -> Iterator[None]:
@@ -431,6 +546,8 @@ class PoolLife:
         assert self.control is not None
         away = self.control.lost or self.control.silent or len(self.control.addresses) < self.spec.nodes
         whole = bool(away) or self.state == "broken"
+        if whole:
+            self.workers.close()
         if whole and ranks is not None:
             raise PoolError(f"nodes of pool {self.spec.name!r} are lost: restart all of it, not some of its ranks")
         self._stop = threading.Event()
@@ -481,6 +598,7 @@ class PoolLife:
             if wanted.is_of(self.spec):
                 return
             self.listener = listener
+            self.workers.close()
             self.phases.clear(self.phases.usual)
             change = self.resizing = Resizing(self, wanted)
             try:
@@ -556,6 +674,10 @@ class PoolLife:
     def _on_gone(self, host: launch.Host) -> None:
         if self.state in ("ended", "taken") or host not in self.hosts:
             return
+        if self.expiry.over:
+            # The nodes were a moment sooner: the rest of it ends now.
+            threading.Thread(target=self._expire, name="sky-expire", daemon=True).start()
+            return
         if 0 in host.nodes and isinstance(host, RemoteHost) and not self._lease_over:
             self._lose_head(self._why_gone(host.place))
         else:
@@ -607,6 +729,7 @@ class PoolLife:
         """The pool can run nothing until it is restarted; what runs on it is given up."""
         if self.state in ("ended", "taken"):
             return
+        self.logger.write(logging.WARNING, f"broken: {why}")
         self._stop_control(why)
         self.supervisor.lose_all(f"{why}; `%sky restart` makes the pool anew")
 
@@ -660,7 +783,8 @@ class PoolLife:
 
     def _must_live(self, *, restarting: bool = False) -> None:
         if self.state == "ended":
-            raise PoolError(f"pool {self.spec.name!r} has ended; `%sky up` makes a new one")
+            why = f": {self.expiry.text}" if self.expiry.over else ""
+            raise PoolError(f"pool {self.spec.name!r} has ended{why}; `%sky up` makes a new one")
         if self.state == "taken":
             raise PoolError(
                 f"another notebook has taken pool {self.spec.name!r} over; `%sky attach {self.spec.name} --take-over` "

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import atexit
 import contextlib
+import itertools
 import os
 import signal
 import threading
@@ -24,6 +25,8 @@ class LivePools:
         self._lock = threading.Lock()
         # Pools that are being started, and whether the main thread waits for them.
         self._starting: dict[Pool, bool] = {}
+        # Names of those that are about to be.
+        self._named: list[str] = []
 
     @property
     def starting(self) -> list[Pool]:
@@ -67,6 +70,19 @@ class LivePools:
             self.discard(pool)
             return None
         return pool
+
+    @contextlib.contextmanager
+    def naming(self, name: str, *, other: bool) -> Iterator[str]:
+        """A name for a pool that is made meanwhile: this one, or with ``other`` one like it that nobody has here."""
+        with self._lock:
+            taken = {*self._named, *(pool.spec.name for pool in [*self.all(), *self.starting])} if other else set()
+            name = next(text for text in _numbered(name) if text not in taken)
+            self._named.append(name)
+        try:
+            yield name
+        finally:
+            with self._lock:
+                self._named.remove(name)
 
     def need(self, name: str | None) -> Pool:
         """The live pool of this name, or the current one.
@@ -112,6 +128,11 @@ class LivePools:
                         pool.release()
                     else:
                         pool.down()
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    yield from (f"{name}-{number}" for number in itertools.count(2))
 
 
 pools = LivePools()

@@ -34,6 +34,8 @@ from .stock import take_stock
 from .where import Where, ask
 
 if TYPE_CHECKING:
+    from distributed import Client
+
     from ..machines.ssh.values import Prompts
 
 DEFAULT_GRACE = 5.0
@@ -240,9 +242,14 @@ class Pool(PoolLife):
         run.task = loop().submit(self.supervisor.execute(run, content, grace, timeout))
         return run
 
-    def include(self, paths: Iterable[str]) -> None:
+    @property
+    def dask(self) -> Client:
+        """A client of plain Dask workers beside the agents; see `Compute.dask`."""
+        return self.workers.client()
+
+    def include(self, paths: Iterable[str], excludes: Iterable[str] = ()) -> None:
         """Have files and folders sent with the user's own code, from the next run on; see `LocalCode.include`."""
-        self.code.local.include(paths)
+        self.code.local.include(paths, excludes)
 
     def put(
         self,

@@ -99,6 +99,12 @@ class PhaseLog:
         with self._lock:
             phase.lines.append(line[:_LINE])
 
+    @property
+    def latest(self) -> str:
+        """The name of the phase that began last."""
+        with self._lock:
+            return self._phases[-1].name if self._phases else "start"
+
     def on_node(self, node: int, state: str, line: str = "") -> None:
         """What a node's part in the phase that is on is at."""
         with self._lock:

@@ -57,6 +57,16 @@ print(json.dumps(found))
 """
 
 
+_FREE = """
+import json, socket
+made = socket.socket()
+made.bind(("127.0.0.1", 0))
+print(json.dumps(dict(free=made.getsockname()[1])))
+"""
+# What is said of nodes that need not reach each other.
+ALONE = "nodes stand alone (cluster=False)"
+
+
 @dataclass(frozen=True)
 class Reach:
     """What `look` found.
@@ -113,6 +123,18 @@ def look(sites: Sequence[Site], stop: threading.Event, *, everyone: bool) -> Rea
         on_all([site for site in sites if "child" in ears[site.node]], hush, "agent", threading.Event())
     gaps = {(caller, node): why for caller, missed in enumerate(found) for node, why in missed.items()}
     return Reach(gaps, [int(ear["free"]) for ear in ears])
+
+
+def apart(sites: Sequence[Site], stop: threading.Event) -> Reach:
+    """What `look` would find of hosts that do not reach the head, without their having to try.
+
+    Raises
+    ------
+    BootstrapError
+        When one cannot be asked.
+    """
+    free = on_all(sites, lambda site: int(_ask(site, _FREE)["free"]), "agent", stop)
+    return Reach({(0, site.node): ALONE for site in sites if site.node}, free)
 
 
 def _call(site: Site, others: Sequence[Site], ears: Sequence[Mapping[str, Any]]) -> dict[int, str]:

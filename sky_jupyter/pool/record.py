@@ -40,6 +40,8 @@ class PoolRecord:
         Whether agents can be reached without the scheduler in between.
     shape : int
         How often its nodes were changed.
+    ends : float, optional
+        When it ends by its ttl, as the clock of this machine has it.
     """
 
     spec: PoolSpec
@@ -48,6 +50,7 @@ class PoolRecord:
     hosts: tuple[dict[str, Any], ...]
     direct: bool
     shape: int = 0
+    ends: float | None = None
 
     def write(self, folder: Path) -> None:
         """Leave it in the pool's folder; it appears whole or not at all."""

@@ -248,11 +248,12 @@ def start(
     on_host: Callable[[launch.Host], None],
     stop: threading.Event,
     tell: Callable[[str], None],
+    ttl: float | None = None,
 ) -> str:
     """Start a host on each machine, the head's first; ``on_host`` gets each as soon as it must be ended.
 
     The pool's folders ``here`` get its keys. When ``stop`` is set, no more are started. ``tell`` is told which
-    hosts do not reach each other.
+    hosts do not reach each other; ``ttl`` is what is left of the pool's time.
 
     Returns
     -------
@@ -262,11 +263,11 @@ def start(
     keys = certificates.make(pool).files()
     for name, data in keys.items():
         launch.LOCAL.put(data, here[0] / name)
-    start = _Start(pool, spec, sites, here, keys, env, on_host, stop)
+    start = _Start(pool, spec, sites, here, keys, env, on_host, stop, ttl=ttl)
     collective = [plugin.name for plugin in spec.plugins if plugin.collective]
     # Asked while the head starts: it costs nothing then, and says what Dask would say after half a minute.
     with ThreadPoolExecutor(1, thread_name_prefix="sky-hosts") as beside:
-        looking = beside.submit(reach.look, sites, stop, everyone=bool(collective))
+        looking = beside.submit(_look, spec, sites, stop)
         head = _start_one(start, 0)
         found = looking.result()
     _refuse_collectives(sites, found, collective)
@@ -286,6 +287,7 @@ def start_more(
     on_host: Callable[[launch.Host], None],
     stop: threading.Event,
     tell: Callable[[str], None],
+    ttl: float | None = None,
 ) -> None:
     """Start the hosts of some nodes of a pool that lives, as `start` does; its other nodes go on meanwhile.
 
@@ -302,9 +304,9 @@ def start_more(
     """
     keys = {name: (here[0] / name).read_bytes() for name in certificates.NAMES}
     collective = [plugin.name for plugin in spec.plugins if plugin.collective]
-    found = reach.look(sites, stop, everyone=bool(collective))
+    found = _look(spec, sites, stop)
     _refuse_collectives(sites, found, collective)
-    start = _Start(pool, spec, sites, here, keys, env, on_host, stop, shape)
+    start = _Start(pool, spec, sites, here, keys, env, on_host, stop, shape, ttl)
     _start_others(start, [sites[node] for node in fresh], scheduler, found, tell)
 
 
@@ -321,6 +323,14 @@ class _Start:
     on_host: Callable[[launch.Host], None]
     stop: threading.Event
     shape: int = 0
+    ttl: float | None = None
+
+
+def _look(spec: PoolSpec, sites: Sequence[Site], stop: threading.Event) -> reach.Reach:
+    """Which hosts reach which; nodes that stand alone are not asked to."""
+    if not spec.options.cluster:
+        return reach.apart(sites, stop)
+    return reach.look(sites, stop, everyone=any(plugin.collective for plugin in spec.plugins))
 
 
 def _start_others(
@@ -364,7 +374,7 @@ def _apart(site: Site, head: Site, scheduler: str, found: reach.Reach, tell: Cal
     """
     for one, other in ((site, head), (head, site)):
         if gap := found.gaps.get((one.node, other.node)):
-            why = f"{one.name} does not reach {other.name} ({gap})"
+            why = gap if gap == reach.ALONE else f"{one.name} does not reach {other.name} ({gap})"
             apart = Apart(why, found.free[site.node])
             try:
                 made = _relayed(cast("LinkMachine", head.machine), cast("LinkMachine", site.machine), scheduler, apart)
@@ -375,10 +385,11 @@ def _apart(site: Site, head: Site, scheduler: str, found: reach.Reach, tell: Cal
                     node=site.node,
                     host=site.name,
                 ) from None
-            tell(
-                f"{why}: the control of {site.name} goes through this notebook's link; collectives between them will "
-                "not work"
-            )
+            if gap != reach.ALONE:
+                tell(
+                    f"{why}: the control of {site.name} goes through this notebook's link; collectives between them "
+                    "will not work"
+                )
             return made
     return None
 
@@ -408,6 +419,8 @@ def _start_one(start: _Start, node: int, scheduler: str | None = None, apart: Ap
         journal=spec.journal,
         blob_limit=spec.blob_limit,
         shape=start.shape,
+        ttl=start.ttl,
+        cluster=spec.options.cluster,
     )
     if apart is not None:
         config = replace(

@@ -196,6 +196,7 @@ class Resizing:
             *(pool.id, plan.spec, crew.sites, fresh, pool.scheduler_there, pool.shape + 1),
             *((pool.link.folder, pool.link.blobs), crew.image.env, self._started.append, pool._stop),
             lambda text: pool.listener(NoticeEvent(text)),
+            pool.expiry.left,
         )
 
     async def _change_over(self) -> None:

@@ -78,6 +78,8 @@ class Supervisor:
         self.restarted: set[int] = set()
         # After how many seconds of silence a run is looked at.
         self.silence = AFTER
+        # For the pool's log: told in words what happens to its nodes and runs.
+        self.note: Callable[[int, str], None] = lambda level, text: None
         # What happened after a run was over and shown.
         self.news: list[str] = []
         self._repair: asyncio.Future[None] | None = None
@@ -110,12 +112,15 @@ class Supervisor:
     def add(self, run: Run) -> None:
         """Take in a run that is about to be started."""
         self.runs[run.id] = run
+        self.note(logging.INFO, f"run {run.id} begins")
 
     def discard(self, run: Run) -> None:
         """Forget a run that is over."""
         if any(outcome.status == "lost" for outcome in run.outcomes.values()):
             self.given_up.add(run.id)
-        self.runs.pop(run.id, None)
+        if self.runs.pop(run.id, None) is not None:
+            failed = f": {rank_label(run.failed)} failed" if run.failed else ""
+            self.note(logging.INFO, f"run {run.id} is over{failed}")
 
     async def _ask(self, call: str, nodes: Sequence[int], **arguments: Any) -> dict[int, Any]:
         if self.control is None:
@@ -558,6 +563,7 @@ class Supervisor:
 
     def tell(self, text: str) -> None:
         """Tell those who watch runs, or where there are none whoever asks next."""
+        self.note(logging.WARNING, text)
         on = [run for run in self.runs.values() if run.left]
         for run in on:
             run.listener(NoticeEvent(text, run.id))

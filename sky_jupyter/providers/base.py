@@ -12,10 +12,10 @@ from ..spec import PoolSpec
 
 @dataclass(frozen=True)
 class Offer:
-    """A kind of machine that a provider could make, and what it costs in dollars an hour."""
+    """A kind of machine that a provider could make, and what it costs in dollars an hour; None where nobody knows."""
 
     name: str
-    hourly: float
+    hourly: float | None
     accelerator: str = ""
 
 
@@ -28,9 +28,19 @@ class MachineRecord:
 
 
 class Provider(Protocol):
-    """Makes and ends machines; a frozen value that compares by what it was given."""
+    """Makes and ends machines; a frozen value that compares by what it was given.
+
+    Attributes
+    ----------
+    minds : tuple of str
+        Which of `spec.WISHES` have a meaning for it; a pool says of the others that they have none.
+    makes : bool
+        Whether it makes machines, which may be had at another attempt, or has them already.
+    """
 
     kind: str
+    minds: tuple[str, ...] = ()
+    makes: bool = False
 
     def offers(self, spec: PoolSpec) -> Sequence[Offer]:
         """What could serve the spec, cheapest first."""

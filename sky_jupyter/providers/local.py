@@ -18,6 +18,8 @@ class Local:
     """Local nodes. They share the machine, its memory and its accelerators."""
 
     kind = "local"
+    minds = ()
+    makes = False
 
     def offers(self, spec: PoolSpec) -> Sequence[Offer]:
         """This machine, for nothing."""

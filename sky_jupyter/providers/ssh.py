@@ -52,6 +52,8 @@ class SSH:
     """
 
     kind = "ssh"
+    minds = ()
+    makes = False
 
     hosts: tuple[str, ...]
     user: str | None = None

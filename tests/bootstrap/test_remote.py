@@ -23,6 +23,7 @@ import sky_jupyter as sky
 from sky_jupyter.bootstrap import package, remote, wheels
 from sky_jupyter.bootstrap.uv import run_uv
 from sky_jupyter.errors import BootstrapError
+from sky_jupyter.image import PipIndex
 from sky_jupyter.spec import Image, PoolSpec
 from tests.bootstrap.wheels import make_wheel
 from tests.hosts.world import Kind, World, hosts, skip_unless_hosts_run
@@ -252,14 +253,19 @@ def test_hosts_that_reach_an_index_fetch_for_themselves(
             mine.find_python(nothing)
             port = index(mine.supplies.bundle(mine._aim(mine.sites[0]), nothing))
         url = f"http://{open_world.address}:{port}/simple"
-        with crew(open_world, ["host0"], offline=False, image=Image(env={"UV_DEFAULT_INDEX": url})) as mine:
+        private = PipIndex(url.replace("//", "//me:s3cret@"), packages=["psutil"])
+        image = Image(env={"UV_DEFAULT_INDEX": url}, pip_indexes=[private])
+        with crew(open_world, ["host0"], offline=False, image=image) as mine:
             told: list[str] = []
             prepare(mine, told.append)
             assert [line for line in told if line.startswith("sending")] == [
                 line for line in told if line.startswith("sending uv (")
             ]
             site = mine.sites[0]
-            assert site.run(f"{site.interpreter} -c 'import distributed; print(1)'", "test", "no") == "1\n"
+            assert site.run(f"{site.interpreter} -c 'import distributed, psutil; print(1)'", "test", "no") == "1\n"
+            assert not [line for line in told if "s3cret" in line]
+            found = open_world[0].run("grep -rl s3cret ~/.cache/sky_jupyter /tmp 2>/dev/null || :", user="ada")
+            assert not found.strip()
 
 
 @pytest.mark.root

@@ -684,6 +684,29 @@ def test_run_all_stops_at_a_failing_cell_and_the_file_keeps_what_was_shown(tmp_p
     assert book.cells[3].execution_count is None
 
 
+# Pools of programs.
+
+
+def test_cells_and_blocks_share_pools_by_their_names(two):
+    two.run("import sky_jupyter as sky")
+    # A block joins what the magics have made, and leaves it.
+    joined = two.run("with sky.Compute(name='default') as pool:\n    print(sky.function(lambda: 5)() @ pool)")
+    assert joined.stream() == "[5, 5]\n"
+    assert two.run("%%sky --name default\nprint('still', rank)").status == "ok"
+    # And a cell runs on what a block beside the kernel's event loop has made.
+    block = (
+        "async with sky.Compute(name='block') as pool:\n"
+        "    get_ipython().run_cell_magic('sky', '--name block', 'mark = 6 * 7')\n"
+        "    print(sky.function(lambda: mark)() >> pool)\n"
+    )
+    assert two.run(block).stream() == "42\n"
+    assert (
+        two.run("%%sky --name block --no-cluster\nimport sky_jupyter as sky; sky.instance_info().cluster").status
+        == "ok"
+    )
+    assert two.run("%sky down --name block").status == "ok"
+
+
 # Front ends without our extension.
 
 

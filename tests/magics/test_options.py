@@ -67,15 +67,17 @@ def test_every_option_is_read_into_its_value():
     given = cell(
         '--nodes 2 --ranks-per-node 4 --plugins "keras(backend=torch),torch" --provider local --pip "x>=1,y" '
         "--env A=1 --name trainers --on 0,2-4 --out losses --only 2-3 --push a,b --no-capture c --timeout 1.5 "
-        "--grace 0 --quiet --keep --idle-timeout 30m --journal 64MB --saved 5MB --detach --shard x,y --blob-limit 2GB"
+        "--grace 0 --quiet --keep --idle-timeout 30m --journal 64MB --saved 5MB --detach --shard x,y --blob-limit 2GB "
+        "--ttl 2h --include tests"
     )
     assert given.spec() == PoolSpec(
         provider=Local(),
         nodes=2,
         ranks_per_node=4,
-        image=Image(pip=("x>=1", "y"), env={"A": "1"}),
+        image=Image(pip=("x>=1", "y"), env={"A": "1"}, includes=("tests",)),
         plugins=parse_plugins("keras(backend=torch),torch"),
         name="trainers",
+        ttl=7200.0,
         keep=True,
         idle_timeout=1800.0,
         journal=64 << 20,
@@ -162,6 +164,14 @@ def test_a_length_of_time_may_have_a_unit(text, number):
 )
 def test_a_size_may_have_a_unit(text, number):
     assert cell(f"--journal {text}").spec().journal == number
+
+
+def test_nodes_stand_alone_by_a_switch():
+    asked = verb("up --nodes 2 --no-cluster")
+    assert not asked.spec().options.cluster
+    assert verb("up").spec(asked.spec()) == asked.spec()
+    with pytest.raises(UsageError, match="each rank is a world of its own, and jax needs them"):
+        cell("--nodes 2 --plugins jax --no-cluster")
 
 
 @pytest.mark.parametrize("line", ["", "up ", "restart "])

@@ -170,5 +170,5 @@ def test_a_pool_of_another_spec_is_ended_first_where_that_is_asked_for() -> None
 
 
 def test_two_pools_of_one_name_are_refused(pool: sky.Compute) -> None:
-    with pytest.raises(sky.PoolError, match="'calls' lives already"), sky.Compute(name="calls"):
+    with pytest.raises(sky.PoolError, match="'calls' lives with another spec"), sky.Compute(nodes=1, name="calls"):
         pass
