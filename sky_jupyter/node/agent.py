@@ -11,6 +11,7 @@ import asyncio
 import base64
 import contextlib
 import functools
+import itertools
 import os
 import platform
 import re
@@ -401,7 +402,8 @@ class Agent:
         self._flusher = None
         self.comms.flush()
         for record in self.runs.values():
-            if record.replied:
+            # Of those that it keeps, hardly any has something to say.
+            if record.replied and record.waits:
                 self.forward(record)
 
     @property
@@ -491,9 +493,10 @@ class Agent:
 
     def forget_oldest(self) -> None:
         """Drop the oldest runs that are over, where there are too many."""
-        if len(self.runs) > _KEEP_RUNS:
-            finished = [key for key, item in self.runs.items() if item.over.is_set()]
-            for key in finished[: max(0, len(self.runs) - _KEEP_RUNS)]:
+        many = len(self.runs) - _KEEP_RUNS
+        if many > 0:
+            finished = (key for key, item in self.runs.items() if item.over.is_set())
+            for key in list(itertools.islice(finished, many)):
                 self.background(self.sky_forget(key))
 
     def known(self, run: str) -> Run:

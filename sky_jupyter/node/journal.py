@@ -73,6 +73,9 @@ class Journal:
         self._said = False
         self._marked = False
         self._closed = False
+        self._saved = False
+        # Whether there may be files beside those that it has made itself.
+        self._inherited = False
 
     # -- what is written ---------------------------------------------------------------------------
 
@@ -252,6 +255,7 @@ class Journal:
 
     def _save(self) -> bool:
         """Write what is in no segment to a file of its own, whole or not at all; whether that went well."""
+        self._saved = True
         held = self._file("held")
         fresh = self._file("held.new")
         lines = [part.read(part.first, 1)[0] for part in self._parts if not isinstance(part, Segment)]
@@ -284,6 +288,7 @@ class Journal:
         Numbers go on after the last that was given to an event, kept or not.
         """
         self = cls(path, limit)
+        self._inherited = True
         segments, highest = self._segments()
         held = self._held()
         self.next = max([highest, self._marked_number(), *(part.next for part in held)])
@@ -355,7 +360,15 @@ class Journal:
     def remove(self) -> None:
         """Delete all of its files."""
         self._closed = True
-        for path in self._files():
+        if self._inherited:
+            paths = self._files()
+        else:
+            # A folder of hundreds of journals is not looked through for each of them.
+            paths = [part.path for part in self._parts if isinstance(part, Segment)]
+            paths += [self._file(name) for name in ("mark", *(("held", "held.new") if self._saved else ()))]
+            if self._current is not None:
+                paths.append(self._current.path)
+        for path in paths:
             with contextlib.suppress(OSError):
                 path.unlink()
 

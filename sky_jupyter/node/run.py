@@ -113,6 +113,11 @@ class Run:
         if self._gathered > _MOST_PENDING:
             self.settle()
 
+    @property
+    def waits(self) -> bool:
+        """Whether there is something to forward."""
+        return bool(self.pending or self.unsent)
+
     def settle(self) -> None:
         """Number what is pending and write it to the journal."""
         if not self.pending:

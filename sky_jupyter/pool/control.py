@@ -168,6 +168,8 @@ class Control:
                 await _end(client)
                 raise
         self._comm = self.client.scheduler_comm.comm
+        # Messages that are large are bytes, and need no thread to be read in; to weigh each takes longer.
+        self.client.rpc.allow_offload = False
         self.client.subscribe_topic("sky", lambda event: self.watcher.on_batch(event[1]))
         self.client.subscribe_topic("all", self._on_member)
 
