@@ -36,6 +36,7 @@ from .provisioner import Forkserver
 from .rank import Rank
 from .run import Run
 from .runtime import InstanceInfo
+from .spares import Spares
 
 _BATCH = 0.05
 # A reply that waits this long brings a short run's end along, instead of a second message.
@@ -106,6 +107,7 @@ class Agent:
         # What an agent before this one left: its kernels are gone, its journals are not.
         for stale in self.folder.glob("k*-*"):
             stale.unlink(missing_ok=True)
+        self.spares = Spares(self.folder / "journal")
         self.reopen_runs()
         first = node * config.ranks_per_node
         env = {
@@ -467,7 +469,9 @@ class Agent:
         mine = [rank.number for rank in chosen]
         shape = self.config.shape
         begin = {"kind": "begin", "ranks": ranks, "mine": mine, "shape": shape, "content": content, **(about or {})}
-        record = self.runs[run] = Run(run, mine, self.journal(run), begin=begin, limit=self.config.journal)
+        record = self.runs[run] = Run(
+            run, mine, self.journal(run), begin=begin, limit=self.config.journal, spares=self.spares
+        )
         self.forget_oldest()
         self.note_running()
         for rank in chosen:

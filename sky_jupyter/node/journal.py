@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .segments import MAX_LINE, Gap, Line, Part, Segment, Tally, filled, is_number, merged, parse
+from .spares import Spares
 
 LIMIT = 256 << 20
 MAX_READ = 4 << 20
@@ -51,14 +52,17 @@ class Journal:
         What the names of its files begin with. For a path of which there are files, see `reopen`.
     limit : int
         About how many bytes of lines are kept on the disk at most.
+    spares : Spares, optional
+        Where its files come from and go to; they are made and deleted unless given.
     """
 
     # Seconds after which a disk that took nothing is tried again.
     patience = 1.0
 
-    def __init__(self, path: Path, limit: int = LIMIT) -> None:
+    def __init__(self, path: Path, limit: int = LIMIT, spares: Spares | None = None) -> None:
         self.path = path
         self.limit = limit
+        self._spares = spares
         self.next = 0
         """The number that the next event will have."""
         self.begin: dict[str, Any] | None = None
@@ -165,6 +169,7 @@ class Journal:
         if segment is None:
             head = len(segments) < _SEGMENTS and all(part.head for part in segments)
             segment = Segment(self.path, number, head=head and total + max(size, span) <= self.limit // _QUARTER)
+            self._use_spare(segment.path)
         self._current = segment
         return segment
 
@@ -253,6 +258,10 @@ class Journal:
             return sorted(path for path in self.path.parent.iterdir() if path.name.startswith(start))
         return []
 
+    def _use_spare(self, path: Path) -> None:
+        if self._spares is not None:
+            self._spares.use(path)
+
     def _save(self) -> bool:
         """Write what is in no segment to a file of its own, whole or not at all; whether that went well."""
         self._saved = True
@@ -273,6 +282,8 @@ class Journal:
 
         Written in place, in a block that the first segment's making set aside: a full disk takes it.
         """
+        if not self._marked:
+            self._use_spare(self._file("mark"))
         self._marked = True
         with contextlib.suppress(OSError):
             file = os.open(self._file("mark"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -364,13 +375,13 @@ class Journal:
             paths = self._files()
         else:
             # A folder of hundreds of journals is not looked through for each of them.
-            paths = [part.path for part in self._parts if isinstance(part, Segment)]
-            paths += [self._file(name) for name in ("mark", *(("held", "held.new") if self._saved else ()))]
-            if self._current is not None:
-                paths.append(self._current.path)
+            segments = {part.path for part in (*self._parts, self._current) if isinstance(part, Segment)}
+            names = ("mark", "held", "held.new") if self._saved else ("mark",)
+            paths = [*segments, *map(self._file, names)]
         for path in paths:
-            with contextlib.suppress(OSError):
-                path.unlink()
+            if self._spares is None or not self._spares.keep(path):
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
 
 def _stream(event: dict[str, Any]) -> tuple[int, str] | None:
