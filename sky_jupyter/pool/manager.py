@@ -258,8 +258,9 @@ class Pool(PoolLife):
         self.current = run
         run.code, run.count = code, int(content.get("count", 0))
         self.supervisor.add(run)
-        self.registry.run_began(run.id, self.id, code, list(run.outcomes))
+        # The cell goes first: what writes it down would only keep the loop from sending it.
         run.task = loop().submit(self.supervisor.execute(run, content, grace, timeout))
+        self.registry.run_began(run.id, self.id, code, list(run.outcomes))
         return run
 
     def include(self, paths: Iterable[str]) -> None:
