@@ -1,0 +1,168 @@
+"""Pools that start, are attached to, change and end, shown as they do: for `Compute` and the magics alike."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Sequence
+from typing import Protocol
+
+from .. import display
+from ..display.asking import person
+from ..errors import PoolError, SpecError, nearest
+from ..pool.live import pools
+from ..pool.manager import Pool
+from ..pool.moving import Transfer
+from ..pool.registry import Registry
+from ..spec import PoolSpec
+
+
+class Holder(Protocol):
+    """What has a live pool, or None before it is started: `Compute`."""
+
+    pool: Pool | None
+
+
+def start_pool(spec: PoolSpec) -> Pool:
+    """Start a pool, shown as it comes up, and make it the current one.
+
+    Raises
+    ------
+    PoolError
+        When a live pool of this process has the name already.
+    """
+    if pools.get(spec.name) is not None:
+        raise PoolError(f"pool {spec.name!r} lives already; end it first, or give another name")
+    pool = Pool(spec, person.prompts)
+    view = display.start_view(f"pool {spec.name}", pool=spec.name, phases=pool.phases.facts)
+    try:
+        with pools.being_started(pool), person.answering(view.refresh) as tick:
+            pool.start(view.on_event, tick)
+    except BaseException as error:
+        view.finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", ok=False)
+        raise
+    _take_in(pool)
+    view.finish(f"{describe(spec)} ready")
+    return pool
+
+
+def _take_in(pool: Pool) -> None:
+    """A pool is there: it is found by its name, and pages have its widgets."""
+    pools.add(pool)
+    comms = pool.supervisor.comms
+    mirror = display.mirror(pool.id, comms.send)
+    if mirror is not None:
+        comms.listen(mirror)
+
+
+def attach_pool(name: str | None = None, *, take_over: bool = False) -> Pool:
+    """Become the manager of a kept pool that lives, and make it the current one.
+
+    Parameters
+    ----------
+    name : str, optional
+        Its name or id; may be left out where there is only one to attach to.
+    take_over : bool
+        Whether another notebook that manages it loses it.
+
+    Raises
+    ------
+    PoolError
+        When there is no such pool, another live process manages it, or it cannot be reached.
+    """
+    registry = Registry()
+    try:
+        rows = [row for row in registry.pools() if row.keep or row.provider != "local"]
+        rows = [row for row in rows if not row.is_mine]
+        rows = [row for row in rows if name is not None or (row.outlives and pools.get(row.name) is None)]
+    finally:
+        registry.close()
+    # Of several of one name the newest is meant; the others have their ids.
+    chosen = [row for row in rows if name in (None, row.id)] or [row for row in rows if row.name == name][-1:]
+    if len(chosen) != 1:
+        names = ", ".join(row.name for row in rows) or "none"
+        what = "no kept pool lives" if not rows else f"which pool? {names}"
+        if name is not None:
+            what = f"no kept pool {name!r} lives{nearest(name, [row.name for row in rows])}; those that do: {names}"
+        raise PoolError(f"{what}. `%sky up --keep --name NAME` makes one that outlives its notebook")
+    (row,) = chosen
+    if pools.get(row.name) is not None:
+        raise PoolError(f"pool {row.name!r} is managed here already")
+    view = display.start_view(f"pool {row.name}")
+    try:
+        with person.answering(view.refresh) as tick:
+            pool = Pool.attach(row, person.prompts, take_over=take_over, listener=view.on_event, tick=tick)
+    except BaseException as error:
+        view.finish("interrupted" if isinstance(error, KeyboardInterrupt) else "not attached", ok=False)
+        raise
+    _take_in(pool)
+    view.finish(f"{describe(pool.spec)} attached")
+    return pool
+
+
+def resize_pool(pool: Pool, nodes: int | None = None, *, add: Sequence[str] = (), remove: Sequence[int] = ()) -> None:
+    """Change a pool's nodes, shown as it goes on; see `Compute.resize`."""
+    view = display.start_view(f"pool {pool.spec.name}", pool=pool.spec.name)
+    try:
+        with person.answering(view.refresh) as tick:
+            pool.resize(nodes, view.on_event, tick, add=add, remove=remove)
+    except SpecError:
+        # Nothing has begun.
+        raise
+    except BaseException as error:
+        view.finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", ok=False)
+        raise
+    view.finish(f"{describe(pool.spec)}, new kernels on all ranks")
+
+
+def put_files(
+    pool: Pool, local: str | os.PathLike[str], remote: str | None = None, on: Sequence[int] | None = None
+) -> Transfer:
+    """Bring a file or folder to a pool's nodes, shown as it goes; see `Compute.put`."""
+    return _shown(f"put {local}", lambda **watch: pool.put(local, remote, on, **watch))
+
+
+def get_files(
+    pool: Pool, remote: str, local: str | os.PathLike[str] | None = None, on: Sequence[int] | None = None
+) -> Transfer:
+    """Fetch a file or folder from a pool's nodes, shown as it comes; see `Compute.get`."""
+    return _shown(f"get {remote}", lambda **watch: pool.get(remote, local, on, **watch))
+
+
+def _shown(title: str, move: Callable[..., Transfer]) -> Transfer:
+    view = display.start_view(title)
+    try:
+        done = move(listener=view.on_event, tick=view.refresh)
+    except SpecError:
+        # Nothing has begun.
+        raise
+    except BaseException as error:
+        view.finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", ok=False)
+        raise
+    view.finish(str(done))
+    return done
+
+
+def describe(spec: PoolSpec) -> str:
+    """A spec in a few words: ``"2 local nodes with jax, keras"``."""
+    text = f"{spec.nodes} {spec.provider} node{'s' if spec.nodes > 1 else ''}"
+    if spec.ranks_per_node > 1:
+        text += f" of {spec.ranks_per_node} ranks"
+    if spec.plugins:
+        text += f" with {', '.join(str(plugin) for plugin in spec.plugins)}"
+    return text
+
+
+def live_pool(pool: Holder | Pool) -> Pool:
+    """The live pool of a `Compute`, or a pool itself.
+
+    Raises
+    ------
+    PoolError
+        When it is not started, or is something else.
+    """
+    live = getattr(pool, "pool", pool)
+    if live is None:
+        raise PoolError(f"{pool!r} is not started: use it in a `with` block, or `start()` it")
+    if not isinstance(live, Pool):
+        raise PoolError(f"{pool!r} is no pool")
+    return live
