@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import time
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -20,6 +20,22 @@ from .modules import imports_of
 from .names import CellNames, analyse, is_internal
 from .payload import Blob, Packed, fingerprint, pack, write_blob
 from .unpicklable import explain
+
+
+@dataclass(frozen=True)
+class Carried:
+    """A value of a capture that has code in it, which only the notebook's version of Python can run.
+
+    Parameters
+    ----------
+    functions : tuple of str
+        Whose code it is.
+    required : bool
+        Whether the cell needs the value; else it is only guessed to be read.
+    """
+
+    functions: tuple[str, ...]
+    required: bool
 
 
 @dataclass(frozen=True)
@@ -73,6 +89,8 @@ class Capture:
         What the cell reads and writes.
     modules : frozenset of str
         All modules that the code and its values import, wherever they are from.
+    carried : mapping of str to Carried
+        By name, or by what a call is called, the values that have code in them.
     made : float
         When; seconds since 1970.
     """
@@ -82,6 +100,7 @@ class Capture:
     skipped: tuple[str, ...] = ()
     names: CellNames = field(default_factory=lambda: CellNames(frozenset(), frozenset()))
     modules: frozenset[str] = frozenset()
+    carried: Mapping[str, Carried] = field(default_factory=dict, compare=False)
     made: float = field(default_factory=time.time, compare=False)
 
     @property
@@ -185,6 +204,7 @@ def collect_value(
     collector.attributes |= packed.attributes
     collector.imported |= packed.modules
     collector.follow(packed, required=True)
+    collector.note_code(label, packed, required=True)
     return packed.blob, collector.capture(CellNames(packed.reads, frozenset()))
 
 
@@ -201,6 +221,7 @@ class _Collector:
         self.attributes: set[str] = set()
         self.imported: set[str] = set()
         self.met: set[str] = set()
+        self.carried: dict[str, Carried] = {}
         self.problems: dict[str, str] = {}
         self.skipped: dict[str, str] = {}
         for name in push:
@@ -249,12 +270,14 @@ class _Collector:
             # What a value's functions read is bound before the value, whose unpickling may call them.
             self.follow(packed, required)
             self.bindings[name] = binding
+            self.note_code(name, packed, required)
         elif name in self.ledger.nodes_own:
             self.add(self.ledger.uses(name), required=required)
             if owners := self.ledger.owners(name):
                 self.attributes |= packed.attributes
                 self.follow(packed, required=False)
                 self.bindings[name] = replace(binding, owners=owners)
+                self.note_code(name, packed, required)
         else:
             self.follow(packed, required)
 
@@ -262,6 +285,11 @@ class _Collector:
         """Add what the functions in a value read."""
         self.add(packed.reads, required=required)
         self.add(packed.guesses, required=False)
+
+    def note_code(self, label: str, packed: Packed, required: bool) -> None:
+        """Note of what is sent whether there is code in it."""
+        if packed.carried:
+            self.carried[label] = Carried(packed.carried, required)
 
     def resolve_unpicklable(self, name: str, value: Any, error: Exception, required: bool) -> None:
         if name not in self.push and not self.ledger.must_send(name, value, None, lambda: None):
@@ -280,7 +308,8 @@ class _Collector:
             raise CaptureError(f"{lines}\nleave it out with --no-capture {names}, or make it inside the cell")
         inner = self.submodules()
         modules = frozenset({*self.imported, *self.modules, *inner})
-        return Capture(tuple(self.bindings.values()), inner, tuple(self.skipped.values()), cell, modules)
+        bindings, skipped = tuple(self.bindings.values()), tuple(self.skipped.values())
+        return Capture(bindings, inner, skipped, cell, modules, self.carried)
 
     def submodules(self) -> tuple[str, ...]:
         """Loaded submodules that the code may reach by attributes, such as `xml.dom` from `xml`."""

@@ -26,7 +26,7 @@ from typing import Any
 import cloudpickle
 
 from ..errors import PoolError, plain
-from . import look, metrics, modules, packages, stacks
+from . import foreign, look, metrics, modules, packages, stacks
 from .accelerators import Devices
 from .comms import Comms
 from .config import HostConfig
@@ -48,7 +48,7 @@ _MOST_AHEAD = 8 << 20
 REPLACED = "another notebook has taken the pool over"
 CALLS = (
     *("start", "read", "page", "runs", "fetch", "forget", "status", "ping", "heard"),
-    *("signal", "abort", "restart", "enter", "check", "again", "leave", "ports", "where", "packages"),
+    *("signal", "abort", "restart", "enter", "check", "again", "leave", "ports", "where", "packages", "python"),
 )
 
 
@@ -327,6 +327,10 @@ class Agent:
         """This node's Python, and what is installed for it."""
         found = await asyncio.to_thread(packages.installed, str(self.pool_folder / packages.FOLDER))
         return {"python": platform.python_version(), "interpreter": sys.executable, "packages": found}
+
+    async def sky_python(self) -> str:
+        """The minor version of this node's Python."""
+        return foreign.PYTHON
 
     async def sky_ports(self, count: int) -> list[int]:
         """Free ports of this node's address, for the frameworks' coordinators."""

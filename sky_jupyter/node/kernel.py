@@ -46,7 +46,7 @@ from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelapp import IPKernelApp
 from traitlets import DottedObjectName, Type
 
-from . import forgetting, modules, packages, payload, results, stacks
+from . import foreign, forgetting, modules, packages, payload, results, stacks
 from .reads import global_reads
 from .runtime import POOL_VARIABLE, instance_info
 
@@ -239,9 +239,13 @@ class SkyKernel(IPythonKernel):
     # -- parts -------------------------------------------------------------------------------------
 
     def find_code(self, content: dict[str, Any]) -> None:
-        """Have what a request needs found: packages that were added, and the notebook's own modules as they are now."""
+        """Have what a request needs found: packages that were added, and the notebook's own modules as they are now.
+
+        Who reads its values is noted with it.
+        """
         self.sky_added.update(content.get("packages"))
         self.sky_modules.update(content.get("modules"))
+        payload.Pickler.reader = content.get("python", "")
 
     def keep(self, run: str, value: Any) -> None:
         """Hold a run's value for a later fetch; the oldest go first."""
@@ -350,7 +354,8 @@ def _error(error: Any, ename: str, evalue: str, traceback: list[str]) -> dict[st
         "ename": ename,
         "evalue": evalue,
         "traceback": list(traceback),
-        "exception": results.dump_exception(error),
+        # Without it the notebook makes one of the name and the text.
+        "exception": None if payload.Pickler.reader and foreign.function_in(error) else results.dump_exception(error),
     }
 
 

@@ -189,7 +189,7 @@ class Pool(PoolLife):
     def _new_run(self, ranks: Sequence[int], listener: Listener, capture: Capture) -> Run:
         self._must_live()
         run = Run(launch.new_id(), {rank: rank // self.spec.ranks_per_node for rank in ranks}, listener)
-        run.capture, run.shape = capture, self.shape
+        run.capture, run.shape = self.pythons.fitting(capture), self.shape
         return run
 
     def _ship(
@@ -219,7 +219,7 @@ class Pool(PoolLife):
             self._must_live()
             raise
         try:
-            shipped: dict[str, Any] = {"manifest": run.capture.manifest(run.folder), **packages}
+            shipped = {"manifest": run.capture.manifest(run.folder), **packages, **self.pythons.reader}
             if call is not None:
                 shipped["blob"] = str(write_blob(call, run.folder))
             if self.machines:
