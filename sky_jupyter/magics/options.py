@@ -95,7 +95,7 @@ class Given:
         """
         spec = live or PoolSpec(provider=Local(), name=self.name or "default")
         changes = dict(self.pool)
-        image = {key: changes.pop(key) for key in ("pip", "env") if key in changes}
+        image = {key: changes.pop(key) for key in ("pip", "python", "env") if key in changes}
         if image:
             changes["image"] = replace(spec.image, **image)
         return replace(spec, **changes)

@@ -98,7 +98,7 @@ class PoolPythons:
     @property
     def _way_out(self) -> str:
         return (
-            f"Make the pool with `--python {PYTHON}`, define them in a %%sky cell, or put them into a module of your "
+            f"Make the pool with `--python {PYTHON}` (`sky.Image(python=…)`), define them in a %%sky cell, or put them into a module of your "
             "project, which goes as source"
         )
 
