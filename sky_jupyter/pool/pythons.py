@@ -98,8 +98,8 @@ class PoolPythons:
     @property
     def _way_out(self) -> str:
         return (
-            f"Make the pool with `--python {PYTHON}` (`sky.Image(python=…)`), define them in a %%sky cell, or put them into a module of your "
-            "project, which goes as source"
+            f"Make the pool with `--python {PYTHON}` (`sky.Image(python=…)`), define them in a %%sky cell, or put "
+            "them into a module of your project, which goes as source"
         )
 
 

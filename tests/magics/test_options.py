@@ -66,8 +66,8 @@ def test_a_line_without_options_asks_for_one_local_node_or_what_there_is():
 def test_every_option_is_read_into_its_value():
     given = cell(
         '--nodes 2 --ranks-per-node 4 --plugins "keras(backend=torch),torch" --provider local --pip "x>=1,y" '
-        "--python 3.12 --env A=1 --name trainers --on 0,2-4 --out losses --only 2-3 --push a,b --no-capture c --timeout 1.5 "
-        "--grace 0 --quiet --keep --idle-timeout 30m --journal 64MB --saved 5MB --detach"
+        "--python 3.12 --env A=1 --name trainers --on 0,2-4 --out losses --only 2-3 --push a,b --no-capture c "
+        "--timeout 1.5 --grace 0 --quiet --keep --idle-timeout 30m --journal 64MB --saved 5MB --detach"
     )
     assert given.spec() == PoolSpec(
         provider=Local(),
