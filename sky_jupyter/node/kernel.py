@@ -526,6 +526,8 @@ def run_kernel(connection_file: str) -> None:
             "--quiet",
             "--no-secure",
             "--HistoryManager.enabled=False",
+            # As the agent's: nobody else writes to these sockets, and each signature would be kept.
+            "--Session.digest_history_size=0",
             "--IPKernelApp.parent_handle=0",
         ]
     )
