@@ -66,12 +66,16 @@ def check_syntax(shell: Any, code: str, count: int) -> None:
     SyntaxError
         That shows as ``Cell In[3], line 2``, with the line.
     """
-    name = shell.compile.cache(code, count)
+    flags = ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | shell.compile.flags
     try:
         with warnings.catch_warnings():
             # The ranks say them.
             warnings.simplefilter("ignore")
-            compile(code, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | shell.compile.flags, dont_inherit=True)
+            try:
+                compile(code, "", "exec", flags, dont_inherit=True)
+            except SyntaxError:
+                # Only now with the cell's own name: IPython keeps the text of whatever has one.
+                compile(code, shell.compile.cache(code, count), "exec", flags, dont_inherit=True)
     except SyntaxError as error:
         kind = type(error)
         # The same name and fields, so that it reads and is caught as what it is.
