@@ -18,11 +18,11 @@ from sky_jupyter.capture.collect import Capture, collect, collect_value
 from sky_jupyter.capture.ledger import Ledger
 from sky_jupyter.errors import BootstrapError, CaptureError
 from sky_jupyter.node.foreign import PYTHON
+from sky_jupyter.node.standins import RemoteRepr
 from sky_jupyter.plugins import Plugin
 from sky_jupyter.pool.events import Event, NoticeEvent
 from sky_jupyter.pool.manager import Pool
 from sky_jupyter.pool.pythons import PoolPythons
-from sky_jupyter.pool.results import CellResult
 from sky_jupyter.providers import Local
 from sky_jupyter.spec import Image, PoolSpec
 from tests.pool.pools import run
@@ -193,18 +193,16 @@ def test_values_with_code_in_them_do_not_come_back_from_another_python(
 ) -> None:
     pool, _ = there
     for code in ("lambda: 1", "class C:\n    def m(self): return 1\nC()"):
-        assert f"is Python {other}'s, and the notebook runs {PYTHON}" in _why(run(pool, code))
+        assert f"is Python {other}'s, and the notebook runs {PYTHON}" in _why(run(pool, code).head)
     assert run(pool, "import fractions; fractions.Fraction(1, 3)").head * 3 == 1
     # A large one, which is asked for when it is touched.
-    assert f"is Python {other}'s" in _why(run(pool, "['x' * 2_000_000, lambda: 1]"))
+    assert f"is Python {other}'s" in _why(run(pool, "['x' * 2_000_000, lambda: 1]").head[1])
     with pytest.raises(sky.CellError) as caught:
         run(pool, "class Odd(Exception):\n    def say(self): return 1\nraise Odd('so')")
     assert "Odd: so" in str(caught.value.exceptions[0])
 
 
-def _why(result: CellResult) -> str:
-    """Why a value is not here, or what stands for it."""
-    try:
-        return repr(result.head)
-    except sky.SkyError as error:
-        return str(error)
+def _why(value: Any) -> str:
+    """Why what stands for a value does."""
+    assert isinstance(value, RemoteRepr)
+    return value.reason
