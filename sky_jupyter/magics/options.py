@@ -156,6 +156,9 @@ def parse(line: str, *, cell: bool) -> Given:
     HelpAsked
         When it asks for help.
     """
+    if cell and not line.strip():
+        # As most cells have it.
+        return Given(verb=None)
     prog = "%%sky" if cell else "%sky"
     try:
         words = shlex.split(line)

@@ -233,10 +233,11 @@ class Agent:
         noise: list[str],
         apps: bytes = b"",
         ranks: list[int] | None = None,
+        python: str = "",
     ) -> dict[int, dict[str, Any]]:
         """Have ranks enter the plugins, once their kernels answer; returns how each ended.
 
-        ``apps`` is what plugins do in the agent itself, once.
+        ``apps`` is what plugins do in the agent itself, once, and ``python`` the notebook's where it is another one.
         """
         if apps and not self.entered_apps:
             self.entered_apps = True
@@ -246,7 +247,7 @@ class Agent:
         self.noise = re.compile(every, re.MULTILINE) if noise else None
         for rank in self.mine(ranks):
             rank.noise = self.noise
-        content = {"kind": "enter", "plugins": base64.b64encode(plugins).decode()}
+        content = {"kind": "enter", "plugins": base64.b64encode(plugins).decode(), "python": python}
 
         async def enter(rank: Rank) -> dict[str, Any]:
             try:

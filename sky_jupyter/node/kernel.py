@@ -167,6 +167,7 @@ class SkyKernel(IPythonKernel):
 
     async def sky_enter(self, content: dict[str, Any]) -> dict[str, Any]:
         os.environ[POOL_VARIABLE] = content["info"]
+        payload.Pickler.reader = content.get("python", "")
         info = instance_info()
         self.sky_plugins = cloudpickle.loads(base64.b64decode(content["plugins"]))
         for plugin in self.sky_plugins:
