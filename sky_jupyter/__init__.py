@@ -17,25 +17,35 @@ __version__ = "0.1.0.dev0"
 _HOMES = {
     "Accelerator": "spec",
     "BootstrapError": "errors",
+    "BroadcastError": "pool.failures",
     "CaptureError": "errors",
     "CellError": "pool.results",
     "CellResult": "pool.results",
     "Compute": "api",
+    "Future": "api",
+    "Group": "api",
     "Image": "spec",
     "InstanceInfo": "node.runtime",
     "Local": "providers",
     "NotInPoolError": "errors",
+    "PendingCall": "api",
     "Plugin": "plugins",
     "PoolError": "errors",
+    "ProvisionError": "errors",
+    "RankDied": "errors",
+    "RemoteError": "errors",
     "RemoteRepr": "node.standins",
     "SSH": "providers",
     "SkyError": "errors",
     "SpecError": "errors",
     "function": "api",
+    "gather": "api",
     "included": "node.modules",
     "instance_info": "node.runtime",
+    "is_head": "node.runtime",
     "shard": "node.shard",
     "silent": "node.runtime",
+    "sky": "api",
     "stderr": "node.runtime",
     "stdout": "node.runtime",
 }
@@ -46,22 +56,32 @@ __all__ = ["__version__", "load_ipython_extension", "unload_ipython_extension", 
 if TYPE_CHECKING:
     from . import plugins as plugins
     from .api import Compute as Compute
+    from .api import Future as Future
+    from .api import Group as Group
+    from .api import PendingCall as PendingCall
     from .api import function as function
+    from .api import gather as gather
+    from .api import sky as sky
     from .errors import BootstrapError as BootstrapError
     from .errors import CaptureError as CaptureError
     from .errors import NotInPoolError as NotInPoolError
     from .errors import PoolError as PoolError
+    from .errors import ProvisionError as ProvisionError
+    from .errors import RankDied as RankDied
+    from .errors import RemoteError as RemoteError
     from .errors import SkyError as SkyError
     from .errors import SpecError as SpecError
     from .node.modules import included as included
     from .node.runtime import InstanceInfo as InstanceInfo
     from .node.runtime import instance_info as instance_info
+    from .node.runtime import is_head as is_head
     from .node.runtime import silent as silent
     from .node.runtime import stderr as stderr
     from .node.runtime import stdout as stdout
     from .node.shard import shard as shard
     from .node.standins import RemoteRepr as RemoteRepr
     from .plugins import Plugin as Plugin
+    from .pool.failures import BroadcastError as BroadcastError
     from .pool.results import CellError as CellError
     from .pool.results import CellResult as CellResult
     from .providers import SSH as SSH
@@ -70,7 +90,7 @@ if TYPE_CHECKING:
     from .spec import Image as Image
 
 
-def __getattr__(name: str) -> Any:
+def _find(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f".{name}", __name__)
     if name in _HOMES:
@@ -78,6 +98,11 @@ def __getattr__(name: str) -> Any:
         globals()[name] = value
         return value
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+
+
+if not TYPE_CHECKING:
+    # Checkers know the names by their imports above, and are to tell of others.
+    __getattr__ = _find
 
 
 def __dir__() -> list[str]:

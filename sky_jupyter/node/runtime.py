@@ -115,6 +115,11 @@ class InstanceInfo:
         object.__setattr__(self, "ports", dict(self.ports))
 
     @property
+    def total_accelerators(self) -> int:
+        """`accelerators` of all nodes, which have equally many."""
+        return self.accelerators * self.total_nodes
+
+    @property
     def is_head(self) -> bool:
         """Whether this is rank 0, the one of all ranks that speaks where one shall."""
         return self.rank == 0
@@ -186,6 +191,17 @@ def instance_info() -> InstanceInfo:
             "call it in a %%sky cell or in a function that runs on a pool"
         )
     return _parsed(text)
+
+
+def is_head() -> bool:
+    """Whether this process is rank 0 of its pool: ``instance_info().is_head``.
+
+    Raises
+    ------
+    NotInPoolError
+        When this process is no rank of a pool.
+    """
+    return instance_info().is_head
 
 
 @functools.lru_cache(maxsize=4)

@@ -20,6 +20,7 @@ from sky_jupyter.pool.results import CellError
 from tests.hosts.world import World, hosts, skip_unless_hosts_run
 from tests.pool.pools import run
 from tests.pool.remote import MARKS, is_clean, nothing_here, provider, ssh_pool, wait_until
+from tests.programs import ROOT, run_program
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("config")]
 
@@ -234,3 +235,13 @@ def test_a_pool_that_its_notebook_left_is_ended_by_the_program_that_servers_run(
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "pool stray: ended\n", "")
     wait_until(lambda: all(is_clean(host) for host in world) and nothing_here(id))
+
+
+def test_a_program_runs_unchanged_on_hosts(world: World, tmp_path: Path) -> None:
+    program = tmp_path / "parallel.py"
+    local = (ROOT / "examples" / "parallel.py").read_text(encoding="utf-8")
+    program.write_text(local.replace("sky.Local()", "sky.SSH(['host0', 'host1'], offline=True)"), encoding="utf-8")
+    said = run_program(program, folder=tmp_path)
+    assert "both: 7 1024!" in said
+    assert "as they end: [0.05, 0.6]" in said
+    assert "future: 18446744073709551616" in said
