@@ -302,6 +302,7 @@ class Calls:
             own["together"] = True
         if order.timeout is not None:
             own["timeout"] = order.timeout
+        self.pool.pythons.fitting(order.capture)
         blob, blobs = order.arguments, order.capture.blobs
         if blob is None:
             return own

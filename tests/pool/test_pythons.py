@@ -184,7 +184,13 @@ def test_cells_run_on_another_python_and_what_cannot_travel_is_told(
     began = len(pool.runs())
     with pytest.raises(CaptureError, match=r"^f cannot go to the nodes"):
         run(pool, "f()", main)
+    with pytest.raises(CaptureError, match=r"cannot go to the nodes"):
+        sky.function(main["f"])() >> pool
+    # Whatever way its arguments take.
+    with pytest.raises(CaptureError, match=r"^an argument of .* cannot go to the nodes"):
+        sky.function(os.path.join)(lambda: 1, "b") >> pool
     assert len(pool.runs()) == began
+    assert sky.function(os.path.join)("a", "b") >> pool == "a/b"
 
 
 @pytest.mark.slow
