@@ -38,20 +38,36 @@ _HOMES = {
     "SSH": "providers",
     "SkyError": "errors",
     "SpecError": "errors",
+    "barrier": "node.named",
+    "counter": "node.named",
+    "dict": "node.named",
     "function": "api",
     "gather": "api",
     "included": "node.modules",
     "instance_info": "node.runtime",
     "is_head": "node.runtime",
+    "lock": "node.named",
+    "queue": "node.named",
+    "set": "node.named",
     "shard": "node.shard",
     "silent": "node.runtime",
     "sky": "api",
     "stderr": "node.runtime",
     "stdout": "node.runtime",
+    "stream": "api.streams",
 }
 _MODULES = ("plugins",)
 
-__all__ = ["__version__", "load_ipython_extension", "unload_ipython_extension", *_MODULES, *_HOMES]  # noqa: PLE0604
+# `from sky_jupyter import *` takes nobody's own `dict` and `set` away.
+_STARLESS = ("dict", "set")
+
+__all__ = [  # noqa: PLE0604
+    "__version__",
+    "load_ipython_extension",
+    "unload_ipython_extension",
+    *_MODULES,
+    *(name for name in _HOMES if name not in _STARLESS),
+]
 
 if TYPE_CHECKING:
     from . import plugins as plugins
@@ -62,6 +78,7 @@ if TYPE_CHECKING:
     from .api import function as function
     from .api import gather as gather
     from .api import sky as sky
+    from .api.streams import stream as stream
     from .errors import BootstrapError as BootstrapError
     from .errors import CaptureError as CaptureError
     from .errors import NotInPoolError as NotInPoolError
@@ -72,6 +89,12 @@ if TYPE_CHECKING:
     from .errors import SkyError as SkyError
     from .errors import SpecError as SpecError
     from .node.modules import included as included
+    from .node.named import barrier as barrier
+    from .node.named import counter as counter
+    from .node.named import dict as dict  # noqa: A004 - what Skyward calls it
+    from .node.named import lock as lock
+    from .node.named import queue as queue
+    from .node.named import set as set  # noqa: A004 - what Skyward calls it
     from .node.runtime import InstanceInfo as InstanceInfo
     from .node.runtime import instance_info as instance_info
     from .node.runtime import is_head as is_head
@@ -106,7 +129,7 @@ if not TYPE_CHECKING:
 
 
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_STARLESS])
 
 
 def load_ipython_extension(shell: Any) -> None:

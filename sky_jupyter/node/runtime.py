@@ -11,6 +11,7 @@ import functools
 import inspect
 import json
 import os
+import socket
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextvars import ContextVar
@@ -128,6 +129,38 @@ class InstanceInfo:
     def addr(self) -> str:
         """The address of this node, as the other nodes reach it."""
         return self.peers[self.node]
+
+    @property
+    def hostname(self) -> str:
+        """What this machine calls itself."""
+        return socket.gethostname()
+
+    # The same by the names that Skyward has for them.
+
+    @property
+    def nodes(self) -> int:
+        """`total_nodes`."""
+        return self.total_nodes
+
+    @property
+    def worker(self) -> int:
+        """`local_rank`."""
+        return self.local_rank
+
+    @property
+    def workers_per_node(self) -> int:
+        """`ranks_per_node`."""
+        return self.ranks_per_node
+
+    @property
+    def total_workers(self) -> int:
+        """`world_size`."""
+        return self.world_size
+
+    @property
+    def global_worker_index(self) -> int:
+        """`rank`."""
+        return self.rank
 
     def port(self, name: str) -> int:
         """The port on the head for the coordinator of plugin `name`; `head_port` if it has none of its own."""

@@ -29,6 +29,7 @@ from .record import PoolRecord
 from .registry import PoolRow
 from .results import CellError, CellResult
 from .runs import Run
+from .shared import PoolShares
 from .stock import take_stock
 from .where import Where, ask
 
@@ -67,6 +68,7 @@ class Pool(PoolLife):
         self.ledger = Ledger()
         self.code = PoolCode(self)
         self.packages = PoolPackages(self)
+        self.shared = PoolShares(self)
         self.calls = Calls(self)
         self.current: Run | None = None
         # Runs that nobody waits for yet, by id, oldest first.

@@ -106,6 +106,9 @@ def test_functions_run_on_hosts_by_compute(world: World) -> None:
         assert where(5) @ pool == [("host0", 5), ("host1", 5)]
         name, extra = where(6) >> pool
         assert (name in ("host0", "host1"), extra) == (True, 6)
+        data = [bytes([number]) * 1_500_000 for number in range(4)]
+        assert pool.map(bytes.upper, data) == data
+        assert (where(7).on(1) > pool).result(60) == ("host1", 7)
     for host in world:
         wait_until(lambda host=host: is_clean(host))
 
