@@ -23,6 +23,7 @@ SUBJECTS = {
     "watch": "watch",
     "array": "array",
     "capture": "capture",
+    "many": "many",
     "frameworks": "frameworks",
     "training": "training",
     "ssh": "ssh",

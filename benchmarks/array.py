@@ -1,30 +1,31 @@
-"""One large array on four local ranks: the first time, again unchanged, and the memory in all."""
+"""One large array on four local ranks: the first time, again unchanged, and the memory in all, at its highest too."""
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 import psutil
 
-from . import fresh
-from .engines import BARE, ENGINES, IPP, OURS, there
+from . import fresh, peak
+from .engines import BARE, DASK, ENGINES, IPP, OURS, there
 from .measure import Figures, Options, Row, by_turns, clock, rows
 
 RANKS = 4
 MEGABYTES = 1000
 QUICK_MEGABYTES = 256
+# Dask takes a minute for what others do in seconds.
+_PATIENCE = 400.0
 
 
 def measure(options: Options) -> list[Row]:
-    """Ours, ipyparallel's push, and a pickle in a file that bare kernels load."""
+    """Ours, ipyparallel's push, Dask's scatter, and a pickle in a file that bare kernels load."""
     megabytes = QUICK_MEGABYTES if options.quick else MEGABYTES
-    jobs = {
-        name: (lambda name=name: fresh.call("array", "once", engine=name, megabytes=megabytes))
-        for name in there(OURS, IPP, BARE)
-    }
-    samples = by_turns(jobs, options.times(3, quick=1))
+    names = there(OURS, IPP, DASK, BARE)
+    samples = by_turns({name: job("once", name, megabytes) for name in names}, options.times(3, quick=1))
+    # By itself: to look at memory all the time takes time.
+    highest = by_turns({name: job("highest", name, megabytes) for name in names}, options.times(1, quick=1))
     what, whole = f"{megabytes} MB to {RANKS} ranks", not options.quick
     return [
         *rows(what, samples, "first", ours=OURS, most=1.0 if whole else None),
@@ -33,7 +34,13 @@ def measure(options: Options) -> list[Row]:
         # What a rank needs besides, to load and add up anything, is not the array's.
         *rows(f"{what}: memory of the ranks", samples, "ranks", ours=OURS, unit="MB", most=1.02 * megabytes),
         *rows(f"{what}: memory of all processes", samples, "all", ours=OURS, unit="MB"),
+        *rows(f"{what}: the same at its highest", highest, "peak", ours=OURS, unit="MB"),
     ]
+
+
+def job(function: str, engine: str, megabytes: int) -> Callable[[], Figures]:
+    """One of the functions below with an engine, in a process of its own."""
+    return lambda: fresh.call("array", function, _PATIENCE, engine=engine, megabytes=megabytes)
 
 
 def once(engine: str, megabytes: int) -> Figures:
@@ -61,6 +68,26 @@ def once(engine: str, megabytes: int) -> Figures:
     finally:
         subject.close()
     return figures
+
+
+def highest(engine: str, megabytes: int) -> Figures:
+    """The same cells, and what the memory of all processes grew by at most meanwhile; in a process of its own."""
+    import numpy
+
+    value = numpy.random.default_rng(0).random(megabytes * 1_000_000 // 8)
+    fresh.like_a_notebook()
+    subject = ENGINES[engine]()
+    subject.start(RANKS)
+    try:
+        subject.run("import numpy")
+        subject.send(value[:1000], "float(value.sum())")
+        with peak.watching() as watch:
+            subject.send(value, "last = float(value[-1])")
+            subject.send(value, "last = float(value[-1])")
+            subject.run("total = float(value.sum())")
+        return {"peak": watch.grown}
+    finally:
+        subject.close()
 
 
 def memory(pids: Iterable[int]) -> float:

@@ -28,6 +28,7 @@ IPP_MAGIC = "%%px in IPython"
 IPP_NOTEBOOK = "%%px in a kernel"
 BARE = "bare kernels"
 JD = "jupyter-distributed"
+DASK = "Dask scatter"
 HEARTBEAT = 1000
 """Milliseconds; what ipyparallel is started with where its start is not what is measured."""
 
@@ -130,6 +131,49 @@ class Bare:
 
     def close(self) -> None:
         self.kernels.close()
+
+
+class Dask:
+    """A cluster of Dask on this machine: what its client scatters to all workers, they hold."""
+
+    def start(self, nodes: int) -> None:
+        from distributed import Client, LocalCluster
+
+        # Without a limit, as the others have none.
+        self.cluster = LocalCluster(
+            n_workers=nodes, threads_per_worker=1, processes=True, dashboard_address=None, memory_limit=0
+        )
+        self.client = Client(self.cluster)
+        self.client.wait_for_workers(nodes)
+        self._value: Any = None
+
+    def run(self, code: str) -> list[str]:
+        return list(self.client.run(_said, code).values())
+
+    def send(self, value: Any, code: str) -> None:
+        """Scatter `value` to all workers, and run a cell there that reads it under the name ``value``."""
+        self._value = self.client.scatter(value, broadcast=True)
+        self.client.run(_bind, self._value.key)
+        self.run(code)
+
+    def close(self) -> None:
+        self.client.close()
+        self.cluster.close()
+
+
+_names: dict[str, Any] = {}
+
+
+def _bind(key: str, dask_worker: Any) -> None:
+    """On a worker of Dask: give what was scattered its name."""
+    _names["value"] = dask_worker.data[key]
+
+
+def _said(code: str) -> str:
+    """On a worker of Dask: run a cell; what it printed."""
+    with contextlib.redirect_stdout(io.StringIO()) as said:
+        exec(code, _names)
+    return said.getvalue()
 
 
 class JupyterDistributed:
@@ -240,6 +284,7 @@ ENGINES: dict[str, Callable[[], Any]] = {
     IPP_MAGIC: lambda: Shell(_px_before, "%%px", _PX_AFTER),
     IPP_NOTEBOOK: lambda: Notebook(_px_before, "%%px", _PX_AFTER),
     BARE: Bare,
+    DASK: Dask,
     JD: JupyterDistributed,
 }
 _NEEDS = dict.fromkeys([IPP, IPP_DEFAULT, IPP_100, IPP_MAGIC, IPP_NOTEBOOK], "ipyparallel")

@@ -20,13 +20,13 @@ ROOT = Path(__file__).resolve().parent.parent
 PATIENCE = 120.0
 
 
-def call(module: str, function: str, **arguments: Any) -> Any:
+def call(module: str, function: str, patience: float = PATIENCE, **arguments: Any) -> Any:
     """Call a function of a module of this folder in a new process; its result as JSON brings it back.
 
     Raises
     ------
     RuntimeError
-        With the process's last lines, when it fails or takes longer than `PATIENCE`.
+        With the process's last lines, when it fails or takes longer than so many seconds.
     """
     command = [sys.executable, "-m", "benchmarks.fresh", module, function, json.dumps(arguments)]
     with (
@@ -34,10 +34,10 @@ def call(module: str, function: str, **arguments: Any) -> Any:
         subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=said, text=True) as process,
     ):
         try:
-            answer, _ = process.communicate(timeout=PATIENCE)
+            answer, _ = process.communicate(timeout=patience)
             status = f"ended with status {process.returncode}" if process.returncode else ""
         except subprocess.TimeoutExpired:
-            status = f"took longer than {PATIENCE:.0f} s"
+            status = f"took longer than {patience:.0f} s"
         finally:
             end_with_children(process)
         if status:

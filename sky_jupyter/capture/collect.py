@@ -28,6 +28,22 @@ Manifest = dict[str, list[Any]]
 
 
 @dataclass(frozen=True)
+class Carried:
+    """A value of a capture that has code in it, which only the notebook's version of Python can run.
+
+    Parameters
+    ----------
+    functions : tuple of str
+        Whose code it is.
+    required : bool
+        Whether the cell needs the value; else it is only guessed to be read.
+    """
+
+    functions: tuple[str, ...]
+    required: bool
+
+
+@dataclass(frozen=True)
 class Binding:
     """One name that the nodes are to bind.
 
@@ -83,6 +99,8 @@ class Capture:
         What the cell reads and writes.
     modules : frozenset of str
         All modules that the code and its values import, wherever they are from.
+    carried : mapping of str to Carried
+        By name, or by what a call is called, the values that have code in them.
     notes : tuple of str
         What a person should know of the parts of values that ranks are sent.
     made : float
@@ -94,6 +112,7 @@ class Capture:
     skipped: tuple[str, ...] = ()
     names: CellNames = field(default_factory=lambda: CellNames(frozenset(), frozenset()))
     modules: frozenset[str] = frozenset()
+    carried: Mapping[str, Carried] = field(default_factory=dict, compare=False)
     notes: tuple[str, ...] = ()
     namespace: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     made: float = field(default_factory=time.time, compare=False)
@@ -235,6 +254,7 @@ def collect_value(
     collector.attributes |= packed.attributes
     collector.imported |= packed.modules
     collector.follow(packed, required=True)
+    collector.note_code(label, packed, required=True)
     return packed.blob, collector.capture(CellNames(packed.reads, frozenset()))
 
 
@@ -258,6 +278,7 @@ class _Collector:
         self.attributes: set[str] = set()
         self.imported: set[str] = set()
         self.met: set[str] = set()
+        self.carried: dict[str, Carried] = {}
         self.problems: dict[str, str] = {}
         self.skipped: dict[str, str] = {}
         for name in push:
@@ -331,12 +352,14 @@ class _Collector:
             # What a value's functions read is bound before the value, whose unpickling may call them.
             self.follow(packed, required)
             self.bindings[name] = binding
+            self.note_code(name, packed, required)
         elif name in self.ledger.nodes_own:
             self.add(self.ledger.uses(name), required=required)
             if owners := self.ledger.owners(name):
                 self.attributes |= packed.attributes
                 self.follow(packed, required=False)
                 self.bindings[name] = replace(binding, owners=owners)
+                self.note_code(name, packed, required)
         else:
             self.follow(packed, required)
 
@@ -344,6 +367,11 @@ class _Collector:
         """Add what the functions in a value read."""
         self.add(packed.reads, required=required)
         self.add(packed.guesses, required=False)
+
+    def note_code(self, label: str, packed: Packed, required: bool) -> None:
+        """Note of what is sent whether there is code in it."""
+        if packed.carried:
+            self.carried[label] = Carried(packed.carried, required)
 
     def resolve_unpicklable(self, name: str, value: Any, error: Exception, required: bool) -> None:
         if name not in self.push and not self.ledger.must_send(name, value, None, lambda: None):
@@ -365,7 +393,7 @@ class _Collector:
         modules = frozenset({*self.imported, *self.modules, *inner})
         bindings, skipped = tuple(self.bindings.values()), tuple(self.skipped.values())
         notes = self.notes if any(one.ranks for one in bindings) else ()
-        return Capture(bindings, inner, skipped, cell, modules, notes, self.namespace)
+        return Capture(bindings, inner, skipped, cell, modules, self.carried, notes, self.namespace)
 
     def submodules(self) -> tuple[str, ...]:
         """Loaded submodules that the code may reach by attributes, such as `xml.dom` from `xml`."""

@@ -132,6 +132,8 @@ class Packed:
         Modules that unpickling it imports, and those that functions of the notebook in it import.
     guesses : frozenset of str
         Names that stand in texts of that code, and in annotations that are texts.
+    carried : tuple of str
+        The functions whose code is in the pickle.
     """
 
     blob: Blob
@@ -139,6 +141,7 @@ class Packed:
     attributes: frozenset[str]
     guesses: frozenset[str]
     modules: frozenset[str] = frozenset()
+    carried: tuple[str, ...] = ()
 
 
 class NotebookPickler(Pickler):
@@ -238,6 +241,7 @@ def pack(value: Any, namespace: dict[str, Any], tell: Tell = untold) -> Packed:
         attributes=frozenset().union(*map(code_attributes, codes)),
         modules=pickler.modules,
         guesses=frozenset(pickler.guesses.union(*map(code_guesses, codes))),
+        carried=tuple(dict.fromkeys(code.co_name for code in pickler.carried)),
     )
 
 

@@ -161,7 +161,7 @@ class SkyMagics(Magics):
         live = pools.current if given.name is None else pools.get(given.name)
         if live is None:
             return start_pool(given.spec())
-        differences = live.spec.differences(given.spec(live.spec))
+        differences = live.spec.differences(given.spec(live.spec)) if given.pool else []
         if differences:
             name = live.spec.name
             other = given.spec(live.spec)

@@ -104,7 +104,7 @@ class Given:
         changes = dict(self.pool)
         if "no_cluster" in changes:
             changes["options"] = replace(spec.options, cluster=not changes.pop("no_cluster"))
-        image: dict[str, Any] = {key: changes.pop(key) for key in ("pip", "env") if key in changes}
+        image: dict[str, Any] = {key: changes.pop(key) for key in ("pip", "python", "env") if key in changes}
         if self.include:
             image["includes"] = (*spec.image.includes, *self.include)
         if image:
@@ -162,6 +162,9 @@ def parse(line: str, *, cell: bool) -> Given:
     HelpAsked
         When it asks for help.
     """
+    if cell and not line.strip():
+        # As most cells have it.
+        return Given(verb=None)
     prog = "%%sky" if cell else "%sky"
     try:
         words = shlex.split(line)

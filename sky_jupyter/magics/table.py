@@ -166,6 +166,7 @@ POOL = (
     Option("--provider", "NAME", str, "a provider's name", "what makes the nodes (local)", tuple(PROVIDERS)),
     *HOSTS,
     Option("--pip", "X,Y", _words, "requirements with a comma between", "packages that the nodes need besides"),
+    Option("--python", "3.X", str, "a version such as 3.12", "the nodes' Python (the notebook's)"),
     Option("--env", "K=V", _assignments, "K=V, with a comma before another K=V", "environment variables of every rank"),
     Option(
         "--idle-timeout",

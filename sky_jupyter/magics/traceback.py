@@ -7,6 +7,7 @@ frames of whoever found them. Its hook for custom exceptions lets both be what t
 from __future__ import annotations
 
 import ast
+import contextlib
 import warnings
 from typing import Any
 
@@ -66,12 +67,11 @@ def check_syntax(shell: Any, code: str, count: int) -> None:
     SyntaxError
         That shows as ``Cell In[3], line 2``, with the line.
     """
-    name = shell.compile.cache(code, count)
+    if _is_python(shell, code):
+        return
+    # Only now with the cell's own name: IPython keeps the text of whatever has one.
     try:
-        with warnings.catch_warnings():
-            # The ranks say them.
-            warnings.simplefilter("ignore")
-            compile(code, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | shell.compile.flags, dont_inherit=True)
+        _compile(shell, code, shell.compile.cache(code, count))
     except SyntaxError as error:
         kind = type(error)
         # The same name and fields, so that it reads and is caught as what it is.
@@ -79,3 +79,17 @@ def check_syntax(shell: Any, code: str, count: int) -> None:
         ours = shown(*error.args)
         ours.sky_lines = shell.SyntaxTB.structured_traceback(kind, error, [])
         raise ours from None
+
+
+def _is_python(shell: Any, code: str) -> bool:
+    with contextlib.suppress(SyntaxError):
+        _compile(shell, code, "")
+        return True
+    return False
+
+
+def _compile(shell: Any, code: str, name: str) -> None:
+    with warnings.catch_warnings():
+        # The ranks say them.
+        warnings.simplefilter("ignore")
+        compile(code, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | shell.compile.flags, dont_inherit=True)

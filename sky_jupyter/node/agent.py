@@ -11,6 +11,7 @@ import asyncio
 import base64
 import contextlib
 import functools
+import itertools
 import os
 import platform
 import re
@@ -25,7 +26,7 @@ from typing import Any
 import cloudpickle
 
 from ..errors import PoolError, plain
-from . import look, metrics, modules, packages, stacks
+from . import foreign, look, metrics, modules, packages, stacks
 from .accelerators import Devices
 from .beside import Beside
 from .calls import Calls
@@ -39,6 +40,7 @@ from .rank import Rank
 from .run import Run
 from .runtime import InstanceInfo
 from .sharing import Sharing
+from .spares import Spares
 from .values import Values
 
 _BATCH = 0.05
@@ -51,7 +53,7 @@ _MOST_AHEAD = 8 << 20
 REPLACED = "another notebook has taken the pool over"
 CALLS = (
     *("start", "read", "page", "runs", "forget", "status", "ping", "heard"),
-    *("signal", "abort", "restart", "enter", "check", "again", "leave", "ports", "where", "packages"),
+    *("signal", "abort", "restart", "enter", "check", "again", "leave", "ports", "where", "packages", "python"),
 )
 
 
@@ -110,6 +112,7 @@ class Agent:
         # What an agent before this one left: its kernels are gone, its journals are not.
         for stale in self.folder.glob("k*-*"):
             stale.unlink(missing_ok=True)
+        self.spares = Spares(self.folder / "journal")
         self.reopen_runs()
         first = node * config.ranks_per_node
         env = {
@@ -239,10 +242,11 @@ class Agent:
         noise: list[str],
         apps: bytes = b"",
         ranks: list[int] | None = None,
+        python: str = "",
     ) -> dict[int, dict[str, Any]]:
         """Have ranks enter the plugins, once their kernels answer; returns how each ended.
 
-        ``apps`` is what plugins do in the agent itself, once.
+        ``apps`` is what plugins do in the agent itself, once, and ``python`` the notebook's where it is another one.
         """
         if apps and not self.entered_apps:
             self.entered_apps = True
@@ -252,7 +256,7 @@ class Agent:
         self.noise = re.compile(every, re.MULTILINE) if noise else None
         for rank in self.mine(ranks):
             rank.noise = self.noise
-        content = {"kind": "enter", "plugins": base64.b64encode(plugins).decode()}
+        content = {"kind": "enter", "plugins": base64.b64encode(plugins).decode(), "python": python}
 
         async def enter(rank: Rank) -> dict[str, Any]:
             try:
@@ -334,6 +338,10 @@ class Agent:
         """This node's Python, and what is installed for it."""
         found = await asyncio.to_thread(packages.installed, str(self.pool_folder / packages.FOLDER))
         return {"python": platform.python_version(), "interpreter": sys.executable, "packages": found}
+
+    async def sky_python(self) -> str:
+        """The minor version of this node's Python."""
+        return foreign.PYTHON
 
     async def sky_ports(self, count: int) -> list[int]:
         """Free ports of this node's address, for the frameworks' coordinators."""
@@ -420,7 +428,8 @@ class Agent:
         self._flusher = None
         self.comms.flush()
         for record in self.runs.values():
-            if record.replied:
+            # Of those that it keeps, hardly any has something to say.
+            if record.replied and record.waits:
                 self.forward(record)
 
     @property
@@ -491,7 +500,9 @@ class Agent:
 
     def open(self, run: str, mine: list[int], begin: dict[str, Any]) -> Run:
         """Open a run's journal, on which these ranks are about to work."""
-        record = self.runs[run] = Run(run, mine, self.journal(run), begin=begin, limit=self.config.journal)
+        record = self.runs[run] = Run(
+            run, mine, self.journal(run), begin=begin, limit=self.config.journal, spares=self.spares
+        )
         self.forget_oldest()
         self.note_running()
         return record
@@ -515,9 +526,10 @@ class Agent:
 
     def forget_oldest(self) -> None:
         """Drop the oldest runs that are over, where there are too many."""
-        if len(self.runs) > _KEEP_RUNS:
-            finished = [key for key, item in self.runs.items() if item.over.is_set()]
-            for key in finished[: max(0, len(self.runs) - _KEEP_RUNS)]:
+        many = len(self.runs) - _KEEP_RUNS
+        if many > 0:
+            finished = (key for key, item in self.runs.items() if item.over.is_set())
+            for key in list(itertools.islice(finished, many)):
                 self.background(self.sky_forget(key))
 
     def known(self, run: str) -> Run:

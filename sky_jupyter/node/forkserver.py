@@ -149,7 +149,7 @@ class _Server:
             _redirect(request["log"])
             os.environ.update(request["env"])
             os.chdir(request["cwd"])
-            gc.unfreeze()
+            # What was imported stays frozen: a collection, or a look through what lives, would copy all its pages.
             from .kernel import run_kernel
 
             run_kernel(request["connection_file"])

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from .segments import MAX_LINE, Gap, Line, Part, Segment, Tally, filled, is_number, merged, parse
+from .spares import Spares
 
 LIMIT = 256 << 20
 MAX_READ = 4 << 20
@@ -51,14 +52,17 @@ class Journal:
         What the names of its files begin with. For a path of which there are files, see `reopen`.
     limit : int
         About how many bytes of lines are kept on the disk at most.
+    spares : Spares, optional
+        Where its files come from and go to; they are made and deleted unless given.
     """
 
     # Seconds after which a disk that took nothing is tried again.
     patience = 1.0
 
-    def __init__(self, path: Path, limit: int = LIMIT) -> None:
+    def __init__(self, path: Path, limit: int = LIMIT, spares: Spares | None = None) -> None:
         self.path = path
         self.limit = limit
+        self._spares = spares
         self.next = 0
         """The number that the next event will have."""
         self.begin: dict[str, Any] | None = None
@@ -73,6 +77,9 @@ class Journal:
         self._said = False
         self._marked = False
         self._closed = False
+        self._saved = False
+        # Whether there may be files beside those that it has made itself.
+        self._inherited = False
 
     # -- what is written ---------------------------------------------------------------------------
 
@@ -162,6 +169,7 @@ class Journal:
         if segment is None:
             head = len(segments) < _SEGMENTS and all(part.head for part in segments)
             segment = Segment(self.path, number, head=head and total + max(size, span) <= self.limit // _QUARTER)
+            self._use_spare(segment.path)
         self._current = segment
         return segment
 
@@ -250,8 +258,13 @@ class Journal:
             return sorted(path for path in self.path.parent.iterdir() if path.name.startswith(start))
         return []
 
+    def _use_spare(self, path: Path) -> None:
+        if self._spares is not None:
+            self._spares.use(path)
+
     def _save(self) -> bool:
         """Write what is in no segment to a file of its own, whole or not at all; whether that went well."""
+        self._saved = True
         held = self._file("held")
         fresh = self._file("held.new")
         lines = [part.read(part.first, 1)[0] for part in self._parts if not isinstance(part, Segment)]
@@ -269,6 +282,8 @@ class Journal:
 
         Written in place, in a block that the first segment's making set aside: a full disk takes it.
         """
+        if not self._marked:
+            self._use_spare(self._file("mark"))
         self._marked = True
         with contextlib.suppress(OSError):
             file = os.open(self._file("mark"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
@@ -284,6 +299,7 @@ class Journal:
         Numbers go on after the last that was given to an event, kept or not.
         """
         self = cls(path, limit)
+        self._inherited = True
         segments, highest = self._segments()
         held = self._held()
         self.next = max([highest, self._marked_number(), *(part.next for part in held)])
@@ -355,9 +371,17 @@ class Journal:
     def remove(self) -> None:
         """Delete all of its files."""
         self._closed = True
-        for path in self._files():
-            with contextlib.suppress(OSError):
-                path.unlink()
+        if self._inherited:
+            paths = self._files()
+        else:
+            # A folder of hundreds of journals is not looked through for each of them.
+            segments = {part.path for part in (*self._parts, self._current) if isinstance(part, Segment)}
+            names = ("mark", "held", "held.new") if self._saved else ("mark",)
+            paths = [*segments, *map(self._file, names)]
+        for path in paths:
+            if self._spares is None or not self._spares.keep(path):
+                with contextlib.suppress(OSError):
+                    path.unlink()
 
 
 def _stream(event: dict[str, Any]) -> tuple[int, str] | None:

@@ -27,6 +27,7 @@ import faulthandler
 import functools
 import gc
 import inspect
+import itertools
 import os
 import select
 import signal
@@ -45,7 +46,7 @@ from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelapp import IPKernelApp
 from traitlets import DottedObjectName, Type
 
-from . import asking, forgetting, givable, modules, packages, payload, results, stacks, streams
+from . import asking, foreign, forgetting, givable, modules, packages, payload, results, stacks, streams
 from .reads import global_reads
 from .runtime import POOL_VARIABLE, instance_info
 
@@ -77,6 +78,8 @@ class SkyKernel(IPythonKernel):
     compiler_class = Type(CellCompiler)
     # The agent waits for idle by message; a pause would only slow it.
     _execute_sleep = 0.0
+    # See `OneShell`.
+    _supports_kernel_subshells = False
 
     def __init__(self, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -95,6 +98,9 @@ class SkyKernel(IPythonKernel):
 
     def _on_post_run_cell(self, result: Any) -> None:
         self._last_result = result
+
+    def _publish_status(self, status: str, channel: str, parent: Any = None) -> None:
+        """Nothing: `sky_end` says when a request is over, and the agent hears of nothing else that is between."""
 
     def pre_handler_hook(self) -> None:
         """Nothing: interrupts are heeded by `sky_request`, while it works and no longer."""
@@ -174,6 +180,7 @@ class SkyKernel(IPythonKernel):
 
     async def sky_enter(self, content: dict[str, Any]) -> dict[str, Any]:
         os.environ[POOL_VARIABLE] = content["info"]
+        payload.Pickler.reader = content.get("python", "")
         info = instance_info()
         self.sky_plugins = cloudpickle.loads(base64.b64decode(content["plugins"]))
         for plugin in self.sky_plugins:
@@ -281,9 +288,13 @@ class SkyKernel(IPythonKernel):
         return function, calls
 
     def find_code(self, content: dict[str, Any]) -> None:
-        """Have what a request needs found: packages that were added, and the notebook's own modules as they are now."""
+        """Have what a request needs found: packages that were added, and the notebook's own modules as they are now.
+
+        Who reads its values is noted with it.
+        """
         self.sky_added.update(content.get("packages"))
         self.sky_modules.update(content.get("modules"))
+        payload.Pickler.reader = content.get("python", "")
 
     def failure(self, error: BaseException) -> dict[str, Any]:
         """How a request ended that raised outside of a cell."""
@@ -304,7 +315,8 @@ class SkyKernel(IPythonKernel):
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
                 _await_empty(stream)
-                _flush_soon(stream)
+                if not getattr(stream, "is_sent", False):
+                    _flush_soon(stream)
 
 
 def _interruptible(handler: Callable[..., None]) -> Callable[..., None]:
@@ -396,7 +408,8 @@ def _error(error: Any, ename: str, evalue: str, traceback: list[str]) -> dict[st
         "ename": ename,
         "evalue": evalue,
         "traceback": list(traceback),
-        "exception": results.dump_exception(error),
+        # Without it the notebook makes one of the name and the text.
+        "exception": None if payload.Pickler.reader and foreign.function_in(error) else results.dump_exception(error),
     }
 
 
@@ -413,6 +426,10 @@ class OrderedStream(OutStream):
         self.taking = threading.Lock()
         # About how many characters wait for the next flush.
         self._gathered = 0
+        # A mark that each text leaves, and the one that had been left before the last flush began. Each is
+        # another one, so that none is taken for another's whatever threads write at once.
+        self._marks = itertools.count(1)
+        self._mark = self._sent = 0
         # Whether what was written last did not end its line.
         self.line_is_open = False
         super().__init__(*arguments, **options)
@@ -438,8 +455,15 @@ class OrderedStream(OutStream):
                 os.ftruncate(self._original_stdstream_copy, 0)
             os.write(self._original_stdstream_copy, data)
 
+    @property
+    def is_sent(self) -> bool:
+        """Whether all is sent that was written here so far."""
+        return self._sent == self._mark
+
     def flush(self) -> None:
         """ipykernel's returns before the text is sent, and a call that then keeps the GIL would hold it back."""
+        if self.is_sent:
+            return
         thread = self.pub_thread
         if thread is None or not thread.thread.is_alive() or thread.thread is threading.current_thread():
             self._flush()
@@ -460,18 +484,25 @@ class OrderedStream(OutStream):
         if isinstance(string, str) and string:
             self.line_is_open = not string.endswith("\n")
         if not isinstance(string, str) or self._gathered + len(string) < _MOST_TEXT:
-            written = super().write(string)
+            written = self._write(string)
             self._gathered += written or 0
             return written
         for start in range(0, len(string), _MOST_TEXT):
-            super().write(string[start : start + _MOST_TEXT])
+            self._write(string[start : start + _MOST_TEXT])
             # Waits until it is on its way.
             self.flush()
         return len(string)
 
+    def _write(self, string: str) -> int | None:
+        try:
+            return super().write(string)
+        finally:
+            self._mark = next(self._marks)
+
     def _flush(self) -> None:
-        self._gathered = 0
+        self._gathered, mark = 0, self._mark
         super()._flush()
+        self._sent = mark
 
 
 def _do_at_once(thread: Any) -> None:
@@ -506,11 +537,29 @@ def _stay_alive(thread: threading.Thread) -> None:
     thread.is_alive = is_alive  # type: ignore[method-assign]
 
 
+class OneShell:
+    """Stands where ipykernel has a thread that reads the shell channel and hands on to the main one.
+
+    That thread is for subshells, which nobody here asks for: without it the main thread reads for itself,
+    and a short cell takes a fifth less. What is false is taken for no thread.
+    """
+
+    def __init__(self) -> None:
+        self.parent_thread = threading.current_thread()
+
+    def __bool__(self) -> bool:
+        return False
+
+
 class SkyKernelApp(IPKernelApp):
     """IPython's kernel application, whose output socket waits for a slow reader instead of dropping."""
 
     outstream_class = DottedObjectName(f"{__name__}.OrderedStream")
     kernel_class = SkyKernel
+
+    def init_control(self, context: zmq.Context[Any]) -> None:
+        super().init_control(context)
+        self.shell_channel_thread = OneShell()
 
     def init_iopub(self, context: zmq.Context[Any]) -> None:
         # It holds for the connections that a socket gets by being bound: not to be set later.
@@ -535,9 +584,13 @@ def run_kernel(connection_file: str) -> None:
             "--quiet",
             "--no-secure",
             "--HistoryManager.enabled=False",
+            # As the agent's: nobody else writes to these sockets, and each signature would be kept.
+            "--Session.digest_history_size=0",
             "--IPKernelApp.parent_handle=0",
         ]
     )
+    # traitlets makes a record of each message, and drops it then.
+    app.log.setLevel(app.log_level)
     # Of the crashed thread only: all of them would push the reason out of the lines that are shown.
     faulthandler.enable(log, all_threads=False)
     stacks.answer_looks(stacks.path_of(connection_file))

@@ -79,6 +79,10 @@ class Member(control.WithoutHttp, Worker):
         # Asked by other agents, whichever manager they obey.
         self.handlers["sky_pieces"] = agent.files.sky_pieces
 
+    async def listen(self, port_or_addr: Any = None, allow_offload: bool = False, **options: Any) -> None:
+        """Dask's, which else weighs all that is in each message: what is large here is bytes, and needs no thread."""
+        await super().listen(port_or_addr, allow_offload=allow_offload, **options)
+
     def obeying(self, call: Callable[..., Any]) -> Callable[..., Any]:
         """A call that first looks at which manager it is from."""
 

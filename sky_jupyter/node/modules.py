@@ -37,6 +37,7 @@ class LocalModules:
 
     def __init__(self) -> None:
         self.root = Path(os.environ.get(VARIABLE) or os.devnull)
+        self._index = str(self.root / INDEX)
         self._version = ""
         # The files' hashes as this process has them; those of modules that could not be reloaded are missing.
         self._files: dict[str, str] = {}
@@ -51,13 +52,14 @@ class LocalModules:
         Exception
             What a module raised that was reloaded; it is tried again with the next cell.
         """
-        if version == self._version or not (self.root / INDEX).is_file():
+        # Looked for with each cell: as fast as that can be.
+        if version == self._version or not os.path.isfile(self._index):
             return
         # Another notebook may have sent what this one does not speak of.
         self._find_first()
         if not version:
             return
-        index = json.loads((self.root / INDEX).read_text())
+        index = json.loads(Path(self._index).read_text())
         before, self._files = self._files, dict(index["files"])
         changed = {place for place, digest in self._files.items() if before.get(place, digest) != digest}
         self._refuse_foreign(self._files)

@@ -17,6 +17,7 @@ import importlib
 import mmap
 import os
 import pickle
+import platform
 import struct
 import sys
 import types
@@ -37,6 +38,9 @@ ALIGNMENT = 64
 # offset 0 is not in it: it is a file of its own beside it, named by its hash.
 HEAD = struct.Struct("<8sQQ")
 SPAN = struct.Struct("<QQ16s")
+
+PYTHON = platform.python_version().rpartition(".")[0]
+"""The minor version of this process's Python, such as ``"3.12"``."""
 
 _CARRIED = ("__qualname__", "__module__", "__doc__", "__defaults__", "__kwdefaults__", "__type_params__")
 
@@ -177,7 +181,13 @@ class Pickler(cloudpickle.Pickler):
     ----------
     codes : list of code
         The code of each such function in the value: what it reads must be sent too.
+    carried : list of code
+        All code in the pickle, wherever in the value: only the same minor version of Python can run it.
+    reader : str
+        The minor version of whoever reads it, where that is another one: code is refused then.
     """
+
+    reader = ""
 
     def __init__(
         self,
@@ -189,8 +199,15 @@ class Pickler(cloudpickle.Pickler):
         self.namespace = namespace
         self.module = namespace.get("__name__", "__main__")
         self.codes: list[types.CodeType] = []
+        self.carried: list[types.CodeType] = []
 
     def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is types.CodeType:
+            self.carried.append(obj)
+            if self.reader:
+                raise TypeError(
+                    f"the code of {obj.co_name!r} is Python {PYTHON}'s, and the notebook runs {self.reader}"
+                )
         if isinstance(obj, types.FunctionType) and obj.__globals__ is self.namespace:
             self.codes.append(obj.__code__)
             args = (obj.__code__, obj.__name__)

@@ -124,9 +124,11 @@ class Rank:
         # Signatures are not remembered: nobody else writes to these sockets, and a talkative rank's take 10 MB.
         key = info["key"].encode()
         self._session = Session(key=key, signature_scheme="hmac-sha256", username="sky", digest_history_size=0)
-        self._shell = self._socket(zmq.DEALER, f"ipc://{prefix}-{ports['shell_port']}")
-        self._control = self._socket(zmq.DEALER, f"ipc://{prefix}-{ports['control_port']}")
-        self._iopub = self._socket(zmq.SUB, f"ipc://{prefix}-{ports['iopub_port']}")
+        # What is only written to needs nothing of asyncio, which takes longer.
+        plain = zmq.Context.shadow(self._context.underlying)
+        self._shell = self._socket(plain, zmq.DEALER, f"ipc://{prefix}-{ports['shell_port']}")
+        self._control = self._socket(plain, zmq.DEALER, f"ipc://{prefix}-{ports['control_port']}")
+        self._iopub = self._socket(self._context, zmq.SUB, f"ipc://{prefix}-{ports['iopub_port']}")
         self._iopub.subscribe(b"")
         self._provisioner = ForkProvisioner(forkserver)
         await self._provisioner.launch_kernel([file], env=self.env, cwd=self.cwd, log=str(self.log))
@@ -140,8 +142,8 @@ class Rank:
         if not self.ready.is_set():
             raise RuntimeError(f"the kernel of rank {self.number} ended before it answered\n" + "\n".join(self.tail()))
 
-    def _socket(self, kind: int, address: str) -> zmq.asyncio.Socket:
-        socket = self._context.socket(kind)
+    def _socket(self, context: Any, kind: int, address: str) -> Any:
+        socket = context.socket(kind)
         socket.linger = 0
         # The kernel's own queue is bounded, and never drops.
         socket.set_hwm(0)

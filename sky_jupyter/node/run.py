@@ -11,6 +11,7 @@ from typing import Any
 
 from .journal import LIMIT, Journal
 from .segments import is_number
+from .spares import Spares
 
 # A text is one event up to this length, and up to this part of what the journal holds: one that is
 # larger than a few of the journal's files could keep neither the beginning nor the end of a flood.
@@ -37,12 +38,21 @@ class Run:
         The journal's.
     begin : dict, optional
         What event 0 shall say of the run; its ``"mine"`` are the ranks of this node.
+    spares : Spares, optional
+        The journal's.
     """
 
     def __init__(
-        self, run: str, ranks: Iterable[int], path: Path, *, limit: int = LIMIT, begin: dict[str, Any] | None = None
+        self,
+        run: str,
+        ranks: Iterable[int],
+        path: Path,
+        *,
+        limit: int = LIMIT,
+        begin: dict[str, Any] | None = None,
+        spares: Spares | None = None,
     ) -> None:
-        self._set_up(run, ranks, Journal(path, limit))
+        self._set_up(run, ranks, Journal(path, limit, spares))
         if begin is not None:
             self._put({**begin, "kind": "begin"})
             self.settle()
@@ -112,6 +122,11 @@ class Run:
         self._gathered += size
         if self._gathered > _MOST_PENDING:
             self.settle()
+
+    @property
+    def waits(self) -> bool:
+        """Whether there is something to forward."""
+        return bool(self.pending or self.unsent)
 
     def settle(self) -> None:
         """Number what is pending and write it to the journal."""

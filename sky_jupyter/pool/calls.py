@@ -309,6 +309,7 @@ class Calls:
             own["timeout"] = order.timeout
         if order.stream is not None:
             own["stream"] = order.stream
+        self.pool.pythons.fitting(order.capture)
         blob, blobs, parcel = order.arguments, order.capture.blobs, order.parcel
         if blob is None:
             return own

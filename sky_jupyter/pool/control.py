@@ -33,7 +33,7 @@ ABSENCE = 4.5
 FAR_ABSENCE = 30.0
 # Calls that may be made again where a connection broke: an agent that has done it knows.
 _REPEATABLE = frozenset({"start", "read", "page", "runs", "status", "ping", "ports", "fetch", "where", "heard"})
-_REPEATABLE |= {"comms", "look", "plan", "take", "taken", "untake", "find", "tidy", "uncode", "packages"}
+_REPEATABLE |= {"comms", "look", "plan", "take", "taken", "untake", "find", "tidy", "uncode", "packages", "python"}
 _REPEATABLE |= {"stream_take", "stream_read", "stream_give", "stream_close"}
 
 
@@ -171,6 +171,8 @@ class Control:
                 await _end(client)
                 raise
         self._comm = self.client.scheduler_comm.comm
+        # Messages that are large are bytes, and need no thread to be read in; to weigh each takes longer.
+        self.client.rpc.allow_offload = False
         self.client.subscribe_topic("sky", lambda event: self.watcher.on_batch(event[1]))
         self.client.subscribe_topic("all", self._on_member)
 

@@ -45,6 +45,7 @@ class Entering:
             apps=cloudpickle.dumps(apps) if apps else b"",
             noise=[expression for plugin in plugins for expression in plugin.noise],
             ranks=ranks,
+            **self.pool.pythons.reader,
         )
         for node, ends in sorted(answers.items()):
             for rank, end in ends.items():

@@ -30,6 +30,7 @@ from .log import PoolLog
 from .loop import Tick, loop, no_tick, wait_ticking
 from .phases import PhaseLog
 from .plan import Plan
+from .pythons import PoolPythons
 from .record import PoolRecord
 from .registry import PoolRow, Registry
 from .remote import PoolGone, RemoteHost
@@ -58,6 +59,7 @@ class PoolLife:
         self.broken = ""
         self.registry = Registry()
         self.entering = Entering(self)
+        self.pythons = PoolPythons(self)
         self.supervisor = Supervisor(spec, self.entering.renew, self.entering.again, self._break, self._let_go)
         self.hosts: list[launch.Host] = []
         # The link to other machines, and those that it holds.
@@ -199,6 +201,7 @@ class PoolLife:
                 await control.connect(address, folder, self.spec.nodes, JOIN_TIMEOUT, lambda: "")
             except OSError as error:
                 raise PoolError(f"pool {self.spec.name!r} cannot be reached: {error}") from None
+            await self._meet_pythons()
         for host in self.hosts:
             host.listen(self._in_loop(functools.partial(self._on_host, host)))
 
@@ -309,7 +312,14 @@ class PoolLife:
             await control.connect(self.scheduler_address, folder, spec.nodes, AGENT_TIMEOUT, lambda: self.broken)
         names = ", ".join(str(plugin) for plugin in spec.plugins)
         with self._phase("plugins", f"starting kernels{', entering ' + names if names else ''}"):
+            await self._meet_pythons()
             await self.entering.enter()
+
+    async def _meet_pythons(self) -> None:
+        """See which Pythons the nodes run, and tell where that makes a difference."""
+        if text := await self.pythons.learn():
+            self.listener(NoticeEvent(text))
+            self.pythons.check_plugins()
 
     def _make_control(self, *, direct: bool) -> Control:
         """What the hosts' agents are asked by; it is to be connected."""

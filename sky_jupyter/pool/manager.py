@@ -197,7 +197,7 @@ class Pool(PoolLife):
     def _new_run(self, ranks: Sequence[int], listener: Listener, capture: Capture) -> Run:
         self._must_live()
         run = Run(launch.new_id(), {rank: rank // self.spec.ranks_per_node for rank in ranks}, listener)
-        run.capture, run.shape = capture, self.shape
+        run.capture, run.shape = self.pythons.fitting(capture), self.shape
         return run
 
     def _ship(
@@ -219,7 +219,7 @@ class Pool(PoolLife):
         for note in run.capture.notes:
             run.listener(NoticeEvent(note, run.id))
         try:
-            shipped = {**packages, **values.ship(self, run, call, on_send, tick)}
+            shipped = {**packages, **self.pythons.reader, **values.ship(self, run, call, on_send, tick)}
             shipped.update(self.code.bring(code, values.hosts_of(self, run), on_send, tick))
         except BaseException as error:
             values.discard(self, run)
@@ -238,8 +238,9 @@ class Pool(PoolLife):
         self.current = run
         run.code, run.count = code, int(content.get("count", 0))
         self.supervisor.add(run)
-        self.registry.run_began(run.id, self.id, code, list(run.outcomes))
+        # The cell goes first: what writes it down would only keep the loop from sending it.
         run.task = loop().submit(self.supervisor.execute(run, content, grace, timeout))
+        self.registry.run_began(run.id, self.id, code, list(run.outcomes))
         return run
 
     @property

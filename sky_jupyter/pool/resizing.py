@@ -267,6 +267,7 @@ class Resizing:
         pool = self.pool
         names = ", ".join(str(plugin) for plugin in pool.spec.plugins)
         with pool._phase("plugins", f"starting kernels{', entering ' + names if names else ''}"):
+            await pool._meet_pythons()
             await pool.entering.enter()
         self._must_go_on()
         pool.state = "ready"

@@ -66,15 +66,15 @@ def test_a_line_without_options_asks_for_one_local_node_or_what_there_is():
 def test_every_option_is_read_into_its_value():
     given = cell(
         '--nodes 2 --ranks-per-node 4 --plugins "keras(backend=torch),torch" --provider local --pip "x>=1,y" '
-        "--env A=1 --name trainers --on 0,2-4 --out losses --only 2-3 --push a,b --no-capture c --timeout 1.5 "
-        "--grace 0 --quiet --keep --idle-timeout 30m --journal 64MB --saved 5MB --detach --shard x,y --blob-limit 2GB "
-        "--ttl 2h --include tests"
+        "--python 3.12 --env A=1 --name trainers --on 0,2-4 --out losses --only 2-3 --push a,b --no-capture c "
+        "--timeout 1.5 --grace 0 --quiet --keep --idle-timeout 30m --journal 64MB --saved 5MB --detach --shard x,y "
+        "--blob-limit 2GB --ttl 2h --include tests"
     )
     assert given.spec() == PoolSpec(
         provider=Local(),
         nodes=2,
         ranks_per_node=4,
-        image=Image(pip=("x>=1", "y"), env={"A": "1"}, includes=("tests",)),
+        image=Image(python="3.12", pip=("x>=1", "y"), env={"A": "1"}, includes=("tests",)),
         plugins=parse_plugins("keras(backend=torch),torch"),
         name="trainers",
         ttl=7200.0,
@@ -290,6 +290,7 @@ def test_a_line_without_a_verb_asks_for_the_status():
         ("--plugins 'jax(cuda=cu'", "a closing ) is missing"),
         ("--provider lokal", "unknown provider 'lokal'; did you mean 'local'?"),
         ("--pip 'numpy=>1'", "requirement 'numpy=>1' cannot be read"),
+        ("--python 2.7", "python '2.7' is not supported; use one of 3.10 to 3.14"),
         ("--env A", "--env takes K=V, with a comma before another K=V, not 'A'"),
         ("--env 1A=x", "environment variable '1A' is not a valid name"),
         ("--env =x", "environment variable '' is not a valid name"),

@@ -19,6 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sky_jupyter.node.journal import MAX_READ, Journal, lines_of, size_text
+from sky_jupyter.node.spares import Spares
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -496,3 +497,31 @@ def test_a_journal_cut_or_overwritten_anywhere_gives_no_number_twice(
     # The lines that were hurt may be the last of all.
     assert after.next >= journal.next - 2
     covered(after)
+
+
+def test_files_of_journals_that_are_gone_become_those_of_new_ones(tmp_path: Path) -> None:
+    spares = Spares(tmp_path)
+    numbers: set[int] = set()
+    for number in range(20):
+        journal = Journal(tmp_path / f"{number}.jsonl", spares=spares)
+        journal.append([{"kind": "begin", "number": number}])
+        again = Journal.reopen(tmp_path / f"{number}.jsonl")
+        assert again.begin is not None
+        assert again.begin["number"] == number
+        assert again.next == journal.next == 1
+        numbers |= {path.stat().st_ino for path in tmp_path.iterdir()}
+        journal.remove()
+        assert not Journal.found(tmp_path)
+    assert len(numbers) == 2
+    Spares(tmp_path)
+    assert not list(tmp_path.iterdir())
+
+
+def test_a_spare_file_has_nothing_of_the_journal_that_it_was(tmp_path: Path) -> None:
+    spares = Spares(tmp_path)
+    journal = Journal(tmp_path / "old.jsonl", spares=spares)
+    journal.append([{"kind": "begin"}, {"kind": "stream", "rank": 0, "name": "stdout", "text": "secret"}])
+    journal.remove()
+    kept = list(tmp_path.iterdir())
+    assert kept
+    assert not any(path.read_bytes() for path in kept)

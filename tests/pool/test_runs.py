@@ -307,7 +307,8 @@ def small_journals(info: Any) -> Any:
 
     make = Journal.__init__
     stack = contextlib.ExitStack()
-    stack.enter_context(mock.patch.object(Journal, "__init__", lambda self, path, limit=0: make(self, path, 200_000)))
+    small = mock.patch.object(Journal, "__init__", lambda self, path, limit=0, spares=None: make(self, path, 200_000))
+    stack.enter_context(small)
     return stack
 
 
