@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 _HOMES = {
-    "Accelerator": "spec",
+    "Accelerator": "accelerators",
     "BootstrapError": "errors",
     "CaptureError": "errors",
     "CellError": "pool.results",
@@ -38,12 +38,14 @@ _HOMES = {
     "stderr": "node.runtime",
     "stdout": "node.runtime",
 }
-_MODULES = ("plugins",)
+_MODULES = ("accelerators", "plugins")
 
 __all__ = ["__version__", "load_ipython_extension", "unload_ipython_extension", *_MODULES, *_HOMES]  # noqa: PLE0604
 
 if TYPE_CHECKING:
+    from . import accelerators as accelerators
     from . import plugins as plugins
+    from .accelerators import Accelerator as Accelerator
     from .api import Compute as Compute
     from .api import function as function
     from .errors import BootstrapError as BootstrapError
@@ -64,7 +66,6 @@ if TYPE_CHECKING:
     from .pool.results import CellResult as CellResult
     from .providers import SSH as SSH
     from .providers import Local as Local
-    from .spec import Accelerator as Accelerator
     from .spec import Image as Image
 
 

@@ -14,11 +14,11 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
+from .accelerators import Accelerator as Accelerator
 from .errors import SpecError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
-_ACCELERATOR = re.compile(r"(?P<kind>[A-Za-z][A-Za-z0-9-]*)(?::(?P<count>[0-9]+))?\Z")
 _APT = re.compile(r"[a-z0-9][a-z0-9+.-]*(:[a-z0-9-]+)?(=[A-Za-z0-9.+:~-]+)?\Z")
 _PYTHON = re.compile(r"3\.(?P<minor>[0-9]+)(\.[0-9]+)?\Z")
 _SECONDS = re.compile(r"(?P<number>[0-9]{1,15}(\.[0-9]{1,9})?)\s*(?P<unit>[smhd]?)\Z")
@@ -84,9 +84,15 @@ class Image:
 
     @property
     def digest(self) -> str:
-        """Sixteen hex digits that name this image's packages; variables do not change them."""
-        facts = json.dumps([self.python, self.pip, self.apt])
+        """Sixteen hex digits that name this image's packages; variables of the ranks do not change them."""
+        builds = [self.build_env] if self.build_env else []
+        facts = json.dumps([self.python, self.pip, self.apt, *builds])
         return hashlib.blake2b(facts.encode(), digest_size=8).hexdigest()
+
+    @property
+    def build_env(self) -> dict[str, str]:
+        """The variables that decide which builds of packages are installed."""
+        return {name: value for name, value in self.env.items() if name == "UV_TORCH_BACKEND"}
 
     def adding(
         self, *, pip: Iterable[str] = (), apt: Iterable[str] = (), env: Mapping[str, str] | None = None
@@ -98,31 +104,6 @@ class Image:
             apt=(*self.apt, *apt),
             env={**(env or {}), **self.env},
         )
-
-
-@dataclass(frozen=True)
-class Accelerator:
-    """A kind of accelerator and how many of them a node must have, as in ``A100:8``."""
-
-    kind: str
-    count: int = 1
-
-    @classmethod
-    def parse(cls, text: str) -> Accelerator:
-        """Read ``"A100"`` or ``"A100:8"``.
-
-        Raises
-        ------
-        SpecError
-            When the text has another form.
-        """
-        match = _ACCELERATOR.match(text.strip())
-        if not match or match["count"] == "0":
-            raise SpecError(f"accelerator {text!r} is not KIND or KIND:COUNT, such as A100 or A100:8")
-        return cls(match["kind"], int(match["count"] or 1))
-
-    def __str__(self) -> str:
-        return self.kind if self.count == 1 else f"{self.kind}:{self.count}"
 
 
 def seconds(text: str) -> float:
@@ -203,6 +184,10 @@ class PoolSpec:
             )
         if not isinstance(self.keep, bool):
             raise SpecError(f"keep must be True or False, not {self.keep!r}")
+        if self.accelerator is not None and not isinstance(self.accelerator, Accelerator):
+            raise SpecError(
+                f"accelerator must be an Accelerator, such as sky.accelerators.A100(count=8), not {self.accelerator!r}"
+            )
         if self.idle_timeout is not None:
             number = isinstance(self.idle_timeout, (int, float)) and not isinstance(self.idle_timeout, bool)
             if not number or not MIN_IDLE_TIMEOUT <= self.idle_timeout <= MAX_IDLE_TIMEOUT:

@@ -23,7 +23,7 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -110,7 +110,7 @@ def ensure(
 
     def build(part: Path) -> None:
         if own_python:
-            _build_overlay(part, wanted, beside, on_line, stop)
+            _build_overlay(part, wanted, beside, image.build_env, on_line, stop)
         else:
             _build_whole(part, image, beside, on_line, stop)
 
@@ -168,7 +168,12 @@ def _make(folder: Path, build: Callable[[Path], None], image: Image) -> None:
 
 
 def _build_overlay(
-    part: Path, wanted: list[str], beside: list[str], on_line: OnLine, stop: threading.Event | None
+    part: Path,
+    wanted: list[str],
+    beside: list[str],
+    env: Mapping[str, str],
+    on_line: OnLine,
+    stop: threading.Event | None,
 ) -> None:
     run_uv(_venv(part, sys.executable), phase=PHASE, on_line=on_line, stop=stop)
     constraints = part / "constraints.txt"
@@ -182,26 +187,29 @@ def _build_overlay(
         phase=PHASE,
         on_line=lambda line: None if _PLANNED.match(line) or line.startswith("Would ") else on_line(line),
         stop=stop,
+        env=env,
     )
     if additions := _additions(plan, wanted):
-        _install(part, ["--no-deps", *additions], on_line, stop)
+        _install(part, ["--no-deps", *additions], env, on_line, stop)
     lines = "".join(f"import site; site.addsitedir({folder!r})\n" for folder in _site_folders())
     (_site_packages(part) / "_sky_jupyter_notebook.pth").write_text(lines, encoding="utf-8")
 
 
 def _build_whole(part: Path, image: Image, pins: list[str], on_line: OnLine, stop: threading.Event | None) -> None:
     run_uv(_venv(part, image.python or ""), phase=PHASE, on_line=on_line, stop=stop)
-    _install(part, [*pins, *_NODE_NEEDS, *image.pip], on_line, stop)
+    _install(part, [*pins, *_NODE_NEEDS, *image.pip], image.build_env, on_line, stop)
 
 
 def _venv(part: Path, python: str) -> list[str]:
     return ["venv", "--quiet", "--relocatable", "--no-project", "--python", python, str(part)]
 
 
-def _install(part: Path, arguments: list[str], on_line: OnLine, stop: threading.Event | None) -> None:
+def _install(
+    part: Path, arguments: list[str], env: Mapping[str, str], on_line: OnLine, stop: threading.Event | None
+) -> None:
     # Compiled once here, instead of by every rank at its first import.
     command = ["pip", "install", "--compile-bytecode", "--python", str(_python(part)), *arguments]
-    run_uv(command, phase=PHASE, on_line=on_line, stop=stop)
+    run_uv(command, phase=PHASE, on_line=on_line, stop=stop, env=env)
 
 
 def _additions(plan: list[str], wanted: list[str]) -> list[str]:

@@ -83,7 +83,7 @@ class Crew:
         self.offline, self.stop, self.on_node = offline, stop, on_node
         asked = self.image.python or platform.python_version()
         self.minor = ".".join(asked.split(".")[:2])
-        self.supplies = Supplies([*environment._pins(), *_NEEDS, *self.image.pip], stop)
+        self.supplies = Supplies([*environment._pins(), *_NEEDS, *self.image.pip], stop, self.image.build_env)
         self._saying = threading.Lock()
 
     @property

@@ -9,7 +9,7 @@ import shlex
 import sys
 import tempfile
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from importlib import metadata
 from pathlib import Path, PurePosixPath
 
@@ -36,6 +36,8 @@ class Supplies:
         The requirements of the environment.
     stop : threading.Event
         When set, what can end ends.
+    env : mapping of str to str, optional
+        What uv is told besides, such as which builds to take.
 
     Attributes
     ----------
@@ -43,8 +45,8 @@ class Supplies:
         Which versions of packages to take where several would do, as ``name==version``.
     """
 
-    def __init__(self, asked: Sequence[str], stop: threading.Event) -> None:
-        self.asked, self.stop = asked, stop
+    def __init__(self, asked: Sequence[str], stop: threading.Event, env: Mapping[str, str] | None = None) -> None:
+        self.asked, self.stop, self.env = asked, stop, env
         self.prefer: Sequence[str] = ()
         self.uv = metadata.version("uv")
         self._locks: dict[wheels.Aim, list[str] | BootstrapError] = {}
@@ -64,7 +66,9 @@ class Supplies:
             if aim not in self._locks:
                 tell(f"resolving for Python {aim.python} on {aim.platform}")
                 try:
-                    self._locks[aim] = wheels.resolve(self.asked, aim, self.prefer, on_line=tell, stop=self.stop)
+                    self._locks[aim] = wheels.resolve(
+                        self.asked, aim, self.prefer, on_line=tell, stop=self.stop, env=self.env
+                    )
                 except BootstrapError as error:
                     self._locks[aim] = error if self.stop.is_set() else _no_such_set(aim, error)
             found = self._locks[aim]
@@ -76,7 +80,8 @@ class Supplies:
         """The wheels of those packages."""
         with self._finding:
             if aim not in self._bundles:
-                found = wheels.gather(self.lock(aim, tell), aim, own_cache() / "wheels", on_line=tell, stop=self.stop)
+                lock, cache = self.lock(aim, tell), own_cache() / "wheels"
+                found = wheels.gather(lock, aim, cache, on_line=tell, stop=self.stop, env=self.env)
                 self._bundles[aim] = found
             return self._bundles[aim]
 

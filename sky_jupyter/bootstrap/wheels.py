@@ -16,7 +16,7 @@ import sys
 import tempfile
 import threading
 import zipfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
@@ -67,6 +67,7 @@ def resolve(
     *,
     on_line: OnLine = lambda line: None,
     stop: threading.Event | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> list[str]:
     """All distributions that the requirements come to, each with its version.
 
@@ -87,7 +88,7 @@ def resolve(
         lock.write_text("".join(f"{item}\n" for item in prefer), encoding="utf-8")
         command = ["pip", "compile", "--quiet", "--no-header", "--no-annotate", *aim.arguments]
         command += ["--output-file", str(lock), str(asked)]
-        run_uv(command, phase=PHASE, on_line=on_line, stop=stop)
+        run_uv(command, phase=PHASE, on_line=on_line, stop=stop, env=env)
         lines = lock.read_text(encoding="utf-8").splitlines()
     return [line for line in lines if line.strip() and not line.startswith(("#", "--"))]
 
@@ -99,6 +100,7 @@ def gather(
     *,
     on_line: OnLine = lambda line: None,
     stop: threading.Event | None = None,
+    env: Mapping[str, str] | None = None,
 ) -> list[Wheel]:
     """The wheels of what `resolve` found, fetched where uv's cache lacks them.
 
@@ -118,7 +120,7 @@ def gather(
         tree, asked = Path(folder, "tree"), Path(folder, "lock.txt")
         asked.write_text("".join(f"{line}\n" for line in lock), encoding="utf-8")
         command = ["pip", "install", "--quiet", "--no-deps", "--target", str(tree), "--python", sys.executable]
-        run_uv([*command, *aim.arguments, "-r", str(asked)], phase=PHASE, on_line=on_line, stop=stop)
+        run_uv([*command, *aim.arguments, "-r", str(asked)], phase=PHASE, on_line=on_line, stop=stop, env=env)
         infos = sorted(tree.glob("*.dist-info"))
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as several:
             wheels = list(several.map(lambda info: _wheel(tree, info, cache), infos))

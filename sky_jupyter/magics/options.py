@@ -287,7 +287,9 @@ def _value(option: Option, given: list[Any], prog: str) -> Any:
 def _read(option: Option, text: str, prog: str) -> Any:
     try:
         return option.read(text)
-    except ValueError:
+    except ValueError as error:
+        if option.explains and isinstance(error, SpecError):
+            raise UsageError(f"{prog}: {option.flag}: {error}") from None
         raise UsageError(f"{prog}: {option.flag} takes {option.form}, not {text!r}") from None
 
 

@@ -14,7 +14,7 @@ import sky_jupyter as sky
 from sky_jupyter.errors import BootstrapError, ProvisionError
 from sky_jupyter.pool.manager import Pool
 from sky_jupyter.providers import Local
-from sky_jupyter.spec import Accelerator, Image, PoolSpec
+from sky_jupyter.spec import Image, PoolSpec
 from tests.pool.pools import local_pool, run
 
 
@@ -90,7 +90,7 @@ def test_a_preload_that_fails_is_told_when_the_plugin_fails() -> None:
 
 
 def test_an_accelerator_that_this_machine_lacks_is_refused() -> None:
-    pool = Pool(PoolSpec(provider=Local(), accelerator=Accelerator("Imaginary9000", 3)))
-    with pytest.raises(ProvisionError, match="Imaginary9000:3 on each node; this machine has"):
+    pool = Pool(PoolSpec(provider=Local(), accelerator=sky.accelerators.Custom("Imaginary9000", count=3)))
+    with pytest.raises(ProvisionError, match="custom:Imaginary9000:3 on each node; this machine has"):
         pool.start()
     assert pool.state == "ended"
