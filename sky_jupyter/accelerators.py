@@ -216,7 +216,7 @@ class Accelerator:
         return self.kind if self.count == 1 else f"{self.kind}:{self.count}"
 
 
-def Custom(name: str, memory: int | str | None = None, count: int = 1) -> Accelerator:  # noqa: N802 - a model's name
+def Custom(name: str, memory: int | str | None = None, count: int = 1) -> Accelerator:
     """An NVIDIA accelerator that the catalogue lacks, by the words that its driver calls it.
 
     Parameters

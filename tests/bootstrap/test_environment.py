@@ -18,9 +18,10 @@ import packaging
 import pytest
 import uv
 
-from sky_jupyter.bootstrap import environment, wheels
+from sky_jupyter.bootstrap import environment
 from sky_jupyter.bootstrap.environment import ensure
 from sky_jupyter.bootstrap.uv import without_secrets
+from sky_jupyter.bootstrap.wheels import Aim, resolve
 from sky_jupyter.errors import BootstrapError
 from sky_jupyter.spec import Image
 from tests.bootstrap.wheels import make_wheel
@@ -234,4 +235,4 @@ def test_what_chooses_builds_reaches_uv(tmp_path: Path) -> None:
     with pytest.raises(BootstrapError, match="invalid value 'cu999'"):
         ensure(image, cache=tmp_path)
     with pytest.raises(BootstrapError, match="invalid value 'cu999'"):
-        wheels.resolve(image.pip, wheels.Aim("3.12", "x86_64-manylinux_2_28"), env=image.build_env)
+        resolve(image.pip, Aim("3.12", "x86_64-manylinux_2_28"), env=image.build_env)
