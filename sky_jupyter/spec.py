@@ -14,7 +14,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any
 
-from .accelerators import Accelerator
+from .accelerators import Accelerator as Accelerator  # noqa: PLC0414 - a part of every spec
 from .errors import SpecError
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shlex
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
@@ -9,38 +10,58 @@ from pathlib import Path
 
 from ..errors import BootstrapError
 from ..machines.base import Machine
+from ..plugins.base import Step
 from ..spec import PoolSpec
 
 _LAST = 30
 
 
-def run(spec: PoolSpec, machines: Sequence[Machine], env: Mapping[str, str], on_line: Callable[[str], None]) -> None:
-    """Run every plugin's commands, in order, once on each machine.
+def run(
+    spec: PoolSpec,
+    machines: Sequence[Machine],
+    python: Path,
+    env: Mapping[str, str],
+    on_line: Callable[[str], None],
+) -> None:
+    """Run every plugin's commands, in order, once on each machine, with the environment's programs found first.
 
     Raises
     ------
     BootstrapError
         For a command that fails: phase ``"plugins"``, the node, and its last lines.
     """
-    commands = [argv for plugin in spec.plugins if plugin.bootstrap is not None for argv in plugin.bootstrap(spec)]
+    steps = [step for plugin in spec.plugins for step in plugin.steps(spec)]
     done: set[str] = set()
     for node, machine in enumerate(machines):
         if machine.key in done:
             continue
         done.add(machine.key)
-        for argv in commands:
-            _run_one(node, machine, argv, env, on_line)
+        path = os.pathsep.join(filter(None, [str(python.parent), env.get("PATH", os.defpath)]))
+        for step in steps:
+            _run_one(node, machine, step, python, {**env, "PATH": path, **step.variables}, on_line)
 
 
 def _run_one(
-    node: int, machine: Machine, argv: Sequence[str], env: Mapping[str, str], on_line: Callable[[str], None]
+    node: int,
+    machine: Machine,
+    step: Step,
+    python: Path,
+    env: Mapping[str, str],
+    on_line: Callable[[str], None],
 ) -> None:
+    program, *rest = step.command
+    # A system's own interpreter may have no other name than python3.
+    argv = [str(python) if program == "python" else program, *rest]
     with tempfile.TemporaryDirectory(prefix="sky-step-") as folder:
         log = Path(folder) / "stderr"
-        command = machine.exec(argv, env=env, cwd=folder, log=log)
+        try:
+            command = machine.exec(argv, env=env, cwd=folder, log=log)
+        except OSError as error:
+            why = f"{program} cannot be run: {error.strerror or error}"
+            raise BootstrapError("plugins", why, node=node, command=shlex.join(argv)) from None
         lines = []
         try:
-            for line in command.lines():
+            for line in map(step.hide, command.lines()):
                 lines.append(line)
                 on_line(line)
             status = command.wait()
@@ -49,7 +70,7 @@ def _run_one(
             command.wait()
             raise
         if status:
-            lines += log.read_text(errors="replace").splitlines()
+            lines += map(step.hide, log.read_text(errors="replace").splitlines())
             raise BootstrapError(
                 "plugins", f"exit status {status}", node=node, command=shlex.join(argv), lines=lines[-_LAST:]
             )

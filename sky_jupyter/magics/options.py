@@ -12,7 +12,7 @@ from IPython.core.error import UsageError
 
 from ..bootstrap.requirements import parse as parse_requirement
 from ..errors import SpecError, nearest, rank_label
-from ..plugins import parse_plugins
+from ..plugins import entries, parse_plugins
 from ..pool.manager import DEFAULT_GRACE
 from ..providers import SSH, Local
 from ..spec import PoolSpec
@@ -314,8 +314,7 @@ def _choose_hosts(pool: dict[str, Any], hosts: tuple[str, ...] | None, prog: str
 def _make_provider(pool: dict[str, Any], prog: str) -> None:
     """Put a provider in the place of its name and of what is for it alone."""
     name = pool.get("provider")
-    if name is not None and name not in PROVIDERS:
-        raise SpecError(f"unknown provider {name!r}{nearest(name, PROVIDERS)}; providers are {', '.join(PROVIDERS)}")
+    factory = None if name is None else entries.find(entries.PROVIDERS, name, PROVIDERS)
     given = {item.key: pool.pop(item.key) for item in (*HOSTS, *HOST_SWITCHES) if item.key in pool}
     flags = {item.key: item.flag for item in (*HOSTS, *HOST_SWITCHES)}
     if name == "ssh":
@@ -328,5 +327,5 @@ def _make_provider(pool: dict[str, Any], prog: str) -> None:
     asked = [flags[key] for key, value in given.items() if value is not False]
     if asked:
         raise UsageError(f"{prog}: {', '.join(asked)} {'are' if len(asked) > 1 else 'is'} for --provider ssh")
-    if name is not None:
-        pool["provider"] = PROVIDERS[name]()
+    if factory is not None:
+        pool["provider"] = factory()

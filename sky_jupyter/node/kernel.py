@@ -215,7 +215,8 @@ class SkyKernel(IPythonKernel):
         payload.bind(content["manifest"], namespace, instance_info().rank)
         before = {name: id(value) for name, value in namespace.items()}
         function, args, kwargs = payload.load_blob(Path(content["blob"]))
-        for plugin in self.sky_plugins:
+        # The first one's is outermost, as with context managers that are entered in that order.
+        for plugin in reversed(self.sky_plugins):
             if plugin.decorate is not None:
                 function = plugin.decorate(function)
         value = function(*args, **kwargs)

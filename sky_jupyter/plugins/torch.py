@@ -80,8 +80,8 @@ def torch(
         noise=NOISE,
         collectives=COLLECTIVES,
         transform=functools.partial(_transform, cuda, version),
-        around_process=functools.partial(_around, backend, timeout),
-        again=functools.partial(_again, backend, timeout),
+        around_process=functools.partial(around, backend, timeout),
+        again=functools.partial(again, backend, timeout),
         check=check,
         abort=abort,
         gone="process groups made by dist.new_group, and models in DistributedDataParallel",
@@ -115,7 +115,8 @@ def _build(cuda: str | None, version: str | None, accelerator: Accelerator | Non
 
 
 @contextlib.contextmanager
-def _around(backend: str | None, timeout: float, info: InstanceInfo) -> Iterator[None]:
+def around(backend: str | None, timeout: float, info: InstanceInfo) -> Iterator[None]:
+    """Be one of the group's ranks inside."""
     import torch
 
     _, count = machine.place(info)
@@ -129,7 +130,7 @@ def _around(backend: str | None, timeout: float, info: InstanceInfo) -> Iterator
         _leave()
 
 
-def _again(backend: str | None, timeout: float, info: InstanceInfo) -> None:
+def again(backend: str | None, timeout: float, info: InstanceInfo) -> None:
     """Set the group up anew in a living process, on the new port of `info`; all ranks call it together."""
     _leave()
     _join(backend, timeout, info)

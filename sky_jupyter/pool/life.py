@@ -118,14 +118,18 @@ class PoolLife:
             raise
         self.state = "ready"
         try:
-            for plugin in self.spec.plugins:
-                if plugin.around_client is not None:
-                    self._client.enter_context(plugin.around_client(self))
+            self._enter_client()
         except BaseException:
             self.down()
             raise
         self._record_ready()
         self.registry.note_phases(kind, self.phases.took())
+
+    def _enter_client(self) -> None:
+        """What plugins do in the notebook for as long as it manages the pool."""
+        for plugin in self.spec.plugins:
+            if plugin.around_client is not None:
+                self._client.enter_context(plugin.around_client(self))
 
     def _record_ready(self) -> None:
         places = tuple(dict.fromkeys(str(path) for host in self.hosts for path in (host.folder, host.blobs)))
@@ -146,6 +150,11 @@ class PoolLife:
             self._not_joined(row, error)
             raise
         self.state = "ready"
+        try:
+            self._enter_client()
+        except Exception as error:
+            # Its cells work all the same.
+            self.supervisor.news.append(f"a plugin could not be entered in this notebook: {error}")
 
     async def _join(self, record: PoolRecord) -> None:
         if self.spec.provider.kind == "local":
@@ -277,7 +286,8 @@ class PoolLife:
             await asyncio.to_thread(apt.check_here, image.apt)
             machines = await asyncio.to_thread(self._machines)
             env = await asyncio.to_thread(environment.ensure, image, on_line=say, stop=self._stop)
-            await asyncio.to_thread(steps.run, self.spec, machines, launch.node_environment(image.env), say)
+            own = launch.node_environment(image.env)
+            await asyncio.to_thread(steps.run, self.spec, machines, env.python, own, say)
         start = functools.partial(launch.launch, self.id, self.spec, machines, env.python, image.env, self.hosts.append)
         return start, all(machine.key == LocalMachine.key for machine in machines)
 

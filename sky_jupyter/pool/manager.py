@@ -7,7 +7,7 @@ import functools
 import os
 import shutil
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from pathlib import Path
@@ -31,6 +31,7 @@ from .registry import PoolRow
 from .results import CellError, CellResult
 from .runs import Run
 from .stock import take_stock
+from .submitting import Call, Submitter
 from .where import Where, ask
 
 if TYPE_CHECKING:
@@ -69,6 +70,7 @@ class Pool(PoolLife):
         self.ledger = Ledger()
         self.code = PoolCode(self)
         self.packages = PoolPackages(self)
+        self.submitter: Submitter | None = None
         self.current: Run | None = None
         # Runs that nobody waits for yet, by id, oldest first.
         self.detached: dict[str, Detached] = {}
@@ -185,6 +187,19 @@ class Pool(PoolLife):
         self.registry.run_began(run.id, self.id, run.code, chosen)
         run.task = loop().submit(self.supervisor.submit(run, content, rank))
         return run
+
+    def submit(self, function: Callable[[], Any]) -> Call:
+        """Have one rank call a function; a future. Callable from any thread; see `Submitter`."""
+        self._must_live()
+        if self.submitter is None:
+            self.submitter = Submitter(self)
+        return self.submitter.submit(function)
+
+    def down(self) -> None:
+        """End the pool; see `PoolLife.down`."""
+        if self.submitter is not None:
+            self.submitter.close()
+        super().down()
 
     def _new_run(self, ranks: Sequence[int], listener: Listener, capture: Capture) -> Run:
         self._must_live()

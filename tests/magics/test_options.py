@@ -267,7 +267,7 @@ def test_a_line_without_a_verb_asks_for_the_status():
         ("--nodes", "expected one argument"),
         ("--nodes 2 --nodes 3", "--nodes is given 2 times"),
         ("--ranks-per-node 1000", "ranks_per_node must be a whole number"),
-        ("--plugins jaxx", "unknown plugin 'jaxx'; the plugins are jax, keras, torch; did you mean 'jax'?"),
+        ("--plugins jaxx", "unknown plugin 'jaxx'; did you mean 'jax'?; plugins are jax, keras, torch, "),
         ("--plugins jax(cudda=cu128)", "did you mean 'cuda'?"),
         ("--plugins keras,jax", "write --plugins jax,keras"),
         ("--plugins 'jax(cuda=cu'", "a closing ) is missing"),

@@ -61,7 +61,7 @@ def test_an_image_is_changed_and_modules_are_imported_before_the_ranks_are_forke
 
 
 def test_functions_are_wrapped() -> None:
-    plugin = sky.Plugin.create("doubling").with_decorate(lambda function: lambda *args: 2 * function(*args))
+    plugin = sky.Plugin.create("doubling").with_decorator(lambda function: lambda *args: 2 * function(*args))
     with sky.Compute(nodes=1, plugins=[plugin], name="wrapped") as pool:
         assert sky.function(lambda x: x + 1)(4) >> pool == 10
 
