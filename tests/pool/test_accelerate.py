@@ -36,7 +36,7 @@ step(shared, optimizer, x[mine], y[mine], accelerator.backward)
 step(alone, torch.optim.SGD(alone.parameters(), lr=0.1), x, y, lambda loss: loss.backward())
 weights = accelerator.unwrap_model(shared).weight
 gathered = accelerator.gather(torch.tensor([accelerator.process_index])).tolist()
-(accelerator.num_processes, accelerator.process_index, gathered, str(accelerator.device),
+(accelerator.num_processes, accelerator.process_index, gathered, accelerator.device.type,
  torch.allclose(weights, alone.weight, atol=1e-6), weights.tolist())
 """
 
@@ -60,12 +60,20 @@ def test_it_makes_the_group_itself_where_there_is_no_torch_and_heeds_its_setting
     config = {"gradient_accumulation_steps": 4, "mixed_precision": "bf16", "backend": "gloo"}
     look = "from accelerate import Accelerator\na = Accelerator()\n"
     look += (
-        "a.num_processes, a.process_index, a.mixed_precision, a.gradient_accumulation_steps, str(a.distributed_type)"
+        "a.num_processes, a.process_index, a.mixed_precision, a.gradient_accumulation_steps, a.distributed_type.name"
     )
     with local_pool(plugins=(sky.plugins.accelerate(config),)) as made:
         assert run(made, look).values == [
-            (2, 0, "bf16", 4, "DistributedType.MULTI_CPU"),
-            (2, 1, "bf16", 4, "DistributedType.MULTI_CPU"),
+            (2, 0, "bf16", 4, "MULTI_CPU"),
+            (2, 1, "bf16", 4, "MULTI_CPU"),
+        ]
+        # A rank that waits for one that has failed is freed, and what comes next has a group again.
+        with pytest.raises(sky.CellError):
+            run(made, "import torch\nkept = 1\nif a.process_index: 1 / 0\na.gather(torch.ones(1))", grace=0.5)
+        made.settle()
+        assert run(made, f"{look}, a.gather(torch.ones(1)).tolist(), kept").values == [
+            (2, 0, "bf16", 4, "MULTI_CPU", [1.0, 1.0], 1),
+            (2, 1, "bf16", 4, "MULTI_CPU", [1.0, 1.0], 1),
         ]
         made.restart()
         assert [value[0] for value in run(made, look).values] == [2, 2]
