@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import sys
 import textwrap
@@ -94,7 +95,7 @@ def test_ranks_that_fail_and_interrupts_are_as_on_local_nodes() -> None:
         assert len({info[3] for info in infos}) == 1
 
 
-SECRET = "a-key-that-nobody-sees"
+SECRET = secrets.token_hex(16)
 # Whose arguments show it while a command runs that has it.
 LOOK = """
 import glob, os, pathlib
@@ -240,6 +241,7 @@ def test_a_full_home_is_told(world: World) -> None:
 
 LEAVE = """
 import os
+import secrets
 import sky_jupyter as sky
 from sky_jupyter.pool.manager import Pool
 from sky_jupyter.spec import PoolSpec
