@@ -7,9 +7,13 @@ are one inside another. So it has one backend of ours for as long as there is an
 from __future__ import annotations
 
 import contextlib
+import copy
+import functools
 import sys
 import threading
-from collections.abc import Iterator
+import uuid
+import weakref
+from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from typing import Any
 
@@ -17,8 +21,11 @@ import joblib
 from joblib._parallel_backends import AutoBatchingMixin, FallbackToBackend, ParallelBackendBase, SequentialBackend
 
 from ..errors import PoolError
+from .shared import Shared, call_with
 
 NAME = "sky_jupyter"
+# From so many bytes on, an argument is brought to each rank once, and not with each call.
+_LARGE = 1 << 18
 _pools: list[Any] = []
 _entered = contextlib.ExitStack()
 _changing = threading.Lock()
@@ -27,7 +34,7 @@ _KNOWN = frozenset({"joblib", "sklearn", "numpy", "scipy", "builtins"})
 
 
 class PoolBackend(AutoBatchingMixin, ParallelBackendBase):
-    """Made by joblib for each parallel loop; short calls go to the ranks in batches."""
+    """What joblib asks to do a parallel loop; short calls go to the ranks in batches."""
 
     supports_retrieve_callback = True
     supports_inner_max_num_threads = False
@@ -37,6 +44,10 @@ class PoolBackend(AutoBatchingMixin, ParallelBackendBase):
 
     def __init__(self, **options: Any) -> None:
         super().__init__(**options)
+        # Large arguments that came once, and those that came again, by their identity. The latter are kept, so
+        # that they stay what they are; what comes once only, as the parts of a large whole, is not.
+        self._seen: dict[int, weakref.ref[Any]] = {}
+        self._large: dict[int, tuple[str, Any]] = {}
         self._calls: set[Future[Any]] = set()
         self._lock = threading.Lock()
 
@@ -63,13 +74,46 @@ class PoolBackend(AutoBatchingMixin, ParallelBackendBase):
     def submit(self, func: Any, callback: Any = None) -> Future[Any]:
         """Have a batch done by a rank."""
         _drop_foreign_filters(func)
-        call: Future[Any] = newest().submit(func)
+        batch, shared = self._lighten(func)
+        keep = [key for key, _ in self._large.values()]
+        work = functools.partial(call_with, functools.partial(_call, batch), list(shared), keep)
+        call: Future[Any] = newest().submit(work if shared else func, shared)
         with self._lock:
             self._calls.add(call)
         call.add_done_callback(self._calls.discard)
         if callback is not None:
             call.add_done_callback(callback)
         return call
+
+    def _lighten(self, batch: Any) -> tuple[Any, dict[str, Any]]:
+        """A batch whose large arguments are named, and those by their names: most calls of a loop have the same."""
+        shared: dict[str, Any] = {}
+        fresh: dict[int, weakref.ref[Any]] = {}
+
+        def name(value: Any) -> Any:
+            if _size(value) < _LARGE:
+                return value
+            seen = self._seen.get(id(value))
+            if seen is None or seen() is not value:
+                with contextlib.suppress(TypeError):
+                    fresh[id(value)] = weakref.ref(value)
+                return value
+            key, _ = self._large.setdefault(id(value), (uuid.uuid4().hex, value))
+            shared[key] = value
+            return Shared(key)
+
+        light = copy.copy(batch)
+        light.items = [
+            (function, tuple(map(name, args)), {key: name(value) for key, value in kwargs.items()})
+            for function, args, kwargs in batch.items
+        ]
+        self._seen = {key: seen for key, seen in {**self._seen, **fresh}.items() if seen() is not None}
+        return light, shared
+
+    def stop_call(self) -> None:
+        """The loop is over: what its calls had in common is named by none any more."""
+        self._large.clear()
+        self._seen.clear()
 
     def retrieve_result_callback(self, out: Future[Any]) -> Any:
         """What a batch came to; raises what it raised."""
@@ -115,6 +159,27 @@ def serving(pool: Any) -> Iterator[None]:
             _pools.remove(pool)
             if not _pools:
                 _entered.close()
+
+
+def _call(batch: Any, find: Callable[[Any], Any]) -> Any:
+    """On a rank: do a batch with what its arguments name."""
+    batch.items = [
+        (function, tuple(map(find, args)), {key: find(value) for key, value in kwargs.items()})
+        for function, args, kwargs in batch.items
+    ]
+    return batch()
+
+
+def _size(value: Any) -> int:
+    """The bytes of an array, a table or a sparse matrix; 0 for what else there is."""
+    if hasattr(value, "memory_usage"):
+        with contextlib.suppress(Exception):
+            return int(sum(value.memory_usage(index=False)))
+    for part in (value, getattr(value, "data", None)):
+        size = getattr(part, "nbytes", 0)
+        if isinstance(size, int) and not isinstance(part, memoryview):
+            return size
+    return 0
 
 
 def _drop_foreign_filters(batch: Any) -> None:

@@ -7,10 +7,11 @@ import functools
 import os
 import shutil
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass
 from pathlib import Path
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..capture.collect import Capture
@@ -188,12 +189,12 @@ class Pool(PoolLife):
         run.task = loop().submit(self.supervisor.submit(run, content, rank))
         return run
 
-    def submit(self, function: Callable[[], Any]) -> Call:
-        """Have one rank call a function; a future. Callable from any thread; see `Submitter`."""
+    def submit(self, function: Callable[[], Any], shared: Mapping[str, Any] = MappingProxyType({})) -> Call:
+        """Have one rank call a function; a future. Callable from any thread; see `Submitter.submit`."""
         self._must_live()
         if self.submitter is None:
             self.submitter = Submitter(self)
-        return self.submitter.submit(function)
+        return self.submitter.submit(function, shared)
 
     def down(self) -> None:
         """End the pool; see `PoolLife.down`."""

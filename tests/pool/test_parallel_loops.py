@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import threading
 import time
 import warnings
@@ -10,11 +11,12 @@ from collections.abc import Iterator
 from typing import Any
 
 import joblib
+import numpy
 import pytest
 from joblib import Parallel, delayed
 
 import sky_jupyter as sky
-from sky_jupyter.errors import SpecError
+from sky_jupyter.errors import RankDied, SpecError
 from sky_jupyter.pool.manager import Pool
 from tests.pool.pools import local_pool, run
 
@@ -77,6 +79,58 @@ def test_a_loop_in_a_loop_runs_on_its_rank_alone(pool: Pool) -> None:
 
     for places in Parallel(n_jobs=-1)(delayed(outer)(number) for number in range(4)):
         assert len(set(places)) == 1
+
+
+def test_large_arguments_are_brought_to_each_rank_once(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[int] = []
+    begin_one = pool.begin_one
+
+    def counting(blob: Any, *rest: Any, **more: Any) -> Any:
+        sent.append(blob.size)
+        return begin_one(blob, *rest, **more)
+
+    monkeypatch.setattr(pool, "begin_one", counting)
+    array, other = numpy.ones(1 << 20), numpy.zeros(1 << 20)
+
+    def total(values: Any, number: int, more: Any = None) -> float:
+        return float(values.sum() + more.sum())
+
+    loop = Parallel(n_jobs=2, batch_size=1)
+    assert loop(delayed(total)(array, number, more=array) for number in range(12)) == [2.0 * (1 << 20)] * 12
+    # With the first call, and then to each rank.
+    assert sum(size > 8 << 20 for size in sent) == 3
+    # A new kernel is brought it again; what other loops had is let go of there.
+    pool.restart()
+    sent.clear()
+    assert loop(delayed(total)(array, number, more=other) for number in range(6)) == [1.0 * (1 << 20)] * 6
+    held = "from sky_jupyter.plugins import shared\nlen(shared._held)"
+    assert run(pool, held, {}).values == [2, 2]
+    # Parts of a whole are not kept.
+    sent.clear()
+    assert len(loop(delayed(numpy.sum)(numpy.ones(1 << 18)) for _ in range(6))) == 6
+    assert sum(size > 1 << 20 for size in sent) == 6
+    assert run(pool, held, {}).values == [2, 2]
+
+
+def test_a_kernel_that_dies_fails_the_loop_and_the_next_one_works(pool: Pool) -> None:
+    array = numpy.ones(1 << 20)
+
+    def end(values: Any, number: int) -> int:
+        if number == 5:
+            os._exit(7)
+        return number
+
+    with pytest.raises(RankDied, match="exit status 7"):
+        Parallel(n_jobs=2, batch_size=1)(delayed(end)(array, number) for number in range(12))
+    assert Parallel(n_jobs=2, batch_size=1)(delayed(end)(array, 0) for _ in range(6)) == [0] * 6
+
+
+def test_an_interrupt_ends_what_the_ranks_are_at(pool: Pool) -> None:
+    timer = threading.Timer(1.0, signal.raise_signal, [signal.SIGINT])
+    timer.start()
+    with pytest.raises(KeyboardInterrupt):
+        Parallel(n_jobs=2)(delayed(time.sleep)(250) for _ in range(4))
+    assert Parallel(n_jobs=2)(delayed(abs)(-number) for number in range(4)) == [0, 1, 2, 3]
 
 
 def test_what_cannot_be_sent_is_told_at_once(pool: Pool) -> None:
