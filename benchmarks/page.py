@@ -19,7 +19,6 @@ from typing import Any
 
 import nbformat
 
-import sky_jupyter
 from tests.browser import lab
 
 from .measure import Figures, Options, Row, by_turns, rows
@@ -29,7 +28,6 @@ LINES = 100_000
 QUICK_LINES = 10_000
 OURS, WIDGETS, PRINT = "the run view", "an Output widget a rank", "print in the notebook"
 EMPTY = "a page that shows nothing"
-_EXTENSION = Path(sky_jupyter.__file__).parent / "labextension"
 # A peer that has not shown the end by then has not kept up; what it has shown is counted.
 _PATIENCE = 60.0
 _OUR_PATIENCE = 300.0
@@ -83,7 +81,7 @@ _READ = """() => {
 
 def measure(options: Options) -> list[Row]:
     """Frames a second, the longest time without one, memory, and lines that the page does not know of."""
-    missing = lab.missing() or ("" if _EXTENSION.is_dir() else "the front end (python3 dev.py front)")
+    missing = lab.missing(front=True)
     if missing or importlib.util.find_spec("nbformat") is None:
         print(f"page: left out, needs {missing or 'the Python package nbformat'}")
         return []
@@ -120,7 +118,7 @@ def _server(folder: Path) -> Iterator[lab.Server]:
     """JupyterLab with our extension, and with that of ipywidgets where it is."""
     extensions = folder / "labextensions"
     extensions.mkdir()
-    (extensions / "sky-jupyter").symlink_to(_EXTENSION)
+    (extensions / "sky-jupyter").symlink_to(lab.EXTENSION)
     if widgets := _widgets():
         (extensions / widgets.name).symlink_to(widgets)
     with lab.server(folder, extensions=extensions) as server:

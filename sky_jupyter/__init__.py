@@ -27,6 +27,7 @@ _HOMES = {
     "NotInPoolError": "errors",
     "Plugin": "plugins",
     "PoolError": "errors",
+    "RemoteRepr": "node.standins",
     "SSH": "providers",
     "SkyError": "errors",
     "SpecError": "errors",
@@ -61,6 +62,7 @@ if TYPE_CHECKING:
     from .node.runtime import stderr as stderr
     from .node.runtime import stdout as stdout
     from .node.shard import shard as shard
+    from .node.standins import RemoteRepr as RemoteRepr
     from .plugins import Plugin as Plugin
     from .pool.results import CellError as CellError
     from .pool.results import CellResult as CellResult

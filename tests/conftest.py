@@ -11,11 +11,15 @@ import time
 import uuid
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import psutil
 import pytest
 
 from tests.took import Took
+
+if TYPE_CHECKING:
+    from tests.hosts.world import World
 
 MARK = "SKY_TEST"
 PATIENCE = 5.0
@@ -69,3 +73,12 @@ def _nothing_is_left() -> Iterator[None]:
 def took(request: pytest.FixtureRequest) -> Took:
     """Where a test tells how long what it did took."""
     return Took(request.node.nodeid.split("[")[0])
+
+
+@pytest.fixture
+def config(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
+    """The user's SSH configuration, with all hosts in it, where a module's `world` has made them."""
+    path = world.ssh_config(tmp_path / "config")
+    monkeypatch.setenv("SKY_SSH_CONFIG", str(path))
+    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
+    return path

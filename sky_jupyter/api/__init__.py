@@ -14,7 +14,7 @@ from __future__ import annotations
 
 from .compute import Compute
 from .functions import Function, PendingCall, function
-from .pools import attach_pool, describe, get_files, put_files, resize_pool, start_pool
+from .pools import attach_pool, describe, get_files, pull_value, put_files, resize_pool, start_pool
 
 __all__ = [
     "Compute",
@@ -24,6 +24,7 @@ __all__ = [
     "describe",
     "function",
     "get_files",
+    "pull_value",
     "put_files",
     "resize_pool",
     "start_pool",

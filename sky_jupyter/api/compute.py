@@ -15,7 +15,7 @@ from ..pool.manager import Pool
 from ..pool.moving import Transfer
 from ..providers import Local
 from ..spec import DEFAULT_JOURNAL, Accelerator, Image, PoolSpec, seconds, size
-from .pools import get_files, live_pool, put_files, resize_pool, start_pool
+from .pools import get_files, live_pool, pull_value, put_files, resize_pool, start_pool
 
 
 class Compute:
@@ -197,6 +197,34 @@ class Compute:
             When it is not there, or cannot be written here.
         """
         return get_files(live_pool(self), remote, local, None if on is None else list(on))
+
+    def pull(self, name: str, on: int | Iterable[int] | None = None, how: str | None = None) -> Any:
+        """Bring a variable of the ranks here; they keep theirs.
+
+        Parameters
+        ----------
+        name : str
+            What it is called on the ranks.
+        on : int or iterable of int, optional
+            Whose; all ranks' unless given.
+        how : str, optional
+            ``"stack"`` for one array whose first axis is the ranks. ``"concat"`` for arrays, tables or lists
+            joined; an array that spans ranks is put together whole, wherever in the variable it is.
+
+        Returns
+        -------
+        Any
+            One rank's value; of several ranks a list in their order, unless ``how`` says otherwise.
+
+        Raises
+        ------
+        SpecError
+            When there is no such name or rank, or the values do not fit together.
+        PoolError
+            When a value cannot be brought here: it says which part of it.
+        """
+        ranks = None if on is None else [on] if isinstance(on, int) else list(on)
+        return pull_value(live_pool(self), name, ranks, how)
 
     def resize(self, nodes: int | None = None, *, add: Iterable[str] = (), remove: Iterable[int] = ()) -> None:
         """Have more or fewer nodes: either so many, or with hosts that are added and nodes that are removed.

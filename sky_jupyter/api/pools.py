@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 from .. import display
 from ..display.asking import person
@@ -46,8 +46,9 @@ def start_pool(spec: PoolSpec) -> Pool:
 
 
 def _take_in(pool: Pool) -> None:
-    """A pool is there: it is found by its name, and pages have its widgets."""
+    """A pool is there: it is found by its name, pages have its widgets, and it is seen how its values come."""
     pools.add(pool)
+    pool.shows = lambda title: display.LateView(title, "here", "not fetched")
     comms = pool.supervisor.comms
     mirror = display.mirror(pool.id, comms.send)
     if mirror is not None:
@@ -126,6 +127,12 @@ def get_files(
 ) -> Transfer:
     """Fetch a file or folder from a pool's nodes, shown as it comes; see `Compute.get`."""
     return _shown(f"get {remote}", lambda **watch: pool.get(remote, local, on, **watch))
+
+
+def pull_value(pool: Pool, name: str, on: Sequence[int] | None = None, how: str | None = None) -> Any:
+    """Bring a variable of a pool's ranks here, shown as it comes where that takes long; see `Compute.pull`."""
+    with pool.shows(f"pull {name}") as view:
+        return pool.pull(name, on, how, view.on_event, view.refresh)
 
 
 def _shown(title: str, move: Callable[..., Transfer]) -> Transfer:

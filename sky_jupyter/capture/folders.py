@@ -80,7 +80,7 @@ def _expression(line: str) -> str:
         inner = _CLASS.match(rest)
         if rest.startswith("**/") and (at == 0 or line[at - 1] == "/"):
             found, at = f"{found}(?:.*/)?", at + 3
-        elif rest == "**" and at and line[at - 1] == "/":
+        elif rest == "**" and (at == 0 or line[at - 1] == "/"):
             found, at = f"{found}.+", at + 2
         elif rest[0] == "*":
             found, at = f"{found}[^/]*", at + len(rest) - len(rest.lstrip("*"))

@@ -53,10 +53,15 @@ class LateView:
     """The view of what is mostly over before there is anything to see: made once it has lasted.
 
     A context manager: left with an error, it says so.
+
+    Parameters
+    ----------
+    title, done, failed : str
+        What stands first, and what is said at the end.
     """
 
-    def __init__(self, title: str) -> None:
-        self._title = title
+    def __init__(self, title: str, done: str = "there", failed: str = "not sent") -> None:
+        self._title, self._done, self._failed = title, done, failed
         self._view: StartView | None = None
         self._last: Event | None = None
         self._due = 0.0
@@ -81,7 +86,7 @@ class LateView:
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if self._view is not None:
-            self._view.finish("there" if kind is None else "not sent", ok=kind is None)
+            self._view.finish(self._done if kind is None else self._failed, ok=kind is None)
 
 
 class Silent:

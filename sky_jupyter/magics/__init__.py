@@ -23,7 +23,7 @@ from ..pool.live import pools
 from ..pool.manager import Detached, Pool
 from ..pool.results import CellError, CellResult
 from ..pool.runs import Run
-from . import cleaning, names, requests, runs, traceback
+from . import cleaning, names, pulling, requests, runs, traceback
 from .completion import sky_matcher
 from .manual import MANUAL
 from .options import Given, HelpAsked, parse
@@ -313,6 +313,12 @@ class SkyMagics(Magics):
 
     def do_get(self, given: Given) -> None:
         get_files(pools.need(given.name), str(given.target), given.to, given.on)
+
+    def do_pull(self, given: Given) -> None:
+        pool = pools.need(given.name)
+        self.gather(pool)
+        pool.settle()
+        print(pulling.pull(given, pool, self.shell.user_ns))
 
     def do_runs(self, given: Given) -> None:
         print(runs.table(given.name))

@@ -15,6 +15,7 @@ from ..errors import PoolError
 from ..plugins import entries
 from ..pool.live import pools
 from ..pool.registry import Registry
+from . import pulling
 from .table import ADD, CONFIG, HOST, HOSTS, NAME, PATHS, REMOVE, TARGETS, VERBS, Option, options_of, switches_of
 
 # Nobody waits for a list of names.
@@ -60,7 +61,9 @@ def _has_target(words: list[str], options: Container[str]) -> bool:
 
 
 def _targets(verb: str) -> list[str]:
-    """What the registry has of the pools or runs that a verb can mean."""
+    """The variables that a verb can mean, or what the registry has of the pools or runs."""
+    if verb == "pull":
+        return pulling.names(pools.current)
     registry = Registry(patience=_PATIENCE)
     if not os.path.exists(registry.path):
         return []

@@ -61,4 +61,7 @@ Examples::
 
   %sky put data/train.parquet
   %sky get checkpoints results/ --on 0,2
+
+  %sky pull model --on head
+  %sky pull losses --stack --as all_losses
 """

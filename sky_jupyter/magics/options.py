@@ -21,6 +21,7 @@ from .table import (
     ACCEPT,
     ADD,
     ALL,
+    CONCAT,
     CONFIG,
     HOST,
     HOST_SWITCHES,
@@ -32,6 +33,7 @@ from .table import (
     PROVIDERS,
     REMOVE,
     SEVERAL,
+    STACK,
     TARGETS,
     VERBS,
     Option,
@@ -56,7 +58,7 @@ class Given:
     target : str or None
         What stood behind the verb: for ``attach`` a pool's name (``name`` is the same), for
         ``wait`` and ``logs`` the beginning of a run's id, for ``put`` and ``get`` what is to be moved; for
-        ``resize`` a number of nodes.
+        ``resize`` a number of nodes; for ``pull`` a variable.
     to : str or None
         What stood behind that: where it goes.
     """
@@ -77,6 +79,9 @@ class Given:
     ranks: tuple[int, ...] | None = None
     on: tuple[int, ...] | None = None
     out: str | None = None
+    alias: str | None = None
+    stack: bool = False
+    concat: bool = False
     only: tuple[int, ...] | None = None
     push: tuple[str, ...] = ()
     no_capture: tuple[str, ...] = ()
@@ -257,8 +262,10 @@ def _agree(given: Given, prog: str) -> None:
         raise UsageError(
             f"{prog}: resize takes N, how many nodes there shall be, or {ADD.flag} and {REMOVE.flag}, which ones"
         )
-    if given.target is not None and given.name is not None and given.verb not in (*PATHS, "resize"):
+    if given.target is not None and given.name is not None and given.verb not in (*PATHS, "resize", "pull"):
         raise UsageError(f"{prog}: {given.target!r} and --name say each which {_what(given.verb)}; give one of them")
+    if given.stack and given.concat:
+        raise UsageError(f"{prog}: {STACK.flag} and {CONCAT.flag} contradict each other; give one of them")
     if given.on is not None and given.only is not None and not set(given.only) <= set(given.on):
         missing = rank_label(sorted(set(given.only) - set(given.on)))
         raise UsageError(f"{prog}: --only asks for {missing}, which --on leaves out")

@@ -219,6 +219,10 @@ ALL = Switch("--all", "every pool")
 TAKE_OVER = Switch("--take-over", "take the pool from the notebook that manages it")
 RANK = Option("--rank", "0,2-5|head", ranks, _RANKS, "the ranks whose output is shown (all)", ("head",), "ranks")
 NODES = Option("--on", "0,2-5|head", ranks, "nodes such as 0,2-5, or head", "the nodes to bring it to (all)", ("head",))
+PULLED = Option("--on", "0,2-5|head", ranks, _RANKS, "the ranks to bring it from (all)", ("head",))
+AS = Option("--as", "OTHER", _identifier, "a Python name", "what it is called in the notebook (the same)", dest="alias")
+STACK = Switch("--stack", "one array of all ranks' values, which must have one shape: its first axis is the ranks")
+CONCAT = Switch("--concat", "join arrays, tables or lists; an array that spans ranks is put together whole")
 ADD = Option(
     "--add", "A,U@B:P", _words, "hosts with a comma between, such as gpu1,me@gpu2:2222", "hosts that become nodes"
 )
@@ -241,8 +245,10 @@ VERBS = {
     "freeze": "the nodes' packages as requirements that make the same environment again",
     "put": "bring a file or folder to the nodes; it crosses the link once, and goes on where it broke",
     "get": "fetch a file or folder from the head, or other nodes",
+    "pull": "bring a variable of the nodes into the notebook: of one rank itself, of several a list",
     "clean": "remove what is kept for later pools: environments here, or all of ours on --host A,B",
 }
+_VARIABLE = Target("NAME", _identifier, "a Python name", "what it is called on the nodes")
 _RUN = Target("RUN", _run_id, "a run's id or how it begins, such as 3f9a2c1b", "which run, by its id (the newest)")
 _COUNT = Target("N", _count, "a whole number", "how many nodes there shall be; else --add and --remove say which")
 _POOL = Target("NAME", str, "a name", "which pool (the one there is)")
@@ -277,6 +283,7 @@ _OPTIONS = {
     "logs": (NAME, RANK),
     "put": (NAME, NODES),
     "get": (NAME, replace(NODES, help="the nodes to fetch it from (head)")),
+    "pull": (NAME, PULLED, AS),
     "clean": (HOST, *HOSTS[1:]),
 }
 _SWITCHES = {
@@ -285,11 +292,20 @@ _SWITCHES = {
     "resize": (YES,),
     "down": (ALL,),
     "attach": (TAKE_OVER,),
+    "pull": (STACK, CONCAT),
     "clean": (ACCEPT,),
 }
-TARGETS = {"resize": (_COUNT,), "attach": (_POOL,), "wait": (_RUN,), "logs": (_RUN,), "put": _PUT, "get": _GET}
+TARGETS = {
+    "resize": (_COUNT,),
+    "attach": (_POOL,),
+    "wait": (_RUN,),
+    "logs": (_RUN,),
+    "put": _PUT,
+    "get": _GET,
+    "pull": (_VARIABLE,),
+}
 # Of those, how many have to be given.
-NEEDED = {"put": 1, "get": 1}
+NEEDED = {"put": 1, "get": 1, "pull": 1}
 PATHS = ("put", "get")
 
 

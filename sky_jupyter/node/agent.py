@@ -35,6 +35,7 @@ from .provisioner import Forkserver
 from .rank import Rank
 from .run import Run
 from .runtime import InstanceInfo
+from .values import Values
 
 _BATCH = 0.05
 # A reply that waits this long brings a short run's end along, instead of a second message.
@@ -45,7 +46,7 @@ _KEEP_RUNS = 200
 _MOST_AHEAD = 8 << 20
 REPLACED = "another notebook has taken the pool over"
 CALLS = (
-    *("start", "read", "page", "runs", "fetch", "forget", "status", "ping", "heard"),
+    *("start", "read", "page", "runs", "forget", "status", "ping", "heard"),
     *("signal", "abort", "restart", "enter", "check", "again", "leave", "ports", "where", "packages"),
 )
 
@@ -100,8 +101,7 @@ class Agent:
         self.forwarded = self.taken_in = 0
         self._flusher: asyncio.TimerHandle | None = None
         self._waiting: set[asyncio.Task[Any]] = set()
-        for name in ("journal", "values"):
-            (self.folder / name).mkdir(mode=0o700, exist_ok=True)
+        (self.folder / "journal").mkdir(mode=0o700, exist_ok=True)
         # What an agent before this one left: its kernels are gone, its journals are not.
         for stale in self.folder.glob("k*-*"):
             stale.unlink(missing_ok=True)
@@ -126,6 +126,7 @@ class Agent:
             )
             for number, share in enumerate(shares, first)
         }
+        self.values = Values(node, self.folder / "values", config.blobs, self.ranks)
         tells = {number: rank.tell for number, rank in self.ranks.items()}
         self.comms = Comms(tells, self.incarnation, lambda: self.may_forward, self.forward_comms)
         for number, rank in self.ranks.items():
@@ -332,15 +333,6 @@ class Agent:
             for item in sockets:
                 item.bind((self.config.addresses[self.node], 0))
             return [item.getsockname()[1] for item in sockets]
-
-    async def sky_fetch(self, run: str, rank: int) -> dict[str, Any]:
-        """The pickled value of a run that stayed on a rank."""
-        path = self.folder / "values" / secrets.token_hex(8)
-        end = await self.ranks[rank].request(f"fetch-{path.name}", {"kind": "fetch", "of": run, "path": str(path)})
-        try:
-            return {"end": end, "data": path.read_bytes() if end["status"] == "ok" else b""}
-        finally:
-            path.unlink(missing_ok=True)
 
     async def sky_forget(self, run: str) -> None:
         """Drop a run's journal."""

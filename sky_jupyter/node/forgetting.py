@@ -59,6 +59,25 @@ def forget_cells(shell: Any, values: int) -> None:
         _forget_sources(shell, files)
 
 
+def forget_value(shell: Any, value: Any) -> None:
+    """Drop what an IPython shell has of a cell's value: ``Out`` and the names that it gave itself."""
+    out, hook = shell.user_ns.get("_oh"), shell.displayhook
+    for number in [number for number, kept in out.items() if kept is value] if isinstance(out, dict) else ():
+        del out[number]
+        _forget_name(shell, f"_{number}")
+    for name in ("_", "__", "___"):
+        # As IPython has it before there is any value.
+        if getattr(hook, name, None) is value:
+            setattr(hook, name, "")
+        if shell.user_ns.get(name) is value:
+            shell.user_ns[name] = ""
+        if shell.user_ns_hidden.get(name) is value:
+            shell.user_ns_hidden[name] = ""
+    last = getattr(shell, "last_execution_result", None)
+    if last is not None and last.result is value:
+        last.result = None
+
+
 def _forget_sources(shell: Any, files: dict[str, int]) -> None:
     """Drop the sources of the oldest cells, but for those of which something still lives."""
     living = {code.co_filename for code in _codes()}

@@ -6,7 +6,8 @@ with a `sky_end` message on iopub that follows every output of the request. Kind
 enter   take a place in the pool and enter the plugins
 cell    bind the captured names and run the cell in this rank's namespace
 call    unpickle a function with its arguments, call it, keep what it returns
-fetch   write an earlier run's value to a file
+fetch   write an earlier run's value, or that of a name, to a file
+release let go of an earlier run's value, which nobody will fetch
 check   go through the plugins' checks, with all other ranks
 again   set the frameworks up anew in this process, with all other ranks
 leave   leave the plugins
@@ -32,7 +33,6 @@ import sys
 import threading
 import time
 import types
-from collections import OrderedDict
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, ClassVar
@@ -45,7 +45,7 @@ from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelapp import IPKernelApp
 from traitlets import DottedObjectName, Type
 
-from . import forgetting, modules, packages, payload, results, stacks
+from . import forgetting, givable, modules, packages, payload, results, stacks
 from .reads import global_reads
 from .runtime import POOL_VARIABLE, instance_info
 
@@ -84,7 +84,7 @@ class SkyKernel(IPythonKernel):
         self.sky_stack = contextlib.ExitStack()
         self.sky_plugins: tuple[Any, ...] = ()
         self.sky_modules, self.sky_added = modules.LocalModules(), packages.Added()
-        self.sky_values: OrderedDict[str, Any] = OrderedDict()
+        self.sky_values = givable.Givable(_KEEP_VALUES)
         self._last_result: Any = None
         # Whether an interrupt cancelled what the cell awaits.
         self._cancelled = False
@@ -200,8 +200,7 @@ class SkyKernel(IPythonKernel):
         end: dict[str, Any] = {"status": reply["status"], "bound": True, **_told(before, namespace)}
         if reply["status"] == "ok":
             if result is not None and result.result is not None:
-                self.keep(content["run"], result.result)
-                end.update(results.dump(result.result, results.SMALL))
+                end.update(self.sky_values.dump(content["run"], result.result))
             return end
         error = result and (result.error_before_exec or result.error_in_exec)
         end.update(_error(error, reply["ename"], reply["evalue"], reply["traceback"]))
@@ -222,13 +221,22 @@ class SkyKernel(IPythonKernel):
         value = function(*args, **kwargs)
         if asyncio.iscoroutine(value):
             value = await value
-        self.keep(content["run"], value)
-        return {"status": "ok", "bound": True, **_told(before, namespace), **results.dump(value, results.SMALL)}
+        return {
+            "status": "ok",
+            "bound": True,
+            **_told(before, namespace),
+            **self.sky_values.dump(content["run"], value),
+        }
 
     async def sky_fetch(self, content: dict[str, Any]) -> dict[str, Any]:
-        if content["of"] not in self.sky_values:
-            raise LookupError(f"the value of run {content['of']} is no longer on this rank")
-        results.write(self.sky_values[content["of"]], Path(content["path"]))
+        return {"status": "ok", **self.sky_values.give(content, self.shell.user_ns)}
+
+    async def sky_release(self, content: dict[str, Any]) -> dict[str, Any]:
+        value = self.sky_values.release(content["of"])
+        if value is not None:
+            forgetting.forget_value(self.shell, value)
+            if self._last_result is not None and self._last_result.result is value:
+                self._last_result = None
         return {"status": "ok"}
 
     # -- parts -------------------------------------------------------------------------------------
@@ -237,12 +245,6 @@ class SkyKernel(IPythonKernel):
         """Have what a request needs found: packages that were added, and the notebook's own modules as they are now."""
         self.sky_added.update(content.get("packages"))
         self.sky_modules.update(content.get("modules"))
-
-    def keep(self, run: str, value: Any) -> None:
-        """Hold a run's value for a later fetch; the oldest go first."""
-        self.sky_values[run] = value
-        while len(self.sky_values) > _KEEP_VALUES:
-            self.sky_values.popitem(last=False)
 
     def failure(self, error: BaseException) -> dict[str, Any]:
         """How a request ended that raised outside of a cell."""

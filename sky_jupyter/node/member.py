@@ -22,7 +22,7 @@ import distributed.core
 from distributed import Worker
 from distributed.worker import get_worker
 
-from . import comms, files
+from . import comms, files, values
 from . import scheduler as control
 from .accelerators import Devices
 from .agent import CALLS, Agent
@@ -64,6 +64,8 @@ class Member(control.WithoutHttp, Worker):
             self.handlers[f"sky_{name}"] = self.obeying(getattr(agent, f"sky_{name}"))
         for name in files.CALLS:
             self.handlers[f"sky_{name}"] = self.obeying(getattr(agent.files, f"sky_{name}"))
+        for name in values.CALLS:
+            self.handlers[f"sky_{name}"] = self.obeying(getattr(agent.values, f"sky_{name}"))
         for name in comms.CALLS:
             self.handlers[f"sky_{name}"] = self.obeying(getattr(agent.comms, f"sky_{name}"))
         # Asked by other agents, whichever manager they obey.

@@ -255,6 +255,7 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "value": _encoded,
     "large": _flag,
     "unpicklable": _text,
+    "repr": _text,
     "text": _text,
     "tail": _texts,
     "why": _text,

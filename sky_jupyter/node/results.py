@@ -1,8 +1,8 @@
 """Values and exceptions on their way from a rank to the notebook.
 
-A small value travels with the end of its run; a larger one stays on the rank until it is touched.
-A `jax.Array` that spans processes cannot be pickled whole: it comes back as one numpy array when
-fully replicated, and as this rank's addressable part otherwise.
+A small value travels with the end of its run; a larger one stays on the rank until it is touched,
+and goes then as a blob: a file with its arrays apart, which the notebook maps. What cannot be
+pickled goes as its repr, with the reason.
 """
 
 from __future__ import annotations
@@ -12,15 +12,25 @@ import contextlib
 import io
 import os
 import pickle
+import shutil
 import sys
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import cloudpickle
 
-from . import payload
+from . import parts, payload, standins
+from .runtime import instance_info
 
 SMALL = 1 << 20
+# Buffers below this many bytes stay in the pickle.
+_SMALL_BUFFER = 4096
+# So much is written between two looks for an interrupt.
+_PIECE = 16 << 20
+_SPARE_ROOM = 64 << 20
+# What else a span may hold is of no use where all buffers are in one file.
+_REST = (bytes(payload.SPAN.size - 16),) if payload.SPAN.size > 16 else ()
 
 
 class _TooLarge(Exception):
@@ -40,38 +50,36 @@ class _Limited(io.BytesIO):
         return super().write(data)
 
 
-class _ResultPickler(payload.Pickler):
-    """Functions of the notebook come back as such: over the notebook's own globals."""
+class ResultPickler(payload.Pickler):
+    """Functions of the notebook come back as such, over its own globals, and arrays where no accelerator is needed."""
 
-    def reducer_override(self, value: Any) -> Any:
-        jax = sys.modules.get("jax")
-        if jax is not None and isinstance(value, jax.Array) and not value.is_fully_addressable:
-            return _numpy_of, (_addressable_part(value),)
-        return super().reducer_override(value)
+    whole = False
+
+    def reducer_override(self, obj: Any) -> Any:
+        reduced = parts.reduced(obj, whole=self.whole)
+        if reduced is not NotImplemented:
+            return reduced
+        if isinstance(obj, io.TextIOWrapper):
+            # cloudpickle would read the file and send its text in the place of it.
+            raise TypeError("an open file stays with its process; return what is in it")
+        figures = sys.modules.get("matplotlib.figure")
+        if figures is not None and isinstance(obj, figures.Figure):
+            return _reduced_figure(obj)
+        return super().reducer_override(obj)
 
 
-def _numpy_of(array: Any) -> Any:
-    return array
+class WholePickler(ResultPickler):
+    """Arrays that span ranks go as this rank's pieces with their places; see `parts.Whole`."""
+
+    whole = True
 
 
-def _addressable_part(array: Any) -> Any:
-    """This process's part of a global array, as numpy: its shards put together in index order."""
-    import numpy
-
-    if array.is_fully_replicated:
-        return numpy.asarray(array.addressable_data(0))
-    parts = {}
-    for shard in array.addressable_shards:
-        # Replicas hold the same index; one of them is enough.
-        parts[tuple((s.start or 0) for s in shard.index)] = numpy.asarray(shard.data)
-    starts = [sorted({start[axis] for start in parts}) for axis in range(array.ndim)]
-
-    def block(axis: int, prefix: tuple[int, ...]) -> Any:
-        if axis == array.ndim:
-            return parts[prefix]
-        return [block(axis + 1, (*prefix, start)) for start in starts[axis]]
-
-    return numpy.block(block(0, ())) if array.ndim else next(iter(parts.values()))
+def _reduced_figure(figure: Any) -> Any:
+    """A figure that is pyplot's here must not become pyplot's there: it would be shown twice."""
+    make, arguments, state, *rest = figure.__reduce_ex__(5)
+    if isinstance(state, dict):
+        state = {name: value for name, value in state.items() if name != "_restore_to_pylab"}
+    return make, arguments, state, *rest
 
 
 def dump(value: Any, limit: int) -> dict[str, Any]:
@@ -80,24 +88,157 @@ def dump(value: Any, limit: int) -> dict[str, Any]:
     Returns
     -------
     dict
-        ``{"value": str}``, ``{"large": True}`` over ``limit`` bytes, or ``{"unpicklable": why}``;
+        ``{"value": str}``, ``{"large": True}`` over ``limit`` bytes, or ``{"unpicklable": why, "repr": text}``;
         each with ``"type"``, the value's type by name.
     """
-    kind = {"type": f"{type(value).__module__}.{type(value).__qualname__}"}
-    buffer = _Limited(limit)
+    kind = {"type": standins.type_of(value)}
     try:
-        _ResultPickler(buffer, payload.main_namespace()).dump(value)
+        return {**kind, "value": _encoded(value, limit)}
     except _TooLarge:
         return {**kind, "large": True}
-    except Exception as error:
-        return {**kind, "unpicklable": f"{type(error).__name__}: {error}"}
-    return {**kind, "value": base64.b64encode(buffer.getvalue()).decode()}
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        kept = _instead(value, error, ResultPickler)
+    if isinstance(kept, standins.RemoteRepr):
+        return {**kind, "unpicklable": kept.reason, "repr": kept.text}
+    try:
+        return {**kind, "value": _encoded(kept, limit)}
+    except _TooLarge:
+        return {**kind, "large": True}
 
 
-def write(value: Any, path: Path) -> None:
-    """Pickle a value of any size to a file that only its user can read."""
+def _encoded(value: Any, limit: int) -> str:
+    buffer = _Limited(limit)
+    ResultPickler(buffer, payload.main_namespace()).dump(value)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _instead(value: Any, error: BaseException, pickler: type[payload.Pickler], name: str = "value") -> Any:
+    rank = None
+    with contextlib.suppress(Exception):
+        rank = instance_info().rank
+    return standins.instead(value, error, payload.main_namespace(), pickler, rank, name)
+
+
+def give(
+    value: Any, places: Sequence[str], *, name: str = "value", whole: bool = False, strict: bool = False
+) -> dict[str, Any]:
+    """Write a value of any size as a blob, in the first of some places that has room.
+
+    Parameters
+    ----------
+    places : sequence of str
+        Files that may be written.
+    name : str
+        What the value is called.
+    whole : bool
+        Whether arrays that span ranks go as pieces that can be put together.
+    strict : bool
+        Whether a value of which a part cannot be sent stays here.
+
+    Returns
+    -------
+    dict
+        ``"type"`` and ``"repr"``, ``"shape"`` of an array, and ``"path"`` or ``"unpicklable"``: why it is not written.
+    """
+    told: dict[str, Any] = {"type": standins.type_of(value), "repr": standins.text_of(value)}
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple):
+        told["shape"] = [int(length) for length in shape if isinstance(length, int)]
+    pickler = WholePickler if whole else ResultPickler
+    try:
+        pickled, buffers = _packed(value, pickler)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        kept = _instead(value, error, pickler, name)
+        if isinstance(kept, standins.RemoteRepr) or strict:
+            standin = kept if isinstance(kept, standins.RemoteRepr) else first_standin(kept)
+            return {**told, "unpicklable": standin.reason}
+        pickled, buffers = _packed(kept, pickler)
+    return {**told, "path": _write(pickled, buffers, places)}
+
+
+def first_standin(value: Any) -> standins.RemoteRepr:
+    """The first stand-in in what `standins.instead` gave for a container."""
+    for item in value.values() if isinstance(value, dict) else value:
+        if isinstance(item, standins.RemoteRepr):
+            return item
+        if type(item) in (dict, list, tuple):
+            with contextlib.suppress(LookupError):
+                return first_standin(item)
+    raise LookupError("no stand-in")
+
+
+def _packed(value: Any, pickler: type[payload.Pickler]) -> tuple[memoryview, list[memoryview]]:
+    buffers: list[memoryview] = []
+
+    def keep_apart(buffer: pickle.PickleBuffer) -> bool:
+        try:
+            raw = buffer.raw()
+        except BufferError:  # not contiguous: copied into the pickle
+            return True
+        if raw.nbytes < _SMALL_BUFFER:
+            return True
+        buffers.append(raw)
+        return False
+
+    file = io.BytesIO()
+    pickler(file, payload.main_namespace(), buffer_callback=keep_apart).dump(value)
+    return file.getbuffer(), buffers
+
+
+def _write(pickled: memoryview, buffers: Sequence[memoryview], places: Sequence[str]) -> str:
+    """Write a blob, as `payload.load_blob` reads it, and say where it is."""
+    start = payload.HEAD.size + len(buffers) * payload.SPAN.size + len(pickled)
+    spans = []
+    for buffer in buffers:
+        start += -start % payload.ALIGNMENT
+        spans.append((start, len(buffer)))
+        start += len(buffer)
+    path = room(places, start)
     with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-        _ResultPickler(file, payload.main_namespace()).dump(value)
+        # What it will be is its size at once, and what is there its blocks: whoever looks sees how far it is.
+        os.ftruncate(file.fileno(), start)
+        head = payload.HEAD.pack(payload.MAGIC, len(pickled), len(spans))
+        file.write(head + b"".join(payload.SPAN.pack(*span, *_REST) for span in spans))
+        _write_pieces(file, pickled)
+        for (offset, _), buffer in zip(spans, buffers, strict=True):
+            file.seek(offset)
+            _write_pieces(file, buffer)
+    return path
+
+
+def _write_pieces(file: IO[bytes], data: memoryview) -> None:
+    for at in range(0, len(data), _PIECE):
+        file.write(data[at : at + _PIECE])
+
+
+def room(places: Sequence[str], size: int) -> str:
+    """The first place that has room for a file; shared memory has no more than the machine can spare.
+
+    Raises
+    ------
+    OSError
+        When none has.
+    """
+    for path in places:
+        free = shutil.disk_usage(Path(path).parent).free
+        if path.startswith("/dev/shm/"):
+            free = min(free, _spare_memory() // 2)
+        if free > size + _SPARE_ROOM:
+            return path
+    folder = Path(places[-1]).parent
+    free = shutil.disk_usage(folder).free
+    raise OSError(f"it needs {size / 1e9:.1f} GB, and {folder} has room for {free / 1e9:.1f} GB")
+
+
+def _spare_memory() -> int:
+    from .metrics import Machine
+
+    machine = Machine()
+    return machine.memory - machine.used()
 
 
 def dump_exception(error: BaseException | None) -> str | None:

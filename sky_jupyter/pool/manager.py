@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import os
 import shutil
 import time
@@ -19,7 +18,8 @@ from ..capture.ledger import Ledger
 from ..capture.payload import Blob, write_blob
 from ..errors import CaptureError, PoolError, SkyError, SpecError, rank_label
 from ..spec import PoolSpec
-from . import files, launch, pages, remote
+from . import bringing, files, launch, pages, pulling, remote
+from .bringing import Brought, Shows, Untouched, unshown
 from .code import PoolCode
 from .events import Listener, NoticeEvent, Tape, ignore
 from .life import JOIN_TIMEOUT, PoolLife
@@ -75,6 +75,10 @@ class Pool(PoolLife):
         self.current: Run | None = None
         # Runs that nobody waits for yet, by id, oldest first.
         self.detached: dict[str, Detached] = {}
+        # How it is shown that values come, and the names of those that do; how many results hold a run's values.
+        self.shows: Shows = unshown
+        self.wanted: set[str] = set()
+        self.held: dict[str, int] = {}
         # Names that the nodes have as modules: nobody misses them for long.
         self.modules: set[str] = set()
 
@@ -372,6 +376,7 @@ class Pool(PoolLife):
         else:
             nodes = {rank: rank // per_node for rank in facts["begin"]["ranks"]}
         run = Run(id, nodes, listener)
+        run.shape = facts["begin"].get("shape", 0)
         if gone := [rank for rank, node in nodes.items() if node < 0]:
             run.lose(gone, "its node was removed from the pool")
         run.code = str(facts["begin"].get("code") or "")
@@ -421,7 +426,10 @@ class Pool(PoolLife):
         loop().call(self.supervisor.read_all(run), timeout=_READ_TIMEOUT)
         if facts["over"]:
             self.supervisor.lose_unbegun(run, facts["nodes"])
-        return CellResult(list(run.outcomes.values()), run.elapsed, functools.partial(self.fetch, id), id)
+        return CellResult(list(run.outcomes.values()), run.elapsed, self._untouched(run), id)
+
+    def _untouched(self, run: Run) -> Untouched:
+        return Untouched(self, run.id, run.outcomes, run.shape)
 
     def check_ranks(self, ranks: Sequence[int] | None) -> list[int]:
         """The ranks, all where none are given; one that the pool does not have raises SpecError."""
@@ -505,7 +513,7 @@ class Pool(PoolLife):
         if everywhere and all(outcome.end.get("bound") for outcome in outcomes):
             run.capture.commit(self.ledger)
         # The run itself, with its listener and all that it showed, is not to be kept with its result.
-        return CellResult(outcomes, run.elapsed, functools.partial(self.fetch, run.id), run.id)
+        return CellResult(outcomes, run.elapsed, self._untouched(run), run.id, holds=True)
 
     def note_writes(self, run: Run, namespace: dict[str, Any]) -> None:
         """Tell the ledger what a run has assigned on the nodes, however it ended; `namespace` is the notebook's."""
@@ -535,22 +543,35 @@ class Pool(PoolLife):
         with contextlib.suppress(FutureTimeout):
             loop().call(self.supervisor.interrupt(run, hard=hard), timeout=5)
 
-    def fetch(self, run: str, rank: int) -> bytes:
-        """The pickled value of a run that stayed on its rank.
+    def fetch(
+        self,
+        ranks: Sequence[int],
+        content: Mapping[str, Any],
+        what: str,
+        listener: Listener = ignore,
+        tick: Tick = no_tick,
+        check: Callable[[Mapping[int, Brought]], None] = lambda found: None,
+    ) -> dict[int, Brought]:
+        """Bring values of ranks here, each as a file; see `bringing.fetch`.
 
         Raises
         ------
         PoolError
-            When the rank has it no more.
+            When the pool has ended.
         """
         self._must_live()
-        assert self.control is not None
-        node = rank // self.spec.ranks_per_node
-        answer = loop().call(self.control.ask("fetch", [node], run=run, rank=rank))[node]
-        if answer["end"]["status"] != "ok":
-            why = answer["end"].get("evalue", "its kernel is new")
-            raise PoolError(f"the value of rank {rank} cannot be fetched: {why}")
-        return bytes(answer["data"])
+        return bringing.fetch(self, ranks, content, what, listener, tick, check)
+
+    def pull(
+        self,
+        name: str,
+        ranks: Sequence[int] | None = None,
+        how: str | None = None,
+        listener: Listener = ignore,
+        tick: Tick = no_tick,
+    ) -> Any:
+        """Bring a variable of the ranks here; see `pulling.pull`."""
+        return pulling.pull(self, name, ranks, how, listener, tick)
 
     def status(self) -> dict[int, dict[str, Any]]:
         """Each node's process id and what its ranks do; lost nodes are absent."""

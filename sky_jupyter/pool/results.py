@@ -5,11 +5,14 @@ from __future__ import annotations
 import base64
 import pickle
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+import threading
+import weakref
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, overload
+from typing import Any, Protocol, overload
 
 from ..errors import RankDied, RemoteError, SkyError, plain, rank_label
+from ..node.standins import RemoteRepr
 
 if sys.version_info >= (3, 11):
     from builtins import ExceptionGroup
@@ -22,7 +25,20 @@ class RankInterrupted(SkyError):
 
 
 class ValueNotHere(SkyError):
-    """A rank returned something that cannot be brought into the notebook."""
+    """A rank had a large value that is not there any more, or cannot be reached."""
+
+
+class Source(Protocol):
+    """Where values are that have not been touched."""
+
+    def bring(self, ranks: Sequence[int]) -> tuple[Mapping[int, Any], Mapping[int, str]]:
+        """The values of ranks, and of those that are not there, why."""
+
+    def text(self, rank: int) -> str | None:
+        """The repr of a rank's value, where that can be had soon."""
+
+    def hold(self) -> Callable[[], None]:
+        """Have the values held until what this returns is called."""
 
 
 @dataclass
@@ -56,19 +72,43 @@ class CellResult(Sequence[Any]):
     """What a run returned: a sequence of values, one a rank, in rank order.
 
     Made when a run ends; held by the notebook as ``_sky`` or under the name given by ``--out``.
-    A value over 1 MB stays on its rank until it is touched. Touching the value of a rank that
-    failed raises that rank's error.
+    A value over 1 MB stays on its rank until it is touched, and comes once. A value that cannot come
+    is a `RemoteRepr`. Touching the value of a rank that failed raises that rank's error.
+
+    Parameters
+    ----------
+    outcomes : sequence of Outcome
+        How the run went on each rank.
+    elapsed : float
+        Seconds that it took.
+    source : Source, optional
+        Where large values are.
+    run : str
+        The run's id.
+    holds : bool
+        Whether the ranks hold large values for as long as this lives.
     """
 
     def __init__(
-        self, outcomes: Sequence[Outcome], elapsed: float, fetch: Callable[[int], bytes] | None = None, run: str = ""
+        self,
+        outcomes: Sequence[Outcome],
+        elapsed: float,
+        source: Source | None = None,
+        run: str = "",
+        *,
+        holds: bool = False,
     ) -> None:
         self._outcomes = {outcome.rank: outcome for outcome in sorted(outcomes, key=lambda item: item.rank)}
-        self._fetch = fetch
+        self._source = source
         self._values: dict[int, Any] = {}
         self._exceptions: dict[int, Exception] = {}
+        # Two threads do not fetch a value twice.
+        self._lock = threading.RLock()
         self.elapsed = elapsed
         self.run = run
+        if holds and source is not None and any(map(self._is_away, self._outcomes)):
+            # At the process's end nobody is told: a later notebook may ask for the values.
+            weakref.finalize(self, source.hold()).atexit = False
 
     @property
     def ranks(self) -> tuple[int, ...]:
@@ -78,7 +118,7 @@ class CellResult(Sequence[Any]):
     @property
     def values(self) -> list[Any]:
         """The values of the ranks that ended well, in rank order."""
-        return [self.value(rank) for rank, outcome in self._outcomes.items() if not outcome.failed]
+        return self._several([rank for rank, outcome in self._outcomes.items() if not outcome.failed])
 
     @property
     def errors(self) -> Mapping[int, Exception]:
@@ -91,12 +131,12 @@ class CellResult(Sequence[Any]):
         return self.value(next(iter(self._outcomes)))
 
     def value(self, rank: int) -> Any:
-        """The value of one rank.
+        """The value of one rank; a `RemoteRepr` where it cannot be sent, or cannot be rebuilt here.
 
         Raises
         ------
         ValueNotHere
-            When it cannot be pickled, or its type cannot be imported here.
+            When it is large, and its rank has it no more or cannot be reached.
         Exception
             The rank's own error, when it failed.
         """
@@ -104,9 +144,15 @@ class CellResult(Sequence[Any]):
             raise KeyError(f"rank {rank} took no part in this run; it was on ranks {list(self._outcomes)}")
         if self._outcomes[rank].failed:
             raise self._exception(rank)
-        if rank not in self._values:
-            self._values[rank] = self._load(rank)
-        return self._values[rank]
+        with self._lock:
+            if rank not in self._values:
+                missing = self._bring([rank]) if self._is_away(rank) else {}
+                if rank in missing:
+                    kind = self._outcomes[rank].end.get("type")
+                    raise ValueNotHere(f"the value of rank {rank} ({kind}) cannot be fetched: {missing[rank]}")
+                if rank not in self._values:
+                    self._values[rank] = self._load(rank)
+            return self._values[rank]
 
     def stdout(self, rank: int) -> str:
         """All that a rank printed to its standard output."""
@@ -116,26 +162,41 @@ class CellResult(Sequence[Any]):
         """All that a rank printed to its standard error."""
         return "".join(self._outcomes[rank].stderr)
 
+    def _is_away(self, rank: int) -> bool:
+        """Whether a value is on its rank, and nowhere else."""
+        outcome = self._outcomes[rank]
+        return outcome.status == "ok" and bool(outcome.end.get("large")) and rank not in self._values
+
+    def _bring(self, ranks: Iterable[int]) -> Mapping[int, str]:
+        """Fetch what is away of ranks, all at once; why some are missing."""
+        with self._lock:
+            away = [rank for rank in ranks if self._is_away(rank)]
+            if not away:
+                return {}
+            if self._source is None:
+                return dict.fromkeys(away, "it was not kept")
+            values, missing = self._source.bring(away)
+            self._values.update(values)
+            return missing
+
+    def _several(self, ranks: Sequence[int]) -> list[Any]:
+        self._bring(ranks)
+        return [self.value(rank) for rank in ranks]
+
     def _load(self, rank: int) -> Any:
+        """A value that came with its run's end."""
         end = self._outcomes[rank].end
+        kind = str(end.get("type"))
         if "unpicklable" in end:
-            raise ValueNotHere(
-                f"the value of rank {rank} ({end.get('type')}) stays there: it cannot be pickled "
-                f"({end['unpicklable']}). End the cell with something that can, such as an array"
-            )
-        if end.get("large"):
-            if self._fetch is None:
-                raise ValueNotHere(f"the value of rank {rank} ({end.get('type')}) was not kept")
-            data = self._fetch(rank)
-        elif "value" not in end:
+            return RemoteRepr(end.get("repr") or f"<{kind} object>", kind, end["unpicklable"], rank)
+        if "value" not in end:
             return None
         try:
-            return pickle.loads(data if end.get("large") else base64.b64decode(end["value"]))
+            return pickle.loads(base64.b64decode(end["value"]))
         except Exception as error:
-            raise ValueNotHere(
-                f"the value of rank {rank} ({end.get('type')}) could not be rebuilt in the notebook: "
-                f"{type(error).__name__}: {error}"
-            ) from None
+            text = self._source.text(rank) if self._source is not None else None
+            why = f"it could not be rebuilt in the notebook: {type(error).__name__}: {error}"
+            return RemoteRepr(text or f"<{kind} object>", kind, why, rank)
 
     def _exception(self, rank: int) -> Exception:
         if rank not in self._exceptions:
@@ -148,23 +209,33 @@ class CellResult(Sequence[Any]):
     def __getitem__(self, index: slice) -> list[Any]: ...
     def __getitem__(self, index: int | slice) -> Any:
         ranks = self.ranks[index]
-        return [self.value(rank) for rank in ranks] if isinstance(ranks, tuple) else self.value(ranks)
+        return self._several(ranks) if isinstance(ranks, tuple) else self.value(ranks)
 
     def __len__(self) -> int:
         return len(self._outcomes)
 
     def __iter__(self) -> Iterator[Any]:
+        self._bring(self._outcomes)
         return (self.value(rank) for rank in self._outcomes)
 
     def __getstate__(self) -> dict[str, Any]:
         """What travels when a cell reads a result: the values, large ones too, and the errors."""
+        missing = self._bring(self._outcomes)
+        if missing:
+            rank = next(iter(missing))
+            raise ValueNotHere(f"the value of rank {rank} cannot be fetched: {missing[rank]}")
         outcomes = {}
         for rank, outcome in self._outcomes.items():
-            end = dict(outcome.end)
-            if end.pop("large", False) and self._fetch is not None:
-                end["value"] = base64.b64encode(self._fetch(rank)).decode()
+            if not outcome.failed:
+                # What has been changed in it since is to be seen there.
+                self.value(rank)
+            end = {name: part for name, part in outcome.end.items() if name not in ("value", "large")}
             outcomes[rank] = Outcome(rank, outcome.node, outcome.status, end, outcome.stdout, outcome.stderr)
-        return {**vars(self), "_outcomes": outcomes, "_fetch": None, "_values": {}, "_exceptions": {}}
+        values = dict(sorted(self._values.items()))
+        return {"_outcomes": outcomes, "_values": values, "elapsed": self.elapsed, "run": self.run}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        vars(self).update(state, _source=None, _exceptions={}, _lock=threading.RLock())
 
     def __repr__(self) -> str:
         failed = [rank for rank, outcome in self._outcomes.items() if outcome.failed]

@@ -45,14 +45,6 @@ def world() -> Iterator[World]:
         yield made
 
 
-@pytest.fixture
-def config(world: World, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    path = world.ssh_config(tmp_path / "config")
-    monkeypatch.setenv("SKY_SSH_CONFIG", str(path))
-    monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
-    return path
-
-
 def publish(host: Host, name: str, version: str) -> None:
     """Put a package into a repository on a host's own disk, the only one that it knows."""
     control = f"Package: {name}\nVersion: {version}\nArchitecture: all\nMaintainer: nobody\nDescription: a test's\n"

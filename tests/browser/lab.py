@@ -19,6 +19,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+import sky_jupyter
+
+# Our own half in JupyterLab, as it is built.
+EXTENSION = Path(sky_jupyter.__file__).parent / "labextension"
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome", "google-chrome-stable", "chrome")
 _PATIENCE = 60.0
 _SETTINGS = {
@@ -50,12 +54,14 @@ _ASK = """async content => {
 }"""
 
 
-def missing() -> str:
-    """What has to be installed before a browser test can run; empty where nothing is missing."""
+def missing(*, front: bool = False) -> str:
+    """What has to be there before a browser test can run, with our own front end or without; empty where nothing is."""
     packages = [name for name in ("jupyterlab", "playwright") if importlib.util.find_spec(name) is None]
     lacks = [f"the Python package {name}" for name in packages]
     if executable() is None:
         lacks.append("Chromium (Debian: apt-get install chromium fonts-dejavu)")
+    if front and not EXTENSION.is_dir():
+        lacks.append("the front end (`python3 dev.py front` says what keeps it from being built)")
     return " and ".join(lacks)
 
 

@@ -17,11 +17,9 @@ from typing import Any
 import nbformat
 import pytest
 
-import sky_jupyter
 from tests.browser import lab
 from tests.browser.view import View
 
-EXTENSION = Path(sky_jupyter.__file__).parent / "labextension"
 # The oldest that Python 3.10 may have, and the oldest that later ones may, as pyproject.toml says.
 SUPPORTED = ["7.3.0", *(["7.4.0"] if sys.version_info >= (3, 11) else [])]
 VERSIONS = os.environ["SKY_IPYKERNELS"].split(",") if "SKY_IPYKERNELS" in os.environ else SUPPORTED
@@ -29,10 +27,7 @@ VERSIONS = os.environ["SKY_IPYKERNELS"].split(",") if "SKY_IPYKERNELS" in os.env
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.long,
-    pytest.mark.skipif(bool(lab.missing()), reason=f"needs {lab.missing()}"),
-    pytest.mark.skipif(
-        not EXTENSION.is_dir(), reason="needs the front end: `python3 dev.py front` says what keeps it from being built"
-    ),
+    pytest.mark.skipif(bool(lab.missing(front=True)), reason=f"needs {lab.missing(front=True)}"),
 ]
 
 BLOCKS = """%%sky
@@ -53,7 +48,7 @@ def server(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[lab.Serve
     if done.returncode:
         pytest.skip(f"ipykernel {request.param} cannot be fetched: {done.stderr[-300:]}")
     extensions.mkdir()
-    (extensions / "sky-jupyter").symlink_to(EXTENSION)
+    (extensions / "sky-jupyter").symlink_to(lab.EXTENSION)
     spec = tmp_path / "data" / "kernels" / "other"
     spec.mkdir(parents=True)
     path = os.pathsep.join(filter(None, [str(folder), os.environ.get("PYTHONPATH", str(Path.cwd()))]))

@@ -19,23 +19,18 @@ from typing import Any
 import nbformat
 import pytest
 
-import sky_jupyter
 from tests.browser import lab
 from tests.browser.test_panel import leave_a_pool
 from tests.browser.view import View
 from tests.plugins.world import needs
 
 ROOT = Path(__file__).resolve().parents[2]
-EXTENSION = Path(sky_jupyter.__file__).parent / "labextension"
 
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.slow,
-    pytest.mark.skipif(bool(lab.missing()), reason=f"needs {lab.missing()}"),
+    pytest.mark.skipif(bool(lab.missing(front=True)), reason=f"needs {lab.missing(front=True)}"),
     pytest.mark.skipif(importlib.util.find_spec("notebook") is None, reason="needs the Python package notebook"),
-    pytest.mark.skipif(
-        not EXTENSION.is_dir(), reason="needs the front end: `python3 dev.py front` says what keeps it from being built"
-    ),
 ]
 
 RANKS = 3
@@ -62,7 +57,7 @@ for step in range(3):
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lab.Server]:
     folder = tmp_path_factory.mktemp("pages")
     (folder / "labextensions").mkdir()
-    (folder / "labextensions" / "sky-jupyter").symlink_to(EXTENSION)
+    (folder / "labextensions" / "sky-jupyter").symlink_to(lab.EXTENSION)
     with lab.server(folder, dark=True, extensions=folder / "labextensions") as server:
         yield server
 

@@ -15,20 +15,17 @@ from typing import Any
 import nbformat
 import pytest
 
-import sky_jupyter
 from sky_jupyter.pool.registry import Registry
 from tests.browser import lab
 
 ROOT = Path(__file__).resolve().parents[2]
-EXTENSION = Path(sky_jupyter.__file__).parent / "labextension"
 # Installed by what looks at the front end, before the tests.
 AXE = ROOT / "labextension" / "node_modules" / "axe-core" / "axe.min.js"
 PATIENCE = 60_000
 
 pytestmark = [
     pytest.mark.browser,
-    pytest.mark.skipif(bool(lab.missing()), reason=f"needs {lab.missing()}"),
-    pytest.mark.skipif(not EXTENSION.is_dir(), reason="needs the front end: python3 dev.py front"),
+    pytest.mark.skipif(bool(lab.missing(front=True)), reason=f"needs {lab.missing(front=True)}"),
 ]
 
 # A program that leaves a kept pool, as a notebook's kernel does that is killed.
@@ -78,7 +75,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lab.Server]:
     extensions, config = folder / "labextensions", folder / "config"
     extensions.mkdir()
     config.mkdir()
-    (extensions / "sky-jupyter").symlink_to(EXTENSION)
+    (extensions / "sky-jupyter").symlink_to(lab.EXTENSION)
     notebook = {"expose_app_in_browser": True, "labextensions_path": [str(extensions)]}
     (config / "jupyter_server_config.json").write_text(json.dumps({"JupyterNotebookApp": notebook}))
     with leave_a_pool(folder), lab.server(folder, dark=True, extensions=extensions) as server:

@@ -11,20 +11,15 @@ from typing import Any
 import nbformat
 import pytest
 
-import sky_jupyter
 from tests.browser import lab
 from tests.browser.view import View
 
-EXTENSION = Path(sky_jupyter.__file__).parent / "labextension"
 AXE = Path(__file__).parents[2] / "labextension" / "node_modules" / "axe-core" / "axe.min.js"
 
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.slow,
-    pytest.mark.skipif(bool(lab.missing()), reason=f"needs {lab.missing()}"),
-    pytest.mark.skipif(
-        not EXTENSION.is_dir(), reason="needs the front end: `python3 dev.py front` says what keeps it from being built"
-    ),
+    pytest.mark.skipif(bool(lab.missing(front=True)), reason=f"needs {lab.missing(front=True)}"),
 ]
 
 LIVE, FLOOD, BLOCKED = 1, 2, 3
@@ -76,7 +71,7 @@ time.sleep(600)""",
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lab.Server]:
     folder = tmp_path_factory.mktemp("view")
     (folder / "labextensions").mkdir()
-    (folder / "labextensions" / "sky-jupyter").symlink_to(EXTENSION)
+    (folder / "labextensions" / "sky-jupyter").symlink_to(lab.EXTENSION)
     with lab.server(folder, extensions=folder / "labextensions") as server:
         yield server
 

@@ -10,10 +10,7 @@ from typing import Any
 import nbformat
 import pytest
 
-import sky_jupyter
 from tests.browser import lab
-
-EXTENSION = Path(sky_jupyter.__file__).parent / "labextension"
 
 
 def extension(package: str, name: str) -> Path | None:
@@ -34,11 +31,8 @@ EXTENSIONS = {
 pytestmark = [
     pytest.mark.browser,
     pytest.mark.slow,
-    pytest.mark.skipif(bool(lab.missing()), reason=f"needs {lab.missing()}"),
+    pytest.mark.skipif(bool(lab.missing(front=True)), reason=f"needs {lab.missing(front=True)}"),
     pytest.mark.skipif(None in EXTENSIONS.values(), reason="needs the Python packages ipywidgets and anywidget"),
-    pytest.mark.skipif(
-        not EXTENSION.is_dir(), reason="needs the front end: `python3 dev.py front` says what keeps it from being built"
-    ),
 ]
 
 SHOWN, SET, BUSY, DOWN = 1, 2, 3, 4
@@ -99,7 +93,7 @@ class View:
 @pytest.fixture(scope="module")
 def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lab.Server]:
     folder = tmp_path_factory.mktemp("widgets")
-    for name, place in {**EXTENSIONS, "sky-jupyter": EXTENSION}.items():
+    for name, place in {**EXTENSIONS, "sky-jupyter": lab.EXTENSION}.items():
         assert place is not None
         link = folder / "labextensions" / name
         link.parent.mkdir(parents=True, exist_ok=True)

@@ -6,7 +6,7 @@ import subprocess
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
 from sky_jupyter.capture import folders
@@ -51,6 +51,7 @@ LINES = st.builds(
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lines=st.lists(LINES, max_size=5), deeper=st.lists(LINES, max_size=2))
+@example(lines=[], deeper=["/**", "!**/"])
 def test_gitignore_is_read_as_git_reads_it(repository: Path, lines: list[str], deeper: list[str]) -> None:
     (repository / ".gitignore").write_text("\n".join(["# comment", "", *lines, "!.gitignore"]))
     (repository / "build-" / ".gitignore").write_text("\n".join(deeper))

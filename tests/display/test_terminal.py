@@ -139,3 +139,12 @@ def test_values_that_are_soon_there_are_not_spoken_of(capsys, monkeypatch, late)
     else:
         assert lines[:2] == ["values to node 0: 1 of 2 MB", "values to node 0: 2 of 2 MB"]
         assert lines[2].startswith("there")
+
+
+def test_values_that_come_end_with_words_of_their_own(capsys, monkeypatch):
+    monkeypatch.setattr(display, "_LATE", 0.0)
+    view = LateView("the value of rank 1", "here", "not fetched")
+    view.on_event(ProgressEvent("the value of rank 1", "the value of rank 1: 1 of 2 MB", 1, 2))
+    view.refresh()
+    view.__exit__(KeyboardInterrupt)
+    assert "the value of rank 1 · not fetched" in capsys.readouterr().err

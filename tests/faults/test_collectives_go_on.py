@@ -21,6 +21,7 @@ from tests.pool.pools import begin, run
 from tests.pool.relay import Far, Relay, relay
 from tests.pool.test_faults import eventually, scheduler_of
 from tests.took import Took
+from tests.worlds import some
 
 pytestmark = pytest.mark.slow
 
@@ -73,7 +74,6 @@ PLUGINS: dict[str, tuple[Callable[..., Any], ...]] = {
     "torch": (sky.plugins.torch,),
     "keras": (sky.plugins.jax, sky.plugins.keras),
 }
-WORLDS = [("jax", 2), ("jax", 4), ("torch", 2), ("torch", 4), ("keras", 2), ("keras", 4)]
 
 
 class Steps:
@@ -108,7 +108,7 @@ def need(kind: str) -> None:
             pytest.skip(f"needs the extra {module}")
 
 
-@pytest.fixture(scope="module", params=WORLDS, ids=lambda world: f"{world[0]}-{world[1]}")
+@pytest.fixture(scope="module", params=some([("jax", 2), ("torch", 4), ("keras", 4)]))
 def place(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, Pool, Relay, Clock]]:

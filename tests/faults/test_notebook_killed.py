@@ -15,10 +15,11 @@ from sky_jupyter.pool.manager import Pool
 from sky_jupyter.pool.registry import Registry
 from sky_jupyter.pool.runs import Run
 from tests.conftest import marked_processes, pool_folders
-from tests.faults.test_collectives_go_on import WORLDS, Steps, assert_all_is_there, need
+from tests.faults.test_collectives_go_on import Steps, assert_all_is_there, need
 from tests.pool.pools import run
 from tests.pool.test_faults import eventually
 from tests.took import Took
+from tests.worlds import World, some
 
 pytestmark = pytest.mark.slow
 
@@ -59,8 +60,9 @@ def an_owner(kind: str, nodes: int, name: str, path: str, mark: str) -> tuple[su
     return owner, pids, pool
 
 
-@pytest.mark.parametrize(("kind", "nodes"), WORLDS)
-def test_a_pool_in_a_collective_ends_with_its_notebook(kind: str, nodes: int, took: Took) -> None:
+@pytest.mark.parametrize("world", some([("jax", 2), ("torch", 4), ("keras", 2)]))
+def test_a_pool_in_a_collective_ends_with_its_notebook(world: World, took: Took) -> None:
+    kind, nodes = world
     need(kind)
     mark = f"{os.environ['SKY_TEST']}-{kind}-{nodes}"
     owner, _, pool = an_owner(kind, nodes, "ends", "-", mark)
@@ -79,8 +81,9 @@ def test_a_pool_in_a_collective_ends_with_its_notebook(kind: str, nodes: int, to
     )
 
 
-@pytest.mark.parametrize(("kind", "nodes"), WORLDS)
-def test_a_kept_pool_in_a_collective_outlives_its_notebook(kind: str, nodes: int, tmp_path: Path, took: Took) -> None:
+@pytest.mark.parametrize("world", some([("jax", 4), ("torch", 2), ("keras", 4)]))
+def test_a_kept_pool_in_a_collective_outlives_its_notebook(world: World, tmp_path: Path, took: Took) -> None:
+    kind, nodes = world
     need(kind)
     path, name = tmp_path / "stop", f"outlives-{kind}-{nodes}"
     owner, pids, id = an_owner(kind, nodes, name, str(path), os.environ["SKY_TEST"])

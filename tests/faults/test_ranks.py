@@ -29,6 +29,7 @@ from tests.plugins.world import needs
 from tests.pool.pools import begin, local_pool, run
 from tests.pool.test_faults import eventually, kernel_of
 from tests.took import Took
+from tests.worlds import some
 
 pytestmark = [
     pytest.mark.slow,
@@ -113,7 +114,6 @@ KINDS = {
     "torch": Kind("torch", f"{FAULTS}{TORCH}work = looped(reduce)", (sky.plugins.torch(),), False),
     "keras": Kind("keras", FAULTS + JAX + KERAS, (sky.plugins.jax(), sky.plugins.keras()), True),
 }
-WORLDS = [("jax", 2), ("jax", 4), ("torch", 2), ("torch", 4), ("keras", 2), ("keras", 4)]
 
 
 @dataclass(frozen=True)
@@ -138,7 +138,7 @@ FAULTS_OF_ONE = [
 ]
 
 
-@pytest.fixture(scope="module", params=WORLDS, ids=lambda world: f"{world[0]}-{world[1]}")
+@pytest.fixture(scope="module", params=some([("jax", 4), ("torch", 2), ("keras", 2)]))
 def place(request: pytest.FixtureRequest) -> Iterator[tuple[Kind, Pool]]:
     name, nodes = request.param
     with local_pool(nodes=nodes, plugins=KINDS[name].plugins) as pool:

@@ -68,6 +68,8 @@ def live(monkeypatch):
         ("%sky logs --rank ", ["head"]),
         ("%sky put --", ["--help", "--name", "--on"]),
         ("%sky get results --on ", ["head"]),
+        ("%sky pull --", ["--as", "--concat", "--help", "--name", "--on", "--stack"]),
+        ("%sky pull x", []),
         # Paths are IPython's to complete.
         ("%sky put da", None),
         ("%sky get out ", None),

@@ -285,6 +285,29 @@ def test_names_lists_where_each_value_comes_from(two):
     assert data in two.run("%sky names").stream().splitlines()
 
 
+def test_a_variable_of_the_nodes_is_pulled_and_they_keep_their_own(two):
+    two.run("%%sky --quiet\nimport numpy\nlosses = numpy.full(3, rank)\nloader = (item for item in 'a')")
+    assert two.run("%sky pull losses").stream() == "losses: list of 2 from ranks 0-1\n"
+    assert two.value("[part.tolist() for part in losses]") == [[0, 0, 0], [1, 1, 1]]
+    assert two.run("%sky pull losses --stack --as all_losses").stream() == "all_losses: ndarray 2x3 from ranks 0-1\n"
+    assert two.run("%sky pull losses --on 1").stream() == "losses: ndarray 3 from rank 1\n"
+    assert "value from" in two.run("%sky names").stream()
+    assert "[0, 0, 0]" in two.run("%%sky\nlosses.tolist()").run
+    two.run("losses[0] = 7")
+    two.run("%%sky --quiet\nlosses.tolist()")
+    assert two.value("list(_sky)") == [[7, 1, 1]] * 2
+    assert two.complete("%sky pull los") == ["%sky pull losses"]
+    assert "did you mean 'losses'?" in two.run("%sky pull loses").stream("stderr")
+    assert "loader: generator cannot be pickled" in two.run("%sky pull loader").error
+
+
+def test_what_cannot_be_sent_back_is_shown_with_the_reason(two):
+    assert two.run("%%sky --quiet\n(item for item in 'a')").status == "ok"
+    shown = two.run("_sky[1]").outputs[-1]["data"]["text/plain"].splitlines()
+    assert shown[0].startswith("<generator object <genexpr> at 0x")
+    assert shown[1].startswith("(it stayed on rank 1: value: generator cannot be pickled (")
+
+
 def test_new_kernels_have_what_the_notebook_has_and_the_rest_is_told(two):
     two.run("both, sent = 'notebook', 'notebook'")
     two.run("%%sky\nonly, both, sent = 'nodes', 'nodes', sent")

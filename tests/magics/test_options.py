@@ -202,6 +202,11 @@ def test_files_come_from_the_head_under_their_own_name():
     assert verb("get out --name night").name == "night"
 
 
+def test_a_variable_is_pulled_from_some_ranks_under_another_name():
+    assert verb("pull x --on head --as y --stack") == Given(verb="pull", target="x", on=(0,), alias="y", stack=True)
+    assert verb("pull --concat x --name night") == Given(verb="pull", target="x", name="night", concat=True)
+
+
 def test_nodes_are_resized_to_a_number_or_by_hosts_and_numbers():
     assert verb("resize 3 --name night --yes") == Given(verb="resize", target="3", name="night", yes=True)
     assert verb("resize --add a,b:2 --add c --remove 2,4-5") == Given(
@@ -232,7 +237,7 @@ def test_runs_are_of_one_pool_or_of_all():
 
 @pytest.mark.parametrize("name", [name for name in VERBS if name != "clean"])
 def test_each_verb_takes_its_own_options(name):
-    needed = f"{name} x" if name in PATHS else f"{name} 2" if name == "resize" else name
+    needed = f"{name} x" if name in (*PATHS, "pull") else f"{name} 2" if name == "resize" else name
     assert verb(f"{needed} --name trainers").verb == name
     assert verb(f"{needed} --name trainers").name == "trainers"
     if name in ("up", "restart"):
@@ -338,6 +343,11 @@ def test_a_mistake_over_a_cell_is_told_in_a_line(line, told):
         ("wait night", "wait takes a run's id or how it begins, such as 3f9a2c1b, not 'night'"),
         ("wait 3f9a2c1b0", "wait takes a run's id"),
         ("wait ''", "wait takes a run's id"),
+        ("pull", "pull takes NAME; NAME is missing"),
+        ("pull a.b", "pull takes a Python name, not 'a.b'"),
+        ("pull a b", "pull takes one NAME, not 'a' and 'b'"),
+        ("pull a --stack --concat", "--stack and --concat contradict each other; give one of them"),
+        ("pull a --as 1", "--as takes a Python name, not '1'"),
         ("put", "put takes LOCAL [REMOTE]; LOCAL is missing"),
         ("get --on 1", "get takes REMOTE [LOCAL]; REMOTE is missing"),
         ("put a b c", "put takes LOCAL [REMOTE], not 'a' and 'b' and 'c'; a path with a space in it needs quotes"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import sys
 import threading
 from collections.abc import Iterator
 
@@ -117,6 +118,17 @@ def test_a_result_over_a_megabyte_comes_back_from_one_rank_and_from_all(pool: sk
     large = sky.function(lambda: bytes(3_000_000))
     assert len(large() >> pool) == 3_000_000
     assert [len(value) for value in large() @ pool] == [3_000_000] * 2
+
+
+def test_a_variable_of_the_ranks_is_pulled(pool: sky.Compute) -> None:
+    @sky.function
+    def bind() -> None:
+        vars(sys.modules["__main__"])["there"] = [sky.instance_info().rank]
+
+    bind() @ pool
+    assert pool.pull("there") == [[0], [1]]
+    assert pool.pull("there", on=1) == [1]
+    assert pool.pull("there", on=[1, 0], how="concat") == [0, 1]
 
 
 def test_a_wrong_call_is_refused_before_anything_runs() -> None:

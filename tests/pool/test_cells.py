@@ -15,7 +15,7 @@ import pytest
 from sky_jupyter.errors import RankDied, SpecError
 from sky_jupyter.pool.events import OutputEvent
 from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.results import CellError, RankInterrupted, ValueNotHere
+from sky_jupyter.pool.results import CellError, RankInterrupted
 from tests.pool.pools import begin, local_pool, run
 
 WHO = "import sky_jupyter as sky; rank = sky.instance_info().rank\n"
@@ -67,19 +67,6 @@ def test_a_large_array_is_the_ranks_own_to_write(pool: Pool) -> None:
 def test_blobs_are_gone_when_the_run_is(pool: Pool) -> None:
     run(pool, "len(array)", {"array": np.arange(100_000)})
     assert list(Path(pool.hosts[0].blobs).iterdir()) == []
-
-
-def test_a_large_value_is_fetched_when_it_is_touched(pool: Pool) -> None:
-    result = run(pool, "import numpy; numpy.full(300_000, float(rank))")
-    assert result._outcomes[1].end.get("large")
-    assert result[1].shape == (300_000,)
-    assert result[1][5] == 1.0
-
-
-def test_a_value_that_cannot_be_pickled_says_so_when_touched(pool: Pool) -> None:
-    result = run(pool, "import threading; threading.Lock()")
-    with pytest.raises(ValueNotHere, match=r"rank 0 .*_thread.lock"):
-        result.head  # noqa: B018 - touching it is the test
 
 
 def test_a_class_of_the_notebook_comes_back_as_itself(pool: Pool) -> None:

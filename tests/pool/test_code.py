@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import shutil
+import subprocess
 import sys
+import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -17,6 +20,14 @@ from sky_jupyter.pool.manager import Pool
 from sky_jupyter.pool.results import CellError
 from tests.conftest import pool_folders
 from tests.pool.pools import local_pool, run
+
+NATIVE = """
+#include <Python.h>
+static PyObject *number(PyObject *self, PyObject *none) { return PyLong_FromLong(%d); }
+static PyMethodDef methods[] = {{"number", number, METH_NOARGS, ""}, {0}};
+static struct PyModuleDef module = {PyModuleDef_HEAD_INIT, "tenth_native", "", -1, methods};
+PyMODINIT_FUNC PyInit_tenth_native(void) { return PyModule_Create(&module); }
+"""
 
 
 @pytest.fixture(scope="module")
@@ -177,6 +188,36 @@ def test_new_kernels_have_the_code_too(pool: Pool, project: Path) -> None:
     pool.take_restarted()
     write(project, ninth="V = 2\n")
     assert told(pool, "def f():\n    import ninth\n    return ninth.V\nf()")[0] == [2, 2]
+
+
+def build(folder: Path, number: int) -> None:
+    """A native module, as a compiler makes it from source that stays here."""
+    (folder / "tenth_native.c").write_text(NATIVE % number)
+    made = f"tenth_native{sysconfig.get_config_var('EXT_SUFFIX')}"
+    include = sysconfig.get_path("include")
+    subprocess.run(["cc", "-shared", "-fPIC", f"-I{include}", "tenth_native.c", "-o", made], cwd=folder, check=True)
+
+
+@pytest.mark.skipif(
+    shutil.which("cc") is None or not Path(sysconfig.get_path("include"), "Python.h").exists(),
+    reason="needs a C compiler and Python's headers (Debian: apt-get install gcc python3-dev)",
+)
+def test_a_native_module_goes_and_a_changed_one_comes_with_new_kernels(pool: Pool, project: Path) -> None:
+    build(project, 1)
+    write(project, tenth="import tenth_native\n\ndef f():\n    return tenth_native.number()\n")
+    cell = "import tenth, tenth_native\n[tenth.f(), tenth_native.__file__]"
+    values, _ = told(pool, cell)
+    assert [value for value, _ in values] == [1, 1]
+    assert {Path(place).parent.parent for _, place in values} <= {*pool_folders(pool.id)}
+    build(project, 2)
+    values, news = told(pool, cell)
+    assert [value for value, _ in values] == [1, 1]
+    (line,) = news
+    assert "tenth_native" in line
+    assert "native code that a rank has loaded stays as it was" in line
+    pool.restart()
+    pool.take_restarted()
+    assert [value for value, _ in told(pool, cell)[0]] == [2, 2]
 
 
 def test_included_files_lie_beside_the_code(pool: Pool, project: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 import pytest
 
 import sky_jupyter as sky
-from sky_jupyter.errors import RankDied
+from sky_jupyter.errors import RankDied, SpecError
 from sky_jupyter.pool.manager import Pool
 from sky_jupyter.pool.results import CellError
 from tests.plugins.world import needs
@@ -70,6 +70,13 @@ whole = jax.jit(lambda x: x + 0, out_shardings=NamedSharding(mesh, P()))(split)
     parts = run(jax_pool, "split")
     assert [part.tolist() for part in parts] == [[[float(rank)] * 2] * 3 for rank in (0, 1)]
     assert [part.shape for part in run(jax_pool, "whole")] == [(6, 2), (6, 2)]
+    run(jax_pool, "state = {'w': split, 'b': whole, 'step': 3}")
+    assert jax_pool.pull("state", [1])["w"].tolist() == [[1.0] * 2] * 3
+    state = jax_pool.pull("state", how="concat")
+    assert state["w"].tolist() == state["b"].tolist() == [[0.0] * 2] * 3 + [[1.0] * 2] * 3
+    assert state["step"] == 3
+    with pytest.raises(SpecError, match="rank 0 has only a part of 'split'; pull it from all ranks"):
+        jax_pool.pull("split", [0], how="concat")
 
 
 def test_a_rank_that_raises_frees_those_that_wait_in_a_collective(jax_pool: Pool) -> None:

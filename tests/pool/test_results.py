@@ -8,7 +8,8 @@ import pickle
 import pytest
 
 from sky_jupyter.errors import RankDied, RemoteError, SkyError
-from sky_jupyter.pool.results import CellError, CellResult, Outcome, RankInterrupted, ValueNotHere
+from sky_jupyter.node.standins import RemoteRepr
+from sky_jupyter.pool.results import CellError, CellResult, Outcome, RankInterrupted
 
 
 def ok(rank: int, value: object) -> Outcome:
@@ -47,9 +48,20 @@ def test_values_leave_out_ranks_that_failed() -> None:
 
 
 def test_a_value_that_cannot_be_rebuilt_here_says_why() -> None:
-    outcome = Outcome(0, 0, "ok", {"value": base64.b64encode(b"cno_such_module\nthing\n.").decode(), "type": "t"})
-    with pytest.raises(ValueNotHere, match=r"ModuleNotFoundError.*no_such_module"):
-        CellResult([outcome], 0.1).head  # noqa: B018 - touching it is the test
+    outcome = Outcome(0, 0, "ok", {"value": base64.b64encode(b"cno_such_module\nthing\n.").decode(), "type": "t.T"})
+    value = CellResult([outcome], 0.1).head
+    assert isinstance(value, RemoteRepr)
+    assert repr(value) == "<t.T object>"
+    assert "ModuleNotFoundError: No module named 'no_such_module'" in value.reason
+
+
+def test_a_stand_in_says_what_is_missing_when_it_is_used_like_the_value() -> None:
+    value = RemoteRepr("<generator object f>", "builtins.generator", "cannot be pickled", 3)
+    with pytest.raises(AttributeError, match=r"'send': only the repr of this builtins.generator is here. It stayed on"):
+        value.send(None)
+    assert not hasattr(value, "_ipython_display_")
+    again = pickle.loads(pickle.dumps(value))
+    assert (repr(again), again.reason, again.rank) == ("<generator object f>", "cannot be pickled", 3)
 
 
 def test_an_exception_that_does_not_travel_becomes_a_remote_error() -> None:

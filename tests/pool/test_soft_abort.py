@@ -14,6 +14,7 @@ from sky_jupyter.pool.results import CellError, RankInterrupted
 from tests.plugins.world import needs
 from tests.pool.pools import begin, local_pool, run
 from tests.pool.test_faults import eventually
+from tests.worlds import COLLECTIVES, some
 
 pytestmark = pytest.mark.slow
 needs("jax")
@@ -44,7 +45,7 @@ def total(length):
 KINDS = {"jax": (JAX, sky.plugins.jax), "torch": (TORCH, sky.plugins.torch)}
 
 
-@pytest.fixture(scope="module", params=[("jax", 2), ("torch", 2), ("jax", 4), ("torch", 4)], ids=str)
+@pytest.fixture(scope="module", params=some([("jax", 2), ("torch", 4)], COLLECTIVES))
 def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
     kind, nodes = request.param
     code, plugin = KINDS[kind]

@@ -249,6 +249,77 @@ def test_packages_that_hosts_lack_are_told_and_then_sent(
     assert "/site/" in own
 
 
+def left_of_values(world: World, pool: Pool) -> list[str]:
+    """Files of values that lie about on hosts, and here."""
+    there = [path for host in world for path in host.files() if "/value-" in path]
+    return there + [str(path) for one in pool.hosts for top in (one.blobs, one.folder) for path in top.rglob("value-*")]
+
+
+# Its repr is short, other than that of what it holds.
+BOX = f"""
+import os, hashlib
+class Box:
+    def __init__(self):
+        self.data = os.urandom({SIZE})
+    def __repr__(self):
+        return "a box"
+box = Box()
+"""
+
+
+def test_large_values_of_a_run_cross_the_link_once_and_come_straight_from_their_hosts(
+    world: World, shared: Pool
+) -> None:
+    result = run(shared, f"{BOX}box")
+    told: list[Event] = []
+    with counted(world) as crossed, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared, "shows", lambda title: Shown(told))
+        values = result[1:4]
+    assert sum(crossed) < 3.3 * SIZE
+    # Not by way of the scheduler.
+    assert crossed[0] < MESSAGES
+    sums = run(shared, "hashlib.sha256(box.data).hexdigest()").values
+    assert [hashlib.sha256(value.data).hexdigest() for value in values] == sums[1:]
+    last = [event for event in told if isinstance(event, ProgressEvent)][-1]
+    assert last.what == "the values of ranks 1-3"
+    assert last.there == last.total > 3 * SIZE
+    with counted(world) as crossed:
+        assert result[1:4][0] is values[0]
+    assert sum(crossed) < MESSAGES
+    wait_until(lambda: not left_of_values(world, shared))
+
+
+def test_a_value_that_is_interrupted_on_its_way_can_be_fetched_again(world: World, shared: Pool) -> None:
+    result = run(shared, f"{BOX}box")
+    told: list[Event] = []
+    world.link(rate="20mbit")
+
+    def stop() -> None:
+        if [event for event in told if isinstance(event, ProgressEvent) and "there" not in event.what and event.there]:
+            raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(shared, "shows", lambda title: Shown(told, stop))
+        with pytest.raises(KeyboardInterrupt):
+            result.value(2)
+    wait_until(lambda: not left_of_values(world, shared))
+    world.link()
+    assert len(result.value(2).data) == SIZE
+
+
+class Shown:
+    """A view that keeps what it is told."""
+
+    def __init__(self, told: list[Event], on_refresh: Callable[[], None] = lambda: None) -> None:
+        self.on_event, self.refresh = told.append, on_refresh
+
+    def __enter__(self) -> Shown:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Nothing to end."""
+
+
 def test_a_file_comes_back_from_the_head(shared: Pool, place: Path) -> None:
     run(shared, "from sky_jupyter import instance_info as i; open('mine', 'w').write(f'node {i().node}')")
     assert shared.get("mine", place / "mine").nodes == (0,)

@@ -27,6 +27,7 @@ from sky_jupyter.providers import Local
 from sky_jupyter.spec import Image, PoolSpec
 from tests.pool.pools import begin, local_pool, run
 from tests.pool.test_faults import eventually
+from tests.worlds import COLLECTIVES, some
 
 # Asked: one second in all. Tests share their cores with others, and only tell a hang from an answer.
 ANSWER = 2.5
@@ -289,7 +290,7 @@ SETUP = {"jax": JAX, "torch": TORCH}
 SILENCE = 1.5
 
 
-@pytest.fixture(scope="module", params=[("jax", 2), ("torch", 2), ("jax", 4), ("torch", 4)], ids=str)
+@pytest.fixture(scope="module", params=some([("jax", 4), ("torch", 2)], COLLECTIVES))
 def together(request: pytest.FixtureRequest) -> Iterator[tuple[str, Pool]]:
     kind, nodes = request.param
     if importlib.util.find_spec(kind) is None:
