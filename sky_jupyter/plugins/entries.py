@@ -38,7 +38,7 @@ def find(group: str, name: str, own: Mapping[str, Callable[..., Any]]) -> Callab
     """
     what = _WHAT[group]
     # One distribution may be found in two folders of the path: the first counts, as for imports.
-    found = {_distribution(entry): entry for entry in reversed(metadata.entry_points(group=group, name=name))}
+    found = {_distribution(entry): entry for entry in reversed([*metadata.entry_points(group=group, name=name)])}
     if name in own:
         if found:
             raise SpecError(

@@ -97,8 +97,8 @@ def test_large_arguments_are_brought_to_each_rank_once(pool: Pool, monkeypatch: 
 
     loop = Parallel(n_jobs=2, batch_size=1)
     assert loop(delayed(total)(array, number, more=array) for number in range(12)) == [2.0 * (1 << 20)] * 12
-    # With the first call, and then to each rank.
-    assert sum(size > 8 << 20 for size in sent) == 3
+    # With the first call, and then to each rank that does any of the others.
+    assert 2 <= sum(size > 8 << 20 for size in sent) <= 3
     # A new kernel is brought it again; what other loops had is let go of there.
     pool.restart()
     sent.clear()
