@@ -34,6 +34,7 @@ DEFAULT_REMOTE_IDLE_TIMEOUT = 30 * 60.0
 MIN_IDLE_TIMEOUT = 10.0
 MIN_JOURNAL, MAX_JOURNAL = 1 << 20, 1 << 40
 DEFAULT_JOURNAL = 256 << 20
+MAX_BLOBS = 1 << 50
 
 
 @dataclass(frozen=True)
@@ -161,6 +162,9 @@ class PoolSpec:
         unless given, half an hour on remote machines.
     journal : int
         Bytes of each run's output that a node keeps, 1 MiB or more.
+    blob_limit : int, optional
+        Bytes of sent values that a machine keeps for later runs though no name there holds them; a quarter
+        of the memory or disk that is free unless given.
     """
 
     provider: Any
@@ -173,6 +177,7 @@ class PoolSpec:
     keep: bool = False
     idle_timeout: float | None = None
     journal: int = DEFAULT_JOURNAL
+    blob_limit: int | None = None
 
     def __post_init__(self) -> None:
         _whole("nodes", self.nodes, MAX_NODES)
@@ -201,6 +206,8 @@ class PoolSpec:
                     "give --keep (keep=True) too, or leave it out"
                 )
         _whole("journal", self.journal, MAX_JOURNAL, MIN_JOURNAL, "of bytes ")
+        if self.blob_limit is not None:
+            _whole("blob_limit", self.blob_limit, MAX_BLOBS, 0, "of bytes ")
         object.__setattr__(self, "plugins", tuple(self.plugins))
 
     @property

@@ -28,6 +28,7 @@ from sky_jupyter.spec import DEFAULT_JOURNAL, PoolSpec
         ({"journal": 1 << 41}, "journal must be"),
         ({"journal": 2e6}, "journal must be"),
         ({"journal": None}, "journal must be"),
+        ({"blob_limit": -1}, "blob_limit must be a whole number of bytes from 0"),
     ],
 )
 def test_what_cannot_be_is_refused(fields: dict[str, Any], told: str) -> None:
@@ -39,8 +40,8 @@ def test_what_cannot_be_is_refused(fields: dict[str, Any], told: str) -> None:
 
 def test_the_library_takes_texts_and_numbers() -> None:
     assert Compute().spec == PoolSpec(provider=Local(), name="compute", journal=DEFAULT_JOURNAL)
-    given = Compute(keep=True, idle_timeout="30m", journal="64MB").spec
-    assert (given.keep, given.idle_timeout, given.journal) == (True, 1800.0, 64 << 20)
+    given = Compute(keep=True, idle_timeout="30m", journal="64MB", blob_limit="1GB").spec
+    assert (given.keep, given.idle_timeout, given.journal, given.blob_limit) == (True, 1800.0, 64 << 20, 1 << 30)
     assert Compute(keep=True, idle_timeout=90).spec == Compute(keep=True, idle_timeout="90s").spec
     assert Compute(journal=1 << 20).spec == Compute(journal="1MB").spec
     with pytest.raises(SpecError, match="'soon' is not a length of time, such as 90s, 30m or 12h"):

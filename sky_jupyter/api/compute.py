@@ -44,6 +44,9 @@ class Compute:
         unless given.
     journal : int or str
         How much of each run's output a node keeps, in bytes or such as ``"64MB"``.
+    blob_limit : int or str, optional
+        How much of what was sent a machine keeps for later once no name there holds it, in bytes or such as
+        ``"2GB"``; a quarter of the memory or disk that is free unless given.
     include : iterable of str
         Files and folders that are sent with the project's own modules; `included` finds them there.
     sync : bool
@@ -67,6 +70,7 @@ class Compute:
         keep: bool = False,
         idle_timeout: float | str | None = None,
         journal: int | str = DEFAULT_JOURNAL,
+        blob_limit: int | str | None = None,
         include: Iterable[str] = (),
         sync: bool = False,
     ) -> None:
@@ -81,6 +85,7 @@ class Compute:
             keep=keep,
             idle_timeout=seconds(idle_timeout) if isinstance(idle_timeout, str) else idle_timeout,
             journal=size(journal) if isinstance(journal, str) else journal,
+            blob_limit=size(blob_limit) if isinstance(blob_limit, str) else blob_limit,
         )
         self.include, self.sync = tuple(include), sync
         for path in self.include:

@@ -1,6 +1,6 @@
 """What a cell must be sent: each name that it reads, resolved by the rule of the last writer.
 
-`collect` runs nothing and changes nothing. Its `Capture` is written out by `Capture.manifest`, and
+`collect` runs nothing and changes nothing. Its `Capture` says what to bind by `Capture.manifest`, and
 once the nodes have bound it, `Capture.commit` tells the ledger.
 """
 
@@ -9,17 +9,22 @@ from __future__ import annotations
 import sys
 import time
 import types
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
 
-from ..errors import CaptureError, nearest
+from ..errors import CaptureError, SpecError, nearest
+from ..node.shard import common_length, part, uneven_text
 from .ledger import Ledger
 from .modules import imports_of
 from .names import CellNames, analyse, is_internal
-from .payload import Blob, Packed, fingerprint, pack, write_blob
+from .payload import Blob, Packed, Tell, fingerprint, pack, untold, write_blob
 from .unpicklable import explain
+
+_EVEN = "leave some out here, or leave --shard out and "
+Manifest = dict[str, list[Any]]
+"""What to bind from where, as `bind` of ``sky_jupyter.node.payload`` takes it."""
 
 
 @dataclass(frozen=True)
@@ -40,6 +45,8 @@ class Binding:
         What the notebook has under the name.
     owners : frozenset of int
         Ranks that do not bind it: they have assigned the name themselves.
+    ranks : int
+        Of a value of which each rank is sent its part: how many ranks it is cut for.
     """
 
     name: str
@@ -48,11 +55,14 @@ class Binding:
     blob: Blob | None = None
     value: Any = field(default=None, compare=False, repr=False)
     owners: frozenset[int] = frozenset()
+    ranks: int = 0
 
     @property
     def digest(self) -> str:
         """Names the content."""
-        return f"import {self.module}" if self.blob is None else self.blob.digest
+        if self.blob is None:
+            return f"import {self.module}"
+        return f"{self.ranks} parts of {self.blob.digest}" if self.ranks else self.blob.digest
 
 
 @dataclass(frozen=True)
@@ -73,6 +83,8 @@ class Capture:
         What the cell reads and writes.
     modules : frozenset of str
         All modules that the code and its values import, wherever they are from.
+    notes : tuple of str
+        What a person should know of the parts of values that ranks are sent.
     made : float
         When; seconds since 1970.
     """
@@ -82,26 +94,53 @@ class Capture:
     skipped: tuple[str, ...] = ()
     names: CellNames = field(default_factory=lambda: CellNames(frozenset(), frozenset()))
     modules: frozenset[str] = frozenset()
+    notes: tuple[str, ...] = ()
+    namespace: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     made: float = field(default_factory=time.time, compare=False)
 
     @property
     def blobs(self) -> tuple[Blob, ...]:
-        """The blobs of all values, each once."""
-        return tuple(dict.fromkeys(one.blob for one in self.bindings if one.blob is not None))
+        """The blobs of all values that go whole, each once."""
+        return tuple(dict.fromkeys(one.blob for one in self.bindings if one.blob is not None and not one.ranks))
 
-    def manifest(self, folder: Path) -> dict[str, list[Any]]:
-        """Write the blobs into `folder`, and say in plain JSON what to bind from where.
+    @property
+    def cut(self) -> tuple[Binding, ...]:
+        """The values of which each rank is sent its part."""
+        return tuple(one for one in self.bindings if one.ranks)
+
+    def part(self, one: Binding, rank: int, tell: Tell = untold) -> Blob:
+        """What a rank is sent of such a value: made when it is asked for, and nobody else's for long."""
+        return pack(part(one.value, rank, one.ranks), self.namespace, tell).blob
+
+    def manifest(self, place: Callable[[Blob], str], parts: Mapping[str, Mapping[int, str]] | None = None) -> Manifest:
+        """Say in plain JSON what to bind from where.
 
         ``sky_jupyter.node.payload.bind`` reads it.
+
+        Parameters
+        ----------
+        place : callable
+            The path of a blob.
+        parts : mapping, optional
+            The paths of each rank's part, of the values that are cut.
         """
         values, modules = [], [["", name] for name in self.imports]
         for one in self.bindings:
             if one.blob is None:
                 modules.append([one.name, one.module])
-            else:
-                values.append([one.name, str(write_blob(one.blob, folder))])
-        owners = [[one.name, sorted(one.owners)] for one in self.bindings if one.owners]
-        return {"modules": modules, "values": values, **({"owners": owners} if owners else {})}
+            elif not one.ranks:
+                values.append([one.name, place(one.blob)])
+        said: Manifest = {"modules": modules, "values": values}
+        if owners := [[one.name, sorted(one.owners)] for one in self.bindings if one.owners]:
+            said["owners"] = owners
+        if self.cut:
+            paths = parts or {}
+            said["parts"] = [[one.name, [list(pair) for pair in paths[one.name].items()]] for one in self.cut]
+        return said
+
+    def write(self, folder: Path) -> Manifest:
+        """Write the blobs of the values that go whole into ``folder``; the manifest that says so."""
+        return self.manifest(lambda blob: str(write_blob(blob, folder)))
 
     def commit(self, ledger: Ledger) -> None:
         """The nodes have bound all of it."""
@@ -110,7 +149,7 @@ class Capture:
                 ledger.supplied(one.name)
             else:
                 size = None if one.blob is None else one.blob.size
-                ledger.sent(one.name, one.digest, one.value, size=size, when=self.made)
+                ledger.sent(one.name, one.digest, one.value, size=size, when=self.made, parts=one.ranks)
 
 
 def collect(
@@ -120,6 +159,9 @@ def collect(
     *,
     exclude: Iterable[str] | Literal["all"] = frozenset(),
     push: Iterable[str] = (),
+    shard: Iterable[str] = (),
+    ranks: int = 1,
+    tell: Tell = untold,
 ) -> Capture:
     """Find what a cell must be sent.
 
@@ -135,16 +177,24 @@ def collect(
         Names that are not sent though they are read; "all" sends nothing but `push`.
     push : iterable of str
         Names that are sent whatever the ledger says.
+    shard : iterable of str
+        Names of which each rank is sent its part only.
+    ranks : int
+        How many parts those are cut into: the pool's ranks.
+    tell : callable
+        Told how much more has been read of large values.
 
     Raises
     ------
     SyntaxError
         When the cell is not Python.
     CaptureError
-        When a pushed name does not exist, or a value that the cell reads cannot be pickled.
+        When a pushed name does not exist, one that is to be sharded cannot be, or a value that the cell
+        reads cannot be pickled.
     """
     cell = analyse(source)
-    collector = _Collector(namespace, ledger, exclude, tuple(push))
+    collector = _Collector(namespace, ledger, exclude, tuple(push), tell)
+    collector.add_parts(tuple(shard), ranks, cell)
     collector.attributes |= cell.attributes
     collector.imported |= imports_of(source).names
     collector.add(collector.push, required=True)
@@ -192,9 +242,16 @@ class _Collector:
     """Follows names to the names that their functions read."""
 
     def __init__(
-        self, namespace: dict[str, Any], ledger: Ledger, exclude: Iterable[str] | str, push: tuple[str, ...]
+        self,
+        namespace: dict[str, Any],
+        ledger: Ledger,
+        exclude: Iterable[str] | str,
+        push: tuple[str, ...],
+        tell: Tell = untold,
     ) -> None:
-        self.namespace, self.ledger, self.push = namespace, ledger, push
+        self.namespace, self.ledger, self.push, self.tell = namespace, ledger, push, tell
+        self.ranks: dict[str, int] = {}
+        self.notes: tuple[str, ...] = ()
         self.excluded = None if exclude == "all" else frozenset(exclude)
         self.bindings: dict[str, Binding] = {}
         self.modules: set[str] = set()
@@ -204,11 +261,36 @@ class _Collector:
         self.problems: dict[str, str] = {}
         self.skipped: dict[str, str] = {}
         for name in push:
-            if name not in namespace:
+            self.must_have(name, "pushed")
+
+    def must_have(self, name: str, done: str) -> None:
+        if name not in self.namespace:
+            raise CaptureError(
+                f"{name!r} cannot be {done}: the notebook has no such name"
+                + nearest(name, (known for known in self.namespace if not known.startswith("_")))
+            )
+
+    def add_parts(self, names: tuple[str, ...], ranks: int, cell: CellNames) -> None:
+        """Add what each rank is sent a part of, once it is known that it can be."""
+        for name in names:
+            self.must_have(name, "sharded")
+            if name in cell.writes and name not in cell.reads:
                 raise CaptureError(
-                    f"{name!r} cannot be pushed: the notebook has no such name"
-                    + nearest(name, (known for known in namespace if not known.startswith("_")))
+                    f"{name!r} cannot be sharded: the cell assigns it without reading it; leave it out of --shard"
                 )
+        if not names:
+            return
+        arrays = {name: self.namespace[name] for name in names}
+        try:
+            length = common_length(arrays)
+            # The shortest parts there are: whether items can be taken of it at all.
+            for value in arrays.values():
+                part(value, length, length + 1)
+        except SpecError as error:
+            raise CaptureError(f"--shard {','.join(names)}: {error}") from None
+        self.ranks = dict.fromkeys(names, ranks)
+        self.notes = tuple(filter(None, [uneven_text(length, ranks, f"--shard {','.join(names)}", _EVEN)]))
+        self.add(names, required=True)
 
     def add(self, names: Iterable[str], *, required: bool) -> None:
         for name in sorted(names):
@@ -217,7 +299,7 @@ class _Collector:
                 self.resolve(name, required)
 
     def left_alone(self, name: str) -> bool:
-        if name in self.push:
+        if name in self.push or name in self.ranks:
             return False
         if is_internal(name) or self.excluded is None or name in self.excluded:
             return True
@@ -228,7 +310,7 @@ class _Collector:
         if name not in self.namespace:
             self.add(self.ledger.uses(name), required=required)
             return
-        value = self.namespace[name]
+        value, ranks = self.namespace[name], self.ranks.get(name, 0)
         if isinstance(value, types.ModuleType) and value.__name__ in sys.modules:
             self.modules.add(value.__name__)
             binding = Binding(name, "module", value.__name__, value=value)
@@ -238,13 +320,13 @@ class _Collector:
                 self.bindings[name] = replace(binding, owners=owners)
             return
         try:
-            packed = pack(value, self.namespace)
+            packed = pack(value, self.namespace, self.tell)
         except Exception as error:
             self.resolve_unpicklable(name, value, error, required)
             return
         self.imported |= packed.modules
-        binding = Binding(name, "value", blob=packed.blob, value=value)
-        if self.wanted(binding, lambda: fingerprint(value, self.namespace)):
+        binding = Binding(name, "value", blob=packed.blob, value=value, ranks=ranks)
+        if self.wanted(binding, lambda: _again(binding, self.namespace)):
             self.attributes |= packed.attributes
             # What a value's functions read is bound before the value, whose unpickling may call them.
             self.follow(packed, required)
@@ -270,8 +352,9 @@ class _Collector:
         (self.problems if required else self.skipped)[name] = explain(name, value, self.namespace, error)
 
     def wanted(self, binding: Binding, again: Callable[[], str | None]) -> bool:
-        push = binding.name in self.push
-        return push or self.ledger.must_send(binding.name, binding.value, binding.digest, again)
+        # Who says that ranks are to have parts of what the notebook has means that, and not what they have made.
+        push = binding.name in self.push or (binding.ranks and binding.name in self.ledger.nodes_own)
+        return bool(push) or self.ledger.must_send(binding.name, binding.value, binding.digest, again)
 
     def capture(self, cell: CellNames) -> Capture:
         if self.problems:
@@ -280,7 +363,9 @@ class _Collector:
             raise CaptureError(f"{lines}\nleave it out with --no-capture {names}, or make it inside the cell")
         inner = self.submodules()
         modules = frozenset({*self.imported, *self.modules, *inner})
-        return Capture(tuple(self.bindings.values()), inner, tuple(self.skipped.values()), cell, modules)
+        bindings, skipped = tuple(self.bindings.values()), tuple(self.skipped.values())
+        notes = self.notes if any(one.ranks for one in bindings) else ()
+        return Capture(bindings, inner, skipped, cell, modules, notes, self.namespace)
 
     def submodules(self) -> tuple[str, ...]:
         """Loaded submodules that the code may reach by attributes, such as `xml.dom` from `xml`."""
@@ -291,3 +376,9 @@ class _Collector:
                     found.append(name)
                     break
         return tuple(found)
+
+
+def _again(binding: Binding, namespace: dict[str, Any]) -> str | None:
+    """The digest of a binding, made once more."""
+    digest = fingerprint(binding.value, namespace)
+    return f"{binding.ranks} parts of {digest}" if binding.ranks and digest is not None else digest

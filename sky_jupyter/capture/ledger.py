@@ -40,6 +40,8 @@ class NameFacts:
         Whether the nodes deleted it.
     stale : bool
         Whether the notebook has had another object under the name since: that one is sent next.
+    parts : int
+        Of what each rank was sent its part of: how many parts there are.
     """
 
     name: str
@@ -49,6 +51,7 @@ class NameFacts:
     ranks: frozenset[int] | None = None
     gone: bool = False
     stale: bool = False
+    parts: int = 0
 
 
 class _Mark:
@@ -60,6 +63,8 @@ class _Mark:
         # Of what the nodes wrote: the ranks that did, where not all did; and whether it was deleted there.
         self.ranks: frozenset[int] | None = None
         self.gone = False
+        # Of what was sent: into how many parts it was cut.
+        self.parts = 0
         try:
             self._value: Callable[[], Any] = weakref.ref(value)
         except TypeError:  # Lists, dicts, numbers. An id alone would not do: it is used again.
@@ -189,13 +194,23 @@ class Ledger:
             if uses and name in uses:
                 self._uses[name] = uses[name]
 
-    def sent(self, name: str, digest: str, value: Any, *, size: int | None = None, when: float | None = None) -> None:
-        """The nodes have bound `name` to the notebook's `value`, whose content has this digest."""
+    def sent(
+        self,
+        name: str,
+        digest: str,
+        value: Any,
+        *,
+        size: int | None = None,
+        when: float | None = None,
+        parts: int = 0,
+    ) -> None:
+        """The nodes have bound `name` to the notebook's `value`, or its `parts`, whose content has this digest."""
         self._nodes.pop(name, None)
         self._uses.pop(name, None)
         self._lacking.discard(name)
         self._old.pop(name, None)
-        self._sent[name] = _Mark(value, digest, when, size)
+        self._sent[name] = mark = _Mark(value, digest, when, size)
+        mark.parts = parts
 
     def owners(self, name: str) -> frozenset[int] | None:
         """The ranks that keep their own, of a name for which the others need the notebook's value; else None."""
@@ -218,7 +233,8 @@ class Ledger:
         if own is not None:
             return NameFacts(name, "nodes", own.when, own.size, own.ranks, own.gone, stale)
         module = (mark.digest or "").startswith("import ")
-        return NameFacts(name, "module" if module else "notebook", mark.when, mark.size, stale=stale)
+        origin = "module" if module else "notebook"
+        return NameFacts(name, origin, mark.when, mark.size, stale=stale, parts=mark.parts)
 
     def must_send(self, name: str, value: Any, digest: str | None, again: Callable[[], str | None]) -> bool:
         """Whether the notebook's `value` is to be bound on the nodes, by the rule of the last writer.

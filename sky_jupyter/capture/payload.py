@@ -2,7 +2,8 @@
 
 A blob's name is a blake2b digest of its pickle and of a 128-bit xxh3 of each buffer. The pickle is
 what a rank will execute, so it is named by a cryptographic hash; the buffers are data, and an array
-of 1 GB must be known again in a fraction of a second.
+of 1 GB must be known again in a fraction of a second. Large buffers are files of their own, named by
+their hash: an array is one file, whatever holds it.
 """
 
 from __future__ import annotations
@@ -15,15 +16,18 @@ import os
 import pickle
 import sys
 import tempfile
+import time
 import types
 import zipfile
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
-from typing import Any
+from typing import IO, Any
 
 import xxhash
 
+from ..node.kept import LEAST, STAMP
 from ..node.payload import ALIGNMENT, HEAD, MAGIC, SPAN, Pickler
 from ..node.reads import code_reads
 from .functions import code_attributes, code_guesses
@@ -33,6 +37,29 @@ from .texts import annotation_names
 _REFERRED = (type, FunctionType, BuiltinFunctionType, ModuleType)
 SMALL_BUFFER = 4096
 """Buffers below this many bytes stay in the pickle."""
+LARGE_BUFFER = LEAST
+"""Buffers from this many bytes on are files of their own."""
+# Between two pieces an interrupt is heeded, and it is told how far it is.
+_PIECE = 32 << 20
+Tell = Callable[[int], None]
+"""Told how many bytes more have been read or written."""
+
+
+def untold(size: int) -> None:
+    """For those whom it does not matter how far it is."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file of a blob: its name, and what is in it."""
+
+    name: str
+    content: tuple[bytes | memoryview, ...] = field(compare=False, repr=False)
+
+    @property
+    def size(self) -> int:
+        """Bytes of it."""
+        return sum(map(len, self.content))
 
 
 @dataclass(frozen=True)
@@ -49,16 +76,44 @@ class Blob:
         The pickle, protocol 5.
     buffers : tuple of memoryview
         The out-of-band buffers, in the order of the pickle.
+    hashes : tuple of bytes
+        Their hashes.
     """
 
     digest: str
     pickled: bytes = field(compare=False, repr=False)
     buffers: tuple[memoryview, ...] = field(default=(), compare=False, repr=False)
+    hashes: tuple[bytes, ...] = field(default=(), compare=False, repr=False)
 
     @property
     def size(self) -> int:
         """Bytes of the pickle and of all buffers."""
         return len(self.pickled) + sum(len(buffer) for buffer in self.buffers)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Its files: those of large buffers, each once, and then the one that has its name."""
+        apart = {
+            digest: Part(digest.hex(), (buffer,))
+            for digest, buffer in zip(self.hashes, self.buffers, strict=True)
+            if len(buffer) >= LARGE_BUFFER
+        }
+        return (*apart.values(), self._head())
+
+    def _head(self) -> Part:
+        start = HEAD.size + len(self.buffers) * SPAN.size + len(self.pickled)
+        spans: list[bytes] = []
+        content: list[bytes | memoryview] = [self.pickled]
+        for digest, buffer in zip(self.hashes, self.buffers, strict=True):
+            if len(buffer) >= LARGE_BUFFER:
+                spans.append(SPAN.pack(0, len(buffer), digest))
+                continue
+            gap = -start % ALIGNMENT
+            spans.append(SPAN.pack(start + gap, len(buffer), bytes(len(digest))))
+            content += [bytes(gap), buffer]
+            start += gap + len(buffer)
+        head = HEAD.pack(MAGIC, len(self.pickled), len(spans)) + b"".join(spans)
+        return Part(self.digest, (head, *content))
 
 
 @dataclass(frozen=True)
@@ -114,6 +169,8 @@ class NotebookPickler(Pickler):
         one = obj if isinstance(obj, _REFERRED) else type(obj)
         # Not a set: a class may be of a kind that cannot be hashed.
         self.met[id(one)] = one
+        if type(obj).__module__.startswith("jaxlib") and (jax := sys.modules.get("jax")) is not None:
+            self.met[id(jax)] = jax
         if isinstance(obj, (types.FunctionType, type)) and obj.__module__ == self.namespace.get("__name__"):
             with contextlib.suppress(Exception):  # From 3.14 they are evaluated only now.
                 self.guesses |= annotation_names(obj.__annotations__.values())
@@ -143,8 +200,10 @@ def _undated(archive: io.BytesIO) -> io.BytesIO:
     return undated
 
 
-def pack(value: Any, namespace: dict[str, Any]) -> Packed:
+def pack(value: Any, namespace: dict[str, Any], tell: Tell = untold) -> Packed:
     """Pickle `value`; functions whose globals are `namespace` go without them.
+
+    ``tell`` is given the size of each piece of its buffers that has been read.
 
     Raises
     ------
@@ -168,9 +227,10 @@ def pack(value: Any, namespace: dict[str, Any]) -> Packed:
     pickler.dump(value)
     pickled = file.getvalue()
     digest = hashlib.blake2b(pickled, digest_size=20)
-    for buffer in buffers:
-        digest.update(len(buffer).to_bytes(8, "little") + xxhash.xxh3_128_digest(buffer))
-    blob = Blob(digest.hexdigest(), pickled, tuple(buffers))
+    hashes = tuple(_hash(buffer, tell) for buffer in buffers)
+    for buffer, hashed in zip(buffers, hashes, strict=True):
+        digest.update(len(buffer).to_bytes(8, "little") + hashed)
+    blob = Blob(digest.hexdigest(), pickled, tuple(buffers), hashes)
     codes = pickler.codes
     return Packed(
         blob,
@@ -189,36 +249,53 @@ def fingerprint(value: Any, namespace: dict[str, Any]) -> str | None:
         return None
 
 
-def write_blob(blob: Blob, folder: Path) -> Path:
-    """Write `blob` into `folder` under its digest, unless it is there; only its owner may read it.
+def _hash(buffer: memoryview, tell: Tell) -> bytes:
+    if len(buffer) <= _PIECE:
+        return xxhash.xxh3_128_digest(buffer)
+    hashed = xxhash.xxh3_128()
+    for start in range(0, len(buffer), _PIECE):
+        hashed.update(piece := buffer[start : start + _PIECE])
+        tell(len(piece))
+    return hashed.digest()
 
-    The file appears whole or not at all.
+
+def write_blob(blob: Blob, folder: Path) -> Path:
+    """Write the files of `blob` into `folder`, those that are not there; only their owner may read them.
 
     Returns
     -------
     Path
-        The file.
+        The one that has its name.
     """
-    path = folder / blob.digest
+    for part in blob.parts:
+        write_part(part, folder)
+    return folder / blob.digest
+
+
+def write_part(part: Part, folder: Path, tell: Tell = untold) -> None:
+    """Write a file of a blob, unless it is there: it appears whole or not at all."""
+    path = folder / part.name
     if path.exists():
-        return path
-    start = HEAD.size + len(blob.buffers) * SPAN.size + len(blob.pickled)
-    spans = []
-    for buffer in blob.buffers:
-        start += -start % ALIGNMENT
-        spans.append((start, len(buffer)))
-        start += len(buffer)
+        return
     handle, temporary = tempfile.mkstemp(prefix=".", dir=folder)  # mode 0600
     try:
-        with open(handle, "wb") as file:
-            file.write(HEAD.pack(MAGIC, len(blob.pickled), len(spans)))
-            file.write(b"".join(SPAN.pack(*span) for span in spans))
-            file.write(blob.pickled)
-            for (offset, _), buffer in zip(spans, blob.buffers, strict=True):
-                file.write(bytes(offset - file.tell()))
-                file.write(buffer)
+        with open(handle, "wb", buffering=0) as file:
+            if part.size < LARGE_BUFFER:
+                _write(file, b"".join(part.content), untold)
+            else:
+                for content in part.content:
+                    _write(file, content, tell)
+                # Copies of it are alike, wherever and whenever they are made.
+                os.utime(temporary, ns=(time.time_ns(), STAMP))
         os.replace(temporary, path)
     except BaseException:
         os.unlink(temporary)
         raise
-    return path
+
+
+def _write(file: IO[bytes], content: bytes | memoryview, tell: Tell) -> None:
+    whole, at = memoryview(content), 0
+    while at < len(whole):
+        written = file.write(whole[at : at + _PIECE])
+        at += written
+        tell(written)

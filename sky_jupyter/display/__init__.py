@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..pool.events import Event
+from ..pool.events import Event, ProgressEvent
 from .fronts import in_marimo, in_notebook
 from .region import can_draw
 
@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from .comms import Mirror
 
 _LATE = 0.5
+# What has so many bytes to bring is soon to be seen at it.
+_LARGE, _LATE_LARGE = 50_000_000, 0.1
 
 
 class RunView(Protocol):
@@ -69,6 +71,8 @@ class LateView:
     def on_event(self, event: Event) -> None:
         """Take in what the pool tells; any thread."""
         self._due = self._due or time.monotonic() + _LATE
+        if isinstance(event, ProgressEvent) and event.total >= _LARGE:
+            self._due = min(self._due, time.monotonic() + _LATE_LARGE)
         self._last = event
         if self._view is not None:
             self._view.on_event(event)

@@ -17,7 +17,7 @@ from ..capture.names import analyse
 from ..display import panel
 from ..display.asking import agrees, person
 from ..errors import PoolError, SkyError, SpecError, rank_label
-from ..pool import survey
+from ..pool import survey, values
 from ..pool.events import NoticeEvent, Tape
 from ..pool.live import pools
 from ..pool.manager import Detached, Pool
@@ -82,7 +82,17 @@ class SkyMagics(Magics):
         for news in filter(None, [*pool.take_news(), "; ".join(filter(None, self.take_restarts(pool)))]):
             print(news)
         pool.include(given.include)
-        capture = collect(transformed, namespace, pool.ledger, exclude=_exclude(given), push=given.push)
+        with display.LateView("values") as late:
+            capture = collect(
+                transformed,
+                namespace,
+                pool.ledger,
+                exclude=_exclude(given),
+                push=given.push,
+                shard=given.shard,
+                ranks=pool.spec.world_size,
+                tell=values.reading(late.on_event, late.refresh),
+            )
         tape = Tape()
         view: Any = display.Silent() if given.quiet else run_view(pool, [rank for rank in ranks if rank in shown])
         if given.saved is not None:
@@ -327,7 +337,8 @@ class SkyMagics(Magics):
         pool = pools.need(given.name)
         for news in filter(None, self.take_restarts(pool)):
             print(news)
-        print(names.table(pool.ledger.facts(self.shell.user_ns), pool.modules))
+        lines = names.table(pool.ledger.facts(self.shell.user_ns), pool.modules), names.kept_line(values.kept(pool))
+        print("\n".join(filter(None, lines)))
 
     def do_clean(self, given: Given) -> None:
         provider = given.pool.get("provider")

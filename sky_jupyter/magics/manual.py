@@ -42,6 +42,9 @@ Examples::
   import jax
   jax.device_count()
 
+  %%sky --shard x,y
+  model.fit(x, y)
+
   %%sky --on head --out first
   sum(data)
 

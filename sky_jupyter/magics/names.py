@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 from ..capture.ledger import NameFacts
 from ..errors import rank_label
@@ -36,6 +36,14 @@ def table(facts: Sequence[NameFacts], modules: Collection[str] = ()) -> str:
     )
 
 
+def kept_line(kept: Mapping[str, int] | None) -> str:
+    """What is said of the values that nodes keep for later; nothing where they keep none."""
+    if kept is None or not kept["kept"]:
+        return ""
+    size, loose, allowed = (size_text(kept[key]) for key in ("kept", "loose", "allowed"))
+    return f"kept on a machine: {size}, of which no name holds {loose}; at most {allowed} of that (--blob-limit)"
+
+
 def _row(one: NameFacts, module: bool) -> tuple[str, ...]:
     size = "" if one.size is None or module else size_text(one.size)
     return one.name, _origin(one, module), size, _when(one.when), _note(one)
@@ -45,12 +53,16 @@ def _origin(one: NameFacts, module: bool) -> str:
     if one.origin == "nodes":
         where = "the nodes" if one.ranks is None else rank_label(one.ranks)
         return f"import on {where}" if module else where
+    if one.parts:
+        return f"the notebook, 1/{one.parts} on each rank" if one.parts > 1 else "the notebook"
     return "import" if one.origin == "module" else "the notebook"
 
 
 def _note(one: NameFacts) -> str:
     if one.stale:
         return "the notebook has another now, which is sent when a cell reads it"
+    if one.parts > 1:
+        return "sent whole when a cell reads it without --shard"
     return "deleted there" if one.gone else ""
 
 

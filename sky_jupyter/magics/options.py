@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import functools
+import itertools
 import shlex
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
@@ -84,6 +85,7 @@ class Given:
     concat: bool = False
     only: tuple[int, ...] | None = None
     push: tuple[str, ...] = ()
+    shard: tuple[str, ...] = ()
     no_capture: tuple[str, ...] = ()
     include: tuple[str, ...] = ()
     timeout: float | None = None
@@ -269,9 +271,10 @@ def _agree(given: Given, prog: str) -> None:
     if given.on is not None and given.only is not None and not set(given.only) <= set(given.on):
         missing = rank_label(sorted(set(given.only) - set(given.on)))
         raise UsageError(f"{prog}: --only asks for {missing}, which --on leaves out")
-    both = sorted(set(given.push) & set(given.no_capture))
-    if both:
-        raise UsageError(f"{prog}: {', '.join(both)} cannot be in both --push and --no-capture")
+    for one, other in itertools.combinations(("push", "shard", "no_capture"), 2):
+        if both := sorted(set(getattr(given, one)) & set(getattr(given, other))):
+            flags = " and ".join(f"--{key.replace('_', '-')}" for key in (one, other))
+            raise UsageError(f"{prog}: {', '.join(both)} cannot be in both {flags}")
 
 
 def _what(verb: str | None) -> str:

@@ -17,7 +17,7 @@ from ..spec import DEFAULT_IDLE_TIMEOUT, DEFAULT_JOURNAL, Accelerator, seconds, 
 PROVIDERS: dict[str, Callable[..., Any]] = {"local": Local, "ssh": SSH}
 MAX_RANK = 1 << 20
 # What may be given more than once: all of it counts.
-SEVERAL = ("pip", "push", "no_capture", "include", "hosts", "host", "key", "add")
+SEVERAL = ("pip", "push", "shard", "no_capture", "include", "hosts", "host", "key", "add")
 _RUN_ID = re.compile(r"[0-9a-f]{1,8}\Z")
 
 
@@ -186,6 +186,13 @@ POOL = (
         "a size such as 64MB or 1GB",
         f"how much of each run's output is kept on each node ({DEFAULT_JOURNAL >> 20}MB)",
     ),
+    Option(
+        "--blob-limit",
+        "SIZE",
+        size,
+        "a size such as 64MB or 1GB",
+        "how much of what was sent is kept once no name holds it (a quarter of what is free)",
+    ),
 )
 ACCEPT = Switch("--accept-host-keys", "ssh: take the key of a host that is not known yet, and keep it")
 HOST_SWITCHES = (
@@ -203,6 +210,7 @@ CELL = (
     Option("--out", "NAME", _identifier, "a Python name", "where the CellResult goes, besides _sky"),
     Option("--only", "0,2-5|head", ranks, _RANKS, "the ranks whose output is shown (all)", ("head",)),
     Option("--push", "A,B", _identifiers, _NAMES, "send these names whatever the cell reads"),
+    Option("--shard", "A,B", _identifiers, _NAMES, "send each rank its part of these only, as sky.shard cuts them"),
     Option("--no-capture", "A,B|all", _identifiers, f"{_NAMES}, or all", "do not send these names", ("all",)),
     Option("--include", "A,B", _paths, "paths with a comma between", "send these files and folders with the code"),
     Option("--timeout", "S", _number, "a number of seconds above 0", "stop the cell after this many seconds"),

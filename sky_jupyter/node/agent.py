@@ -29,7 +29,7 @@ from . import look, metrics, modules, packages, stacks
 from .accelerators import Devices
 from .comms import Comms
 from .config import HostConfig
-from .files import Files
+from .files import Files, places
 from .journal import Journal
 from .provisioner import Forkserver
 from .rank import Rank
@@ -110,7 +110,7 @@ class Agent:
         env = {
             "IPYTHONDIR": str(self.folder / "ipython"),
             "SKY_POOL": config.pool,
-            "SKY_BLOBS": config.blobs,
+            "SKY_BLOBS": os.pathsep.join(map(str, dict.fromkeys(places(pool_folder, config.blobs)))),
             modules.VARIABLE: str(pool_folder / modules.FOLDER),
             packages.VARIABLE: str(pool_folder / packages.FOLDER),
             # debugpy comes with ipykernel and warns of what is no matter here.

@@ -39,6 +39,8 @@ class HostConfig:
         itself; None where only its owner ends it.
     journal : int
         Bytes that a node keeps of each run's output.
+    blob_limit : int or None
+        Bytes of blobs that are kept though no name holds them; None for a quarter of what is free.
     contact : str or None
         Where the scheduler reaches the agent of this machine, when that is not its own address: the agent
         listens on its loopback then.
@@ -63,6 +65,7 @@ class HostConfig:
     owner: int | None = None
     idle_timeout: float | None = None
     journal: int = 256 << 20
+    blob_limit: int | None = None
     contact: str | None = None
     port: int = 0
     shape: int = 0

@@ -20,11 +20,12 @@ from distributed import rpc
 
 from . import scheduler, standing
 from .config import HostConfig
+from .kept import Kept
 from .listing import Entry, pack, unpack, walk
 from .modules import FOLDER
 from .taking import Take, Want, read
 
-CALLS = ("look", "plan", "take", "taken", "untake", "find", "tidy", "uncode")
+CALLS = ("look", "plan", "take", "taken", "untake", "find", "tidy", "uncode", "hold", "keep", "kept", "room")
 _CONNECT = 5.0
 # A source that says nothing for this long is given up.
 _PATIENCE = 60.0
@@ -34,6 +35,13 @@ _MOST_PLANS = 20
 _SPOOL = "arriving"
 # A run's folder has its id as its name; nothing else among the blobs is called like this.
 _RUN = re.compile(r"[0-9a-f]{8}\Z")
+# How often it is looked whether blobs that no name holds have become too many; more seldom where that found none.
+_LOOK, _LAST_LOOK = 2.0, 20.0
+
+
+def places(folder: Path, blobs: str) -> tuple[Path, Path]:
+    """Where blobs are: in shared memory where there is some, and on the disk."""
+    return Path(blobs), folder / "blobs"
 
 
 class AgentSource:
@@ -65,6 +73,8 @@ class Files:
 
     def __init__(self, folder: Path, config: HostConfig) -> None:
         self.folder, self.config = folder, config
+        self._places = places(folder, config.blobs)
+        self.kept = Kept(self._places, config.blob_limit)
         self._plans: dict[str, list[Entry]] = {}
         self._takes: dict[str, tuple[Take, asyncio.Task[None]]] = {}
 
@@ -87,7 +97,11 @@ class Files:
 
         def find() -> dict[str, Any]:
             entries = unpack(listing)
-            root, spool = (self._room_for(run, entries), self._spool(run)) if run else (self._place(path), None)
+            root, spool = self._place(path), None
+            if run:
+                # What comes over the link is there until it is whole; on the same file system as the run's folder.
+                root = self._room_for(run, entries)
+                spool = root.parent / _SPOOL
             if code:
                 root, spool = self.folder / FOLDER, self.folder / f"{FOLDER}-{_SPOOL}"
             facts = asdict(standing.look(root, entries))
@@ -168,9 +182,34 @@ class Files:
             for place in self._places:
                 for path in place.iterdir() if place.is_dir() else ():
                     if _RUN.match(path.name) and path.name not in keep:
-                        _remove(path)
+                        shutil.rmtree(path, ignore_errors=True)
 
         await asyncio.to_thread(remove)
+
+    async def sky_hold(self, run: str, files: dict[str, int]) -> list[str]:
+        """Have a run find those of the files, with their sizes, that are on this machine; the names of the others."""
+        return await asyncio.to_thread(self.kept.hold, run, files)
+
+    async def sky_keep(self, run: str, names: list[str]) -> None:
+        """Keep files of a run's for later runs."""
+        await asyncio.to_thread(self.kept.keep, run, names)
+
+    async def sky_kept(self) -> dict[str, int]:
+        """How much is kept on this machine; see `Kept.facts`."""
+        return await asyncio.to_thread(self.kept.facts)
+
+    async def sky_room(self, size: int) -> int:
+        """Make room in shared memory, of what no name holds; the bytes that were dropped."""
+        return await asyncio.to_thread(self.kept.trim, size, self._places[0])
+
+    async def look_after_blobs(self) -> None:
+        """Drop blobs that no name holds where they are too many, for as long as the agent is there."""
+        pause = _LOOK
+        while True:
+            await asyncio.sleep(pause)
+            with contextlib.suppress(OSError):
+                dropped = await asyncio.to_thread(self.kept.trim)
+                pause = _LOOK if dropped else min(pause * 1.3, _LAST_LOOK)
 
     # -- what other agents ask ---------------------------------------------------------------------
 
@@ -188,28 +227,15 @@ class Files:
     def _place(self, path: str) -> Path:
         return Path(os.path.normpath(Path(self.config.cwd, os.path.expanduser(path))))
 
-    @property
-    def _places(self) -> tuple[Path, Path]:
-        """Where blobs are: in shared memory where there is some, and on the disk."""
-        return Path(self.config.blobs), self.folder / "blobs"
-
-    def _spool(self, run: str) -> Path:
-        """Where what comes over the link is until it is whole; on the same file system as the run's folder."""
-        return (self._places[0] / run).resolve().parent / _SPOOL
-
     def _room_for(self, run: str, entries: Iterable[Entry]) -> Path:
-        """The folder of a run's blobs, made where there is room for them; kernels find it in the first place."""
+        """The folder of a run's blobs where there is room for them; kernels find it in either place."""
         first, second = (place / run for place in self._places)
-        if not first.exists() and first != second:
-            needs = standing.look(first, list(entries)).needs
-            if standing.room_at(first) < needs + _SPARE and standing.room_at(second) >= needs:
-                second.mkdir(parents=True, mode=0o700, exist_ok=True)
-                first.symlink_to(second)
-        return first.resolve()
-
-
-def _remove(path: Path) -> None:
-    if path.is_symlink():
-        path.unlink(missing_ok=True)
-    else:
-        shutil.rmtree(path, ignore_errors=True)
+        if first == second:
+            return first
+        needs = standing.look(first, list(entries)).needs + _SPARE
+        if standing.room_at(first) < needs:
+            self.kept.trim(needs, self._places[0])
+        if standing.room_at(first) < needs and standing.room_at(second) >= needs - _SPARE:
+            self.kept.make(second)
+            return second
+        return first

@@ -122,6 +122,9 @@ async def _serve(agent: Agent, scheduler: str, lease: int) -> None:
     # A call may come as soon as the scheduler knows this node.
     agent.starting = dict.fromkeys(agent.ranks, starting)
     agent.background(agent.sample())
+    if agent.node == min(agent.config.nodes):
+        # One of those on this machine, since they have the same blobs.
+        agent.background(agent.files.look_after_blobs())
     agent.background(agent.renew_lease(functools.partial(_renew, lease), agent.config.lease_interval))
     connected = asyncio.create_task(_stay_connected(agent, scheduler))
     try:

@@ -26,14 +26,16 @@ from typing import IO, Any
 import cloudpickle
 
 from ..errors import CaptureError
+from .arrays import apart
 from .byname import taken_apart
 
-MAGIC = b"SKYBLOB1"
+MAGIC = b"SKYBLOB2"
 ALIGNMENT = 64
-# A blob file is: HEAD (magic, bytes of pickle, number of buffers), one SPAN (offset, length) for each
-# buffer, the pickle, and the buffers at multiples of ALIGNMENT with zeros between.
+# A blob file is: HEAD (magic, bytes of pickle, number of buffers), one SPAN (offset, length, hash) for
+# each buffer, the pickle, and the buffers at multiples of ALIGNMENT with zeros between. A buffer at
+# offset 0 is not in it: it is a file of its own beside it, named by its hash.
 HEAD = struct.Struct("<8sQQ")
-SPAN = struct.Struct("<QQ")
+SPAN = struct.Struct("<QQ16s")
 
 _CARRIED = ("__qualname__", "__module__", "__doc__", "__defaults__", "__kwdefaults__", "__type_params__")
 
@@ -47,17 +49,14 @@ def load_blob(path: str | PathLike[str]) -> Any:
     """The value in a blob file; its arrays are private, writable views of the mapped file.
 
     Pages that nobody writes to are shared by all processes that load the same file. A path that is not
-    absolute begins in the node's own folder of blobs.
+    absolute begins in one of the node's own folders of blobs.
 
     Raises
     ------
     ValueError
         When the file is not a whole blob.
     """
-    with open(os.path.join(os.environ.get("SKY_BLOBS", ""), path), "rb") as file:
-        if file.seek(0, 2) < HEAD.size:
-            raise ValueError(f"{path} is not a blob: it is shorter than a header")
-        view = memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+    view = _mapped(path, HEAD.size)
     magic, pickled, count = HEAD.unpack_from(view)
     if magic != MAGIC:
         raise ValueError(f"{path} is not a blob: it begins with {magic!r}")
@@ -65,7 +64,10 @@ def load_blob(path: str | PathLike[str]) -> Any:
     if start + pickled > len(view):
         raise ValueError(f"{path} is cut short: its header speaks of more than its {len(view)} bytes")
     end, buffers = start + pickled, []
-    for offset, length in SPAN.iter_unpack(view[HEAD.size : start]):
+    for offset, length, digest in SPAN.iter_unpack(view[HEAD.size : start]):
+        if not offset and digest.strip(b"\0"):
+            buffers.append(_buffer_beside(path, digest.hex(), length))
+            continue
         if offset % ALIGNMENT or offset < end or offset + length > len(view):
             raise ValueError(f"{path} is damaged: a buffer at {offset} of {length} bytes does not fit")
         buffers.append(view[offset : offset + length])
@@ -73,6 +75,30 @@ def load_blob(path: str | PathLike[str]) -> Any:
     if end != len(view):
         raise ValueError(f"{path} is damaged: {len(view) - end} bytes after its end")
     return pickle.loads(view[start : start + pickled], buffers=buffers)
+
+
+def _buffer_beside(path: str | PathLike[str], name: str, length: int) -> memoryview:
+    view = _mapped(os.path.join(os.path.dirname(path), name), 1)
+    if len(view) != length:
+        raise ValueError(f"{path} is damaged: its buffer {name} has {len(view)} bytes, and not {length}")
+    return view
+
+
+def _mapped(path: str | PathLike[str], least: int) -> memoryview:
+    with _opened(path) as file:
+        if file.seek(0, 2) < least:
+            raise ValueError(f"{path} is not a blob: it is shorter than a header")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+
+
+def _opened(path: str | PathLike[str]) -> IO[bytes]:
+    """A file of a run's: in shared memory or, where that had no room for it, on the disk."""
+    first, *others = os.environ.get("SKY_BLOBS", "").split(os.pathsep)
+    for place in others:
+        with contextlib.suppress(FileNotFoundError):
+            return open(os.path.join(first, path), "rb")
+        first = place
+    return open(os.path.join(first, path), "rb")
 
 
 def bind(manifest: dict[str, list[Any]], namespace: dict[str, Any], rank: int = 0) -> None:
@@ -85,6 +111,7 @@ def bind(manifest: dict[str, list[Any]], namespace: dict[str, Any], rank: int = 
         under the empty name is a submodule that is imported and not bound; where it is missing, the
         code that reaches for it will say so. Modules come first, values in their order. Where
         there is ``"owners": [[name, ranks], ...]``, those ranks have such a name of their own and keep it.
+        Of ``"parts": [[name, [[rank, path], ...]], ...]`` each rank loads its own.
     namespace : dict
         The rank's namespace.
     rank : int
@@ -110,6 +137,10 @@ def bind(manifest: dict[str, list[Any]], namespace: dict[str, Any], rank: int = 
         if name in own:
             continue
         namespace[name] = _explained(name, load_blob, path)
+    for name, places in manifest.get("parts", ()):
+        for number, path in places:
+            if number == rank:
+                namespace[name] = _explained(name, load_blob, path)
 
 
 def _explained(name: str, load: Callable[[str], Any], source: str) -> Any:
@@ -123,7 +154,7 @@ def _explained(name: str, load: Callable[[str], Any], source: str) -> Any:
 
 
 class Pickler(cloudpickle.Pickler):
-    """A cloudpickle that leaves the globals of the notebook's own functions behind.
+    """A cloudpickle that leaves the globals of the notebook's own functions behind, and takes arrays to buffers.
 
     Made for one value by whoever sends it, and dropped when that is pickled.
 
@@ -149,6 +180,9 @@ class Pickler(cloudpickle.Pickler):
             self.codes.append(obj.__code__)
             args = (obj.__code__, obj.__name__)
             return make_function, args, _function_state(obj), None, None, set_function_state
+        reduced = apart(obj)
+        if reduced is not NotImplemented:
+            return reduced
         reduced = taken_apart(obj, self.module)
         if reduced is not NotImplemented:
             return reduced

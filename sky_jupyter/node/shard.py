@@ -58,17 +58,60 @@ def shard(*arrays: Any, shuffle: bool = False, seed: int = 0, drop_last: bool = 
     """
     if not arrays:
         raise SpecError("shard needs at least one array, as in sky.shard(x, y)")
-    lengths = [_length(position, array) for position, array in enumerate(arrays)]
+    length = common_length({f"argument {at} of shard": array for at, array in enumerate(arrays, 1)})
+    info = instance_info()
+    _warn_if_uneven(length, info.rank, info.world_size, drop_last)
+    chosen = indices(length, info.rank, info.world_size, shuffle, seed, drop_last)
+    parts = tuple(take(array, chosen) for array in arrays)
+    return parts[0] if len(parts) == 1 else parts
+
+
+def common_length(arrays: Mapping[str, Any]) -> int:
+    """How many items each of some arrays has, which are known by what messages call them.
+
+    Raises
+    ------
+    SpecError
+        When lengths differ or something has no length or no items by number.
+    """
+    lengths = [_length(what, array) for what, array in arrays.items()]
     if len(set(lengths)) > 1:
         raise SpecError(
             f"shard takes the same index set for all arrays, so their lengths must be equal, "
             f"not {', '.join(map(str, lengths))}"
         )
-    info = instance_info()
-    _warn_if_uneven(lengths[0], info.rank, info.world_size, drop_last)
-    chosen = indices(lengths[0], info.rank, info.world_size, shuffle, seed, drop_last)
-    parts = tuple(take(array, chosen) for array in arrays)
-    return parts[0] if len(parts) == 1 else parts
+    return lengths[0]
+
+
+def part(array: Any, rank: int, world_size: int) -> Any:
+    """What ``shard(array)`` gives on a rank, made anywhere, with no more memory behind it than it needs.
+
+    Raises
+    ------
+    SpecError
+        When its items cannot be taken.
+    """
+    mine = take(array, indices(len(array), rank, world_size))
+    if _of(array, "torch") and hasattr(mine, "clone"):
+        # A view would bring the whole along.
+        return mine.detach().clone().requires_grad_(mine.requires_grad)
+    if hasattr(mine, "iloc"):
+        return mine.copy()
+    if _of(array, "datasets"):
+        return _whole_dataset(mine)
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(mine, numpy.ndarray):
+        return mine if mine.flags.c_contiguous else mine.copy(order="C")
+    return mine
+
+
+def _whole_dataset(chosen: Any) -> Any:
+    """A datasets object of its own table, and not of another one's rows."""
+    # Its rows are views of the whole still, each by itself.
+    table = chosen.with_format("arrow")[:].combine_chunks()
+    made = type(chosen)(table, info=chosen.info, split=chosen.split, fingerprint=chosen._fingerprint)
+    made.set_format(**chosen.format)
+    return made
 
 
 def indices(
@@ -91,6 +134,8 @@ def indices(
 
 def take(array: Any, chosen: Sequence[int]) -> Any:
     """The `chosen` items of `array`, as an object of its type."""
+    if type(array) in (str, bytes, bytearray, list, tuple) and isinstance(chosen, range):
+        return array[_slice(chosen)]
     if isinstance(array, str):
         return "".join(map(array.__getitem__, chosen))
     if isinstance(array, (bytes, bytearray)):
@@ -144,8 +189,8 @@ def _slice(numbers: range) -> slice:
     return slice(numbers.start, numbers.stop, numbers.step)
 
 
-def _length(position: int, array: Any) -> int:
-    what = f"argument {position + 1} of shard, {_kind(array)},"
+def _length(what: str, array: Any) -> int:
+    what = f"{what}, {_kind(array)},"
     if isinstance(array, (Mapping, Set)):
         raise SpecError(f"{what} has no order by number; give lists or arrays, such as its values one by one")
     if not hasattr(array, "__getitem__") or not hasattr(array, "__len__"):
@@ -161,12 +206,18 @@ def _warn_if_uneven(n: int, rank: int, world_size: int, drop_last: bool) -> None
     if drop_last or rank != 0 or n % world_size == 0 or (n, world_size) in _warned:
         return
     _warned.add((n, world_size))
+    warnings.warn(uneven_text(n, world_size), UserWarning, stacklevel=3)
+
+
+def uneven_text(n: int, world_size: int, what: str = "shard", advice: str = "") -> str:
+    """What is to be said where ranks get different lengths; nothing where they get equal ones."""
+    if n % world_size == 0:
+        return ""
     short, long = n // world_size, n // world_size + 1
-    warnings.warn(
-        f"shard gives {n % world_size} of {world_size} ranks {long} items and the others {short}: training in step "
-        "hangs when ranks take different numbers of steps; use sky.shard(..., drop_last=True) for equal lengths",
-        UserWarning,
-        stacklevel=3,
+    return (
+        f"{what} gives {n % world_size} of {world_size} ranks {long} items and the others {short}: training in step "
+        f"hangs when ranks take different numbers of steps; {advice}use sky.shard(..., drop_last=True) for equal "
+        "lengths"
     )
 
 

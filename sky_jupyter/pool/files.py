@@ -61,8 +61,13 @@ def get(
     return fetching.wait(fetching.get(remote, None if local is None else str(local)), tick)
 
 
-def ship(pool: Pool, run: Run, hosts: Iterable[launch.Host], listener: Listener, tick: Tick) -> None:
-    """Bring a run's blobs to the hosts that it runs on.
+def is_small(folder: Path) -> bool:
+    """Whether a folder's files are so few that they are sent to each host by themselves."""
+    return sum(path.stat().st_size for path in folder.iterdir()) <= SMALL
+
+
+def ship(pool: Pool, run: Run, folder: Path, hosts: Iterable[launch.Host], listener: Listener, tick: Tick) -> None:
+    """Bring the blobs in a folder to hosts that a run is on.
 
     Raises
     ------
@@ -70,10 +75,10 @@ def ship(pool: Pool, run: Run, hosts: Iterable[launch.Host], listener: Listener,
         When they cannot be brought there, such as for want of room.
     """
     hosts = list(hosts)
-    if sum(path.stat().st_size for path in run.folder.iterdir()) <= SMALL:
-        remotely.send(hosts, run.folder)
+    if is_small(folder):
+        remotely.send(hosts, folder, run.id)
         return
-    sending = Sending(pool, run.folder, [node for host in hosts for node in host.nodes], listener, run=run.id)
+    sending = Sending(pool, folder, [node for host in hosts for node in host.nodes], listener, run=run.id)
     try:
         sending.wait(sending.put(), tick)
     except BaseException as error:

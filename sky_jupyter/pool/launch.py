@@ -233,6 +233,7 @@ def launch(
             owner=None if spec.keep else os.getpid(),
             idle_timeout=spec.lease,
             journal=spec.journal,
+            blob_limit=spec.blob_limit,
         )
         machine = machines[nodes[0]]
         try:

@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass
-from pathlib import Path
+from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..capture.collect import Capture
 from ..capture.ledger import Ledger
-from ..capture.payload import Blob, write_blob
-from ..errors import CaptureError, PoolError, SkyError, SpecError, rank_label
+from ..capture.payload import Blob
+from ..errors import PoolError, SkyError, SpecError, rank_label
 from ..spec import PoolSpec
-from . import bringing, files, launch, pages, pulling, remote
+from . import bringing, files, launch, pages, pulling, remote, values
 from .bringing import Brought, Shows, Untouched, unshown
 from .code import PoolCode
 from .events import Listener, NoticeEvent, Tape, ignore
@@ -40,7 +38,6 @@ if TYPE_CHECKING:
 
 DEFAULT_GRACE = 5.0
 _READ_TIMEOUT = 60.0
-_SPARE_ROOM = 64 << 20
 
 
 @dataclass(frozen=True)
@@ -228,51 +225,23 @@ class Pool(PoolLife):
         if code.news:
             run.listener(NoticeEvent(code.news, run.id))
         packages = self.packages.check(code.others, run.listener, on_send, tick, put=sync)
-        blobs = [*run.capture.blobs, *([call] if call is not None else [])]
+        for note in run.capture.notes:
+            run.listener(NoticeEvent(note, run.id))
         try:
-            run.folder = self._room(sum(blob.size for blob in blobs)) / run.id
-            run.folder.mkdir(mode=0o700)
-        except FileNotFoundError:
-            # The pool has ended, and its host's word of it is on its way.
-            if self.state != "ended":
-                self.state, self.broken = "broken", self._why_gone()
-            self._must_live()
-            raise
-        try:
-            shipped: dict[str, Any] = {"manifest": run.capture.manifest(run.folder), **packages}
-            if call is not None:
-                shipped["blob"] = str(write_blob(call, run.folder))
-            if self.machines:
-                self._send(run, shipped, on_send, tick)
-            shipped.update(self.code.bring(code, self._hosts_of(run), on_send, tick))
-        except BaseException:
-            shutil.rmtree(run.folder, ignore_errors=True)
+            shipped = {**packages, **values.ship(self, run, call, on_send, tick)}
+            shipped.update(self.code.bring(code, values.hosts_of(self, run), on_send, tick))
+        except BaseException as error:
+            values.discard(self, run)
+            if isinstance(error, FileNotFoundError) and not self._has_folders():
+                # The pool has ended, and its host's word of it is on its way.
+                if self.state != "ended":
+                    self.state, self.broken = "broken", self._why_gone()
+                self._must_live()
             raise
         return shipped
 
-    def _send(self, run: Run, shipped: dict[str, Any], on_send: Listener, tick: Tick) -> None:
-        """Bring a run's blobs to the machines that it runs on."""
-        files.ship(self, run, self._hosts_of(run), on_send, tick)
-        shipped["manifest"] = remote.relative(shipped["manifest"], run.folder)
-        if "blob" in shipped:
-            shipped["blob"] = str(Path(shipped["blob"]).relative_to(run.folder.parent))
-
-    def _hosts_of(self, run: Run) -> list[launch.Host]:
-        """The hosts of a run's ranks; all where any of them may take it."""
-        nodes = {rank // self.spec.ranks_per_node for rank in run.outcomes}
-        return [host for host in self.hosts if not nodes or nodes & set(host.nodes)]
-
-    def _room(self, size: int) -> Path:
-        """The folder for blobs of this many bytes in all: shared memory, or else the disk."""
-        host = self.hosts[0]
-        for folder in (host.blobs, host.folder):
-            if shutil.disk_usage(folder).free > size + _SPARE_ROOM:
-                return folder
-        free = shutil.disk_usage(host.folder).free
-        raise CaptureError(
-            f"the cell needs {size / 1e9:.1f} GB of the notebook's values on the nodes, and {host.folder} has room for "
-            f"{free / 1e9:.1f} GB; make large values inside the cell, or set TMPDIR to a larger disk"
-        )
+    def _has_folders(self) -> bool:
+        return self.hosts[0].folder.exists() and self.hosts[0].blobs.exists()
 
     def _begin(self, run: Run, content: dict[str, Any], code: str, grace: float, timeout: float | None) -> Run:
         self.current = run
@@ -357,8 +326,7 @@ class Pool(PoolLife):
             When no node knows it.
         """
         run, facts = self._known(id, listener)
-        # The pool's folders are its only ones: what it was sent lies in one of them.
-        run.folder = next((f for host in self.hosts for f in (host.blobs / id, host.folder / id) if f.is_dir()), Path())
+        run.folder, run.brought = self.hosts[0].blobs / id, bool(self.machines)
         self.current = run
         self.supervisor.add(run)
         # Its manager may have ended before it was written down.
@@ -501,17 +469,15 @@ class Pool(PoolLife):
         """A run's result once its task is done; its blobs go, and the registry and ledger hear of it."""
         run.task.result()
         self.supervisor.discard(run)
-        # Kernels that have mapped a blob need its name no more.
-        if run.folder.name == run.id:
-            if self.machines and run.folder.is_dir() and any(run.folder.iterdir()):
-                remote.discard(self._hosts_of(run), run.folder)
-            shutil.rmtree(run.folder, ignore_errors=True)
+        values.discard(self, run)
         self.registry.run_ended(run.id, "failed" if run.failed else "ok", run.elapsed)
         outcomes = list(run.outcomes.values())
         # What only some of the ranks have bound is sent again.
         everywhere = len(outcomes) == self.spec.world_size
         if everywhere and all(outcome.end.get("bound") for outcome in outcomes):
             run.capture.commit(self.ledger)
+        # It may be held for long, and would hold the notebook's arrays.
+        run.capture = replace(run.capture, bindings=())
         # The run itself, with its listener and all that it showed, is not to be kept with its result.
         return CellResult(outcomes, run.elapsed, self._untouched(run), run.id, holds=True)
 

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
-from pathlib import Path, PurePosixPath
+from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ..errors import BootstrapError, CaptureError, LinkLost, MachineError, PoolError, SkyError
@@ -406,6 +406,7 @@ def _start_one(start: _Start, node: int, scheduler: str | None = None, apart: Ap
         owner=None,
         idle_timeout=spec.lease,
         journal=spec.journal,
+        blob_limit=spec.blob_limit,
         shape=start.shape,
     )
     if apart is not None:
@@ -486,31 +487,37 @@ def _answers(host: RemoteHost) -> bool:
     return there.wait(_MOMENT)
 
 
-def send(hosts: Iterable[launch.Host], folder: Path) -> None:
-    """Send a run's small blobs to each host, below the name of their folder, with one command.
+def send(hosts: Iterable[launch.Host], folder: Path, run: str) -> None:
+    """Send small blobs to each host, where those of the run are, with one command.
 
     Raises
     ------
     CaptureError
         When a host has no room for them.
     """
-    paths = sorted(path for path in folder.iterdir() if path.is_file())
-    if not paths:
-        return
+    send_each([(host, folder) for host in hosts], run)
 
-    def one(host: RemoteHost) -> None:
-        target = PurePosixPath(host.blobs_there, folder.name)
+
+def send_each(folders: Iterable[tuple[launch.Host, Path]], run: str) -> None:
+    """Send each host the small blobs in a folder of its own, side by side; see `send`."""
+
+    def one(host: RemoteHost, folder: Path) -> None:
+        target = PurePosixPath(host.blobs_there, run)
+        contents: dict[PurePath, bytes] = {
+            target / path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()
+        }
         try:
-            host.machine.put_all({target / path.name: path.read_bytes() for path in paths})
+            if contents:
+                host.machine.put_all(contents)
         except MachineError as error:
             if error.reason != "full":
                 raise
             raise CaptureError(
-                f"the cell needs {sum(path.stat().st_size for path in paths) / 1e6:.1f} MB of the notebook's values on "
+                f"the cell needs {sum(map(len, contents.values())) / 1e6:.1f} MB of the notebook's values on "
                 f"{error.host}, and there is no room: make large values inside the cell"
             ) from None
 
-    _all([functools.partial(one, host) for host in hosts if isinstance(host, RemoteHost)])
+    _all([functools.partial(one, host, folder) for host, folder in folders if isinstance(host, RemoteHost)])
 
 
 def discard(hosts: Iterable[launch.Host], folder: Path, *, parts: bool = False) -> None:
@@ -531,12 +538,6 @@ def tidy(hosts: Iterable[launch.Host], on: Sequence[str]) -> None:
             script = f"cd {shlex.quote(host.blobs_there)} && for d in {_RUN}; do case $d in {keep}) ;; *) "
             script += 'rm -rf -- "$d";; esac; done'
             threading.Thread(target=_run, args=(host.machine, script), name="sky-tidy", daemon=True).start()
-
-
-def relative(manifest: dict[str, list[Any]], folder: Path) -> dict[str, list[Any]]:
-    """A manifest whose paths begin in the nodes' folder of blobs, wherever each has that."""
-    values = [[name, str(Path(path).relative_to(folder.parent))] for name, path in manifest["values"]]
-    return {**manifest, "values": values}
 
 
 def _remove(machine: LinkMachine, *folders: str) -> None:

@@ -51,6 +51,8 @@ class Run:
         self.capture = Capture()
         # Where its blobs lie while it is on.
         self.folder = Path()
+        # Whether other machines have such a folder.
+        self.brought = False
         self.elapsed = 0.0
         # Names that ranks bound or deleted and which ranks did; those that are bound now with their bytes,
         # as far as ranks can tell, None before one has; those that are modules.

@@ -39,7 +39,7 @@ def notebook(source: str) -> dict[str, Any]:
 
 def on_a_node(folder: Path, *cells: tuple[Capture, str]) -> str:
     """Run cells in one new process's ``__main__``, each with what it is sent; what they print."""
-    work = json.dumps([(capture.manifest(folder), textwrap.dedent(cell)) for capture, cell in cells])
+    work = json.dumps([(capture.write(folder), textwrap.dedent(cell)) for capture, cell in cells])
     done = subprocess.run(
         [sys.executable, "-c", NODE.format(root=str(ROOT))], input=work, capture_output=True, text=True, timeout=60
     )
@@ -333,6 +333,6 @@ def test_capturing_changes_nothing_and_a_manifest_is_plain_json(tmp_path: Path) 
     ledger, namespace = Ledger(), {"a": np.zeros(10_000), "b": 1, "c": 1}
     capture = collect("a, b, c", namespace, ledger)
     assert names(collect("a, b, c", namespace, ledger)) == ["a", "b", "c"]
-    manifest = capture.manifest(tmp_path)
+    manifest = capture.write(tmp_path)
     assert json.loads(json.dumps(manifest)) == manifest
     assert len(capture.blobs) == len(list(tmp_path.iterdir())) == 2

@@ -159,7 +159,7 @@ def printed(tmp_path_factory: pytest.TempPathFactory) -> dict[str, str]:
             main = types.ModuleType("__main__")
             patch.setitem(sys.modules, "__main__", main)
             exec(compile(notebook, "<notebook>", "exec", dont_inherit=True), vars(main))
-            work[name] = (collect(cell, vars(main), Ledger()).manifest(folder), cell)
+            work[name] = (collect(cell, vars(main), Ledger()).write(folder), cell)
     done = subprocess.run(
         [sys.executable, "-c", NODE], cwd=ROOT, input=json.dumps(work), capture_output=True, text=True, timeout=60
     )

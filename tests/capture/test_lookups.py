@@ -125,6 +125,6 @@ def test_a_node_lacks_no_name_that_functions_and_classes_look_up(
         except (SyntaxError, CaptureError):
             return
         folder = tmp_path_factory.mktemp("blobs")
-        missed = node(capture.manifest(folder), source)
+        missed = node(capture.write(folder), source)
     # A name that the cell writes may have been deleted by it when it is looked up: the other test has those.
     assert not missed & namespace.keys() - capture.names.writes

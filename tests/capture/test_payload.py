@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import multiprocessing
 import os
+import pickle
+import re
 import stat
 import time
 from pathlib import Path
@@ -13,7 +16,7 @@ import numpy as np
 import pytest
 
 from sky_jupyter.capture.payload import SMALL_BUFFER, fingerprint, pack, write_blob
-from sky_jupyter.node.payload import ALIGNMENT, load_blob
+from sky_jupyter.node.payload import ALIGNMENT, Pickler, load_blob
 
 
 def round_trip(value: Any, folder: Path) -> Any:
@@ -107,7 +110,8 @@ def _write(folder: str) -> str:
 def test_several_writers_of_one_blob_do_not_disturb_each_other(tmp_path: Path) -> None:
     with multiprocessing.get_context("spawn").Pool(2) as pool:
         paths = pool.map(_write, [str(tmp_path)] * 6, chunksize=1)
-    assert len(set(paths)) == len(list(tmp_path.iterdir())) == 1
+    # The array is a file of its own.
+    assert len(set(paths)) == len(list(tmp_path.iterdir())) - 1 == 1
     assert load_blob(paths[0]).sum() == 2_100_000
 
 
@@ -126,8 +130,98 @@ def test_an_unchanged_keras_model_keeps_its_name_as_time_passes(
     assert pack(model, {}).blob.digest != digest
 
 
-def test_torch_modules_and_jax_arrays_keep_their_names() -> None:
+def mapped(address: int) -> bool:
+    """Whether what is there is a blob's file."""
+    for line in Path("/proc/self/maps").read_text().splitlines():
+        first, last = (int(number, 16) for number in line.split()[0].split("-"))
+        if first <= address < last:
+            return bool(re.search(r"/[0-9a-f]{32,40}( \(deleted\))?$", line))
+    return False
+
+
+def test_torch_tensors_are_views_of_the_mapped_file_and_share_what_they_shared(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
-    jnp = pytest.importorskip("jax.numpy")
-    for value in (torch.nn.Linear(3, 3), jnp.ones((3, 3))):
-        assert pack(value, {}).blob == pack(value, {}).blob
+    base = torch.arange(300_000, dtype=torch.float32)
+    model = torch.nn.Linear(1500, 200)
+    value = {
+        "model": model,
+        "shared": (base, base[10:20], base.view(600, -1).T),
+        "half": base.to(torch.bfloat16),
+        "grad": base.clone().requires_grad_(True),
+        "small": torch.arange(3),
+        "none": torch.empty(0),
+    }
+    blob = pack(value, {}).blob
+    assert blob == pack(value, {}).blob
+    assert sorted(map(len, blob.buffers)) == [600_000, 1_200_000, 1_200_000, 1_200_000]
+    assert len(blob.pickled) < 8000
+    back = round_trip(value, tmp_path)
+    for mine, sent in [
+        *zip(back["shared"], value["shared"], strict=True),
+        *((back[k], value[k]) for k in ["half", "grad", "small", "none"]),
+    ]:
+        assert torch.equal(mine.detach(), sent.detach())
+        assert (mine.dtype, mine.stride(), mine.requires_grad) == (sent.dtype, sent.stride(), sent.requires_grad)
+    assert torch.equal(back["model"].weight, model.weight)
+    assert isinstance(back["model"].weight, torch.nn.Parameter)
+    assert all(mapped(tensor.data_ptr()) for tensor in (*back["shared"], back["half"], back["model"].weight))
+    back["shared"][0][15] = -1
+    assert back["shared"][1][5] == back["shared"][2].T.flatten()[15] == -1
+    assert torch.equal(round_trip(value, tmp_path)["shared"][0], base)
+    # Where its buffers stay in the pickle, as in a result.
+    file = io.BytesIO()
+    Pickler(file, {}).dump(base)
+    inside = pickle.loads(file.getvalue())
+    inside += 1
+    assert torch.equal(inside, base + 1)
+
+
+def test_jax_arrays_are_the_mapped_file(tmp_path: Path) -> None:
+    jax = pytest.importorskip("jax")
+    jnp = jax.numpy
+    value = {
+        "x": jnp.arange(300_000.0),
+        "half": jnp.ones((600, 500), jnp.bfloat16),
+        "keys": jax.random.split(jax.random.key(1), 1000),
+        "weak": jnp.asarray(2.0),
+    }
+    blob = pack(value, {}).blob
+    assert blob == pack(value, {}).blob
+    assert sorted(map(len, blob.buffers)) == [8000, 600_000, 1_200_000]
+    assert "jax" in pack(value["x"], {}).modules
+    back = round_trip(value, tmp_path)
+    for name in ("x", "half"):
+        assert (back[name] == value[name]).all()
+        assert back[name].dtype == value[name].dtype
+        assert mapped(back[name].unsafe_buffer_pointer())
+    assert (jax.random.key_data(back["keys"]) == jax.random.key_data(value["keys"])).all()
+    assert back["weak"].weak_type
+
+
+def test_dates_and_numbers_of_other_packages_stay_out_of_the_pickle(tmp_path: Path) -> None:
+    dates = np.arange(300_000).astype("M8[s]").reshape(600, 500)
+    arrays = [dates, np.asfortranarray(dates), dates[:, ::2], dates[:1, :3]]
+    arrays[0].flags.writeable = False
+    blob = pack(arrays, {}).blob
+    assert [len(buffer) for buffer in blob.buffers] == [dates.nbytes, dates.nbytes]
+    for back, sent in zip(round_trip(arrays, tmp_path), arrays, strict=True):
+        assert np.array_equal(back, sent)
+        assert back.dtype == sent.dtype
+        assert back.flags.f_contiguous == sent.flags.f_contiguous
+        assert back.flags.writeable == sent.flags.writeable
+
+
+def test_what_two_values_hold_is_one_file(tmp_path: Path) -> None:
+    array = np.random.rand(200_000)
+    paths = [write_blob(pack(value, {}).blob, tmp_path) for value in (array, {"a": array}, [array, array.copy()])]
+    assert len(list(tmp_path.iterdir())) == 1 + len(paths)
+    assert all(path.stat().st_size < SMALL_BUFFER for path in paths)
+    first, second = load_blob(paths[2])
+    first[0] = -1
+    assert second[0] == array[0] == load_blob(paths[0])[0]
+    # One that is not whole is not believed.
+    (large,) = [path for path in tmp_path.iterdir() if path not in paths]
+    with open(large, "r+b") as file:
+        file.truncate(array.nbytes - 1)
+    with pytest.raises(ValueError, match="damaged"):
+        load_blob(paths[1])

@@ -141,6 +141,19 @@ def test_values_that_are_soon_there_are_not_spoken_of(capsys, monkeypatch, late)
         assert lines[2].startswith("there")
 
 
+def test_a_bar_is_shown_from_50_mb_on(capsys, monkeypatch):
+    monkeypatch.setattr(display, "_LATE", 3600.0)
+    monkeypatch.setattr(display, "_LATE_LARGE", 0.0)
+    monkeypatch.setattr(terminal, "_STEP", 0.0)
+    with LateView("values") as view:
+        view.on_event(ProgressEvent("values", "values to node 0: 1 of 49 MB", 10**6, 49 * 10**6))
+        view.refresh()
+        assert capsys.readouterr().err == ""
+        view.on_event(ProgressEvent("values", "values to node 0: 1 of 50 MB", 10**6, 50 * 10**6))
+        view.refresh()
+        assert "1 of 50 MB" in capsys.readouterr().err
+
+
 def test_values_that_come_end_with_words_of_their_own(capsys, monkeypatch):
     monkeypatch.setattr(display, "_LATE", 0.0)
     view = LateView("the value of rank 1", "here", "not fetched")

@@ -276,6 +276,8 @@ def test_names_lists_where_each_value_comes_from(two):
         rf"rank +the nodes +\d+ bytes +{now}",
         rf"sky_jupyter +import on the nodes +{now}",
     ]
+    size = r"\d[\d.]* (bytes|KB|MB|GB)"
+    wanted.append(rf"kept on a machine: {size}, of which no name holds {size}; at most {size} of that \(--blob-limit\)")
     for line, form in zip(lines, wanted, strict=True):
         assert re.fullmatch(form, line), (line, lines)
     two.run("%%sky\nlen(data)")
@@ -283,6 +285,25 @@ def test_names_lists_where_each_value_comes_from(two):
     assert re.fullmatch(rf"data +the notebook +8.0 MB +{now}", data)
     two.run("del data")
     assert data in two.run("%sky names").stream().splitlines()
+
+
+def test_each_rank_has_its_part_of_what_is_sharded(two):
+    two.run("import numpy as np\nx, y, short = np.arange(600_000.0), list(range(600_000)), [1]")
+    cell = two.run("%%sky --shard x,y\nlen(x), float(x[1]), y[:2]")
+    assert cell.body == ["[0] Out: (300000, 2.0, [0, 2])", "[1] Out: (300000, 3.0, [1, 3])"]
+    (line,) = [line for line in two.run("%sky names").stream().splitlines() if line.startswith("x ")]
+    now = r"\d\d:\d\d:\d\d"
+    aside = "sent whole when a cell reads it without --shard"
+    assert re.fullmatch(rf"x +the notebook, 1/2 on each rank +4.8 MB +{now} +{aside}", line)
+    assert two.run("%%sky\nlen(x), len(y)").body == ["[0-1] Out: (600000, 600000)"]
+    refused = two.run("%%sky --shard x,short\n1")
+    assert "--shard x,short: shard takes the same index set for all arrays" in refused.error
+    near = two.run("%%sky --shard shor\n1").error
+    assert "'shor' cannot be sharded: the notebook has no such name; did you mean 'short'?" in near
+    # One rank gets its part of the whole pool's, and an odd number is told.
+    cell = two.run("y.append(0)\nget_ipython().run_cell_magic('sky', '--shard y --on 1', 'len(y)')")
+    assert "--shard y gives 1 of 2 ranks 300001 items and the others 300000" in cell.run
+    assert cell.body[0] == "Out: 300000"
 
 
 def test_a_variable_of_the_nodes_is_pulled_and_they_keep_their_own(two):

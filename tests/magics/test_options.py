@@ -67,7 +67,7 @@ def test_every_option_is_read_into_its_value():
     given = cell(
         '--nodes 2 --ranks-per-node 4 --plugins "keras(backend=torch),torch" --provider local --pip "x>=1,y" '
         "--env A=1 --name trainers --on 0,2-4 --out losses --only 2-3 --push a,b --no-capture c --timeout 1.5 "
-        "--grace 0 --quiet --keep --idle-timeout 30m --journal 64MB --saved 5MB --detach"
+        "--grace 0 --quiet --keep --idle-timeout 30m --journal 64MB --saved 5MB --detach --shard x,y --blob-limit 2GB"
     )
     assert given.spec() == PoolSpec(
         provider=Local(),
@@ -79,8 +79,10 @@ def test_every_option_is_read_into_its_value():
         keep=True,
         idle_timeout=1800.0,
         journal=64 << 20,
+        blob_limit=2 << 30,
     )
     assert (given.on, given.only, given.out, given.push) == ((0, 2, 3, 4), (2, 3), "losses", ("a", "b"))
+    assert given.shard == ("x", "y")
     assert (given.no_capture, given.timeout, given.grace, given.quiet) == (("c",), 1.5, 0.0, True)
     assert given.detach
     assert (given.saved, cell("").saved) == (5 << 20, None)
@@ -299,6 +301,11 @@ def test_a_line_without_a_verb_asks_for_the_status():
         ("--push a.b", "--push takes names with a comma between, not 'a.b'"),
         ("--no-capture 'a b'", "--no-capture takes names with a comma between, or all, not 'a b'"),
         ("--push a,b --no-capture b", "b cannot be in both --push and --no-capture"),
+        ("--shard a,b --no-capture b", "b cannot be in both --shard and --no-capture"),
+        ("--shard a --push a", "a cannot be in both --push and --shard"),
+        ("--shard 'a b'", "--shard takes names with a comma between, not 'a b'"),
+        ("--blob-limit much", "--blob-limit takes a size such as 64MB or 1GB, not 'much'"),
+        ("--blob-limit 9999TB", "blob_limit must be a whole number of bytes from 0 to"),
         ("--timeout 0", "--timeout takes a number of seconds above 0, not '0'"),
         ("--timeout nan", "--timeout takes a number"),
         ("--timeout 10s", "--timeout takes a number"),

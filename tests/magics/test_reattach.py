@@ -63,6 +63,11 @@ def kill(page: Notebook) -> None:
     assert eventually(lambda: not process.is_running() or process.status() == psutil.STATUS_ZOMBIE)
 
 
+def kept(folder: Path) -> list[Path]:
+    """The values that a pool keeps in one of its folders."""
+    return [path for path in folder.glob("kept/*") if path.is_file()]
+
+
 def test_a_new_notebook_is_told_of_a_kept_pool_and_shows_its_running_cell_from_the_first_byte(
     tmp_path: Path, name: str, took: Took
 ) -> None:
@@ -103,7 +108,10 @@ def test_a_new_notebook_is_told_of_a_kept_pool_and_shows_its_running_cell_from_t
 def test_a_pool_that_another_notebook_manages_is_refused_until_it_is_taken_over(tmp_path: Path, name: str) -> None:
     with notebook(tmp_path) as first, notebook(tmp_path) as second:
         up(first, name)
-        first.run("%%sky\nmine = 7")
+        first.run("import numpy; data = numpy.arange(300_000.0)")
+        first.run("%%sky\nmine = 7; float(data[1])")
+        sent = {path.name: path.stat().st_ino for folder in pool_folders(the_pool(name).id) for path in kept(folder)}
+        assert len(sent) == 1
         second.run(LOAD)
         refused = second.run(f"%sky attach {name}")
         assert refused.error_name == "PoolError"
@@ -114,6 +122,12 @@ def test_a_pool_that_another_notebook_manages_is_refused_until_it_is_taken_over(
         assert taken.status == "ok"
         second.run("%%sky\nmine")
         assert second.value("_sky.values") == [7, 7]
+        # What the first notebook has sent is not sent again.
+        second.run("import numpy; again = numpy.arange(300_000.0)")
+        second.run("%%sky\nfloat(again[1])")
+        assert second.value("_sky.values") == [1, 1]
+        found = {path.name: path.stat().st_ino for folder in pool_folders(the_pool(name).id) for path in kept(folder)}
+        assert found == sent
         time.sleep(2)
         lost = first.run("%%sky\nmine = 8")
         assert "another notebook has taken pool" in lost.error

@@ -16,7 +16,7 @@ from sky_jupyter.node.payload import ALIGNMENT, HEAD, MAGIC, SPAN, Pickler, bind
 
 
 def blob_file(path: Path, pickled: bytes, spans: list[tuple[int, int]], size: int, magic: bytes = MAGIC) -> Path:
-    content = HEAD.pack(magic, len(pickled), len(spans)) + b"".join(SPAN.pack(*span) for span in spans) + pickled
+    content = HEAD.pack(magic, len(pickled), len(spans)) + b"".join(SPAN.pack(*span, b"") for span in spans) + pickled
     path.write_bytes(content.ljust(size, b"\0")[: size or None])
     return path
 

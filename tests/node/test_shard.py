@@ -14,7 +14,7 @@ from hypothesis import strategies as st
 from sky_jupyter.errors import NotInPoolError, SpecError
 from sky_jupyter.node import shard as module
 from sky_jupyter.node.runtime import InstanceInfo
-from sky_jupyter.node.shard import indices, shard, take
+from sky_jupyter.node.shard import indices, part, shard, take
 
 CASES = {
     "n": st.integers(0, 200),
@@ -208,3 +208,31 @@ def test_bad_calls_are_refused(on_rank):
     on_rank(0, 2)
     with pytest.raises(SpecError, match="seed must be a whole number"):
         shard([1, 2], seed="a")
+
+
+def test_a_part_that_is_cut_elsewhere_is_the_same_and_brings_nothing_else_along():
+    numbers = np.arange(22.0).reshape(11, 2)
+    values = [numbers, list(range(11)), tuple("abcdefghijk"), "abcdefghijk", b"abcdefghijk", range(3, 25, 2)]
+    for value in values:
+        for rank in range(3):
+            mine, wanted = part(value, rank, 3), take(value, indices(11, rank, 3))
+            assert type(mine) is type(wanted)
+            assert np.array_equal(mine, wanted) if value is numbers else mine == wanted
+    assert part(numbers, 1, 3).flags.c_contiguous
+    assert part(numbers, 0, 1) is not None
+    assert np.shares_memory(part(numbers, 0, 1), numbers)
+
+
+def test_parts_of_frameworks_arrays_have_memory_of_their_own():
+    torch = pytest.importorskip("torch")
+    tensor = torch.arange(12.0, requires_grad=True)
+    mine = part(tensor, 1, 4)
+    assert torch.equal(mine, tensor[1::4])
+    assert mine.requires_grad
+    assert mine.untyped_storage().nbytes() == mine.nbytes
+    jnp = pytest.importorskip("jax.numpy")
+    assert (part(jnp.arange(12), 1, 4) == jnp.arange(12)[1::4]).all()
+    frame = pytest.importorskip("pandas").DataFrame({"a": np.arange(12.0), "b": list("abcdefghijkl")})
+    assert part(frame, 1, 4).equals(frame.iloc[1::4])
+    assert part(frame.a, 1, 4).equals(frame.a.iloc[1::4])
+    assert not np.shares_memory(part(frame, 1, 4).a.to_numpy(), frame.a.to_numpy())

@@ -6,15 +6,18 @@ import contextlib
 import hashlib
 import importlib.util
 import os
+import pickle
 import threading
 import time
 import zipfile
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 import sky_jupyter as sky
+from sky_jupyter.capture.collect import collect
 from sky_jupyter.errors import CaptureError, LinkLost, SkyError, TransferError
 from sky_jupyter.pool.events import Event, NoticeEvent, ProgressEvent
 from sky_jupyter.pool.manager import Pool
@@ -108,9 +111,10 @@ def counted(world: World) -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def small(host: Host, path: str) -> Iterator[None]:
-    """A file system of a host holds 16 MB only, meanwhile."""
-    before = host.run(f"df -k --output=size {path} | tail -1").strip()
-    host.run(f"mount -o remount,size=16m {path}")
+    """A file system of a host has room for 16 MB only, meanwhile, and nothing that could make room."""
+    host.run("rm -rf /dev/shm/sky-*/kept /tmp/sky-*/blobs/kept")
+    before, used = host.run(f"df -k --output=size,used {path} | tail -1").split()
+    host.run(f"mount -o remount,size={int(used) + 16_000}k {path}")
     try:
         yield
     finally:
@@ -118,8 +122,9 @@ def small(host: Host, path: str) -> Iterator[None]:
 
 
 def left_of_runs(host: Host) -> list[str]:
-    """What runs have left among the blobs of a host."""
-    return [path for path in host.files() if path.startswith("/dev/shm/sky-") and path.count("/") > 3]
+    """What runs have left among the blobs of a host, besides what is kept for the next ones."""
+    found = [path for path in host.files() if path.startswith("/dev/shm/sky-") and path.count("/") > 3]
+    return [path for path in found if not path.partition("/kept")[1]]
 
 
 def test_a_file_for_four_hosts_crosses_the_link_once(world: World, shared: Pool, place: Path) -> None:
@@ -376,7 +381,79 @@ def test_memory_that_is_too_small_for_the_values_is_not_used(world: World, share
     with small(world[1], "/dev/shm"):
         result = run(shared, "len(value)", {"value": value})
         assert result.values == [SIZE] * HOSTS
-    wait_until(lambda: not [path for path in world[1].files() if path.startswith("/tmp/sky-") and "/blobs/" in path])
+    wait_until(lambda: not [path for path in on_disk(world[1]) if "/kept" not in path])
+    # It is kept there, and taken from there again.
+    assert [path for path in on_disk(world[1]) if "/kept/" in path]
+    with counted(world) as crossed:
+        assert run(shared, "len(other)", {"other": value}).values == [SIZE] * HOSTS
+    assert sum(crossed) < MESSAGES
+
+
+class Buffered:
+    """What has a buffer, as an array has, for hosts without numpy."""
+
+    def __init__(self, data: bytes) -> None:
+        self.data = data
+
+    def __reduce_ex__(self, protocol: Any) -> Any:
+        return bytearray, (pickle.PickleBuffer(self.data),)
+
+
+def on_disk(host: Host) -> list[str]:
+    """Blobs on the disk of a host."""
+    return [path for path in host.files() if path.startswith("/tmp/sky-") and "/blobs/" in path]
+
+
+def test_what_hosts_have_is_not_sent_again_to_other_cells_new_kernels_and_other_pools(
+    world: World, shared: Pool
+) -> None:
+    data = os.urandom(SIZE)
+    value = Buffered(data)
+    with counted(world) as crossed:
+        run(shared, "x[0]", {"x": value}, ranks=[0, 1])
+    assert SIZE < sum(crossed) < 1.1 * SIZE
+    with counted(world) as crossed:
+        # The other two have it from those.
+        run(shared, "x[0]", {"x": value})
+        assert run(shared, "held['x'][:9]", {"held": {"x": value}}).values == [data[:9]] * HOSTS
+        shared.restart()
+        shared.ledger.forget_nodes({})
+        assert run(shared, "y[-1]", {"y": value}).values == [data[-1]] * HOSTS
+    assert sum(crossed) < 3 * MESSAGES
+    pool = fresh(2)
+    try:
+        with counted(world) as crossed:
+            assert run(pool, "x[-1]", {"x": value}).values == [data[-1]] * 2
+        assert sum(crossed) < MESSAGES
+    finally:
+        pool.down()
+
+
+def test_each_host_is_sent_its_part_only(world: World, shared: Pool) -> None:
+    value = os.urandom(SIZE)
+    names: dict[str, Any] = {"x": value}
+
+    def go(code: str, *shard: str) -> list[Any]:
+        capture = collect(code, names, shared.ledger, shard=shard, ranks=HOSTS)
+        return list(shared.attend(shared.begin_cell(code, capture)).values)
+
+    world.link(rate="200mbit")
+    with counted(world) as crossed:
+        found = go("(len(x), x[:9])", "x")
+    assert found == [(SIZE // HOSTS, value[rank::HOSTS][:9]) for rank in range(HOSTS)]
+    assert all(SIZE / HOSTS < bytes < 1.2 * SIZE / HOSTS for bytes in crossed)
+    for host in world:
+        wait_until(lambda host=host: not left_of_runs(host))
+    # Small parts go in one command each; what is whole goes to all.
+    names.update(labels=list(range(10)), few="abcdefghij", whole=b"all")
+    assert go("(labels, few, whole)", "labels", "few") == [
+        (names["labels"][rank::HOSTS], names["few"][rank::HOSTS], b"all") for rank in range(HOSTS)
+    ]
+    shared.restart()
+    shared.ledger.forget_nodes({})
+    with counted(world) as crossed:
+        assert go("len(x)", "x") == [SIZE // HOSTS] * HOSTS
+    assert sum(crossed) < 2 * MESSAGES
 
 
 def test_cells_and_interrupts_are_as_quick_while_a_file_is_on_its_way(world: World, shared: Pool, place: Path) -> None:
