@@ -79,6 +79,8 @@ def test_what_cannot_be_is_refused_with_the_nearest(text: str, told: str) -> Non
 
 
 def test_calls_refuse_what_cannot_be() -> None:
+    with pytest.raises(SpecError, match=r"must be an Accelerator, such as sky.accelerators.A100\(count=8\)"):
+        sky.Compute(accelerator=sky.accelerators.A100)  # type: ignore[arg-type]
     for wrong in (0, -1, True, 1.5):
         with pytest.raises(SpecError, match="count must be a whole number"):
             sky.accelerators.A100(count=wrong)  # type: ignore[arg-type]
