@@ -9,6 +9,7 @@ import pytest
 import sky_jupyter as sky
 from sky_jupyter.plugins import parse_plugins
 from sky_jupyter.pool.manager import Pool
+from tests.plugins.world import needs
 from tests.pool.pools import local_pool, run
 
 # One step of training, of which rank 0 and rank 1 have different data; the same in one process with all of it.
@@ -43,6 +44,7 @@ gathered = accelerator.gather(torch.tensor([accelerator.process_index])).tolist(
 
 @pytest.fixture(scope="module")
 def pool() -> Iterator[Pool]:
+    needs("torch")
     with local_pool(plugins=parse_plugins("torch,accelerate")) as made:
         yield made
 
@@ -57,6 +59,7 @@ def test_training_is_the_same_on_all_ranks_as_in_one_process(pool: Pool) -> None
 
 @pytest.mark.long
 def test_it_makes_the_group_itself_where_there_is_no_torch_and_heeds_its_settings() -> None:
+    needs("torch")
     config = {"gradient_accumulation_steps": 4, "mixed_precision": "bf16", "backend": "gloo"}
     look = "from accelerate import Accelerator\na = Accelerator()\n"
     look += (
@@ -99,6 +102,7 @@ trainer.args.world_size, [round(float(p.sum()), 4) for p in trainer.model.parame
 
 @pytest.mark.long
 def test_trainer_trains_one_model_on_all_ranks(tmp_path: object) -> None:
+    needs("torch")
     plugins = parse_plugins("torch,accelerate,huggingface(token=False)")
     head = f"import sky_jupyter\nRANK, OUT = sky_jupyter.instance_info().rank, {str(tmp_path)!r}\n"
     with local_pool(plugins=plugins) as made:

@@ -18,6 +18,7 @@ from joblib import Parallel, delayed
 import sky_jupyter as sky
 from sky_jupyter.errors import RankDied, SpecError
 from sky_jupyter.pool.manager import Pool
+from tests.plugins.world import needs
 from tests.pool.pools import local_pool, run
 
 
@@ -140,6 +141,7 @@ def test_what_cannot_be_sent_is_told_at_once(pool: Pool) -> None:
 
 
 def test_a_grid_search_is_as_it_is_here(pool: Pool) -> None:
+    needs("sklearn")
     from sklearn.datasets import load_iris
     from sklearn.model_selection import GridSearchCV
     from sklearn.tree import DecisionTreeClassifier
