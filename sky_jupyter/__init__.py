@@ -17,25 +17,33 @@ __version__ = "0.1.0.dev0"
 _HOMES = {
     "Accelerator": "accelerators",
     "BootstrapError": "errors",
+    "BroadcastError": "pool.failures",
     "CaptureError": "errors",
     "CellError": "pool.results",
     "CellResult": "pool.results",
     "Compute": "api",
+    "Future": "api",
+    "Group": "api",
     "Image": "spec",
     "InstanceInfo": "node.runtime",
     "Local": "providers",
     "NotInPoolError": "errors",
+    "PendingCall": "api",
     "Plugin": "plugins",
     "PoolError": "errors",
+    "RankDied": "errors",
+    "RemoteError": "errors",
     "RemoteRepr": "node.standins",
     "SSH": "providers",
     "SkyError": "errors",
     "SpecError": "errors",
     "function": "api",
+    "gather": "api",
     "included": "node.modules",
     "instance_info": "node.runtime",
     "shard": "node.shard",
     "silent": "node.runtime",
+    "sky": "api",
     "stderr": "node.runtime",
     "stdout": "node.runtime",
 }
@@ -48,11 +56,18 @@ if TYPE_CHECKING:
     from . import plugins as plugins
     from .accelerators import Accelerator as Accelerator
     from .api import Compute as Compute
+    from .api import Future as Future
+    from .api import Group as Group
+    from .api import PendingCall as PendingCall
     from .api import function as function
+    from .api import gather as gather
+    from .api import sky as sky
     from .errors import BootstrapError as BootstrapError
     from .errors import CaptureError as CaptureError
     from .errors import NotInPoolError as NotInPoolError
     from .errors import PoolError as PoolError
+    from .errors import RankDied as RankDied
+    from .errors import RemoteError as RemoteError
     from .errors import SkyError as SkyError
     from .errors import SpecError as SpecError
     from .node.modules import included as included
@@ -64,6 +79,7 @@ if TYPE_CHECKING:
     from .node.shard import shard as shard
     from .node.standins import RemoteRepr as RemoteRepr
     from .plugins import Plugin as Plugin
+    from .pool.failures import BroadcastError as BroadcastError
     from .pool.results import CellError as CellError
     from .pool.results import CellResult as CellResult
     from .providers import SSH as SSH

@@ -8,24 +8,35 @@
     with sky.Compute(nodes=2, plugins=[sky.plugins.jax()]) as pool:
         losses = train(data) @ pool      # every rank, a list in rank order
         first = train(data) >> pool      # one rank
+        future = train(data) > pool      # one rank, without waiting
+        a, b = (train(x) & train(y)) >> pool
 """
 
 from __future__ import annotations
 
+from .calls import Group, PendingCall, StreamedGroup, gather
 from .compute import Compute
-from .functions import Function, PendingCall, function
+from .functions import Function, function
+from .futures import Future
 from .pools import attach_pool, describe, get_files, pull_value, put_files, resize_pool, start_pool
+from .targets import Sky, sky
 
 __all__ = [
     "Compute",
     "Function",
+    "Future",
+    "Group",
     "PendingCall",
+    "Sky",
+    "StreamedGroup",
     "attach_pool",
     "describe",
     "function",
+    "gather",
     "get_files",
     "pull_value",
     "put_files",
     "resize_pool",
+    "sky",
     "start_pool",
 ]

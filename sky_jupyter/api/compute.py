@@ -16,9 +16,10 @@ from ..pool.moving import Transfer
 from ..providers import Local
 from ..spec import DEFAULT_JOURNAL, Accelerator, Image, PoolSpec, seconds, size
 from .pools import get_files, live_pool, pull_value, put_files, resize_pool, start_pool
+from .running import Running
 
 
-class Compute:
+class Compute(Running):
     """A pool for a ``with`` block; the block's end ends it.
 
     Parameters

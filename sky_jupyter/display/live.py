@@ -96,6 +96,11 @@ class LiveRunView:
         # A large view takes its time to draw and to send: never more than a fifth of it.
         self._next = time.perf_counter() + max(_INTERVAL, 4 * (time.perf_counter() - now))
 
+    def appear(self) -> None:
+        """Be there at once: the cell may have ended when there is more to draw, and then nothing begins in it."""
+        self._next = 0.0
+        self.refresh()
+
     def finish(self, elapsed: float) -> None:
         """Draw the last state, which is what a saved notebook keeps."""
         self.model.finish(elapsed)

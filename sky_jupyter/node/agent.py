@@ -27,6 +27,7 @@ import cloudpickle
 from ..errors import PoolError, plain
 from . import look, metrics, modules, packages, stacks
 from .accelerators import Devices
+from .calls import Calls
 from .comms import Comms
 from .config import HostConfig
 from .files import Files, places
@@ -128,6 +129,7 @@ class Agent:
         }
         self.values = Values(node, self.folder / "values", config.blobs, self.ranks)
         tells = {number: rank.tell for number, rank in self.ranks.items()}
+        self.calls = Calls(self)
         self.comms = Comms(tells, self.incarnation, lambda: self.may_forward, self.forward_comms)
         for number, rank in self.ranks.items():
             rank.on_comm = functools.partial(self.on_comm, number)
@@ -186,7 +188,7 @@ class Agent:
 
         None where the run is not known.
         """
-        record = self.runs.get(run)
+        record = self.runs.get(run) or next((self.runs[name] for name in self.runs if name.startswith(f"{run}.")), None)
         if record is None:
             return None
         record.settle()
@@ -346,6 +348,8 @@ class Agent:
 
     def on_event(self, rank: int, run: str, event: dict[str, Any]) -> None:
         record = self.runs.get(run)
+        if event["kind"] == "end":
+            self.calls.on_end(run, event)
         if event["kind"] == "stream" and self.noise is not None:
             quiet = self.noise.sub("", event["text"])
             if quiet != event["text"]:
@@ -452,16 +456,21 @@ class Agent:
             await asyncio.sleep(interval)
 
     def begin(self, run: str, ranks: list[int], content: dict[str, Any], about: dict[str, Any] | None) -> Run:
-        """Open a run's journal, and have the ranks of it that live here begin."""
+        """Take a run in, and have the ranks of it that live here begin."""
         chosen = self.mine(ranks)
         mine = [rank.number for rank in chosen]
         shape = self.config.shape
         begin = {"kind": "begin", "ranks": ranks, "mine": mine, "shape": shape, "content": content, **(about or {})}
+        record = self.open(run, mine, begin)
+        for rank in chosen:
+            self.background(rank.request(run, content))
+        return record
+
+    def open(self, run: str, mine: list[int], begin: dict[str, Any]) -> Run:
+        """Open a run's journal, on which these ranks are about to work."""
         record = self.runs[run] = Run(run, mine, self.journal(run), begin=begin, limit=self.config.journal)
         self.forget_oldest()
         self.note_running()
-        for rank in chosen:
-            self.background(rank.request(run, content))
         return record
 
     def note_running(self) -> None:
@@ -534,19 +543,6 @@ class Agent:
         task = asyncio.create_task(work)
         self._waiting.add(task)
         task.add_done_callback(self._waiting.discard)
-
-    async def call(self, run: str, content: dict[str, Any], rank: int | None) -> dict[str, Any]:
-        """Have a rank do a function call, the one with least to do unless given, and wait for its end.
-
-        A known id is not run again: whoever asks anew, after a broken connection, waits for the same end.
-        """
-        record = self.runs.get(run)
-        if record is None:
-            idle = min(self.ranks.values(), key=lambda item: (item.waiting, item.number))
-            record = self.begin(run, [idle.number if rank is None else rank], content, {"title": "a function call"})
-            record.replied = True
-        await record.over.wait()
-        return {"rank": (record.journal.begin or {})["mine"][0], "node": self.node}
 
 
 def _shares(devices: Devices, config: HostConfig, node: int) -> list[Devices]:

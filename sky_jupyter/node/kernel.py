@@ -34,7 +34,6 @@ import threading
 import time
 import types
 from collections.abc import Callable, Iterator
-from pathlib import Path
 from typing import Any, ClassVar
 
 import cloudpickle
@@ -51,6 +50,8 @@ from .runtime import POOL_VARIABLE, instance_info
 
 _KEEP_VALUES = 16
 _NATIVE_PATIENCE = 1.0
+# Of calls that come together, no more are begun after so many seconds.
+_MOST_TOGETHER = 0.2
 _PIPE = 1 << 16
 # So many characters are sent in one message, and so many messages wait for the agent; who prints
 # more waits.
@@ -124,6 +125,9 @@ class SkyKernel(IPythonKernel):
         end, failed = {}, None
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
+            if content["kind"] == "call":
+                # A call may be stopped in the moment in which it begins: from here on that reaches it.
+                self.tell("sky_begin", {})
             end = await getattr(self, f"sky_{content['kind']}")(content)
         except BaseException as error:
             failed = error
@@ -139,13 +143,17 @@ class SkyKernel(IPythonKernel):
             forgetting.forget_trees(self.shell)
         end["elapsed"] = time.perf_counter() - began
         self.drain_native_output()
+        self.tell("sky_end", end)
+
+    def tell(self, kind: str, content: dict[str, Any]) -> None:
+        """Send the agent a message of the request that is being done."""
         send = functools.partial(
             self.session.send,
             self.iopub_socket,
-            "sky_end",
-            end,
+            kind,
+            content,
             parent=self.get_parent("shell"),
-            ident=self._topic("sky_end"),
+            ident=self._topic(kind),
         )
         # Sent by the thread that flushes, and not before its turn: a flush only puts its text at
         # the end of what that thread is to send.
@@ -211,16 +219,25 @@ class SkyKernel(IPythonKernel):
     async def sky_call(self, content: dict[str, Any]) -> dict[str, Any]:
         self.find_code(content)
         namespace = self.shell.user_ns
-        payload.bind(content["manifest"], namespace, instance_info().rank)
+        for manifest in (content["manifest"], content.get("more")):
+            if manifest:
+                payload.bind(manifest, namespace, instance_info().rank)
         before = {name: id(value) for name, value in namespace.items()}
-        function, args, kwargs = payload.load_blob(Path(content["blob"]))
+        function, calls = payload.load_call(content)
         # The first one's is outermost, as with context managers that are entered in that order.
         for plugin in reversed(self.sky_plugins):
             if plugin.decorate is not None:
                 function = plugin.decorate(function)
-        value = function(*args, **kwargs)
-        if asyncio.iscoroutine(value):
-            value = await value
+        began, values = time.perf_counter(), []
+        for args, kwargs in calls:
+            value = function(*args, **kwargs)
+            values.append(await value if asyncio.iscoroutine(value) else value)
+            if content.get("together"):
+                _end_lines()
+            # Short ones come together. Where they are not short after all, others may have the rest.
+            if time.perf_counter() - began > _MOST_TOGETHER:
+                break
+        value = values if content.get("together") else values[0]
         return {
             "status": "ok",
             "bound": True,
@@ -248,7 +265,11 @@ class SkyKernel(IPythonKernel):
 
     def failure(self, error: BaseException) -> dict[str, Any]:
         """How a request ended that raised outside of a cell."""
-        lines = self.shell.InteractiveTB.structured_traceback(type(error), error, error.__traceback__, tb_offset=1)
+        trace = error.__traceback__
+        # The frames of this file say nothing of what was called.
+        while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == __file__:
+            trace = trace.tb_next
+        lines = self.shell.InteractiveTB.structured_traceback(type(error), error, trace, tb_offset=0)
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "error"
         return {"status": status, **_error(error, type(error).__name__, str(error), lines)}
 
@@ -307,6 +328,13 @@ def _await_empty(stream: Any) -> None:
         time.sleep(0.001)
 
 
+def _end_lines() -> None:
+    """End the lines that a call has left open: the next one's output begins on its own."""
+    for stream in (sys.stdout, sys.stderr):
+        if getattr(stream, "line_is_open", False):
+            stream.write("\n")
+
+
 def _writes(before: dict[str, int], namespace: dict[str, Any]) -> list[str]:
     """Names that are bound anew or gone since ``before``, without IPython's own."""
     now = {name: id(value) for name, value in namespace.items()}
@@ -363,6 +391,8 @@ class OrderedStream(OutStream):
         self.taking = threading.Lock()
         # About how many characters wait for the next flush.
         self._gathered = 0
+        # Whether what was written last did not end its line.
+        self.line_is_open = False
         super().__init__(*arguments, **options)
 
     def _watch_pipe_fd(self) -> None:
@@ -405,6 +435,8 @@ class OrderedStream(OutStream):
             OrderedStream._last = self
             if other is not None:
                 other.flush()
+        if isinstance(string, str) and string:
+            self.line_is_open = not string.endswith("\n")
         if not isinstance(string, str) or self._gathered + len(string) < _MOST_TEXT:
             written = super().write(string)
             self._gathered += written or 0

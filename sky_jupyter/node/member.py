@@ -22,7 +22,7 @@ import distributed.core
 from distributed import Worker
 from distributed.worker import get_worker
 
-from . import comms, files, values
+from . import calls, comms, files, values
 from . import scheduler as control
 from .accelerators import Devices
 from .agent import CALLS, Agent
@@ -53,7 +53,9 @@ class Member(control.WithoutHttp, Worker):
         super().__init__(
             scheduler,
             name=member_name(agent.node, config.shape),
+            # One function call at a time for each rank, and for one that is asked for.
             nthreads=config.ranks_per_node,
+            resources={rank_resource(rank): 1 for rank in agent.ranks},
             **(apart if config.contact else here),
             security=control.security(agent.pool_folder),
             dashboard=False,
@@ -64,6 +66,8 @@ class Member(control.WithoutHttp, Worker):
             self.handlers[f"sky_{name}"] = self.obeying(getattr(agent, f"sky_{name}"))
         for name in files.CALLS:
             self.handlers[f"sky_{name}"] = self.obeying(getattr(agent.files, f"sky_{name}"))
+        for name in calls.CALLS:
+            self.handlers[f"sky_{name}"] = self.obeying(getattr(agent.calls, f"sky_{name}"))
         for name in values.CALLS:
             self.handlers[f"sky_{name}"] = self.obeying(getattr(agent.values, f"sky_{name}"))
         for name in comms.CALLS:
@@ -85,14 +89,19 @@ class Member(control.WithoutHttp, Worker):
         self.batched_send({"op": "log-event", "topic": TOPIC, "msg": message})
 
 
-async def call(run: str, content: dict[str, Any], rank: int | None = None) -> dict[str, Any]:
+def rank_resource(rank: int) -> str:
+    """What a call asks Dask for that is to be on one rank and no other."""
+    return f"sky-rank-{rank}"
+
+
+async def call(id: str, content: dict[str, Any], own: dict[str, Any], rank: int | None = None) -> dict[str, Any]:
     """A function call as a Dask task: opaque bytes for a rank's kernel, waited for.
 
-    What it prints and returns is in the run's journal.
+    ``content`` is what it has in common with others. What it prints and returns is in its journal.
     """
     member = get_worker()
     assert isinstance(member, Member)
-    return await member.agent.call(run, content, rank)
+    return await member.agent.calls.call(id, {**content, **own}, rank)
 
 
 def serve(

@@ -11,6 +11,7 @@ its own.
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import importlib
 import mmap
@@ -99,6 +100,20 @@ def _opened(path: str | PathLike[str]) -> IO[bytes]:
             return open(os.path.join(first, path), "rb")
         first = place
     return open(os.path.join(first, path), "rb")
+
+
+def load_call(content: dict[str, Any]) -> tuple[Callable[..., Any], list[tuple[tuple[Any, ...], dict[str, Any]]]]:
+    """A function, and with which arguments it is to be called, one time after the other.
+
+    They are in one blob with the function, or beside it, in one of their own or as text.
+    """
+    loaded = load_blob(content["blob"])
+    if "inline" in content:
+        return loaded, pickle.loads(base64.b64decode(content["inline"]))
+    if "arguments" in content:
+        return loaded, load_blob(content["arguments"])
+    function, args, kwargs = loaded
+    return function, [(args, kwargs)]
 
 
 def bind(manifest: dict[str, list[Any]], namespace: dict[str, Any], rank: int = 0) -> None:

@@ -8,6 +8,7 @@ import itertools
 import os
 import re
 import secrets
+import signal
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -32,6 +33,7 @@ _LARGE = 1 << 16
 # So many of its output wait here to be taken in; the kernel holds some more, and then its code waits.
 _MOST_WAITING = 32
 _FAREWELL = 2.0
+_BEGIN = 2.0
 OnEvent = Callable[[str, dict[str, Any]], None]
 
 
@@ -58,6 +60,8 @@ class Rank:
         self.on_event = on_event
         self.generation = 0
         self.busy_with: str | None = None
+        # Whether the kernel has begun what it was given last: before that it heeds no interrupt.
+        self.begun = asyncio.Event()
         # Requests that are worked on or wait for their turn.
         self.waiting = 0
         self.entered = False
@@ -143,11 +147,14 @@ class Rank:
         socket.connect(address)
         return socket
 
-    async def request(self, run: str, content: dict[str, Any]) -> dict[str, Any]:
+    async def request(
+        self, run: str, content: dict[str, Any], on_turn: Callable[[], None] = lambda: None
+    ) -> dict[str, Any]:
         """Do one request on the kernel and return its end; a kernel that dies ends it too."""
         self.waiting += 1
         try:
             async with self.turn:
+                on_turn()
                 return await self._request(run, content)
         finally:
             self.waiting -= 1
@@ -157,6 +164,10 @@ class Rank:
             return self._finish(run, {"kind": "end", "status": "died", "text": "it was not running"})
         future = self.ended[run] = asyncio.get_running_loop().create_future()
         self.busy_with = run
+        if content["kind"] == "call":
+            self.begun.clear()
+        else:
+            self.begun.set()
         message = self._session.msg("sky_request", {**content, "run": run})
         message["header"]["msg_id"] = message["msg_id"] = run
         self._session.send(self._shell, message)
@@ -164,6 +175,7 @@ class Rank:
             return await future
         finally:
             self.busy_with = None
+            self.begun.set()
             self.ended.pop(run, None)
 
     def tell(self, told: dict[str, Any], buffers: list[bytes]) -> None:
@@ -176,7 +188,14 @@ class Rank:
             self._session.send(self._shell, message, buffers=buffers or None)
 
     async def signal(self, number: int) -> None:
-        """Send a signal to the kernel and its subprocesses."""
+        """Send a signal to the kernel and its subprocesses; an interrupt waits until it can be heeded."""
+        if number == signal.SIGINT:
+            run = self.busy_with
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.begun.wait(), _BEGIN)
+            if self.busy_with != run:
+                # It has ended meanwhile, and what runs now is not meant.
+                return
         if self._provisioner is not None:
             await self._provisioner.send_signal(number)
 
@@ -247,6 +266,10 @@ class Rank:
         kind, run, content = parts_of(message)
         if kind == "iopub_welcome":
             self.ready.set()
+            return
+        if kind == "sky_begin":
+            if run == self.busy_with:
+                self.begun.set()
             return
         if kind == "sky_end":
             self._finish(run, end_of(content))

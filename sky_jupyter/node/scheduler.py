@@ -11,6 +11,7 @@ from typing import Any
 import dask.config
 from distributed import Scheduler
 from distributed.http.routing import RoutingApplication
+from distributed.scheduler import TaskState
 from distributed.security import Security
 from tornado.httpserver import HTTPServer
 
@@ -27,6 +28,10 @@ DASK_SETTINGS: dict[str, Any] = {
     # and who does not answer is the manager's to notice.
     "distributed.scheduler.worker-ttl": None,
     "distributed.scheduler.work-stealing": False,
+    # A function call waits here until a rank is free for it: nobody knows how long the one before takes.
+    "distributed.scheduler.worker-saturation": 1.0,
+    # How often a call may lose its node is the manager's to count.
+    "distributed.scheduler.allowed-failures": 1000,
     "distributed.scheduler.active-memory-manager.start": False,
     "distributed.worker.profile.enabled": False,
     "distributed.worker.memory.target": False,
@@ -52,8 +57,18 @@ class WithoutHttp:
         self.http_server = HTTPServer(self.http_application)
 
 
+# What the names of function calls, as tasks, begin with.
+CALL = "sky-call"
+
+
 class PoolScheduler(WithoutHttp, Scheduler):
     """A pool's scheduler."""
+
+    def is_rootish(self, ts: TaskState) -> bool:
+        """Whether a task waits for a free place: Dask's rule, and any function call that may be on any rank."""
+        call = isinstance(ts.key, str) and ts.key.startswith(CALL)
+        anywhere = not (ts.resource_restrictions or ts.worker_restrictions or ts.host_restrictions)
+        return (call and anywhere) or super().is_rootish(ts)
 
     async def add_worker(self, comm: Any, *, address: str, **facts: Any) -> None:
         """Take a worker in, or tell it at once that its address is taken: Dask would have it wait for ever.

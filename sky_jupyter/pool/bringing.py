@@ -276,7 +276,7 @@ class Untouched:
                 if brought.gone:
                     missing[rank] = brought.gone
                 else:
-                    values[rank] = _value(brought)
+                    values[rank] = value_in(brought)
         finally:
             for brought in found.values():
                 discard(brought)
@@ -323,7 +323,8 @@ class Untouched:
                 await self.pool.control.ask("release", [node], run=self.run, ranks=list(self.ranks))
 
 
-def _value(brought: Brought) -> Any:
+def value_in(brought: Brought) -> Any:
+    """The value that has come, or what stands for it."""
     if brought.unpicklable or brought.path is None:
         return brought.stand_in(brought.unpicklable)
     try:
@@ -351,4 +352,15 @@ def fetch(
     return bringing.wait(bringing.bring(content, check), tick)
 
 
-__all__ = ["Bringing", "Brought", "Shows", "Untouched", "discard", "fetch", "load", "not_rebuilt", "unshown"]
+__all__ = [
+    "Bringing",
+    "Brought",
+    "Shows",
+    "Untouched",
+    "discard",
+    "fetch",
+    "load",
+    "not_rebuilt",
+    "unshown",
+    "value_in",
+]

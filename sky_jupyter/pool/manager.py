@@ -18,6 +18,7 @@ from ..errors import PoolError, SkyError, SpecError, rank_label
 from ..spec import PoolSpec
 from . import bringing, files, launch, pages, pulling, remote, values
 from .bringing import Brought, Shows, Untouched, unshown
+from .calls import CallRun, Calls, Order, Parcel
 from .code import PoolCode
 from .events import Listener, NoticeEvent, Tape, ignore
 from .life import JOIN_TIMEOUT, PoolLife
@@ -68,6 +69,7 @@ class Pool(PoolLife):
         self.ledger = Ledger()
         self.code = PoolCode(self)
         self.packages = PoolPackages(self)
+        self.calls = Calls(self)
         self.submitter: Submitter | None = None
         self.current: Run | None = None
         # Runs that nobody waits for yet, by id, oldest first.
@@ -167,6 +169,7 @@ class Pool(PoolLife):
     ) -> Run:
         """Start a function on ranks (all, unless given), which its blob and capture hold; see `begin_cell`."""
         run = self._new_run(self.check_ranks(ranks), listener, capture)
+        run.limit = "timeout"
         content = {"kind": "call", **self._ship(run, on_send, tick, call)}
         return self._begin(run, content, "a function call", DEFAULT_GRACE, timeout)
 
@@ -181,13 +184,13 @@ class Pool(PoolLife):
         tick: Tick = no_tick,
     ) -> Run:
         """Start a function on one rank, the least busy unless given, as a Dask task."""
-        chosen = [] if rank is None else self.check_ranks([rank])
-        run = self._new_run(chosen, listener, capture)
-        content = {"kind": "call", **self._ship(run, on_send, tick, call)}
-        run.code = "a function call"
-        self.supervisor.add(run)
-        self.registry.run_began(run.id, self.id, run.code, chosen)
-        run.task = loop().submit(self.supervisor.submit(run, content, rank))
+        if rank is not None:
+            self.check_ranks([rank])
+        carrier = self._new_run([], listener, capture)
+        parcel = Parcel(self._ship(carrier, on_send, tick, call), capture, carrier)
+        order = Order(parcel, rank=rank, listener=listener, carrier=carrier, noted=True, title="a function call")
+        (run,) = self.calls.begin([order], on_send, tick)
+        self.registry.run_began(run.id, self.id, run.code, [] if rank is None else [rank])
         return run
 
     def submit(self, function: Callable[[], Any], shared: Mapping[str, Any] = MappingProxyType({})) -> Call:
@@ -241,7 +244,7 @@ class Pool(PoolLife):
         return shipped
 
     def _has_folders(self) -> bool:
-        return self.hosts[0].folder.exists() and self.hosts[0].blobs.exists()
+        return bool(self.hosts) and self.hosts[0].folder.exists() and self.hosts[0].blobs.exists()
 
     def _begin(self, run: Run, content: dict[str, Any], code: str, grace: float, timeout: float | None) -> Run:
         self.current = run
@@ -282,8 +285,8 @@ class Pool(PoolLife):
     def runs(self) -> dict[str, dict[str, Any]]:
         """The runs that the nodes know: how each began (``begin``), on which nodes, and whether it is over.
 
-        ``nodes`` are those that know it, ``homes`` has each of its ranks' node as far as that is there, and
-        ``former`` says that it was begun before the pool's nodes were changed the last time.
+        ``name`` is what they call it, ``nodes`` are those that know it, ``homes`` has each of its ranks' node as
+        far as that is there, and ``former`` says that it was begun before the pool's nodes were changed the last time.
 
         Raises
         ------
@@ -294,10 +297,17 @@ class Pool(PoolLife):
         assert self.control is not None
         found: dict[str, dict[str, Any]] = {}
         for node, runs in loop().call(self.control.ask("runs"), timeout=JOIN_TIMEOUT).items():
-            for id, facts in runs.items():
+            for name, facts in runs.items():
                 begin = facts["begin"]
                 former = begin.get("shape", 0) != self.shape
-                run = found.setdefault(id, {"begin": begin, "nodes": [], "homes": {}, "former": former, "over": True})
+                # A call is named by who does it, too; of one that was begun again the last attempt counts.
+                id = name.partition(".")[0]
+                if id in found and found[id]["name"] != name:
+                    if (begin.get("began") or 0.0) < (found[id]["begin"].get("began") or 0.0):
+                        continue
+                    del found[id]
+                new = {"begin": begin, "name": name, "nodes": [], "homes": {}, "former": former, "over": True}
+                run = found.setdefault(id, new)
                 run["nodes"].append(node)
                 run["homes"].update(dict.fromkeys(begin.get("mine", []), node))
                 run["over"] = run["over"] and facts["over"]
@@ -326,16 +336,16 @@ class Pool(PoolLife):
             When no node knows it.
         """
         run, facts = self._known(id, listener)
-        run.folder, run.brought = self.hosts[0].blobs / id, bool(self.machines)
+        run.folder, run.brought = self.hosts[0].blobs / run.key, bool(self.machines)
         self.current = run
         self.supervisor.add(run)
         # Its manager may have ended before it was written down.
-        self.registry.run_began(id, self.id, run.code, list(run.outcomes))
+        self.registry.run_began(run.key, self.id, run.code, list(run.outcomes))
         run.task = loop().submit(self.supervisor.adopt(run, facts["begin"], facts["nodes"], over=facts["over"]))
         return run
 
     def _known(self, id: str, listener: Listener) -> tuple[Run, dict[str, Any]]:
-        facts = self.runs().get(id)
+        facts = self.runs().get(id.partition(".")[0])
         if facts is None or not facts["begin"].get("ranks"):
             raise PoolError(f"no node of pool {self.spec.name!r} knows run {id}; `%sky runs` lists them")
         per_node, homes = self.spec.ranks_per_node, facts["homes"]
@@ -343,7 +353,7 @@ class Pool(PoolLife):
             nodes = {rank: homes.get(rank, -1) for rank in facts["begin"]["ranks"]}
         else:
             nodes = {rank: rank // per_node for rank in facts["begin"]["ranks"]}
-        run = Run(id, nodes, listener)
+        run = Run(facts["name"], nodes, listener)
         run.shape = facts["begin"].get("shape", 0)
         if gone := [rank for rank, node in nodes.items() if node < 0]:
             run.lose(gone, "its node was removed from the pool")
@@ -470,7 +480,7 @@ class Pool(PoolLife):
         run.task.result()
         self.supervisor.discard(run)
         values.discard(self, run)
-        self.registry.run_ended(run.id, "failed" if run.failed else "ok", run.elapsed)
+        self.registry.run_ended(run.key, "failed" if run.failed else "ok", run.elapsed)
         outcomes = list(run.outcomes.values())
         # What only some of the ranks have bound is sent again.
         everywhere = len(outcomes) == self.spec.world_size
@@ -502,6 +512,9 @@ class Pool(PoolLife):
     def interrupt(self, run: Run | None = None, *, hard: bool = False) -> None:
         """Raise KeyboardInterrupt in every rank that works on the run; ``hard`` replaces their kernels."""
         run = run or self.current
+        if isinstance(run, CallRun):
+            self.calls.cancel([run], hard=hard)
+            return
         if run is None or not run.left:
             return
         self._retry()

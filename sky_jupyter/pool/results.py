@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, overload
 
-from ..errors import RankDied, RemoteError, SkyError, plain, rank_label
+from ..errors import PoolError, RankDied, RemoteError, SkyError, plain, rank_label
 from ..node.standins import RemoteRepr
 
 if sys.version_info >= (3, 11):
@@ -22,6 +22,10 @@ else:
 
 class RankInterrupted(SkyError):
     """A rank was interrupted, by the user or because another rank had failed."""
+
+
+class TimedOut(RankInterrupted, TimeoutError):
+    """A rank was interrupted because what it did took longer than it was given."""
 
 
 class ValueNotHere(SkyError):
@@ -250,8 +254,12 @@ def exception_of(outcome: Outcome) -> Exception:
         text = f"the process of {where} ended while the run was on it: {end.get('text', 'it is gone')}"
         tail = end.get("tail") or []
         return RankDied(text + "".join(f"\n  | {line}" for line in tail))
+    if outcome.status == "lost" and end.get("unbegun"):
+        return PoolError(f"the call was given up before a rank had begun it: {end.get('text')}")
     if outcome.status == "lost":
         return RankDied(f"{where} is lost: {end.get('text', 'its node does not answer')}")
+    if outcome.status == "interrupted" and "timeout" in end:
+        return TimedOut(f"{where} was stopped{end.get('why', '')}")
     if outcome.status == "interrupted":
         return RankInterrupted(f"{where} was interrupted{end.get('why', '')}")
     error: BaseException | None = None
@@ -285,11 +293,12 @@ class CellError(ExceptionGroup[Exception], SkyError):
     """
 
     result: CellResult
+    what = "cell"
     _blocks: list[str]
 
     def __new__(cls, result: CellResult, outcomes: Sequence[Outcome]) -> CellError:
         failed = [outcome for outcome in outcomes if outcome.failed]
-        self = super().__new__(cls, _headline(failed, len(result)), list(result.errors.values()))
+        self = super().__new__(cls, _headline(failed, len(result), cls.what), list(result.errors.values()))
         self.result = result
         self._blocks = _blocks(failed)
         return self
@@ -311,17 +320,17 @@ class CellError(ExceptionGroup[Exception], SkyError):
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows: each different traceback once, with the ranks that it is from."""
-        return [f"\x1b[31mCellError\x1b[39m: {self.message}", *self._blocks]
+        return [f"\x1b[31m{type(self).__name__}\x1b[39m: {self.message}", *self._blocks]
 
 
-def _headline(failed: Sequence[Outcome], total: int) -> str:
+def _headline(failed: Sequence[Outcome], total: int, what: str) -> str:
     # Ranks that were only stopped because of the others did not fail themselves.
     causes = [outcome.rank for outcome in failed if outcome.status != "interrupted"]
     if not causes:
-        return f"the cell was stopped on {rank_label(outcome.rank for outcome in failed)} of {total}"
+        return f"the {what} was stopped on {rank_label(outcome.rank for outcome in failed)} of {total}"
     if len(causes) == total:
-        return f"the cell failed on {'its only rank' if total == 1 else f'all {total} ranks'}"
-    return f"the cell failed on {rank_label(causes)} of {total}"
+        return f"the {what} failed on {'its only rank' if total == 1 else f'all {total} ranks'}"
+    return f"the {what} failed on {rank_label(causes)} of {total}"
 
 
 def _blocks(failed: Sequence[Outcome]) -> list[str]:

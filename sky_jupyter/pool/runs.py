@@ -66,8 +66,11 @@ class Run:
         self.changed = asyncio.Event()
         # The run's life on the loop, set by the manager; done when the outcomes are final.
         self.task: Future[None] = Future()
-        # Why ranks were stopped, where the manager stopped them.
+        # Why ranks were stopped, where the manager stopped them; after how many seconds, where it took too long.
         self.why = ""
+        self.timed_out: float | None = None
+        # What the time limit is called where it was given.
+        self.limit = "--timeout"
         # How often a person has pressed interrupt, and when they last did.
         self.presses = 0
         self.pressed = 0.0
@@ -91,6 +94,11 @@ class Run:
         self._notices: dict[int, int] = {}
 
     @property
+    def key(self) -> str:
+        """Its id in the registry: what a call is named by while a rank does it begins with that."""
+        return self.id.partition(".")[0]
+
+    @property
     def left(self) -> list[int]:
         """Ranks that still work."""
         return [rank for rank, outcome in self.outcomes.items() if outcome.status == "running"]
@@ -107,6 +115,20 @@ class Run:
     def concerns(self, node: int) -> bool:
         """Whether a node takes part, as far as is known."""
         return node in self._next
+
+    def accepts(self, id: str, node: int) -> bool:
+        """Whether events that a node tells of this id are this run's."""
+        return id == self.id
+
+    def lose_node(self, node: int, why: str, name: str = "") -> None:
+        """A node is given up, and with it the ranks that work there; ``name`` is its machine's, as messages have it."""
+        ranks = [rank for rank in self.left if self.outcomes[rank].node == node]
+        self.lose(ranks, f"node {node}{name} is lost: {why}")
+
+    def give_up(self, text: str) -> None:
+        """Nobody can be reached any more."""
+        if self.left:
+            self.lose(self.left, text)
 
     def start_clock(self) -> None:
         """The run's time begins now, and not while the pool is being mended."""
@@ -234,7 +256,9 @@ class Run:
         ours = event["status"] in ("interrupted", "died") or outcome.rank in self.aborted
         if self.why and ours and event["status"] != "ok":
             # We ended it ourselves: what matters is why.
-            event = {**event, "status": "interrupted", "why": self.why}
+            event = {**event, "status": "interrupted", "why": event.get("why") or self.why}
+            if self.timed_out is not None:
+                event["timeout"] = self.timed_out
         outcome.status, outcome.end = event["status"], event
         for name in event.get("writes", ()):
             self.writes.setdefault(name, set()).add(outcome.rank)

@@ -8,7 +8,6 @@ import logging
 import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Sequence
-from concurrent.futures import CancelledError
 from typing import Any
 
 from ..errors import NodeLost, SkyError, rank_label
@@ -29,7 +28,6 @@ _KILL_PATIENCE = 60.0
 _CHECK_PATIENCE = 3.0
 _REACH_PATIENCE = 2.0
 _PAUSE = 0.1
-_LOOK = 1.0
 # After so many bytes of output an agent is told that they have been taken in.
 _TELL = 1 << 20
 # A node whose agent ended is back before that; where it is not, what is run on it says so.
@@ -230,7 +228,7 @@ class Supervisor:
         if not asked and in_time:
             run.why = f": {rank_label(run.failed)} had failed, and it did not end within {grace:g} s (--grace)"
         elif not asked:
-            run.why = f": the run took longer than {timeout:g} s (--timeout)"
+            run.why, run.timed_out = f": the run took longer than {timeout:g} s ({run.limit})", timeout
         await self._stop(run, to_the_end=not asked)
 
     async def _stop(self, run: Run, *, to_the_end: bool) -> None:
@@ -289,54 +287,6 @@ class Supervisor:
         nodes = set() if None in self.control.silent else nodes - self.control.silent - self.control.off
         with contextlib.suppress(NodeLost, OSError, asyncio.TimeoutError):
             await asyncio.wait_for(self.control.ask(call, sorted(nodes), **arguments), _REACH_PATIENCE)
-
-    async def submit(self, run: Run, content: dict[str, Any], rank: int | None) -> None:
-        """A function call's life on the loop: a Dask task that waits in an agent for a rank."""
-        assert self.control is not None
-        await self.settle()
-        node = None if rank is None else rank // self.spec.ranks_per_node
-        answer = await self._call(run, content, rank, node)
-        while answer is None:
-            # A scheduler that is started anew knows nothing of the call; the agent that has it does.
-            await self.control.up.wait()
-            there = [node for node, runs in (await self.control.ask("runs", runs=[run.id])).items() if runs]
-            answer = await self._call(run, content, rank, there[0] if there else node)
-        run.place(answer["rank"], answer["node"])
-        await self._read(run, answer["node"], run.next(answer["node"]))
-        self._mend(run)
-
-    async def _call(
-        self, run: Run, content: dict[str, Any], rank: int | None, node: int | None
-    ) -> dict[str, Any] | None:
-        """Submit a call and wait for it; None where the connection broke meanwhile, and it is to be asked anew."""
-        from ..node.member import call
-
-        assert self.control is not None
-        client = self.control.client
-        if client is None or (node is not None and node not in self.control.addresses):
-            await asyncio.sleep(_PAUSE)
-            return None
-        there = list(self.control.addresses.values()) if node is None else [self.control.addresses[node]]
-        # Where all are ours, one that is away for a moment may take it up under its next address.
-        anywhere = node is None and not self.control.crowded
-        where = {} if anywhere else {"workers": there, "allow_other_workers": False}
-        task = client.submit(call, run.id, content, rank, key=f"sky-{run.id}", pure=False, **where)
-        result, over = asyncio.ensure_future(task.result()), asyncio.ensure_future(run.until(run.over.is_set, None))
-        while not result.done() and not over.done() and self.control.client is client:
-            await asyncio.wait([result, over], timeout=_LOOK, return_when=asyncio.FIRST_COMPLETED)
-        over.cancel()
-        if run.over.is_set():
-            # Its end has come already, or it was given up with its node.
-            (outcome,) = run.outcomes.values()
-            result.cancel()
-            return {"rank": outcome.rank, "node": outcome.node}
-        if result.done():
-            # Cancelled by nobody: the scheduler that knew of it has ended.
-            with contextlib.suppress(asyncio.CancelledError, CancelledError):
-                return dict(result.result())
-        result.cancel()
-        await asyncio.sleep(_PAUSE)
-        return None
 
     async def read_all(self, run: Run) -> None:
         """Take in all that the nodes' journals have of a run."""
@@ -541,10 +491,11 @@ class Supervisor:
                 self.comms.on_batch(batch)
                 self._note_taken(batch.get("node"), batch.get("mark"))
                 return
-            run = self.runs.get(batch["run"])
-            if run is not None:
+            # What a call is named by while a rank does it begins with its own id.
+            run = self.runs.get(batch["run"]) or self.runs.get(batch["run"].partition(".")[0])
+            if run is not None and run.accepts(batch["run"], batch["node"]):
                 self._take(run, batch["node"], batch["first"], batch["count"], batch["data"])
-        except (KeyError, TypeError) as error:
+        except (KeyError, TypeError, AttributeError) as error:
             # An agent is input from outside.
             _log.warning("a batch of events cannot be read: %s: %s", type(error).__name__, error)
         if isinstance(batch, dict):
@@ -569,8 +520,7 @@ class Supervisor:
         """A node is given up: so are its ranks in what they work on. It is mended when it is back."""
         self.comms.lose(node)
         for run in list(self.runs.values()):
-            ranks = [rank for rank in run.left if run.outcomes[rank].node == node]
-            run.lose(ranks, f"node {node}{self.names.get(node, '')} is lost: {why}")
+            run.lose_node(node, why, self.names.get(node, ""))
         self._lost.add(node)
         # Made now: the node may be back before its turn to be mended comes.
         returned = self._returned[node] = asyncio.Event()
@@ -690,8 +640,7 @@ class Supervisor:
         self.comms.close()
         for run in list(self.runs.values()):
             run.abandoned = True
-            if run.left:
-                run.lose(run.left, text)
+            run.give_up(text)
 
     def do(self, work: Coroutine[Any, Any, None]) -> None:
         """Do what the pool's runs need, unless the pool is made anew or ends first."""

@@ -73,10 +73,13 @@ def kept(pool: Pool) -> dict[str, int] | None:
 
 def discard(pool: Pool, run: Run) -> None:
     """Remove a run's folders: kernels that have mapped a blob need its name no more."""
+    if not pool.hosts:
+        # They have ended, and their folders with them.
+        return
     if run.brought:
         remote.discard(hosts_of(pool, run), run.folder)
     for place in _places(pool):
-        shutil.rmtree(place / run.id, ignore_errors=True)
+        shutil.rmtree(place / run.key, ignore_errors=True)
 
 
 def _places(pool: Pool) -> tuple[Path, Path]:

@@ -703,3 +703,34 @@ def test_a_front_end_without_our_extension_follows_the_run_by_updates_of_html_al
     assert "step 3" not in during[0]
     assert "[0] step 3 of 0" in cell.run
     assert "step 3 of 1" in cell.html
+
+
+# Calls.
+
+SAYS = """
+import sky_jupyter as sky
+@sky.function
+def says(x):
+    import time
+    time.sleep(x)
+    print("said")
+    return sky.instance_info().rank
+"""
+
+
+def test_all_calls_of_a_cell_are_seen_in_one_view(two):
+    cell = two.run(f"{SAYS}\nlen(sky.gather(*[says(0)] * 20) >> sky)")
+    assert cell.status == "ok", cell.outputs
+    assert len(cell.displays) == 1
+    assert cell.run.startswith("20 calls >> default")
+    assert "said" in cell.run
+
+
+def test_a_call_that_nobody_waits_for_shows_in_the_cell_that_sent_it(two):
+    sent = two.run(f"{SAYS}\nfutures = [says(1) > sky for _ in range(3)]\nany(one.done() for one in futures)")
+    assert sent.status == "ok", sent.outputs
+    assert sent.outputs[-1].data["text/plain"] == "False"
+    assert len(sent.displays) == 1
+    taken = two.run("sorted({one.result() for one in futures})")
+    assert [output.output_type for output in taken.outputs] == ["execute_result"]
+    assert taken.outputs[0].data["text/plain"] == "[0, 1]"

@@ -1,0 +1,362 @@
+"""Calls that are sent together: one view, what they have in common sent once, all stopped together."""
+
+from __future__ import annotations
+
+import operator
+import queue
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from .. import display
+from ..capture.collect import collect_value
+from ..capture.ledger import Ledger
+from ..pool.calls import CallRun, Order, Parcel
+from ..pool.loop import counting_interrupts
+from ..pool.manager import Pool
+from . import showing
+
+if TYPE_CHECKING:
+    from .calls import PendingCall
+    from .functions import Function
+
+_TICK = 0.05
+# So many tasks, or bytes of arguments, are under way at most; other calls wait here, not yet pickled.
+_MOST_TASKS = 2000
+_MOST_BYTES = 256 << 20
+_AT_ONCE = 250
+# So long calls that are stopped because another failed may take to end.
+_GRACE = 2.0
+# Calls that are over sooner are made several in one task, so many that it takes about as long as this.
+_SHORT, _TASK = 0.01, 0.05
+_MOST_TOGETHER = 64
+
+
+@dataclass
+class Sent:
+    """A task under way: the calls that it makes, by their places, and what becomes of it."""
+
+    places: tuple[int, ...]
+    calls: tuple[PendingCall[Any], ...]
+    run: CallRun
+    size: int
+
+    def values(self) -> list[Any]:
+        """What the calls returned; of several, those that came last may be missing.
+
+        Raises
+        ------
+        Exception
+            What the first of them to fail raised.
+        """
+        value = self.run.value()
+        return value if self.run.together else [value]
+
+
+class Pace:
+    """How many calls go into one task: one, until it is known that they are short.
+
+    Parameters
+    ----------
+    world_size : int
+        How many ranks there are.
+    """
+
+    def __init__(self, world_size: int) -> None:
+        self.world_size = world_size
+        # Seconds that a call takes; None as long as none has ended.
+        self.seconds: float | None = None
+        self.size = 1
+
+    def note(self, seconds: float, calls: int) -> None:
+        """A task of so many calls has taken this long."""
+        each = seconds / max(calls, 1)
+        self.seconds = each if self.seconds is None else (self.seconds + each) / 2
+        fits = int(_TASK / max(self.seconds, 1e-4)) if self.seconds < _SHORT else 1
+        self.size = max(1, min(fits, 2 * self.size, _MOST_TOGETHER))
+
+    def ahead(self) -> int:
+        """How many tasks are under way at most."""
+        if self.seconds is None or self.size > 1:
+            return 3 * self.world_size
+        return _MOST_TASKS
+
+    def next(self, left: int | None) -> int:
+        """How many calls the next task makes, where so many are left, as far as that is known."""
+        return self.size if left is None else max(1, min(self.size, left // (2 * self.world_size)))
+
+
+class Batch:
+    """Calls that are sent together: they have one view, share what they have in common, and are stopped together.
+
+    Parameters
+    ----------
+    live : Pool
+        Where they go.
+    calls : iterable of PendingCall
+        Taken one after the other, as there is room.
+    title : str
+        What stands above their output.
+    waited : bool
+        Whether a thread waits for them that draws their output meanwhile.
+    many : bool
+        Whether they are too many for each to have a journal later.
+    joins : bool
+        Whether short calls may be made several in one task: the results of such come together.
+    total : int
+        How many there are; below 0 where it is not known.
+    """
+
+    def __init__(
+        self,
+        live: Pool,
+        calls: Iterable[PendingCall[Any]],
+        title: str,
+        *,
+        waited: bool,
+        many: bool = True,
+        joins: bool = False,
+        total: int = -1,
+    ) -> None:
+        note_restarts(live)
+        self.live = live
+        self.many = many
+        self.left: dict[int, Sent] = {}
+        self._ended: queue.SimpleQueue[Sent] = queue.SimpleQueue()
+        self.on_end: Callable[[Sent], None] = self._ended.put
+        self._calls: Iterator[PendingCall[Any]] | None = iter(calls)
+        self._total = total if total >= 0 else operator.length_hint(calls, -1)
+        self._count = 0
+        # Tasks that were sent and whose ends nobody has taken yet.
+        self._open = 0
+        # Calls that were taken and not sent, with their places.
+        self._next: deque[tuple[int, PendingCall[Any]]] = deque()
+        self._pace = Pace(live.spec.world_size) if joins else None
+        self._parcels: dict[int, tuple[Function[..., Any], Parcel]] = {}
+        self._late = display.LateView("values")
+        self._closed = self._stopped = self._failed = False
+        self._began = time.perf_counter()
+        self._lock = threading.Lock()
+        self.id = ""
+        self.title = title
+        self.showing = showing.joined(live, title, waited=waited)
+
+    # -- sending
+
+    def send(self) -> bool:
+        """Send as many calls as may be under way; whether there are more."""
+        self._late = display.LateView("values")
+        most = min(_AT_ONCE, (self._pace.ahead() if self._pace else _MOST_TASKS) - len(self.left))
+        taken: list[tuple[list[tuple[int, PendingCall[Any]]], Order, int]] = []
+        under_way = sum(sent.size for sent in list(self.left.values()))
+        with self._late:
+            while len(taken) < most and under_way < _MOST_BYTES and (calls := self._take()):
+                order, size = self._order([call for _, call in calls])
+                taken.append((calls, order, size))
+                under_way += size
+            if taken:
+                self._begin(taken)
+        return bool(self._next) or self._calls is not None
+
+    def _take(self) -> list[tuple[int, PendingCall[Any]]]:
+        """The calls of the next task: several where they are short, and of the same function."""
+        if not self._pull():
+            return []
+        first = self._next.popleft()
+        calls, function = [first], first[1].function
+        left = self._total - first[0] if self._total >= 0 else None
+        count = self._pace.next(left) if self._pace else 1
+        while len(calls) < count and _may_join(first[1]) and self._pull():
+            if self._next[0][1].function is not function or not _may_join(self._next[0][1]):
+                break
+            calls.append(self._next.popleft())
+        return calls
+
+    def _pull(self) -> bool:
+        """Whether there is a call to be sent next."""
+        if self._stopped:
+            return False
+        if not self._next and self._calls is not None:
+            for call in self._calls:
+                self._next.append((self._count, call))
+                self._count += 1
+                return True
+            self._calls = None
+        return bool(self._next)
+
+    def _order(self, calls: Sequence[PendingCall[Any]]) -> tuple[Order, int]:
+        """What is to be done, and how many bytes of arguments it holds."""
+        call = calls[0]
+        if call.rank is not None:
+            self.live.check_ranks([call.rank])
+        parcel = self._parcel(call.function)
+        arguments = [(one.args, one.kwargs) for one in calls]
+        blob, capture = collect_value(arguments, main(), self._ledger(), label=f"an argument of {call.function!r}")
+        size = blob.size + sum(one.size for one in capture.blobs)
+        order = Order(parcel, blob, capture, call.rank, call.timeout, self.showing.listener(), title=name_of(call))
+        order.together = len(calls) > 1
+        return order, size
+
+    def _ledger(self) -> Ledger:
+        """One rank needs all that a function reads: the pool's ledger speaks of what every rank has."""
+        with self.live.calls.lock:
+            return self.live.ledger.unsent()
+
+    def _parcel(self, function: Function[..., Any]) -> Parcel:
+        """The function where the nodes find it, brought there once for all of its calls."""
+        known = self._parcels.get(id(function))
+        if known is None:
+            blob, capture = collect_value(function.__wrapped__, main(), self._ledger(), label=repr(function))
+            parcel = self.live.calls.parcel(blob, capture, self._late.on_event, self._tick)
+            # With the function, so that no other has its id.
+            known = self._parcels[id(function)] = function, parcel
+        return known[1]
+
+    def _begin(self, taken: Sequence[tuple[list[tuple[int, PendingCall[Any]]], Order, int]]) -> None:
+        runs = self.live.calls.begin([order for _, order, _ in taken], self._late.on_event, self._tick)
+        if not self.id:
+            self.id = runs[0].call
+            self.live.registry.run_began(self.id, self.live.id, self.title)
+        begun = []
+        for (calls, order, size), run in zip(taken, runs, strict=True):
+            run.passing = self.many
+            kept = tuple(call for _, call in calls) if order.together else ()
+            sent = Sent(tuple(place for place, _ in calls), kept, run, size)
+            self.left[sent.places[0]] = sent
+            self._open += 1
+            begun.append(sent)
+        for sent in begun:
+            sent.run.task.add_done_callback(lambda _, sent=sent: self._on_end(sent))  # type: ignore[misc]
+
+    def _on_end(self, sent: Sent) -> None:
+        """In the manager's loop: a task is over."""
+        self.left.pop(sent.places[0], None)
+        self._failed = self._failed or sent.run.outcome.failed
+        self.on_end(sent)
+
+    def take(self, sent: Sent) -> dict[int, Any]:
+        """The results of a task that is over, by place; what it has left to others is sent again.
+
+        Raises
+        ------
+        Exception
+            What a call of it raised.
+        """
+        values = sent.values()
+        if self._pace is not None:
+            self._pace.note(float(sent.run.outcome.end.get("elapsed") or 0.0), len(values))
+        rest = list(zip(sent.places, sent.calls, strict=False))[len(values) :] if sent.run.together else []
+        self._next.extendleft(reversed(rest))
+        return dict(zip(sent.places, values, strict=False))
+
+    def _tick(self) -> None:
+        self._late.refresh()
+        self.showing.refresh()
+
+    # -- waiting
+
+    def __iter__(self) -> Iterator[Sent]:
+        """The tasks as they end."""
+        while (sent := self.next()) is not None:
+            yield sent
+
+    def next(self) -> Sent | None:
+        """The next task that ends, waited for; None where all have. An interrupt stops those that are left.
+
+        Raises
+        ------
+        KeyboardInterrupt
+            When it was interrupted here.
+        """
+        with counting_interrupts() as presses:
+            while not presses:
+                if not self.send() and not self._open:
+                    return None
+                try:
+                    sent = self._ended.get(timeout=_TICK)
+                except queue.Empty:
+                    self._tick()
+                else:
+                    self._open -= 1
+                    return sent
+            self._wait_for_stop(presses)
+        raise KeyboardInterrupt(f"{self.title} was interrupted")
+
+    def _wait_for_stop(self, presses: Sequence[object]) -> None:
+        """Stop what is left, and wait for it: the second interrupt ends kernels that did not heed the first."""
+        heeded = 0
+        while True:
+            if len(presses) > heeded:
+                heeded = len(presses)
+                self.stop(hard=heeded > 1)
+            if not self.left:
+                return
+            self._tick()
+            time.sleep(_TICK)
+
+    def stop(self, *, hard: bool = False) -> None:
+        """Stop the calls that are left: no more are begun, and those that are on are interrupted."""
+        self._stopped = True
+        self._next.clear()
+        self._calls = None
+        self.live.calls.cancel([sent.run for sent in list(self.left.values())], hard=hard)
+
+    def close(self, patience: float = _GRACE) -> None:
+        """Nobody waits any more: stop what is left, and take away what was sent."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+        if self.left:
+            self.stop()
+            end = time.monotonic() + patience
+            while self.left and time.monotonic() < end:
+                self._tick()
+                time.sleep(_TICK)
+        while not self._ended.empty():
+            self._ended.get().run.drop()
+        self.showing.leave()
+        for _, parcel in self._parcels.values():
+            self.live.calls.discard(parcel)
+        self._parcels.clear()
+        if self.many:
+            self.live.calls.tidy()
+        if self.id:
+            state = "failed" if self._failed else "ok"
+            self.live.registry.run_ended(self.id, state, time.perf_counter() - self._began)
+
+    def __enter__(self) -> Batch:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _may_join(call: PendingCall[Any]) -> bool:
+    """Whether a call may be made in one task with others: one with a limit of its own is stopped alone."""
+    return call.timeout is None and call.rank is None
+
+
+def note_restarts(live: Pool) -> None:
+    """What kernels had been sent that are no more is sent again, to those that are new."""
+    with live.calls.lock:
+        live.calls.note_writes(main())
+        fresh = live.take_restarted()
+        if len(fresh) == live.spec.world_size:
+            live.ledger.forget_nodes(main())
+        elif fresh:
+            live.ledger = live.ledger.unsent(fresh, live.spec.world_size)
+
+
+def main() -> dict[str, Any]:
+    """The notebook's, or script's, namespace."""
+    return vars(sys.modules["__main__"])
+
+
+def name_of(call: PendingCall[Any]) -> str:
+    """What a call's function is called."""
+    return str(getattr(call.function, "__name__", "function"))

@@ -1,0 +1,205 @@
+"""How calls meet a pool: captured, sent, shown, waited for and stopped."""
+
+from __future__ import annotations
+
+import operator
+import sys
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from .. import display
+from ..capture.collect import collect_value
+from ..errors import SpecError
+from ..pool.failures import BroadcastError
+from ..pool.manager import Pool
+from .batch import Batch, Sent, main, name_of, note_restarts
+from .futures import Future, settler
+from .targets import Target, pool_of
+
+if TYPE_CHECKING:
+    from .calls import PendingCall
+    from .functions import Function
+
+T = TypeVar("T")
+
+# -- what the operators do ---------------------------------------------------------------------------
+
+
+def one(call: PendingCall[T], pool: Target) -> T:
+    """``call >> pool``."""
+    live = pool_of(pool)
+    (result,) = _all(live, [call], f"{name_of(call)} >> {live.spec.name}", many=False)
+    return result
+
+
+def together(calls: Sequence[PendingCall[Any]], pool: Target) -> list[Any]:
+    """``group >> pool``."""
+    live = pool_of(pool)
+    return _all(live, calls, f"{len(calls)} calls >> {live.spec.name}")
+
+
+def each(function: Function[..., T], items: Iterable[Any], pool: Target) -> list[T]:
+    """``pool.map(function, items)``."""
+    live = pool_of(pool)
+    name = getattr(function, "__name__", "function")
+    calls, total = (function(item) for item in items), operator.length_hint(items, -1)
+    return _all(live, calls, f"{name} for each >> {live.spec.name}", total=total)
+
+
+def streamed(calls: Sequence[PendingCall[T]], pool: Target, *, ordered: bool) -> Iterator[T]:
+    """``gather(..., stream=True) >> pool``."""
+    live = pool_of(pool)
+    return Results(Batch(live, calls, f"{len(calls)} calls >> {live.spec.name}", waited=False), ordered=ordered)
+
+
+def later(call: PendingCall[T], pool: Target) -> Future[T]:
+    """``call > pool``."""
+    future: Future[Any] = _later([call], pool, repr(call.function), lambda values: values[0])
+    return future
+
+
+def together_later(calls: Sequence[PendingCall[Any]], pool: Target) -> Future[Any]:
+    """``group > pool``."""
+    return _later(calls, pool, f"{len(calls)} calls", tuple)
+
+
+def everywhere(call: PendingCall[T], pool: Target) -> list[T]:
+    """``call @ pool``."""
+    live = pool_of(pool)
+    if call.rank is not None:
+        raise SpecError(f"`@` runs a call on every rank, and on({call.rank}) on one: `call.on({call.rank}) >> pool`")
+    note_restarts(live)
+    payload = call.function.__wrapped__, call.args, call.kwargs
+    blob, capture = collect_value(payload, main(), live.ledger, label=repr(call.function))
+    title = f"{name_of(call)} @ {live.spec.name}"
+    view = display.run_view(title, range(live.spec.world_size), results=False, pool=live.spec.name)
+    with display.LateView("values") as late:
+        listeners: dict[str, Any] = {"listener": view.on_event, "on_send": late.on_event, "tick": late.refresh}
+        run = live.begin_call(blob, capture, timeout=call.timeout, **listeners)
+    try:
+        interrupted = live.wait(run, view.refresh)
+        result = live.finish(run)
+    except KeyboardInterrupt:
+        # Before or after those that are counted while it is waited for.
+        live.interrupt(run)
+        raise
+    finally:
+        live.note_writes(run, main())
+        view.finish(run.elapsed)
+    if interrupted:
+        raise KeyboardInterrupt(f"{call.function!r} was interrupted")
+    if run.failed:
+        raise BroadcastError(result, list(run.outcomes.values()))
+    return list(result)
+
+
+def _all(live: Pool, calls: Iterable[PendingCall[Any]], title: str, *, many: bool = True, total: int = -1) -> list[Any]:
+    """Run calls and wait for all; the first that fails stops the others."""
+    values: dict[int, Any] = {}
+    with Batch(live, calls, title, waited=True, many=many, joins=many, total=total) as batch:
+        for sent in batch:
+            values.update(batch.take(sent))
+    return [values[place] for place in range(len(values))]
+
+
+def _later(
+    calls: Sequence[PendingCall[Any]], pool: Target, name: str, put_together: Callable[[list[Any]], Any]
+) -> Future[Any]:
+    live = pool_of(pool)
+    future: Future[Any] = Future(name)
+    title = name_of(calls[0]) if len(calls) == 1 else f"{len(calls)} calls"
+    batch = Batch(live, calls, f"{title} > {live.spec.name}", waited=False, many=len(calls) > 1)
+    values: dict[int, Any] = {}
+
+    def take(sent: Sent) -> None:
+        """In the thread that sees to futures: one of the calls is over."""
+        error: BaseException | None = None
+        try:
+            values.update(batch.take(sent))
+        except BaseException as raised:
+            error = raised
+        over = len(values) == len(calls)
+        if error is not None or over or future.cancelled():
+            batch.stop()
+        if not batch.left:
+            batch.close()
+        if error is not None:
+            future.settle(_raiser(error))
+        elif over:
+            future.settle(lambda: put_together([values[at] for at in range(len(values))]))
+
+    future._stop = batch.stop
+    future._is_running = lambda: any(sent.run.placed for sent in list(batch.left.values()))
+    batch.on_end = lambda sent: settler.do(lambda: take(sent))
+    try:
+        while batch.send():
+            pass
+    except BaseException:
+        batch.stop()
+        batch.close()
+        raise
+    if not calls:
+        batch.close()
+        future.settle(lambda: put_together([]))
+    return future
+
+
+def _raiser(error: BaseException) -> Callable[[], Any]:
+    def work() -> Any:
+        raise error
+
+    return work
+
+
+class Results(Iterator[T]):
+    """The results of calls as they come; closed at its end, and where it is dropped before."""
+
+    def __init__(self, batch: Batch, *, ordered: bool) -> None:
+        self._batch = batch
+        self._ordered = ordered
+        self._early: dict[int, Sent] = {}
+        self._at = 0
+        try:
+            batch.send()
+        except BaseException:
+            batch.close()
+            raise
+
+    def __next__(self) -> T:
+        try:
+            return self._next()
+        except BaseException:
+            self.close()
+            raise
+
+    def _next(self) -> T:
+        while True:
+            sent = self._early.pop(self._at, None) if self._ordered else self._batch.next()
+            if sent is None:
+                sent = self._batch.next()
+                if sent is None:
+                    raise StopIteration
+                if self._ordered and sent.places[0] != self._at:
+                    self._early[sent.places[0]] = sent
+                    continue
+            self._at += 1
+            value: T = self._batch.take(sent)[sent.places[0]]
+            return value
+
+    def close(self) -> None:
+        """Stop what is left."""
+        for sent in self._early.values():
+            sent.run.drop()
+        self._early.clear()
+        self._batch.close()
+
+    def __enter__(self) -> Results[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # Where an interpreter ends, there may be nothing left to close it with.
+        if sys is not None and not sys.is_finalizing() and hasattr(self, "_batch"):
+            self._batch.close(patience=0.0)

@@ -1,0 +1,125 @@
+"""`Future`: what ``call > pool`` gives, a `concurrent.futures.Future` whose cancel reaches the rank."""
+
+from __future__ import annotations
+
+import concurrent.futures
+import contextlib
+import logging
+import queue
+import threading
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+_log = logging.getLogger(__name__)
+
+
+class Future(concurrent.futures.Future[T]):
+    """The result of a call that runs on a pool; made by ``call > pool``.
+
+    It is used as any other: with `concurrent.futures.wait` and `as_completed`, with `asyncio.wrap_future`,
+    from any thread. Where an interrupt comes while `result` or `exception` waits, the call is cancelled.
+
+    Parameters
+    ----------
+    name : str
+        What it is of.
+    """
+
+    def __init__(self, name: str) -> None:
+        super().__init__()
+        self.name = name
+        # Set by whoever sends the call: how it is stopped, and whether a rank is at it.
+        self._stop: Callable[[], None] = lambda: None
+        self._is_running: Callable[[], bool] = lambda: False
+
+    def cancel(self) -> bool:
+        """Stop the call: it is interrupted on its rank, or taken out of the queue. False where it is over."""
+        if self.cancelled():
+            return True
+        if not super().cancel():
+            return False
+        # Those who wait for several futures hear of it now.
+        with contextlib.suppress(concurrent.futures.InvalidStateError):
+            self.set_running_or_notify_cancel()
+        self._stop()
+        return True
+
+    def running(self) -> bool:
+        """Whether a rank has begun it, and not ended it."""
+        return not self.done() and self._is_running()
+
+    def result(self, timeout: float | None = None) -> T:
+        """What the function returned, waited for.
+
+        Raises
+        ------
+        Exception
+            What it raised, with the remote traceback as a note.
+        concurrent.futures.TimeoutError
+            When it is not there after ``timeout`` seconds; the call goes on.
+        """
+        with self._interruptible():
+            return super().result(timeout)
+
+    def exception(self, timeout: float | None = None) -> BaseException | None:
+        """What the function raised, or None; waited for as for `result`."""
+        with self._interruptible():
+            return super().exception(timeout)
+
+    @contextlib.contextmanager
+    def _interruptible(self) -> Any:
+        waiting = not self.done()
+        try:
+            yield
+        except KeyboardInterrupt:
+            if waiting:
+                self.cancel()
+            raise
+
+    def settle(self, work: Callable[[], T]) -> None:
+        """Take what ``work`` returns or raises, unless it has been cancelled."""
+        try:
+            value = work()
+        except BaseException as error:
+            with contextlib.suppress(concurrent.futures.InvalidStateError):
+                self.set_exception(error)
+        else:
+            with contextlib.suppress(concurrent.futures.InvalidStateError):
+                self.set_result(value)
+
+    def __repr__(self) -> str:
+        state = (
+            "cancelled" if self.cancelled() else "done" if self.done() else "running" if self.running() else "waiting"
+        )
+        return f"<Future of {self.name}: {state}>"
+
+
+class Settler:
+    """A thread in which futures get their results: callbacks may take their time, and the manager's loop must not."""
+
+    def __init__(self) -> None:
+        self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._thread: threading.Thread | None = None
+
+    def do(self, work: Callable[[], None]) -> None:
+        """Have something done in the thread, in its turn."""
+        self._work.put(work)
+        with self._lock:
+            if self._thread is None or not self._thread.is_alive():
+                self._thread = threading.Thread(target=self._run, name="sky-futures", daemon=True)
+                self._thread.start()
+
+    def _run(self) -> None:
+        while True:
+            work = self._work.get()
+            try:
+                work()
+            except Exception:
+                _log.exception("a future's result could not be seen to")
+            # It would be held until the next one comes.
+            del work
+
+
+settler = Settler()

@@ -1,0 +1,47 @@
+"""What may stand to the right of an operator: a `Compute`, a pool, or ``sky`` for the current one."""
+
+from __future__ import annotations
+
+from types import ModuleType
+from typing import Union
+
+from ..errors import PoolError
+from ..pool.live import pools
+from ..pool.manager import Pool
+from .pools import Holder, live_pool
+
+
+class Sky:
+    """Stands for the pool that is current when a call meets it: the innermost ``with`` block's, or ``%%sky``'s."""
+
+    @property
+    def pool(self) -> Pool | None:
+        """The current pool, or None."""
+        return pools.current
+
+    def __repr__(self) -> str:
+        live = self.pool
+        return f"<sky: the current pool, {'none' if live is None else repr(live.spec.name)}>"
+
+
+sky = Sky()
+"""The current pool: ``train() >> sky``. The package itself does as well, as ``import sky_jupyter as sky`` names it."""
+
+# Written so for Python 3.10, where a Protocol has no ``|`` of its own.
+Target = Union[Holder, Pool, Sky, ModuleType]  # noqa: UP007
+
+
+def pool_of(target: Target) -> Pool:
+    """The live pool that is meant.
+
+    Raises
+    ------
+    PoolError
+        When it is not started, there is none, or it is something else.
+    """
+    package = __name__.partition(".")[0]
+    if not (isinstance(target, Sky) or getattr(target, "__name__", "") == package):
+        return live_pool(target)
+    if pools.current is None:
+        raise PoolError("there is no current pool: use `with sky.Compute(...) as pool:`, or make one with `%sky up`")
+    return pools.current

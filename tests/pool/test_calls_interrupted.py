@@ -1,0 +1,82 @@
+"""Ctrl-C in a script that waits for calls: the ranks get it too, and the pool goes on."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import textwrap
+import time
+from pathlib import Path
+
+PATIENCE = 60.0
+SCRIPT = textwrap.dedent(
+    """
+    import sys
+    from pathlib import Path
+    import sky_jupyter as sky
+
+    @sky.function
+    def waits(mark):
+        import time
+        with open(mark, "a") as file:
+            file.write("begun\\n")
+        try:
+            time.sleep(600)
+        except KeyboardInterrupt:
+            with open(mark, "a") as file:
+                file.write("interrupted\\n")
+            raise
+
+    @sky.function
+    def rank_of():
+        return sky.instance_info().rank
+
+    WAYS = {
+        "one": lambda mark: waits(mark) >> pool,
+        "all": lambda mark: waits(mark) @ pool,
+        "map": lambda mark: pool.map(waits, [mark] * 6),
+        "gather": lambda mark: sky.gather(*[waits(mark)] * 6) >> pool,
+        "stream": lambda mark: list(sky.gather(*[waits(mark)] * 6, stream=True) >> pool),
+        "future": lambda mark: (waits(mark) > pool).result(),
+    }
+
+    if __name__ == "__main__":
+        with sky.Compute(nodes=2, name="interrupted") as pool:
+            for way, wait in WAYS.items():
+                try:
+                    wait(str(Path(sys.argv[1]) / way))
+                except KeyboardInterrupt:
+                    print(way, "interrupted", rank_of() @ pool, flush=True)
+    """
+)
+RANKS = {"one": 1, "all": 2, "map": 2, "gather": 2, "stream": 2, "future": 1}
+
+
+def begun(mark: Path) -> int:
+    return mark.read_text().count("begun") if mark.exists() else 0
+
+
+def test_an_interrupt_reaches_the_ranks_and_leaves_the_pool_usable(tmp_path: Path) -> None:
+    script = tmp_path / "script.py"
+    script.write_text(SCRIPT)
+    child = subprocess.Popen([sys.executable, script, tmp_path], stdout=subprocess.PIPE, text=True)
+    assert child.stdout is not None
+    try:
+        for way, ranks in RANKS.items():
+            mark, end = tmp_path / way, time.monotonic() + PATIENCE
+            while begun(mark) < ranks:
+                assert child.poll() is None, "the script has ended"
+                assert time.monotonic() < end, f"{way}: its calls do not begin"
+                time.sleep(0.02)
+            os.kill(child.pid, signal.SIGINT)
+            assert child.stdout.readline() == f"{way} interrupted [0, 1]\n"
+            # None but those that had begun were made, and each of those was interrupted.
+            assert sorted(mark.read_text().split()) == ["begun"] * ranks + ["interrupted"] * ranks
+        assert child.wait(PATIENCE) == 0
+    except BaseException:
+        child.kill()
+        raise
+    finally:
+        child.stdout.close()
