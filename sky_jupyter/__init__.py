@@ -31,25 +31,43 @@ _HOMES = {
     "PendingCall": "api",
     "Plugin": "plugins",
     "PoolError": "errors",
+    "ProvisionError": "errors",
     "RankDied": "errors",
     "RemoteError": "errors",
     "RemoteRepr": "node.standins",
     "SSH": "providers",
     "SkyError": "errors",
     "SpecError": "errors",
+    "barrier": "node.named",
+    "counter": "node.named",
+    "dict": "node.named",
     "function": "api",
     "gather": "api",
     "included": "node.modules",
     "instance_info": "node.runtime",
+    "is_head": "node.runtime",
+    "lock": "node.named",
+    "queue": "node.named",
+    "set": "node.named",
     "shard": "node.shard",
     "silent": "node.runtime",
     "sky": "api",
     "stderr": "node.runtime",
     "stdout": "node.runtime",
+    "stream": "api.streams",
 }
 _MODULES = ("accelerators", "plugins")
 
-__all__ = ["__version__", "load_ipython_extension", "unload_ipython_extension", *_MODULES, *_HOMES]  # noqa: PLE0604
+# `from sky_jupyter import *` takes nobody's own `dict` and `set` away.
+_STARLESS = ("dict", "set")
+
+__all__ = [  # noqa: PLE0604
+    "__version__",
+    "load_ipython_extension",
+    "unload_ipython_extension",
+    *_MODULES,
+    *(name for name in _HOMES if name not in _STARLESS),
+]
 
 if TYPE_CHECKING:
     from . import accelerators as accelerators
@@ -62,17 +80,26 @@ if TYPE_CHECKING:
     from .api import function as function
     from .api import gather as gather
     from .api import sky as sky
+    from .api.streams import stream as stream
     from .errors import BootstrapError as BootstrapError
     from .errors import CaptureError as CaptureError
     from .errors import NotInPoolError as NotInPoolError
     from .errors import PoolError as PoolError
+    from .errors import ProvisionError as ProvisionError
     from .errors import RankDied as RankDied
     from .errors import RemoteError as RemoteError
     from .errors import SkyError as SkyError
     from .errors import SpecError as SpecError
     from .node.modules import included as included
+    from .node.named import barrier as barrier
+    from .node.named import counter as counter
+    from .node.named import dict as dict  # noqa: A004 - what Skyward calls it
+    from .node.named import lock as lock
+    from .node.named import queue as queue
+    from .node.named import set as set  # noqa: A004 - what Skyward calls it
     from .node.runtime import InstanceInfo as InstanceInfo
     from .node.runtime import instance_info as instance_info
+    from .node.runtime import is_head as is_head
     from .node.runtime import silent as silent
     from .node.runtime import stderr as stderr
     from .node.runtime import stdout as stdout
@@ -87,7 +114,7 @@ if TYPE_CHECKING:
     from .spec import Image as Image
 
 
-def __getattr__(name: str) -> Any:
+def _find(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f".{name}", __name__)
     if name in _HOMES:
@@ -97,8 +124,13 @@ def __getattr__(name: str) -> Any:
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
+if not TYPE_CHECKING:
+    # Checkers know the names by their imports above, and are to tell of others.
+    __getattr__ = _find
+
+
 def __dir__() -> list[str]:
-    return sorted(__all__)
+    return sorted([*__all__, *_STARLESS])
 
 
 def load_ipython_extension(shell: Any) -> None:

@@ -19,6 +19,7 @@ from ..pool.calls import CallRun, Order, Parcel
 from ..pool.loop import counting_interrupts
 from ..pool.manager import Pool
 from . import showing
+from .kinds import refuse
 
 if TYPE_CHECKING:
     from .calls import PendingCall
@@ -198,8 +199,13 @@ class Batch:
         blob, capture = collect_value(arguments, main(), self._ledger(), label=f"an argument of {call.function!r}")
         size = blob.size + sum(one.size for one in capture.blobs)
         order = Order(parcel, blob, capture, call.rank, call.timeout, self.showing.listener(), title=name_of(call))
-        order.together = len(calls) > 1
+        order.together, order.stream = len(calls) > 1, self._stream_of(call)
         return order, size
+
+    def _stream_of(self, call: PendingCall[Any]) -> dict[str, Any] | None:
+        """Which of a call's items stream: here none do."""
+        refuse(call, "in a group, with `>` or in `map`")
+        return None
 
     def _ledger(self) -> Ledger:
         """One rank needs all that a function reads: the pool's ledger speaks of what every rank has."""
@@ -221,6 +227,7 @@ class Batch:
         if not self.id:
             self.id = runs[0].call
             self.live.registry.run_began(self.id, self.live.id, self.title)
+        self.last = runs[-1]
         begun = []
         for (calls, order, size), run in zip(taken, runs, strict=True):
             run.passing = self.many

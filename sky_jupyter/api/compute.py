@@ -15,11 +15,12 @@ from ..pool.manager import Pool
 from ..pool.moving import Transfer
 from ..providers import Local
 from ..spec import DEFAULT_JOURNAL, Accelerator, Image, PoolSpec, seconds, size
+from .names import SharedNames
 from .pools import get_files, live_pool, pull_value, put_files, resize_pool, start_pool
 from .running import Running
 
 
-class Compute(Running):
+class Compute(Running, SharedNames):
     """A pool for a ``with`` block; the block's end ends it.
 
     Parameters

@@ -12,6 +12,7 @@ from ..capture.collect import collect_value
 from ..errors import SpecError
 from ..pool.failures import BroadcastError
 from ..pool.manager import Pool
+from . import kinds, streams
 from .batch import Batch, Sent, main, name_of, note_restarts
 from .futures import Future, settler
 from .targets import Target, pool_of
@@ -28,6 +29,8 @@ T = TypeVar("T")
 def one(call: PendingCall[T], pool: Target) -> T:
     """``call >> pool``."""
     live = pool_of(pool)
+    if kinds.streams(call):
+        return streams.begin(live, call)
     (result,) = _all(live, [call], f"{name_of(call)} >> {live.spec.name}", many=False)
     return result
 
@@ -68,6 +71,10 @@ def everywhere(call: PendingCall[T], pool: Target) -> list[T]:
     live = pool_of(pool)
     if call.rank is not None:
         raise SpecError(f"`@` runs a call on every rank, and on({call.rank}) on one: `call.on({call.rank}) >> pool`")
+    if kinds.iterator_names(call.function.__wrapped__):
+        kinds.refuse(call, "with `@`: its iterator can be read once")
+    if kinds.streams(call):
+        return [streams.begin(live, call.on(rank)) for rank in range(live.spec.world_size)]
     note_restarts(live)
     payload = call.function.__wrapped__, call.args, call.kwargs
     blob, capture = collect_value(payload, main(), live.ledger, label=repr(call.function))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 from collections.abc import Callable
@@ -27,8 +28,11 @@ class Function(Generic[P, T]):
         """Bind arguments; nothing runs before the call meets a pool."""
         # A wrong call is told here and not on a node.
         if self._signature is None:
-            self._signature = inspect.signature(self.__wrapped__)
-        self._signature.bind(*args, **kwargs)
+            # Some that are built in have none.
+            with contextlib.suppress(ValueError):
+                self._signature = inspect.signature(self.__wrapped__)
+        if self._signature is not None:
+            self._signature.bind(*args, **kwargs)
         return PendingCall(self, args, kwargs)
 
     def local(self, *args: P.args, **kwargs: P.kwargs) -> T:

@@ -19,7 +19,9 @@ from ..spec import PoolSpec
 class Holder(Protocol):
     """What has a live pool, or None before it is started: `Compute`."""
 
-    pool: Pool | None
+    @property
+    def pool(self) -> Pool | None:
+        """The live pool."""
 
 
 def start_pool(spec: PoolSpec) -> Pool:

@@ -8,7 +8,7 @@ from typing import Any, TypeVar, overload
 from ..pool.manager import Pool
 from . import dispatch
 from .calls import Group, PendingCall, StreamedGroup
-from .functions import Function, function_of
+from .functions import function_of
 from .futures import Future
 
 T = TypeVar("T")
@@ -21,7 +21,7 @@ class Running:
     pool: Pool | None
 
     @overload
-    def map(self, function: Function[[Any], R], items: Iterable[Any]) -> list[R]: ...
+    def map(self, function: Callable[[T], PendingCall[R]], items: Iterable[T]) -> list[R]: ...
     @overload
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]: ...
     def map(self, function: Any, items: Iterable[Any]) -> list[Any]:

@@ -18,7 +18,7 @@ import secrets
 import socket
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,13 +29,15 @@ from . import look, metrics, modules, packages, stacks
 from .accelerators import Devices
 from .calls import Calls
 from .comms import Comms
-from .config import HostConfig
+from .config import HostConfig, member_name
 from .files import Files, places
 from .journal import Journal
+from .passing import Passing
 from .provisioner import Forkserver
 from .rank import Rank
 from .run import Run
 from .runtime import InstanceInfo
+from .sharing import Sharing
 from .values import Values
 
 _BATCH = 0.05
@@ -131,7 +133,10 @@ class Agent:
         tells = {number: rank.tell for number, rank in self.ranks.items()}
         self.calls = Calls(self)
         self.comms = Comms(tells, self.incarnation, lambda: self.may_forward, self.forward_comms)
+        self.passing = Passing(self)
+        self.sharing = Sharing(self.incarnation, member_name(node, config.shape))
         for number, rank in self.ranks.items():
+            rank.on_ask = functools.partial(self.on_ask, rank)
             rank.on_comm = functools.partial(self.on_comm, number)
             rank.on_end = functools.partial(self.on_kernel_end, number)
 
@@ -369,6 +374,7 @@ class Agent:
             self.comms.on_shown(rank, run, event["data"])
         if record.over.is_set():
             self.note_running()
+            self.passing.on_over(run)
         if not record.replied:
             return
         if record.over.is_set():
@@ -383,9 +389,24 @@ class Agent:
         self.comms.on_message(rank, message, run if run in self.runs else "")
         self.flush_soon()
 
+    def on_ask(self, rank: Rank, content: dict[str, Any], data: list[bytes]) -> None:
+        """A rank's code asks for something; see `asking`."""
+        generation = rank.generation
+
+        def tell(answer: dict[str, Any], data: Sequence[bytes] = ()) -> None:
+            # A kernel that came after the one that asked has not asked.
+            if rank.generation == generation:
+                rank.answer(answer, data)
+
+        if content.get("to") == "share":
+            self.sharing.on_ask(rank.number, generation, tell, content, data)
+        elif content.get("to") == "stream":
+            self.passing.on_ask(tell, content, data)
+
     def on_kernel_end(self, rank: int) -> None:
         """A rank's kernel has ended."""
         self.comms.on_end(rank)
+        self.sharing.on_end(rank, self.ranks[rank].generation)
         self.flush_soon()
 
     def flush_soon(self) -> None:

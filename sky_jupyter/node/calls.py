@@ -109,6 +109,9 @@ class Calls:
         about.update(shape=self.agent.config.shape, code=content.get("title", ""), began=time.time())
         record = self.agent.open(name, [rank.number], about)
         record.replied = True
+        if "stream" in content:
+            # Who reads it is to know at once where it is.
+            self.agent.forward(record)
         # The manager hears soon that it has begun, though it may say nothing for long.
         self.agent.flush_soon()
         task = asyncio.ensure_future(self.work(name, content, rank))

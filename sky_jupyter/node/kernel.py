@@ -26,6 +26,7 @@ import contextlib
 import faulthandler
 import functools
 import gc
+import inspect
 import os
 import select
 import signal
@@ -44,7 +45,7 @@ from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelapp import IPKernelApp
 from traitlets import DottedObjectName, Type
 
-from . import forgetting, givable, modules, packages, payload, results, stacks
+from . import asking, forgetting, givable, modules, packages, payload, results, stacks, streams
 from .reads import global_reads
 from .runtime import POOL_VARIABLE, instance_info
 
@@ -139,6 +140,10 @@ class SkyKernel(IPythonKernel):
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         if failed is not None:
             end = self.failure(failed)
+        if asking.interrupted:
+            if end["status"] == "interrupted" and not end.get("evalue"):
+                end["evalue"] = asking.interrupted[0]
+            asking.interrupted.clear()
         if end["status"] != "ok":
             forgetting.forget_trees(self.shell)
         end["elapsed"] = time.perf_counter() - began
@@ -223,21 +228,7 @@ class SkyKernel(IPythonKernel):
             if manifest:
                 payload.bind(manifest, namespace, instance_info().rank)
         before = {name: id(value) for name, value in namespace.items()}
-        function, calls = payload.load_call(content)
-        # The first one's is outermost, as with context managers that are entered in that order.
-        for plugin in reversed(self.sky_plugins):
-            if plugin.decorate is not None:
-                function = plugin.decorate(function)
-        began, values = time.perf_counter(), []
-        for args, kwargs in calls:
-            value = function(*args, **kwargs)
-            values.append(await value if asyncio.iscoroutine(value) else value)
-            if content.get("together"):
-                _end_lines()
-            # Short ones come together. Where they are not short after all, others may have the rest.
-            if time.perf_counter() - began > _MOST_TOGETHER:
-                break
-        value = values if content.get("together") else values[0]
+        value = await (self.streamed(content) if "stream" in content else self.called(content))
         return {
             "status": "ok",
             "bound": True,
@@ -257,6 +248,38 @@ class SkyKernel(IPythonKernel):
         return {"status": "ok"}
 
     # -- parts -------------------------------------------------------------------------------------
+
+    async def called(self, content: dict[str, Any]) -> Any:
+        """What a function returns, or where several calls of it come together, a list of what each does."""
+        function, calls = self.load_call(content)
+        began, values = time.perf_counter(), []
+        for args, kwargs in calls:
+            value = function(*args, **kwargs)
+            values.append(await value if inspect.iscoroutine(value) else value)
+            if content.get("together"):
+                _end_lines()
+            # Short ones come together. Where they are not short after all, others may have the rest.
+            if time.perf_counter() - began > _MOST_TOGETHER:
+                break
+        return values if content.get("together") else values[0]
+
+    async def streamed(self, content: dict[str, Any]) -> Any:
+        """What a function returns that reads iterators of the notebook or yields, of a generator what it returns."""
+        with streams.opened(content["run"]) as stream:
+            function, ((args, kwargs),) = self.load_call(content)
+            value = function(*args, **kwargs)
+            if inspect.iscoroutine(value):
+                value = await value
+            return await stream.send_all(value) if content["stream"]["out"] else value
+
+    def load_call(self, content: dict[str, Any]) -> tuple[Any, Any]:
+        """A function, as the plugins want it, and with which arguments it is to be called."""
+        function, calls = payload.load_call(content)
+        # The first one's is outermost, as with context managers that are entered in that order.
+        for plugin in reversed(self.sky_plugins):
+            if plugin.decorate is not None:
+                function = plugin.decorate(function)
+        return function, calls
 
     def find_code(self, content: dict[str, Any]) -> None:
         """Have what a request needs found: packages that were added, and the notebook's own modules as they are now."""

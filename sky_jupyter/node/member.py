@@ -22,7 +22,7 @@ import distributed.core
 from distributed import Worker
 from distributed.worker import get_worker
 
-from . import calls, comms, files, values
+from . import calls, comms, files, passing, values
 from . import scheduler as control
 from .accelerators import Devices
 from .agent import CALLS, Agent
@@ -72,6 +72,8 @@ class Member(control.WithoutHttp, Worker):
             self.handlers[f"sky_{name}"] = self.obeying(getattr(agent.values, f"sky_{name}"))
         for name in comms.CALLS:
             self.handlers[f"sky_{name}"] = self.obeying(getattr(agent.comms, f"sky_{name}"))
+        for name in passing.CALLS:
+            self.handlers[f"sky_{name}"] = self.obeying(getattr(agent.passing, f"sky_{name}"))
         # Asked by other agents, whichever manager they obey.
         self.handlers["sky_pieces"] = agent.files.sky_pieces
 
@@ -158,6 +160,7 @@ async def _stay_connected(agent: Agent, scheduler: str) -> None:
             async with Member(scheduler, agent) as member:
                 been_there, pause = True, _PAUSE
                 agent.connect(member.forward)
+                agent.sharing.connect(member)
                 await member.finished()
         except Exception:
             if not been_there:
@@ -167,6 +170,7 @@ async def _stay_connected(agent: Agent, scheduler: str) -> None:
             pause = min(1.5 * pause, _LONGEST_PAUSE)
         finally:
             agent.connect(None)
+            agent.sharing.connect(None)
             _forget_handlers()
         await asyncio.sleep(pause)
 

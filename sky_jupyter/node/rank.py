@@ -10,7 +10,7 @@ import re
 import secrets
 import signal
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +19,7 @@ import zmq.asyncio
 from jupyter_client.connect import write_connection_file
 from jupyter_client.session import Session
 
+from .asking import ANSWER, ASK
 from .comm_messages import COMM_TYPES
 from .messages import end_of, event_of, parts_of
 from .provisioner import ForkProvisioner, Forkserver
@@ -72,6 +73,8 @@ class Rank:
         # Told of comms' messages and exceptions that are shown, with the run that they are of; and of the kernel's end.
         self.on_comm: Callable[[dict[str, Any], str], None] = lambda message, run: None
         self.on_end: Callable[[], None] = lambda: None
+        # Told of what the kernel's code asks the agent for; see `asking`.
+        self.on_ask: Callable[[dict[str, Any], list[bytes]], None] = lambda content, data: None
         # Lines that native code prints and that tell a person nothing; set when plugins are entered.
         self.noise: re.Pattern[str] | None = None
         self._log_start = 0
@@ -187,6 +190,11 @@ class Rank:
                 message["header"]["msg_id"] = message["msg_id"] = told["id"]
             self._session.send(self._shell, message, buffers=buffers or None)
 
+    def answer(self, content: dict[str, Any], data: Sequence[bytes] = ()) -> None:
+        """Answer what the kernel's code has asked for; it hears it whatever its main thread is at."""
+        if self.pid:
+            self._session.send(self._control, self._session.msg(ANSWER, content), buffers=list(data) or None)
+
     async def signal(self, number: int) -> None:
         """Send a signal to the kernel and its subprocesses; an interrupt waits until it can be heeded."""
         if number == signal.SIGINT:
@@ -276,6 +284,10 @@ class Rank:
             return
         if kind in COMM_TYPES or kind == "error":
             self.on_comm(message, run)
+            return
+        if kind == ASK:
+            if isinstance(content, dict):
+                self.on_ask(content, [bytes(one) for one in message.get("buffers") or ()])
             return
         event = event_of(kind, content)
         if event is not None:

@@ -11,6 +11,7 @@ import functools
 import inspect
 import json
 import os
+import socket
 import sys
 from collections.abc import Callable, Generator, Iterable, Mapping
 from contextvars import ContextVar
@@ -115,6 +116,11 @@ class InstanceInfo:
         object.__setattr__(self, "ports", dict(self.ports))
 
     @property
+    def total_accelerators(self) -> int:
+        """`accelerators` of all nodes, which have equally many."""
+        return self.accelerators * self.total_nodes
+
+    @property
     def is_head(self) -> bool:
         """Whether this is rank 0, the one of all ranks that speaks where one shall."""
         return self.rank == 0
@@ -123,6 +129,38 @@ class InstanceInfo:
     def addr(self) -> str:
         """The address of this node, as the other nodes reach it."""
         return self.peers[self.node]
+
+    @property
+    def hostname(self) -> str:
+        """What this machine calls itself."""
+        return socket.gethostname()
+
+    # The same by the names that Skyward has for them.
+
+    @property
+    def nodes(self) -> int:
+        """`total_nodes`."""
+        return self.total_nodes
+
+    @property
+    def worker(self) -> int:
+        """`local_rank`."""
+        return self.local_rank
+
+    @property
+    def workers_per_node(self) -> int:
+        """`ranks_per_node`."""
+        return self.ranks_per_node
+
+    @property
+    def total_workers(self) -> int:
+        """`world_size`."""
+        return self.world_size
+
+    @property
+    def global_worker_index(self) -> int:
+        """`rank`."""
+        return self.rank
 
     def port(self, name: str) -> int:
         """The port on the head for the coordinator of plugin `name`; `head_port` if it has none of its own."""
@@ -186,6 +224,17 @@ def instance_info() -> InstanceInfo:
             "call it in a %%sky cell or in a function that runs on a pool"
         )
     return _parsed(text)
+
+
+def is_head() -> bool:
+    """Whether this process is rank 0 of its pool: ``instance_info().is_head``.
+
+    Raises
+    ------
+    NotInPoolError
+        When this process is no rank of a pool.
+    """
+    return instance_info().is_head
 
 
 @functools.lru_cache(maxsize=4)

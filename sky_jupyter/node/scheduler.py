@@ -16,6 +16,7 @@ from distributed.security import Security
 from tornado.httpserver import HTTPServer
 
 from .clock import keep_streams_moving
+from .commons import Commons
 
 # The default for both sides: certificates of the pool only, nothing in the clear.
 DASK_SETTINGS: dict[str, Any] = {
@@ -63,6 +64,10 @@ CALL = "sky-call"
 
 class PoolScheduler(WithoutHttp, Scheduler):
     """A pool's scheduler."""
+
+    def __init__(self, *arguments: Any, **options: Any) -> None:
+        super().__init__(*arguments, **options)
+        self.commons = Commons(self)
 
     def is_rootish(self, ts: TaskState) -> bool:
         """Whether a task waits for a free place: Dask's rule, and any function call that may be on any rank."""

@@ -9,16 +9,48 @@ import random
 import sys
 import warnings
 from collections.abc import Mapping, Sequence, Set
-from typing import Any
+from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
 
 from ..errors import SpecError
 from .runtime import instance_info
 
+if TYPE_CHECKING:
+    from typing_extensions import Unpack
+
+A = TypeVar("A")
+B = TypeVar("B")
+C = TypeVar("C")
+D = TypeVar("D")
 # Lengths that this process has been warned about, so that a loop over epochs warns once.
 _warned: set[tuple[int, int]] = set()
 
 
-def shard(*arrays: Any, shuffle: bool = False, seed: int = 0, drop_last: bool = False) -> Any:
+class _How(TypedDict, total=False):
+    shuffle: bool
+    seed: int
+    drop_last: bool
+    node: int | None
+    total_nodes: int | None
+
+
+@overload
+def shard(array: A, /, **how: Unpack[_How]) -> A: ...
+@overload
+def shard(first: A, second: B, /, **how: Unpack[_How]) -> tuple[A, B]: ...
+@overload
+def shard(first: A, second: B, third: C, /, **how: Unpack[_How]) -> tuple[A, B, C]: ...
+@overload
+def shard(first: A, second: B, third: C, fourth: D, /, **how: Unpack[_How]) -> tuple[A, B, C, D]: ...
+@overload
+def shard(*arrays: Any, **how: Unpack[_How]) -> tuple[Any, ...]: ...
+def shard(
+    *arrays: Any,
+    shuffle: bool = False,
+    seed: int = 0,
+    drop_last: bool = False,
+    node: int | None = None,
+    total_nodes: int | None = None,
+) -> Any:
     """This rank's part of each array.
 
     Without `drop_last` rank r gets the items r, r + world_size, r + 2 * world_size, …: every item
@@ -37,6 +69,9 @@ def shard(*arrays: Any, shuffle: bool = False, seed: int = 0, drop_last: bool = 
         Picks the order; use the epoch's number for a new one each epoch.
     drop_last : bool
         Whether all ranks get equally many items, and which: see above.
+    node, total_nodes : int, optional
+        The part of another rank, or with other numbers of ranks, by Skyward's words for them. With both, no
+        pool is needed.
 
     Returns
     -------
@@ -59,11 +94,24 @@ def shard(*arrays: Any, shuffle: bool = False, seed: int = 0, drop_last: bool = 
     if not arrays:
         raise SpecError("shard needs at least one array, as in sky.shard(x, y)")
     length = common_length({f"argument {at} of shard": array for at, array in enumerate(arrays, 1)})
-    info = instance_info()
-    _warn_if_uneven(length, info.rank, info.world_size, drop_last)
-    chosen = indices(length, info.rank, info.world_size, shuffle, seed, drop_last)
+    rank, world_size = _place(node, total_nodes)
+    if node is None:
+        _warn_if_uneven(length, rank, world_size, drop_last)
+    chosen = indices(length, rank, world_size, shuffle, seed, drop_last)
     parts = tuple(take(array, chosen) for array in arrays)
     return parts[0] if len(parts) == 1 else parts
+
+
+def _place(node: int | None, total_nodes: int | None) -> tuple[int, int]:
+    """Whose part is meant: this rank's, unless another is named."""
+    if node is None or total_nodes is None:
+        info = instance_info()
+        node = info.rank if node is None else node
+        total_nodes = info.world_size if total_nodes is None else total_nodes
+    whole = all(isinstance(number, int) and not isinstance(number, bool) for number in (node, total_nodes))
+    if not whole or not 0 <= node < total_nodes:
+        raise SpecError(f"shard has no part {node!r} of {total_nodes!r}: parts are numbered from 0")
+    return node, total_nodes
 
 
 def common_length(arrays: Mapping[str, Any]) -> int:

@@ -214,6 +214,11 @@ class Parcel:
     capture: Capture
     # Holds the files.
     run: Run
+    # What the nodes have been given that calls of it import.
+    modules: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        self.modules |= self.capture.modules
 
 
 @dataclass
@@ -233,6 +238,8 @@ class Order:
     # Whether its arguments are those of several calls, one after the other, whose values come as a list.
     together: bool = False
     title: str = ""
+    # Which of its items stream, where any do; it is not begun again then: somebody may have read some.
+    stream: dict[str, Any] | None = None
 
 
 class Calls:
@@ -280,7 +287,7 @@ class Calls:
         retries = RETRIES if asked is None else int(asked)
         runs, owns = [], []
         for order in orders:
-            run = CallRun(launch.new_id(), order.listener, order.rank, retries)
+            run = CallRun(launch.new_id(), order.listener, order.rank, 0 if order.stream else retries)
             run.capture = order.parcel.capture if order.arguments is None else order.capture
             run.on_over, run.on_left = self._on_over, self._on_left
             # No rank sets its frameworks up anew beside what it works on.
@@ -302,8 +309,18 @@ class Calls:
             own["together"] = True
         if order.timeout is not None:
             own["timeout"] = order.timeout
-        blob, blobs = order.arguments, order.capture.blobs
+        if order.stream is not None:
+            own["stream"] = order.stream
+        blob, blobs, parcel = order.arguments, order.capture.blobs, order.parcel
         if blob is None:
+            return own
+        if not order.capture.modules <= parcel.modules:
+            # Arguments of the user's own types need his modules there, as functions do.
+            carrier = run.carrier = self.pool._new_run([], ignore, order.capture)
+            told = self.pool._ship(carrier, on_send, tick, blob)
+            own.update(arguments=told.pop("blob"), more=told.pop("manifest"))
+            parcel.modules |= order.capture.modules
+            parcel.content.update(told)
             return own
         if not blob.buffers and len(blob.pickled) <= _INLINE and not blobs:
             own["inline"] = base64.b64encode(blob.pickled).decode()
@@ -476,6 +493,9 @@ class Calls:
         future = self._futures.pop(run.call, None)
         if future is not None:
             future.release()
+        if run.outcome.status == "lost":
+            # Dask would have another node do it, and may have begun to.
+            self.pool.supervisor.do(self._cancel([run], False))
         # Not among what the supervisor does for the pool: that ends with it, and whoever waits has to hear of it.
         task = asyncio.ensure_future(self._finish(run))
         self._finishing.add(task)

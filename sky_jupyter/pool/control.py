@@ -34,6 +34,7 @@ FAR_ABSENCE = 30.0
 # Calls that may be made again where a connection broke: an agent that has done it knows.
 _REPEATABLE = frozenset({"start", "read", "page", "runs", "status", "ping", "ports", "fetch", "where", "heard"})
 _REPEATABLE |= {"comms", "look", "plan", "take", "taken", "untake", "find", "tidy", "uncode", "packages"}
+_REPEATABLE |= {"stream_take", "stream_read", "stream_give", "stream_close"}
 
 
 class Watcher(Protocol):

@@ -10,6 +10,7 @@ import threading
 from collections.abc import Iterator
 
 from ..errors import PoolError, nearest
+from ..node import asking
 from .manager import Pool
 
 
@@ -114,3 +115,5 @@ class LivePools:
 
 
 pools = LivePools()
+# What `sky.dict` and its like mean in this process.
+asking.outside[:] = [lambda: pools.need(None).shared.shares]

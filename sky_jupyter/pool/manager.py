@@ -30,6 +30,7 @@ from .record import PoolRecord
 from .registry import PoolRow
 from .results import CellError, CellResult
 from .runs import Run
+from .shared import PoolShares
 from .stock import take_stock
 from .submitting import Call, Submitter
 from .where import Where, ask
@@ -69,6 +70,7 @@ class Pool(PoolLife):
         self.ledger = Ledger()
         self.code = PoolCode(self)
         self.packages = PoolPackages(self)
+        self.shared = PoolShares(self)
         self.calls = Calls(self)
         self.submitter: Submitter | None = None
         self.current: Run | None = None

@@ -261,7 +261,7 @@ def exception_of(outcome: Outcome) -> Exception:
     if outcome.status == "interrupted" and "timeout" in end:
         return TimedOut(f"{where} was stopped{end.get('why', '')}")
     if outcome.status == "interrupted":
-        return RankInterrupted(f"{where} was interrupted{end.get('why', '')}")
+        return RankInterrupted(f"{where} was {_interrupted(end)}")
     error: BaseException | None = None
     if end.get("exception"):
         try:
@@ -346,11 +346,17 @@ def _blocks(failed: Sequence[Outcome]) -> list[str]:
     return blocks
 
 
+def _interrupted(end: Mapping[str, Any]) -> str:
+    """That a rank was interrupted, why, and in which wait where it says so."""
+    at = end.get("evalue") if end.get("ename") == "KeyboardInterrupt" else ""
+    return f"interrupted{f' while {at}' if at else ''}{end.get('why', '')}"
+
+
 def _told(outcome: Outcome) -> str:
     """What is to be said of a failed rank, without its number, so that equal fates are told once."""
     end = outcome.end
     if outcome.status == "interrupted":
-        return f"interrupted{end.get('why', '')}"
+        return _interrupted(end)
     if outcome.status == "error":
         lines = "\n".join(end.get("traceback", [])).splitlines()
         # IPython's rule would stand right below ours.

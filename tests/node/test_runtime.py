@@ -48,6 +48,14 @@ def test_info_answers_what_follows_from_its_fields():
     assert (INFO.port("jax"), INFO.port("torch")) == (4001, 4000)
 
 
+def test_the_head_knows_that_it_is_one(on_rank):
+    on_rank(HEAD)
+    assert runtime.is_head()
+    on_rank(replace(INFO, accelerators=8))
+    assert not runtime.is_head()
+    assert instance_info().total_accelerators == 16
+
+
 def test_a_pool_of_one_node_needs_no_list_of_peers():
     info = InstanceInfo(0, 0, 1, 1, 1, 0, "127.0.0.1", 4000)
     assert info.addr == "127.0.0.1"

@@ -151,6 +151,16 @@ def test_several_arrays_give_a_tuple_and_one_gives_itself(on_rank):
     assert shard([1, 2, 3, 4], "abcd", drop_last=True) == ([1, 2], "ab")
 
 
+def test_the_part_of_another_rank_can_be_asked_for_anywhere(on_rank):
+    assert [shard("abcdefg", node=node, total_nodes=3) for node in range(3)] == ["adg", "be", "cf"]
+    on_rank(1, 2)
+    assert shard([1, 2, 3, 4], node=0) == [1, 3]
+    assert shard([1, 2, 3, 4], total_nodes=4) == [2]
+    for node, total in ((3, 3), (-1, 3), (True, 2), (0.5, 2), ("0", 2)):
+        with pytest.raises(SpecError, match="has no part"):
+            shard([1, 2, 3], node=node, total_nodes=total)
+
+
 def test_uneven_lengths_are_warned_about_once_and_by_rank_0_only(on_rank):
     on_rank(0, 2)
     with pytest.warns(UserWarning, match=r"1 of 2 ranks 3 items and the others 2.*drop_last=True"):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import importlib
 import os
 import signal
 import threading
@@ -189,6 +190,15 @@ def test_what_is_no_pool_and_no_call_is_refused(compute: sky.Compute) -> None:
 def test_arguments_and_results_of_megabytes_go_and_come(compute: sky.Compute) -> None:
     data = [bytes([x]) * 2_000_000 for x in range(4)]
     assert compute.map(lambda one: one[:1] * len(one), data) == data
+
+
+def test_arguments_bring_the_modules_of_their_types(
+    compute: sky.Compute, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "own_shapes.py").write_text("class Circle:\n    def area(self):\n        return 3\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    circle = importlib.import_module("own_shapes").Circle()
+    assert compute.map(lambda shape: shape.area(), [circle, circle]) == [3, 3]
 
 
 # Futures.

@@ -93,10 +93,25 @@ def test_functions_run_on_hosts_that_do_not_reach_each_other(world: World) -> No
 
         return socket.gethostname(), extra
 
+    @sky.function
+    def shared(value: int) -> list[int]:
+        with sky.lock("one"):
+            sky.dict("all")[sky.instance_info().rank] = value
+        sky.barrier("all").wait()
+        return sky.dict("all").values()
+
+    @sky.function
+    def doubled(numbers: Iterator[int]) -> Iterator[int]:
+        for number in numbers:
+            yield 2 * number
+
     cut(world, 0, 1)
     with nothing_left(world, []), sky.Compute(provider=provider()) as pool:
         assert where(5) @ pool == [("host0", 5), ("host1", 5)]
         assert {(where(6) >> pool)[0] for _ in range(4)} <= {"host0", "host1"}
+        # What they share by name, and what streams, goes through the link too.
+        assert shared(3) @ pool == [[3, 3], [3, 3]]
+        assert list(doubled(iter(range(30))).on(1) >> pool) == list(range(0, 60, 2))
 
 
 @pytest.mark.parametrize("seconds", [5, pytest.param(30, marks=pytest.mark.long)])

@@ -21,6 +21,7 @@ from sky_jupyter.pool.results import CellError
 from tests.hosts.world import World, hosts, skip_unless_hosts_run
 from tests.pool.pools import run
 from tests.pool.remote import MARKS, is_clean, nothing_here, provider, ssh_pool, wait_until
+from tests.programs import ROOT, run_program
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("config")]
 
@@ -115,7 +116,7 @@ def test_functions_run_on_hosts_by_compute(world: World, capsys: pytest.CaptureF
     prepare = sky.Plugin.create("prepare").with_bootstrap(lambda spec: [step, "echo again >>looked"])
 
     def louder(function: Any) -> Any:
-        return lambda extra: (*function(extra), "!")
+        return (lambda extra: (*function(extra), "!")) if function.__name__ == "where" else function
 
     @sky.function
     def where(extra: int) -> tuple[str, int]:
@@ -132,6 +133,9 @@ def test_functions_run_on_hosts_by_compute(world: World, capsys: pytest.CaptureF
             assert host.run("cat ~/looked", user="ada") == f"{len(SECRET)} []again\n"
             assert host.run(f"grep -rls {SECRET} /home /tmp /dev/shm /run /var/log; :") == ""
         assert SECRET not in repr((capsys.readouterr(), pool.pool))
+        data = [bytes([number]) * 1_500_000 for number in range(4)]
+        assert pool.map(bytes.upper, data) == data
+        assert (where(7).on(1) > pool).result(60) == ("host1", 7, "!")
     for host in world:
         wait_until(lambda host=host: is_clean(host))
 
@@ -262,3 +266,13 @@ def test_a_pool_that_its_notebook_left_is_ended_by_the_program_that_servers_run(
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "pool stray: ended\n", "")
     wait_until(lambda: all(is_clean(host) for host in world) and nothing_here(id))
+
+
+def test_a_program_runs_unchanged_on_hosts(world: World, tmp_path: Path) -> None:
+    program = tmp_path / "parallel.py"
+    local = (ROOT / "examples" / "parallel.py").read_text(encoding="utf-8")
+    program.write_text(local.replace("sky.Local()", "sky.SSH(['host0', 'host1'], offline=True)"), encoding="utf-8")
+    said = run_program(program, folder=tmp_path)
+    assert "both: 7 1024!" in said
+    assert "as they end: [0.05, 0.6]" in said
+    assert "future: 18446744073709551616" in said

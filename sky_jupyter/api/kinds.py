@@ -1,0 +1,86 @@
+"""Which calls stream: those of functions that yield, and of functions that read an ``Iterator[T]``."""
+
+from __future__ import annotations
+
+import collections.abc
+import contextlib
+import inspect
+import re
+import sys
+import types
+import typing
+import weakref
+from typing import TYPE_CHECKING, Any
+
+from ..errors import SpecError
+
+if TYPE_CHECKING:
+    from .calls import PendingCall
+
+# An annotation that is a text, of one that may be left out too.
+_ITERATOR = re.compile(r"(?:(?:\w+\.)*Optional\[)?(?:\w+\.)*Iterator\b(?:\[|\W|$)")
+_UNIONS = (typing.Union, getattr(types, "UnionType", typing.Union))
+# Looked at once, however often a function is called.
+_known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
+
+
+def is_generator(function: Any) -> bool:
+    """Whether a function yields, as far as can be seen."""
+    inner = inspect.unwrap(function)
+    return any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in (function, inner))
+
+
+def iterator_names(function: Any) -> list[str]:
+    """The parameters of a function that are annotated as an ``Iterator[T]``."""
+    inner = inspect.unwrap(function)
+    found = [name for name, hint in _hints(inner).items() if name != "return" and _is_iterator(hint)]
+    if not found:
+        return []
+    # `*args` and `**more` are tuples and dicts of such, and are sent whole.
+    several = inspect.Parameter.VAR_POSITIONAL, inspect.Parameter.VAR_KEYWORD
+    return [name for name in found if inspect.signature(inner).parameters[name].kind not in several]
+
+
+def _hints(function: Any) -> dict[str, Any]:
+    """A function's annotations, evaluated as far as that can be here; those left as texts say what they are."""
+    with contextlib.suppress(Exception):
+        return typing.get_type_hints(function)
+    if sys.version_info >= (3, 14):
+        import annotationlib
+
+        with contextlib.suppress(Exception):
+            return dict(annotationlib.get_annotations(function, format=annotationlib.Format.FORWARDREF))
+    with contextlib.suppress(Exception):
+        return dict(getattr(function, "__annotations__", {}))
+    return {}
+
+
+def _is_iterator(hint: Any) -> bool:
+    if isinstance(hint, str):
+        return _ITERATOR.match(hint.strip(" \"'")) is not None
+    parts = typing.get_args(hint) if typing.get_origin(hint) in _UNIONS else (hint,)
+    return any((typing.get_origin(part) or part) in (collections.abc.Iterator, typing.Iterator) for part in parts)
+
+
+def streams(call: PendingCall[Any]) -> bool:
+    """Whether a call's items stream, either way."""
+    known = _known.get(call.function)
+    if known is None:
+        inner = call.function.__wrapped__
+        known = _known[call.function] = is_generator(inner) or bool(iterator_names(inner))
+    return known
+
+
+def refuse(call: PendingCall[Any], how: str) -> None:
+    """Say of a call that streams that it cannot be sent so.
+
+    Raises
+    ------
+    SpecError
+        When it does.
+    """
+    if streams(call):
+        raise SpecError(
+            f"{call.function!r} streams, and somebody has to read meanwhile: send it with `>>`, not {how}. "
+            "Several can be read side by side: `[call.on(rank) >> pool for rank in …]`, and `zip`"
+        )

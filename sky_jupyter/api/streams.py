@@ -1,0 +1,280 @@
+"""Calls whose items stream: a generator's out of its rank, and an iterator's of the notebook into it."""
+
+from __future__ import annotations
+
+import copy
+import inspect
+import pickle
+import queue
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ..errors import SpecError
+from ..node import results
+from ..node.streams import Outside, dump_item
+from ..pool.loop import counting_interrupts
+from ..pool.results import ValueNotHere
+from ..pool.streams import Flow, Wanted, Yielded
+from .batch import Batch, name_of
+from .kinds import is_generator, iterator_names
+
+if TYPE_CHECKING:
+    from ..pool.calls import CallRun
+    from ..pool.manager import Pool
+    from .calls import PendingCall
+    from .functions import Function
+
+T = TypeVar("T")
+_TICK = 0.05
+# So long a generator may take to its next item, where the stream is closed, before it is interrupted.
+_PATIENCE = 2.0
+# An item of the notebook's iterator has at most so many bytes; so many, or so long, is read for one answer.
+_MOST_ITEM = 256 << 20
+_MOST_BYTES, _MOST_SECONDS = 1 << 20, 0.02
+
+
+def taken_out(call: PendingCall[T]) -> tuple[PendingCall[T], list[Iterator[Any]]]:
+    """The call with something in the place of each iterator that streams, and these iterators.
+
+    Raises
+    ------
+    SpecError
+        When what is given for one cannot be read one by one.
+    """
+    function = call.function.__wrapped__
+    names = iterator_names(function)
+    bound = inspect.signature(function).bind(*call.args, **call.kwargs)
+    sources: list[Iterator[Any]] = []
+    for name in names:
+        if name in bound.arguments and bound.arguments[name] is not None:
+            try:
+                sources.append(iter(bound.arguments[name]))
+            except TypeError:
+                kind = type(bound.arguments[name]).__name__
+                raise SpecError(
+                    f"{name} of {call.function!r} is an Iterator: {kind} cannot be read one by one"
+                ) from None
+            bound.arguments[name] = Outside(len(sources) - 1)
+    other = copy.copy(call)
+    other.args, other.kwargs = bound.args, bound.kwargs
+    return other, sources
+
+
+# -- reading -----------------------------------------------------------------------------------------
+
+
+class StreamBatch(Batch):
+    """A batch of one call, whose items stream."""
+
+    def _stream_of(self, call: PendingCall[Any]) -> dict[str, Any] | None:
+        return {"out": is_generator(call.function.__wrapped__)}
+
+
+class Stream(Iterator[T]):
+    """What a generator on a rank yields, as it comes; made by ``call >> pool``.
+
+    The generator is a few items ahead at most. It is closed, and its rank free, when this is read to its
+    end, closed or dropped. What it raises is raised in its place.
+
+    Attributes
+    ----------
+    result
+        What the generator returned, when it is at its end; ``yield from`` gives it too.
+    """
+
+    def __init__(self, batch: Batch, sources: list[Iterator[Any]]) -> None:
+        self._batch, self._sources = batch, sources
+        self._source_error: BaseException | None = None
+        self._over = False
+        self.result: Any = None
+        try:
+            batch.send()
+            self._run: CallRun = batch.last
+            self._flow = Flow(batch.live, self._run)
+        except BaseException:
+            self._over = True
+            batch.close()
+            raise
+
+    def __next__(self) -> T:
+        if self._over:
+            raise StopIteration
+        try:
+            item = self._wait()
+            if item is not None:
+                self._flow.note_read()
+                return self._load(item)
+            self.result = self._outcome()
+        except BaseException:
+            self.close()
+            raise
+        self.close()
+        raise StopIteration(self.result)
+
+    def _load(self, item: Yielded) -> T:
+        try:
+            return pickle.loads(item.pickled)
+        except Exception as error:
+            raise ValueNotHere(
+                f"an item of {self._batch.title} could not be rebuilt here: {type(error).__name__}: {error}"
+            ) from None
+
+    def _wait(self) -> Yielded | None:
+        """The next item; None when the call is over. What the rank wants meanwhile of the notebook, it gets."""
+        while True:
+            try:
+                news = self._next()
+            except KeyboardInterrupt:
+                self._stop()
+                raise
+            if not isinstance(news, Wanted):
+                return news
+            self._give(news)
+
+    def _next(self) -> Yielded | Wanted | None:
+        while True:
+            try:
+                return self._flow.next(_TICK)
+            except queue.Empty:
+                self._batch.showing.refresh()
+
+    def _stop(self) -> None:
+        """The person has interrupted: so is the rank, and with the second interrupt its kernel ended."""
+        presses = 1
+        with counting_interrupts() as more:
+            heeded = -1
+            while self._batch.left:
+                if len(more) > heeded:
+                    heeded = len(more)
+                    self._batch.stop(hard=heeded + presses > 1)
+                self._batch.showing.refresh()
+                time.sleep(_TICK)
+
+    def _outcome(self) -> Any:
+        self._batch.next()
+        try:
+            return self._run.value()
+        except Exception as error:
+            if self._source_error is not None:
+                raise error from self._source_error
+            raise
+
+    # -- what the rank wants
+
+    def _give(self, wanted: Wanted) -> None:
+        """Read on in an iterator of the notebook, as far as the rank has asked for."""
+        items: list[bytes] = []
+        size, began = 0, time.monotonic()
+        source = self._sources[wanted.index]
+        try:
+            while len(items) < wanted.most and size < _MOST_BYTES:
+                item = dump_item(next(source))
+                if len(item) > _MOST_ITEM:
+                    raise SpecError(
+                        f"an item of a streamed iterator can have {_MOST_ITEM >> 20} MB, and this one has "
+                        f"{len(item) / 1e6:.0f} MB"
+                    )
+                items.append(item)
+                size += len(item)
+                if time.monotonic() - began > _MOST_SECONDS:
+                    break
+        except StopIteration:
+            self._flow.give(wanted, items, end=True)
+        except Exception as error:
+            self._fail(wanted, items, error)
+        else:
+            self._flow.give(wanted, items)
+
+    def _fail(self, wanted: Wanted, items: list[bytes], error: Exception) -> None:
+        """The notebook's iterator has raised: what came before goes first, and it is raised on the rank then."""
+        self._source_error = error
+        index = wanted.index
+        self._sources[index] = _raising(error)
+        if items:
+            self._flow.give(wanted, items)
+            return
+        text = f"{type(error).__name__}: {error}"
+        self._flow.give(wanted, [], error=text, exception=results.dump_exception(error))
+
+    # -- the end
+
+    def close(self) -> None:
+        """Close the generator on its rank, which runs what it has in ``finally``, and free the rank.
+
+        One that takes more than two seconds to its next item is interrupted.
+        """
+        if self._over:
+            return
+        self._over = True
+        self._flow.close()
+        end = time.monotonic() + _PATIENCE
+        while self._batch.left and time.monotonic() < end:
+            time.sleep(0.01)
+        self._batch.close()
+
+    def __enter__(self) -> Stream[T]:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def __del__(self) -> None:
+        # Where an interpreter ends, there may be nothing left to close it with.
+        if sys is None or sys.is_finalizing() or getattr(self, "_over", True):
+            return
+        if threading.current_thread().name == "sky-loop":
+            # Whoever waits for the loop in the loop waits for ever.
+            threading.Thread(target=_close, args=(self._flow, self._batch), daemon=True).start()
+        else:
+            self.close()
+
+    def __repr__(self) -> str:
+        return f"<stream of {self._batch.title}: {'closed' if self._over else 'open'}>"
+
+
+def _close(flow: Flow, batch: Batch) -> None:
+    flow.close()
+    end = time.monotonic() + _PATIENCE
+    while batch.left and time.monotonic() < end:
+        time.sleep(0.01)
+    batch.close()
+
+
+def _raising(error: Exception) -> Iterator[Any]:
+    raise error
+    yield
+
+
+def begin(live: Pool, call: PendingCall[Any]) -> Any:
+    """Send a call that streams to a rank: a `Stream` of what it yields, or, of one that does not yield, its value."""
+    sent, sources = taken_out(call)
+    title = f"{name_of(call)} >> {live.spec.name}"
+    stream: Stream[Any] = Stream(StreamBatch(live, [sent], title, waited=False, many=False), sources)
+    if is_generator(call.function.__wrapped__):
+        return stream
+    with stream:
+        for _ in stream:
+            pass
+        return stream.result
+
+
+def stream(wrapped: Callable[..., Any] | None = None, /, *, timeout: float | None = None) -> Any:
+    """Make a generator function one that runs on a pool; as `sky.function` does, which takes any function.
+
+    Parameters
+    ----------
+    timeout : float, optional
+        Seconds on a rank after which it is stopped; no limit unless given.
+    """
+    from .functions import function_of
+
+    def make(inner: Callable[..., Any]) -> Function[..., Any]:
+        made = function_of(inner, timeout)
+        if not is_generator(made.__wrapped__):
+            raise SpecError(f"@sky.stream goes over a function that yields; over {made!r} goes @sky.function")
+        return made
+
+    return make if wrapped is None else make(wrapped)

@@ -1,0 +1,376 @@
+"""What ranks share by name: dicts, sets, counters, queues, locks and barriers, on cells, functions and the notebook."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import queue
+import signal
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import psutil
+import pytest
+
+import sky_jupyter as sky
+from sky_jupyter.node.commons import MOST_VALUE
+from sky_jupyter.pool.manager import Pool
+from sky_jupyter.pool.results import CellError, RankInterrupted
+from sky_jupyter.pool.runs import Run
+from tests.pool.pools import begin
+from tests.pool.test_faults import scheduler_of
+
+
+@pytest.fixture(scope="module")
+def compute() -> Iterator[sky.Compute]:
+    with sky.Compute(provider=sky.Local(), nodes=2, ranks_per_node=2, name="shared") as made:
+        yield made
+
+
+@pytest.fixture
+def pool(compute: sky.Compute) -> Pool:
+    assert compute.pool is not None
+    return compute.pool
+
+
+def wait_until(holds: Callable[[], object], seconds: float = 20.0) -> None:
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.02)
+
+
+def started(pool: Pool, code: str, **options: Any) -> Run:
+    return begin(pool, f"import sky_jupyter as sky\n{code}", **options)
+
+
+def cell(pool: Pool, code: str) -> list[Any]:
+    return pool.attend(started(pool, code)).values
+
+
+def test_each_rank_knows_who_it_is_and_what_its_pool_looks_like(compute: sky.Compute) -> None:
+    @sky.function
+    def told() -> tuple[dict[str, Any], list[int]]:
+        info = sky.instance_info()
+        names = (
+            "node rank total_nodes world_size ranks_per_node local_rank is_head head_addr head_port job_id peers addr"
+        )
+        names += " accelerators accelerator hostname nodes worker workers_per_node total_workers global_worker_index"
+        return {name: getattr(info, name) for name in names.split()}, sky.shard(list(range(10)))
+
+    all_told = told() @ compute
+    assert [shard for _, shard in all_told] == [list(range(rank, 10, 4)) for rank in range(4)]
+    first = all_told[0][0]
+    for rank, (info, _) in enumerate(all_told):
+        expected = {"rank": rank, "node": rank // 2, "local_rank": rank % 2, "is_head": rank == 0}
+        expected |= {"total_nodes": 2, "world_size": 4, "ranks_per_node": 2, "hostname": socket.gethostname()}
+        expected |= {"worker": rank % 2, "global_worker_index": rank, "nodes": 2, "workers_per_node": 2}
+        assert info.items() >= {**expected, "total_workers": 4}.items()
+        assert len(info["peers"]) == 2
+        assert info["addr"] == info["peers"][rank // 2]
+        assert info["head_addr"] == info["peers"][0]
+        assert (info["job_id"], info["head_port"]) == (first["job_id"], first["head_port"])
+        assert 0 < info["head_port"] < 65536
+        assert info["job_id"]
+        assert (info["accelerator"] is None) == (info["accelerators"] == 0)
+
+
+def test_a_dict_is_the_same_on_all_ranks_and_in_the_notebook(pool: Pool, compute: sky.Compute) -> None:
+    code = """
+info = sky.instance_info()
+d = sky.dict("d")
+d[info.rank] = {"rank": info.rank, "times": lambda n, rank=info.rank: n * rank}
+d.update({("pair", info.rank): info.rank, "last": None})
+sky.barrier("d").wait()
+sorted(value for key, value in d.items() if isinstance(key, tuple)), len(d), d[3 - info.rank]["times"](2)
+"""
+    values = cell(pool, code)
+    assert values == [([0, 1, 2, 3], 9, 2 * (3 - rank)) for rank in range(4)]
+    here = sky.dict("d")
+    assert ("pair", 2) in here
+    assert here == compute.dict("d")
+    assert here.get("last", "default") is None
+    assert here.get("absent", "default") == "default"
+    assert here.setdefault("last", 3) is None
+    assert here.setdefault("new", 3) == 3
+    assert here.pop("new") == 3
+    assert here.pop("new", 4) == 4
+    del here["last"]
+    with pytest.raises(KeyError, match="last"):
+        here["last"]
+    here.clear()
+    assert list(here) == here.keys() == here.values() == []
+
+
+def test_keys_are_told_apart_as_a_dict_does(compute: sky.Compute) -> None:
+    keyed = compute.dict("keys")
+    keyed[1] = "one"
+    keyed["1"] = "text"
+    keyed[b"1"] = "bytes"
+    keyed[1.5, None] = "pair"
+    assert (keyed[True], keyed[1.0], keyed["1"], keyed[b"1"], keyed[1.5, None]) == (
+        "one",
+        "one",
+        "text",
+        "bytes",
+        "pair",
+    )
+    assert keyed.keys() == [1, "1", b"1", (1.5, None)]
+    with pytest.raises(sky.SpecError, match="not frozenset"):
+        keyed[frozenset()] = 1
+
+
+def test_a_value_that_is_too_large_is_refused_with_the_limit(compute: sky.Compute) -> None:
+    with pytest.raises(sky.SpecError, match=r"can have 16 MB, and this bytes has 16\.8 MB"):
+        compute.dict("large")["x"] = bytes(MOST_VALUE)
+    compute.dict("large")["x"] = bytes(MOST_VALUE - 1000)
+    assert len(compute.dict("large").pop("x")) == MOST_VALUE - 1000
+
+
+def test_a_counter_loses_nothing_where_all_ranks_count(pool: Pool) -> None:
+    counted = cell(pool, 'c = sky.counter("c")\n[c.increment() for _ in range(100)]')
+    assert sorted(itertools.chain.from_iterable(counted)) == list(range(1, 401))
+    counter = sky.counter("c")
+    assert (int(counter), counter.value, counter.get(), counter.add(5), counter.decrement(2)) == (
+        400,
+        400,
+        400,
+        405,
+        403,
+    )
+    assert counter.reset() == 403
+    assert int(counter) == 0
+
+
+def test_of_several_ranks_that_add_the_same_to_a_set_one_is_told_that_it_was_new(pool: Pool) -> None:
+    news = cell(pool, 's = sky.set("s")\nsky.barrier("s").wait()\n[s.add(n) for n in range(20)]')
+    assert [sum(told) for told in zip(*news, strict=True)] == [1] * 20
+    there = sky.set("s")
+    assert sorted(there) == list(range(20))
+    assert 3 in there
+    there.discard(3)
+    there.discard(3)
+    with pytest.raises(KeyError):
+        there.remove(3)
+    assert (3 in there, len(there)) == (False, 19)
+    there.clear()
+    assert not there.items()
+
+
+def test_each_item_of_a_queue_goes_to_one_rank(pool: Pool) -> None:
+    tasks = sky.queue("tasks")
+    for number in range(40):
+        tasks.put(number)
+    taken = cell(
+        pool, 'q = sky.queue("tasks")\nout = []\nwhile (t := q.get(timeout=0.2)) is not None: out.append(t)\nout'
+    )
+    assert sorted(task for mine in taken for task in mine) == list(range(40))  # type: ignore[attr-defined]
+    assert tasks.empty()
+    assert tasks.poll() is None
+
+
+def test_a_full_queue_makes_its_writers_wait(compute: sky.Compute) -> None:
+    small = compute.queue("small", maxsize=2)
+    assert (small.offer(1), small.offer(2), small.offer(3)) == (True, True, False)
+    assert small.full()
+    with pytest.raises(queue.Full, match="no room"):
+        small.put(3, timeout=0.05)
+    writer = threading.Thread(target=small.put, args=(3,))
+    writer.start()
+    assert [small.get(), small.get(), small.get()] == [1, 2, 3]
+    writer.join()
+    with pytest.raises(sky.SpecError, match="of at most 2 items"):
+        compute.queue("small", maxsize=3).put(1)
+    small.put(4)
+    small.clear()
+    assert small.qsize() == 0
+
+
+def test_a_rank_that_is_interrupted_in_a_wait_takes_no_item_with_it(pool: Pool, compute: sky.Compute) -> None:
+    current = started(pool, 'sky.queue("later").get()')
+    wait_until(lambda: "ranks 0-3 are at `sky.queue(" in str(pool.where()))
+    pool.interrupt(current)
+    with pytest.raises(CellError) as caught:
+        pool.attend(current)
+    assert isinstance(caught.value.errors[0], RankInterrupted)
+    assert "waiting for an item of queue 'later'" in str(caught.value.errors[0])
+    later = compute.queue("later")
+    for number in range(3):
+        later.put(number)
+    assert [later.get(timeout=5) for _ in range(3)] == [0, 1, 2]
+
+
+def test_a_wait_in_the_notebook_can_be_interrupted(compute: sky.Compute) -> None:
+    waited = compute.queue("waited")
+    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    with pytest.raises(KeyboardInterrupt, match="waiting for an item of queue 'waited'"):
+        waited.get()
+    waited.put(1)
+    assert waited.get(timeout=20) == 1
+
+
+def test_a_lock_is_held_by_one_rank_at_a_time(pool: Pool) -> None:
+    code = """
+d, c, lock = sky.dict("locked"), sky.counter("inside"), sky.lock("one")
+most = 0
+for _ in range(5):
+    with lock:
+        most = max(most, c.increment())
+        d["sum"] = d.get("sum", 0) + 1
+        c.decrement()
+most
+"""
+    assert cell(pool, code) == [1] * 4
+    assert sky.dict("locked")["sum"] == 20
+    assert not sky.lock("one").locked()
+
+
+def test_a_lock_that_is_held_can_be_asked_for_in_vain(compute: sky.Compute, pool: Pool) -> None:
+    lock = compute.lock("held")
+    assert lock.acquire()
+    cell(pool, 'lock = sky.lock("held", timeout=0.05)')
+    assert cell(pool, "lock.acquire(blocking=False), lock.acquire(timeout=0.05), lock.acquire()") == [(False,) * 3] * 4
+    with pytest.raises(CellError, match="all 4 ranks") as caught:
+        cell(pool, "with lock: pass")
+    assert isinstance(caught.value.errors[0], TimeoutError)
+    with pytest.raises(CellError) as caught:
+        cell(pool, "lock.release()")
+    assert isinstance(caught.value.errors[0], RuntimeError)
+    lock.release()
+    assert cell(pool, "lock.timeout = 30\nwith lock: pass\n1") == [1] * 4
+
+
+def test_a_rank_that_is_killed_holds_no_lock_any_more(pool: Pool, compute: sky.Compute) -> None:
+    holding = """
+import os, time
+if sky.instance_info().rank == 2:
+    sky.lock("mortal").acquire()
+    sky.dict("mortal")["pid"] = os.getpid()
+    time.sleep(600)
+else:
+    sky.lock("mortal").acquire()
+    sky.lock("mortal").release()
+    sky.counter("mortal").add()
+"""
+    current = started(pool, holding)
+    wait_until(lambda: "pid" in compute.dict("mortal") or compute.counter("mortal").get() == 3)
+    wait_until(lambda: "pid" in compute.dict("mortal"))
+    waiting = compute.lock("mortal")
+    assert not waiting.acquire(timeout=0.1)
+    os.kill(compute.dict("mortal")["pid"], signal.SIGKILL)
+    assert waiting.acquire(timeout=20)
+    waiting.release()
+    with pytest.raises(CellError, match="rank 2"):
+        pool.attend(current)
+
+
+def test_others_who_wait_at_a_barrier_are_ended_when_a_rank_fails_and_say_where_they_were(pool: Pool) -> None:
+    code = """
+import time
+if sky.instance_info().rank == 1:
+    while sky.counter("epoch").get() < 3: pass
+    time.sleep(1)
+    1 / 0
+sky.counter("epoch").add()
+sky.barrier("epoch").wait()
+"""
+    with pytest.raises(CellError) as caught:
+        pool.attend(started(pool, code, grace=0.2))
+    assert isinstance(caught.value.errors[1], ZeroDivisionError)
+    assert "waiting at barrier 'epoch' for 4 in all" in str(caught.value.errors[3])
+    # Nobody of them is counted any more.
+    assert sorted(cell(pool, 'sky.barrier("epoch").wait(timeout=20)')) == [0, 1, 2, 3]
+
+
+def test_a_barrier_can_have_fewer_than_all_and_a_limit(pool: Pool, compute: sky.Compute) -> None:
+    assert set(cell(pool, 'r = sky.instance_info().rank\nsky.barrier(f"half {r % 2}", n=2).wait()')) == {0, 1}
+    alone = compute.barrier("alone", n=2)
+    with pytest.raises(TimeoutError, match="not all 2 came"):
+        alone.wait(timeout=0.05)
+    first = threading.Thread(target=alone.wait)
+    first.start()
+    assert alone.wait(timeout=20) in (0, 1)
+    first.join()
+
+
+def test_those_who_wait_for_different_numbers_of_others_are_told(pool: Pool) -> None:
+    code = """
+def wait(n, **options):
+    try: return sky.barrier("odd", n=n).wait(**options)
+    except (TimeoutError, sky.SpecError) as error: return error
+
+told, rank = None, sky.instance_info().rank
+if rank == 0:
+    while not isinstance(wait(2, timeout=20), int): pass
+elif rank == 1:
+    while not isinstance(told, sky.SpecError): told = wait(3, timeout=0.01)
+    while not isinstance(wait(2, timeout=20), int): pass
+str(told)
+"""
+    assert cell(pool, code)[1] == "barrier 'odd' is waited at by others for 2 in all, not 3"
+
+
+def test_functions_share_as_cells_do(compute: sky.Compute) -> None:
+    @sky.function
+    def count(items: list[int]) -> int:
+        done = sky.counter("functions")
+        for _ in sky.shard(items):
+            done.increment()
+        sky.barrier("functions", parties=sky.instance_info().world_size).wait()
+        return int(done)
+
+    assert count(list(range(10))) @ compute == [10] * 4
+
+
+def test_a_subprocess_of_a_rank_is_told_that_it_is_none(pool: Pool) -> None:
+    code = """
+import subprocess, sys
+program = "import sky_jupyter as sky; sky.counter('x').get()"
+subprocess.run([sys.executable, "-c", program], capture_output=True, text=True).stderr.splitlines()[-1]
+"""
+    assert "only the rank's own process can ask its pool" in str(cell(pool, code)[0])
+
+
+def test_a_rank_has_neither_keys_nor_a_connection_to_the_scheduler(pool: Pool) -> None:
+    code = """
+import os, sys
+sky.counter("clean").add()
+"distributed" in sys.modules, [k for k in os.environ if "TLS" in k], ".key" in "".join(os.environ.values())
+"""
+    assert cell(pool, code) == [(False, [], False)] * 4
+
+
+def test_what_is_shared_is_gone_with_the_scheduler_and_each_rank_is_told_once(pool: Pool, compute: sky.Compute) -> None:
+    kept = compute.dict("kept")
+    kept["x"] = 1
+    current = started(pool, 'sky.counter("up").add()\nsky.barrier("never", n=99).wait()')
+    wait_until(lambda: compute.counter("up").get() == 4)
+    scheduler_of(pool).kill()
+    with pytest.raises(CellError, match="all 4 ranks") as caught:
+        pool.attend(current)
+    for error in caught.value.errors.values():
+        # On a machine with much to do a node may have been given up meanwhile.
+        assert isinstance(error, (sky.PoolError, sky.RankDied))
+        assert "the pool's scheduler, which runs on the head, was started anew" in str(error) or "lost" in str(error)
+    with pytest.raises(sky.PoolError, match="was started anew"):
+        kept["x"]
+    assert "x" not in kept
+    assert sorted(cell(pool, 'sky.counter("again").add()')) == [1, 2, 3, 4]
+
+
+def test_a_lock_of_an_agent_that_is_killed_is_free_when_its_node_is_back(pool: Pool, compute: sky.Compute) -> None:
+    held = started(pool, 'sky.lock("agent").acquire()\nsky.dict("agent")["held"] = 1\nwhile 1: pass', ranks=[3])
+    wait_until(lambda: "held" in compute.dict("agent"))
+    psutil.Process(pool.status()[1]["pid"]).kill()
+    assert compute.lock("agent").acquire(timeout=25)
+    compute.lock("agent").release()
+    with pytest.raises(CellError, match="only rank"):
+        pool.attend(held)
+
+
+def test_without_a_pool_there_is_nothing_to_share() -> None:
+    with pytest.raises(sky.SpecError, match="1 to 200 characters"):
+        sky.dict("")
