@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 _HOMES = {
-    "Accelerator": "spec",
+    "Accelerator": "accelerators",
     "BootstrapError": "errors",
     "BroadcastError": "pool.failures",
     "CaptureError": "errors",
@@ -61,7 +61,7 @@ _HOMES = {
     "stdout": "node.runtime",
     "stream": "api.streams",
 }
-_MODULES = ("plugins",)
+_MODULES = ("accelerators", "plugins")
 
 # `from sky_jupyter import *` takes nobody's own `dict` and `set` away.
 _STARLESS = ("dict", "set")
@@ -75,7 +75,9 @@ __all__ = [  # noqa: PLE0604
 ]
 
 if TYPE_CHECKING:
+    from . import accelerators as accelerators
     from . import plugins as plugins
+    from .accelerators import Accelerator as Accelerator
     from .api import Compute as Compute
     from .api import Future as Future
     from .api import Group as Group
@@ -120,7 +122,6 @@ if TYPE_CHECKING:
     from .pool.results import CellResult as CellResult
     from .providers import SSH as SSH
     from .providers import Local as Local
-    from .spec import Accelerator as Accelerator
 
 
 def _find(name: str) -> Any:

@@ -12,12 +12,12 @@ import re
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
+from .accelerators import Accelerator as Accelerator  # noqa: PLC0414 - a part of every spec
 from .errors import SpecError, nearest
 from .image import Image, without_login
 from .options import Options
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
-_ACCELERATOR = re.compile(r"(?P<kind>[A-Za-z][A-Za-z0-9-]*)(?::(?P<count>[0-9]+))?\Z")
 _SECONDS = re.compile(r"(?P<number>[0-9]{1,15}(\.[0-9]{1,9})?)\s*(?P<unit>[smhd]?)\Z")
 _SIZE = re.compile(r"(?P<number>[0-9]{1,15}(\.[0-9]{1,9})?)\s*(?P<unit>[kmgt]?)(i?b)?\Z")
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
@@ -37,31 +37,6 @@ MIN_JOURNAL, MAX_JOURNAL = 1 << 20, 1 << 40
 DEFAULT_JOURNAL = 256 << 20
 DEFAULT_OPTIONS = Options()
 MAX_BLOBS = 1 << 50
-
-
-@dataclass(frozen=True)
-class Accelerator:
-    """A kind of accelerator and how many of them a node must have, as in ``A100:8``."""
-
-    kind: str
-    count: int = 1
-
-    @classmethod
-    def parse(cls, text: str) -> Accelerator:
-        """Read ``"A100"`` or ``"A100:8"``.
-
-        Raises
-        ------
-        SpecError
-            When the text has another form.
-        """
-        match = _ACCELERATOR.match(text.strip())
-        if not match or match["count"] == "0":
-            raise SpecError(f"accelerator {text!r} is not KIND or KIND:COUNT, such as A100 or A100:8")
-        return cls(match["kind"], int(match["count"] or 1))
-
-    def __str__(self) -> str:
-        return self.kind if self.count == 1 else f"{self.kind}:{self.count}"
 
 
 def seconds(text: str) -> float:
@@ -165,6 +140,10 @@ class PoolSpec:
             )
         if not isinstance(self.keep, bool):
             raise SpecError(f"keep must be True or False, not {self.keep!r}")
+        if self.accelerator is not None and not isinstance(self.accelerator, Accelerator):
+            raise SpecError(
+                f"accelerator must be an Accelerator, such as sky.accelerators.A100(count=8), not {self.accelerator!r}"
+            )
         if self.idle_timeout is not None:
             number = isinstance(self.idle_timeout, (int, float)) and not isinstance(self.idle_timeout, bool)
             if not number or not MIN_IDLE_TIMEOUT <= self.idle_timeout <= MAX_IDLE_TIMEOUT:

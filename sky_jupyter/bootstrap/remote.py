@@ -22,6 +22,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ..errors import BootstrapError, MachineError
+from ..plugins.base import Step
 from ..spec import PoolSpec
 from . import apt, environment, hosts, indexes, package, wheels
 from .requirements import frozen
@@ -94,7 +95,7 @@ class Crew:
             ("python", f"Python {self.minor}", self.find_python),
             ("environment", "looking for the environment", self.make_environments),
             ("files", "sky_jupyter's own code", self.send_package),
-            *((("plugins", "their own steps", self.run_steps),) if self._commands() else ()),
+            *((("plugins", "their own steps", self.run_steps),) if self._steps() else ()),
         )
 
     # -- the phases --------------------------------------------------------------------------------
@@ -170,15 +171,10 @@ class Crew:
         """Run the plugins' own commands, in their order, on each host."""
 
         def one(site: Site) -> None:
-            for argv in self._commands():
-                self._stream(
-                    site,
-                    shlex.join(argv),
-                    {**site.variables(), **self.image.env},
-                    "plugins",
-                    say,
-                    shown=shlex.join(argv),
-                )
+            for step in self._steps():
+                text = shlex.join(step.command)
+                env = {**site.variables(), **self.image.env, **step.variables}
+                self._stream(site, text, env, "plugins", say, shown=text, hide=step.hide)
 
         self.each(one, "plugins")
 
@@ -301,9 +297,8 @@ class Crew:
 
     # -- parts -------------------------------------------------------------------------------------
 
-    def _commands(self) -> list[Sequence[str]]:
-        plugins = self.spec.plugins
-        return [argv for plugin in plugins if plugin.bootstrap is not None for argv in plugin.bootstrap(self.spec)]
+    def _steps(self) -> list[Step]:
+        return [step for plugin in self.spec.plugins for step in plugin.steps(self.spec)]
 
     def _stream(
         self,
@@ -316,6 +311,7 @@ class Crew:
         shown: str,
         advice: str = "",
         survive: bool = False,
+        hide: Callable[[str], str] = str,
     ) -> None:
         """Run a script on a host that ends with our connection, or survives it; its lines are told as they come."""
         log = PurePosixPath(f"{site.facts.cache}/bootstrap.log")
@@ -323,7 +319,7 @@ class Crew:
             ["/bin/sh", "-c", f"exec 2>&1; {script}"], env=env, cwd=site.facts.home, log=log, survive=survive
         )
         lines: list[str] = []
-        for line in command.lines():
+        for line in map(hide, command.lines()):
             # Of a line that was written over several times, the last state.
             text = without_secrets(line.rstrip("\r").rpartition("\r")[2])
             lines.append(text)

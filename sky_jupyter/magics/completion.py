@@ -12,6 +12,7 @@ from typing import Any
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
 from ..errors import PoolError
+from ..plugins import entries
 from ..pool.live import pools
 from ..pool.registry import Registry
 from . import pulling
@@ -20,6 +21,7 @@ from .table import ADD, CONFIG, HOST, HOSTS, NAME, PATHS, REMOVE, TARGETS, VERBS
 # Nobody waits for a list of names.
 _PATIENCE = 0.2
 _RUNS = 20
+_REGISTERED = {"plugins": entries.PLUGINS, "provider": entries.PROVIDERS}
 _LINE = re.compile(r"\s*(?P<mark>%%?)sky(?P<rest>\s.*)?\Z", re.DOTALL)
 
 
@@ -80,6 +82,8 @@ def _values(option: Option, word: str, verb: str | None) -> list[str] | None:
     choices: Sequence[str] = option.choices
     if option == NAME:
         choices = _targets(verb) if verb == "attach" else [pool.spec.name for pool in pools.all()]
+    if option.key in _REGISTERED:
+        choices = entries.names(_REGISTERED[option.key], choices)
     current = pools.current
     if option == ADD and current is not None:
         choices = [host for host in getattr(current.spec.provider, "hosts", ()) if host not in current.ids]

@@ -13,7 +13,7 @@ from IPython.core.error import UsageError
 
 from ..bootstrap.requirements import parse as parse_requirement
 from ..errors import SpecError, nearest, rank_label
-from ..plugins import parse_plugins
+from ..plugins import entries, parse_plugins
 from ..pool.manager import DEFAULT_GRACE
 from ..providers import SSH, Local
 from ..spec import PoolSpec
@@ -304,7 +304,9 @@ def _value(option: Option, given: list[Any], prog: str) -> Any:
 def _read(option: Option, text: str, prog: str) -> Any:
     try:
         return option.read(text)
-    except ValueError:
+    except ValueError as error:
+        if option.explains and isinstance(error, SpecError):
+            raise UsageError(f"{prog}: {option.flag}: {error}") from None
         raise UsageError(f"{prog}: {option.flag} takes {option.form}, not {text!r}") from None
 
 
@@ -329,8 +331,7 @@ def _choose_hosts(pool: dict[str, Any], hosts: tuple[str, ...] | None, prog: str
 def _make_provider(pool: dict[str, Any], prog: str) -> None:
     """Put a provider in the place of its name and of what is for it alone."""
     name = pool.get("provider")
-    if name is not None and name not in PROVIDERS:
-        raise SpecError(f"unknown provider {name!r}{nearest(name, PROVIDERS)}; providers are {', '.join(PROVIDERS)}")
+    factory = None if name is None else entries.find(entries.PROVIDERS, name, PROVIDERS)
     given = {item.key: pool.pop(item.key) for item in (*HOSTS, *HOST_SWITCHES) if item.key in pool}
     flags = {item.key: item.flag for item in (*HOSTS, *HOST_SWITCHES)}
     if name == "ssh":
@@ -343,5 +344,5 @@ def _make_provider(pool: dict[str, Any], prog: str) -> None:
     asked = [flags[key] for key, value in given.items() if value is not False]
     if asked:
         raise UsageError(f"{prog}: {', '.join(asked)} {'are' if len(asked) > 1 else 'is'} for --provider ssh")
-    if name is not None:
-        pool["provider"] = PROVIDERS[name]()
+    if factory is not None:
+        pool["provider"] = factory()

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
+from .. import accelerators
 from ..plugins.parse import FACTORIES
 from ..pool.manager import DEFAULT_GRACE
 from ..providers import SSH, Local
@@ -105,6 +106,8 @@ class Option:
     help: str
     choices: tuple[str, ...] = ()
     dest: str = ""
+    # Whether what its reader says of a wrong text is said, and not only the form.
+    explains: bool = False
 
     @property
     def key(self) -> str:
@@ -158,10 +161,12 @@ POOL = (
     ),
     Option(
         "--accelerator",
-        "KIND:N",
+        "NAME:N",
         Accelerator.parse,
-        "a kind and how many, such as A100 or A100:8",
+        "a name and how many, such as A100, A100:8 or H100-94GB:4",
         "what each node must have; its ranks share them out",
+        tuple(accelerators.names()),
+        explains=True,
     ),
     Option("--provider", "NAME", str, "a provider's name", "what makes the nodes (local)", tuple(PROVIDERS)),
     *HOSTS,

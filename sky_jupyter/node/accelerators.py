@@ -9,11 +9,12 @@ import subprocess
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
+from ..accelerators import Accelerator
+
 VISIBLE = "CUDA_VISIBLE_DEVICES"
 QUERY = ("--query-gpu=index,uuid,name", "--format=csv,noheader")
 _ROW = re.compile(r"(?P<index>\d+), (?P<uuid>GPU-[0-9a-fA-F-]+), (?P<name>\S.*?)\s*\Z")
 _PATIENCE = 10.0
-_WORD = re.compile(r"[a-z0-9]+")
 
 
 @dataclass(frozen=True)
@@ -123,10 +124,7 @@ def why_not_shared(devices: Devices, ranks: int) -> str:
 
 def is_kind(wanted: str, name: str) -> bool:
     """Whether a driver's name, such as ``NVIDIA A100-SXM4-80GB``, is what people call A100, or A100-80GB."""
-    rest = "".join(_WORD.findall(wanted.lower()))
-    for word in _WORD.findall(name.lower()):
-        rest = rest.removeprefix(word)
-    return not rest
+    return Accelerator.parse(wanted).fits(name)
 
 
 def _names(word: str, number: int, uuid: str) -> bool:

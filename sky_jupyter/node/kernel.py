@@ -282,7 +282,8 @@ class SkyKernel(IPythonKernel):
     def load_call(self, content: dict[str, Any]) -> tuple[Any, Any]:
         """A function, as the plugins want it, and with which arguments it is to be called."""
         function, calls = payload.load_call(content)
-        for plugin in self.sky_plugins:
+        # The first one's is outermost, as with context managers that are entered in that order.
+        for plugin in reversed(self.sky_plugins):
             if plugin.decorate is not None:
                 function = plugin.decorate(function)
         return function, calls

@@ -1,4 +1,4 @@
-"""What frameworks need of a pool: the plugins `jax`, `keras` and `torch`, and the type they share.
+"""What frameworks need of a pool: plugins for them, the type they share, and those that others register.
 
 Nothing here imports a framework: in the notebook a plugin is a description, and its hooks do their
 work in the ranks' processes.
@@ -6,10 +6,37 @@ work in the ranks' processes.
 
 from __future__ import annotations
 
-from .base import Plugin
+from typing import Any
+
+from . import entries
+from .accelerate import accelerate
+from .base import Plugin, Step
+from .huggingface import huggingface
 from .jax import jax
+from .joblib import joblib, sklearn
 from .keras import keras
-from .parse import parse_plugins, validate_order
+from .parse import FACTORIES, parse_plugins, validate_order
+from .secrets import Secret
 from .torch import torch
 
-__all__ = ["Plugin", "jax", "keras", "parse_plugins", "torch", "validate_order"]
+__all__ = [
+    "Plugin",
+    "Secret",
+    "Step",
+    "accelerate",
+    "huggingface",
+    "jax",
+    "joblib",
+    "keras",
+    "parse_plugins",
+    "sklearn",
+    "torch",
+    "validate_order",
+]
+
+
+def __getattr__(name: str) -> Any:
+    """What another distribution registers: ``sky.plugins.mine()``."""
+    if name.startswith("_") or name not in entries.names(entries.PLUGINS, ()):
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    return entries.find(entries.PLUGINS, name, FACTORIES)

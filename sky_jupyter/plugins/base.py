@@ -6,18 +6,58 @@ the pool's spec, and sent to the nodes, where its hooks are entered once in ever
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SpecError
 from ..spec import Image, PoolSpec
+from .secrets import Secret
 
 if TYPE_CHECKING:
     from ..node.runtime import InstanceInfo
 
 AroundProcess = Callable[["InstanceInfo"], AbstractContextManager[Any]]
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\Z")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command that is run on each machine when it is prepared.
+
+    Parameters
+    ----------
+    argv : sequence of str, or str
+        The program and its arguments, or a text for ``/bin/sh``. ``python`` is the environment's own.
+    env : mapping of str to str or Secret
+        Variables besides those of the image. A secret's name is told nowhere else, and its text not at all.
+    """
+
+    argv: Sequence[str] | str
+    env: Mapping[str, str | Secret] = field(default_factory=dict, repr=False)
+
+    @property
+    def command(self) -> list[str]:
+        """The program and its arguments."""
+        return ["/bin/sh", "-c", self.argv] if isinstance(self.argv, str) else list(self.argv)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Its own variables, with the secrets that are known here."""
+        values = {key: value.reveal() if isinstance(value, Secret) else value for key, value in self.env.items()}
+        return {key: value for key, value in values.items() if value is not None}
+
+    def hide(self, line: str) -> str:
+        """A line that it printed, without its secrets."""
+        for value in self.env.values():
+            text = value.reveal() if isinstance(value, Secret) else None
+            line = line.replace(text, str(value)) if text else line
+        return line
+
+
+Steps = Sequence["Step | Sequence[str] | str"]
 
 
 @dataclass(frozen=True)
@@ -36,6 +76,8 @@ class Plugin:
         Names of plugins that must be entered before this one.
     needs : tuple of str
         Names of plugins that must be there too, before or after this one.
+    behind : tuple of str
+        Names of plugins that must be entered before this one where they are there.
     preload : tuple of str
         Modules that the forkserver imports once for all ranks. They must start no thread and
         no backend when imported.
@@ -54,7 +96,8 @@ class Plugin:
     transform : callable, optional
         ``(image, spec) -> image``.
     bootstrap : callable, optional
-        ``(spec) -> list of argv``, commands run on each node when it is prepared.
+        ``(spec) -> steps``, commands run on each machine when it is prepared: lists of a program and its
+        arguments, texts for ``/bin/sh``, or `Step` values.
     around_process : callable, optional
         ``(info) -> context manager``, entered in each rank before any user code.
     again : callable, optional
@@ -73,7 +116,8 @@ class Plugin:
     around_app : callable, optional
         ``(info) -> context manager``, the same in the agent.
     decorate : callable, optional
-        ``(function) -> function``, wraps each function that is called through the pool.
+        ``(function) -> function``, wraps each function that is called through the pool; the first
+        plugin's is outermost.
     around_client : callable, optional
         ``(pool) -> context manager``, entered in the notebook for the pool's life.
     """
@@ -82,13 +126,14 @@ class Plugin:
     args: tuple[tuple[str, Any], ...] = ()
     after: tuple[str, ...] = field(default=(), compare=False)
     needs: tuple[str, ...] = field(default=(), compare=False)
+    behind: tuple[str, ...] = field(default=(), compare=False)
     preload: tuple[str, ...] = field(default=(), compare=False)
     collective: bool = field(default=False, compare=False)
     head_bound: bool = field(default=False, compare=False)
     noise: tuple[str, ...] = field(default=(), compare=False)
     collectives: tuple[str, ...] = field(default=(), compare=False, repr=False)
     transform: Callable[[Image, PoolSpec], Image] | None = field(default=None, compare=False, repr=False)
-    bootstrap: Callable[[PoolSpec], Sequence[Sequence[str]]] | None = field(default=None, compare=False, repr=False)
+    bootstrap: Callable[[PoolSpec], Steps] | None = field(default=None, compare=False, repr=False)
     around_process: AroundProcess | None = field(default=None, compare=False, repr=False)
     again: Callable[[InstanceInfo], None] | None = field(default=None, compare=False, repr=False)
     abort: Callable[[InstanceInfo], None] | None = field(default=None, compare=False, repr=False)
@@ -102,27 +147,30 @@ class Plugin:
     @classmethod
     def create(cls, name: str) -> Plugin:
         """A plugin with no hooks yet; add them with the ``with_…`` methods."""
-        if not name.isidentifier():
-            raise SpecError(f"plugin name {name!r} is not valid; use letters, digits and _")
+        if not _NAME.match(name):
+            raise SpecError(f"plugin name {name!r} is not valid; use letters, digits, _ and -")
         return cls(name)
 
     def with_image_transform(self, transform: Callable[[Image, PoolSpec], Image]) -> Plugin:
         """This plugin, changing the image by ``transform(image, spec)``."""
         return replace(self, transform=transform)
 
-    def with_bootstrap(self, bootstrap: Callable[[PoolSpec], Sequence[Sequence[str]]]) -> Plugin:
-        """This plugin, running the commands of ``bootstrap(spec)`` on each node."""
+    def with_bootstrap(self, bootstrap: Callable[[PoolSpec], Steps]) -> Plugin:
+        """This plugin, running the commands of ``bootstrap(spec)`` on each machine."""
         return replace(self, bootstrap=bootstrap)
 
     def with_around_process(self, around: AroundProcess, again: Callable[[InstanceInfo], None] | None = None) -> Plugin:
-        """This plugin, entering ``around(info)`` in each rank before any user code."""
+        """This plugin, entering ``around(info)`` in each rank before any user code.
+
+        After a soft abort ``again(info)`` sets up anew, in the living process, what ``around`` had set up.
+        """
         return replace(self, around_process=around, again=again)
 
     def with_around_app(self, around: AroundProcess) -> Plugin:
         """This plugin, entering ``around(info)`` in each node's agent."""
         return replace(self, around_app=around)
 
-    def with_decorate(self, decorate: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Plugin:
+    def with_decorator(self, decorate: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Plugin:
         """This plugin, wrapping each called function by ``decorate(function)``."""
         return replace(self, decorate=decorate)
 
@@ -134,10 +182,22 @@ class Plugin:
         """This plugin, having the forkserver import ``modules`` once for all ranks."""
         return replace(self, preload=(*self.preload, *modules))
 
+    def steps(self, spec: PoolSpec) -> list[Step]:
+        """The commands of this plugin."""
+        found = () if self.bootstrap is None else self.bootstrap(spec)
+        if isinstance(found, str) or not all(isinstance(one, (Step, str, Sequence)) for one in found):
+            raise SpecError(f"plugin {self.name}: bootstrap must return a list of commands, not {found!r}")
+        return [one if isinstance(one, Step) else Step(one) for one in found]
+
     def transform_image(self, image: Image, spec: PoolSpec) -> Image:
         """The image with what this plugin adds."""
         return image if self.transform is None else self.transform(image, spec)
 
     def __str__(self) -> str:
-        inner = ", ".join(f"{key}={value}" for key, value in self.args)
+        inner = ", ".join(f"{key}={_written(value)}" for key, value in self.args)
         return f"{self.name}({inner})" if inner else self.name
+
+
+def _written(value: Any) -> str:
+    """A value as it is written among others."""
+    return repr(value) if isinstance(value, str) and re.search(r"[,()\s]", value) else str(value)

@@ -14,12 +14,14 @@ import inspect
 import logging
 import os
 import re
+import sys
 import warnings
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
+from ..accelerators import NVIDIA, Accelerator
 from ..errors import SkyError, SpecError
-from ..spec import Accelerator, Image, PoolSpec
+from ..spec import Image, PoolSpec
 from . import machine
 from .base import Plugin
 
@@ -52,7 +54,7 @@ COLLECTIVES = (
 # JAX ends the process with SIGABRT when its peers have not come by then.
 JOIN_SECONDS = 60
 _CUDA = re.compile(r"cu(?P<major>12|13)[0-9x]?\Z")
-_NOT_NVIDIA = re.compile(r"tpu|v[0-9]|mi[0-9]|trn|trainium|inf|gaudi|hpu", re.IGNORECASE)
+_WITH_EXTRAS = re.compile(r"jax\s*\[", re.IGNORECASE)
 
 log = logging.getLogger(__name__)
 
@@ -64,7 +66,8 @@ def jax(cuda: str | None = None, devices: int | None = None) -> Plugin:
     ----------
     cuda : str, optional
         The CUDA release for nodes with NVIDIA accelerators, such as ``"cu128"``: ``cu12x`` installs
-        ``jax[cuda12]``, ``cu13x`` installs ``jax[cuda13]``. Nodes without one get plain ``jax``.
+        ``jax[cuda12]``, ``cu13x`` installs ``jax[cuda13]``; unless given, what suits the pool's
+        accelerator. Nodes without one get plain ``jax``.
     devices : int, optional
         How many CPU devices each rank shows; 1 unless given.
 
@@ -73,7 +76,8 @@ def jax(cuda: str | None = None, devices: int | None = None) -> Plugin:
     SpecError
         When JAX has no packages for that CUDA release, or `devices` is not a whole number above 0.
     """
-    extra = None if cuda is None else _extra(cuda)
+    if cuda is not None:
+        _major(cuda)
     if devices is not None and (isinstance(devices, bool) or not isinstance(devices, int) or devices < 1):
         raise SpecError(f"jax(devices=...) must be a whole number above 0, not {devices!r}")
     given = {"cuda": cuda, "devices": devices}
@@ -85,7 +89,7 @@ def jax(cuda: str | None = None, devices: int | None = None) -> Plugin:
         head_bound=True,
         noise=NOISE,
         collectives=COLLECTIVES,
-        transform=functools.partial(_transform, extra),
+        transform=functools.partial(_transform, cuda),
         around_process=functools.partial(_around, devices),
         again=again,
         check=check,
@@ -94,8 +98,8 @@ def jax(cuda: str | None = None, devices: int | None = None) -> Plugin:
     )
 
 
-def _extra(cuda: str) -> str:
-    """The extra of the package `jax` for a CUDA release.
+def _major(cuda: str) -> int:
+    """12 or 13: the package `jax` has an extra for each.
 
     An extra that does not exist is only a warning to installers, and leaves JAX without GPUs.
     """
@@ -107,24 +111,45 @@ def _extra(cuda: str) -> str:
             f"jax(cuda={cuda!r}): JAX is built for CUDA 12 and 13 only; "
             f"write cu12 or cu12x such as cu128, or cu13 or cu13x such as cu130{near}"
         )
-    return f"cuda{match['major']}"
+    return int(match["major"])
 
 
-def _transform(extra: str | None, image: Image, spec: PoolSpec) -> Image:
+def _transform(cuda: str | None, image: Image, spec: PoolSpec) -> Image:
     machine.check_accelerators(spec)
-    nvidia = is_nvidia(spec.accelerator)
-    if nvidia and extra is None:
+    if any(_WITH_EXTRAS.match(item) for item in image.pip):
+        # Two of them for different releases of CUDA would be in each other's way.
+        return image
+    return image.adding(pip=(_package(cuda, image, spec.accelerator),))
+
+
+def _package(cuda: str | None, image: Image, accelerator: Accelerator | None) -> str:
+    """JAX as the nodes need it."""
+    if accelerator is None:
+        return "jax"
+    if accelerator.maker == NVIDIA and cuda is not None:
+        if not accelerator.takes_cuda(_major(cuda)):
+            raise SpecError(
+                f"jax(cuda={cuda}): CUDA {_major(cuda)} does not run on {accelerator.kind} any more; "
+                f"write jax(), which chooses {accelerator.jax}"
+            )
+        return f"jax[cuda{_major(cuda)}]"
+    package = accelerator.jax_for(_python(image))
+    if package is None:
+        more = (
+            "write jax(cuda=cu128) to use them"
+            if accelerator.maker == NVIDIA
+            else f"what {accelerator.maker} offers for them goes into sky.Image(pip=[...])"
+        )
         warnings.warn(
-            f"jax() without cuda= installs JAX for CPUs only, on nodes with {spec.accelerator}; "
-            "write jax(cuda=cu128) to use them",
+            f"jax() installs JAX for CPUs only, on nodes with {accelerator}, for which no packages are known; {more}",
             stacklevel=2,
         )
-    return image.adding(pip=(f"jax[{extra}]" if nvidia and extra else "jax",))
+    return package or "jax"
 
 
-def is_nvidia(accelerator: Accelerator | None) -> bool:
-    """Whether this is a kind of accelerator that CUDA runs on."""
-    return accelerator is not None and not _NOT_NVIDIA.match(accelerator.kind)
+def _python(image: Image) -> int:
+    """The 12 of the nodes' Python 3.12."""
+    return int(image.python.split(".")[1]) if image.python else sys.version_info.minor
 
 
 @contextlib.contextmanager

@@ -14,15 +14,30 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..errors import SpecError, nearest
+from . import entries
+from .accelerate import accelerate
 from .base import Plugin
+from .huggingface import huggingface
 from .jax import jax
+from .joblib import joblib, sklearn
 from .keras import keras
+from .secrets import Secret
 from .torch import torch
 
-FACTORIES: dict[str, Callable[..., Plugin]] = {"jax": jax, "keras": keras, "torch": torch}
+FACTORIES: dict[str, Callable[..., Plugin]] = {
+    "jax": jax,
+    "keras": keras,
+    "torch": torch,
+    "huggingface": huggingface,
+    "accelerate": accelerate,
+    "joblib": joblib,
+    "sklearn": sklearn,
+}
 _ONE = re.compile(r"(?P<name>[^()]*?)\s*(?:\((?P<inner>.*)\))?\Z", re.DOTALL)
 _WORDS = {"none": None, "null": None, "true": True, "false": False}
 _CLOSES = {"(": ")", "[": "]", "{": "}"}
+# What stands behind a word like these, or looks like a token, is in no message.
+_SECRET = re.compile(r"((?:token|password|secret|key)\s*=\s*)[^,)\s]+|\bhf_\w+", re.IGNORECASE)
 
 
 def parse_plugins(given: str | Plugin | Iterable[str | Plugin]) -> tuple[Plugin, ...]:
@@ -44,8 +59,17 @@ def parse_plugins(given: str | Plugin | Iterable[str | Plugin]) -> tuple[Plugin,
         For an unknown plugin or argument, a value that cannot be, a plugin that is given twice,
         or an order in which one would come before what it builds on.
     """
-    if isinstance(given, (str, Plugin)):
-        given = [given]
+    try:
+        plugins = _parsed([given] if isinstance(given, (str, Plugin)) else given)
+    except SpecError as error:
+        if _SECRET.search(str(error)):
+            raise SpecError(_SECRET.sub(r"\1***", str(error))) from None
+        raise
+    validate_order(plugins)
+    return tuple(plugins)
+
+
+def _parsed(given: Iterable[str | Plugin]) -> list[Plugin]:
     plugins: list[Plugin] = []
     for item in given:
         if isinstance(item, Plugin):
@@ -57,8 +81,7 @@ def parse_plugins(given: str | Plugin | Iterable[str | Plugin]) -> tuple[Plugin,
             raise SpecError(f"plugin {name} must be called: write sky.plugins.{name}()")
         else:
             raise SpecError(f"{item!r} is not a plugin; write its name, or a value such as sky.plugins.jax()")
-    validate_order(plugins)
-    return tuple(plugins)
+    return plugins
 
 
 def validate_order(plugins: Sequence[Plugin]) -> None:
@@ -77,7 +100,8 @@ def validate_order(plugins: Sequence[Plugin]) -> None:
         for other in dict.fromkeys([*plugin.after, *plugin.needs]):
             if other not in names:
                 raise SpecError(f"plugin {plugin} needs the plugin {other}; write {_as_option(_sorted(plugins))}")
-            if other in plugin.after and names.index(other) > position:
+        for other in (*plugin.after, *plugin.behind):
+            if other in names and names.index(other) > position:
                 raise SpecError(
                     f"plugin {plugin} must come after the plugin {other}; write {_as_option(_sorted(plugins))}"
                 )
@@ -92,7 +116,7 @@ def _sorted(plugins: Sequence[Plugin]) -> list[str]:
         if name in done:
             return
         plugin = by_name.get(name)
-        for other in () if plugin is None else plugin.after:
+        for other in () if plugin is None else (*plugin.after, *(name for name in plugin.behind if name in by_name)):
             put(other)
         done[name] = str(plugin or name)
 
@@ -145,29 +169,53 @@ def _read(text: str) -> list[Plugin]:
 def _one(text: str) -> Plugin:
     match = _ONE.match(text)
     name = match["name"] if match else text
-    if match is None or name not in FACTORIES:
-        raise SpecError(f"unknown plugin {name!r}; the plugins are {', '.join(FACTORIES)}{nearest(name, FACTORIES)}")
-    factory = FACTORIES[name]
+    factory = entries.find(entries.PLUGINS, name, FACTORIES)
     arguments: dict[str, Any] = {}
-    for part in _split(match["inner"] or "", text):
+    for part in _split((match and match["inner"]) or "", text):
         if part:
             key, value = _argument(name, factory, part)
             if key in arguments:
                 raise SpecError(f"plugin {name}: argument {key} is given twice in {text!r}")
             arguments[key] = value
-    return factory(**arguments)
+    made = factory(**arguments)
+    if not isinstance(made, Plugin):
+        origin = entries.origin(entries.PLUGINS, name)
+        raise SpecError(f"plugin {name} of the distribution {origin} is no Plugin, but {made!r}")
+    return made
 
 
 def _argument(name: str, factory: Callable[..., Plugin], part: str) -> tuple[str, Any]:
     key, equals, value = (piece.strip() for piece in part.partition("="))
     allowed = list(inspect.signature(factory).parameters)
-    if not equals:
-        raise SpecError(f"plugin {name}: write arguments by name, as {name}({allowed[0]}={part})")
+    hints = _hints(factory)
+    if not equals and allowed:
+        shown = "..." if _is_secret(hints.get(allowed[0])) else part
+        raise SpecError(f"plugin {name}: write arguments by name, as {name}({allowed[0]}={shown})")
+    if not allowed:
+        raise SpecError(f"plugin {name} takes no arguments")
     if key not in allowed:
         raise SpecError(
             f"plugin {name} has no argument {key!r}; its arguments are {', '.join(allowed)}{nearest(key, allowed)}"
         )
-    return key, _value(value, typing.get_type_hints(factory)[key], f"{name}({key}={value})")
+    if _is_secret(hints.get(key)) and value.lower() not in _WORDS:
+        raise SpecError(
+            f"plugin {name}: {key} is a secret, and a cell is saved with its notebook: leave it out to have that of "
+            f"your log-in, or make the pool with sky.Compute(plugins=[...]) and a value read from elsewhere"
+        )
+    return key, _value(value, hints.get(key, str), f"{name}({key}={value})")
+
+
+def _hints(factory: Callable[..., Any]) -> dict[str, Any]:
+    """The types of a function's arguments, as far as they can be told."""
+    try:
+        return typing.get_type_hints(factory)
+    except Exception:
+        # Somebody else's, with names that are there for type checkers only.
+        return {}
+
+
+def _is_secret(hint: Any) -> bool:
+    return Secret in (hint, *typing.get_args(hint))
 
 
 def _value(text: str, hint: Any, where: str) -> Any:

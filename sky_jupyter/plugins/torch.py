@@ -12,11 +12,11 @@ from collections.abc import Iterator
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from ..accelerators import NVIDIA, Accelerator
 from ..errors import SkyError, SpecError, nearest
 from ..spec import Image, PoolSpec
 from . import machine
 from .base import Plugin
-from .jax import is_nvidia
 
 if TYPE_CHECKING:
     from ..node.runtime import InstanceInfo
@@ -35,6 +35,7 @@ COLLECTIVES = (
 BACKENDS = ("gloo", "nccl")
 JOIN_SECONDS = 60
 _CUDA = re.compile(r"cu[0-9]{3}\Z")
+_RELEASE = re.compile(r"[0-9]+")
 _VERSION = re.compile(r"[0-9]+(\.[0-9]+)*([a-z0-9.+-]*)\Z")
 
 
@@ -48,7 +49,8 @@ def torch(
     backend : str, optional
         ``"nccl"`` or ``"gloo"``; unless given, nccl where every rank has a GPU, else gloo.
     cuda : str, optional
-        The CUDA release of the packages for nodes with NVIDIA accelerators, such as ``"cu128"``.
+        The CUDA release of the packages for nodes with NVIDIA accelerators, such as ``"cu128"``;
+        unless given, what suits the pool's accelerator.
     version : str, optional
         The release of torch to install, such as ``"2.13.0"``.
     timeout : float
@@ -78,8 +80,8 @@ def torch(
         noise=NOISE,
         collectives=COLLECTIVES,
         transform=functools.partial(_transform, cuda, version),
-        around_process=functools.partial(_around, backend, timeout),
-        again=functools.partial(_again, backend, timeout),
+        around_process=functools.partial(around, backend, timeout),
+        again=functools.partial(again, backend, timeout),
         check=check,
         abort=abort,
         gone="process groups made by dist.new_group, and models in DistributedDataParallel",
@@ -88,14 +90,33 @@ def torch(
 
 def _transform(cuda: str | None, version: str | None, image: Image, spec: PoolSpec) -> Image:
     machine.check_accelerators(spec)
+    build = _build(cuda, version, spec.accelerator)
     # uv chooses the build by this variable; plain torch is what its index holds for the platform.
-    env = {"UV_TORCH_BACKEND": cuda} if cuda and is_nvidia(spec.accelerator) else {}
+    env = {"UV_TORCH_BACKEND": build} if build else {}
     # torch does without numpy, and then takes no array of the notebook's.
     return image.adding(pip=(f"torch=={version}" if version else "torch", "numpy"), env=env)
 
 
+def _build(cuda: str | None, version: str | None, accelerator: Accelerator | None) -> str | None:
+    """The build of torch for the nodes, as uv calls it; None for what the index has."""
+    if accelerator is None or accelerator.maker != NVIDIA:
+        return None
+    release = tuple(int(part) for part in _RELEASE.findall(version)[:2]) if version else None
+    suited = accelerator.torch_for(release)
+    if cuda is None:
+        return suited
+    major = int(cuda[2:4])
+    if not accelerator.takes_cuda(major):
+        raise SpecError(
+            f"torch(cuda={cuda}): CUDA {major} does not run on {accelerator.kind} any more; "
+            f"write torch(), which chooses {accelerator.torch}"
+        )
+    return cuda
+
+
 @contextlib.contextmanager
-def _around(backend: str | None, timeout: float, info: InstanceInfo) -> Iterator[None]:
+def around(backend: str | None, timeout: float, info: InstanceInfo) -> Iterator[None]:
+    """Be one of the group's ranks inside."""
     import torch
 
     _, count = machine.place(info)
@@ -109,7 +130,7 @@ def _around(backend: str | None, timeout: float, info: InstanceInfo) -> Iterator
         _leave()
 
 
-def _again(backend: str | None, timeout: float, info: InstanceInfo) -> None:
+def again(backend: str | None, timeout: float, info: InstanceInfo) -> None:
     """Set the group up anew in a living process, on the new port of `info`; all ranks call it together."""
     _leave()
     _join(backend, timeout, info)

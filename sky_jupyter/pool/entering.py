@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from ..errors import BootstrapError, plain
+from ..plugins.secrets import sending
 
 if TYPE_CHECKING:
     from .life import PoolLife
@@ -36,13 +37,15 @@ class Entering:
         plugins = self.pool.spec.plugins
         apps = [plugin.around_app for plugin in plugins if plugin.around_app is not None]
         ports, job = epoch or await self._new_epoch()
+        with sending():
+            dumped, dumped_apps = cloudpickle.dumps(plugins), cloudpickle.dumps(apps) if apps else b""
         answers = await self.pool.control.ask(
             "enter",
             self._nodes(ranks),
-            plugins=cloudpickle.dumps(plugins),
+            plugins=dumped,
             ports=ports,
             job=job,
-            apps=cloudpickle.dumps(apps) if apps else b"",
+            apps=dumped_apps,
             noise=[expression for plugin in plugins for expression in plugin.noise],
             ranks=ranks,
             **self.pool.pythons.reader,

@@ -150,15 +150,19 @@ class PoolLife:
             raise
         self.state = "ready"
         try:
-            for plugin in self.spec.plugins:
-                if plugin.around_client is not None:
-                    self._client.enter_context(plugin.around_client(self))
+            self._enter_client()
         except BaseException:
             self.down()
             raise
         self._record_ready()
         self.logger.write(logging.INFO, f"{self.spec.nodes} nodes, {self.spec.world_size} ranks ready")
         self.registry.note_phases(kind, self.phases.took())
+
+    def _enter_client(self) -> None:
+        """What plugins do in the notebook for as long as it manages the pool."""
+        for plugin in self.spec.plugins:
+            if plugin.around_client is not None:
+                self._client.enter_context(plugin.around_client(self))
 
     def _record_ready(self) -> None:
         places = tuple(dict.fromkeys(str(path) for host in self.hosts for path in (host.folder, host.blobs)))
@@ -183,6 +187,11 @@ class PoolLife:
         ends = getattr(record, "ends", None)
         self.expiry.begin(None if ends is None else ends - time.time())
         self.logger.write(logging.INFO, "attached")
+        try:
+            self._enter_client()
+        except Exception as error:
+            # Its cells work all the same.
+            self.supervisor.news.append(f"a plugin could not be entered in this notebook: {error}")
 
     async def _join(self, record: PoolRecord) -> None:
         if self.spec.provider.kind == "local":
@@ -336,7 +345,7 @@ class PoolLife:
             machines = self._near
             env = await asyncio.to_thread(environment.ensure, image, on_line=say, stop=self._stop)
             variables = launch.node_environment(image.env)
-            await asyncio.to_thread(steps.run, self.spec, machines, variables, say, self._stop)
+            await asyncio.to_thread(steps.run, self.spec, machines, env.python, variables, say, self._stop)
         start = functools.partial(self._launch_here, machines, env.python, image.env)
         return start, all(machine.key == LocalMachine.key for machine in machines)
 

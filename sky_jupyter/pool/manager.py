@@ -8,6 +8,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
 from ..capture.collect import Capture
@@ -31,6 +32,7 @@ from .results import CellError, CellResult
 from .runs import Run
 from .shared import PoolShares
 from .stock import take_stock
+from .submitting import Call, Submitter
 from .where import Where, ask
 
 if TYPE_CHECKING:
@@ -72,6 +74,7 @@ class Pool(PoolLife):
         self.packages = PoolPackages(self)
         self.shared = PoolShares(self)
         self.calls = Calls(self)
+        self.submitter: Submitter | None = None
         self.current: Run | None = None
         # Runs that nobody waits for yet, by id, oldest first.
         self.detached: dict[str, Detached] = {}
@@ -193,6 +196,19 @@ class Pool(PoolLife):
         (run,) = self.calls.begin([order], on_send, tick)
         self.registry.run_began(run.id, self.id, run.code, [] if rank is None else [rank])
         return run
+
+    def submit(self, function: Callable[[], Any], shared: Mapping[str, Any] = MappingProxyType({})) -> Call:
+        """Have one rank call a function; a future. Callable from any thread; see `Submitter.submit`."""
+        self._must_live()
+        if self.submitter is None:
+            self.submitter = Submitter(self)
+        return self.submitter.submit(function, shared)
+
+    def down(self) -> None:
+        """End the pool; see `PoolLife.down`."""
+        if self.submitter is not None:
+            self.submitter.close()
+        super().down()
 
     def _new_run(self, ranks: Sequence[int], listener: Listener, capture: Capture) -> Run:
         self._must_live()

@@ -21,6 +21,7 @@ import uv
 from sky_jupyter.bootstrap import environment
 from sky_jupyter.bootstrap.environment import ensure
 from sky_jupyter.bootstrap.uv import without_secrets
+from sky_jupyter.bootstrap.wheels import Aim, resolve
 from sky_jupyter.errors import BootstrapError
 from sky_jupyter.spec import Image
 from tests.bootstrap.wheels import make_wheel
@@ -227,3 +228,11 @@ def test_a_python_that_cannot_be_had_fails_in_uvs_words(
         ensure(Image(python=other), cache=cache)
     assert caught.value.command.startswith("uv venv")
     assert list(cache.iterdir()) == []
+
+
+def test_what_chooses_builds_reaches_uv(tmp_path: Path) -> None:
+    image = Image(pip=("no-such-distribution",), env={"UV_TORCH_BACKEND": "cu999"})
+    with pytest.raises(BootstrapError, match="invalid value 'cu999'"):
+        ensure(image, cache=tmp_path)
+    with pytest.raises(BootstrapError, match="invalid value 'cu999'"):
+        resolve(image.pip, Aim("3.12", "x86_64-manylinux_2_28"), image=image)

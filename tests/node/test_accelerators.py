@@ -116,6 +116,10 @@ def test_local_ranks_without_equal_shares_are_promised_none() -> None:
     ("options", "told"),
     [
         ({"accelerator": "H100"}, "the pool needs H100 on each node; this machine has 4 x NVIDIA A100-SXM4-80GB"),
+        (
+            {"accelerator": "A100-40GB"},
+            "the pool needs A100-40GB on each node; this machine has 4 x NVIDIA A100-SXM4-80GB",
+        ),
         ({"accelerator": "A100:3", "nodes": 2}, "A100:3 on each of 2 nodes, which share this machine"),
         (
             {"accelerator": "A100", "nodes": 3},

@@ -35,16 +35,37 @@ def image(*given: Plugin, accelerator: str | None = None, ranks_per_node: int = 
         ("cu12", "H100", "jax[cuda12]"),
         ("cu130", "B200", "jax[cuda13]"),
         ("cu13x", "L4", "jax[cuda13]"),
-        ("cu128", "TPU-v5e", "jax"),
+        ("cu128", "TPU-v5e", "jax[tpu]"),
+        ("cu128", "V100", "jax[cuda12]"),
+        (None, "V100", "jax[cuda12]"),
+        (None, "T4", "jax[cuda13]"),
+        (None, "B200", "jax[cuda13]"),
     ],
 )
 def test_jax_is_installed_for_what_the_node_has(cuda: str | None, accelerator: str | None, expected: str) -> None:
-    assert image(plugins.jax(cuda=cuda), accelerator=accelerator).pip == (expected,)
+    own = Image(python="3.12")
+    assert image(plugins.jax(cuda=cuda), accelerator=accelerator, own=own).pip == (expected,)
 
 
-def test_jax_for_cpus_on_nodes_with_gpus_is_told() -> None:
-    with pytest.warns(UserWarning, match="jax\\(cuda=cu128\\)"):
-        assert image(plugins.jax(), accelerator="A100").pip == ("jax",)
+def test_an_extra_that_the_nodes_release_of_jax_lacks_is_not_asked_for() -> None:
+    assert image(plugins.jax(), accelerator="A100", own=Image(python="3.10")).pip == ("jax[cuda12]",)
+
+
+def test_extras_of_the_users_own_are_left_alone() -> None:
+    own = Image(python="3.12", pip=("jax[cuda12-local]",))
+    assert image(plugins.jax(), accelerator="A100", own=own).pip == ("jax[cuda12-local]",)
+
+
+@pytest.mark.parametrize("accelerator", ["custom:Quadro K2200", "Trainium2"])
+def test_jax_for_cpus_on_nodes_with_accelerators_is_told(accelerator: str) -> None:
+    with pytest.warns(UserWarning, match="CPUs only"):
+        assert image(plugins.jax(), accelerator=accelerator).pip == ("jax",)
+
+
+@pytest.mark.parametrize("plugin", [plugins.jax(cuda="cu130"), plugins.torch(cuda="cu130")])
+def test_a_cuda_that_has_dropped_the_accelerator_is_refused(plugin: Plugin) -> None:
+    with pytest.raises(SpecError, match=r"CUDA 13 does not run on V100-32GB any more; write (jax|torch)\(\)"):
+        image(plugin, accelerator="V100-32GB")
 
 
 def test_keras_names_its_backend_in_the_image() -> None:
@@ -61,6 +82,27 @@ def test_a_variable_that_contradicts_the_backend_is_refused() -> None:
 def test_torch_is_built_for_cuda_only_where_there_is_some() -> None:
     assert image(plugins.torch(cuda="cu128"), accelerator="A100").env["UV_TORCH_BACKEND"] == "cu128"
     assert "UV_TORCH_BACKEND" not in image(plugins.torch(cuda="cu128")).env
+    assert "UV_TORCH_BACKEND" not in image(plugins.torch(cuda="cu128"), accelerator="Trainium1").env
+
+
+@pytest.mark.parametrize(
+    ("accelerator", "version", "expected"),
+    [
+        ("A100", None, "cu130"),
+        ("V100", None, "cu126"),
+        ("P100", "2.8.0", "cu126"),
+        ("RTX 5090", "2.8", "cu128"),
+        ("B200", "2.13.0", "cu130"),
+        ("A100", "2.5.1", None),
+    ],
+)
+def test_the_build_of_torch_is_one_that_runs_on_the_accelerator(
+    accelerator: str, version: str | None, expected: str | None
+) -> None:
+    made = image(plugins.torch(version=version), accelerator=accelerator)
+    assert made.env.get("UV_TORCH_BACKEND") == expected
+    # Another build is another environment.
+    assert (made.digest == image(plugins.torch(version=version)).digest) is (expected is None)
 
 
 def test_more_ranks_than_accelerators_are_refused() -> None:

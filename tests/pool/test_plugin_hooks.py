@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 
 import sky_jupyter as sky
-from sky_jupyter.errors import BootstrapError, ProvisionError
+from sky_jupyter.errors import BootstrapError, ProvisionError, SpecError
 from sky_jupyter.pool.manager import Pool
 from sky_jupyter.providers import Local
-from sky_jupyter.spec import Accelerator, Image, PoolSpec
+from sky_jupyter.spec import Image, PoolSpec
 from tests.pool.pools import local_pool, run
 
 
@@ -61,9 +61,11 @@ def test_an_image_is_changed_and_modules_are_imported_before_the_ranks_are_forke
 
 
 def test_functions_are_wrapped() -> None:
-    plugin = sky.Plugin.create("doubling").with_decorate(lambda function: lambda *args: 2 * function(*args))
-    with sky.Compute(nodes=1, plugins=[plugin], name="wrapped") as pool:
-        assert sky.function(lambda x: x + 1)(4) >> pool == 10
+    doubling = sky.Plugin.create("doubling").with_decorator(lambda function: lambda *args: 2 * function(*args))
+    # The first one's is outermost.
+    less = sky.Plugin.create("one-less").with_decorator(lambda function: lambda *args: function(*args) - 1)
+    with sky.Compute(nodes=1, plugins=[doubling, less], name="wrapped") as pool:
+        assert sky.function(lambda x: x + 1)(4) >> pool == 8
 
 
 def test_bootstrap_commands_run_once_a_machine_and_their_failure_is_told(tmp_path: Path) -> None:
@@ -76,6 +78,28 @@ def test_bootstrap_commands_run_once_a_machine_and_their_failure_is_told(tmp_pat
         pool.start()
     assert caught.value.node == 0
     assert pool.state == "ended"
+    absent = sky.Plugin.create("steps").with_bootstrap(lambda spec: [["/no/such/program"]])
+    with pytest.raises(BootstrapError, match="/no/such/program cannot be run: No such file"):
+        Pool(PoolSpec(provider=Local(), plugins=(absent,))).start()
+    with pytest.raises(SpecError, match="bootstrap must return a list of commands, not 'ls'"):
+        sky.Plugin.create("steps").with_bootstrap(lambda spec: "ls").steps(pool.spec)
+
+
+def test_who_takes_a_pool_up_enters_too(tmp_path: Path) -> None:
+    path = tmp_path / "notes"
+    plugin = sky.Plugin.create("noting").with_around_client(lambda pool: note(path, "notebook"))
+    first = Pool(PoolSpec(provider=Local(), plugins=(plugin,), keep=True, name="kept"))
+    first.start()
+    row = first.registry.pool(first.id)
+    assert row is not None
+    second = Pool.attach(row, take_over=True)
+    try:
+        assert path.read_text().splitlines().count("enter notebook") == 2
+        assert run(second, "1").values == [1]
+    finally:
+        second.down()
+        first.down()
+    assert path.read_text().splitlines().count("leave notebook") == 2
 
 
 def test_a_preload_that_fails_is_told_when_the_plugin_fails() -> None:
@@ -90,7 +114,7 @@ def test_a_preload_that_fails_is_told_when_the_plugin_fails() -> None:
 
 
 def test_an_accelerator_that_this_machine_lacks_is_refused() -> None:
-    pool = Pool(PoolSpec(provider=Local(), accelerator=Accelerator("Imaginary9000", 3)))
-    with pytest.raises(ProvisionError, match="Imaginary9000:3 on each node; this machine has"):
+    pool = Pool(PoolSpec(provider=Local(), accelerator=sky.accelerators.Custom("Imaginary9000", count=3)))
+    with pytest.raises(ProvisionError, match="custom:Imaginary9000:3 on each node; this machine has"):
         pool.start()
     assert pool.state == "ended"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import secrets
 import subprocess
 import sys
 import textwrap
@@ -97,20 +98,46 @@ def test_ranks_that_fail_and_interrupts_are_as_on_local_nodes() -> None:
         assert len({info[3] for info in infos}) == 1
 
 
-def test_functions_run_on_hosts_by_compute(world: World) -> None:
+SECRET = secrets.token_hex(16)
+# Whose arguments show it while a command runs that has it.
+LOOK = """
+import glob, os, pathlib
+key, shown = os.environ["KEY"], []
+for path in glob.glob("/proc/[0-9]*/cmdline"):
+    try:
+        shown += [path] if key in pathlib.Path(path).read_text(errors="replace") else []
+    except OSError:
+        pass
+pathlib.Path("~/looked").expanduser().write_text(f"{len(key)} {shown}")
+print("this is", key)
+"""
+
+
+def test_functions_run_on_hosts_by_compute(world: World, capsys: pytest.CaptureFixture[str]) -> None:
+    step = sky.plugins.Step(["python", "-c", LOOK], env={"KEY": sky.plugins.Secret(SECRET)})
+    prepare = sky.Plugin.create("prepare").with_bootstrap(lambda spec: [step, "echo again >>looked"])
+
+    def louder(function: Any) -> Any:
+        return (lambda extra: (*function(extra), "!")) if function.__name__ == "where" else function
+
     @sky.function
     def where(extra: int) -> tuple[str, int]:
         import socket
 
         return socket.gethostname(), extra
 
-    with sky.Compute(provider=provider()) as pool:
-        assert where(5) @ pool == [("host0", 5), ("host1", 5)]
-        name, extra = where(6) >> pool
+    plugins = [prepare, sky.Plugin.create("louder").with_decorator(louder)]
+    with sky.Compute(provider=provider(), plugins=plugins) as pool:
+        assert where(5) @ pool == [("host0", 5, "!"), ("host1", 5, "!")]
+        name, extra, _ = where(6) >> pool
         assert (name in ("host0", "host1"), extra) == (True, 6)
+        for host in world:
+            assert host.run("cat ~/looked", user="ada") == f"{len(SECRET)} []again\n"
+            assert host.run(f"grep -rls {SECRET} /home /tmp /dev/shm /run /var/log; :") == ""
+        assert SECRET not in repr((capsys.readouterr(), pool.pool))
         data = [bytes([number]) * 1_500_000 for number in range(4)]
         assert pool.map(bytes.upper, data) == data
-        assert (where(7).on(1) > pool).result(60) == ("host1", 7)
+        assert (where(7).on(1) > pool).result(60) == ("host1", 7, "!")
     for host in world:
         wait_until(lambda host=host: is_clean(host))
 
@@ -220,6 +247,7 @@ def test_a_full_home_is_told(world: World) -> None:
 
 LEAVE = """
 import os
+import secrets
 import sky_jupyter as sky
 from sky_jupyter.pool.manager import Pool
 from sky_jupyter.spec import PoolSpec

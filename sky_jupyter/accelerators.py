@@ -1,0 +1,407 @@
+"""The accelerators that people ask for by name: what each is, and which packages suit it. Values only.
+
+``accelerators.A100(count=8)``, ``accelerators.H100(memory="94GB")`` and the texts ``"A100:8"``,
+``"H100-94GB"`` make the same `Accelerator`. `docs/accelerators.md` has the whole table.
+
+Sources. Memory is what the makers' data sheets say; compute capability is what NVIDIA lists
+(developer.nvidia.com/cuda-gpus). What CUDA needs of a device, and of its driver, is JAX's word
+(docs.jax.dev/en/latest/installation.html: CUDA 12 from capability 5.2 and driver 525, CUDA 13 from 7.5
+and driver 580). Which builds of torch there are, and for which capabilities, is PyTorch's
+(github.com/pytorch/pytorch: pull request 175253, issues 178665 and 190385): CUDA 12.8 ends with
+torch 2.11, and Volta (V100) and earlier only have the builds for CUDA 12.6.
+"""
+
+from __future__ import annotations
+
+import difflib
+import re
+from dataclasses import dataclass
+
+from .errors import SpecError
+
+NVIDIA, AWS, GOOGLE, AMD, INTEL = "NVIDIA", "AWS", "Google", "AMD", "Intel"
+_COUNT = re.compile(r"(?P<rest>.*?)\s*(?::\s*(?P<count>[0-9]+))?\Z", re.DOTALL)
+_MEMORY = re.compile(r"(?P<rest>.+?)[-_ ]+(?P<memory>[0-9]+)\s*gi?b\Z", re.IGNORECASE | re.DOTALL)
+_GB = re.compile(r"(?P<number>[0-9]+)\s*(gi?b?)?\Z", re.IGNORECASE)
+_CUSTOM = "custom:"
+_CUSTOM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,62}\Z")
+_WORD = re.compile(r"[a-z0-9]+")
+MAX_COUNT = 1024
+# The builds of torch, the best first: name, the lowest and highest capability, the first and last release.
+_TORCH = (
+    ("cu130", (7, 5), (12, 1), (2, 9), None),
+    ("cu128", (7, 5), (12, 1), (2, 7), (2, 11)),
+    ("cu126", (5, 0), (9, 0), (2, 6), (2, 14)),
+)
+# The extras of jax: name, the lowest capability, the first Python that has a release of jax with it.
+_JAX = (("cuda13", (7, 5), 11), ("cuda12", (5, 2), 10))
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of the catalogue; called, it is that many of them: ``A100(count=8, memory="40GB")``.
+
+    Parameters
+    ----------
+    name : str
+        What it is called here.
+    memories : tuple of int
+        The GB that it is made with, the usual one first.
+    capability : tuple of int, optional
+        CUDA's compute capability, such as ``(8, 0)``; None where it is not NVIDIA's.
+    maker : str
+        Who makes it.
+    also : tuple of str
+        What else people call it.
+    """
+
+    name: str
+    memories: tuple[int, ...]
+    capability: tuple[int, int] | None = None
+    maker: str = NVIDIA
+    also: tuple[str, ...] = ()
+
+    def __call__(self, count: int = 1, memory: int | str | None = None) -> Accelerator:
+        """So many of them on each node.
+
+        Parameters
+        ----------
+        count : int
+            How many.
+        memory : int or str, optional
+            GB of each, such as ``40`` or ``"40GB"``; whichever it is made with unless given.
+
+        Raises
+        ------
+        SpecError
+            When it is not made with so much, or the count is none.
+        """
+        return Accelerator(self.name, count, None if memory is None else _gigabytes(memory))
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """A kind of accelerator and how many of them a node must have, as in ``A100:8`` or ``H100-94GB:4``.
+
+    Parameters
+    ----------
+    name : str
+        A name of the catalogue, such as ``"A100"``, however it is spelled; `Custom` makes others.
+    count : int
+        How many on each node.
+    variant : int, optional
+        GB of each, where it is made with more than one size and one is asked for.
+    """
+
+    name: str
+    count: int = 1
+    variant: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.count, bool) or not isinstance(self.count, int) or not 1 <= self.count <= MAX_COUNT:
+            raise SpecError(f"{self.name}: count must be a whole number from 1 to {MAX_COUNT}, not {self.count!r}")
+        if self.is_custom:
+            if not _CUSTOM_NAME.match(self.kind.removeprefix(_CUSTOM)):
+                raise SpecError(f"{self.name!r} is not {_CUSTOM} and a name of letters, digits, spaces and ._-")
+            return
+        model = _known(self.name)
+        object.__setattr__(self, "name", model.name)
+        if self.variant is not None and self.variant not in model.memories:
+            sizes = " or ".join(str(size) for size in sorted(model.memories))
+            raise SpecError(f"{model.name} has {sizes} GB, not {self.variant}; leave the size out for any of them")
+        if len(model.memories) == 1:
+            object.__setattr__(self, "variant", None)
+
+    @classmethod
+    def parse(cls, text: str) -> Accelerator:
+        """Read ``"A100"``, ``"A100:8"``, ``"h100-94gb:4"``, ``"RTX 4090"`` or ``"custom:Quadro K2200:2"``.
+
+        Raises
+        ------
+        SpecError
+            When the text has another form, or names none that is known; the nearest is suggested.
+        """
+        given = text.strip()
+        custom = given[: len(_CUSTOM)].lower() == _CUSTOM
+        match = _COUNT.match(given[len(_CUSTOM) :] if custom else given)
+        assert match is not None
+        name, memory = match["rest"], None
+        if not name or match["count"] == "0" or ":" in name:
+            raise SpecError(
+                f"accelerator {text!r} is not NAME or NAME:COUNT, such as A100, A100:8, H100-94GB:4 or RTX_4090"
+            )
+        if sized := _MEMORY.match(name):
+            name, memory = sized["rest"], int(sized["memory"])
+        return cls(_CUSTOM + name if custom else name, int(match["count"] or 1), memory)
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether it is none of the catalogue."""
+        return self.name.startswith(_CUSTOM)
+
+    @property
+    def kind(self) -> str:
+        """One of them, as a text that can be read again: ``"A100"`` or ``"A100-80GB"``."""
+        return self.name if self.variant is None else f"{self.name}-{self.variant}GB"
+
+    @property
+    def memory(self) -> int | None:
+        """GB of each: what is asked for, else what it usually has; None where nothing is known."""
+        return self.variant if self.variant is not None or self.is_custom else CATALOGUE[self.name].memories[0]
+
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        """CUDA's compute capability, such as ``(9, 0)``; None where there is none, or it is not known."""
+        return None if self.is_custom else CATALOGUE[self.name].capability
+
+    @property
+    def maker(self) -> str:
+        """Who makes it; nodes are asked for NVIDIA's only, so that others' names are taken to be those."""
+        return NVIDIA if self.is_custom else CATALOGUE[self.name].maker
+
+    @property
+    def jax(self) -> str | None:
+        """The package of JAX that suits it best, such as ``"jax[cuda13]"``; None where there is none on PyPI."""
+        return self.jax_for()
+
+    def jax_for(self, python: int = 14) -> str | None:
+        """The same for nodes with Python 3.``python``: earlier ones get earlier releases, which lack some extras."""
+        if self.maker == GOOGLE:
+            return "jax[tpu]"
+        if self.capability is None:
+            return None
+        fits = (extra for extra, lowest, first in _JAX if self.capability >= lowest and python >= first)
+        extra = next(fits, None)
+        return None if extra is None else f"jax[{extra}]"
+
+    @property
+    def torch(self) -> str | None:
+        """The build of torch that suits it best, such as ``"cu130"``; None where PyTorch has none."""
+        return self.torch_for()
+
+    def torch_for(self, release: tuple[int, ...] | None = None) -> str | None:
+        """The same for one release of torch, such as ``(2, 8)``."""
+        return next(iter(self.torch_builds(release)), None)
+
+    def torch_builds(self, release: tuple[int, ...] | None = None) -> list[str]:
+        """The builds of torch that run on it, the best first; of one release, or the newest."""
+        if self.capability is None:
+            return []
+        found = []
+        for build, lowest, highest, first, last in _TORCH:
+            there = last is None if release is None else release[:2] >= first and (last is None or release[:2] <= last)
+            # What is built for older devices only is kept for them in the newest releases as well.
+            there = there or (release is None and build == "cu126")
+            if there and lowest <= self.capability <= highest:
+                found.append(build)
+        return found
+
+    def takes_cuda(self, major: int) -> bool:
+        """Whether that CUDA runs on it, as far as is known: 13 has dropped what came before Turing."""
+        lowest = {12: (5, 2), 13: (7, 5)}.get(major)
+        return self.capability is None or lowest is None or self.capability >= lowest
+
+    def fits(self, name: str) -> bool:
+        """Whether a driver's name, such as ``NVIDIA A100-SXM4-80GB``, is one of these.
+
+        Where it does not say the memory, as ``NVIDIA GeForce RTX 3080``, the name alone counts.
+        """
+        if self.is_custom:
+            wanted = _words(self.name[len(_CUSTOM) :])
+            return _find(wanted, _words(name)) >= 0 and (self.variant is None or f"{self.variant}gb" in _words(name))
+        found, memory = recognised(name)
+        return found == self.name and (self.variant is None or memory in (None, self.variant))
+
+    def __str__(self) -> str:
+        return self.kind if self.count == 1 else f"{self.kind}:{self.count}"
+
+
+def Custom(name: str, memory: int | str | None = None, count: int = 1) -> Accelerator:
+    """An NVIDIA accelerator that the catalogue lacks, by the words that its driver calls it.
+
+    Parameters
+    ----------
+    name : str
+        Such as ``"Quadro K2200"``, as ``nvidia-smi -L`` has it.
+    memory : int or str, optional
+        GB of each, where the driver's name has it and it matters.
+    count : int
+        How many on each node.
+    """
+    return Accelerator(_CUSTOM + name, count, None if memory is None else _gigabytes(memory))
+
+
+def recognised(name: str) -> tuple[str | None, int | None]:
+    """The catalogue's name for a driver's, and the GB that it says: ``("A100", 80)``; None for what is not known."""
+    words = _words(name)
+    found = [(len(parts), model) for parts, model in _BY_WORDS if _find(parts, words) >= 0]
+    if not found:
+        return None, None
+    _, model = max(found, key=lambda item: item[0])
+    told = [int(word[:-2]) for word in words if re.fullmatch(r"[0-9]+gb", word)]
+    # A GH200 480GB has those 480 beside it, as its processor's.
+    memory = next((size for size in told if size in model.memories), None)
+    if model.name == "H100" and memory is None:
+        memory = 94 if "nvl" in words else 80
+    return model.name, memory if len(model.memories) > 1 else model.memories[0]
+
+
+def names() -> list[str]:
+    """The catalogue's names, with the sizes of those that are made with several."""
+    sized = [f"{m.name}-{size}GB" for m in CATALOGUE.values() if len(m.memories) > 1 for size in m.memories]
+    return [*CATALOGUE, *sized]
+
+
+def _gigabytes(memory: int | str) -> int:
+    if isinstance(memory, int) and not isinstance(memory, bool) and memory > 0:
+        return memory
+    match = _GB.match(memory.strip()) if isinstance(memory, str) else None
+    if match is None:
+        raise SpecError(f"memory must be in GB, such as 40 or '40GB', not {memory!r}")
+    return int(match["number"])
+
+
+def _known(name: str) -> Model:
+    key = "".join(_words(name)) if isinstance(name, str) else ""
+    if key not in _BY_KEY:
+        near = difflib.get_close_matches(key, list(_BY_KEY), n=1, cutoff=0.5)
+        hint = f"; did you mean {_BY_KEY[near[0]].name!r}?" if near else ""
+        raise SpecError(
+            f"unknown accelerator {name!r}{hint} (sky.accelerators has them all; "
+            f"another one of NVIDIA's is {_CUSTOM}NAME, with its driver's words)"
+        )
+    return _BY_KEY[key]
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(_WORD.findall(text.lower()))
+
+
+def _find(part: tuple[str, ...], words: tuple[str, ...]) -> int:
+    """Where words stand in a row among others; -1 where they do not."""
+    return next((at for at in range(len(words) - len(part) + 1) if words[at : at + len(part)] == part), -1)
+
+
+# Data centres.
+P4 = Model("P4", (8,), (6, 1))
+P40 = Model("P40", (24,), (6, 1))
+P100 = Model("P100", (16, 12), (6, 0))
+V100 = Model("V100", (16, 32), (7, 0))
+T4 = Model("T4", (16,), (7, 5))
+T4G = Model("T4G", (16,), (7, 5))
+A2 = Model("A2", (16,), (8, 6))
+A10 = Model("A10", (24,), (8, 6))
+A10G = Model("A10G", (24,), (8, 6))
+A16 = Model("A16", (16,), (8, 6))
+A30 = Model("A30", (24,), (8, 0))
+A40 = Model("A40", (48,), (8, 6))
+A100 = Model("A100", (80, 40), (8, 0))
+A800 = Model("A800", (80, 40), (8, 0))
+L4 = Model("L4", (24,), (8, 9))
+L40 = Model("L40", (48,), (8, 9))
+L40S = Model("L40S", (48,), (8, 9))
+H20 = Model("H20", (96, 141), (9, 0))
+H100 = Model("H100", (80, 94), (9, 0))
+H800 = Model("H800", (80,), (9, 0))
+H200 = Model("H200", (141,), (9, 0))
+GH200 = Model("GH200", (96, 144), (9, 0))
+B100 = Model("B100", (192,), (10, 0))
+B200 = Model("B200", (180, 192), (10, 0))
+B300 = Model("B300", (288,), (10, 3))
+GB200 = Model("GB200", (186, 192), (10, 0))
+GB300 = Model("GB300", (288,), (10, 3))
+# Workstations.
+TITAN_Xp = Model("TITAN_Xp", (12,), (6, 1))
+TITAN_V = Model("TITAN_V", (12,), (7, 0))
+TITAN_RTX = Model("TITAN_RTX", (24,), (7, 5))
+Quadro_RTX_4000 = Model("Quadro_RTX_4000", (8,), (7, 5))
+Quadro_RTX_5000 = Model("Quadro_RTX_5000", (16,), (7, 5))
+Quadro_RTX_6000 = Model("Quadro_RTX_6000", (24,), (7, 5))
+Quadro_RTX_8000 = Model("Quadro_RTX_8000", (48,), (7, 5))
+RTX_A2000 = Model("RTX_A2000", (6, 12), (8, 6))
+RTX_A4000 = Model("RTX_A4000", (16,), (8, 6), also=("A4000",))
+RTX_A4500 = Model("RTX_A4500", (20,), (8, 6), also=("A4500",))
+RTX_A5000 = Model("RTX_A5000", (24,), (8, 6), also=("A5000",))
+RTX_A5500 = Model("RTX_A5500", (24,), (8, 6), also=("A5500",))
+RTX_A6000 = Model("RTX_A6000", (48,), (8, 6), also=("A6000",))
+RTX_2000_Ada = Model("RTX_2000_Ada", (16,), (8, 9))
+RTX_4000_Ada = Model("RTX_4000_Ada", (20,), (8, 9))
+RTX_4500_Ada = Model("RTX_4500_Ada", (24,), (8, 9))
+RTX_5000_Ada = Model("RTX_5000_Ada", (32,), (8, 9))
+RTX_6000_Ada = Model("RTX_6000_Ada", (48,), (8, 9))
+RTX_PRO_4000 = Model("RTX_PRO_4000", (24,), (12, 0))
+RTX_PRO_4500 = Model("RTX_PRO_4500", (32,), (12, 0))
+RTX_PRO_5000 = Model("RTX_PRO_5000", (48, 72), (12, 0))
+RTX_PRO_6000 = Model("RTX_PRO_6000", (96,), (12, 0))
+# GeForce.
+GTX_1050 = Model("GTX_1050", (2,), (6, 1))
+GTX_1050_Ti = Model("GTX_1050_Ti", (4,), (6, 1))
+GTX_1060 = Model("GTX_1060", (6, 3), (6, 1))
+GTX_1070 = Model("GTX_1070", (8,), (6, 1))
+GTX_1070_Ti = Model("GTX_1070_Ti", (8,), (6, 1))
+GTX_1080 = Model("GTX_1080", (8,), (6, 1))
+GTX_1080_Ti = Model("GTX_1080_Ti", (11,), (6, 1))
+GTX_1650 = Model("GTX_1650", (4,), (7, 5))
+GTX_1650_SUPER = Model("GTX_1650_SUPER", (4,), (7, 5))
+GTX_1660 = Model("GTX_1660", (6,), (7, 5))
+GTX_1660_SUPER = Model("GTX_1660_SUPER", (6,), (7, 5))
+GTX_1660_Ti = Model("GTX_1660_Ti", (6,), (7, 5))
+RTX_2060 = Model("RTX_2060", (6, 12), (7, 5))
+RTX_2060_SUPER = Model("RTX_2060_SUPER", (8,), (7, 5))
+RTX_2070 = Model("RTX_2070", (8,), (7, 5))
+RTX_2070_SUPER = Model("RTX_2070_SUPER", (8,), (7, 5))
+RTX_2080 = Model("RTX_2080", (8,), (7, 5))
+RTX_2080_SUPER = Model("RTX_2080_SUPER", (8,), (7, 5))
+RTX_2080_Ti = Model("RTX_2080_Ti", (11,), (7, 5))
+RTX_3050 = Model("RTX_3050", (8, 6), (8, 6))
+RTX_3060 = Model("RTX_3060", (12, 8), (8, 6))
+RTX_3060_Ti = Model("RTX_3060_Ti", (8,), (8, 6))
+RTX_3070 = Model("RTX_3070", (8,), (8, 6))
+RTX_3070_Ti = Model("RTX_3070_Ti", (8,), (8, 6))
+RTX_3080 = Model("RTX_3080", (10, 12), (8, 6))
+RTX_3080_Ti = Model("RTX_3080_Ti", (12,), (8, 6))
+RTX_3090 = Model("RTX_3090", (24,), (8, 6))
+RTX_3090_Ti = Model("RTX_3090_Ti", (24,), (8, 6))
+RTX_4060 = Model("RTX_4060", (8,), (8, 9))
+RTX_4060_Ti = Model("RTX_4060_Ti", (8, 16), (8, 9))
+RTX_4070 = Model("RTX_4070", (12,), (8, 9))
+RTX_4070_SUPER = Model("RTX_4070_SUPER", (12,), (8, 9))
+RTX_4070_Ti = Model("RTX_4070_Ti", (12,), (8, 9))
+RTX_4070_Ti_SUPER = Model("RTX_4070_Ti_SUPER", (16,), (8, 9))
+RTX_4080 = Model("RTX_4080", (16,), (8, 9))
+RTX_4080_SUPER = Model("RTX_4080_SUPER", (16,), (8, 9))
+RTX_4090 = Model("RTX_4090", (24,), (8, 9))
+RTX_5050 = Model("RTX_5050", (8,), (12, 0))
+RTX_5060 = Model("RTX_5060", (8,), (12, 0))
+RTX_5060_Ti = Model("RTX_5060_Ti", (16, 8), (12, 0))
+RTX_5070 = Model("RTX_5070", (12,), (12, 0))
+RTX_5070_Ti = Model("RTX_5070_Ti", (16,), (12, 0))
+RTX_5080 = Model("RTX_5080", (16,), (12, 0))
+RTX_5090 = Model("RTX_5090", (32,), (12, 0))
+# Others' than NVIDIA's. No node is asked for these yet: a provider that has them must know them.
+Trainium1 = Model("Trainium1", (32,), maker=AWS, also=("Trainium", "trn1"))
+Trainium2 = Model("Trainium2", (96,), maker=AWS, also=("trn2",))
+Trainium3 = Model("Trainium3", (144,), maker=AWS, also=("trn3",))
+Inferentia1 = Model("Inferentia1", (8,), maker=AWS, also=("Inferentia", "inf1"))
+Inferentia2 = Model("Inferentia2", (32,), maker=AWS, also=("inf2",))
+TPUv2 = Model("TPUv2", (16,), maker=GOOGLE)
+TPUv3 = Model("TPUv3", (32,), maker=GOOGLE)
+TPUv4 = Model("TPUv4", (32,), maker=GOOGLE)
+TPUv5e = Model("TPUv5e", (16,), maker=GOOGLE)
+TPUv5p = Model("TPUv5p", (95,), maker=GOOGLE)
+TPUv6 = Model("TPUv6", (32,), maker=GOOGLE, also=("TPUv6e",))
+MI100 = Model("MI100", (32,), maker=AMD)
+MI210 = Model("MI210", (64,), maker=AMD)
+MI250 = Model("MI250", (128,), maker=AMD)
+MI250X = Model("MI250X", (128,), maker=AMD)
+MI300A = Model("MI300A", (128,), maker=AMD)
+MI300X = Model("MI300X", (192,), maker=AMD)
+MI325X = Model("MI325X", (256,), maker=AMD)
+MI355X = Model("MI355X", (288,), maker=AMD)
+Gaudi = Model("Gaudi", (32,), maker=INTEL)
+Gaudi2 = Model("Gaudi2", (96,), maker=INTEL)
+Gaudi3 = Model("Gaudi3", (128,), maker=INTEL)
+
+CATALOGUE = {value.name: value for value in list(globals().values()) if isinstance(value, Model)}
+_BY_KEY = {"".join(_words(word)): model for model in CATALOGUE.values() for word in (model.name, *model.also)}
+_BY_WORDS = [(_words(model.name), model) for model in CATALOGUE.values() if model.maker == NVIDIA]

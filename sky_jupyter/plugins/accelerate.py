@@ -1,0 +1,183 @@
+"""The plugin `accelerate`: what `accelerate launch` would set, so that `Accelerator()` is all ranks' together.
+
+Hugging Face's Accelerate, and with it `Trainer`, looks at the environment when it is first used, and keeps
+what it finds. So all of it is set before the first cell: the process group by the plugin `torch`, or here
+where that is not among the pool's, and its own settings from what the plugin was given.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import json
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ..errors import SpecError, nearest
+from ..spec import Image, PoolSpec
+from . import machine
+from .base import Plugin
+from .torch import BACKENDS, COLLECTIVES, MODULES, NOISE
+from .torch import abort as abort_group
+from .torch import again as join_again
+from .torch import around as around_group
+from .torch import check as check_group
+from .torch import torch as torch_plugin
+
+if TYPE_CHECKING:
+    from ..node.runtime import InstanceInfo
+
+PRECISIONS = ("no", "fp16", "bf16", "fp8")
+SETTINGS = ("mixed_precision", "gradient_accumulation_steps", "backend", "fsdp", "deepspeed")
+# Where Accelerate's variable is not called after the setting.
+_FSDP = {"TRANSFORMER_LAYER_CLS_TO_WRAP": "TRANSFORMER_CLS_TO_WRAP"}
+_DEEPSPEED = "ACCELERATE_DEEPSPEED_"
+_PLAIN = {"GRADIENT_ACCUMULATION_STEPS", "GRADIENT_CLIPPING"}
+_TIMEOUT = 300.0
+
+
+def accelerate(config: Mapping[str, Any] | None = None, mixed_precision: str | None = None) -> Plugin:
+    """Hugging Face's Accelerate on all ranks: ``Accelerator()`` and ``Trainer`` use the pool's process group.
+
+    Parameters
+    ----------
+    config : mapping, optional
+        Settings as in the file of ``accelerate config``: ``mixed_precision``,
+        ``gradient_accumulation_steps``, ``backend`` (nccl or gloo), ``fsdp`` and ``deepspeed`` with theirs.
+        Ranks and addresses are the pool's.
+    mixed_precision : str, optional
+        ``"no"``, ``"fp16"``, ``"bf16"`` or ``"fp8"``; the same as in `config`.
+
+    Raises
+    ------
+    SpecError
+        When a setting cannot be.
+    """
+    settings = dict(config or {})
+    if mixed_precision is not None and settings.setdefault("mixed_precision", mixed_precision) != mixed_precision:
+        raise SpecError("accelerate: mixed_precision is given twice, and once otherwise in config")
+    _check(settings)
+    return Plugin(
+        name="accelerate",
+        args=tuple((key, _plain(settings[key])) for key in SETTINGS if key in settings),
+        behind=("torch",),
+        preload=(*MODULES, "accelerate"),
+        collective=True,
+        noise=NOISE,
+        collectives=COLLECTIVES,
+        transform=_transform,
+        around_process=functools.partial(_around, settings),
+        again=functools.partial(_again, settings),
+        abort=_abort,
+        check=_check_step,
+        gone="what Accelerator() has prepared",
+    )
+
+
+def _check(settings: Mapping[str, Any]) -> None:
+    for name in settings:
+        if name not in SETTINGS:
+            raise SpecError(
+                f"accelerate has no setting {name!r}; its settings are {', '.join(SETTINGS)}"
+                f"{nearest(str(name), SETTINGS)}. Ranks and addresses are the pool's own"
+            )
+    precision, backend = settings.get("mixed_precision", "no"), settings.get("backend", "gloo")
+    if precision not in PRECISIONS:
+        raise SpecError(f"accelerate(mixed_precision={precision!r}): it is one of {', '.join(PRECISIONS)}")
+    if backend not in BACKENDS:
+        raise SpecError(f"accelerate(backend={backend!r}): the backends are {', '.join(BACKENDS)}")
+    steps = settings.get("gradient_accumulation_steps", 1)
+    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+        raise SpecError(f"accelerate(gradient_accumulation_steps={steps!r}) must be a whole number above 0")
+    for name in ("fsdp", "deepspeed"):
+        if not isinstance(settings.get(name, {}), Mapping):
+            raise SpecError(f"accelerate: {name} must be a mapping of its settings, not {settings[name]!r}")
+    if "fsdp" in settings and "deepspeed" in settings:
+        raise SpecError("accelerate: fsdp and deepspeed contradict each other; give one of them")
+
+
+def _transform(image: Image, spec: PoolSpec) -> Image:
+    if not any(plugin.name == "torch" for plugin in spec.plugins):
+        image = torch_plugin().transform_image(image, spec)
+    return image.adding(pip=("accelerate",))
+
+
+def variables(settings: Mapping[str, Any]) -> dict[str, str]:
+    """The variables that `accelerate launch` would set for these settings."""
+    env = {}
+    if "mixed_precision" in settings:
+        env["ACCELERATE_MIXED_PRECISION"] = str(settings["mixed_precision"])
+    if "gradient_accumulation_steps" in settings:
+        env["ACCELERATE_GRADIENT_ACCUMULATION_STEPS"] = str(settings["gradient_accumulation_steps"])
+    if "fsdp" in settings:
+        env["ACCELERATE_USE_FSDP"] = "true"
+        for key, value in settings["fsdp"].items():
+            name = key.upper().removeprefix("FSDP_")
+            env[f"FSDP_{_FSDP.get(name, name)}"] = _text(value)
+    if "deepspeed" in settings:
+        env["ACCELERATE_USE_DEEPSPEED"] = "true"
+        for key, value in settings["deepspeed"].items():
+            name = key.upper().removeprefix("DEEPSPEED_")
+            env[f"ACCELERATE_{name}" if name in _PLAIN else _DEEPSPEED + name] = _text(value)
+    return env
+
+
+def _plain(value: Any) -> Any:
+    """A setting as a value that can be compared and shown."""
+    return json.dumps(dict(value), sort_keys=True, default=str) if isinstance(value, Mapping) else value
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, (list, tuple)):
+        return ",".join(map(str, value))
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+@contextlib.contextmanager
+def _around(settings: Mapping[str, Any], info: InstanceInfo) -> Iterator[None]:
+    os.environ.update(variables(settings))
+    with contextlib.ExitStack() as stack:
+        if "torch" not in info.ports:
+            stack.enter_context(around_group(settings.get("backend"), _TIMEOUT, _own(info)))
+        _settle(settings, info)
+        yield
+
+
+def _own(info: InstanceInfo) -> InstanceInfo:
+    """The same with our port for the group that we set up ourselves."""
+    return replace(info, ports={**info.ports, "torch": info.port("accelerate")})
+
+
+def _settle(settings: Mapping[str, Any], info: InstanceInfo) -> None:
+    """What it asks of the environment once there is a process group."""
+    import torch.distributed as dist
+
+    if dist.get_backend() == "gloo":
+        # Where devices are, that were given to nobody.
+        os.environ["ACCELERATE_USE_CPU"] = "true"
+    # It would take all processors for each rank of a machine, as it sees one of them.
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, machine.cores() // machine.place(info)[1])))
+
+
+def _again(settings: Mapping[str, Any], info: InstanceInfo) -> None:
+    if "torch" not in info.ports:
+        join_again(settings.get("backend"), _TIMEOUT, _own(info))
+    state = sys.modules.get("accelerate.state")
+    if state is not None:
+        # It remembers the group that was.
+        state.AcceleratorState._reset_state(reset_partial_state=True)
+        state.GradientState._reset_state()
+    _settle(settings, info)
+
+
+def _abort(info: InstanceInfo) -> None:
+    if "torch" not in info.ports:
+        abort_group(info)
+
+
+def _check_step(info: InstanceInfo) -> None:
+    if "torch" not in info.ports:
+        check_group(info)

@@ -1,0 +1,41 @@
+"""Fetch models of the Hub into this user's cache: ``python -m sky_jupyter.plugins.fetch_models NAME[@REVISION]...``.
+
+Run on each machine by the plugin `huggingface`; the token is in the variable HF_TOKEN, if there is one.
+"""
+
+from __future__ import annotations
+
+import sys
+
+# What other frameworks than torch and JAX's safetensors would read.
+_OTHERS = ["*.msgpack", "*.h5", "*.ot", "*.tflite", "*.onnx", "onnx/*", "openvino/*", "coreml/*"]
+_PICKLES = ["pytorch_model*.bin", "pytorch_model*.bin.index.json"]
+
+
+def fetch(model: str) -> str:
+    """Bring one repository into the cache; returns its folder."""
+    from huggingface_hub import HfApi, snapshot_download
+
+    name, _, revision = model.partition("@")
+    files = HfApi().list_repo_files(name, revision=revision or None)
+    # The same weights twice, where they are there in the newer form too.
+    left_out = [*_OTHERS, *(_PICKLES if any(file.endswith(".safetensors") for file in files) else [])]
+    return snapshot_download(name, revision=revision or None, ignore_patterns=left_out)
+
+
+def main(models: list[str]) -> int:
+    """Fetch all; the first that fails is told in a line, and ends it."""
+    for model in models:
+        print(f"fetching {model}", flush=True)
+        try:
+            folder = fetch(model)
+        except Exception as error:
+            first = (str(error).strip() or type(error).__name__).splitlines()
+            print(f"{model} could not be fetched: {type(error).__name__}: {' '.join(first[:3])}", flush=True)
+            return 1
+        print(f"{model} is in {folder}", flush=True)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

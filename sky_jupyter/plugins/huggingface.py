@@ -1,0 +1,120 @@
+"""The plugin `huggingface`: transformers, datasets and tokenizers, a token, and models that are fetched ahead.
+
+The token is a secret: it goes from here to the ranks over the pool's own channel and into the environment of
+their processes, once these run. It is in no file, argument, log or message of the pool; see `secrets`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import SpecError
+from ..spec import Image, PoolSpec
+from .base import Plugin, Step
+from .secrets import Secret
+
+if TYPE_CHECKING:
+    from ..node.runtime import InstanceInfo
+
+PACKAGES = ("datasets", "tokenizers", "transformers")
+VARIABLE = "HF_TOKEN"
+_MODEL = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w./-]+)?\Z", re.ASCII)
+
+
+class Token(Secret):
+    """A token of Hugging Face's; where it was not given, that of the user's own log-in."""
+
+    __slots__ = ()
+
+    def find(self) -> str | None:
+        """As huggingface_hub looks for it: the variable HF_TOKEN, then the file that `hf auth login` writes."""
+        given = os.environ.get(VARIABLE) or os.environ.get("HUGGING_FACE_HUB_TOKEN")
+        if given is None:
+            cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+            home = os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")
+            path = os.environ.get("HF_TOKEN_PATH") or os.path.join(home, "token")
+            with contextlib.suppress(OSError):
+                given = Path(path).expanduser().read_text(encoding="utf-8")
+        return (given or "").strip() or None
+
+
+def huggingface(token: str | Secret | bool | None = None, models: str | Iterable[str] = ()) -> Plugin:
+    """Hugging Face's libraries on all ranks, logged in, with models that are there before the first cell.
+
+    Parameters
+    ----------
+    token : str or bool, optional
+        The token for gated and private models. Unless given, that of your own log-in: the variable
+        HF_TOKEN, or what ``hf auth login`` has kept. ``False`` sends none.
+    models : str or iterable of str
+        Repositories on the Hub, as ``"gpt2"`` or ``"org/name@revision"``, fetched once a machine while the
+        pool starts.
+
+    Raises
+    ------
+    SpecError
+        When an argument cannot be.
+
+    Notes
+    -----
+    ``Trainer`` needs the plugin `accelerate` too.
+    """
+    secret = _secret(token)
+    names = tuple(part.strip() for part in models.split(",")) if isinstance(models, str) else tuple(models)
+    names = tuple(name for name in names if name != "")
+    for name in names:
+        if not isinstance(name, str) or not _MODEL.match(name):
+            raise SpecError(f"huggingface(models=...): {name!r} is not a repository such as gpt2 or org/name@revision")
+    given = {"token": None if token is None else token if token is False else secret, "models": ",".join(names) or None}
+    return Plugin(
+        name="huggingface",
+        args=tuple((key, value) for key, value in given.items() if value is not None),
+        transform=_transform,
+        bootstrap=functools.partial(_steps, secret, names) if names else None,
+        around_process=None if secret is None else functools.partial(_around, secret),
+    )
+
+
+def _secret(token: object) -> Secret | None:
+    if token is None or token is True:
+        return Token()
+    if token is False:
+        return None
+    if isinstance(token, Secret):
+        return token
+    if not isinstance(token, str) or not token.strip() or not token.strip().isprintable() or " " in token.strip():
+        # What it is must not be told.
+        raise SpecError("huggingface(token=...) must be a token, False for none, or left out for that of your log-in")
+    return Token(token.strip())
+
+
+def _transform(image: Image, spec: PoolSpec) -> Image:
+    return image.adding(pip=PACKAGES)
+
+
+def _steps(secret: Secret | None, models: tuple[str, ...], spec: PoolSpec) -> list[Step]:
+    env: dict[str, str | Secret] = {} if secret is None else {VARIABLE: secret}
+    return [Step(["python", "-m", f"{__package__}.fetch_models", *models], env=env)]
+
+
+@contextlib.contextmanager
+def _around(secret: Secret, info: InstanceInfo) -> Iterator[None]:
+    # Without one, what the machine itself has counts: a log-in there, or its own variable.
+    token = secret.reveal()
+    before = os.environ.get(VARIABLE)
+    if token is not None:
+        # Set by the process itself, it is not in /proc/PID/environ either.
+        os.environ[VARIABLE] = token
+    try:
+        yield
+    finally:
+        if token is not None:
+            os.environ.pop(VARIABLE, None)
+            if before is not None:
+                os.environ[VARIABLE] = before

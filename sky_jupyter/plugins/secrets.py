@@ -1,0 +1,65 @@
+"""A secret: a text that nothing shows and nothing keeps, and that only a pool sends to its ranks."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from contextvars import ContextVar
+from typing import Any
+
+_sending: ContextVar[bool] = ContextVar("sky_jupyter_sending", default=False)
+_HIDDEN = "***"
+
+
+class Secret:
+    """A text such as a token. It prints as ``***``, and its copies by pickle are empty.
+
+    So whatever is written with it (a pool's record, a captured value, a notebook, a log) lacks it. The
+    pool alone sends it, over its own channel; see `sending`.
+
+    Parameters
+    ----------
+    value : str, optional
+        The text; where there is none, `find` is asked for it when it is sent.
+    """
+
+    __slots__ = ("_value",)
+
+    def __init__(self, value: str | None = None) -> None:
+        self._value = value
+
+    def find(self) -> str | None:
+        """The text where this object has none, as after a copy; a subclass may know."""
+        return None
+
+    def reveal(self) -> str | None:
+        """The text, or None where it is not known here."""
+        return self._value if self._value is not None else self.find()
+
+    def __repr__(self) -> str:
+        return _HIDDEN
+
+    def __format__(self, spec: str) -> str:
+        return format(_HIDDEN, spec)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, Secret):
+            return NotImplemented
+        # What is not known here differs from nothing: a pool that was taken up is the same pool.
+        return self._value is None or other._value is None or self._value == other._value
+
+    def __hash__(self) -> int:
+        return hash(Secret)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return (type(self), (self.reveal(),) if _sending.get() else ())
+
+
+@contextlib.contextmanager
+def sending() -> Iterator[None]:
+    """Inside, what is pickled has its secrets: for bytes that go to a pool's agents and are kept nowhere."""
+    token = _sending.set(True)
+    try:
+        yield
+    finally:
+        _sending.reset(token)
