@@ -11,7 +11,7 @@ from .engines import ENGINES, IPP, OURS, OURS_MAGIC, there
 from .measure import Figures, Options, Row, by_turns, rows
 
 NODES = 2
-CELLS, QUICK_CELLS = 10_000, 500
+CELLS, QUICK_CELLS = 10_000, 100
 _PATIENCE = 900.0
 
 

@@ -203,6 +203,8 @@ def test_the_token_of_the_log_in_is_found_as_the_hubs_client_does(
         f"hugginface(token={TOKEN})",
         f"huggingface(token={TOKEN}),huggingface",
     ],
+    # The token is another one in each process of the tests.
+    ids=["named", "quoted", "first", "not closed", "misspelt option", "misspelt plugin", "with another"],
 )
 def test_a_token_in_a_cell_is_refused_and_not_repeated(text: str) -> None:
     with pytest.raises(SpecError) as caught:
