@@ -180,6 +180,9 @@ class PoolSpec:
     def _check_wishes(self) -> None:
         if self.region is not None and (not isinstance(self.region, str) or not self.region.strip()):
             raise SpecError(f"region must be a name such as 'us-east-1', not {self.region!r}")
+        if isinstance(self.allocation, str):
+            # Skyward writes it either way.
+            object.__setattr__(self, "allocation", self.allocation.replace("_", "-"))
         if self.allocation is not None and self.allocation not in ALLOCATIONS:
             near = nearest(self.allocation, ALLOCATIONS) if isinstance(self.allocation, str) else ""
             raise SpecError(f"allocation must be one of {', '.join(ALLOCATIONS)}, not {self.allocation!r}{near}")

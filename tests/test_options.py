@@ -84,6 +84,7 @@ def test_what_has_no_meaning_for_machines_that_are_there_is_known() -> None:
     spec = sky.Compute(region="eu-west-1", allocation="spot", max_hourly_cost=2, vcpus=4, memory_gb=16, ttl="2h").spec
     assert spec.ignored == ("region", "allocation", "max_hourly_cost", "vcpus", "memory_gb")
     assert (spec.region, spec.allocation, spec.ttl) == ("eu-west-1", "spot", 7200.0)
+    assert sky.Compute(allocation="spot_if_available").spec.allocation == "spot-if-available"
     assert sky.Compute(ttl=0).spec.ttl is None
     assert sky.Compute().spec.ignored == ()
 

@@ -26,6 +26,8 @@ PACKAGES = ("datasets", "tokenizers", "transformers")
 VARIABLE = "HF_TOKEN"
 _MODEL = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w./-]+)?\Z", re.ASCII)
 
+_LIKE_A_TOKEN = re.compile(r"hf_[A-Za-z0-9]{20,}\Z")
+
 
 class Token(Secret):
     """A token of Hugging Face's; where it was not given, that of the user's own log-in."""
@@ -44,7 +46,7 @@ class Token(Secret):
         return (given or "").strip() or None
 
 
-def huggingface(token: str | Secret | bool | None = None, models: str | Iterable[str] = ()) -> Plugin:
+def huggingface(token: str | Secret | bool | Iterable[str] | None = None, models: str | Iterable[str] = ()) -> Plugin:
     """Hugging Face's libraries on all ranks, logged in, with models that are there before the first cell.
 
     Parameters
@@ -63,12 +65,18 @@ def huggingface(token: str | Secret | bool | None = None, models: str | Iterable
 
     Notes
     -----
-    ``Trainer`` needs the plugin `accelerate` too.
+    ``Trainer`` needs the plugin `accelerate` too. Programs that were written for Skyward give a list of
+    models first and the token after it, which is understood.
     """
+    if isinstance(token, (list, tuple)):
+        token, models = (None if models == () else models), token
     secret = _secret(token)
     names = tuple(part.strip() for part in models.split(",")) if isinstance(models, str) else tuple(models)
     names = tuple(name for name in names if name != "")
     for name in names:
+        if isinstance(name, str) and _LIKE_A_TOKEN.match(name):
+            # What it is must not be told.
+            raise SpecError("huggingface(models=...) has a token among the models: give it as token=...")
         if not isinstance(name, str) or not _MODEL.match(name):
             raise SpecError(f"huggingface(models=...): {name!r} is not a repository such as gpt2 or org/name@revision")
     given = {"token": None if token is None else token if token is False else secret, "models": ",".join(names) or None}

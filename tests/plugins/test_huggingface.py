@@ -212,6 +212,12 @@ def test_a_token_in_a_cell_is_refused_and_not_repeated(text: str) -> None:
     assert TOKEN not in "".join(traceback.format_exception(caught.value))
 
 
+def test_models_may_come_first_as_skyward_has_them() -> None:
+    assert sky.plugins.huggingface(["gpt2"]) == sky.plugins.huggingface(models=["gpt2"])
+    given = sky.plugins.huggingface(["gpt2"], TOKEN)
+    assert given.args == sky.plugins.huggingface(token=TOKEN, models=["gpt2"]).args
+
+
 def test_arguments_that_cannot_be_are_refused() -> None:
     for wrong in ("", "two words", 3, "a\nb"):
         with pytest.raises(SpecError, match="must be a token") as caught:
@@ -221,5 +227,9 @@ def test_arguments_that_cannot_be_are_refused() -> None:
         with contextlib.nullcontext() if model == "" else pytest.raises(SpecError, match="is not a repository"):
             sky.plugins.huggingface(models=[model])
     assert sky.plugins.huggingface(models="gpt2, org/name@v1.0").args == (("models", "gpt2,org/name@v1.0"),)
+    # A token where models are asked for is no name to fetch, and is not repeated.
+    with pytest.raises(SpecError, match="a token among the models") as caught:
+        sky.plugins.huggingface("gpt2", TOKEN)
+    assert TOKEN not in str(caught.value)
     (read,) = parse_plugins("huggingface(models='gpt2,bert')")
     assert parse_plugins(str(read)) == (read,)
