@@ -69,7 +69,7 @@ def huggingface(token: str | Secret | bool | Iterable[str] | None = None, models
     models first and the token after it, which is understood.
     """
     if isinstance(token, (list, tuple)):
-        models, token = token, None if models == () else models  # type: ignore[assignment]
+        models, token = token, None if models == () else models
     secret = _secret(token)
     names = tuple(part.strip() for part in models.split(",")) if isinstance(models, str) else tuple(models)
     names = tuple(name for name in names if name != "")
