@@ -28,15 +28,13 @@ from typing import IO, Any
 import xxhash
 
 from ..node.kept import LEAST, STAMP
-from ..node.payload import ALIGNMENT, HEAD, MAGIC, SPAN, Pickler
+from ..node.payload import ALIGNMENT, HEAD, MAGIC, SPAN, Pickler, out_of_band
 from ..node.reads import code_reads
 from .functions import code_attributes, code_guesses
 from .modules import imports_of_code
 from .texts import annotation_names
 
 _REFERRED = (type, FunctionType, BuiltinFunctionType, ModuleType)
-SMALL_BUFFER = 4096
-"""Buffers below this many bytes stay in the pickle."""
 LARGE_BUFFER = LEAST
 """Buffers from this many bytes on are files of their own."""
 # Between two pieces an interrupt is heeded, and it is told how far it is.
@@ -214,19 +212,8 @@ def pack(value: Any, namespace: dict[str, Any], tell: Tell = untold) -> Packed:
         Whatever the value's own pickling raises.
     """
     buffers: list[memoryview] = []
-
-    def keep_apart(buffer: pickle.PickleBuffer) -> bool:
-        try:
-            raw = buffer.raw()
-        except BufferError:  # not contiguous: copied into the pickle
-            return True
-        if raw.nbytes < SMALL_BUFFER:
-            return True
-        buffers.append(raw)
-        return False
-
     file = io.BytesIO()
-    pickler = NotebookPickler(file, namespace, buffer_callback=keep_apart)
+    pickler = NotebookPickler(file, namespace, buffer_callback=out_of_band(buffers))
     pickler.dump(value)
     pickled = file.getvalue()
     digest = hashlib.blake2b(pickled, digest_size=20)

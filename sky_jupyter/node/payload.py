@@ -38,6 +38,8 @@ ALIGNMENT = 64
 # offset 0 is not in it: it is a file of its own beside it, named by its hash.
 HEAD = struct.Struct("<8sQQ")
 SPAN = struct.Struct("<QQ16s")
+SMALL_BUFFER = 4096
+"""Buffers below this many bytes stay in the pickle."""
 
 PYTHON = platform.python_version().rpartition(".")[0]
 """The minor version of this process's Python, such as ``"3.12"``."""
@@ -219,6 +221,22 @@ class Pickler(cloudpickle.Pickler):
         if reduced is not NotImplemented:
             return reduced
         return super().reducer_override(obj)
+
+
+def out_of_band(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
+    """A pickler's callback that puts large buffers into a list; small ones stay in the pickle."""
+
+    def keep_apart(buffer: pickle.PickleBuffer) -> bool:
+        try:
+            raw = buffer.raw()
+        except BufferError:  # not contiguous: copied into the pickle
+            return True
+        if raw.nbytes < SMALL_BUFFER:
+            return True
+        buffers.append(raw)
+        return False
+
+    return keep_apart
 
 
 def _function_state(function: types.FunctionType) -> tuple[dict[str, Any], dict[str, Any], Any]:

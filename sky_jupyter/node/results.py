@@ -25,7 +25,6 @@ from .runtime import instance_info
 
 SMALL = 1 << 20
 # Buffers below this many bytes stay in the pickle.
-_SMALL_BUFFER = 4096
 # So much is written between two looks for an interrupt.
 _PIECE = 16 << 20
 _SPARE_ROOM = 64 << 20
@@ -173,19 +172,8 @@ def first_standin(value: Any) -> standins.RemoteRepr:
 
 def _packed(value: Any, pickler: type[payload.Pickler]) -> tuple[memoryview, list[memoryview]]:
     buffers: list[memoryview] = []
-
-    def keep_apart(buffer: pickle.PickleBuffer) -> bool:
-        try:
-            raw = buffer.raw()
-        except BufferError:  # not contiguous: copied into the pickle
-            return True
-        if raw.nbytes < _SMALL_BUFFER:
-            return True
-        buffers.append(raw)
-        return False
-
     file = io.BytesIO()
-    pickler(file, payload.main_namespace(), buffer_callback=keep_apart).dump(value)
+    pickler(file, payload.main_namespace(), buffer_callback=payload.out_of_band(buffers)).dump(value)
     return file.getbuffer(), buffers
 
 

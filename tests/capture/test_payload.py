@@ -15,8 +15,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sky_jupyter.capture.payload import SMALL_BUFFER, fingerprint, pack, write_blob
-from sky_jupyter.node.payload import ALIGNMENT, Pickler, load_blob
+from sky_jupyter.capture.payload import fingerprint, pack, write_blob
+from sky_jupyter.node.payload import ALIGNMENT, SMALL_BUFFER, Pickler, load_blob
 
 
 def round_trip(value: Any, folder: Path) -> Any:
