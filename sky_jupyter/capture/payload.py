@@ -13,7 +13,6 @@ import hashlib
 import io
 import json
 import os
-import pickle
 import sys
 import tempfile
 import time

@@ -205,6 +205,6 @@ class TestHere:
 
 @pytest.mark.parametrize("name", ["-o", "Git", "git; reboot", "git/../x", "git=", "git=1 2", ""])
 def test_what_is_no_packages_name_is_refused(name: str) -> None:
-    with pytest.raises(SpecError, match="is not NAME, NAME:ARCHITECTURE or NAME=VERSION|has an empty text in it"):
+    with pytest.raises(SpecError, match=r"is not NAME, NAME:ARCHITECTURE or NAME=VERSION|has an empty text in it"):
         Image(apt=(name,))
     assert Image(apt=("g++", "libc6:amd64", "git=1:2.39.5-0+deb12u2")).apt

@@ -112,6 +112,8 @@ def server(folder: Path, *, dark: bool = False, extensions: Path | None = None) 
     # Only what comes with Jupyter itself: other people's extensions have dialogs of their own.
     known = f"labextensions_path={extensions or folder / 'extensions'}"
     command += [f"--LabApp.{known}", f"--JupyterNotebookApp.{known}", "--JupyterNotebookApp.expose_app_in_browser=True"]
+    # A language server that happens to be installed would be started, and has dialogs, too.
+    command += ["--LanguageServerManager.autodetect=False"]
     # Containers run tests as root, which the server refuses unless it is told.
     command += ["--allow-root"] if hasattr(os, "geteuid") and os.geteuid() == 0 else []
     with (folder / "server.log").open("wb") as log:
