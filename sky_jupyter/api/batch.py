@@ -125,7 +125,7 @@ class Batch:
     ) -> None:
         note_restarts(live)
         self.live = live
-        self.many = many
+        self.many, self.waited = many, waited
         self.left: dict[int, Sent] = {}
         self._ended: queue.SimpleQueue[Sent] = queue.SimpleQueue()
         self.on_end: Callable[[Sent], None] = self._ended.put
@@ -330,6 +330,9 @@ class Batch:
         for _, parcel in self._parcels.values():
             self.live.calls.discard(parcel)
         self._parcels.clear()
+        if self.waited:
+            # What the notebook assigns from here on is newer.
+            self.live.calls.note_writes(main())
         if self.many:
             self.live.calls.tidy()
         if self.id:

@@ -175,6 +175,7 @@ class SkyMagics(Magics):
 
     def take_restarts(self, pool: Pool) -> tuple[str, str]:
         """Tell the ledger of kernels that are new since the last look; what is new, and what is lost with the old."""
+        pool.calls.note_writes(self.shell.user_ns)
         fresh = pool.take_restarted()
         if not fresh:
             return "", ""
@@ -361,6 +362,7 @@ class SkyMagics(Magics):
         except SyntaxError:
             return
         for pool in pools.all():
+            pool.calls.note_writes(self.shell.user_ns)
             pool.ledger.notebook_ran(cell, self.shell.user_ns, finished=result.success)
 
 

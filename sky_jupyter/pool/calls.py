@@ -344,9 +344,9 @@ class Calls:
 
     def note_writes(self, namespace: dict[str, Any]) -> None:
         """Tell the ledger what calls have assigned on the nodes since it was last told."""
-        while self.ended:
-            run = self.ended.popleft()
-            self.pool.note_writes(run, namespace)
+        with self.lock:
+            while self.ended:
+                self.pool.note_writes(self.ended.popleft(), namespace)
 
     # -- the loop ----------------------------------------------------------------------------------
 
