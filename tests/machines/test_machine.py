@@ -46,6 +46,11 @@ def test_a_command_is_told_apart_and_says_all_that_it_says(machine: Any, tmp_pat
     assert identity.lives(pid, started)
     assert identity.started(pid) == started
     assert os.getsid(pid) != os.getsid(0)
+    # It is known before the shell that set its variables has given way to it.
+    end = time.monotonic() + 10
+    while "A" not in process.environ():
+        assert time.monotonic() < end
+        time.sleep(0.01)
     assert process.environ()["A"] == secret
     seen = " ".join(word for one in psutil.process_iter(["cmdline"]) for word in one.info["cmdline"] or [])
     assert "secret" not in seen
