@@ -59,7 +59,7 @@ def marked(mark: str) -> list[str]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["import", "cell", "output", "capture", "many"])
+@pytest.mark.parametrize("name", ["import", "cell", "output", "capture", pytest.param("many", marks=pytest.mark.long)])
 def test_a_quick_run_prints_ratios_and_leaves_nothing(name: str, folder: Path) -> None:
     done, mark = run(folder, name, "--quick", "--repeat", "1")
     assert done.returncode == 0, done.stderr

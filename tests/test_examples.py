@@ -142,6 +142,7 @@ def test_plain_jax_trains_on_a_mesh_of_all_nodes(tmp_path: Path) -> None:
     assert_one_model(said)
 
 
+@pytest.mark.long
 def test_a_gpt_learns_from_the_nodes_shards(tmp_path: Path) -> None:
     needs("jax")
     said = run_example("jax_names.py", tmp_path)

@@ -117,9 +117,8 @@ ON_HOSTS = [
     pytest.mark.timeout(LONGEST + 300),
     pytest.mark.skipif(importlib.util.find_spec("paramiko") is None, reason="needs paramiko (the `ssh` extra)"),
 ]
-PLACES = ["local", pytest.param("hosts", marks=ON_HOSTS)]
-# A minute each, most of it for frameworks that are sent and built: one notebook in CI shows the way.
-PLACES_LONG = ["local", pytest.param("hosts", marks=[*ON_HOSTS, pytest.mark.long])]
+# On hosts a minute each, most of it for frameworks that are sent and built.
+PLACES = ["local", pytest.param("hosts", marks=[*ON_HOSTS, pytest.mark.long])]
 SSH = "--provider ssh --hosts host0,host1 --offline"
 
 
@@ -154,7 +153,7 @@ def quickstart(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     return on(request, tmp_path_factory.mktemp("quickstart"), "quickstart", line, "fit", IN_QUICKSTART)
 
 
-@pytest.fixture(scope="module", params=PLACES_LONG)
+@pytest.fixture(scope="module", params=PLACES)
 def torch_ddp(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Executed:
     for package in ("torch", "sklearn", "matplotlib"):
         needs(package)
@@ -162,7 +161,7 @@ def torch_ddp(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
     return on(request, tmp_path_factory.mktemp("torch"), "torch_ddp", line, "fit", IN_TORCH)
 
 
-@pytest.fixture(scope="module", params=PLACES_LONG)
+@pytest.fixture(scope="module", params=PLACES)
 def jax_multiprocess(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Executed:
     for package in ("jax", "rich"):
         needs(package)

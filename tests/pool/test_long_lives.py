@@ -12,8 +12,8 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.capture.collect import collect_value
-from sky_jupyter.errors import PoolError, plain
-from sky_jupyter.pool.results import CellError
+from sky_jupyter.errors import plain
+from sky_jupyter.pool.results import CellError, ValueNotHere
 from tests.pool.pools import begin, local_pool, run
 from tests.pool.test_faults import eventually, scheduler_of
 
@@ -39,7 +39,7 @@ def test_a_rank_keeps_the_values_of_its_last_sixteen_cells_in_out_as_for_a_fetch
         assert run(pool, "sorted(Out), '_4' in globals(), len(_20)", count=21).head == ([*range(5, 21)], False, 2 << 20)
         # The last cell's own value is one of the sixteen.
         assert len(results[-1].head) == 2 << 20
-        with pytest.raises(PoolError, match="no longer on this rank"):
+        with pytest.raises(ValueNotHere, match="made way for those of 16 newer runs"):
             assert results[0].head
 
 

@@ -216,6 +216,7 @@ def test_two_that_are_apart_from_the_head_are_each_reached(world: World) -> None
         assert run(pool, code).values == [(NAMES[rank // 2], rank) for rank in range(6)]
 
 
+@pytest.mark.long
 def test_collectives_between_hosts_that_do_not_reach_each_other_are_refused(world: World) -> None:
     # Also where only two others than the head do not.
     cut(world, 1, 2)

@@ -419,7 +419,8 @@ def test_what_hosts_have_is_not_sent_again_to_other_cells_new_kernels_and_other_
         shared.restart()
         shared.ledger.forget_nodes({})
         assert run(shared, "y[-1]", {"y": value}).values == [data[-1]] * HOSTS
-    assert sum(crossed) < 3 * MESSAGES
+    # A little of it may come from here where another host was slow to serve.
+    assert sum(crossed) < SIZE / 4
     pool = fresh(2)
     try:
         with counted(world) as crossed:
