@@ -80,7 +80,7 @@ def everywhere(call: PendingCall[T], pool: Target) -> list[T]:
     blob, capture = collect_value(payload, main(), live.ledger, label=repr(call.function))
     title = f"{name_of(call)} @ {live.spec.name}"
     view = display.run_view(title, range(live.spec.world_size), results=False, pool=live.spec.name)
-    with display.LateView("values", pool=live.spec.name) as late:
+    with live.stopping(), display.LateView("values", pool=live.spec.name) as late:
         listeners: dict[str, Any] = {"listener": view.on_event, "on_send": late.on_event, "tick": late.refresh}
         run = live.begin_call(blob, capture, timeout=call.timeout, **listeners)
     try:

@@ -97,7 +97,7 @@ class SkyMagics(Magics):
         view: Any = display.Silent() if given.quiet else run_view(pool, [rank for rank in ranks if rank in shown])
         if given.saved is not None:
             display.keep(view, given.saved)
-        with display.LateView("values") as late:
+        with pool.stopping(), display.LateView("values") as late:
             run = pool.begin_cell(
                 code,
                 capture,

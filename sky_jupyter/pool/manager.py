@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -251,13 +251,30 @@ class Pool(PoolLife):
         return bool(self.hosts) and self.hosts[0].folder.exists() and self.hosts[0].blobs.exists()
 
     def _begin(self, run: Run, content: dict[str, Any], code: str, grace: float, timeout: float | None) -> Run:
-        self.current = run
         run.code, run.count = code, int(content.get("count", 0))
-        self.supervisor.add(run)
-        # The cell goes first: what writes it down would only keep the loop from sending it.
-        run.task = loop().submit(self.supervisor.execute(run, content, grace, timeout))
-        self.registry.run_began(run.id, self.id, code, list(run.outcomes))
+        # An interrupt in the middle of this would leave a run that nobody waits for, nor stops.
+        with counting_interrupts() as presses:
+            self.current = run
+            self.supervisor.add(run)
+            # The cell goes first: what writes it down would only keep the loop from sending it.
+            run.task = loop().submit(self.supervisor.execute(run, content, grace, timeout))
+            self.registry.run_began(run.id, self.id, code, list(run.outcomes))
+        if presses:
+            run.early = True
+            self.press(run, len(presses))
         return run
+
+    @contextlib.contextmanager
+    def stopping(self) -> Iterator[None]:
+        """What begins a run: where it is broken off by an interrupt, a run that has begun already is stopped."""
+        before = self.current
+        try:
+            yield
+        except KeyboardInterrupt:
+            run = self.current
+            if run is not None and run is not before and run.left:
+                self.press(run)
+            raise
 
     @property
     def dask(self) -> Client:
@@ -477,7 +494,7 @@ class Pool(PoolLife):
                 tick()
 
             wait_ticking(run.task, look)
-        return bool(presses) or run.presses > before
+        return bool(presses) or run.presses > before or run.early
 
     def press(self, run: Run, times: int = 1) -> None:
         """What a person's interrupt does to a run, by whichever key or button: the second is a hard one."""

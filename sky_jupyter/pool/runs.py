@@ -73,6 +73,8 @@ class Run:
         self.limit = "--timeout"
         # How often a person has pressed interrupt, and when they last did.
         self.presses = 0
+        # Whether one came while it was being begun.
+        self.early = False
         self.pressed = 0.0
         # Whether it was given up with the kernels or the pool that it was on: nothing of it is to be mended.
         self.abandoned = False

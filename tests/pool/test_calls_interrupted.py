@@ -7,8 +7,16 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sky_jupyter.pool.registry import Registry
+from sky_jupyter.pool.results import CellError
+from tests.pool.pools import local_pool, run
 
 PATIENCE = 60.0
 SCRIPT = textwrap.dedent(
@@ -80,3 +88,20 @@ def test_an_interrupt_reaches_the_ranks_and_leaves_the_pool_usable(tmp_path: Pat
         raise
     finally:
         child.stdout.close()
+
+
+def test_an_interrupt_while_a_run_is_being_begun_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(registry: Registry, *facts: Any) -> None:
+        write_down(registry, *facts)
+        assert mark.wait(PATIENCE)
+        os.kill(os.getpid(), signal.SIGINT)
+
+    write_down, mark = Registry.run_began, threading.Event()
+    with local_pool(nodes=2) as pool:
+        monkeypatch.setattr(Registry, "run_began", slow)
+        # The ranks are at it before the notebook has written it down.
+        code = "import time\nprint('begun', flush=True)\ntime.sleep(60)"
+        with pytest.raises((CellError, KeyboardInterrupt), match="interrupted"):
+            run(pool, code, listener=lambda event: mark.set())
+        monkeypatch.undo()
+        assert run(pool, "1 + 1").values == [2, 2]
