@@ -436,6 +436,17 @@ async def _end(client: Client) -> None:
         with contextlib.suppress(Exception):
             await client.close(timeout=1)
         client.status = "closed"
+    _cut(client)
+
+
+def _cut(client: Client) -> None:
+    """Drop the connections of a client whose closing took too long, and left them."""
+    with contextlib.suppress(Exception):
+        client.scheduler_comm.abort()
+    for pooled in (client.rpc.available, client.rpc.occupied):
+        for comm in [comm for several in list(pooled.values()) for comm in several]:
+            with contextlib.suppress(Exception):
+                comm.abort()
 
 
 @contextlib.contextmanager

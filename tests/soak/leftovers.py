@@ -17,7 +17,7 @@ from tests.programs import assert_nothing_is_left
 from tests.soak.stage import Stage
 
 _PATIENCE = 15.0
-_SOCKETS_PATIENCE = 5.0
+_SOCKETS_PATIENCE = 20.0
 
 
 def of_runs(stage: Stage) -> list[str]:
