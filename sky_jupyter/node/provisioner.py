@@ -19,7 +19,7 @@ class Forkserver:
 
     def __init__(self) -> None:
         self._writer: asyncio.StreamWriter | None = None
-        self._asked: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._asked: dict[int, asyncio.Future[tuple[dict[str, Any], asyncio.Future[dict[str, Any]]]]] = {}
         self._ends: dict[int, asyncio.Future[dict[str, Any]]] = {}
         self._listener: asyncio.Task[None] | None = None
         self._next = 0
@@ -33,12 +33,14 @@ class Forkserver:
         while line := await reader.readline():
             message = json.loads(line)
             if "id" in message:
-                self._ends[message["pid"]] = asyncio.get_running_loop().create_future()
-                self._asked.pop(message["id"]).set_result(message)
+                end = self._ends[message["pid"]] = asyncio.get_running_loop().create_future()
+                # With its end, which may come before anybody looks.
+                self._asked.pop(message["id"]).set_result((message, end))
             elif message["pid"] in self._ends:
                 self._ends.pop(message["pid"]).set_result(message)
         error = ConnectionError("the forkserver of this node has ended; see forkserver.log")
-        for future in (*self._asked.values(), *self._ends.values()):
+        waiting: list[asyncio.Future[Any]] = [*self._asked.values(), *self._ends.values()]
+        for future in waiting:
             if not future.done():
                 future.set_exception(error)
 
@@ -48,8 +50,8 @@ class Forkserver:
         self._next += 1
         future = self._asked[self._next] = asyncio.get_running_loop().create_future()
         self._writer.write(json.dumps({**request, "id": self._next}).encode() + b"\n")
-        answer = await future
-        return answer["pid"], self._ends[answer["pid"]], answer["preload_failed"]
+        answer, end = await future
+        return answer["pid"], end, answer["preload_failed"]
 
 
 class ForkProvisioner(KernelProvisionerBase):
@@ -86,7 +88,11 @@ class ForkProvisioner(KernelProvisionerBase):
         """To the kernel and what it started in its session's process group."""
         if self.has_process:
             with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(self.pid, signum)
+                try:
+                    os.killpg(self.pid, signum)
+                except ProcessLookupError:
+                    # Just forked, it has not made its group yet.
+                    os.kill(self.pid, signum)
 
     async def kill(self, restart: bool = False) -> None:
         await self.send_signal(signal.SIGKILL)
