@@ -196,11 +196,24 @@ def test_agents_answer_while_they_copy_and_hold_little_of_it(pool: Pool, tmp_pat
 
 @pytest.mark.slow
 def test_an_interrupted_copy_ends_on_the_nodes_and_the_next_goes_on(pool: Pool, tmp_path: Path) -> None:
-    copies = Copies(pool, tmp_path, 160 << 20)
-    future = loop().submit(copies.whole())
+    copies = Copies(pool, tmp_path, 80 << 20)
     part = Path(f"{copies.place(1) / 'large'}{PART}")
-    wait_until(lambda: part.exists() and part.stat().st_size > 1 << 20)
-    future.cancel()
+    source = psutil.Process(pool.status()[0]["pid"])
+
+    def stands_in_the_middle() -> bool:
+        """Let its source go on for a moment, then hold that still: no more comes, however fast this machine is."""
+        source.resume()
+        time.sleep(0.003)
+        source.suspend()
+        return part.exists() and part.stat().st_size > 1 << 20
+
+    future = loop().submit(copies.whole())
+    try:
+        wait_until(stands_in_the_middle)
+        future.cancel()
+        wait_until(lambda: not loop().call(_jobs(copies, [1])))
+    finally:
+        source.resume()
     wait_until(lambda: not loop().call(_jobs(copies)))
     size = part.stat().st_size
     assert size < copies.size
@@ -208,8 +221,8 @@ def test_an_interrupted_copy_ends_on_the_nodes_and_the_next_goes_on(pool: Pool, 
     assert digest_of(copies.place(1) / "large") == digest_of(copies.source / "large")
 
 
-async def _jobs(copies: Copies) -> list[str]:
+async def _jobs(copies: Copies, nodes: Iterable[int] = range(NODES)) -> list[str]:
     """Jobs that agents still know."""
     control, names = copies.made._control, copies.made._names
-    answers = await asyncio.wait_for(control.ask("taken", jobs=names), PATIENCE)
+    answers = await asyncio.wait_for(control.ask("taken", nodes, jobs=names), PATIENCE)
     return [name for answer in answers.values() for name in answer]
