@@ -117,8 +117,7 @@ class _Server:
         self.buffers.pop(connection, None)
         for pid in [pid for pid, asker in self.asked_by.items() if asker is connection]:
             del self.asked_by[pid]
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                os.killpg(pid, signal.SIGKILL)
+            processes.signal_group(pid, signal.SIGKILL)
         connection.close()
 
     def on_request(self, connection: socket.socket, request: dict[str, Any]) -> None:

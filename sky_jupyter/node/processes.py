@@ -58,6 +58,16 @@ def give_memory_back() -> None:
         library.mallopt(_M_MMAP_THRESHOLD, _LARGE)
 
 
+def signal_group(pid: int, number: int) -> None:
+    """Signal a process of our own forks and what is in its group; nothing where it has ended."""
+    with contextlib.suppress(ProcessLookupError, PermissionError):
+        try:
+            os.killpg(pid, number)
+        except ProcessLookupError:
+            # Just forked, it has not made its group yet.
+            os.kill(pid, number)
+
+
 def exit_text(status: int, used: int = 0, *, short: bool = False) -> str:
     """A wait status in words: ``"killed by SIGKILL (9)"`` or ``"exit status 3"``.
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import json
 import os
 import signal
@@ -12,6 +11,8 @@ from typing import Any
 
 from jupyter_client.connect import KernelConnectionInfo
 from jupyter_client.provisioning import KernelProvisionerBase
+
+from .processes import signal_group
 
 
 class Forkserver:
@@ -87,12 +88,7 @@ class ForkProvisioner(KernelProvisionerBase):
     async def send_signal(self, signum: int) -> None:
         """To the kernel and what it started in its session's process group."""
         if self.has_process:
-            with contextlib.suppress(ProcessLookupError, PermissionError):
-                try:
-                    os.killpg(self.pid, signum)
-                except ProcessLookupError:
-                    # Just forked, it has not made its group yet.
-                    os.kill(self.pid, signum)
+            signal_group(self.pid, signum)
 
     async def kill(self, restart: bool = False) -> None:
         await self.send_signal(signal.SIGKILL)
