@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol
 
 from .. import display
@@ -44,12 +44,8 @@ def start_pool(spec: PoolSpec, given_up: threading.Event | None = None) -> Pool:
     pool = Pool(spec, person.prompts)
     display.mute(spec.name, off=spec.options.console)
     view = _view(spec, f"pool {spec.name}", pool=spec.name, phases=pool.phases.facts)
-    try:
-        with pools.being_started(pool), person.answering(_until(given_up, view.refresh)) as tick:
-            pool.start(view.on_event, tick)
-    except BaseException as error:
-        view.finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", ok=False)
-        raise
+    with _failing(view), pools.being_started(pool), person.answering(_until(given_up, view.refresh)) as tick:
+        pool.start(view.on_event, tick)
     _take_in(pool)
     view.finish(f"{describe(spec)} ready{_unheeded(spec)}")
     return pool
@@ -58,6 +54,18 @@ def start_pool(spec: PoolSpec, given_up: threading.Event | None = None) -> Pool:
 def _view(spec: PoolSpec, title: str, **about: Any) -> display.StartView:
     """The view of what a pool comes through; none where its options want none."""
     return display.start_view(title, **about) if spec.options.console else display.Silent()
+
+
+@contextlib.contextmanager
+def _failing(view: display.StartView, what: str = "failed", unless: type[Exception] | tuple[()] = ()) -> Iterator[None]:
+    """Have a view end with what fails; not with errors that say that nothing has begun."""
+    try:
+        yield
+    except unless:
+        raise
+    except BaseException as error:
+        view.finish("interrupted" if isinstance(error, KeyboardInterrupt) else what, ok=False)
+        raise
 
 
 def _unheeded(spec: PoolSpec) -> str:
@@ -146,12 +154,8 @@ def attach_pool(name: str | None = None, *, take_over: bool = False, given_up: t
     if pools.get(row.name) is not None:
         raise PoolError(f"pool {row.name!r} is managed here already")
     view = display.start_view(f"pool {row.name}")
-    try:
-        with person.answering(_until(given_up, view.refresh)) as tick:
-            pool = Pool.attach(row, person.prompts, take_over=take_over, listener=view.on_event, tick=tick)
-    except BaseException as error:
-        view.finish("interrupted" if isinstance(error, KeyboardInterrupt) else "not attached", ok=False)
-        raise
+    with _failing(view, "not attached"), person.answering(_until(given_up, view.refresh)) as tick:
+        pool = Pool.attach(row, person.prompts, take_over=take_over, listener=view.on_event, tick=tick)
     _take_in(pool)
     view.finish(f"{describe(pool.spec)} attached")
     return pool
@@ -160,15 +164,8 @@ def attach_pool(name: str | None = None, *, take_over: bool = False, given_up: t
 def resize_pool(pool: Pool, nodes: int | None = None, *, add: Sequence[str] = (), remove: Sequence[int] = ()) -> None:
     """Change a pool's nodes, shown as it goes on; see `Compute.resize`."""
     view = _view(pool.spec, f"pool {pool.spec.name}", pool=pool.spec.name)
-    try:
-        with person.answering(view.refresh) as tick:
-            pool.resize(nodes, view.on_event, tick, add=add, remove=remove)
-    except SpecError:
-        # Nothing has begun.
-        raise
-    except BaseException as error:
-        view.finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", ok=False)
-        raise
+    with _failing(view, unless=SpecError), person.answering(view.refresh) as tick:
+        pool.resize(nodes, view.on_event, tick, add=add, remove=remove)
     view.finish(f"{describe(pool.spec)}, new kernels on all ranks")
 
 
@@ -194,14 +191,8 @@ def pull_value(pool: Pool, name: str, on: Sequence[int] | None = None, how: str 
 
 def _shown(pool: Pool, title: str, move: Callable[..., Transfer]) -> Transfer:
     view = _view(pool.spec, title)
-    try:
+    with _failing(view, unless=SpecError):
         done = move(listener=view.on_event, tick=view.refresh)
-    except SpecError:
-        # Nothing has begun.
-        raise
-    except BaseException as error:
-        view.finish("interrupted" if isinstance(error, KeyboardInterrupt) else "failed", ok=False)
-        raise
     view.finish(str(done))
     return done
 

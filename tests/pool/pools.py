@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -39,4 +40,12 @@ def run(pool: Pool, code: str, namespace: dict[str, Any] | None = None, **option
     return pool.attend(begin(pool, code, namespace, **options))
 
 
-__all__ = ["Image", "begin", "local_pool", "run"]
+def wait_until(holds: Callable[[], object], seconds: float = 20.0) -> None:
+    """Wait for what is to come about by itself."""
+    end = time.monotonic() + seconds
+    while not holds():
+        assert time.monotonic() < end, "it did not come about"
+        time.sleep(0.02)
+
+
+__all__ = ["Image", "begin", "local_pool", "run", "wait_until"]

@@ -8,8 +8,7 @@ import queue
 import signal
 import socket
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import psutil
@@ -20,7 +19,7 @@ from sky_jupyter.node.commons import MOST_VALUE
 from sky_jupyter.pool.manager import Pool
 from sky_jupyter.pool.results import CellError, RankInterrupted
 from sky_jupyter.pool.runs import Run
-from tests.pool.pools import begin
+from tests.pool.pools import begin, wait_until
 from tests.pool.test_faults import scheduler_of
 
 
@@ -34,13 +33,6 @@ def compute() -> Iterator[sky.Compute]:
 def pool(compute: sky.Compute) -> Pool:
     assert compute.pool is not None
     return compute.pool
-
-
-def wait_until(holds: Callable[[], object], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.02)
 
 
 def started(pool: Pool, code: str, **options: Any) -> Run:

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 import typing
-from collections.abc import AsyncIterator, Callable, Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +23,7 @@ from sky_jupyter.api import kinds
 from sky_jupyter.node.streams import AHEAD
 from sky_jupyter.pool.manager import Pool
 from tests.conftest import MARK, marked_processes
+from tests.pool.pools import wait_until
 from tests.pool.test_faults import scheduler_of
 
 
@@ -36,13 +37,6 @@ def compute() -> Iterator[sky.Compute]:
 def pool(compute: sky.Compute) -> Pool:
     assert compute.pool is not None
     return compute.pool
-
-
-def wait_until(holds: Callable[[], object], seconds: float = 20.0) -> None:
-    end = time.monotonic() + seconds
-    while not holds():
-        assert time.monotonic() < end, "it did not come about"
-        time.sleep(0.02)
 
 
 @sky.function
