@@ -84,7 +84,8 @@ class Options:
     shutdown_timeout : float
         Seconds that the pool's end may take; what has not ended by then ends by its lease.
     retry_on_interruption : int
-        How often a call whose node was lost is run again; never a broadcast.
+        How often a call to one rank whose node was lost is run again; of a broadcast its own
+        `with_retries` says that.
     console : bool
         Whether the pool's start and its runs are shown.
     logging : bool, int, str or LogConfig

@@ -174,6 +174,8 @@ class Batch:
         while len(calls) < count and _may_join(first[1]) and self._pull():
             if self._next[0][1].function is not function or not _may_join(self._next[0][1]):
                 break
+            if self._next[0][1].retries != first[1].retries:
+                break
             calls.append(self._next.popleft())
         return calls
 
@@ -199,7 +201,7 @@ class Batch:
         blob, capture = collect_value(arguments, main(), self._ledger(), label=f"an argument of {call.function!r}")
         size = blob.size + sum(one.size for one in capture.blobs)
         order = Order(parcel, blob, capture, call.rank, call.timeout, self.showing.listener(), title=name_of(call))
-        order.together, order.stream = len(calls) > 1, self._stream_of(call)
+        order.together, order.stream, order.retries = len(calls) > 1, self._stream_of(call), call.retries
         return order, size
 
     def _stream_of(self, call: PendingCall[Any]) -> dict[str, Any] | None:
@@ -224,9 +226,6 @@ class Batch:
 
     def _begin(self, taken: Sequence[tuple[list[tuple[int, PendingCall[Any]]], Order, int]]) -> None:
         runs = self.live.calls.begin([order for _, order, _ in taken], self._late.on_event, self._tick)
-        if not self.id:
-            self.id = runs[0].call
-            self.live.registry.run_began(self.id, self.live.id, self.title)
         self.last = runs[-1]
         begun = []
         for (calls, order, size), run in zip(taken, runs, strict=True):
@@ -236,6 +235,10 @@ class Batch:
             self.left[sent.places[0]] = sent
             self._open += 1
             begun.append(sent)
+        # Written down only when an interrupt would find them among those that are left.
+        if not self.id:
+            self.id = runs[0].call
+            self.live.registry.run_began(self.id, self.live.id, self.title)
         for sent in begun:
             sent.run.task.add_done_callback(lambda _, sent=sent: self._on_end(sent))  # type: ignore[misc]
 

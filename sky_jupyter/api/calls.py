@@ -7,6 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, overload
 
 from ..errors import SpecError
+from ..options import MAX_ATTEMPTS
 from . import dispatch
 from .futures import Future
 from .targets import Target
@@ -37,7 +38,7 @@ class PendingCall(Generic[T]):
 
     def __init__(self, function: Function[..., T], args: tuple[Any, ...], kwargs: dict[str, Any]) -> None:
         self.function, self.args, self.kwargs = function, args, kwargs
-        self.timeout = function.timeout
+        self.timeout, self.retries = function.timeout, function.retries
         self.rank: int | None = None
 
     def with_timeout(self, timeout: float | None) -> Self:
@@ -50,6 +51,22 @@ class PendingCall(Generic[T]):
         """
         other = copy.copy(self)
         other.timeout = check_timeout(timeout)
+        return other
+
+    def with_retries(self, retries: int) -> Self:
+        """The same call, begun again so often where a node is lost that it is on.
+
+        A call to one rank is, unless this is given, as often as the pool's ``Options(retry_on_interruption=)``
+        says. A broadcast is only where it is asked for, and then on every rank, those too that had ended: what
+        ranks do together, they do not do alone. The function may have done a part of its work before, or all.
+
+        Parameters
+        ----------
+        retries : int
+            How often, at most; 0 for never.
+        """
+        other = copy.copy(self)
+        other.retries = check_retries(retries)
         return other
 
     def on(self, rank: int) -> Self:
@@ -78,7 +95,8 @@ class PendingCall(Generic[T]):
         Raises
         ------
         BroadcastError
-            When ranks failed: a group of their exceptions, with the other ranks' results.
+            When ranks failed: a group of their exceptions, with the other ranks' results. It is not tried again
+            unless `with_retries` asks for it.
         """
         return dispatch.everywhere(self, pool)
 
@@ -111,6 +129,12 @@ class Calls:
         """The same calls, each with this time limit; see `PendingCall.with_timeout`."""
         other = copy.copy(self)
         other.calls = tuple(call.with_timeout(timeout) for call in self.calls)
+        return other
+
+    def with_retries(self, retries: int) -> Self:
+        """The same calls, each begun again so often; see `PendingCall.with_retries`."""
+        other = copy.copy(self)
+        other.calls = tuple(call.with_retries(retries) for call in self.calls)
         return other
 
     def __len__(self) -> int:
@@ -296,3 +320,11 @@ def check_timeout(timeout: float | None) -> float | None:
     if timeout is not None and not sound:
         raise SpecError(f"timeout must be a number of seconds above 0, not {timeout!r}")
     return timeout
+
+
+def check_retries(retries: int | None) -> int | None:
+    """How often a call is begun again; what cannot be raises SpecError."""
+    sound = isinstance(retries, int) and not isinstance(retries, bool) and 0 <= retries <= MAX_ATTEMPTS
+    if retries is not None and not sound:
+        raise SpecError(f"retries must be a whole number from 0 to {MAX_ATTEMPTS}, not {retries!r}")
+    return retries

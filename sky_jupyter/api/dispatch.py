@@ -10,8 +10,11 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from .. import display
 from ..capture.collect import collect_value
 from ..errors import SpecError
+from ..pool.events import NoticeEvent
 from ..pool.failures import BroadcastError
 from ..pool.manager import Pool
+from ..pool.results import CellResult, Outcome
+from ..pool.runs import Run
 from . import kinds, streams
 from .batch import Batch, Sent, main, name_of, note_restarts
 from .futures import Future, settler
@@ -75,6 +78,21 @@ def everywhere(call: PendingCall[T], pool: Target) -> list[T]:
         kinds.refuse(call, "with `@`: its iterator can be read once")
     if kinds.streams(call):
         return [streams.begin(live, call.on(rank)) for rank in range(live.spec.world_size)]
+    left = call.retries or 0
+    while True:
+        run, result = _broadcast(live, call, left)
+        if not (left and _lost(run)):
+            break
+        left -= 1
+        # The next is to find what this one broke mended, and is sent what new kernels lack.
+        live.settle()
+    if run.failed:
+        raise BroadcastError(result, list(run.outcomes.values()))
+    return list(result)
+
+
+def _broadcast(live: Pool, call: PendingCall[T], left: int) -> tuple[Run, CellResult]:
+    """One attempt at a call on every rank, after which so many are left."""
     note_restarts(live)
     payload = call.function.__wrapped__, call.args, call.kwargs
     blob, capture = collect_value(payload, main(), live.ledger, label=repr(call.function))
@@ -86,6 +104,9 @@ def everywhere(call: PendingCall[T], pool: Target) -> list[T]:
     try:
         interrupted = live.wait(run, view.refresh)
         result = live.finish(run)
+        if left and not interrupted and (lost := _lost(run)):
+            text = lost[0].end.get("text", f"rank {lost[0].rank} is lost")
+            view.on_event(NoticeEvent(f"{text}; all ranks begin {name_of(call)} again ({left} left)", run.id))
     except KeyboardInterrupt:
         # Before or after those that are counted while it is waited for.
         live.interrupt(run)
@@ -95,9 +116,14 @@ def everywhere(call: PendingCall[T], pool: Target) -> list[T]:
         view.finish(run.elapsed)
     if interrupted:
         raise KeyboardInterrupt(f"{call.function!r} was interrupted")
-    if run.failed:
-        raise BroadcastError(result, list(run.outcomes.values()))
-    return list(result)
+    return run, result
+
+
+def _lost(run: Run) -> list[Outcome]:
+    """What became of the ranks of a broadcast whose nodes were lost; none where it was to be stopped anyway."""
+    if run.timed_out is not None:
+        return []
+    return [outcome for outcome in run.outcomes.values() if outcome.status == "lost"]
 
 
 def _all(live: Pool, calls: Iterable[PendingCall[Any]], title: str, *, many: bool = True, total: int = -1) -> list[Any]:

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from ..errors import SpecError
-from .calls import PendingCall, check_timeout
+from .calls import PendingCall, check_retries, check_timeout
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -18,9 +18,9 @@ T = TypeVar("T")
 class Function(Generic[P, T]):
     """A function that runs on a pool; made by `function`. Calling it gives a `PendingCall`."""
 
-    def __init__(self, wrapped: Callable[P, T], timeout: float | None = None) -> None:
+    def __init__(self, wrapped: Callable[P, T], timeout: float | None = None, retries: int | None = None) -> None:
         self.__wrapped__ = wrapped
-        self.timeout = timeout
+        self.timeout, self.retries = timeout, retries
         self._signature: inspect.Signature | None = None
         functools.update_wrapper(self, wrapped)
 
@@ -41,7 +41,7 @@ class Function(Generic[P, T]):
 
     def _rewrap(self, wrapped: Callable[P, T]) -> Function[P, T]:
         """The same around another function; for decorators above ``@sky.function``."""
-        return Function(wrapped, self.timeout)
+        return Function(wrapped, self.timeout, self.retries)
 
     def __repr__(self) -> str:
         return f"<sky.function {getattr(self.__wrapped__, '__qualname__', self.__wrapped__)}>"
@@ -50,14 +50,18 @@ class Function(Generic[P, T]):
 @overload
 def function(wrapped: Callable[P, T], /) -> Function[P, T]: ...
 @overload
-def function(*, timeout: float | None = None) -> Callable[[Callable[P, T]], Function[P, T]]: ...
-def function(wrapped: Any = None, *, timeout: float | None = None) -> Any:
+def function(
+    *, timeout: float | None = None, retries: int | None = None
+) -> Callable[[Callable[P, T]], Function[P, T]]: ...
+def function(wrapped: Any = None, *, timeout: float | None = None, retries: int | None = None) -> Any:
     """Make a function one that runs on a pool.
 
     Parameters
     ----------
     timeout : float, optional
         Seconds on a rank after which a call of it is stopped with a TimeoutError; no limit unless given.
+    retries : int, optional
+        How often a call of it is begun again whose node was lost; see `PendingCall.with_retries`.
 
     Examples
     --------
@@ -66,15 +70,17 @@ def function(wrapped: Any = None, *, timeout: float | None = None) -> Any:
     ...     return 2 * x
     """
     check_timeout(timeout)
+    check_retries(retries)
     if wrapped is None:
-        return lambda inner: function_of(inner, timeout)
-    return function_of(wrapped, timeout)
+        return lambda inner: function_of(inner, timeout, retries)
+    return function_of(wrapped, timeout, retries)
 
 
-def function_of(wrapped: Callable[P, T], timeout: float | None = None) -> Function[P, T]:
+def function_of(wrapped: Callable[P, T], timeout: float | None = None, retries: int | None = None) -> Function[P, T]:
     """A function that runs on a pool, from one that does not yet."""
     if isinstance(wrapped, Function):
-        return Function(wrapped.__wrapped__, wrapped.timeout if timeout is None else timeout)
+        timeout = wrapped.timeout if timeout is None else timeout
+        return Function(wrapped.__wrapped__, timeout, wrapped.retries if retries is None else retries)
     if not callable(wrapped):
         raise SpecError(f"@sky.function goes over a function, not {wrapped!r}")
-    return Function(wrapped, timeout)
+    return Function(wrapped, timeout, retries)

@@ -250,6 +250,8 @@ def _raising(error: Exception) -> Iterator[Any]:
 
 def begin(live: Pool, call: PendingCall[Any]) -> Any:
     """Send a call that streams to a rank: a `Stream` of what it yields, or, of one that does not yield, its value."""
+    if call.retries:
+        raise SpecError(f"{call!r} streams, and is not begun again: some of its items may have been read")
     sent, sources = taken_out(call)
     title = f"{name_of(call)} >> {live.spec.name}"
     stream: Stream[Any] = Stream(StreamBatch(live, [sent], title, waited=False, many=False), sources)

@@ -11,7 +11,7 @@ from typing import Any
 import dask.config
 from distributed import Scheduler
 from distributed.http.routing import RoutingApplication
-from distributed.scheduler import TaskState
+from distributed.scheduler import TaskState, WorkerState
 from distributed.security import Security
 from tornado.httpserver import HTTPServer
 
@@ -31,7 +31,7 @@ DASK_SETTINGS: dict[str, Any] = {
     "distributed.scheduler.work-stealing": False,
     # A function call waits here until a rank is free for it: nobody knows how long the one before takes.
     "distributed.scheduler.worker-saturation": 1.0,
-    # How often a call may lose its node is the manager's to count.
+    # How often a call may lose its node is for each to say.
     "distributed.scheduler.allowed-failures": 1000,
     "distributed.scheduler.active-memory-manager.start": False,
     "distributed.worker.profile.enabled": False,
@@ -58,8 +58,8 @@ class WithoutHttp:
         self.http_server = HTTPServer(self.http_application)
 
 
-# What the names of function calls, as tasks, begin with.
-CALL = "sky-call"
+# What the names of function calls, as tasks, begin with; which note says how often one may lose its node.
+CALL, RETRIES = "sky-call", "sky_retries"
 
 
 class PoolScheduler(WithoutHttp, Scheduler):
@@ -84,6 +84,27 @@ class PoolScheduler(WithoutHttp, Scheduler):
             await comm.write({"status": "error", "message": f"there is a worker at {address}", "time": time.time()})
             return
         await super().add_worker(comm, address=address, **facts)
+
+    async def remove_worker(self, address: str, **how: Any) -> Any:
+        """Let a worker go; of the calls that it had, those that may not lose another are not begun again."""
+        worker = self.workers.get(address)
+        if worker is not None:
+            self._end_calls(worker)
+        return await super().remove_worker(address, **how)
+
+    def _end_calls(self, worker: WorkerState) -> None:
+        for ts in worker.processing:
+            if _at_its_end(ts):
+                ts.suspicious = self.allowed_failures
+        for ts in worker.has_what:
+            # It is over, and what it answered is nowhere else. Without its function it cannot be done again.
+            if _at_its_end(ts) and len(ts.who_has or ()) == 1:
+                ts.run_spec = None
+
+
+def _at_its_end(ts: TaskState) -> bool:
+    retries = (ts.annotations or {}).get(RETRIES)
+    return retries is not None and ts.suspicious >= retries
 
 
 def security(folder: Path) -> Security:

@@ -34,7 +34,6 @@ if TYPE_CHECKING:
     from .manager import Pool
 
 _log = logging.getLogger(__name__)
-# How often a call is begun again whose node was lost, unless the pool's options say otherwise.
 # Arguments up to this size go with the task itself.
 _INLINE = 32 << 10
 _LOOK = 1.0
@@ -239,6 +238,8 @@ class Order:
     title: str = ""
     # Which of its items stream, where any do; it is not begun again then: somebody may have read some.
     stream: dict[str, Any] | None = None
+    # How often it is begun again whose node is lost; as the pool's options say where it is None.
+    retries: int | None = None
 
 
 class Calls:
@@ -282,9 +283,10 @@ class Calls:
     def begin(self, orders: Sequence[Order], on_send: Listener = ignore, tick: Tick = no_tick) -> list[CallRun]:
         """Have calls made; they are in the order of Dask's queue, which is the order in which they are given."""
         self.pool._must_live()
-        retries = self.pool.spec.options.retry_on_interruption
+        usual = self.pool.spec.options.retry_on_interruption
         runs, owns = [], []
         for order in orders:
+            retries = usual if order.retries is None else order.retries
             run = CallRun(launch.new_id(), order.listener, order.rank, 0 if order.stream else retries)
             run.capture = order.parcel.capture if order.arguments is None else order.capture
             run.on_over, run.on_left = self._on_over, self._on_left
@@ -382,15 +384,18 @@ class Calls:
         self, client: Client, sent: Sequence[tuple[CallRun, dict[str, Any], dict[str, Any]]], known: dict[str, int]
     ) -> None:
         """Make Dask tasks of calls; those that a node knows are asked for there."""
+        import dask
+
         from ..node.member import call, rank_resource
-        from ..node.scheduler import CALL
+        from ..node.scheduler import CALL, RETRIES
 
         control = self.pool.control
         assert control is not None
         groups: dict[Any, list[tuple[CallRun, dict[str, Any], dict[str, Any]]]] = {}
         for item in sent:
-            groups.setdefault((item[0].rank, known.get(item[0].call)), []).append(item)
-        for (rank, node), items in groups.items():
+            left = max(0, item[0].retries - item[0].losses)
+            groups.setdefault((item[0].rank, known.get(item[0].call), left), []).append(item)
+        for (rank, node, left), items in groups.items():
             self._sent += 1
             keys = [f"{CALL}-{run.call}-{self._sent}" for run, _, _ in items]
             where: dict[str, Any] = {}
@@ -402,7 +407,8 @@ class Calls:
                 where = {"workers": list(control.addresses.values())}
             calls = [run.call for run, _, _ in items]
             contents, owns = [content for _, content, _ in items], [own for _, _, own in items]
-            futures = client.map(call, calls, contents, owns, [rank] * len(items), key=keys, pure=False, **where)
+            with dask.annotate(**{RETRIES: left}):
+                futures = client.map(call, calls, contents, owns, [rank] * len(items), key=keys, pure=False, **where)
             self._futures.update(zip(calls, futures, strict=True))
 
     async def _watch(self, client: Client, runs: Sequence[CallRun]) -> None:
@@ -425,6 +431,8 @@ class Calls:
 
     async def _look(self, run: CallRun) -> None:
         """See to a call that Dask has done with, and that has not ended for us."""
+        from distributed import KilledWorker
+
         future = self._futures.get(run.call)
         if run.over.is_set() or future is None or future.status == "pending":
             return
@@ -436,7 +444,8 @@ class Calls:
         if future.status == "error":
             with contextlib.suppress(Exception):
                 error = await future.exception()
-                run.give_up(f"the control plane could not bring it to a rank: {type(error).__name__}: {error}")
+                text = f"the control plane could not bring it to a rank: {type(error).__name__}: {error}"
+                run.give_up(f"node {run.node} was lost" if isinstance(error, KilledWorker) else text)
 
     async def _known(self, runs: Sequence[CallRun]) -> dict[str, int]:
         """The nodes that know calls, by call; what they have told meanwhile is taken in."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import contextlib
 import importlib
 import os
 import signal
@@ -462,6 +463,85 @@ def test_a_call_goes_on_elsewhere_when_only_the_manager_knows_that_its_machine_i
     until(lambda: not pool.control.lost, "the node does not come back")  # type: ignore[union-attr]
     pool.settle()
     assert rank_of() @ compute == [0, 1]
+
+
+@sky.function
+def begins_again(mark: str, needed: int) -> tuple[int, int]:
+    """Notes that it began, and waits while too few have; what a rank returns says how often it did."""
+    info = sky.instance_info()
+    place = Path(f"{mark}-{info.rank}")
+    with place.open("a") as file:
+        file.write("begun\n")
+    while len(lines(place)) < needed:
+        time.sleep(0.05)
+    return info.rank, len(lines(place))
+
+
+@contextlib.contextmanager
+def killing(pool: Pool, mark: Path, times: int) -> Iterator[None]:
+    """Kill the second node's agent as often as its rank begins."""
+
+    def kill() -> None:
+        for begun in range(times):
+            until(lambda begun=begun: len(lines(Path(f"{mark}-1"))) > begun, "it does not begin")  # type: ignore[misc]
+            kill_agent(pool, 1)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    yield
+    killer.join()
+
+
+def test_a_broadcast_whose_node_is_lost_begins_again_on_all_ranks_where_that_is_asked_for(
+    compute: sky.Compute, pool: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with killing(pool, tmp_path / "mark", 1):
+        results = begins_again(str(tmp_path / "mark"), 2).with_retries(2) @ compute
+    assert results == [(0, 2), (1, 2)]
+    assert "all ranks begin begins_again again (2 left)" in "".join(capsys.readouterr())
+
+
+def test_a_broadcast_is_begun_again_no_more_often_than_asked_and_not_for_what_it_raised(
+    compute: sky.Compute, pool: Pool, tmp_path: Path
+) -> None:
+    for retries, call in enumerate([begins_again, sky.function(begins_again, retries=1)]):
+        mark = tmp_path / str(retries)
+        with killing(pool, mark, retries + 1), pytest.raises(sky.BroadcastError) as caught:
+            call(str(mark), 9) @ compute
+        assert "is lost" in str(caught.value.errors[1])
+        assert [len(lines(Path(f"{mark}-{rank}"))) for rank in range(2)] == [retries + 1] * 2
+        pool.settle()
+
+    @sky.function(retries=3)
+    def fails(mark: str) -> None:
+        with open(mark, "a") as file:
+            file.write("begun\n")
+        raise OSError("not again")
+
+    with pytest.raises(sky.BroadcastError):
+        fails(str(tmp_path / "raised")) @ compute
+    assert lines(tmp_path / "raised") == ["begun"] * 2
+
+
+def test_how_often_a_call_is_begun_again_is_asked_of_the_call_then_its_function_then_the_pool(
+    compute: sky.Compute, pool: Pool, tmp_path: Path
+) -> None:
+    assert sky.function(double, retries=2)(1).retries == 2
+    assert sky.function(double, retries=2)(1).with_retries(0).retries == 0
+    assert double(1).retries is None
+    assert [call.retries for call in (double(1) & double(2)).with_retries(4)] == [4, 4]
+    for wrong in (-1, 1.5, True, "3"):
+        with pytest.raises(sky.SpecError, match="retries must be a whole number from 0"):
+            double(1).with_retries(wrong)  # type: ignore[arg-type]
+    mark, go = tmp_path / "mark", tmp_path / "go"
+    future = waits(str(mark), str(go)).with_retries(0) > compute
+    until(lambda: lines(mark), "the call does not begin")
+    kill_agent(pool, int(lines(mark)[0]))
+    with pytest.raises(sky.RankDied, match="is lost"):
+        future.result(PATIENCE)
+    pool.settle()
+    assert len(lines(mark)) == 1
+    until(lambda: len(pool.status()) == 2, "the node does not come back")
 
 
 def test_a_call_is_given_up_that_has_lost_too_many_nodes(compute: sky.Compute, pool: Pool, tmp_path: Path) -> None:

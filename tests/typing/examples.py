@@ -67,6 +67,7 @@ def the_pool_of_the_block() -> None:
 
 def chosen(pool: sky.Compute) -> None:
     assert_type(add(1).with_timeout(3) >> pool, int)
+    assert_type(add(1).with_retries(2) @ pool, list[int])
     assert_type(name(1).on(1) >> pool, str)
     assert_type(name(1).with_timeout(3).on(1) > pool, sky.Future[str])
 
