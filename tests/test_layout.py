@@ -161,6 +161,14 @@ def test_importing_the_package_imports_nothing_heavy() -> None:
     assert (done.returncode, done.stdout.split(), done.stderr) == (0, [], "")
 
 
+def test_loading_the_extension_imports_no_client_of_the_control_plane() -> None:
+    # In a notebook's kernel the rest is there; these take as long as all of ours.
+    names = ["distributed", "dask", "boto3", "paramiko", "kubernetes", "kubeflow", "numpy", "pandas"]
+    code = f"import sky_jupyter.magics, sys; print(*[name for name in {names!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, [], "")
+
+
 def test_the_face_imports_its_rooms_only_when_asked() -> None:
     eager = [str(item) for item in imports_of(PACKAGE / "__init__.py") if item.at_import and item.inner is not None]
     assert eager == []

@@ -32,8 +32,9 @@ from .beside import Beside
 from .calls import Calls
 from .comms import Comms
 from .config import HostConfig, member_name
-from .files import Files, places
+from .files import Files
 from .journal import Journal
+from .kept import places
 from .passing import Passing
 from .provisioner import Forkserver
 from .rank import Rank

@@ -20,7 +20,7 @@ from distributed import rpc
 
 from . import scheduler, standing
 from .config import HostConfig
-from .kept import Kept
+from .kept import Kept, places
 from .listing import Entry, pack, unpack, walk
 from .modules import FOLDER
 from .taking import Take, Want, read
@@ -37,11 +37,6 @@ _SPOOL = "arriving"
 _RUN = re.compile(r"[0-9a-f]{8}\Z")
 # How often it is looked whether blobs that no name holds have become too many; more seldom where that found none.
 _LOOK, _LAST_LOOK = 2.0, 20.0
-
-
-def places(folder: Path, blobs: str) -> tuple[Path, Path]:
-    """Where blobs are: in shared memory where there is some, and on the disk."""
-    return Path(blobs), folder / "blobs"
 
 
 class AgentSource:

@@ -34,6 +34,11 @@ _RUN = re.compile(r"[0-9a-f]{8}\Z")
 _PART = 4
 
 
+def places(folder: Path, blobs: str) -> tuple[Path, Path]:
+    """Where blobs are: in shared memory where there is some, and on the disk."""
+    return Path(blobs), folder / "blobs"
+
+
 class Kept:
     """What a pool keeps on one machine.
 

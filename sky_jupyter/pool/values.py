@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..capture.payload import Blob, Part, Tell, write_part
 from ..errors import CaptureError, SkyError
-from ..node.files import places
-from ..node.kept import LEAST, Kept
+from ..node.kept import LEAST, Kept, places
 from . import files, launch, remote, spread
 from .events import Listener, ProgressEvent
 from .loop import Tick, loop, wait_ticking
