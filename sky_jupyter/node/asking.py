@@ -7,12 +7,13 @@ connection of the control plane is ever in this process.
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 import signal
 import threading
 import uuid
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -47,6 +48,32 @@ class _Wait:
     content: dict[str, Any] = field(default_factory=dict)
     data: list[bytes] = field(default_factory=list)
 
+    def answer(self, content: dict[str, Any], data: list[bytes]) -> None:
+        """Whoever waits has it. In the control thread."""
+        if self.lock.locked():
+            self.content, self.data = content, data
+            with contextlib.suppress(RuntimeError):
+                self.lock.release()
+
+
+class _Awaited:
+    """One question of a coroutine."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Answer] = self._loop.create_future()
+
+    def answer(self, content: dict[str, Any], data: list[bytes]) -> None:
+        """Whoever awaits it has it. In the control thread."""
+
+        def settle() -> None:
+            if not self.future.done():
+                self.future.set_result((content, data))
+
+        # A loop that has ended awaits nothing.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(settle)
+
 
 class Asking:
     """A rank's questions to its agent; one a kernel, see `of_rank`."""
@@ -54,7 +81,7 @@ class Asking:
     def __init__(self, kernel: Any) -> None:
         self.pid = os.getpid()
         self._kernel = kernel
-        self._waits: dict[str, _Wait] = {}
+        self._waits: dict[str, _Wait | _Awaited] = {}
         # Told of what the agent says unasked, by what it is for.
         self.hears: dict[str, Callable[[dict[str, Any], list[bytes]], None]] = {}
         kernel.control_handlers[ANSWER] = self._on_answer
@@ -68,9 +95,7 @@ class Asking:
 
         kernel.iopub_socket.io_thread.schedule(send)
 
-    def ask(
-        self, to: str, what: dict[str, Any], data: Sequence[bytes] = (), where: str = ""
-    ) -> tuple[Any, list[bytes]]:
+    def ask(self, to: str, what: dict[str, Any], data: Sequence[bytes] = (), where: str = "") -> Answer:
         """Ask, and wait for the answer.
 
         Parameters
@@ -104,15 +129,26 @@ class Asking:
         finally:
             self._waits.pop(id, None)
 
+    async def ask_async(self, to: str, what: dict[str, Any], data: Sequence[bytes] = (), where: str = "") -> Answer:
+        """Ask, and await the answer; given up, as by a time limit, no more of it is done. See `ask`."""
+        id, wait = uuid.uuid4().hex, _Awaited()
+        self._waits[id] = wait
+        try:
+            self.tell({"to": to, "id": id, "what": what}, data)
+            return await wait.future
+        except BaseException:
+            if where:
+                self.tell({"to": to, "id": id, "drop": True})
+            raise
+        finally:
+            self._waits.pop(id, None)
+
     async def _on_answer(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """In the control thread."""
         content, data = parent["content"], [bytes(one) for one in parent.get("buffers") or ()]
         wait = self._waits.get(content.get("id"))
         if wait is not None:
-            if wait.lock.locked():
-                wait.content, wait.data = content, data
-                with contextlib.suppress(RuntimeError):
-                    wait.lock.release()
+            wait.answer(content, data)
         elif content.get("for") in self.hears:
             self.hears[content["for"]](content, data)
 
@@ -172,13 +208,14 @@ class Shares:
 
     Parameters
     ----------
-    send : callable
-        ``send(what, data, epoch, where)`` brings one to the scheduler, and gives its answer.
+    send, send_async : callable
+        ``send(what, data, epoch, where)`` brings one to the scheduler, and gives its answer; the other is awaited.
     world_size : callable
         How many ranks the pool has.
     """
 
-    send: Callable[[dict[str, Any], Sequence[bytes], str | None, str], tuple[dict[str, Any], list[bytes]]]
+    send: Callable[[dict[str, Any], Sequence[bytes], str | None, str], Answer]
+    send_async: Callable[[dict[str, Any], Sequence[bytes], str | None, str], Awaitable[Answer]]
     world_size: Callable[[], int]
     epoch: str | None = None
 
@@ -190,7 +227,13 @@ class Shares:
         PoolError
             When the scheduler is another one since this process asked last: once, then it begins anew.
         """
-        content, found = self.send(what, data, self.epoch, where)
+        return self._read(*self.send(what, data, self.epoch, where))
+
+    async def ask_async(self, what: dict[str, Any], data: Sequence[bytes] = (), where: str = "") -> Answer:
+        """Make a request, and await its answer; see `ask`."""
+        return self._read(*await self.send_async(what, data, self.epoch, where))
+
+    def _read(self, content: dict[str, Any], found: list[bytes]) -> Answer:
         status = content.get("status")
         if status == "anew":
             self.epoch = None
@@ -224,10 +267,11 @@ def shares() -> Shares:
         return outside[0]()
     if _shares is None:
 
-        def send(
-            what: dict[str, Any], data: Sequence[bytes], epoch: str | None, where: str
-        ) -> tuple[dict[str, Any], list[bytes]]:
+        def send(what: dict[str, Any], data: Sequence[bytes], epoch: str | None, where: str) -> Answer:
             return rank.ask("share", {**what, "epoch": epoch}, data, where)
 
-        _shares = Shares(send, lambda: instance_info().world_size)
+        def send_async(what: dict[str, Any], data: Sequence[bytes], epoch: str | None, where: str) -> Awaitable[Answer]:
+            return rank.ask_async("share", {**what, "epoch": epoch}, data, where)
+
+        _shares = Shares(send, send_async, lambda: instance_info().world_size)
     return _shares

@@ -2,23 +2,85 @@
 
 Each holds a name and nothing else. What it does is one request that the pool's scheduler does at once,
 before or after any other's: who reads after a write has been answered reads it, on whichever rank.
+
+A method is written once, as the request that it makes and what it makes of the answer; `get` waits for that,
+and `get_async` is awaited, where other tasks of an `async def` function go on meanwhile.
 """
 
 from __future__ import annotations
 
+import functools
 import io
 import operator
 import pickle
 import queue
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from types import TracebackType
-from typing import Any
+from typing import Any, ParamSpec, TypeVar, cast
 
 from ..errors import SpecError
 from . import payload
-from .asking import MOST_VALUE, Shares, shares
+from .asking import MOST_VALUE, Answer, Shares, shares
 
+P = ParamSpec("P")
+T = TypeVar("T")
 _MISSING = object()
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a method asks the scheduler, once."""
+
+    what: dict[str, Any]
+    data: Sequence[bytes]
+    # What is waited for, as an interrupt tells it.
+    where: str
+    of: Shares
+
+    def answer(self) -> Answer:
+        """The answer, waited for."""
+        return self.of.ask(self.what, self.data, self.where)
+
+
+Steps = Generator[Request, Answer, T]
+
+
+def _waited(method: Callable[P, Steps[T]]) -> Callable[P, T]:
+    """A method that waits for the answers to its requests."""
+    # Who asks for help is told what it gives in the end.
+    method.__annotations__["return"] = str(method.__annotations__["return"]).removeprefix("Steps[").removesuffix("]")
+
+    @functools.wraps(method)
+    def work(*args: P.args, **kwargs: P.kwargs) -> T:
+        steps = method(*args, **kwargs)
+        try:
+            request = next(steps)
+            while True:
+                request = steps.send(request.answer())
+        except StopIteration as end:
+            return cast("T", end.value)
+
+    vars(work)["steps"] = method
+    return work
+
+
+def _awaited(waited: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """The same method as a coroutine; what gives up waiting, as a time limit does, takes nothing with it."""
+    method: Callable[P, Steps[T]] = vars(waited)["steps"]
+
+    @functools.wraps(method)
+    async def work(*args: P.args, **kwargs: P.kwargs) -> T:
+        steps = method(*args, **kwargs)
+        try:
+            request = next(steps)
+            while True:
+                request = steps.send(await request.of.ask_async(request.what, request.data, request.where))
+        except StopIteration as end:
+            return cast("T", end.value)
+
+    work.__name__, work.__qualname__ = f"{method.__name__}_async", f"{method.__qualname__}_async"
+    return work
 
 
 class Shared:
@@ -32,9 +94,12 @@ class Shared:
         self.name = name
         self._of = of
 
-    def _ask(self, op: str, data: Iterable[bytes] = (), *, where: str = "", **what: Any) -> tuple[Any, list[bytes]]:
-        request = {"kind": self._kind, "op": op, "name": self.name, **what}
-        return (self._of or shares()).ask(request, list(data), f"waiting {where}" if where else "")
+    def _request(self, op: str, data: Iterable[bytes] = (), *, where: str = "", **what: Any) -> Request:
+        asked = {"kind": self._kind, "op": op, "name": self.name, **what}
+        return Request(asked, list(data), f"waiting {where}" if where else "", self._of or shares())
+
+    def _ask(self, op: str, data: Iterable[bytes] = (), **what: Any) -> Answer:
+        return self._request(op, data, **what).answer()
 
     def __getstate__(self) -> dict[str, Any]:
         """Where it arrives, it is the pool's that it arrives in."""
@@ -64,20 +129,30 @@ class SharedDict(Shared):
             raise KeyError(key)
         return found
 
-    def get(self, key: Any, default: Any = None) -> Any:
+    @_waited
+    def get(self, key: Any, default: Any = None) -> Steps[Any]:
         """The value under a key, or the default."""
-        there, data = self._ask("get", keys=[_name_of(key)])
+        there, data = yield self._request("get", keys=[_name_of(key)])
         return _load(data[0]) if there else default
+
+    get_async = _awaited(get)
 
     def __setitem__(self, key: Any, value: Any) -> None:
         self.update({key: value})
 
-    def update(self, items: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = (), /, **more: Any) -> None:
+    async def set_async(self, key: Any, value: Any) -> None:
+        """Put a value in under a key."""
+        await self.update_async({key: value})
+
+    @_waited
+    def update(self, items: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = (), /, **more: Any) -> Steps[None]:
         """Put all of these in, at once."""
         pairs = {**dict(items), **more}
         if pairs:
             data = [*map(_dump, pairs), *map(_dump, pairs.values())]
-            self._ask("put", data, keys=[_name_of(key) for key in pairs])
+            yield self._request("put", data, keys=[_name_of(key) for key in pairs])
+
+    update_async = _awaited(update)
 
     def setdefault(self, key: Any, default: Any = None) -> Any:
         """The value under a key, where there is one; else the default is put there."""
@@ -87,14 +162,17 @@ class SharedDict(Shared):
     def __delitem__(self, key: Any) -> None:
         self.pop(key)
 
-    def pop(self, key: Any, *default: Any) -> Any:
+    @_waited
+    def pop(self, key: Any, *default: Any) -> Steps[Any]:
         """Take a key out, and return its value; the default, or KeyError without one, where it is not there."""
-        there, data = self._ask("pop", keys=[_name_of(key)])
+        there, data = yield self._request("pop", keys=[_name_of(key)])
         if there:
             return _load(data[0])
         if not default:
             raise KeyError(key)
         return default[0]
+
+    pop_async = _awaited(pop)
 
     def __contains__(self, key: Any) -> bool:
         return bool(self._ask("has", keys=[_name_of(key)])[0])
@@ -129,12 +207,15 @@ class SharedSet(Shared):
     # The keys of a dict; its name is not one that a user's dict can have.
     _kind = "dict"
 
-    def _ask(self, op: str, data: Iterable[bytes] = (), *, where: str = "", **what: Any) -> tuple[Any, list[bytes]]:
-        return super()._ask(op, data, where=where, **{**what, "name": f"set:{self.name}"})
+    def _request(self, op: str, data: Iterable[bytes] = (), *, where: str = "", **what: Any) -> Request:
+        return super()._request(op, data, where=where, **{**what, "name": f"set:{self.name}"})
 
-    def add(self, value: Any) -> bool:
+    @_waited
+    def add(self, value: Any) -> Steps[bool]:
         """Put a value in; whether it was not in yet. Of several ranks that add the same, one is told so."""
-        return bool(self._ask("put", [_dump(value), b""], keys=[_name_of(value)])[0])
+        return bool((yield self._request("put", [_dump(value), b""], keys=[_name_of(value)]))[0])
+
+    add_async = _awaited(add)
 
     def update(self, values: Iterable[Any]) -> None:
         """Put all of these in, at once."""
@@ -142,17 +223,27 @@ class SharedSet(Shared):
         if given:
             self._ask("put", [*map(_dump, given), *[b""] * len(given)], keys=[_name_of(value) for value in given])
 
-    def discard(self, value: Any) -> bool:
+    @_waited
+    def discard(self, value: Any) -> Steps[bool]:
         """Take a value out; whether it was in."""
-        return bool(self._ask("pop", keys=[_name_of(value)])[0])
+        return bool((yield self._request("pop", keys=[_name_of(value)]))[0])
+
+    discard_async = _awaited(discard)
 
     def remove(self, value: Any) -> None:
         """Take a value out; KeyError where it is not in."""
         if not self.discard(value):
             raise KeyError(value)
 
+    @_waited
+    def _contains(self, value: Any) -> Steps[bool]:
+        """Whether a value is in."""
+        return bool((yield self._request("has", keys=[_name_of(value)]))[0])
+
+    contains_async = _awaited(_contains)
+
     def __contains__(self, value: Any) -> bool:
-        return bool(self._ask("has", keys=[_name_of(value)])[0])
+        return self._contains(value)
 
     def __len__(self) -> int:
         return int(self._ask("size")[0])
@@ -174,33 +265,54 @@ class SharedCounter(Shared):
 
     _kind = "counter"
 
-    def add(self, delta: int = 1) -> int:
+    @_waited
+    def add(self, delta: int = 1) -> Steps[int]:
         """Change it by so much."""
-        return int(self._ask("add", by=operator.index(delta))[0])
+        return int((yield self._request("add", by=operator.index(delta)))[0])
+
+    add_async = _awaited(add)
 
     def increment(self, n: int = 1) -> int:
         """Add so much."""
         return self.add(n)
 
+    async def increment_async(self, n: int = 1) -> int:
+        """Add so much."""
+        return await self.add_async(n)
+
     def decrement(self, n: int = 1) -> int:
         """Take so much off."""
         return self.add(-n)
 
-    def get(self) -> int:
+    async def decrement_async(self, n: int = 1) -> int:
+        """Take so much off."""
+        return await self.add_async(-n)
+
+    @_waited
+    def get(self) -> Steps[int]:
         """What it is."""
-        return int(self._ask("get")[0])
+        return int((yield self._request("get"))[0])
+
+    get_async = _awaited(get)
 
     @property
     def value(self) -> int:
         """What it is."""
         return self.get()
 
+    async def value_async(self) -> int:
+        """What it is."""
+        return await self.get_async()
+
     def __int__(self) -> int:
         return self.get()
 
-    def reset(self, value: int = 0) -> int:
+    @_waited
+    def reset(self, value: int = 0) -> Steps[int]:
         """Set it; what it was before."""
-        return int(self._ask("reset", to=operator.index(value))[0])
+        return int((yield self._request("reset", to=operator.index(value)))[0])
+
+    reset_async = _awaited(reset)
 
 
 class SharedQueue(Shared):
@@ -222,7 +334,8 @@ class SharedQueue(Shared):
             raise SpecError(f"maxsize must be a whole number from 0, not {maxsize!r}")
         self.maxsize = maxsize
 
-    def put(self, value: Any, timeout: float | None = None) -> None:
+    @_waited
+    def put(self, value: Any, timeout: float | None = None) -> Steps[None]:
         """Put an item in, when there is room.
 
         Raises
@@ -230,22 +343,28 @@ class SharedQueue(Shared):
         queue.Full
             When there is none for ``timeout`` seconds.
         """
-        if not self._put(value, _seconds(timeout)):
+        there, _ = yield self._put(value, _seconds(timeout))
+        if not there:
             raise queue.Full(f"queue {self.name!r} has had no room for {timeout:g} s")
+
+    put_async = _awaited(put)
 
     def offer(self, value: Any) -> bool:
         """Put an item in if there is room now; whether there was."""
-        return self._put(value, 0.0)
+        return bool(self._put(value, 0.0).answer()[0])
 
-    def _put(self, value: Any, timeout: float | None) -> bool:
+    def _put(self, value: Any, timeout: float | None) -> Request:
         where = f"for room in queue {self.name!r}"
-        return bool(self._ask("put", [_dump(value)], maxsize=self.maxsize, timeout=timeout, where=where)[0])
+        return self._request("put", [_dump(value)], maxsize=self.maxsize, timeout=timeout, where=where)
 
-    def get(self, timeout: float | None = None, default: Any = None) -> Any:
+    @_waited
+    def get(self, timeout: float | None = None, default: Any = None) -> Steps[Any]:
         """Take the next item out, when there is one; the default where there is none for ``timeout`` seconds."""
         where = f"for an item of queue {self.name!r}"
-        there, data = self._ask("get", maxsize=self.maxsize, timeout=_seconds(timeout), where=where)
+        there, data = yield self._request("get", maxsize=self.maxsize, timeout=_seconds(timeout), where=where)
         return _load(data[0]) if there else default
+
+    get_async = _awaited(get)
 
     def poll(self) -> Any:
         """Take the next item out; None where there is none now."""
@@ -291,14 +410,20 @@ class SharedLock(Shared):
         super().__init__(name, of=of)
         self.timeout = _seconds(timeout)
 
-    def acquire(self, blocking: bool = True, timeout: float | None = None) -> bool:
+    @_waited
+    def acquire(self, blocking: bool = True, timeout: float | None = None) -> Steps[bool]:
         """Take it, when it is free; whether it was within the time."""
         patience = 0.0 if not blocking else self.timeout if timeout is None else _seconds(timeout)
-        return bool(self._ask("acquire", timeout=patience, where=f"for lock {self.name!r}")[0])
+        return bool((yield self._request("acquire", timeout=patience, where=f"for lock {self.name!r}"))[0])
 
-    def release(self) -> None:
+    acquire_async = _awaited(acquire)
+
+    @_waited
+    def release(self) -> Steps[None]:
         """Let it go; RuntimeError where this rank does not have it."""
-        self._ask("release")
+        yield self._request("release")
+
+    release_async = _awaited(release)
 
     def locked(self) -> bool:
         """Whether anybody has it."""
@@ -306,13 +431,26 @@ class SharedLock(Shared):
 
     def __enter__(self) -> SharedLock:
         if not self.acquire():
-            raise TimeoutError(f"lock {self.name!r} was not free for {self.timeout:g} s")
+            raise self._not_free()
         return self
+
+    async def __aenter__(self) -> SharedLock:
+        if not await self.acquire_async():
+            raise self._not_free()
+        return self
+
+    def _not_free(self) -> TimeoutError:
+        return TimeoutError(f"lock {self.name!r} was not free for {self.timeout:g} s")
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
         self.release()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.release_async()
 
 
 class SharedBarrier(Shared):
@@ -335,7 +473,8 @@ class SharedBarrier(Shared):
             raise SpecError(f"barrier {name!r}: how many wait must be a whole number from 1, not {parties!r}")
         self.parties = parties
 
-    def wait(self, timeout: float | None = None) -> int:
+    @_waited
+    def wait(self, timeout: float | None = None) -> Steps[int]:
         """Wait until all are here; in which place this one came, from 0.
 
         Raises
@@ -344,10 +483,12 @@ class SharedBarrier(Shared):
             When they are not for ``timeout`` seconds.
         """
         where = f"at barrier {self.name!r} for {self.parties} in all"
-        place, _ = self._ask("wait", parties=self.parties, timeout=_seconds(timeout), where=where)
+        place, _ = yield self._request("wait", parties=self.parties, timeout=_seconds(timeout), where=where)
         if place is None:
             raise TimeoutError(f"barrier {self.name!r}: not all {self.parties} came within {timeout:g} s")
         return int(place)
+
+    wait_async = _awaited(wait)
 
     def reset(self) -> None:
         """Nothing: it is ready for its next use by itself."""

@@ -7,6 +7,7 @@ import contextlib
 import secrets
 import uuid
 from collections.abc import Sequence
+from concurrent.futures import Future
 from typing import TYPE_CHECKING, Any
 
 from ..errors import PoolError
@@ -25,16 +26,13 @@ class PoolShares:
     def __init__(self, pool: Pool) -> None:
         self._pool = pool
         self._name = f"notebook-{secrets.token_hex(8)}"
-        self.shares = Shares(self._send, lambda: pool.spec.world_size)
+        self.shares = Shares(self._send, self._send_async, lambda: pool.spec.world_size)
 
     def _send(
         self, what: dict[str, Any], data: Sequence[bytes], epoch: str | None, where: str
     ) -> tuple[dict[str, Any], list[bytes]]:
         """Ask and wait; an interrupt gives it up."""
-        self._pool._must_live()
-        id = uuid.uuid4().hex
-        request = {"who": f"{self._name}.", "ask": id, "what": what, "data": list(data), "epoch": epoch}
-        future = loop().submit(self._ask("sky_share", **request))
+        id, future = self._begin(what, data, epoch)
         try:
             wait_ticking(future, no_tick)
         except BaseException as error:
@@ -44,8 +42,25 @@ class PoolShares:
                 if isinstance(error, KeyboardInterrupt) and not error.args:
                     error.args = (where,)
             raise
-        answer = dict(future.result())
-        return answer, [bytes(one) for one in answer.pop("data", ())]
+        return _parts(future.result())
+
+    async def _send_async(
+        self, what: dict[str, Any], data: Sequence[bytes], epoch: str | None, where: str
+    ) -> tuple[dict[str, Any], list[bytes]]:
+        """Ask and await; what is cancelled is given up."""
+        id, future = self._begin(what, data, epoch)
+        try:
+            return _parts(await asyncio.wrap_future(future))
+        except BaseException:
+            if where:
+                loop().submit(self._ask("sky_unshare", ask=id))
+            raise
+
+    def _begin(self, what: dict[str, Any], data: Sequence[bytes], epoch: str | None) -> tuple[str, Future[Any]]:
+        self._pool._must_live()
+        id = uuid.uuid4().hex
+        request = {"who": f"{self._name}.", "ask": id, "what": what, "data": list(data), "epoch": epoch}
+        return id, loop().submit(self._ask("sky_share", **request))
 
     async def _ask(self, call: str, **arguments: Any) -> Any:
         known: Any = None
@@ -62,3 +77,9 @@ class PoolShares:
                         known = client
                     return await getattr(client.scheduler, call)(**arguments)
             await asyncio.sleep(_PAUSE)
+
+
+def _parts(found: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
+    """An answer, and the keys and values that came with it."""
+    answer = dict(found)
+    return answer, [bytes(one) for one in answer.pop("data", ())]

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import contextlib
 import itertools
 import os
 import queue
@@ -366,3 +368,65 @@ def test_a_lock_of_an_agent_that_is_killed_is_free_when_its_node_is_back(pool: P
 def test_without_a_pool_there_is_nothing_to_share() -> None:
     with pytest.raises(sky.SpecError, match="1 to 200 characters"):
         sky.dict("")
+
+
+# The forms for functions that are coroutines.
+
+
+def test_methods_are_awaited_while_the_other_tasks_of_a_function_go_on(compute: sky.Compute) -> None:
+    @sky.function
+    async def works() -> tuple[Any, ...]:
+        rank = sky.instance_info().rank
+        counter, lock, numbers = sky.counter("async"), sky.lock("async"), sky.set("async")
+        async with lock:
+            await counter.reset_async(await counter.value_async() + 1)
+        own = sky.queue(f"async-{rank}", maxsize=1)
+        waiting = asyncio.ensure_future(own.get_async())
+        assert not (await asyncio.wait({waiting}, timeout=0.1))[0]
+        await own.put_async("item")
+        got = [await waiting]
+        # What was given up has taken nothing.
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(own.get_async(), 0.1)
+        await own.put_async("next")
+        with pytest.raises(queue.Full):
+            await own.put_async("too many", timeout=0.0)
+        got.append(await own.get_async())
+        shared = sky.dict("async")
+        await shared.set_async(rank, {"rank": rank})
+        added = [await numbers.add_async("same"), await numbers.contains_async("other")]
+        place = await sky.barrier("async").wait_async()
+        told = await shared.get_async(3 - rank), await shared.pop_async("none", None)
+        await counter.increment_async(2)
+        await counter.decrement_async()
+        return got, added, place, told
+
+    found = works() @ compute
+    assert [got for got, *_ in found] == [["item", "next"]] * 4
+    assert sorted(added for _, added, *_ in found) == [[False, False]] * 3 + [[True, False]]
+    assert sorted(place for _, _, place, _ in found) == [0, 1, 2, 3]
+    assert [told for *_, told in found] == [({"rank": 3 - rank}, None) for rank in range(4)]
+    assert asyncio.run(compute.counter("async").value_async()) == 8
+
+
+def test_a_rank_that_is_interrupted_as_it_awaits_takes_nothing_with_it(pool: Pool, compute: sky.Compute) -> None:
+    run = started(pool, "await sky.queue('awaited').get_async()", ranks=[0])
+    wait_until(lambda: run.since_began > 1.0)
+    pool.interrupt(run)
+    with pytest.raises(CellError) as caught:
+        pool.attend(run)
+    assert isinstance(caught.value.errors[0], RankInterrupted)
+    awaited = compute.queue("awaited")
+    awaited.put("item")
+    assert awaited.get(5.0) == "item"
+
+
+def test_awaiting_in_the_notebook_is_given_up_where_it_is_cancelled(compute: sky.Compute) -> None:
+    async def wait() -> Any:
+        here = compute.queue("here")
+        with pytest.raises(asyncio.TimeoutError):
+            await asyncio.wait_for(here.get_async(), 0.2)
+        await here.put_async("item")
+        return await here.get_async(5.0)
+
+    assert asyncio.run(wait()) == "item"
