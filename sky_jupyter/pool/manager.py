@@ -183,16 +183,18 @@ class Pool(PoolLife):
         capture: Capture,
         *,
         rank: int | None = None,
+        retries: int | None = None,
         listener: Listener = ignore,
         on_send: Listener = ignore,
         tick: Tick = no_tick,
-    ) -> Run:
+    ) -> CallRun:
         """Start a function on one rank, the least busy unless given, as a Dask task."""
         if rank is not None:
             self.check_ranks([rank])
         carrier = self._new_run([], listener, capture)
         parcel = Parcel(self._ship(carrier, on_send, tick, call), capture, carrier)
         order = Order(parcel, rank=rank, listener=listener, carrier=carrier, noted=True, title="a function call")
+        order.retries = retries
         (run,) = self.calls.begin([order], on_send, tick)
         self.registry.run_began(run.id, self.id, run.code, [] if rank is None else [rank])
         return run

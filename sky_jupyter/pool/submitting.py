@@ -1,6 +1,7 @@
 """Functions that other threads than the main one have done by a pool's ranks, as futures: for parallel loops.
 
-A rank does one at a time; those that come when all are at work wait here, in order.
+A rank does one at a time; those that come when all are at work wait here, in order. One whose node is lost is
+done by another: they wait here and not in Dask's queue, since each rank has to be brought what they name first.
 """
 
 from __future__ import annotations
@@ -22,8 +23,8 @@ from ..plugins.shared import NotHeld, hold
 from .results import exception_of
 
 if TYPE_CHECKING:
+    from .calls import CallRun
     from .manager import Pool
-    from .runs import Run
 
 _LABEL = "a parallel loop"
 
@@ -35,8 +36,9 @@ class Call(Future[Any]):
         super().__init__()
         self.submitter = submitter
         self.blob, self.capture, self.shared = blob, capture, shared
-        self.run_there: Run | None = None
+        self.run_there: CallRun | None = None
         self.unwanted = False
+        self.losses = 0
         # Whether it was done again with all that it names.
         self.again = False
 
@@ -91,7 +93,7 @@ class Submitter:
         self._todo.put(functools.partial(self._take, call))
         return call
 
-    def stop(self, run: Run) -> None:
+    def stop(self, run: CallRun) -> None:
         """Interrupt a call that a rank does."""
         self._todo.put(functools.partial(self._interrupt, run))
 
@@ -122,13 +124,21 @@ class Submitter:
 
     def _begin(self) -> None:
         while self._waiting:
-            rank = next((rank for rank in range(self.pool.spec.world_size) if rank not in self._busy), None)
+            rank = self._free()
             if rank is None:
                 return
             call = self._waiting.popleft()
-            if call.set_running_or_notify_cancel():
+            if call.running() or call.set_running_or_notify_cancel():
                 self._busy[rank] = call
                 self._bring(call, rank)
+
+    def _free(self) -> int | None:
+        """A rank that has nothing to do and whose node is there; any, where nothing is on that could be waited for."""
+        spec, control = self.pool.spec, self.pool.control
+        lost: set[int | None] = set() if control is None else control.silent.union(control.lost)
+        free = [rank for rank in range(spec.world_size) if rank not in self._busy]
+        there = [rank for rank in free if rank // spec.ranks_per_node not in lost]
+        return next(iter(there or (free if not self._busy else [])), None)
 
     def _bring(self, call: Call, rank: int) -> None:
         """See that a rank has what a call names, and then have it make the call."""
@@ -145,7 +155,7 @@ class Submitter:
 
     def _start(self, call: Call, rank: int, blob: Blob, capture: Capture, ended: Callable[[], None]) -> None:
         try:
-            run = self.pool.begin_one(blob, capture, rank=rank)
+            run = self.pool.begin_one(blob, capture, rank=rank, retries=0)
         except Exception as error:
             self._done(call, rank, error)
             return
@@ -159,6 +169,8 @@ class Submitter:
 
     def _is_brought(self, call: Call, rank: int, keys: set[str]) -> None:
         error, _ = self._result(call)
+        if self._elsewhere(call, rank):
+            return
         if error is not None or call.unwanted:
             self._done(call, rank, error or PoolError("the loop was stopped"))
             return
@@ -167,6 +179,8 @@ class Submitter:
 
     def _end(self, call: Call, rank: int) -> None:
         error, value = self._result(call)
+        if self._elsewhere(call, rank):
+            return
         if isinstance(error, NotHeld) and not call.again:
             # Its kernel is new.
             call.again = True
@@ -174,6 +188,19 @@ class Submitter:
             self._bring(call, rank)
             return
         self._done(call, rank, error, value)
+
+    def _elsewhere(self, call: Call, rank: int) -> bool:
+        """Have a call whose node was lost made again; whether that is so."""
+        assert call.run_there is not None
+        most = self.pool.spec.options.retry_on_interruption
+        if call.run_there.outcome.status != "lost" or call.unwanted or call.losses >= most:
+            return False
+        call.losses, call.again = call.losses + 1, False
+        del self._busy[rank]
+        self._brought.pop(rank, None)
+        self._waiting.appendleft(call)
+        self._begin()
+        return True
 
     def _result(self, call: Call) -> tuple[BaseException | None, Any]:
         run = call.run_there
@@ -194,6 +221,6 @@ class Submitter:
         else:
             call.set_result(value)
 
-    def _interrupt(self, run: Run) -> None:
+    def _interrupt(self, run: CallRun) -> None:
         with contextlib.suppress(Exception):
             self.pool.interrupt(run)

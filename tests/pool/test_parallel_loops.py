@@ -8,6 +8,7 @@ import threading
 import time
 import warnings
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import joblib
@@ -19,7 +20,7 @@ import sky_jupyter as sky
 from sky_jupyter.errors import RankDied, SpecError
 from sky_jupyter.pool.manager import Pool
 from tests.plugins.world import needs
-from tests.pool.pools import local_pool, run
+from tests.pool.pools import local_pool, run, wait_until
 
 
 @pytest.fixture(scope="module")
@@ -124,6 +125,32 @@ def test_a_kernel_that_dies_fails_the_loop_and_the_next_one_works(pool: Pool) ->
     with pytest.raises(RankDied, match="exit status 7"):
         Parallel(n_jobs=2, batch_size=1)(delayed(end)(array, number) for number in range(12))
     assert Parallel(n_jobs=2, batch_size=1)(delayed(end)(array, 0) for _ in range(6)) == [0] * 6
+
+
+def test_a_call_whose_node_is_lost_is_made_again_and_the_loop_goes_on(pool: Pool, tmp_path: Path) -> None:
+    array, mark = numpy.ones(1 << 20), tmp_path / "mark"
+
+    def total(values: Any, number: int) -> float:
+        if number == 5:
+            with mark.open("a") as file:
+                file.write(f"{sky.instance_info().node}\n")
+            while len(mark.read_text().split()) < 2:
+                time.sleep(0.05)
+        return float(values.sum()) + number
+
+    def kill() -> None:
+        wait_until(mark.exists)
+        wait_until(mark.read_text)
+        os.kill(pool.status()[int(mark.read_text())]["pid"], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    results = Parallel(n_jobs=2, batch_size=1)(delayed(total)(array, number) for number in range(12))
+    killer.join()
+    assert results == [(1 << 20) + float(number) for number in range(12)]
+    assert len(mark.read_text().split()) == 2
+    wait_until(lambda: len(pool.status()) == 2)
+    pool.settle()
 
 
 def test_an_interrupt_ends_what_the_ranks_are_at(pool: Pool) -> None:
