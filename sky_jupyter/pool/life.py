@@ -4,47 +4,41 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import functools
 import hashlib
 import logging
-import math
 import os
 import threading
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
-from pathlib import Path
+from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..bootstrap import apt, environment, steps
-from ..errors import BootstrapError, PoolError
-from ..machines.local import LocalMachine
+from ..errors import PoolError
 from ..spec import PoolSpec
-from . import absence, folders, launch, patience, plan, remote, rescue
+from . import launch, patience, plan, remote, rescue
 from .control import Control
 from .dask import PoolDask
 from .entering import Entering
 from .events import Event, Listener, NoticeEvent, PhaseEvent, ignore
 from .expiry import Expiry
+from .hosts import HostEvents
 from .link import PoolLink
 from .log import PoolLog
 from .loop import Tick, loop, no_tick, wait_ticking
+from .making import Making, import_client
 from .phases import PhaseLog
 from .plan import Plan
 from .pythons import PoolPythons
 from .record import PoolRecord
-from .registry import PoolRow, Registry
-from .remote import PoolGone, RemoteHost
+from .registry import Registry
+from .remote import RemoteHost
 from .resizing import Resizing
 from .supervisor import Supervisor
 from .survey import Survey
 
 if TYPE_CHECKING:
-    from ..bootstrap.remote import Crew
     from ..machines.ssh.values import Prompts
 
 AGENT_TIMEOUT = 60.0
-JOIN_TIMEOUT = 10.0
-_LAST_WORDS = 0.3
 _END_PATIENCE = 20.0
 
 
@@ -65,14 +59,13 @@ class PoolLife:
         # The link to other machines, and those that it holds.
         self.link: PoolLink | None = None
         self.machines: list[Any] = []
-        # This machine, for each node that is one of its processes.
-        self._near: list[Any] = []
         self.ids: Sequence[str] = ()
         self.control: Control | None = None
         self.began = 0.0
         # What its start came through, and how it is, for those who look.
         self.phases = PhaseLog()
         self.survey = Survey(self)
+        self.making, self.host_events = Making(self), HostEvents(self)
         self.logger = PoolLog(spec.name, spec.options)
         self.supervisor.note = self.logger.write
         self._listener: Listener = ignore
@@ -173,55 +166,6 @@ class PoolLife:
             # Whoever looks for the pool finds it from now on, and its link as well.
             self._keep_link()
 
-    def _take_up(self, row: PoolRow, record: PoolRecord, take_over: bool, tick: Tick) -> None:
-        """Become the manager of a pool that outlived its own; where that fails, it stays as it was."""
-        self.id, self.began, self.ids = row.id, time.perf_counter(), record.ids
-        self.generation = self.registry.own(row.id, take_over=take_over)
-        self.logger.open()
-        try:
-            wait_ticking(loop().submit(self._join(record)), tick)
-        except BaseException as error:
-            self._not_joined(row, error)
-            raise
-        self.state = "ready"
-        ends = getattr(record, "ends", None)
-        self.expiry.begin(None if ends is None else ends - time.time())
-        self.logger.write(logging.INFO, "attached")
-        try:
-            self._enter_client()
-        except Exception as error:
-            # Its cells work all the same.
-            self.supervisor.news.append(f"a plugin could not be entered in this notebook: {error}")
-
-    async def _join(self, record: PoolRecord) -> None:
-        if self.spec.provider.kind == "local":
-            self.hosts = [launch.adopt(host) for host in record.hosts]
-        else:
-            with self._phase("connect", str(self.spec.provider)):
-                await asyncio.to_thread(self._reconnect, record)
-        self.scheduler_there = record.scheduler
-        self.scheduler_address = await asyncio.to_thread(self.hosts[0].reach, record.scheduler)
-        self.shape = getattr(record, "shape", 0)
-        control = self._make_control(direct=record.direct)
-        folder = self.hosts[0].folder
-        with self._phase("agent", "connecting"):
-            try:
-                address = self.scheduler_address
-                await control.connect(address, folder, self.spec.nodes, JOIN_TIMEOUT, lambda: "")
-            except OSError as error:
-                raise PoolError(f"pool {self.spec.name!r} cannot be reached: {error}") from None
-            await self._meet_pythons()
-        for host in self.hosts:
-            host.listen(self._in_loop(functools.partial(self._on_host, host)))
-
-    def _reconnect(self, record: PoolRecord) -> None:
-        """Take up the hosts of another manager, through its link or a new one."""
-        self.link, self.hosts = remote.reopen(record.hosts, self.spec.name, self.prompts)
-        self.machines = [host.machine for host in self.hosts if isinstance(host, RemoteHost)]
-        remote.relay(self.hosts, record.scheduler)
-        self.link.listen(self._on_link, self._is_off)
-        self._keep_link()
-
     def _keep_link(self) -> None:
         assert self.link is not None
         hosts = [host for host in self.hosts if isinstance(host, RemoteHost)]
@@ -234,19 +178,6 @@ class PoolLife:
         self.scheduler_address = self.hosts[0].reach(self.scheduler_there, port)
         if self.control is not None:
             loop().loop.call_soon_threadsafe(self.control.move, self.scheduler_address)
-
-    def _not_joined(self, row: PoolRow, error: BaseException) -> None:
-        """What `attach` leaves where it fails: the pool as it was, or nothing of one that has ended."""
-        self.state = "ended"
-        for host in self.hosts:
-            host.leave()
-        if self.link is not None:
-            self.link.give_up()
-        with contextlib.suppress(PoolError):
-            if isinstance(error, PoolGone):
-                folders.remove(row.id, row.folders)
-                self.registry.update(row.id, "ended")
-            self.registry.release(row.id)
 
     def _write_record(self, *, direct: bool) -> None:
         """Leave in the pool's folder what a later manager needs."""
@@ -296,19 +227,13 @@ class PoolLife:
 
     async def _start(self) -> None:
         spec, provider = self.spec, self.spec.provider
-        local = provider.kind == "local"
-        await (self._have_here() if local else self._have_remote())
-        launch_all, direct = await patience.within(
-            self._prepare() if local else self._prepare_remote(),
-            "bootstrap_timeout",
-            spec.options.bootstrap_timeout,
-            lambda why: patience.not_prepared(why, self.phases.latest),
-        )
+        await self.making.have()
+        launch_all, direct = await self.making.prepare()
         self.expiry.begin()
         with self._phase("agent", f"starting {spec.nodes} node{'s' if spec.nodes > 1 else ''} ({provider.kind})"):
             launching = asyncio.ensure_future(asyncio.to_thread(launch_all))
             # The client's import takes as long as the hosts' start; beside it, it costs nothing.
-            await asyncio.to_thread(_import_client)
+            await asyncio.to_thread(import_client)
             address = await launching
             self.scheduler_there = address
             self.scheduler_address = await asyncio.to_thread(self.hosts[0].reach, address)
@@ -316,7 +241,7 @@ class PoolLife:
             control = self._make_control(direct=direct)
             self._write_record(direct=direct)
             for host in self.hosts:
-                host.listen(self._in_loop(functools.partial(self._on_host, host)))
+                self.host_events.listen(host)
             folder = self.hosts[0].folder
             await control.connect(self.scheduler_address, folder, spec.nodes, AGENT_TIMEOUT, lambda: self.broken)
         names = ", ".join(str(plugin) for plugin in spec.plugins)
@@ -334,81 +259,8 @@ class PoolLife:
         """What the hosts' agents are asked by; it is to be connected."""
         self.control = Control(self.supervisor, direct=direct, generation=self.generation, shape=self.shape)
         self.supervisor.control = self.control
-        self._watch_hosts()
+        self.host_events.watch()
         return self.control
-
-    async def _prepare(self) -> tuple[Callable[[], str], bool]:
-        """See that this machine has the environment; what starts the hosts in it, and whether agents are near."""
-        image = self.spec.full_image
-        with self._phase("environment", "checking what is installed") as say:
-            await asyncio.to_thread(apt.check_here, image.apt)
-            machines = self._near
-            env = await asyncio.to_thread(environment.ensure, image, on_line=say, stop=self._stop)
-            variables = launch.node_environment(image.env)
-            await asyncio.to_thread(steps.run, self.spec, machines, env.python, variables, say, self._stop)
-        start = functools.partial(self._launch_here, machines, env.python, image.env)
-        return start, all(machine.key == LocalMachine.key for machine in machines)
-
-    def _launch_here(self, machines: Sequence[Any], python: Path, env: Mapping[str, str]) -> str:
-        left = self.expiry.left
-        return launch.launch(self.id, self.spec, machines, python, env, self.hosts.append, left)
-
-    async def _have_here(self) -> None:
-        """Have the machines, where they are this one."""
-
-        def have() -> None:
-            self.ids = self.spec.provider.create(self.spec, self.spec.nodes, self.id)
-            self._near = [self.spec.provider.connect(id) for id in self.ids]
-
-        await self._have(lambda: asyncio.to_thread(have))
-
-    async def _have(self, make: Callable[[], Awaitable[None]]) -> None:
-        """Have the machines, in as many attempts and as much time as there may be."""
-        options = self.spec.options
-        most = options.attempts(made=self.spec.provider.makes)
-
-        def tell(text: str) -> None:
-            self.listener(NoticeEvent(text))
-
-        await patience.within(
-            patience.attempts(make, most, options.provision_retry_delay, tell),
-            "provision_timeout",
-            options.provision_timeout,
-            patience.not_made,
-        )
-
-    async def _have_remote(self) -> None:
-        """Have the machines, and connections to them."""
-        options = self.spec.options
-
-        async def connect() -> None:
-            with self._phase("connect", str(self.spec.provider)):
-                await patience.within(
-                    asyncio.to_thread(self._connect), "ssh_timeout", options.ssh_timeout, self._not_connected
-                )
-
-        await self._have(connect)
-
-    def _not_connected(self, why: str) -> BootstrapError:
-        # The thread that still tries ends with the link.
-        self._hang_up()
-        return BootstrapError("connect", f"connecting to {self.spec.provider} was {why}")
-
-    async def _prepare_remote(self) -> tuple[Callable[[], str], bool]:
-        """Connect to the machines and see that they have the environment; what starts the hosts there."""
-        from ..bootstrap.remote import Crew
-
-        provider = self.spec.provider
-        importing = asyncio.ensure_future(asyncio.to_thread(_import_client))
-        await asyncio.to_thread(self._end_astray)
-        told = self.phases.on_node
-        crew = Crew(self.machines, self.spec, offline=provider.offline, stop=self._stop, on_node=told)
-        for name, text, work in crew.phases:
-            with self._phase(name, text) as say:
-                await asyncio.to_thread(work, say)
-        await importing
-        # Of remote machines, one port is reachable from here: the scheduler's.
-        return functools.partial(self._launch_remote, crew), False
 
     def down(self) -> None:
         """End the pool: every process, socket and file of it. Safe to call at any time, and twice.
@@ -454,32 +306,6 @@ class PoolLife:
         self.broken = self.expiry.text
         self.logger.write(logging.WARNING, self.broken)
         self.down()
-
-    def _connect(self) -> None:
-        """Connect to the machines; in the thread itself, so that no connection is lost to an interrupt."""
-        self.ids = self.spec.provider.create(self.spec, self.spec.nodes, self.id)
-        self.link = PoolLink.start(self.id)
-        self.link.listen(self._on_link, self._is_off)
-        try:
-            self.machines = list(self.spec.provider.connect_all(self.ids, self.prompts, self.link.link))
-            if self._stop.is_set():
-                raise BootstrapError("connect", "stopped")
-        except BaseException:
-            self._hang_up()
-            raise
-
-    def _launch_remote(self, crew: Crew) -> str:
-        self._idle.clear()
-        try:
-            assert self.link is not None
-            here = (self.link.folder, self.link.blobs)
-            return remote.start(
-                *(self.id, self.spec, crew.sites, here, crew.image.env, self.hosts.append, self._stop),
-                lambda text: self.listener(NoticeEvent(text)),
-                self.expiry.left,
-            )
-        finally:
-            self._idle.set()
 
     def _end_hosts(self, hosts: Sequence[launch.Host]) -> None:
         """End hosts, those of other machines side by side, and the connections to them."""
@@ -662,88 +488,6 @@ class PoolLife:
         await self._start()
         self.supervisor.restarted.update(range(self.spec.world_size))
 
-    def _in_loop(self, handle: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
-        """The same handler, callable from any thread."""
-
-        def hand_over(event: dict[str, Any]) -> None:
-            loop().loop.call_soon_threadsafe(handle, event)
-
-        return hand_over
-
-    def _on_host(self, host: launch.Host, event: dict[str, Any]) -> None:
-        """A host, or a process of it, has ended: without a scheduler nobody can be reached."""
-        if self.state in ("ended", "taken") or host not in self.hosts:
-            return
-        name = str(event.get("name", ""))
-        if event["event"] == "gone":
-            # What its nodes said at last may still wait to be read.
-            asyncio.get_running_loop().call_later(_LAST_WORDS, self._on_gone, host)
-        elif name == "forkserver":
-            self._break(f"the forkserver ended ({event['text']})")
-        elif name and self.state == "new":
-            self._break(f"{name} ended ({event['text']}) before it was ready" + "".join(host.last_words(name)))
-        elif name and not event.get("revived"):
-            self._break(f"the {name} ended ({event['text']}), again and again")
-        elif event["event"] == "unchanged" and self.state == "new":
-            self._break(f"a host could not be changed: {event['message']}")
-        elif name.startswith("agent ") and self.control is not None:
-            # Sooner than the control plane sees it; the host has started another.
-            self.control.lose(int(name[6:]), f"its agent ended ({event['text']})")
-
-    def _on_gone(self, host: launch.Host) -> None:
-        if self.state in ("ended", "taken") or host not in self.hosts:
-            return
-        if self.expiry.over:
-            # The nodes were a moment sooner: the rest of it ends now.
-            threading.Thread(target=self._expire, name="sky-expire", daemon=True).start()
-            return
-        if 0 in host.nodes and isinstance(host, RemoteHost) and not self._lease_over:
-            self._lose_head(self._why_gone(host.place))
-        else:
-            self._break(self._why_gone(host.place))
-
-    def _on_link(self, text: str) -> None:
-        """What became of the connection to a machine: whoever watches a run is told. Called in a thread."""
-        loop().loop.call_soon_threadsafe(self.supervisor.tell, text)
-
-    def _watch_hosts(self) -> None:
-        """Where nodes are other machines, name them, and see to those that do not answer."""
-        hosts = [host for host in self.hosts if isinstance(host, RemoteHost)]
-        self.supervisor.names = {node: f" ({host.name})" for host in hosts for node in host.nodes}
-        if self.control is not None:
-            names = {node: host.name for host in hosts if host.apart is not None for node in host.nodes}
-            self.control.apart = {node: functools.partial(self._is_away, name) for node, name in names.items()}
-
-        limit = asyncio.Semaphore(absence.BESIDE)
-
-        async def examine(node: int) -> None:
-            control = self.control
-            assert control is not None
-
-            def give_up(why: str) -> None:
-                if node == 0:
-                    control.off.add(node)
-                    self._lose_head(why)
-                else:
-                    self.supervisor.tell(why)
-                    control.give_up(node, why)
-
-            if node not in control.off:
-                await absence.watch(node, hosts, control, self.scheduler_there, limit, give_up)
-
-        self.supervisor.examine = examine if hosts else None
-
-    @property
-    def _lease_over(self) -> bool:
-        """Whether the nodes have not heard of us for so long that they have ended."""
-        return self.control is not None and time.monotonic() - self.control.heard >= (self.spec.lease or math.inf)
-
-    def _why_gone(self, place: str = "") -> str:
-        if self._lease_over:
-            lease = self.spec.lease
-            return f"its lease ended: nodes that hear of no notebook for {lease:g} s end (--idle-timeout {lease:g})"
-        return f"the pool's processes{place} are gone"
-
     def _break(self, why: str) -> None:
         """The pool can run nothing until it is restarted; what runs on it is given up."""
         if self.state in ("ended", "taken"):
@@ -844,7 +588,3 @@ def _kind_of_start(spec: PoolSpec) -> str:
     # Values of variables may be secrets.
     about = repr((spec.provider.kind, image.python, image.pip, image.apt, sorted(image.env)))
     return hashlib.sha256(about.encode(errors="replace")).hexdigest()[:16]
-
-
-def _import_client() -> None:
-    import distributed  # noqa: F401 - only to have it imported

@@ -17,11 +17,12 @@ from ..capture.payload import Blob
 from ..errors import PoolError, SkyError, SpecError, rank_label
 from ..spec import PoolSpec
 from . import bringing, files, launch, pages, pulling, remote, values
+from .attaching import JOIN_TIMEOUT, take_up
 from .bringing import Brought, Shows, Untouched, unshown
 from .calls import CallRun, Calls, Order, Parcel
 from .code import PoolCode
 from .events import Listener, NoticeEvent, Tape, ignore
-from .life import JOIN_TIMEOUT, PoolLife
+from .life import PoolLife
 from .loop import Tick, counting_interrupts, loop, no_tick, wait_ticking
 from .moving import Transfer
 from .packages import PoolPackages
@@ -114,7 +115,7 @@ class Pool(PoolLife):
         record = PoolRecord.read(row)
         pool = cls(record.spec, prompts)
         pool.listener = listener
-        pool._take_up(row, record, take_over, tick)
+        take_up(pool, row, record, take_over, tick)
         with contextlib.suppress(SkyError, OSError, FutureTimeout):
             take_stock(pool)
             remote.tidy(pool.hosts, [id for id, facts in pool.runs().items() if not facts["over"]])
@@ -244,7 +245,7 @@ class Pool(PoolLife):
             if isinstance(error, FileNotFoundError) and not self._has_folders():
                 # The pool has ended, and its host's word of it is on its way.
                 if self.state != "ended":
-                    self.state, self.broken = "broken", self._why_gone()
+                    self.state, self.broken = "broken", self.host_events.why_gone()
                 self._must_live()
             raise
         return shipped

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import contextlib
-import functools
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -211,7 +210,7 @@ class Resizing:
         else:
             nodes = [[plan.kept.index(host.nodes[0])] for host in staying]
         for host in self._started:
-            host.listen(pool._in_loop(functools.partial(pool._on_host, host)))
+            pool.host_events.listen(host)
         hosts = [*staying, *self._started]
         machines = [host.machine for host in hosts if isinstance(host, RemoteHost)]
         nodes += [list(host.nodes) for host in self._started]

@@ -1,0 +1,87 @@
+"""Becoming the manager of a pool that outlived its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from ..errors import PoolError
+from . import folders, launch, remote
+from .loop import Tick, loop, wait_ticking
+from .record import PoolRecord
+from .registry import PoolRow
+from .remote import PoolGone, RemoteHost
+
+if TYPE_CHECKING:
+    from .life import PoolLife
+
+JOIN_TIMEOUT = 10.0
+
+
+def take_up(pool: PoolLife, row: PoolRow, record: PoolRecord, take_over: bool, tick: Tick) -> None:
+    """Become the manager of a pool that outlived its own; where that fails, it stays as it was."""
+    pool.id, pool.began, pool.ids = row.id, time.perf_counter(), record.ids
+    pool.generation = pool.registry.own(row.id, take_over=take_over)
+    pool.logger.open()
+    try:
+        wait_ticking(loop().submit(_join(pool, record)), tick)
+    except BaseException as error:
+        _not_joined(pool, row, error)
+        raise
+    pool.state = "ready"
+    ends = getattr(record, "ends", None)
+    pool.expiry.begin(None if ends is None else ends - time.time())
+    pool.logger.write(logging.INFO, "attached")
+    try:
+        pool._enter_client()
+    except Exception as error:
+        # Its cells work all the same.
+        pool.supervisor.news.append(f"a plugin could not be entered in this notebook: {error}")
+
+
+async def _join(pool: PoolLife, record: PoolRecord) -> None:
+    if pool.spec.provider.kind == "local":
+        pool.hosts = [launch.adopt(host) for host in record.hosts]
+    else:
+        with pool._phase("connect", str(pool.spec.provider)):
+            await asyncio.to_thread(_reconnect, pool, record)
+    pool.scheduler_there = record.scheduler
+    pool.scheduler_address = await asyncio.to_thread(pool.hosts[0].reach, record.scheduler)
+    pool.shape = getattr(record, "shape", 0)
+    control = pool._make_control(direct=record.direct)
+    folder = pool.hosts[0].folder
+    with pool._phase("agent", "connecting"):
+        try:
+            address = pool.scheduler_address
+            await control.connect(address, folder, pool.spec.nodes, JOIN_TIMEOUT, lambda: "")
+        except OSError as error:
+            raise PoolError(f"pool {pool.spec.name!r} cannot be reached: {error}") from None
+        await pool._meet_pythons()
+    for host in pool.hosts:
+        pool.host_events.listen(host)
+
+
+def _reconnect(pool: PoolLife, record: PoolRecord) -> None:
+    """Take up the hosts of another manager, through its link or a new one."""
+    pool.link, pool.hosts = remote.reopen(record.hosts, pool.spec.name, pool.prompts)
+    pool.machines = [host.machine for host in pool.hosts if isinstance(host, RemoteHost)]
+    remote.relay(pool.hosts, record.scheduler)
+    pool.link.listen(pool.host_events.on_link, pool._is_off)
+    pool._keep_link()
+
+
+def _not_joined(pool: PoolLife, row: PoolRow, error: BaseException) -> None:
+    """What `attach` leaves where it fails: the pool as it was, or nothing of one that has ended."""
+    pool.state = "ended"
+    for host in pool.hosts:
+        host.leave()
+    if pool.link is not None:
+        pool.link.give_up()
+    with contextlib.suppress(PoolError):
+        if isinstance(error, PoolGone):
+            folders.remove(row.id, row.folders)
+            pool.registry.update(row.id, "ended")
+        pool.registry.release(row.id)
