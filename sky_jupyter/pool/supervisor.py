@@ -7,7 +7,7 @@ import contextlib
 import logging
 import signal
 import time
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
 from ..errors import NodeLost, SkyError, rank_label
@@ -277,18 +277,24 @@ class Supervisor:
         await self.signal(run, signal.SIGKILL if hard else signal.SIGINT)
 
     async def abort(self, run: Run) -> None:
-        """Break the collectives that a run's ranks are blocked in."""
+        """Break the collectives that a run's ranks are blocked in: on all ranks, whatever they are at.
+
+        Of two ranks of a group that a cell has made, only the one that was called knows their connection as the
+        framework's, and that one may have ended, or not be part of the run.
+        """
+        assert self.control is not None
         run.aborted.update(run.left)
-        await self._reach(run, "abort", ranks=run.left)
+        await self._reach(self.control.addresses, "abort")
 
     async def signal(self, run: Run, number: int) -> None:
         """Signal the kernels that still work on a run."""
-        await self._reach(run, "signal", number=int(number), ranks=run.left, run=run.id)
+        nodes = {run.outcomes[rank].node for rank in run.left}
+        await self._reach(nodes, "signal", number=int(number), ranks=run.left, run=run.id)
 
-    async def _reach(self, run: Run, call: str, /, **arguments: Any) -> None:
-        """Ask those nodes of a run for something that answer at once."""
+    async def _reach(self, nodes: Iterable[int], call: str, /, **arguments: Any) -> None:
+        """Ask those of some nodes for something that answer at once."""
         assert self.control is not None
-        nodes = {run.outcomes[rank].node for rank in run.left} & set(self.control.addresses)
+        nodes = set(nodes) & set(self.control.addresses)
         nodes = set() if None in self.control.silent else nodes - self.control.silent - self.control.off
         with contextlib.suppress(NodeLost, OSError, asyncio.TimeoutError):
             await asyncio.wait_for(self.control.ask(call, sorted(nodes), **arguments), _REACH_PATIENCE)
