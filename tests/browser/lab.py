@@ -182,6 +182,10 @@ class Page:
         """Run one of the front end's commands, without waiting for its end."""
         self.page.evaluate("name => { void window.jupyterapp.commands.execute(name); }", name)
 
+    def save(self) -> None:
+        """Save the notebook, and wait until its file is written: of a page that closes meanwhile it may be empty."""
+        self.page.evaluate("async () => { await window.jupyterapp.commands.execute('docmanager:save'); }")
+
     def ask(self, content: dict[str, Any]) -> tuple[dict[str, Any], float]:
         """Ask the kernel while its cell runs: its answer, and the milliseconds that it took."""
         answer, took = self.page.evaluate(_ASK, content)

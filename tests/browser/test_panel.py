@@ -223,7 +223,7 @@ def test_a_pool_is_watched_interrupted_and_ended_from_its_panel_while_a_cell_blo
     shows(panel, "This pool has ended. As it was at")
     assert panel.get_by_role("button").count() == 0
     assert [entry for entry in page.log if entry[0] == "error"] == []
-    page.command("docmanager:save")
+    page.save()
     page.page.close()
     in_a_saved_notebook(chromium, server)
 
