@@ -88,7 +88,7 @@ class PoolScheduler(WithoutHttp, Scheduler):
     async def remove_worker(self, address: str, **how: Any) -> Any:
         """Let a worker go; of the calls that it had, those that may not lose another are not begun again."""
         worker = self.workers.get(address)
-        if worker is not None:
+        if worker is not None and not how.get("expected"):
             self._end_calls(worker)
         return await super().remove_worker(address, **how)
 

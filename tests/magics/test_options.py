@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import os
+import re
 import shlex
 import sys
 import threading
@@ -614,12 +615,13 @@ def answer(line: str, word: str | None = None) -> str:
 @example(line="-- -x y", word="wait")
 @example(line="--config ''", word="up")
 @example(line="--config=0\\0", word=None)
+@example(line="--plugins=0", word=None)
 def test_whatever_is_typed_is_a_request_a_refusal_or_help_and_opens_no_file_but_the_named(line, word):
     answer("--plugins jax --pip x --nodes")  # what is imported late is imported now
     with watched() as opened:
         assert answer(line, word)
     # What other distributions register is looked up where a name is not ours.
-    opened = [path for path in opened if not str(path).endswith(("entry_points.txt", ".egg-info"))]
+    opened = [path for path in opened if path not in sys.path and not re.search(r"\.(dist|egg)-info(/|$)", path)]
     # Quotes and backslashes are the line's way to say a name.
     unquoted = str.maketrans("", "", "\\'\"")
     assert all(path and path.translate(unquoted) in line.translate(unquoted) for path in opened)

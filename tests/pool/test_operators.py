@@ -81,6 +81,10 @@ def compute() -> Iterator[sky.Compute]:
 
 @pytest.fixture
 def pool(compute: sky.Compute) -> Pool:
+    return live(compute)
+
+
+def live(compute: sky.Compute) -> Pool:
     assert compute.pool is not None
     return compute.pool
 
@@ -477,6 +481,13 @@ def begins_again(mark: str, needed: int) -> tuple[int, int]:
     return info.rank, len(lines(place))
 
 
+@pytest.fixture(scope="module")
+def mortal() -> Iterator[sky.Compute]:
+    """A pool for those who kill agents more often than one is revived within a minute."""
+    with sky.Compute(provider=sky.Local(), nodes=2, name="mortal") as compute:
+        yield compute
+
+
 @contextlib.contextmanager
 def killing(pool: Pool, mark: Path, times: int) -> Iterator[None]:
     """Kill the second node's agent as often as its rank begins."""
@@ -493,24 +504,24 @@ def killing(pool: Pool, mark: Path, times: int) -> Iterator[None]:
 
 
 def test_a_broadcast_whose_node_is_lost_begins_again_on_all_ranks_where_that_is_asked_for(
-    compute: sky.Compute, pool: Pool, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    mortal: sky.Compute, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with killing(pool, tmp_path / "mark", 1):
-        results = begins_again(str(tmp_path / "mark"), 2).with_retries(2) @ compute
+    with killing(live(mortal), tmp_path / "mark", 1):
+        results = begins_again(str(tmp_path / "mark"), 2).with_retries(2) @ mortal
     assert results == [(0, 2), (1, 2)]
     assert "all ranks begin begins_again again (2 left)" in "".join(capsys.readouterr())
 
 
 def test_a_broadcast_is_begun_again_no_more_often_than_asked_and_not_for_what_it_raised(
-    compute: sky.Compute, pool: Pool, tmp_path: Path
+    mortal: sky.Compute, tmp_path: Path
 ) -> None:
     for retries, call in enumerate([begins_again, sky.function(begins_again, retries=1)]):
         mark = tmp_path / str(retries)
-        with killing(pool, mark, retries + 1), pytest.raises(sky.BroadcastError) as caught:
-            call(str(mark), 9) @ compute
+        with killing(live(mortal), mark, retries + 1), pytest.raises(sky.BroadcastError) as caught:
+            call(str(mark), 9) @ mortal
         assert "is lost" in str(caught.value.errors[1])
         assert [len(lines(Path(f"{mark}-{rank}"))) for rank in range(2)] == [retries + 1] * 2
-        pool.settle()
+        live(mortal).settle()
 
     @sky.function(retries=3)
     def fails(mark: str) -> None:
@@ -519,12 +530,12 @@ def test_a_broadcast_is_begun_again_no_more_often_than_asked_and_not_for_what_it
         raise OSError("not again")
 
     with pytest.raises(sky.BroadcastError):
-        fails(str(tmp_path / "raised")) @ compute
+        fails(str(tmp_path / "raised")) @ mortal
     assert lines(tmp_path / "raised") == ["begun"] * 2
 
 
 def test_how_often_a_call_is_begun_again_is_asked_of_the_call_then_its_function_then_the_pool(
-    compute: sky.Compute, pool: Pool, tmp_path: Path
+    mortal: sky.Compute, tmp_path: Path
 ) -> None:
     assert sky.function(double, retries=2)(1).retries == 2
     assert sky.function(double, retries=2)(1).with_retries(0).retries == 0
@@ -534,14 +545,14 @@ def test_how_often_a_call_is_begun_again_is_asked_of_the_call_then_its_function_
         with pytest.raises(sky.SpecError, match="retries must be a whole number from 0"):
             double(1).with_retries(wrong)  # type: ignore[arg-type]
     mark, go = tmp_path / "mark", tmp_path / "go"
-    future = waits(str(mark), str(go)).with_retries(0) > compute
+    future = waits(str(mark), str(go)).with_retries(0) > mortal
     until(lambda: lines(mark), "the call does not begin")
-    kill_agent(pool, int(lines(mark)[0]))
+    kill_agent(live(mortal), int(lines(mark)[0]))
     with pytest.raises(sky.RankDied, match="is lost"):
         future.result(PATIENCE)
-    pool.settle()
+    live(mortal).settle()
     assert len(lines(mark)) == 1
-    until(lambda: len(pool.status()) == 2, "the node does not come back")
+    until(lambda: len(live(mortal).status()) == 2, "the node does not come back")
 
 
 def test_a_call_is_given_up_that_has_lost_too_many_nodes(compute: sky.Compute, pool: Pool, tmp_path: Path) -> None:
