@@ -106,7 +106,8 @@ def _broadcast(live: Pool, call: PendingCall[T], left: int) -> tuple[Run, CellRe
         result = live.finish(run)
         if left and not interrupted and (lost := _lost(run)):
             text = lost[0].end.get("text", f"rank {lost[0].rank} is lost")
-            view.on_event(NoticeEvent(f"{text}; all ranks begin {name_of(call)} again ({left} left)", run.id))
+            often = f"{(call.retries or 0) - left + 1} of {call.retries}"
+            view.on_event(NoticeEvent(f"{text}; all ranks begin {name_of(call)} again ({often})", run.id))
     except KeyboardInterrupt:
         # Before or after those that are counted while it is waited for.
         live.interrupt(run)

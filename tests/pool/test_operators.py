@@ -509,7 +509,7 @@ def test_a_broadcast_whose_node_is_lost_begins_again_on_all_ranks_where_that_is_
     with killing(live(mortal), tmp_path / "mark", 1):
         results = begins_again(str(tmp_path / "mark"), 2).with_retries(2) @ mortal
     assert results == [(0, 2), (1, 2)]
-    assert "all ranks begin begins_again again (2 left)" in "".join(capsys.readouterr())
+    assert "all ranks begin begins_again again (1 of 2)" in "".join(capsys.readouterr())
 
 
 def test_a_broadcast_is_begun_again_no_more_often_than_asked_and_not_for_what_it_raised(
