@@ -118,7 +118,12 @@ def echo() -> Iterator[Echo]:
 
 def call(port: int, data: bytes = b"hello", timeout: float = PATIENCE) -> bytes:
     """What an echo says through a port; empty where it is refused."""
-    with socket.create_connection(("127.0.0.1", port), timeout) as made:
+    try:
+        near = socket.create_connection(("127.0.0.1", port), timeout)
+    except ConnectionResetError:
+        # Refused before this end has seen that it was taken.
+        return b""
+    with near as made:
         try:
             made.sendall(data)
             made.shutdown(socket.SHUT_WR)
