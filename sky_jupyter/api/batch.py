@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import operator
 import queue
+import signal
 import sys
 import threading
 import time
@@ -225,22 +226,33 @@ class Batch:
         return known[1]
 
     def _begin(self, taken: Sequence[tuple[list[tuple[int, PendingCall[Any]]], Order, int]]) -> None:
-        runs = self.live.calls.begin([order for _, order, _ in taken], self._late.on_event, self._tick)
-        self.last = runs[-1]
-        begun = []
-        for (calls, order, size), run in zip(taken, runs, strict=True):
-            run.passing = self.many
-            kept = tuple(call for _, call in calls) if order.together else ()
-            sent = Sent(tuple(place for place, _ in calls), kept, run, size)
-            self.left[sent.places[0]] = sent
-            self._open += 1
-            begun.append(sent)
-        # Written down only when an interrupt would find them among those that are left.
-        if not self.id:
-            self.id = runs[0].call
-            self.live.registry.run_began(self.id, self.live.id, self.title)
-        for sent in begun:
-            sent.run.task.add_done_callback(lambda _, sent=sent: self._on_end(sent))  # type: ignore[misc]
+        # An interrupt in the middle of this would leave calls that nobody waits for, nor stops.
+        with counting_interrupts() as presses:
+
+            def tick() -> None:
+                """While arguments are on their way nothing has begun, and it can be broken off."""
+                self._tick()
+                if presses:
+                    raise KeyboardInterrupt
+
+            runs = self.live.calls.begin([order for _, order, _ in taken], self._late.on_event, tick)
+            self.last = runs[-1]
+            begun = []
+            for (calls, order, size), run in zip(taken, runs, strict=True):
+                run.passing = self.many
+                kept = tuple(call for _, call in calls) if order.together else ()
+                sent = Sent(tuple(place for place, _ in calls), kept, run, size)
+                self.left[sent.places[0]] = sent
+                self._open += 1
+                begun.append(sent)
+            if not self.id:
+                self.id = runs[0].call
+                self.live.registry.run_began(self.id, self.live.id, self.title)
+            for sent in begun:
+                sent.run.task.add_done_callback(lambda _, sent=sent: self._on_end(sent))  # type: ignore[misc]
+        for _ in presses:
+            # Whoever counts them outside of this does; where nobody does, it is raised here.
+            signal.raise_signal(signal.SIGINT)
 
     def _on_end(self, sent: Sent) -> None:
         """In the manager's loop: a task is over."""

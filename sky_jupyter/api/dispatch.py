@@ -98,23 +98,20 @@ def _broadcast(live: Pool, call: PendingCall[T], left: int) -> tuple[Run, CellRe
     blob, capture = collect_value(payload, main(), live.ledger, label=repr(call.function))
     title = f"{name_of(call)} @ {live.spec.name}"
     view = display.run_view(title, range(live.spec.world_size), results=False, pool=live.spec.name)
-    with live.stopping(), display.LateView("values", pool=live.spec.name) as late:
-        listeners: dict[str, Any] = {"listener": view.on_event, "on_send": late.on_event, "tick": late.refresh}
-        run = live.begin_call(blob, capture, timeout=call.timeout, **listeners)
-    try:
-        interrupted = live.wait(run, view.refresh)
-        result = live.finish(run)
-        if left and not interrupted and (lost := _lost(run)):
-            text = lost[0].end.get("text", f"rank {lost[0].rank} is lost")
-            often = f"{(call.retries or 0) - left + 1} of {call.retries}"
-            view.on_event(NoticeEvent(f"{text}; all ranks begin {name_of(call)} again ({often})", run.id))
-    except KeyboardInterrupt:
-        # Before or after those that are counted while it is waited for.
-        live.interrupt(run)
-        raise
-    finally:
-        live.note_writes(run, main())
-        view.finish(run.elapsed)
+    with live.stopping():
+        with display.LateView("values", pool=live.spec.name) as late:
+            listeners: dict[str, Any] = {"listener": view.on_event, "on_send": late.on_event, "tick": late.refresh}
+            run = live.begin_call(blob, capture, timeout=call.timeout, **listeners)
+        try:
+            interrupted = live.wait(run, view.refresh)
+            result = live.finish(run)
+            if left and not interrupted and (lost := _lost(run)):
+                text = lost[0].end.get("text", f"rank {lost[0].rank} is lost")
+                often = f"{(call.retries or 0) - left + 1} of {call.retries}"
+                view.on_event(NoticeEvent(f"{text}; all ranks begin {name_of(call)} again ({often})", run.id))
+        finally:
+            live.note_writes(run, main())
+            view.finish(run.elapsed)
     if interrupted:
         raise KeyboardInterrupt(f"{call.function!r} was interrupted")
     return run, result

@@ -97,24 +97,25 @@ class SkyMagics(Magics):
         view: Any = display.Silent() if given.quiet else run_view(pool, [rank for rank in ranks if rank in shown])
         if given.saved is not None:
             display.keep(view, given.saved)
-        with pool.stopping(), display.LateView("values") as late:
-            run = pool.begin_cell(
-                code,
-                capture,
-                ranks=ranks,
-                count=count,
-                grace=given.grace,
-                timeout=given.timeout,
-                sync=given.sync,
-                listener=tape if given.detach else view.on_event,
-                on_send=late.on_event,
-                tick=late.refresh,
-            )
-        if given.detach:
-            pool.detached[run.id] = Detached(run, tape, given.out)
-            print(f"run {run.id} goes on; `%sky wait` shows it, `%sky interrupt` stops it")
-        else:
-            self.attend(pool, run, view, given.out)
+        with pool.stopping():
+            with display.LateView("values") as late:
+                run = pool.begin_cell(
+                    code,
+                    capture,
+                    ranks=ranks,
+                    count=count,
+                    grace=given.grace,
+                    timeout=given.timeout,
+                    sync=given.sync,
+                    listener=tape if given.detach else view.on_event,
+                    on_send=late.on_event,
+                    tick=late.refresh,
+                )
+            if given.detach:
+                pool.detached[run.id] = Detached(run, tape, given.out)
+                print(f"run {run.id} goes on; `%sky wait` shows it, `%sky interrupt` stops it")
+            else:
+                self.attend(pool, run, view, given.out)
 
     def attend(self, pool: Pool, run: Run, view: Any, out: str | None = None) -> None:
         """Show a run to its end, and give the notebook its result; what the ranks assigned counts from now on."""

@@ -269,7 +269,7 @@ class Pool(PoolLife):
 
     @contextlib.contextmanager
     def stopping(self) -> Iterator[None]:
-        """What begins a run: where it is broken off by an interrupt, a run that has begun already is stopped."""
+        """What begins a run and waits for it: an interrupt that `wait` does not count stops it too."""
         before = self.current
         try:
             yield

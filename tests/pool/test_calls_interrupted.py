@@ -14,6 +14,8 @@ from typing import Any
 
 import pytest
 
+import sky_jupyter as sky
+from sky_jupyter.display import LateView
 from sky_jupyter.pool.registry import Registry
 from sky_jupyter.pool.results import CellError
 from tests.pool.pools import local_pool, run
@@ -105,3 +107,22 @@ def test_an_interrupt_while_a_run_is_being_begun_stops_it(monkeypatch: pytest.Mo
             run(pool, code, listener=lambda event: mark.set())
         monkeypatch.undo()
         assert run(pool, "1 + 1").values == [2, 2]
+
+
+def test_an_interrupt_between_the_begin_of_a_run_and_the_wait_for_it_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    leave = LateView.__exit__
+
+    def interrupted(view: LateView, *error: Any) -> None:
+        leave(view, *error)
+        os.kill(os.getpid(), signal.SIGINT)
+        # It comes here, where nobody counts it.
+        time.sleep(5)
+
+    with sky.Compute(provider=sky.Local(), nodes=2, name="between") as compute:
+        monkeypatch.setattr(LateView, "__exit__", interrupted)
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            sky.function(time.sleep)(30) @ compute
+        monkeypatch.undo()
+        assert sky.function(abs)(-1) @ compute == [1, 1]
+        assert time.monotonic() - began < 15
