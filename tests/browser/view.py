@@ -22,7 +22,13 @@ class View:
 
     def text(self, within: str = ".sky-log") -> str:
         part = self.node.locator(within).first
-        return part.inner_text(timeout=1000) if part.count() else ""
+        try:
+            return part.inner_text(timeout=1000) if part.count() else ""
+        except Exception as error:
+            # It went as it was read, as when a page begins to draw what is saved.
+            if type(error).__name__ != "TimeoutError":
+                raise
+            return ""
 
     def press(self, name: str) -> None:
         self.node.get_by_role("button", name=name).click()
