@@ -16,9 +16,10 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.display import LateView
+from sky_jupyter.pool.calls import Calls
 from sky_jupyter.pool.registry import Registry
 from sky_jupyter.pool.results import CellError
-from tests.pool.pools import local_pool, run
+from tests.pool.pools import local_pool, run, wait_until
 
 PATIENCE = 60.0
 SCRIPT = textwrap.dedent(
@@ -109,7 +110,7 @@ def test_an_interrupt_while_a_run_is_being_begun_stops_it(monkeypatch: pytest.Mo
         assert run(pool, "1 + 1").values == [2, 2]
 
 
-def test_an_interrupt_between_the_begin_of_a_run_and_the_wait_for_it_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_interrupt_just_after_a_broadcast_has_begun_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
     leave = LateView.__exit__
 
     def interrupted(view: LateView, *error: Any) -> None:
@@ -123,6 +124,31 @@ def test_an_interrupt_between_the_begin_of_a_run_and_the_wait_for_it_stops_it(mo
         began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             sky.function(time.sleep)(30) @ compute
+        monkeypatch.undo()
+        assert sky.function(abs)(-1) @ compute == [1, 1]
+        assert time.monotonic() - began < 15
+
+
+def test_an_interrupt_while_calls_are_being_begun_stops_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    begin, mark = Calls.begin, tmp_path / "mark"
+
+    def sleeps(place: Path) -> None:
+        place.touch()
+        time.sleep(30)
+
+    def interrupted(calls: Calls, *arguments: Any) -> Any:
+        runs = begin(calls, *arguments)
+        # A rank is at it before the notebook has noted it.
+        wait_until(mark.exists)
+        os.kill(os.getpid(), signal.SIGINT)
+        time.sleep(0.5)
+        return runs
+
+    with sky.Compute(provider=sky.Local(), nodes=2, name="beginning") as compute:
+        monkeypatch.setattr(Calls, "begin", interrupted)
+        began = time.monotonic()
+        with pytest.raises(KeyboardInterrupt):
+            compute.run_async(sky.function(sleeps)(mark))
         monkeypatch.undo()
         assert sky.function(abs)(-1) @ compute == [1, 1]
         assert time.monotonic() - began < 15
