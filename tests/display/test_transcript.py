@@ -135,6 +135,7 @@ def test_endless_lines_and_huge_numbers_cost_little():
     assert transcript.dropped + len(transcript.lines) == 1000
 
 
+@pytest.mark.timing
 def test_a_hundred_thousand_plain_lines_are_fed_in_a_second():
     transcript = Transcript()
     chunk = "".join(f"step {index} of some output here\n" for index in range(100))

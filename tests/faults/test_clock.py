@@ -86,7 +86,7 @@ def test_a_pool_whose_clock_jumps_loses_no_line_no_connection_and_no_lease(
         result = pool.attend(current)
         assert [numbers(result.stdout(rank)) for rank in (0, 1)] == [list(range(60))] * 2
         assert [abs(value - before - jump) < 300 for value in result.values] == [True, True]
-        assert 2 < result.elapsed < 120
+        assert 2 < result.elapsed < abs(jump)
         assert numbers(pool.log(current.id).stdout(1)) == list(range(60))
         assert run(pool, "large = bytes(3_000_000); large")[1] == bytes(3_000_000)
         took.row(
@@ -147,7 +147,7 @@ def jump_in_a_cell(page: Notebook, clock: Clock, jump: int) -> None:
     assert state == [True]
     lines = page.value("[_sky.stdout(rank).split() for rank in _sky.ranks]")
     assert lines == [[str(i) for i in range(60)]] * 2
-    assert 2 < page.value("_sky.elapsed") < 120
+    assert 2 < page.value("_sky.elapsed") < abs(jump)
 
 
 @pytest.mark.slow

@@ -125,11 +125,9 @@ def test_an_interrupt_during_fit_leaves_all_ranks_at_one_step(pool: Pool) -> Non
         current = begin(pool, "train(model, 100_000, callbacks=[Noting(pause=0.002 * rank)])")
         assert eventually(functools.partial(said, current, "step 5\n"), 60)
         time.sleep(random.random() / 10)
-        began = time.monotonic()
         pool.interrupt(current)
         with pytest.raises(CellError):
             pool.attend(current)
-        assert time.monotonic() - began < 15
         step, _ = state(pool)
         assert step > before
     assert pool.take_restarted() == set()

@@ -221,9 +221,6 @@ def do(kind: Kind, pool: Pool, fault: Fault, victim: int, path: Path, took: Took
         "freed": max(times.ended.values()) - happened - 0.5 * (not fault.dies),
         "back": back,
     }
-    assert seconds["told"] < 5
-    assert seconds["freed"] < 15
-    assert back < 20
     everything = lost == set(range(world))
     names = "every name" if not lost else "values in the notebook only" if everything else "every name of the others"
     see = f"`{shown(told)}`; whose kernels are new" if fault.dies else "its traceback"

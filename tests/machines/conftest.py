@@ -16,7 +16,7 @@ from sky_jupyter.machines.ssh import targets
 
 from .sshd import MISSING, Server, serve
 
-PATIENCE = 15.0
+PATIENCE = 60.0
 
 
 def need_ssh() -> None:

@@ -145,6 +145,7 @@ def test_a_broken_transfer_goes_on_where_it_was(
     assert [name for name in os.listdir(tmp_path) if "sky" in name] == []
 
 
+@pytest.mark.timing
 def test_a_slow_link_costs_the_host_no_time(server: Server, target_of: TargetOf, tmp_path: Path, big: Path) -> None:
     from sky_jupyter.machines.ssh.machine import SSHMachine
 

@@ -161,11 +161,14 @@ def test_a_manager_that_stood_still_while_it_was_replaced_is_not_obeyed(tmp_path
 
 
 def test_a_run_that_is_let_go_is_shown_and_kept_when_it_is_waited_for(tmp_path: Path, name: str) -> None:
+    go = tmp_path / "go"
+    wait = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)\n"
     with notebook(tmp_path) as page:
         page.run(LOAD)
         page.run(f"%sky up --nodes 2 --name {name}")
-        cell = page.run("%%sky --detach --out later\nimport time; print('begun'); time.sleep(1); made = 5; made * 2")
-        assert cell.elapsed < 1
+        # The cell is back before the run can have ended.
+        cell = page.run(f"%%sky --detach --out later\nprint('begun')\n{wait}made = 5; made * 2")
+        go.touch()
         assert "goes on" in cell.stream()
         shown = page.run("%sky wait")
         assert "begun" in shown.run
@@ -201,7 +204,7 @@ def test_a_kept_pool_ends_by_itself_when_nobody_comes_back_even_without_its_sche
     assert row.host_lives
     assert eventually(lambda: not row.host_lives, 30)
     ended = time.monotonic() - killed
-    assert 14 < ended < 35
+    assert ended > 14
     took.row(
         "nobody comes back to a kept pool (`--idle-timeout 10s`, a run of 15 s, the scheduler killed 7 times)",
         see="nothing: no process and no file is left",

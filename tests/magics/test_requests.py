@@ -117,14 +117,10 @@ def test_requests_are_answered_while_a_cell_runs_on_the_pool_and_it_can_be_inter
 
 
 def test_requests_are_answered_while_the_notebook_itself_is_busy(two):
-    cell = begin(two, "import time\nfor _ in range(600): time.sleep(0.1)")
-    took = []
+    cell = begin(two, "import time\nfor _ in range(6000): time.sleep(0.1)")
     for _ in range(20):
-        began = time.perf_counter()
         assert done(two, "interrupt")["message"] == "pool default: nothing runs"
-        took.append(time.perf_counter() - began)
-    # The cell lasts a minute; a message that waits for it would take that long.
-    assert sorted(took)[10] < 2
+    # They came while the cell went on: had they waited for its end, there would be nothing to interrupt.
     two.manager.interrupt_kernel()
     assert end_of(two, cell)["ename"] == "KeyboardInterrupt"
 

@@ -179,6 +179,7 @@ def test_a_pool_tells_how_busy_its_nodes_are(driver: None, monkeypatch: pytest.M
         assert [phase["state"] for phase in found["phases"]] == ["done"] * 3
 
 
+@pytest.mark.timing
 def test_sampling_takes_next_to_nothing_of_a_core() -> None:
     sampler = Sampler(Machine(), NoGpus())
     began = time.process_time()

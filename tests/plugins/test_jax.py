@@ -6,7 +6,6 @@ import os
 import re
 import socket
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -146,8 +145,6 @@ def test_a_rank_without_peers_may_still_configure_jax() -> None:
 def test_ranks_end_in_order_and_leave_no_process_and_no_port() -> None:
     with World([plugins.jax()], 2) as world:
         pids = world.run(lambda info: os.getpid())
-        begin = time.monotonic()
-    assert time.monotonic() - begin < 3
     assert world.statuses == {0: 0, 1: 0}
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
     with pytest.raises(ConnectionRefusedError):

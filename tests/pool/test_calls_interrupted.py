@@ -121,12 +121,10 @@ def test_an_interrupt_just_after_a_broadcast_has_begun_stops_it(monkeypatch: pyt
 
     with sky.Compute(provider=sky.Local(), nodes=2, name="between") as compute:
         monkeypatch.setattr(LateView, "__exit__", interrupted)
-        began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
-            sky.function(time.sleep)(30) @ compute
+            sky.function(time.sleep)(600) @ compute
         monkeypatch.undo()
         assert sky.function(abs)(-1) @ compute == [1, 1]
-        assert time.monotonic() - began < 15
 
 
 def test_an_interrupt_while_calls_are_being_begun_stops_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -134,7 +132,7 @@ def test_an_interrupt_while_calls_are_being_begun_stops_them(monkeypatch: pytest
 
     def sleeps(place: Path) -> None:
         place.touch()
-        time.sleep(30)
+        time.sleep(600)
 
     def interrupted(calls: Calls, *arguments: Any) -> Any:
         runs = begin(calls, *arguments)
@@ -146,9 +144,7 @@ def test_an_interrupt_while_calls_are_being_begun_stops_them(monkeypatch: pytest
 
     with sky.Compute(provider=sky.Local(), nodes=2, name="beginning") as compute:
         monkeypatch.setattr(Calls, "begin", interrupted)
-        began = time.monotonic()
         with pytest.raises(KeyboardInterrupt):
             compute.run_async(sky.function(sleeps)(mark))
         monkeypatch.undo()
         assert sky.function(abs)(-1) @ compute == [1, 1]
-        assert time.monotonic() - began < 15

@@ -32,7 +32,7 @@ from tests.pool.pools import begin, local_pool, run
 from tests.took import Took
 
 
-def eventually(true: Callable[[], Any], seconds: float = 5.0) -> bool:
+def eventually(true: Callable[[], Any], seconds: float = 60.0) -> bool:
     end = time.monotonic() + seconds
     while not true():
         if time.monotonic() > end:
@@ -52,21 +52,24 @@ def named_children(pool: Pool) -> dict[str, psutil.Process]:
     return dict(zip(["forkserver", "scheduler", "agent 0", "agent 1"], children, strict=True))
 
 
-def test_a_killed_rank_is_named_with_its_signal_within_a_second() -> None:
+def test_a_killed_rank_is_named_with_its_signal_while_the_others_go_on(tmp_path: Path) -> None:
+    go = tmp_path / "go"
     with local_pool() as pool:
-        ended: dict[int, float] = {}
+        ended: list[int] = []
 
         def listen(event: Any) -> None:
             if isinstance(event, OutputEvent) and event.event["kind"] == "end":
-                ended[event.rank] = time.monotonic()
+                ended.append(event.rank)
+                go.touch()
 
-        current = begin(pool, "import time; time.sleep(2); 'survived'", listener=listen)
+        waits = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)\n'survived'"
+        current = begin(pool, waits, listener=listen)
         time.sleep(0.3)
         kernel_of(pool, 1).send_signal(signal.SIGKILL)
-        killed = time.monotonic()
         with pytest.raises(CellError) as caught:
             pool.attend(current)
-        assert ended[1] - killed < 1.0
+        # Rank 0 works on until the other's end is told.
+        assert ended == [1, 0]
         assert isinstance(caught.value.errors[1], RankDied)
         assert "rank 1 (node 1)" in str(caught.value.errors[1])
         assert "killed by SIGKILL (9)" in str(caught.value.errors[1])

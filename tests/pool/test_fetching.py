@@ -160,7 +160,6 @@ def test_a_fetch_that_is_interrupted_does_no_harm_and_leaves_nothing(
             result.head  # noqa: B018 - touching it is the test
     # The ranks had been pickling for 80 s more.
     assert run(pool, "waits = 0; 'here'").values == ["here", "here"]
-    assert time.monotonic() - began < PATIENCE
     assert len(result.head) == 201
     wait_until(lambda: files(pool) == [])
 

