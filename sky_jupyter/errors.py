@@ -147,6 +147,26 @@ def nearest(word: str, allowed: Iterable[str]) -> str:
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
+def shortened(message: str, given: str, limit: int = 80) -> str:
+    """Cut what a message repeats of a person's own long input.
+
+    Parameters
+    ----------
+    message : str
+        The error's text.
+    given : str
+        What the person wrote; only runs of letters that stand in it are cut.
+    limit : int
+        How many letters of each run stay.
+    """
+
+    def cut(match: re.Match[str]) -> str:
+        run = match[0]
+        return f"{run[:limit]}…" if run[:limit] in given else run
+
+    return re.sub(rf"[^\s'\"]{{{limit + 1},}}", cut, message)
+
+
 def rank_label(ranks: Iterable[int]) -> str:
     """``"rank 2"`` or ``"ranks 0-3, 5"``."""
     runs: list[list[int]] = []

@@ -16,7 +16,7 @@ from ..capture.collect import collect
 from ..capture.names import analyse
 from ..display import panel
 from ..display.asking import agrees, person
-from ..errors import PoolError, SkyError, SpecError, rank_label
+from ..errors import PoolError, SkyError, SpecError, rank_label, shortened
 from ..pool import survey, values
 from ..pool.events import NoticeEvent, Tape
 from ..pool.live import pools
@@ -48,7 +48,7 @@ class SkyMagics(Magics):
         except HelpAsked as help:
             print(help)
         except SpecError as error:
-            raise UsageError(str(error)) from None
+            raise UsageError(shortened(str(error), line)) from None
         except CellError:
             raise
         except (SkyError, KeyboardInterrupt) as error:

@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from IPython.core.error import UsageError
 
 from ..bootstrap.requirements import parse as parse_requirement
-from ..errors import SpecError, nearest, rank_label
+from ..errors import SpecError, nearest, rank_label, shortened
 from ..plugins import entries, parse_plugins
 from ..pool.manager import DEFAULT_GRACE
 from ..providers import SSH, Local
@@ -165,7 +165,13 @@ def parse(line: str, *, cell: bool) -> Given:
     if cell and not line.strip():
         # As most cells have it.
         return Given(verb=None)
-    prog = "%%sky" if cell else "%sky"
+    try:
+        return _parse(line, "%%sky" if cell else "%sky", cell=cell)
+    except UsageError as error:
+        raise UsageError(shortened(str(error), line)) from None
+
+
+def _parse(line: str, prog: str, *, cell: bool) -> Given:
     try:
         words = shlex.split(line)
     except ValueError as error:
@@ -231,6 +237,10 @@ def _unknown(word: str, verb: str | None) -> str:
 def _given(verb: str | None, prog: str, parsed: dict[str, Any]) -> Given:
     by_key = {option.key: option for option in options_of(verb)}
     texts: dict[str, list[str]] = {key: given for key, given in parsed.items() if key in by_key and given is not None}
+    for key, words in texts.items():
+        if not all(isinstance(word, str) for word in words):
+            # argparse takes `--` for the end of the options even as an option's value.
+            raise UsageError(f"{prog}: {by_key[key].flag} takes {by_key[key].form}, not '--'")
     switches: dict[str, Any] = {switch.key: True for switch in switches_of(verb) if parsed[switch.key]}
     values: dict[str, Any] = {}
     if "config" in texts:

@@ -219,7 +219,11 @@ def room(places: Sequence[str], size: int) -> str:
             return path
     folder = Path(places[-1]).parent
     free = shutil.disk_usage(folder).free
-    raise OSError(f"it needs {size / 1e9:.1f} GB, and {folder} has room for {free / 1e9:.1f} GB")
+    from .journal import size_text
+
+    raise OSError(
+        f"it needs {size_text(size)}, and {size_text(_SPARE_ROOM)} to spare; {folder} has {size_text(free)} free"
+    )
 
 
 def _spare_memory() -> int:

@@ -162,9 +162,9 @@ class _Shipping:
             if shutil.disk_usage(room).free > size + _SPARE_ROOM:
                 return place
         raise CaptureError(
-            f"the cell needs {size / 1e9:.1f} GB of the notebook's values on the nodes, and {disk} has room for "
-            f"{shutil.disk_usage(disk).free / 1e9:.1f} GB; make large values inside the cell, or set TMPDIR to a "
-            "larger disk"
+            f"the cell needs {size_text(size)} for the notebook's values on the nodes, and {size_text(_SPARE_ROOM)} to "
+            f"spare; {disk} has {size_text(shutil.disk_usage(disk).free)} free; make large values inside the cell, or "
+            "set TMPDIR to a larger disk"
         )
 
     def make_room(self, size: int) -> None:

@@ -605,6 +605,20 @@ def answer(line: str, word: str | None = None) -> str:
     return str(asked.spec())
 
 
+@pytest.mark.parametrize("flag", ["--journal", "--pip", "--hosts", "--nodes", "--include", "--env"])
+def test_two_dashes_are_no_value(flag):
+    with pytest.raises(UsageError, match=rf"%%sky: {flag} takes .*, not '--'"):
+        parse(f"{flag}=--", cell=True)
+
+
+@pytest.mark.parametrize("line", ["--on={}", "--nodes {}", "{}", "--config {}", "--plugins '{}'", "--{}"])
+def test_a_message_repeats_at_most_80_letters_of_what_was_typed(line):
+    with pytest.raises(UsageError) as caught:
+        parse(line.format("x" * 100_000), cell=True)
+    assert "x" * 76 in str(caught.value)
+    assert len(str(caught.value)) < 2000
+
+
 @settings(max_examples=400, deadline=None)
 @given(line=_LINES, word=st.sampled_from([None, "", *VERBS]))
 @example(line="--config '\0'", word=None)
@@ -615,6 +629,9 @@ def answer(line: str, word: str | None = None) -> str:
 @example(line="-- -x y", word="wait")
 @example(line="--config ''", word="up")
 @example(line="--config=0\\0", word=None)
+@example(line="--journal=--", word=None)
+@example(line="--nodes=--", word="up")
+@example(line="--include=--", word="up")
 @example(line="--plugins=0", word=None)
 def test_whatever_is_typed_is_a_request_a_refusal_or_help_and_opens_no_file_but_the_named(line, word):
     answer("--plugins jax --pip x --nodes")  # what is imported late is imported now
