@@ -9,8 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import shlex
 import sys
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -59,6 +60,9 @@ class Code:
         Names of modules that import changed ones, and have not changed themselves.
     others : frozenset of str
         Full names of what is imported and not local.
+    secret : mapping of str to str
+        Files that stay here because they hold passwords or keys, and of which the person has not been told: by
+        their paths on the nodes, their paths here.
     """
 
     sources: Mapping[str, Source] = field(default_factory=dict)
@@ -67,6 +71,7 @@ class Code:
     gone: tuple[str, ...] = ()
     again: tuple[str, ...] = ()
     others: frozenset[str] = frozenset()
+    secret: Mapping[str, str] = field(default_factory=dict)
 
     @property
     def version(self) -> str:
@@ -75,7 +80,21 @@ class Code:
 
     @property
     def news(self) -> str:
-        """What a person is told of what has changed; empty where nothing has."""
+        """What a person is told of what has changed, and of what is left out; empty where there is nothing to tell."""
+        return "; ".join(filter(None, [self._changes, self._left_out]))
+
+    @property
+    def _left_out(self) -> str:
+        if not self.secret:
+            return ""
+        many = len(self.secret) > 1
+        return (
+            f"{_some(list(self.secret))} {'stay' if many else 'stays'} here, as such files hold passwords or keys; "
+            f"`--include {shlex.quote(next(iter(self.secret.values())))}` sends {'the first' if many else 'it'}"
+        )
+
+    @property
+    def _changes(self) -> str:
         parts = [f"{_some(self.changed)} changed"] if self.changed else []
         parts += [f"{_some(self.gone)} {'is' if len(self.gone) == 1 else 'are'} gone"] if self.gone else []
         if not parts:
@@ -104,6 +123,8 @@ class LocalCode:
         # By their places on the nodes: each path here, how the person named it, and what of it stays here.
         self._included: dict[str, tuple[Path, str, tuple[str, ...]]] = {}
         self._sources: dict[str, Source] = {}
+        # What was left out as secret, and told.
+        self._told: set[str] = set()
 
     def include(self, paths: Iterable[str], excludes: Iterable[str] = ()) -> None:
         """Have files and folders sent with the code from now on.
@@ -135,9 +156,10 @@ class LocalCode:
         # What is not local stays so, and is asked about by those who need it only.
         self._needs |= {name for name in needs if name.partition(".")[0] in closure.modules}
         found: dict[str, tuple[Path, os.stat_result]] = {}
-        _add_modules(closure.modules, found)
+        secret: dict[str, str] = {}
+        _add_modules(closure.modules, found, secret)
         for place, (path, _, excludes) in self._included.items():
-            _add_included(place, path, excludes, found)
+            _add_included(place, path, excludes, found, secret)
         sources = {place: self._source(place, path, info) for place, (path, info) in sorted(found.items())}
         before = self._sources
         changed = tuple(name for name in sources if name in before and before[name].digest != sources[name].digest)
@@ -149,11 +171,14 @@ class LocalCode:
             gone=gone,
             again=_again(changed, closure),
             others=closure.others,
+            # Who includes one by its own name means it.
+            secret={place: path for place, path in secret.items() if place not in found and place not in self._told},
         )
 
     def commit(self, code: Code) -> None:
         """The nodes have it."""
         self._sources = dict(code.sources)
+        self._told.update(code.secret)
 
     def _index(self, sources: Mapping[str, Source], closure: Closure) -> bytes:
         """What the nodes read: each file's hash, the modules, each after those that it uses, and what was included."""
@@ -193,18 +218,35 @@ def _place_of(path: Path) -> str:
 
 
 def _add_included(
-    place: str, path: Path, excludes: Sequence[str], found: dict[str, tuple[Path, os.stat_result]]
+    place: str,
+    path: Path,
+    excludes: Sequence[str],
+    found: dict[str, tuple[Path, os.stat_result]],
+    secret: dict[str, str],
 ) -> None:
     if path.is_file():
         found.setdefault(place, (path, path.stat()))
     elif path.is_dir():
-        files = list(folders.files_in(path, excludes))
+        files = list(folders.files_in(path, excludes, _noting(secret, place, path)))
         folders.refuse_large(f"--include {path}", [(name, info.st_size) for name, info in files], _ADVICE)
         for name, info in files:
             found.setdefault(f"{place}/{name}".lstrip("/"), (path / name, info))
 
 
-def _add_modules(modules: Mapping[str, Module], found: dict[str, tuple[Path, os.stat_result]]) -> None:
+def _noting(secret: dict[str, str], place: str, folder: Path) -> Callable[[str], object]:
+    """Note which files of a folder stay here because of what they hold."""
+
+    def note(inner: str) -> None:
+        path = folder / inner
+        shown = path.relative_to(Path.cwd()) if path.is_relative_to(Path.cwd()) else path
+        secret.setdefault(f"{place}/{inner}".lstrip("/"), str(shown))
+
+    return note
+
+
+def _add_modules(
+    modules: Mapping[str, Module], found: dict[str, tuple[Path, os.stat_result]], secret: dict[str, str]
+) -> None:
     """Each module's own file, whatever git ignores, and of each outermost package all that goes."""
     for name, module in sorted(modules.items()):
         if module.file is None:
@@ -220,7 +262,7 @@ def _add_modules(modules: Mapping[str, Module], found: dict[str, tuple[Path, os.
         if above in modules and modules[above].file is not None:
             continue
         for folder in module.folders:
-            files = list(folders.files_in(folder))
+            files = list(folders.files_in(folder, on_secret=_noting(secret, place, folder)))
             sizes = [(inner, info.st_size) for inner, info in files]
             folders.refuse_large(f"the package {name} ({folder})", sizes, _ADVICE)
             for inner, info in files:

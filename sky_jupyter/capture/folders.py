@@ -1,10 +1,13 @@
-"""Which files of a folder go to the nodes: not what ``.gitignore`` names, nor what only belongs to this machine."""
+"""Which files of a folder go to the nodes.
+
+What ``.gitignore`` names stays here, and what only belongs to this machine; so do files that hold passwords and keys.
+"""
 
 from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -16,6 +19,14 @@ _NOT_FOLDERS = {".git", ".hg", ".svn", ".venv", "__pycache__", "node_modules", "
 _NOT_FOLDERS |= {".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis", ".eggs", ".idea", ".vscode"}
 _NOT_ENDS = (".pyc", ".pyo", ".egg-info", ".swp", "~")
 _NOT_FILES = {".DS_Store", ".git", ".coverage"}
+# Where passwords, tokens and keys are kept. Samples to be filled in go like any other file.
+_SECRETS = re.compile(
+    r"\.env(?!\.(example|sample|template|dist)\Z)(\..+)?|\.envrc|\.netrc|\.pgpass|\.pypirc|\.npmrc|\.git-credentials|"
+    r"credentials\.json|id_(rsa|dsa|ecdsa|ed25519)(_sk)?"
+)
+_KEY_ENDS = (".pem", ".key")
+_PRIVATE = b"PRIVATE KEY-----"
+_KEY_HEAD = 4096
 # What every virtual environment has in it, whatever it is called.
 _VENV = "pyvenv.cfg"
 _CLASS = re.compile(r"\[(!|\^)?(\]?[^\]]*)\]")
@@ -122,13 +133,17 @@ def _rules_above(folder: Path) -> list[Rule]:
     return rules
 
 
-def files_in(root: Path, excludes: Sequence[str] = ()) -> Iterator[tuple[str, os.stat_result]]:
+def files_in(
+    root: Path, excludes: Sequence[str] = (), on_secret: Callable[[str], object] = str
+) -> Iterator[tuple[str, os.stat_result]]:
     """A folder's files that go to nodes: each path from the folder, with slashes, and what the disk says of it.
 
     Parameters
     ----------
     excludes : sequence of str
         What is left out besides, as lines of a ``.gitignore`` in the folder.
+    on_secret : callable
+        Told the path of each file that is left out because it holds passwords or keys.
 
     Raises
     ------
@@ -137,10 +152,12 @@ def files_in(root: Path, excludes: Sequence[str] = ()) -> Iterator[tuple[str, os
     """
     root = root.absolute()
     own = [rule for line in excludes if (rule := _rule(f"{root}/", line)) is not None]
-    yield from _walk(root, "", [*_rules_above(root), *own], {os.path.realpath(root)})
+    yield from _walk(root, "", [*_rules_above(root), *own], {os.path.realpath(root)}, on_secret)
 
 
-def _walk(folder: Path, name: str, rules: list[Rule], met: set[str]) -> Iterator[tuple[str, os.stat_result]]:
+def _walk(
+    folder: Path, name: str, rules: list[Rule], met: set[str], on_secret: Callable[[str], object]
+) -> Iterator[tuple[str, os.stat_result]]:
     rules = [*rules, *read_rules(folder)]
     try:
         with os.scandir(folder) as found:
@@ -151,11 +168,15 @@ def _walk(folder: Path, name: str, rules: list[Rule], met: set[str]) -> Iterator
                 continue
             inner = f"{name}{entry.name}"
             if not is_folder:
-                if entry.is_file():
+                if not entry.is_file():
+                    continue
+                if _is_secret(entry):
+                    on_secret(inner)
+                else:
                     yield inner, entry.stat()
             elif (real := os.path.realpath(entry.path)) not in met:
                 # Links may lead in a circle.
-                yield from _walk(Path(entry.path), f"{inner}/", rules, met | {real})
+                yield from _walk(Path(entry.path), f"{inner}/", rules, met | {real}, on_secret)
     except OSError as error:
         raise CaptureError(f"{error.filename or folder} cannot be sent: {error.strerror or error}") from None
 
@@ -167,6 +188,16 @@ def _stays(entry: os.DirEntry[str], is_folder: bool) -> bool:
     if not is_folder:
         return entry.name in _NOT_FILES
     return entry.name in _NOT_FOLDERS or os.path.exists(os.path.join(entry.path, _VENV))
+
+
+def _is_secret(entry: os.DirEntry[str]) -> bool:
+    """Tell whether a file holds passwords or private keys: by its name, of key files by how they begin."""
+    if _SECRETS.fullmatch(entry.name):
+        return True
+    if not entry.name.endswith(_KEY_ENDS):
+        return False
+    with open(entry.path, "rb") as file:
+        return _PRIVATE in file.read(_KEY_HEAD)
 
 
 def refuse_large(what: str, files: Sequence[tuple[str, int]], advice: str) -> None:

@@ -93,3 +93,14 @@ def test_a_folder_that_is_too_large_names_what_makes_it_so() -> None:
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
     with pytest.raises(CaptureError, match=r"absent cannot be sent: No such file"):
         names(tmp_path / "absent")
+
+
+def test_files_with_passwords_and_private_keys_stay_here_and_are_named(tmp_path: Path) -> None:
+    secret = [".env", ".env.local", ".netrc", ".pypirc", "credentials.json", "id_ed25519", "in/.env"]
+    sent = [".env.example", "env", "credentials.py", "id_rsa.pub", "roots.pem", "words.key"]
+    fill(tmp_path, *secret, *sent)
+    (tmp_path / "own.pem").write_text("Bag\n-----BEGIN RSA PRIVATE KEY-----\n")
+    named: list[str] = []
+    found = [name for name, _ in folders.files_in(tmp_path, on_secret=named.append)]
+    assert sorted(found) == sorted(sent)
+    assert sorted(named) == sorted([*secret, "own.pem"])
