@@ -346,10 +346,12 @@ class Agent:
 
     async def sky_ports(self, count: int) -> list[int]:
         """Free ports of this node's address, for the frameworks' coordinators."""
+        address = self.config.addresses[self.node]
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
         with contextlib.ExitStack() as stack:
-            sockets = [stack.enter_context(socket.socket()) for _ in range(count)]
+            sockets = [stack.enter_context(socket.socket(family)) for _ in range(count)]
             for item in sockets:
-                item.bind((self.config.addresses[self.node], 0))
+                item.bind((address, 0))
             return [item.getsockname()[1] for item in sockets]
 
     async def sky_forget(self, run: str) -> None:

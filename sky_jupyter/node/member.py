@@ -48,7 +48,7 @@ class Member(control.WithoutHttp, Worker):
         self.agent = agent
         config = agent.config
         # What leads to the agent leads to one port: where another has it for now, it is tried again.
-        here = {"host": config.addresses[agent.node]}
+        here = {"host": control.listening_host(config.addresses[agent.node])}
         apart = {"host": "127.0.0.1", "port": config.port, "contact_address": config.contact}
         super().__init__(
             scheduler,

@@ -19,7 +19,7 @@ import dask.config
 from distributed import Scheduler, Worker
 
 from . import processes
-from .scheduler import WithoutHttp, security
+from .scheduler import WithoutHttp, listening_host, security
 
 _SETTINGS = {
     "distributed.comm.require-encryption": True,
@@ -44,13 +44,15 @@ async def serve(folder: Path, address: str, worker: list[str]) -> None:
             scheduler,
             name=name,
             nthreads=int(threads),
-            host=address,
+            host=listening_host(address),
             security=security(folder),
             dashboard=False,
             local_directory=str(folder / "dask"),
         )
     else:
-        server = PlainScheduler(protocol="tls", host=address, port=0, dashboard=False, security=security(folder))
+        server = PlainScheduler(
+            protocol="tls", host=listening_host(address), port=0, dashboard=False, security=security(folder)
+        )
     async with server:
         print(server.address, flush=True)
         # What tasks print goes to the log.

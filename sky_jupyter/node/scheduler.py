@@ -107,6 +107,11 @@ def _at_its_end(ts: TaskState) -> bool:
     return retries is not None and ts.suspicious >= retries
 
 
+def listening_host(address: str) -> str:
+    """Return an address as Dask takes it for ``host``: IPv6 ones go in brackets."""
+    return f"[{address}]" if ":" in address else address
+
+
 def security(folder: Path) -> Security:
     """The pool's TLS material, as the manager laid it into the pool's folder."""
     names = {
@@ -129,7 +134,7 @@ def serve(folder: Path, address: str, port: int, write: int) -> None:
 
 async def _serve(folder: Path, address: str, port: int, write: int) -> None:
     async with PoolScheduler(
-        protocol="tls", host=address, port=port, dashboard=False, security=security(folder)
+        protocol="tls", host=listening_host(address), port=port, dashboard=False, security=security(folder)
     ) as scheduler:
         os.write(write, f"{scheduler.address}\n".encode())
         os.close(write)

@@ -88,8 +88,9 @@ def one_process(folder: Path) -> psutil.Process:
 class Echo:
     """A server that sends back what it is sent, on a port of this machine."""
 
-    def __init__(self) -> None:
-        self._listener = socket.create_server(("127.0.0.1", 0))
+    def __init__(self, host: str = "127.0.0.1") -> None:
+        family = socket.AF_INET6 if ":" in host else socket.AF_INET
+        self._listener = socket.create_server((host, 0), family=family)
         self.port = int(self._listener.getsockname()[1])
         threading.Thread(target=self._accept, daemon=True, name="echo").start()
 
@@ -417,6 +418,19 @@ def test_while_the_host_is_away_all_fails_at_once_and_is_tried_again(
         server.start()
         assert link.connect(target_of(server)).number == machine.number
         assert call(tunnel.port) == b"hello"
+
+
+def test_hosts_and_tunnels_have_ipv6_addresses_too(link: Link, target_of: TargetOf, tmp_path: Path) -> None:
+    with serve(tmp_path / "sshd", "ListenAddress ::1") as server:
+        known = tmp_path / "known"
+        known.write_text(server.known_line(name=f"[::1]:{server.port}"))
+        machine = link.connect(target_of(server, host="::1", known_hosts=(str(known),)))
+        assert machine.address == "::1"
+        echo = Echo("::1")
+        try:
+            assert call(link.tunnel(machine, "::1", echo.port).port) == b"hello"
+        finally:
+            echo.close()
 
 
 @pytest.mark.long  # waits for silence, as in tests/hosts/test_link.py
