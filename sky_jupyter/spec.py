@@ -90,8 +90,8 @@ class PoolSpec:
     keep : bool
         Whether it outlives the notebook's kernel.
     idle_timeout : float, optional
-        Seconds without a manager and without a run after which nodes end themselves; twelve hours
-        unless given, half an hour on remote machines.
+        Seconds without a manager and without a run after which nodes end themselves. Unless given, twelve
+        hours where the pool is kept, half an hour on other machines where it is not.
     journal : int
         Bytes of each run's output that a node keeps, 1 MiB or more.
     options : Options
@@ -204,9 +204,9 @@ class PoolSpec:
     @property
     def lease(self) -> float | None:
         """Seconds without a manager and a run after which the nodes end; None where only their owner ends them."""
-        if self.provider.kind != "local":
-            return self.idle_timeout or DEFAULT_REMOTE_IDLE_TIMEOUT
-        return self.idle_timeout or (DEFAULT_IDLE_TIMEOUT if self.keep else None)
+        if self.keep:
+            return self.idle_timeout or DEFAULT_IDLE_TIMEOUT
+        return self.idle_timeout or (DEFAULT_REMOTE_IDLE_TIMEOUT if self.provider.kind != "local" else None)
 
     @property
     def full_image(self) -> Image:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from sky_jupyter.api import Compute
 from sky_jupyter.errors import SpecError
-from sky_jupyter.providers import Local
+from sky_jupyter.magics.table import options_of
+from sky_jupyter.providers import SSH, Local
 from sky_jupyter.spec import DEFAULT_JOURNAL, PoolSpec
 
 
@@ -48,3 +51,31 @@ def test_the_library_takes_texts_and_numbers() -> None:
         Compute(idle_timeout="soon")
     with pytest.raises(SpecError, match="'lots' is not a size, such as 64MB or 1GB"):
         Compute(journal="lots")
+
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize(
+    ("provider", "keep", "hours"),
+    [(SSH("gpu1"), True, 12), (SSH("gpu1"), False, 0.5), (Local(), True, 12), (Local(), False, None)],
+)
+def test_the_lease_is_what_the_documents_say(provider: Any, keep: bool, hours: float | None) -> None:
+    assert PoolSpec(provider=provider, keep=keep).lease == (None if hours is None else hours * 3600)
+
+
+def test_the_documents_say_what_the_lease_is() -> None:
+    kept, left = (PoolSpec(provider=SSH("gpu1"), keep=keep).lease or 0 for keep in (True, False))
+    told = {
+        "README.md": r"for `--idle-timeout` \((?P<kept>\d+) hours\)",
+        "docs/ssh.md": r"`--idle-timeout` \((?P<left>\d+) minutes; (?P<kept>\d+) hours with `--keep`\)",
+        "docs/compute.md": r"\(`idle_timeout`, (?P<kept>\d+) hours[^|]*\|\n\|[^|]*\|[^|]*, (?P<left>\d+) minutes there",
+    }
+    for name, pattern in told.items():
+        found = re.search(pattern, (ROOT / name).read_text())
+        assert found is not None, f"{name} does not say what the lease is"
+        said = found.groupdict()
+        assert float(said["kept"]) * 3600 == kept, name
+        assert "left" not in said or float(said["left"]) * 60 == left, name
+    (option,) = [item for item in options_of("up") if item.flag == "--idle-timeout"]
+    assert f"({kept / 3600:g}h with --keep; {left / 60:g}m on hosts without)" in option.help

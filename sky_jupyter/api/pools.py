@@ -10,7 +10,8 @@ from typing import Any, Protocol
 
 from .. import display
 from ..display.asking import person
-from ..errors import PoolError, SpecError, nearest
+from ..errors import PoolError, SkyError, SpecError, nearest
+from ..pool.gone import Gone
 from ..pool.live import pools
 from ..pool.manager import Pool
 from ..pool.moving import Transfer
@@ -111,6 +112,8 @@ def _take_in(pool: Pool) -> None:
         # Of a pool that is taken up elsewhere, they may be somewhere else.
         with contextlib.suppress(SpecError):
             pool.include([path], image.excludes)
+    if pool.spec.options.console:
+        pool.farewell = display.aside
     pool.shows = lambda title: display.LateView(title, "here", "not fetched", pool=pool.spec.name)
     comms = pool.supervisor.comms
     mirror = display.mirror(pool.id, comms.send)
@@ -154,8 +157,15 @@ def attach_pool(name: str | None = None, *, take_over: bool = False, given_up: t
     if pools.get(row.name) is not None:
         raise PoolError(f"pool {row.name!r} is managed here already")
     view = display.start_view(f"pool {row.name}")
-    with _failing(view, "not attached"), person.answering(_until(given_up, view.refresh)) as tick:
-        pool = Pool.attach(row, person.prompts, take_over=take_over, listener=view.on_event, tick=tick)
+    try:
+        with _failing(view, "not attached"), person.answering(_until(given_up, view.refresh)) as tick:
+            pool = Pool.attach(row, person.prompts, take_over=take_over, listener=view.on_event, tick=tick)
+    except SkyError as error:
+        if row.provider != "local":
+            told = str(error).partition("\n")[0]
+            again = f"%sky up --provider {row.provider} …"
+            pools.miss(Gone(row.name, f"pool {row.name!r} was not attached to ({told})", again))
+        raise
     _take_in(pool)
     view.finish(f"{describe(pool.spec)} attached")
     return pool

@@ -43,5 +43,7 @@ def pool_of(target: Target) -> Pool:
     if not (isinstance(target, Sky) or getattr(target, "__name__", "") == package):
         return live_pool(target)
     if pools.current is None:
+        if (gone := pools.gone()) is not None:
+            raise PoolError(gone.refusal("with sky.Compute() as pool:", pools.names))
         raise PoolError("there is no current pool: use `with sky.Compute(...) as pool:`, or make one with `%sky up`")
     return pools.current

@@ -163,6 +163,17 @@ def mirror(pool: str, send: Callable[[Message], None]) -> Mirror | None:
     return comms.of(kernel).mirror(pool, send) if has_comms else None
 
 
+def aside(text: str) -> None:
+    """Say something at once, below the cell that runs or ran last, whether one runs or not; any thread."""
+    shell = sys.modules.get("IPython") and sys.modules["IPython"].get_ipython()
+    kernel = getattr(shell, "kernel", None)
+    if not in_notebook() or kernel is None:
+        print(text, file=sys.stderr)
+        return
+    content = {"name": "stderr", "text": f"{text}\n"}
+    kernel.session.send(kernel.iopub_socket, "stream", content, kernel.get_parent("shell"), ident=b"stream.stderr")
+
+
 def keep(view: RunView, most_text: int) -> None:
     """Have a saved notebook keep this much of a run's text; views that leave nothing there take no notice."""
     model = getattr(view, "model", None)

@@ -23,6 +23,7 @@ from ..pool.live import pools
 from ..pool.manager import Detached, Pool
 from ..pool.results import CellError, CellResult
 from ..pool.runs import Run
+from ..spec import PoolSpec
 from . import cleaning, names, pulling, requests, runs, traceback
 from .completion import sky_matcher
 from .manual import MANUAL
@@ -161,7 +162,7 @@ class SkyMagics(Magics):
         """The pool that the options mean; made where it is not there."""
         live = pools.current if given.name is None else pools.get(given.name)
         if live is None:
-            return start_pool(given.spec())
+            return self.made(given)
         differences = live.spec.differences(given.spec(live.spec)) if given.pool else []
         if differences:
             name = live.spec.name
@@ -173,6 +174,13 @@ class SkyMagics(Magics):
             )
         pools.use(live)
         return live
+
+    def made(self, given: Given) -> Pool:
+        """A new pool; a cell that says nothing of machines gets none in the place of one that was elsewhere."""
+        gone = pools.gone(given.name)
+        if gone is not None and given.verb is None and "provider" not in given.pool:
+            raise PoolError(gone.refusal("%%sky --provider local", pools.names))
+        return started(given.spec())
 
     def take_restarts(self, pool: Pool) -> tuple[str, str]:
         """Tell the ledger of kernels that are new since the last look; what is new, and what is lost with the old."""
@@ -207,6 +215,8 @@ class SkyMagics(Magics):
     def do_status(self, given: Given) -> None:
         chosen = pools.all() if given.name is None else [pools.need(given.name)]
         panel.show([status_of(pool) for pool in chosen])
+        if given.name is None and (gone := pools.gone()) is not None:
+            print(gone.refusal("%sky up --provider local", pools.names))
 
     def do_restart(self, given: Given) -> None:
         pool = pools.need(given.name)
@@ -214,7 +224,7 @@ class SkyMagics(Magics):
         spec = given.spec(pool.spec)
         if pool.spec.differences(spec):
             self.end(pool)
-            start_pool(spec)
+            started(spec)
             return
         view = display.start_view(f"pool {pool.spec.name}", pool=pool.spec.name, phases=pool.phases.facts)
         try:
@@ -365,6 +375,15 @@ class SkyMagics(Magics):
         for pool in pools.all():
             pool.calls.note_writes(self.shell.user_ns)
             pool.ledger.notebook_ran(cell, self.shell.user_ns, finished=result.success)
+
+
+def started(spec: PoolSpec) -> Pool:
+    """A new pool; where one on other machines cannot be had, later cells do not run on this one instead."""
+    try:
+        return start_pool(spec)
+    except BaseException as error:
+        pools.fail(spec, error)
+        raise
 
 
 def run_view(pool: Pool, ranks: Sequence[int]) -> Any:

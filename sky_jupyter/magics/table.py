@@ -12,7 +12,7 @@ from .. import accelerators
 from ..plugins.parse import FACTORIES
 from ..pool.manager import DEFAULT_GRACE
 from ..providers import SSH, Local
-from ..spec import DEFAULT_IDLE_TIMEOUT, DEFAULT_JOURNAL, Accelerator, seconds, size
+from ..spec import DEFAULT_IDLE_TIMEOUT, DEFAULT_JOURNAL, DEFAULT_REMOTE_IDLE_TIMEOUT, Accelerator, seconds, size
 
 PROVIDERS: dict[str, Callable[..., Any]] = {"local": Local, "ssh": SSH}
 MAX_RANK = 1 << 20
@@ -178,7 +178,8 @@ POOL = (
         "S",
         seconds,
         "a length of time such as 90s, 30m or 12h",
-        f"a kept pool without a notebook and without a run ends after this long ({DEFAULT_IDLE_TIMEOUT / 3600:g}h)",
+        "a pool without a notebook and without a run ends after this long "
+        f"({DEFAULT_IDLE_TIMEOUT / 3600:g}h with --keep; {DEFAULT_REMOTE_IDLE_TIMEOUT / 60:g}m on hosts without)",
     ),
     Option(
         "--ttl",

@@ -70,6 +70,9 @@ class PoolLife:
         self.supervisor.note = self.logger.write
         self._listener: Listener = ignore
         self.workers = PoolDask(self)
+        # Whether its time was over, and who is told then: nobody may be running anything.
+        self.expired = False
+        self.farewell: Callable[[str], None] = _say_nothing
         self.expiry = Expiry(spec.ttl, self._expire)
         # Where the scheduler is reached from here, and where the hosts reach it.
         self.scheduler_address = self.scheduler_there = ""
@@ -303,9 +306,12 @@ class PoolLife:
         """The pool's time is over: end it, whatever it does. In a thread."""
         if self.state in ("ended", "taken"):
             return
-        self.broken = self.expiry.text
+        self.broken, self.expired = self.expiry.text, True
         self.logger.write(logging.WARNING, self.broken)
+        unwatched = not self._is_watched
         self.down()
+        if unwatched:
+            self.farewell(f"pool {self.spec.name!r} has ended: {self.expiry.text}")
 
     def _end_hosts(self, hosts: Sequence[launch.Host]) -> None:
         """End hosts, those of other machines side by side, and the connections to them."""
@@ -504,7 +510,14 @@ class PoolLife:
             hosts = [host for host in self.hosts if isinstance(host, RemoteHost)]
             self.supervisor.do(rescue.give_up(list(self.supervisor.runs.values()), hosts, why))
 
+    @property
+    def _is_watched(self) -> bool:
+        """Whether something runs: those who watch that are told what becomes of the pool."""
+        return any(run.left for run in list(self.supervisor.runs.values()))
+
     def _stop_control(self, why: str) -> None:
+        if self.state == "ready" and not self._is_watched:
+            self.farewell(f"pool {self.spec.name!r} can run nothing any more: {why}; `%sky restart` makes it anew")
         self.state, self.broken = "broken", why
         if self.control is not None:
             # It would look for its scheduler, and say so in the notebook, for ever.
@@ -580,6 +593,10 @@ class PoolLife:
 
     def __repr__(self) -> str:
         return f"<Pool {self.spec.name!r}: {self.spec.nodes} nodes, {self.spec.world_size} ranks, {self.state}>"
+
+
+def _say_nothing(text: str) -> None:
+    """Nobody is to be told."""
 
 
 def _kind_of_start(spec: PoolSpec) -> str:

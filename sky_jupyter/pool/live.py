@@ -12,6 +12,8 @@ from collections.abc import Iterator
 
 from ..errors import PoolError, nearest
 from ..node import asking
+from ..spec import PoolSpec
+from .gone import Gone
 from .manager import Pool
 
 
@@ -21,6 +23,9 @@ class LivePools:
     def __init__(self) -> None:
         self._by_name: dict[str, Pool] = {}
         self._current: str | None = None
+        # Pools on other machines that are there no more, by name, and which of them was the current one.
+        self._gone: dict[str, Gone] = {}
+        self._lost: str | None = None
         self._watching = False
         self._lock = threading.Lock()
         # Pools that are being started, and whether the main thread waits for them.
@@ -61,7 +66,8 @@ class LivePools:
             # A host notices the end of its owner by itself; this only makes an orderly end quicker.
             atexit.register(self.end_all)
         self._by_name[pool.spec.name] = pool
-        self._current = pool.spec.name
+        self._gone.pop(pool.spec.name, None)
+        self.use(pool)
 
     def get(self, name: str) -> Pool | None:
         """The live pool of this name, or None."""
@@ -94,7 +100,9 @@ class LivePools:
         """
         pool = self.current if name is None else self.get(name)
         if pool is None:
-            there = [item.spec.name for item in self.all()]
+            there = self.names
+            if (gone := self.gone(name)) is not None:
+                raise PoolError(gone.refusal("%sky up --provider local", there))
             what = "there is no pool" if name is None else f"there is no pool {name!r}{nearest(name, there)}"
             raise PoolError(f"{what}; live: {', '.join(there) or 'none'}. `%sky up` makes one")
         return pool
@@ -106,7 +114,28 @@ class LivePools:
 
     def use(self, pool: Pool) -> None:
         """Make a pool the current one."""
-        self._current = pool.spec.name
+        self._current, self._lost = pool.spec.name, None
+
+    def gone(self, name: str | None = None) -> Gone | None:
+        """The pool of this name, or the current one, where it was on other machines and is there no more."""
+        name = self._lost if name is None else name
+        return self._gone.get(name) if name is not None else None
+
+    def miss(self, gone: Gone) -> None:
+        """A pool on other machines was wanted, or was current, and is not there: no other one takes its place."""
+        self._gone[gone.name] = gone
+        self._current, self._lost = None, gone.name
+
+    def fail(self, spec: PoolSpec, error: BaseException) -> None:
+        """A pool could not be started; nothing where its nodes were to be on this machine."""
+        if spec.provider.kind != "local":
+            told = str(error).partition("\n")[0] or "interrupted"
+            self.miss(Gone.of(spec, f"was not started ({told})"))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those of all live pools."""
+        return tuple(pool.spec.name for pool in self.all())
 
     def all(self) -> list[Pool]:
         """All live pools."""
@@ -116,8 +145,16 @@ class LivePools:
         """Forget a pool that has ended."""
         if self._by_name.get(pool.spec.name) is pool:
             del self._by_name[pool.spec.name]
-        if self._current == pool.spec.name:
+        current = self._current == pool.spec.name
+        if current:
             self._current = next(reversed(self._by_name), None)
+        if pool.spec.provider.kind == "local" or pool.state == "taken":
+            return
+        gone = Gone.of(pool.spec, f"has ended: {pool.expiry.text}" if pool.expired else "was ended")
+        if current and (pool.expired or self._current is None):
+            self.miss(gone)
+        else:
+            self._gone[gone.name] = gone
 
     def end_all(self) -> None:
         """End every pool that is not kept, and let go of the others; not in a fork of the process that made them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import json
 import sys
 import time
 from pathlib import Path
@@ -125,6 +126,53 @@ def test_a_new_notebook_is_told_of_the_pool_that_a_killed_one_left_and_takes_it_
         for host in world:
             wait_until(lambda host=host: is_clean(host))
         assert nothing_here(id)
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@needs_paramiko
+def test_a_pool_that_ends_by_itself_says_so_and_no_cell_runs_here_in_its_place(tmp_path: Path) -> None:
+    line = "%sky up --provider ssh --hosts host0,host1 --ttl 15s --offline"
+    with hosts(2, python=True, warm=True) as world:
+        config = world.ssh_config(tmp_path / "config")
+        with notebook(tmp_path, SKY_SSH_CONFIG=str(config), SSH_AUTH_SOCK="") as book:
+            book.run("%load_ext sky_jupyter")
+            assert book.run(line, timeout=240).status == "ok"
+            # Nothing runs when the time is over: what is told comes by itself.
+            while (message := book.client.get_iopub_msg(timeout=240))["msg_type"] != "stream":
+                pass
+            assert message["content"]["text"] == "pool 'default' has ended: its ttl of 15 s is over\n"
+            cell = book.run("%%sky\nimport os\nos.uname().nodename")
+            assert cell.status == "error"
+            assert "pool 'default' on ssh (host0, host1) has ended: its ttl of 15 s is over" in cell.error
+            assert f"`{line}` makes it anew" in cell.error
+            assert "its ttl of 15 s is over" in book.run("%sky").stream()
+            # Made anew by the line, and lost with its hosts' processes.
+            assert book.run(line.replace("15s", "1h"), timeout=240).status == "ok"
+            for host in world:
+                host.run("pkill -KILL -u ada -f sky_jupyter.node.host")
+            while (message := book.client.get_iopub_msg(timeout=240))["msg_type"] != "stream":
+                pass
+            assert "pool 'default' can run nothing any more: " in message["content"]["text"]
+            assert "`%sky restart` makes it anew" in message["content"]["text"]
+            assert "is broken" in book.run("%%sky\n1").error
+            assert book.run("%sky down").stream() == "pool default: ended\n"
+
+
+@pytest.mark.root
+@pytest.mark.slow
+@needs_paramiko
+def test_a_kept_pool_has_the_lease_that_is_promised(tmp_path: Path) -> None:
+    with hosts(2, python=True, warm=True) as world:
+        config = world.ssh_config(tmp_path / "config")
+        with notebook(tmp_path, SKY_SSH_CONFIG=str(config), SSH_AUTH_SOCK="") as book:
+            book.run("%load_ext sky_jupyter")
+            up = "%sky up --provider ssh --hosts host0,host1 --offline --name"
+            for line, lease in (("kept --keep", 12 * 3600.0), ("left", 1800.0)):
+                assert book.run(f"{up} {line}", timeout=240).status == "ok"
+                for host in world:
+                    assert json.loads(host.run("cat /tmp/sky-*/host.json"))["idle_timeout"] == lease
+                assert book.run("%sky down").status == "ok"
 
 
 @pytest.mark.root

@@ -1,0 +1,116 @@
+"""A cell that was meant for other machines does not run on this one because its pool is not there any more."""
+
+from __future__ import annotations
+
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+import sky_jupyter as sky
+from sky_jupyter.errors import PoolError
+from sky_jupyter.magics.options import parse
+from sky_jupyter.pool.gone import line
+from sky_jupyter.pool.live import LivePools
+from sky_jupyter.pool.manager import Pool
+from sky_jupyter.spec import PoolSpec
+from tests.magics.notebook import notebook
+
+
+@pytest.mark.parametrize(
+    "given",
+    [
+        "--provider ssh --hosts gpu1,gpu2",
+        "--provider ssh --hosts me@gpu1:2222,gpu2,gpu3 --nodes 2 --ranks-per-node 4 --ttl 90s --keep --offline",
+        "--provider ssh --hosts a --plugins jax,keras(backend=jax) --pip numpy,scipy --python 3.12 --name far "
+        "--accelerator A100:8 --idle-timeout 2h --journal 64MB --no-cluster --user ada --jump door --accept-host-keys",
+    ],
+)
+def test_the_line_that_makes_a_pool_anew_makes_the_same_pool(given: str) -> None:
+    spec = parse(given, cell=True).spec()
+    assert parse(line(spec).removeprefix("%sky "), cell=False).spec() == spec
+
+
+def test_the_line_shows_no_value_that_may_be_secret() -> None:
+    given = "--provider ssh --hosts a --env TOKEN=abc123 --pip x@https://me:word@host/x.whl"
+    text = line(parse(given, cell=True).spec())
+    assert "abc123" not in text
+    assert "word" not in text
+    assert "TOKEN=" in text
+
+
+@pytest.fixture
+def live() -> LivePools:
+    return LivePools()
+
+
+def far(name: str = "default") -> Pool:
+    return Pool(PoolSpec(provider=sky.SSH("gpu1,gpu2"), nodes=2, name=name, ttl=25))
+
+
+def near(name: str) -> Pool:
+    return Pool(PoolSpec(provider=sky.Local(), name=name))
+
+
+def test_a_pool_whose_time_is_over_leaves_no_other_one_in_its_place(live: LivePools) -> None:
+    live.add(near("here"))
+    live.add(pool := far())
+    pool.state, pool.expired = "ended", True
+    assert live.current is None
+    with pytest.raises(PoolError, match="has ended: its ttl of 25 s is over") as caught:
+        live.need(None)
+    assert "`%sky up --provider ssh --hosts gpu1,gpu2 --ttl 25s` makes it anew" in str(caught.value)
+    assert "--name here" in str(caught.value)
+    # It is said until a pool is chosen, and of its own name until there is one.
+    assert live.gone() is not None
+    live.use(live.need("here"))
+    assert live.gone() is None
+    with pytest.raises(PoolError, match="has ended"):
+        live.need("default")
+    live.add(near("default"))
+    assert live.need("default").spec.provider.kind == "local"
+
+
+def test_one_that_the_person_ended_leaves_the_other_one_where_there_is_one(live: LivePools) -> None:
+    live.add(near("here"))
+    live.add(pool := far())
+    pool.state = "ended"
+    live.discard(pool)
+    assert live.need(None).spec.name == "here"
+    assert live.gone() is None
+    live.add(pool := far("other"))
+    live.discard(live.need("here"))
+    pool.state = "ended"
+    live.discard(pool)
+    gone = live.gone()
+    assert gone is not None
+    assert gone.text == "pool 'other' on ssh (gpu1, gpu2) was ended"
+
+
+def test_local_pools_end_as_ever(live: LivePools) -> None:
+    live.add(pool := near("here"))
+    pool.state = "ended"
+    live.discard(pool)
+    assert live.gone() is None
+    with pytest.raises(PoolError, match="there is no pool; live: none"):
+        live.need(None)
+
+
+@pytest.mark.skipif(importlib.util.find_spec("paramiko") is None, reason="needs paramiko (the `ssh` extra)")
+def test_after_hosts_that_could_not_be_reached_a_bare_cell_is_refused(tmp_path: Path) -> None:
+    with notebook(tmp_path, SKY_REGISTRY=str(tmp_path / "registry.sqlite")) as book:
+        book.run("%load_ext sky_jupyter")
+        line = "%sky up --provider ssh --hosts 127.0.0.1:1"
+        assert book.run(line).status == "error"
+        for bare in ("%%sky\n1", "%%sky --nodes 2\n1"):
+            cell = book.run(bare)
+            assert cell.status == "error"
+            assert "pool 'default' on ssh (127.0.0.1:1) was not started" in cell.error
+            assert f"`{line}` makes it anew" in cell.error
+            assert "`%%sky --provider local` uses this machine" in cell.error
+        assert f"`{line}` makes it anew" in book.run("%sky").stream()
+        assert book.run("%%sky --provider local\n40 + 2").status == "ok"
+        # From here on this machine is what the person chose.
+        assert book.run("%%sky\n40 + 2").status == "ok"
+        assert book.run("%sky down").status == "ok"
+        assert book.run("%%sky\n40 + 2").status == "ok"
