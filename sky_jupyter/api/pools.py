@@ -98,7 +98,8 @@ def kept_pool(name: str, given_up: threading.Event | None = None) -> Pool | None
     """Become the manager of the kept pool of this name that nobody manages; None where there is none."""
     registry = Registry()
     try:
-        there = [row for row in registry.pools() if row.name == name and row.outlives and not row.owner_lives]
+        rows = [row for row in registry.pools() if row.name == name and row.is_here]
+        there = [row for row in rows if row.outlives and not row.owner_lives]
     finally:
         registry.close()
     return attach_pool(there[-1].id, given_up=given_up) if there else None
@@ -143,6 +144,9 @@ def attach_pool(name: str | None = None, *, take_over: bool = False, given_up: t
         rows = [row for row in registry.pools() if row.keep or row.provider != "local"]
         rows = [row for row in rows if not row.is_mine]
         rows = [row for row in rows if name is not None or (row.outlives and pools.get(row.name) is None)]
+        rows.sort(key=lambda row: row.is_here)
+        if name is None and any(row.is_here for row in rows):
+            rows = [row for row in rows if row.is_here]
     finally:
         registry.close()
     # Of several of one name the newest is meant; the others have their ids.

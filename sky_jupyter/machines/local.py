@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
 import signal
 import subprocess
@@ -84,10 +83,8 @@ class LocalProcess(EarlierProcess):
         """End it."""
         self._signal(signal.SIGKILL)
 
-    def _signal(self, number: int) -> None:
-        if self.alive:
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self.identity[0], number)
+    def _signal(self, number: signal.Signals) -> None:
+        identity.send(identity.Process(*self.identity), number)
 
 
 class LocalMachine:

@@ -113,6 +113,8 @@ def _kept(registry: Registry, row: PoolRow) -> str:
     near = row.provider == "local"
     text = f"pool {row.name}: {row.nodes} {row.provider} node{'s' if row.nodes > 1 else ''}, "
     text += "kept" if row.keep else "left by its notebook until its lease ends"
+    if not row.is_here:
+        return f"{text}, {row.where}: there `%sky attach {row.name}` takes it up or `%sky down` ends it"
     # Of other machines it is known what began there, and not whether it has ended since.
     found = sorted(running(row)) if near else [run.id for run in registry.runs(row.id) if run.state == "running"]
     for id in found:

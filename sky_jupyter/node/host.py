@@ -26,7 +26,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from . import processes
+from . import locking, processes
 from .accelerators import Devices
 from .config import NEXT, HostConfig
 
@@ -44,6 +44,8 @@ class Host:
         self.folder = folder
         self.config = HostConfig.read(folder)
         self.children: dict[int, str] = {}
+        # Held until this process is gone, and by it alone: who cannot see it sees that.
+        self.lock = locking.hold(folder / locking.HOST)
         self.ending = False
         self.revivals: dict[str, list[float]] = {}
         self.began = self.renewed = time.monotonic()
@@ -130,6 +132,8 @@ class Host:
         status = 1
         try:
             processes.die_with_parent(parent)
+            if self.lock is not None:
+                os.close(self.lock)
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)

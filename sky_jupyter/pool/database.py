@@ -38,6 +38,13 @@ _ADDED = {
         "ALTER TABLE runs ADD COLUMN ranks TEXT NOT NULL DEFAULT ''",
     )
 }
+# Added since, without another version: who does not know them reads and writes the same file.
+_MORE = {
+    "pools": {
+        "owner_place": "TEXT NOT NULL DEFAULT ''",
+        "machine_place": "TEXT NOT NULL DEFAULT ''",
+    }
+}
 _making = threading.Lock()
 
 
@@ -96,7 +103,7 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
     PoolError
         When the file is from a later version, or another program's.
     """
-    if _standing(connection, path) == VERSION:
+    if _standing(connection, path) == VERSION and not _missing(connection):
         return
     with all_or_nothing(connection):
         # Another process may have been faster.
@@ -108,6 +115,19 @@ def _migrate(connection: sqlite3.Connection, path: Path) -> None:
             for statement in _ADDED[number]:
                 connection.execute(statement)
         connection.execute(f"PRAGMA user_version={VERSION}")
+        for statement in _missing(connection):
+            connection.execute(statement)
+
+
+def _missing(connection: sqlite3.Connection) -> list[str]:
+    """What adds the columns that are not there yet."""
+    found = []
+    for table, columns in _MORE.items():
+        there = {name for _, name, *_ in connection.execute(f"PRAGMA table_info({table})")}
+        found += [
+            f"ALTER TABLE {table} ADD COLUMN {name} {kind}" for name, kind in columns.items() if name not in there
+        ]
+    return found
 
 
 def _standing(connection: sqlite3.Connection, path: Path) -> int | None:

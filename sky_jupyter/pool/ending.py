@@ -5,8 +5,6 @@ The last line that it prints says what came of it; on standard error, with statu
 
 from __future__ import annotations
 
-import contextlib
-import os
 import signal
 import sys
 import time
@@ -46,14 +44,16 @@ def end(registry: Registry, id: str) -> str:
 def _end_local(registry: Registry, row: PoolRow) -> None:
     """Have the host end all that it started: it does so whoever asks, and needs nobody's record of the pool."""
     registry.own(row.id)  # from now on nobody else attaches to it
+    host = identity.Process(row.host_pid, row.host_started)
     for number in (signal.SIGTERM, signal.SIGKILL):
         end = time.monotonic() + _HOST_ENDS
-        if identity.lives(row.host_pid, row.host_started):
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(row.host_pid, number)
-        while identity.lives(row.host_pid, row.host_started) and time.monotonic() < end:
+        if row.host_lives:
+            identity.send(host, number)
+        while row.host_lives and time.monotonic() < end:
             time.sleep(_LOOK)
-    folders.remove(row.id, row.folders)
+    if folders.remove(row.id, row.folders) is None:
+        registry.release(row.id)
+        raise PoolError(f"pool {row.name!r} has a host that cannot be seen from here: it is ended where that runs")
     registry.update(row.id, "ended")
 
 

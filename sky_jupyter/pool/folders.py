@@ -11,6 +11,8 @@ import tempfile
 from collections.abc import Iterable
 from pathlib import Path
 
+from ..node import locking
+
 # Of a remote pool: where its link is, below the pool's folder.
 LINK = "link"
 _MAX_CONFIG = 1 << 20
@@ -22,21 +24,23 @@ def places() -> list[Path]:
     return [place for place in dict.fromkeys(map(Path, filter(None, named))) if place.is_dir()]
 
 
-def remove(pool: str, named: Iterable[str]) -> list[str]:
+def remove(pool: str, named: Iterable[str]) -> list[str] | None:
     """Remove the named folders that are the pool's, and those of its that nobody named.
 
     Returns
     -------
-    list of str
-        What was removed.
+    list of str, optional
+        What was removed; None, and nothing was, where a host of the pool lives: whoever cannot take its lock
+        may not see its process, and does not know better.
     """
     found = [str(path) for place in places() for path in place.glob(f"sky-{pool}-*")]
-    removed = []
-    for folder in dict.fromkeys([*named, *found]):
-        if is_ours(pool, folder):
+    ours = [folder for folder in dict.fromkeys([*named, *found]) if is_ours(pool, folder)]
+    with contextlib.ExitStack() as locks:
+        if not all(locks.enter_context(locking.taken(Path(folder) / locking.HOST)) for folder in ours):
+            return None
+        for folder in ours:
             shutil.rmtree(folder, ignore_errors=True)
-            removed.append(folder)
-    return removed
+    return ours
 
 
 def is_ours(pool: str, folder: str) -> bool:

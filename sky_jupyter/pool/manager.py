@@ -28,7 +28,7 @@ from .moving import Transfer
 from .packages import PoolPackages
 from .pages import Page
 from .record import PoolRecord
-from .registry import PoolRow
+from .registry import PoolRow, refuse_elsewhere
 from .results import CellError, CellResult
 from .runs import Run
 from .shared import PoolShares
@@ -112,6 +112,7 @@ class Pool(PoolLife):
         PoolError
             When another live process manages it, or it cannot be reached; it stays as it was.
         """
+        refuse_elsewhere(row)
         record = PoolRecord.read(row)
         pool = cls(record.spec, prompts)
         pool.listener = listener

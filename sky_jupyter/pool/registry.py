@@ -34,7 +34,8 @@ _MOST_TOOK = 1e6
 _TIDY_EVERY = 500
 _MAX_POOLS = 1000
 _MAX_TOLD = 100
-# A pool of another machine about which nobody said anything for so long is taken for ended.
+# A pool of which nobody has said anything for so long is taken for ended where that can be seen from here,
+# and is not listed where not.
 _FORGOTTEN = 30 * 86_400.0
 _MAX_NODES, _MAX_WORDS = 1000, 10_000
 
@@ -144,8 +145,8 @@ class Registry:
             be recorded.
         """
         now = time.time()
-        me = identity.this()
-        values = (id, name, provider, nodes, *me, int(keep), now, identity.own_name(), identity.here(), now)
+        me, here = identity.this(), identity.here()
+        values = (id, name, provider, nodes, *me, int(keep), now, identity.own_name(), here.host, here.text, now)
         with self._open() as connection:
             # Not even a loss of power may make a machine unknown.
             connection.execute("PRAGMA synchronous=FULL")
@@ -155,9 +156,9 @@ class Registry:
                         self._refuse_namesake(connection, name)
                     connection.execute(
                         "INSERT INTO pools (id, name, provider, nodes, state, folders, owner, owner_started, keep, "
-                        "began, generation, owner_name, owner_host, owner_since, machine) "
-                        "VALUES (?, ?, ?, ?, 'starting', '[]', ?, ?, ?, ?, 1, ?, ?, ?, ?)",
-                        (*values, identity.here()),
+                        "began, generation, owner_name, owner_host, owner_place, owner_since, machine, machine_place) "
+                        "VALUES (?, ?, ?, ?, 'starting', '[]', ?, ?, ?, ?, 1, ?, ?, ?, ?, ?, ?)",
+                        (*values, here.host, here.text),
                     )
             finally:
                 connection.execute("PRAGMA synchronous=NORMAL")
@@ -226,9 +227,7 @@ class Registry:
                 raise PoolError(f"there is no live pool {id!r} in the registry; `%sky status` lists those there are")
             if row.is_mine:
                 return row.generation
-            if not row.is_here:
-                where = "runs on" if row.provider == "local" else "has its keys on"
-                raise PoolError(f"pool {row.name!r} {where} machine {row.machine}, and can be attached to only there")
+            refuse_elsewhere(row)
             if row.owner_lives and not take_over:
                 raise PoolError(
                     f"pool {row.name!r} is managed by {row.who}; `%sky attach {row.name} --take-over` takes it over"
@@ -236,10 +235,13 @@ class Registry:
             return self._claim(connection, row)
 
     def _claim(self, connection: sqlite3.Connection, row: PoolRow) -> int:
+        here = identity.here()
+        owner = (*identity.this(), identity.own_name(), here.host, here.text, time.time())
+        # (The machine may have another name by now, or have been started again.)
         connection.execute(
-            "UPDATE pools SET owner = ?, owner_started = ?, owner_name = ?, owner_host = ?, owner_since = ?, "
-            "generation = ? WHERE id = ?",
-            (*identity.this(), identity.own_name(), identity.here(), time.time(), row.generation + 1, row.id),
+            "UPDATE pools SET owner = ?, owner_started = ?, owner_name = ?, owner_host = ?, owner_place = ?, "
+            "owner_since = ?, generation = ?, machine = ?, machine_place = ? WHERE id = ?",
+            (*owner, row.generation + 1, here.host, here.text, row.id),
         )
         return row.generation + 1
 
@@ -262,19 +264,20 @@ class Registry:
             return self._pools(connection)
 
     def pool(self, name_or_id: str) -> PoolRow | None:
-        """The live pool of this id or else name; of several, one that is kept, is here, and is the newest."""
+        """The live pool of this id or else name; of several, one that is here, is kept, and is the newest."""
         rows = self.pools()
         same = [row for row in rows if row.id == name_or_id] or [row for row in rows if row.name == name_or_id]
         order = {row.id: number for number, row in enumerate(same)}
-        return max(same, key=lambda row: (row.keep, row.is_here, order[row.id]), default=None)
+        return max(same, key=lambda row: (row.is_here, row.keep, order[row.id]), default=None)
 
     def _find(self, connection: sqlite3.Connection, id: str) -> PoolRow | None:
         return next(iter(self._pools(connection, "id = ?", id)), None)
 
     def _pools(self, connection: sqlite3.Connection, where: str = "1", *values: Any) -> list[PoolRow]:
         rows = connection.execute(
-            f"SELECT {POOL_COLUMNS} FROM pools WHERE state != 'ended' AND {where} ORDER BY rowid DESC LIMIT ?",
-            (*values, _MAX_POOLS),
+            f"SELECT {POOL_COLUMNS} FROM pools WHERE state != 'ended' AND ({where}) AND ({_NOT_FORGOTTEN}) "
+            "ORDER BY rowid DESC LIMIT ?",
+            (*values, *_here_or_young(), _MAX_POOLS),
         ).fetchall()
         return [row for values in reversed(rows) if (row := self._readable(pool_row, values, "pool")) is not None]
 
@@ -409,23 +412,19 @@ def sweep(registry: Registry) -> list[str]:
     """Remove the folders of pools of which no process is left, and record their end.
 
     A host removes its own folders, and a link those of its pool; this is for the machine that lost its
-    power, or a process that was killed. A pool whose owner or host lives is left as it is; one whose
-    owner is gone, and whose host is not, has no owner from now on. Of a pool on other machines, which
-    are not asked, its lease decides.
+    power, or a process that was killed. A pool whose owner or host lives is left as it is, and so is one
+    whose processes cannot be seen from here; one whose owner is gone, and whose host is not, has no owner
+    from now on. Of a pool on other machines, which are not asked, its lease decides.
 
     Returns
     -------
     list of str
         The names of the pools that are gone. A registry that cannot be used is a warning of its.
     """
-    swept = []
+    swept: list[str] = []
     try:
-        for row in registry.pools():
-            if not row.is_here:
-                if row.provider == "local" and time.time() - max(row.began, row.owner_since) > _FORGOTTEN:
-                    _end_unseen(registry, row)
-            elif not row.owner_lives and _sweep_one(registry, row):
-                swept.append(row.name)
+        gone = (row for row in registry.pools() if row.is_here and not row.owner_lives)
+        swept.extend(row.name for row in gone if _sweep_one(registry, row))
         with registry._transaction() as connection:
             _lose_runs(connection)
         registry.forget_ended()
@@ -452,7 +451,10 @@ def _sweep_one(registry: Registry, row: PoolRow) -> bool:
         if registry._find(connection, row.id) != row:
             return False
         registry._claim(connection, row)
-    pool_folders.remove(row.id, row.folders)
+    if pool_folders.remove(row.id, row.folders) is None:
+        # Its host is there, although it is not seen.
+        registry.release(row.id)
+        return False
     registry.update(row.id, "ended")
     return True
 
@@ -462,7 +464,7 @@ def _is_over(registry: Registry, row: PoolRow) -> bool:
     if row.provider not in leases.PROVIDERS:
         # Machines that were made for it are not forgotten because their processes have ended.
         return False
-    if time.time() - max(row.began, row.owner_since) > _FORGOTTEN:
+    if time.time() - row.heard > _FORGOTTEN:
         return True
     running = any(run.state == "running" for run in registry.runs(row.id, KEPT_RUNS))
     return leases.has_ended(row, running=running)
@@ -481,15 +483,32 @@ def _host_of(pool: str) -> identity.Process | None:
     return None
 
 
-def _end_unseen(registry: Registry, row: PoolRow) -> None:
-    with registry._transaction() as connection:
-        statement = "UPDATE pools SET state = 'ended', ended = ? WHERE id = ? AND generation = ?"
-        connection.execute(statement, (time.time(), row.id, row.generation))
+def refuse_elsewhere(row: PoolRow) -> None:
+    """Refuse a pool whose processes cannot be seen from here; PoolError says where it is."""
+    if not row.is_here:
+        where = "runs" if row.provider == "local" else "has its keys"
+        raise PoolError(
+            f"pool {row.name!r} {where} {row.where}: only there can it be attached to (`%sky attach {row.name}`) and "
+            f"ended; it is managed by {row.who}"
+        )
+
+
+# A row of this place, or of an earlier start of this machine, is there for as long as it takes to see its end.
+_NOT_FORGOTTEN = (
+    "machine = '' OR machine_place = ? OR (machine = ? AND (machine_place = '' OR machine_place LIKE ?)) "
+    "OR max(began, owner_since) > ?"
+)
+
+
+def _here_or_young() -> tuple[str, str, str, float]:
+    here = identity.here()
+    return here.text, here.host, f"{here.machine}/%" if here.machine else here.text, time.time() - _FORGOTTEN
 
 
 def _disown(connection: sqlite3.Connection, id: str) -> None:
     connection.execute(
-        "UPDATE pools SET owner = 0, owner_started = 0, owner_name = '', owner_host = '', owner_since = 0 WHERE id = ?",
+        "UPDATE pools SET owner = 0, owner_started = 0, owner_name = '', owner_host = '', owner_place = '', "
+        "owner_since = 0 WHERE id = ?",
         (id,),
     )
 
@@ -534,4 +553,4 @@ def running(row: PoolRow) -> set[str]:
     return found
 
 
-__all__ = ["PoolRow", "Registry", "RunRow", "default_path", "running", "sweep"]
+__all__ = ["PoolRow", "Registry", "RunRow", "default_path", "refuse_elsewhere", "running", "sweep"]

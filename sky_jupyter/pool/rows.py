@@ -31,8 +31,11 @@ class PoolRow:
         The process that manages it; 0 for nobody.
     generation : int
         How many owners it has had: orders with a smaller number are from one that lost it.
-    machine : str
-        Where its local processes are, and ``host_pid`` among them (0 while there is none).
+    machine, machine_place : str
+        Where its local processes are, and ``host_pid`` among them (0 while there is none): the host's name,
+        and which processes see them (`identity.Place.text`).
+    owner_host, owner_place : str
+        The same of the owner.
     """
 
     id: str
@@ -52,23 +55,38 @@ class PoolRow:
     machine: str
     host_pid: int
     host_started: float
+    owner_place: str = ""
+    machine_place: str = ""
+
+    @property
+    def heard(self) -> float:
+        """When it was last heard of, by the time of day."""
+        return max(self.began, self.owner_since)
+
+    @property
+    def _host_seen(self) -> bool | None:
+        host = identity.Process(self.host_pid, self.host_started)
+        return identity.look(host, identity.Place.read(self.machine, self.machine_place), self.heard)
+
+    @property
+    def _owner_seen(self) -> bool | None:
+        owner = identity.Process(self.owner, self.owner_started)
+        return identity.look(owner, identity.Place.read(self.owner_host, self.owner_place), self.heard)
 
     @property
     def is_here(self) -> bool:
-        """Whether its local processes are this machine's."""
-        return self.machine in ("", identity.here())
+        """Whether this process sees which of its local processes live; else it is not the one to judge the pool."""
+        return self._host_seen is not None
 
     @property
     def host_lives(self) -> bool:
-        """Whether the process at the pool's root is seen to live; not so on another machine."""
-        return self.is_here and identity.lives(self.host_pid, self.host_started)
+        """Whether the process at the pool's root is seen to live."""
+        return self._host_seen is True
 
     @property
     def owner_lives(self) -> bool:
-        """Whether somebody manages it; who is on another machine is believed to live."""
-        if not self.owner:
-            return False
-        return self.owner_host not in ("", identity.here()) or identity.lives(self.owner, self.owner_started)
+        """Whether somebody manages it; who cannot be seen from here is believed to live."""
+        return self.owner != 0 and self._owner_seen is not False
 
     @property
     def outlives(self) -> bool:
@@ -78,7 +96,18 @@ class PoolRow:
     @property
     def is_mine(self) -> bool:
         """Whether this process manages it."""
-        return (self.owner, self.owner_started) == identity.this() and self.owner_host in ("", identity.here())
+        return (self.owner, self.owner_started) == identity.this() and self._owner_seen is True
+
+    @property
+    def where(self) -> str:
+        """Where it is, of one that is not here, for a message."""
+        place, here = identity.Place.read(self.machine, self.machine_place), identity.here()
+        if place.boot and place.boot == here.boot:
+            named = "" if place.host == here.host else f" ({place.host})"
+            return f"in another container{named} of this machine"
+        if place.host == here.host:
+            return f"in another container, or on another machine, that is named {place.host} too"
+        return f"on machine {self.machine}"
 
     @property
     def who(self) -> str:
@@ -235,6 +264,8 @@ _POOL: _Columns = {
     "machine": (_text(256), 256),
     "host_pid": (_whole(0, _MAX_PID), 0),
     "host_started": (_moment, 0),
+    "owner_place": (_text(256), 256),
+    "machine_place": (_text(256), 256),
 }
 _RUN: _Columns = {
     "id": (_id, 64),

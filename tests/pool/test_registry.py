@@ -35,6 +35,8 @@ from sky_jupyter.pool.registry import Registry, sweep
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 60.0
 SLEEP = "import time; time.sleep(600)"
+# Of rows that were written on another machine.
+FAR = identity.Place("elsewhere", "0123456789abcdef", "e5fd4b44-0000-4000-8000-000000000000", "4026531836-1").text
 
 
 @pytest.fixture
@@ -410,7 +412,7 @@ def test_a_pool_of_another_live_process_is_refused_with_who_and_how(
 ) -> None:
     with pytest.raises(PoolError) as caught:
         registry.own("k")
-    who = rf"python \(process {kept.pid} on host {re.escape(identity.here())}, since \d\d:\d\d\)"
+    who = rf"python \(process {kept.pid} on host {re.escape(identity.here().host)}, since \d\d:\d\d\)"
     assert re.fullmatch(
         rf"pool 'kept' is managed by {who}; `%sky attach kept --take-over` takes it over", str(caught.value)
     )
@@ -489,12 +491,13 @@ def test_a_second_kept_pool_of_a_name_is_refused_while_the_first_lives(
 
 
 def test_an_owner_on_another_machine_is_believed_to_live(registry: Registry) -> None:
-    dead_pool(registry, provider="ssh", owner_host="elsewhere", owner_name="notebook far.ipynb", owner_since=0)
-    with pytest.raises(PoolError, match=r"managed by notebook far.ipynb \(process 4000000 on host elsewhere\)"):
+    dead_pool(registry, provider="ssh", owner_host="elsewhere", owner_place=FAR, owner_name="a.ipynb", owner_since=0)
+    with pytest.raises(PoolError, match=r"managed by a.ipynb \(process 4000000 on host elsewhere\)"):
         registry.own("dead")
     assert registry.own("dead", take_over=True) == 2
-    dead_pool(registry, "far", owner_host="elsewhere", machine="elsewhere", name="far")
-    with pytest.raises(PoolError, match="pool 'far' runs on machine elsewhere, and can be attached to only there"):
+    there = {"owner_host": "elsewhere", "machine": "elsewhere", "owner_place": FAR, "machine_place": FAR}
+    dead_pool(registry, "far", name="far", **there)
+    with pytest.raises(PoolError, match="pool 'far' runs on machine elsewhere: only there can it be attached to"):
         registry.own("far", take_over=True)
 
 
@@ -615,11 +618,14 @@ def test_a_host_that_nobody_could_record_is_found_and_its_pool_kept(
 
 
 def test_pools_of_other_machines_and_providers_are_not_ended_from_here(registry: Registry) -> None:
-    dead_pool(registry, "far", machine="elsewhere", owner_host="elsewhere")
-    dead_pool(registry, "old", machine="elsewhere", owner_host="elsewhere", began=1.0, owner_since=1.0)
+    there = {"owner_host": "elsewhere", "machine": "elsewhere", "owner_place": FAR, "machine_place": FAR}
+    dead_pool(registry, "far", **there)
+    dead_pool(registry, "old", began=1.0, owner_since=1.0, **there)
     dead_pool(registry, "cloud", provider="aws", began=1.0)
     assert sweep(registry) == []
     assert [(row.id, row.owner) for row in registry.pools()] == [("far", 4_000_000), ("cloud", 0)]
+    # One that nobody has spoken of for a month is not listed here; only its own machine says that it has ended.
+    assert ask(registry.path, "SELECT state FROM pools WHERE id = 'old'") == [("starting",)]
 
 
 def test_two_sweeps_at_the_same_time_end_a_pool_once(
@@ -720,7 +726,18 @@ _VALUES = st.one_of(
     st.sampled_from(["[", "[1]", '["/"]', "{}", "[" * 20_000, "0-99999999", "3-1", "1,", "x" * 100_000, "\x1b[2J"]),
     st.lists(st.sampled_from([*HOSTILE_FOLDERS, "/tmp"])).map(json.dumps),
 )
-_TEXTS = ["id", "name", "provider", "state", "folders", "owner_name", "owner_host", "machine"]
+_TEXTS = [
+    "id",
+    "name",
+    "provider",
+    "state",
+    "folders",
+    "owner_name",
+    "owner_host",
+    "machine",
+    "owner_place",
+    "machine_place",
+]
 _NUMBERS = ["nodes", "owner", "owner_started", "keep", "began", "ended", "generation", "owner_since"]
 _COLUMNS = {
     "pools": [*_TEXTS, *_NUMBERS, "host_pid", "host_started"],
@@ -746,6 +763,7 @@ def test_whatever_a_row_holds_it_is_a_row_or_a_warning(loose: Path, table: str, 
     dead = {"owner": 4_000_000, "owner_started": 1.0, "began": 1.0, "owner_since": 1.0, "host_pid": 4_000_001}
     good = {"id": "bad1", "name": "x", "provider": "local", "nodes": 1, "state": "ready", "folders": "[]", "keep": 1}
     good |= {"owner_name": "", "owner_host": "", "machine": "", "generation": 1, "host_started": 1.0, **dead}
+    good |= {"owner_place": "", "machine_place": identity.here().text}
     good |= {"pool": "bad1", "code": "x", "elapsed": None, "ranks": "0-3", "ended": None}
     changed = data.draw(st.dictionaries(st.sampled_from(_COLUMNS[table]), _VALUES, min_size=1))
     row = {**{name: good[name] for name in _COLUMNS[table]}, **changed}

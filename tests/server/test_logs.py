@@ -27,7 +27,7 @@ def test_each_rank_has_what_it_printed_and_how_it_ended(tmp_path):
     row = registry.pool("f00d")
     registry.close()
     assert row is not None
-    assert row.machine == identity.here()
+    assert row.machine == identity.here().host
     assert logs.local(row, "feed") == []
     error = {"kind": "end", "rank": 1, "status": "error", "traceback": ["Traceback", "ValueError: no"]}
     died = {"kind": "end", "rank": 0, "status": "died", "text": "killed by SIGKILL"}
