@@ -47,6 +47,7 @@ from ipykernel.kernelapp import IPKernelApp
 from traitlets import DottedObjectName, Type
 
 from . import asking, foreign, forgetting, givable, modules, packages, payload, results, stacks, streams
+from .iopub import OutputThread
 from .reads import global_reads
 from .runtime import POOL_VARIABLE, instance_info
 
@@ -59,6 +60,8 @@ _PIPE = 1 << 16
 # more waits.
 _MOST_TEXT = 1 << 20
 _MOST_WAITING = 32
+# What is not sent after so many seconds, by a thread that is not sending, waits for who waits for it.
+_STUCK = 0.5
 # What a rank's log takes of native output, which is in the journal too: it is for a crash's last words.
 _MOST_LOG = 4 << 20
 _BUILTINS = frozenset(vars(builtins))
@@ -421,6 +424,9 @@ class OrderedStream(OutStream):
     """
 
     _last: ClassVar[OrderedStream | None] = None
+    # The threads that read native output, and after how many messages they found the one that sends stuck.
+    _watchers: ClassVar[set[threading.Thread]] = set()
+    _stuck: ClassVar[int] = -1
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         # Before the thread that watches the pipe is started.
@@ -440,6 +446,7 @@ class OrderedStream(OutStream):
         if self._fid is None:
             return
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
+        OrderedStream._watchers.add(threading.current_thread())
         with contextlib.suppress(OSError, ValueError):
             while select.select([self._fid], [], []) and self._should_watch:
                 with self.taking:
@@ -469,12 +476,22 @@ class OrderedStream(OutStream):
         if thread is None or not thread.thread.is_alive() or thread.thread is threading.current_thread():
             self._flush()
             return
+        # The thread that sends may itself be writing to the pipe that is read here: a `__del__` that runs
+        # there does, or a native library's logger. Then the pipe is read on, and the text waits.
+        reads = threading.current_thread() in OrderedStream._watchers
+        if reads and OrderedStream._stuck == thread.sent:
+            return
         # No Event: an interrupt that comes inside of one may leave it locked, and the thread would stand still.
         sent = threading.Lock()
         sent.acquire()
         thread.schedule(self._flush)
         thread.schedule(sent.release)
-        sent.acquire(timeout=self.flush_timeout)
+        while not sent.acquire(timeout=_STUCK if reads else self.flush_timeout):
+            if not reads:
+                return
+            if not thread.sending:
+                OrderedStream._stuck = thread.sent
+                return
 
     def write(self, string: str) -> int | None:
         other = OrderedStream._last
@@ -506,38 +523,6 @@ class OrderedStream(OutStream):
         self._sent = mark
 
 
-def _do_at_once(thread: Any) -> None:
-    """Have the thread that sends do at once what it asks itself for.
-
-    ipykernel has it send itself a message for that, one for each text that it flushes. Where many are
-    flushed in a row, more of these come than it reads, until there is no room for the next, and it
-    waits for itself.
-    """
-    ask = thread.schedule
-
-    def schedule(work: Callable[[], Any]) -> None:
-        if threading.current_thread() is thread.thread:
-            work()
-        else:
-            ask(work)
-
-    thread.schedule = schedule
-
-
-def _stay_alive(thread: threading.Thread) -> None:
-    """Have a thread taken for alive until it has ended, whatever interrupts who asks.
-
-    Before Python 3.13, `Thread.is_alive` notes a thread as ended for ever where an interrupt comes inside of
-    it (bpo-45274). ipykernel asks for each text: from then on all threads would send, and share a socket.
-    """
-
-    def is_alive() -> bool:
-        # It moves from the first to the second as it begins, and takes itself out as the last that it does.
-        return thread in threading._limbo or threading._active.get(thread.ident) is thread  # type: ignore[attr-defined]
-
-    thread.is_alive = is_alive  # type: ignore[method-assign]
-
-
 class OneShell:
     """Stands where ipykernel has a thread that reads the shell channel and hands on to the main one.
 
@@ -563,13 +548,17 @@ class SkyKernelApp(IPKernelApp):
         self.shell_channel_thread = OneShell()
 
     def init_iopub(self, context: zmq.Context[Any]) -> None:
-        # It holds for the connections that a socket gets by being bound: not to be set later.
-        context.setsockopt(zmq.SNDHWM, _MOST_WAITING)
-        super().init_iopub(context)
-        del context.sockopts[zmq.SNDHWM]
-        self.iopub_thread.socket.setsockopt(zmq.XPUB_NODROP, 1)
-        _do_at_once(self.iopub_thread)
-        _stay_alive(self.iopub_thread.thread)
+        """ipykernel's, with a socket that drops nothing and a thread that opens no port."""
+        socket = context.socket(zmq.XPUB)
+        socket.linger = 1000
+        # Before it is bound: it holds for the connections that the socket gets thereby.
+        socket.sndhwm = _MOST_WAITING
+        self.iopub_port: int = self._bind_socket(socket, self.iopub_port)
+        socket.setsockopt(zmq.XPUB_NODROP, 1)
+        self.configure_tornado_logger()
+        self.iopub_thread = OutputThread(socket, f"{self.ip}-forks", self.session)
+        self.iopub_thread.start()
+        self.iopub_socket = self.iopub_thread.background_socket
 
 
 def run_kernel(connection_file: str) -> None:
