@@ -27,6 +27,8 @@ _HANGS = "hangs"
 _NEEDS = "import ssl, ctypes, sqlite3, asyncio, multiprocessing, zlib"
 _VERSION = re.compile(r"(\d+)\.(\d+)")
 _MIN_GLIBC = (2, 17)
+# An agent alone has about forty open; the rest is for kernels and what they run.
+_MIN_FILES = 64
 # uv names the systems that it can resolve for; of these the highest that a host's own is not below.
 _MANYLINUX = (17, 28, *range(31, 41))
 
@@ -125,6 +127,11 @@ def look(machine: SSHMachine, python: str, uv: str, env: Mapping[str, str]) -> F
 
     if one("system") != "Linux":
         raise _unfit(f"it runs {one('system') or 'an unknown system'}, and nodes need Linux")
+    if (files := one("files")).isdigit() and int(files) < _MIN_FILES:
+        raise _unfit(
+            f"a process of this user may open {files} files there, and nodes need {_MIN_FILES}: raise it (`ulimit -n` "
+            "in ~/.bashrc or ~/.profile, nofile in /etc/security/limits.conf)"
+        )
     found = _VERSION.search(one("glibc")) if "glibc" in one("glibc").lower() or "GNU" in one("glibc") else None
     if found is None:
         raise _unfit(
@@ -215,6 +222,7 @@ def _script(python: str, uv: str) -> str:
         'echo "glibc $(getconf GNU_LIBC_VERSION 2>/dev/null || ldd --version 2>&1 | head -n 1)"',
         'echo "clock $(date +%s.%N 2>/dev/null)"',
         'echo "home $HOME"',
+        'echo "files $(ulimit -n)"',
         'set -- $SSH_CONNECTION; echo "address ${3:-}"',
         # (By cat, which says why it cannot be written where a shell of its own may not.)
         # A file that is written and run: a full disk, a read-only one and one without leave to execute all show.

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import importlib.util
 import sys
-import time
 import zipfile
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
@@ -28,8 +27,6 @@ pytestmark = [
 ]
 
 MINOR = f"{sys.version_info[0]}.{sys.version_info[1]}"
-# A host that is off answers nothing: what is waited for is OpenSSH's own patience, and no more.
-AT_ONCE = 60.0
 Configure = Callable[[World], Path]
 
 
@@ -76,10 +73,8 @@ def refused(
     provider = sky.SSH(names, **{"offline": True, **asked})
     pool = Pool(PoolSpec(provider=provider, nodes=len(names), **options))
     with nothing_left(there, [pool.id]):
-        began = time.monotonic()
         with pytest.raises(kind) as caught:
             pool.start()
-        assert time.monotonic() - began < AT_ONCE
         assert pool.state == "ended"
     print(f"\n--- {caught.value}")
     return str(caught.value)

@@ -54,7 +54,8 @@ class KeyRing:
     passphrase: Passphrase | None = None
     attempts: int = 3
     _opened: dict[str, Any] = field(default_factory=dict, repr=False)
-    _given_up: set[str] = field(default_factory=set, repr=False)
+    # Why a file that was asked about stays closed.
+    _given_up: dict[str, str] = field(default_factory=dict, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def load(self, path: str) -> Any:
@@ -75,15 +76,17 @@ class KeyRing:
         if self.passphrase is None:
             raise _Skip(f"needs its passphrase, and nobody can be asked here: ssh-add {shlex.quote(path)}")
         if path in self._given_up:
-            raise _Skip("needs its passphrase, which was not given")
+            raise _Skip(self._given_up[path])
+        why = "needs its passphrase, and was given no right one"
         for attempt in range(self.attempts):
             given = self.passphrase(path, attempt)
             if given is None:
+                why = "needs its passphrase, which was not given"
                 break
             with contextlib.suppress(ValueError):
                 return _paramiko_key(data, given.encode(), path)
-        self._given_up.add(path)
-        raise _Skip("needs its passphrase, and was given no right one")
+        self._given_up[path] = why
+        raise _Skip(why)
 
 
 @dataclass(frozen=True)

@@ -123,11 +123,22 @@ class Lookup:
         return self.get(key, "no").lower() in ("yes", "true")
 
     def read(self, path: Path, active: bool = True, depth: int = 0) -> None:
-        """Take what one file says; a file that is not there says nothing."""
+        """Take what one file says; a file that is not there says nothing.
+
+        Raises
+        ------
+        SpecError
+            Where it cannot be understood, or where others than the user and root may write it: it names
+            programs to run. As in OpenSSH (``readconf.c``, SSHCONF_CHECKPERM), the system's file and one that
+            was named in particular are the person's choice, and what they include is not.
+        """
         if depth > _MAX_DEPTH:
             raise SpecError(f"{path}: more than {_MAX_DEPTH} files include each other")
         try:
-            text = path.read_text(encoding="utf-8", errors="surrogateescape")
+            with open(path, encoding="utf-8", errors="surrogateescape") as file:
+                if depth or path == Path.home() / ".ssh" / "config":
+                    _check_owner(path, os.fstat(file.fileno()))
+                text = file.read()
         except (FileNotFoundError, NotADirectoryError):
             return
         except OSError as error:
@@ -216,6 +227,14 @@ class Lookup:
         except (OSError, subprocess.TimeoutExpired) as error:
             raise SpecError(f"{where}: the command of Match exec failed: {error}") from None
         return done.returncode == 0
+
+
+def _check_owner(path: Path, info: os.stat_result) -> None:
+    """Refuse a file that somebody else may have written."""
+    if info.st_uid not in (0, os.getuid()):
+        raise SpecError(f"{path} belongs to another user, so it is not used: chown it to you")
+    if info.st_mode & 0o022:
+        raise SpecError(f"others can write {path}, so it is not used: chmod go-w it")
 
 
 def lookup(name: str, user: str | None = None, files: Sequence[Path] | None = None) -> Lookup:

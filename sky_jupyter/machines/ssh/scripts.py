@@ -13,7 +13,10 @@ from pathlib import PurePath
 
 from ...errors import SpecError
 
-LAUNCH = """exec /bin/sh -c 'IFS= read -r _sky && eval "$_sky"'"""
+# What a login sets for itself must not keep a command from running: another interpreter's PYTHONHOME, a PATH without
+# the system's tools, a umask that keeps the user from their own files.
+_CLEAN = "unset PYTHONHOME; export PATH=${PATH:+$PATH:}/usr/bin:/bin; case $(umask) in *[1-7]??) umask 077;; esac"
+LAUNCH = f"""exec /bin/sh -c '{_CLEAN}; IFS= read -r _sky && eval "$_sky"'"""
 _NEWLINE = "_sky_n=$(printf '\\nx'); _sky_n=${_sky_n%x}; "
 # Bytes for which it pays to choose with what they are copied.
 _MUCH = 8 << 20

@@ -504,7 +504,7 @@ def _no_protocol(target: Target, error: BaseException, child: subprocess.Popen[b
         return error
     if child is not None:
         return Unreachable(
-            target.name, "proxy", f"its ProxyCommand made no connection ({error or 'it ended'}); try it by hand"
+            target.name, "proxy", f"its ProxyCommand made no connection ({_proxy_end(child, error)}); try it by hand"
         )
     if isinstance(error, paramiko.ssh_exception.IncompatiblePeer):
         return Unreachable(
@@ -518,11 +518,20 @@ def _no_protocol(target: Target, error: BaseException, child: subprocess.Popen[b
     )
 
 
+def _proxy_end(child: subprocess.Popen[bytes], error: BaseException) -> str:
+    """Say how a ProxyCommand ended, where it has; its own words stand above, as OpenSSH leaves them."""
+    with contextlib.suppress(subprocess.TimeoutExpired):
+        status = child.wait(1.0)
+        return f"it ended with status {status}" if status >= 0 else f"it was ended by signal {-status}"
+    return str(error).partition("[Errno")[0].strip() or "it gave no reason"
+
+
 def _refusal_hint(code: int, stream: bool) -> str:
+    if not stream:
+        # OpenSSH gives no other reason for a session that it refuses.
+        return "; its sshd allows too few at a time on one connection: set MaxSessions 10 there, which is the default"
     if code == paramiko.common.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED:
-        return (
-            "; allow it in its sshd_config (AllowTcpForwarding yes)" if stream else "; see MaxSessions in sshd_config"
-        )
+        return "; allow it in its sshd_config (AllowTcpForwarding yes)"
     return ""
 
 

@@ -6,7 +6,7 @@ import contextlib
 import secrets
 import threading
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, NoReturn
 
 import paramiko
 
@@ -14,7 +14,7 @@ from ...errors import LinkLost, MachineError
 from . import scripts
 from .packets import send_all
 from .session import Session
-from .values import Done, NoShell
+from .values import Done, NoShell, shown
 
 _READ = 1 << 16
 _BEGIN_PATIENCE = 60.0
@@ -132,19 +132,34 @@ class Shell:
         if self._channel is not None and not self._channel.closed:
             return
         self._channel, self._rest = self._session.channel(scripts.LAUNCH), []
-        with _patience(self._channel, _BEGIN_PATIENCE):
+        with _patience(self._channel, _BEGIN_PATIENCE) as out_of_time:
             try:
                 loop = f"printf '\\n%s 0\\n' {self._mark}; while IFS= read -r _sky; do eval \"$_sky\"; done"
                 self._send(loop)
                 self._reply()  # and what the login's own files print before it
             except (OSError, EOFError, paramiko.SSHException):
-                told = self._give_up()
-                if not self._session.alive:
-                    raise self._broken("it ended") from None
-                target = self._session.target
-                raise NoShell(
-                    target.name, "shell", f"{target} runs no /bin/sh for this user: {told or 'it said nothing'}"
-                ) from None
+                self._refuse(out_of_time.is_set())
+
+    def _refuse(self, out_of_time: bool) -> NoReturn:
+        """Raise the error for a shell that has not begun, with what was said on either output."""
+        # What else it says is on its way with the end of its channel.
+        with contextlib.suppress(OSError, EOFError):
+            self._channel.settimeout(1.0)
+            while len(self._rest) <= _MOST_PIECES and (data := self._channel.recv(_READ)):
+                self._rest.append(data)
+        words = [b"".join(self._rest).decode("utf-8", "replace").strip(), self._give_up()]
+        told = "; ".join(shown(word) for word in words if word)
+        if not self._session.alive:
+            raise self._broken("it ended") from None
+        target = self._session.target
+        if out_of_time:
+            text = (
+                f"{target} has begun no /bin/sh in {_BEGIN_PATIENCE:g} s: a file that its logins run (~/.bashrc, "
+                "~/.profile) may wait, or read what comes after it"
+            )
+        else:
+            text = f"{target} runs no /bin/sh for this user: give it a login shell, without ForceCommand"
+        raise NoShell(target.name, "shell", f"{text} ({'it said: ' + told if told else 'it said nothing'})") from None
 
     def _send(self, script: str) -> None:
         send_all(self._channel, scripts.line(script))

@@ -56,5 +56,11 @@ class Moved:
     there: int = 0
 
 
+def shown(said: str, limit: int = 300) -> str:
+    """Return what a host said as one printable line: the last ``limit`` letters of it."""
+    line = " ".join("".join(letter if letter.isprintable() else " " for letter in said).split())
+    return line if len(line) <= limit else f"…{line[-limit:]}"
+
+
 class NoShell(MachineError):
     """The host runs no ``/bin/sh`` for this user."""
