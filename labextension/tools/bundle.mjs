@@ -11,6 +11,8 @@ const widgets = join(here, "..", "sky_jupyter", "static");
 
 const common = {
   absWorkingDir: here,
+  // The one package that both outputs hold; an installation has it here alone.
+  alias: { valibot: join(here, "tools", "node_modules", "valibot") },
   bundle: true,
   charset: "utf8",
   format: "esm",

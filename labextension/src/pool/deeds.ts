@@ -2,12 +2,10 @@
 
 import { button, make, mark, reason, say } from "./dom";
 import { isChanging, type PoolFacts } from "./facts";
+import type { Reply } from "./schema";
 
-export interface Reply {
-  message?: string;
-  /** False where it has been begun, and goes on. */
-  done?: boolean;
-}
+export type { Reply } from "./schema";
+
 type Content = Record<string, unknown>;
 type Name = "interrupt" | "restart" | "resize" | "down";
 
@@ -55,7 +53,7 @@ export class Deeds {
     };
     this.bar.append(...Object.values(this.buttons));
     this.text.id = `sky-live-question-${++questions}`;
-    this.asked.setAttribute("aria-labelledby", this.text.id);
+    mark(this.asked, "aria-labelledby", this.text.id);
     this.asked.hidden = true;
     this.label.append(this.labelText, this.field);
     this.asked.append(this.text, this.label, this.yes, this.no);

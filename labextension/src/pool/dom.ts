@@ -1,15 +1,9 @@
 /** Small helps for elements of the page; more of them are the run view's. */
 
-import { make } from "../run/dom";
+import { make } from "../page/dom";
 
-export { make, reason, say } from "../run/dom";
-
-/** Change an attribute only where it is another. */
-export function mark(node: Element, name: string, value: string): void {
-  if (node.getAttribute(name) !== value) {
-    node.setAttribute(name, value);
-  }
-}
+export { make, mark, say, shape } from "../page/dom";
+export { reason } from "../run/dom";
 
 /** Have as many children as there are items, each made once and told of its item; they stay in place. */
 export function fill<T>(parent: HTMLElement, items: readonly T[], begin: () => HTMLElement, tell: (node: HTMLElement, item: T, index: number) => void): void {

@@ -1,102 +1,13 @@
 /** A pool as `status` tells of it (docs/actions.md), and what is kept of it from one answer to the next. */
 
-export const MIME = "application/vnd.sky.pool.v1+json";
+import type { PhaseFacts, PoolFacts, Sample } from "./schema";
+
 /** So many seconds of samples are shown; nodes keep no more. */
 export const SPAN = 300;
 /** How many lines of each phase are asked for while they change. */
 export const LINES = 100;
 
-/** Seconds ago, the busy part of the cores, bytes of memory used, and of each GPU its busy part and its memory. */
-export type Sample = number[];
-
-export interface RankFacts {
-  rank: number;
-  pid: number;
-  run: string | null;
-  entered: boolean;
-  memory: number;
-}
-
-export interface NodeFacts {
-  node: number;
-  state: string;
-  host: string;
-  address: string;
-  uptime: number;
-  pid: number;
-  accelerators: number;
-  accelerator: string | null;
-  ranks: RankFacts[];
-  cores: number;
-  memory: number;
-  gpus: { name: string; memory: number }[];
-  heard: number | null;
-  now: number[] | null;
-  samples: Sample[];
-}
-
-export interface PartFacts {
-  node: number;
-  state: string;
-  elapsed: number;
-  line: string;
-}
-
-export interface PhaseFacts {
-  phase: string;
-  text: string;
-  state: string;
-  at: number;
-  elapsed: number;
-  usual: number | null;
-  lines: string[];
-  nodes?: PartFacts[];
-}
-
-export interface RunFacts {
-  id: string;
-  code: string;
-  count: number;
-  elapsed: number;
-  silent: number;
-  ranks: number[];
-  left: number[];
-  failed: number[];
-  interrupted: boolean;
-  detached: boolean;
-}
-
-export interface PoolFacts {
-  name: string;
-  id: string;
-  state: string;
-  why: string;
-  current: boolean;
-  provider: string;
-  ranks_per_node: number;
-  world_size: number;
-  plugins: string[];
-  keep: boolean;
-  uptime: number;
-  away: Record<string, string>;
-  apart: Record<string, string>;
-  runs: RunFacts[];
-  phases: PhaseFacts[];
-  nodes: NodeFacts[];
-  mark: number;
-  /** Dollars so far, where the provider has prices. */
-  cost?: number | null;
-}
-
-/** What a notebook keeps of its pools. */
-export interface Saved {
-  version: number;
-  /** Seconds since 1970. */
-  at: number;
-  pools: PoolFacts[];
-  /** A pool that is being started: its name, and what it is at. */
-  start?: { pool: string; text: string };
-}
+export type { NodeFacts, PartFacts, PhaseFacts, PoolFacts, RankFacts, RunFacts, Sample, Saved } from "./schema";
 
 const CHANGING = ["starting", "restarting", "resizing", "ending"];
 

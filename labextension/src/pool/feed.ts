@@ -3,6 +3,7 @@
 import { ask, type Kernel } from "../run/control";
 import { reason } from "../run/dom";
 import { isChanging, LINES, type PoolFacts, PoolModel } from "./facts";
+import { readStatus } from "./schema";
 
 const EVERY = 1000;
 // Where nothing answers, it is asked less and less often.
@@ -11,7 +12,7 @@ const [AGAIN, SELDOM] = [5000, 60_000];
 const REFUSED = 5000;
 
 /** A request, and the answer to it; what the kernel refuses is thrown. */
-export type Ask = <T>(content: Record<string, unknown>) => Promise<T>;
+export type Ask = (content: Record<string, unknown>) => Promise<unknown>;
 
 export class Feed {
   model: PoolModel | undefined;
@@ -89,14 +90,17 @@ export class Feed {
   }
 
   private async status(content: Record<string, unknown>): Promise<PoolFacts> {
-    const answer = await this.ask<{ pools: PoolFacts[] }>({ action: "status", pool: this.pool, ...content });
-    return answer.pools[0];
+    const [found] = readStatus(await this.ask({ action: "status", pool: this.pool, ...content }));
+    if (!found) {
+      throw new Error("the kernel tells nothing of the pool");
+    }
+    return found;
   }
 
   /** Whether what was refused is that the pool has ended. */
   private async examine(): Promise<void> {
     try {
-      const { pools } = await this.ask<{ pools: PoolFacts[] }>({ action: "status" });
+      const pools = readStatus(await this.ask({ action: "status" }));
       if (!pools.some((pool) => pool.name === this.pool)) {
         this.gone = true;
         this.problem = "";
@@ -120,11 +124,11 @@ export function feedOf(kernel: Kernel, pool: string): Feed {
 
 /** How a kernel is asked. */
 export function request(kernel: Kernel): Ask {
-  return <T>(content: Record<string, unknown>) => {
+  return (content: Record<string, unknown>) => {
     const connection = (kernel as { connectionStatus?: string }).connectionStatus;
     if (connection && connection !== "connected") {
       return Promise.reject(new Error("there is no connection to the kernel just now"));
     }
-    return ask<T>(kernel, "sky_request", content);
+    return ask(kernel, "sky_request", content);
   };
 }

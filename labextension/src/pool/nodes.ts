@@ -82,7 +82,7 @@ class Row {
       this.cells[column] = cell;
       this.node.append(cell);
     }
-    this.cells.node.setAttribute("scope", "row");
+    mark(this.cells.node, "scope", "row");
     const state = make("div", "sky-live-state");
     state.append(make("span", "sky-live-dot", { "aria-hidden": "true" }), this.state);
     this.cells.state.append(state);

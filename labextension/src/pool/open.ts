@@ -3,6 +3,7 @@
 import { type Kernel } from "../run/control";
 import { type PoolFacts, PoolModel } from "./facts";
 import { type Feed, feedOf, request } from "./feed";
+import { readReply } from "./schema";
 import { install } from "./style";
 import { PoolPanel } from "./view";
 import { Visible } from "./visible";
@@ -33,7 +34,12 @@ export class OpenPanel {
     saved?: { pool: PoolFacts; at: number },
   ) {
     this.panel = new PoolPanel(
-      (content) => (this.kernel ? request(this.kernel)(content) : Promise.reject(new Error("there is no kernel"))),
+      async (content) => {
+        if (!this.kernel) {
+          throw new Error("there is no kernel");
+        }
+        return readReply(await request(this.kernel)(content));
+      },
       () => this.feed?.look(),
     );
     if (saved) {

@@ -1,6 +1,6 @@
 /** Sparklines: up to five minutes of a value from 0 to 1 as a line, the newest at the right. */
 
-import { mark } from "./dom";
+import { mark, shape } from "./dom";
 import { SPAN } from "./facts";
 import { percent } from "./words";
 
@@ -8,15 +8,15 @@ const WIDTH = 100;
 const HEIGHT = 16;
 // A line shows so many seconds at least.
 const LEAST = 60;
-const SVG = "http://www.w3.org/2000/svg";
 
 export function sparkline(): SVGSVGElement {
-  const svg = document.createElementNS(SVG, "svg");
-  svg.setAttribute("class", "sky-live-spark");
-  svg.setAttribute("viewBox", `0 0 ${WIDTH} ${HEIGHT}`);
-  svg.setAttribute("preserveAspectRatio", "none");
-  svg.setAttribute("role", "img");
-  svg.append(document.createElementNS(SVG, "polygon"), document.createElementNS(SVG, "polyline"));
+  const svg = shape("svg", {
+    class: "sky-live-spark",
+    viewBox: `0 0 ${WIDTH} ${HEIGHT}`,
+    preserveAspectRatio: "none",
+    role: "img",
+  });
+  svg.append(shape("polygon"), shape("polyline"));
   return svg;
 }
 
@@ -51,8 +51,10 @@ function labelOf(what: string, values: [number, number][]): string {
   if (!values.length) {
     return `${what}: not known yet`;
   }
-  const found = values.map(([, value]) => value);
-  const [low, high] = [Math.min(...found), Math.max(...found)];
+  const [low, high] = values.reduce(([least, most], [, value]) => [Math.min(least, value), Math.max(most, value)], [
+    Infinity,
+    -Infinity,
+  ]);
   const minutes = Math.max(1, Math.round((values[values.length - 1][0] - values[0][0]) / 60));
   return `${what}, last ${minutes} min: ${percent(low)} to ${percent(high)}`;
 }

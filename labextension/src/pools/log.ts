@@ -1,39 +1,32 @@
 // What a run printed last, and where its ranks are, for a dialog.
 import { duration } from "../format";
+import { make, say } from "../page/dom";
 import type { Log } from "./client";
 
 /** The element to show. */
 export function logNode(log: Log): HTMLElement {
-  const node = document.createElement("div");
-  node.className = "sky-log";
-  node.tabIndex = 0;
+  const node = make("div", "sky-log", { tabindex: "0" });
   const said = log.run.elapsed === null ? "" : `, ${duration(log.run.elapsed)}`;
-  const head = document.createElement("p");
-  head.textContent = `Run ${log.run.id} (${log.run.state}${said}): ${log.run.title}`;
-  node.append(head);
+  node.append(told("p", `Run ${log.run.id} (${log.run.state}${said}): ${log.run.title}`));
   for (const { rank, text } of log.ranks) {
-    const title = document.createElement("h4");
-    title.textContent = `Rank ${rank}`;
-    const lines = document.createElement("pre");
-    lines.textContent = plain(text);
-    node.append(title, lines);
+    node.append(told("h4", `Rank ${rank}`), told("pre", plain(text)));
   }
   if (!log.ranks.length) {
-    const nothing = document.createElement("p");
-    nothing.textContent = "Nothing has been printed.";
-    node.append(nothing);
+    node.append(told("p", "Nothing has been printed."));
   }
   return node;
 }
 
 /** Each rank's stack, to be shown. */
 export function whereNode(text: string): HTMLElement {
-  const node = document.createElement("div");
-  node.className = "sky-log";
-  node.tabIndex = 0;
-  const lines = document.createElement("pre");
-  lines.textContent = plain(text);
-  node.append(lines);
+  const node = make("div", "sky-log", { tabindex: "0" });
+  node.append(told("pre", plain(text)));
+  return node;
+}
+
+function told(tag: "h4" | "p" | "pre", text: string): HTMLElement {
+  const node = make(tag);
+  say(node, text);
   return node;
 }
 

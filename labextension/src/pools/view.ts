@@ -1,5 +1,6 @@
 // The list of pools as elements of the page. A row is changed in place, so that focus and selection stay.
 import { count, duration } from "../format";
+import { make, mark, say } from "../page/dom";
 import type { Pool } from "./client";
 
 /** What a person may ask for. */
@@ -27,19 +28,19 @@ export function nameOf(pool: Pool, pools: Pool[]): string {
 }
 
 export class PoolsView {
-  readonly node = element("section", "sky-pools");
+  readonly node = make("section", "sky-pools");
   private readonly rows = new Map<string, Row>();
-  private readonly list = element("ul", "sky-pools-list");
-  private readonly empty = element("p", "sky-pools-empty");
-  private readonly problem = element("p", "sky-pools-problem");
-  private readonly told = element("p", "sky-pools-told");
+  private readonly list = make("ul", "sky-pools-list");
+  private readonly empty = make("p", "sky-pools-empty");
+  private readonly problem = make("p", "sky-pools-problem");
+  private readonly told = make("p", "sky-pools-told");
 
   constructor(private readonly deeds: Deeds) {
-    this.node.setAttribute("aria-label", "Pools");
-    this.list.setAttribute("aria-label", "Pools");
-    this.problem.setAttribute("role", "alert");
+    mark(this.node, "aria-label", "Pools");
+    mark(this.list, "aria-label", "Pools");
+    mark(this.problem, "role", "alert");
     // Read out when it changes, seen by nobody.
-    this.told.setAttribute("role", "status");
+    mark(this.told, "role", "status");
     this.node.append(this.problem, this.list, this.empty, this.told);
     this.show([], 0);
     this.fail("");
@@ -90,19 +91,19 @@ export class PoolsView {
 }
 
 class Row {
-  readonly node = element("li", "sky-pool");
-  private readonly name = element("h3", "sky-pool-name");
-  private readonly state = element("span", "sky-pool-state");
-  private readonly facts = element("p", "sky-pool-facts");
-  private readonly manager = element("p", "sky-pool-manager");
-  private readonly runs = element("p", "sky-pool-runs");
-  private readonly bar = element("div", "sky-pool-deeds");
+  readonly node = make("li", "sky-pool");
+  private readonly name = make("h3", "sky-pool-name");
+  private readonly state = make("span", "sky-pool-state");
+  private readonly facts = make("p", "sky-pool-facts");
+  private readonly manager = make("p", "sky-pool-manager");
+  private readonly runs = make("p", "sky-pool-runs");
+  private readonly bar = make("div", "sky-pool-deeds");
   private readonly buttons: Record<keyof Deeds, HTMLButtonElement>;
   private pool!: Pool;
 
   constructor(deeds: Deeds) {
     const button = (deed: keyof Deeds, text: string) => {
-      const made = element("button", "sky-pool-deed");
+      const made = make("button", "sky-pool-deed");
       made.type = "button";
       made.textContent = text;
       made.addEventListener("click", () => deeds[deed](this.pool));
@@ -118,9 +119,9 @@ class Row {
       down: button("down", "Shut down"),
     };
     this.buttons.down.classList.add("sky-pool-ends");
-    const head = element("div", "sky-pool-head");
+    const head = make("div", "sky-pool-head");
     head.append(this.name, this.state);
-    this.bar.setAttribute("role", "group");
+    mark(this.bar, "role", "group");
     this.bar.append(...Object.values(this.buttons));
     this.node.append(head, this.facts, this.manager, this.runs, this.bar);
   }
@@ -130,12 +131,12 @@ class Row {
     const lost = isLost(pool);
     this.node.dataset.pool = pool.id;
     this.node.dataset.state = lost ? "lost" : pool.state;
-    set(this.name, pool.name);
-    set(this.state, pool.running.length ? "running" : pool.state);
+    say(this.name, pool.name);
+    say(this.state, pool.running.length ? "running" : pool.state);
     const cost = pool.cost === null ? "" : ` · $${pool.cost.toFixed(2)} so far`;
-    set(this.facts, `${count(pool.nodes, `${pool.provider} node`)} · ${duration(now - pool.began)}${cost}`);
-    set(this.manager, `Managed by ${lost ? NOBODY : pool.manager?.path || pool.manager?.who}`);
-    set(this.runs, pool.running.map((run) => `${run.title || "a cell"} · ${duration(now - run.began)}`).join("\n"));
+    say(this.facts, `${count(pool.nodes, `${pool.provider} node`)} · ${duration(now - pool.began)}${cost}`);
+    say(this.manager, `Managed by ${lost ? NOBODY : pool.manager?.path || pool.manager?.who}`);
+    say(this.runs, pool.running.map((run) => `${run.title || "a cell"} · ${duration(now - run.began)}`).join("\n"));
     this.runs.hidden = !pool.running.length;
     this.offer(pool, lost);
   }
@@ -151,23 +152,11 @@ class Row {
       attach: lost && pool.here,
       down: (ours || lost) && pool.here,
     };
-    this.bar.setAttribute("aria-label", `Pool ${pool.name}`);
+    mark(this.bar, "aria-label", `Pool ${pool.name}`);
     for (const [deed, button] of Object.entries(this.buttons) as [keyof Deeds, HTMLButtonElement][]) {
       // Of several buttons with the same words, each says whose it is.
-      button.setAttribute("aria-label", `${button.textContent}: pool ${pool.name}`);
+      mark(button, "aria-label", `${button.textContent}: pool ${pool.name}`);
       button.hidden = !shown[deed];
     }
-  }
-}
-
-function element<K extends keyof HTMLElementTagNameMap>(tag: K, name: string): HTMLElementTagNameMap[K] {
-  const made = document.createElement(tag);
-  made.className = name;
-  return made;
-}
-
-function set(node: HTMLElement, text: string): void {
-  if (node.textContent !== text) {
-    node.textContent = text;
   }
 }

@@ -1,4 +1,4 @@
-/** Terminal colours: reading SGR codes, and turning them into HTML that suits light and dark pages. As display/ansi.py. */
+/** Terminal colours: reading SGR codes, and turning them into looks that suit light and dark pages. As display/ansi.py. */
 
 export interface Style {
   readonly bold: boolean;
@@ -176,41 +176,22 @@ export function strip(text: string): string {
   return text.includes("\x1b") ? text.replace(new RegExp(ESCAPE, "g"), "") : text;
 }
 
-/** Text fit for HTML, in an element or an attribute. */
-export function escaped(text: string): string {
-  return /[&<>"]/.test(text)
-    ? text.replace(/&/g, "&amp;").replace(/</g, "&lt;").replace(/>/g, "&gt;").replace(/"/g, "&quot;")
-    : text;
-}
-
-/** A line as HTML to be put into a <pre>. */
-export function toHtml(text: string): string {
-  if (!text.includes("\x1b")) {
-    return escaped(text);
-  }
-  return runs(text)
-    .map(([style, piece]) => {
-      const look = css(style);
-      return look ? `<span style="${look}">${escaped(piece)}</span>` : escaped(piece);
-    })
-    .join("");
-}
-
-function css(style: Style): string {
+/** How text in a style looks: style properties with their values. */
+export function looks(style: Style): [string, string][] {
   let [fg, bg] = [style.fg, style.bg];
   if (style.inverse) {
     [fg, bg] = [bg || "ground", fg || "text"];
   }
   const lines = [style.underline ? "underline" : "", style.strike ? "line-through" : ""].filter(Boolean);
-  const parts = [
-    fg && `color:${colour(fg, !!bg)}`,
-    bg && `background-color:${colour(bg, true)}`,
-    style.bold && "font-weight:bold",
-    style.faint && "opacity:0.8",
-    style.italic && "font-style:italic",
-    lines.length > 0 && `text-decoration:${lines.join(" ")}`,
+  const found: [string, string][] = [
+    ["color", fg && colour(fg, !!bg)],
+    ["background-color", bg && colour(bg, true)],
+    ["font-weight", style.bold ? "bold" : ""],
+    ["opacity", style.faint ? "0.8" : ""],
+    ["font-style", style.italic ? "italic" : ""],
+    ["text-decoration", lines.join(" ")],
   ];
-  return parts.filter((part) => part && !part.endsWith(":")).join(";");
+  return found.filter(([, value]) => value);
 }
 
 function colour(code: string, onColour: boolean): string {

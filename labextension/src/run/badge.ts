@@ -1,6 +1,6 @@
 /** The badge of a run's pool in the header: it opens and closes the pool's panel below. */
 
-import { make, say } from "./dom";
+import { make, mark, say } from "./dom";
 import type { PanelPlace } from "./host";
 
 export class Badge {
@@ -50,6 +50,6 @@ export class Badge {
 
   private show(open: boolean): void {
     this.place.hidden = !open;
-    this.node.setAttribute("aria-expanded", String(open));
+    mark(this.node, "aria-expanded", String(open));
   }
 }

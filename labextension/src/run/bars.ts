@@ -1,6 +1,6 @@
 /** Progress bars of the ranks: one each, or one of the slowest alone. */
 
-import { make, say, store, stored } from "./dom";
+import { make, mark, say, store, stored } from "./dom";
 import type { RunModel } from "./model";
 import { fraction, Progress, slowest } from "./progress";
 import { ALL } from "./sight";
@@ -56,7 +56,7 @@ function drawBar(row: Element, who: string, progress: Progress): void {
   const label = [who, progress.label].filter(Boolean).join(" · ") || "progress";
   say(name, label);
   bar.value = fraction(progress);
-  bar.setAttribute("aria-label", label);
+  mark(bar, "aria-label", label);
   const percent = `${Math.floor(100 * fraction(progress))}%`;
   say(bar, percent);
   say(aside, [percent, progress.aside].filter(Boolean).join(" · "));

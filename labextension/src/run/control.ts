@@ -1,7 +1,7 @@
 /** Asking a notebook's kernel while a cell runs: by the control channel, which is not behind the cell. */
 
-import type { Host, LogPage } from "./host";
-import type { Delta, Snapshot } from "./model";
+import type { Host } from "./host";
+import { type Delta, type Opened, readDelta, readLog, readOpened, readViews, type Snapshot, type ViewFacts } from "./schema";
 
 /** What is used of JupyterLab's kernel connection; widget managers of JupyterLab and Notebook 7 have it too. */
 export interface Kernel {
@@ -40,13 +40,13 @@ export function request(kernel: Kernel, type: string, content: Record<string, un
 }
 
 /** Send a request and wait for its answer; one that tells of an error is thrown. `hear` is given the whole reply. */
-export async function ask<T>(
+export async function ask(
   kernel: Kernel,
   type: string,
   content: Record<string, unknown>,
   patience = PATIENCE,
   hear?: (reply: unknown) => void,
-): Promise<T> {
+): Promise<Record<string, unknown>> {
   const future = kernel.sendControlMessage(request(kernel, type, content), true, true);
   let timer: ReturnType<typeof setTimeout> | undefined;
   const late = new Promise<never>((_, reject) => {
@@ -54,13 +54,13 @@ export async function ask<T>(
   });
   try {
     const reply = (await Promise.race([future.done, late])) as
-      { content?: { status?: string; message?: string } } | undefined;
+      { content?: Record<string, unknown> } | undefined;
     const answer = reply?.content;
     if (!answer || answer.status !== "ok") {
-      throw new Error(answer?.message ?? "the kernel gave no answer");
+      throw new Error(String(answer?.message ?? "the kernel gave no answer"));
     }
     hear?.(reply);
-    return answer as T;
+    return answer;
   } catch (error) {
     future.dispose();
     throw error;
@@ -69,24 +69,12 @@ export async function ask<T>(
   }
 }
 
-export interface Opened {
-  run?: Snapshot;
-  /** What the notebook keeps of a run that is over. */
-  bundle?: Record<string, unknown>;
-}
-
-export function open(kernel: Kernel, view: string): Promise<Opened> {
-  return ask<Opened>(kernel, "sky_view_request", { action: "open", view });
-}
-
-export interface ViewFacts {
-  view: string;
-  cell: string;
-  live: boolean;
+export async function open(kernel: Kernel, view: string): Promise<Opened> {
+  return readOpened(await ask(kernel, "sky_view_request", { action: "open", view }));
 }
 
 export async function listViews(kernel: Kernel): Promise<ViewFacts[]> {
-  return (await ask<{ views: ViewFacts[] }>(kernel, "sky_view_request", { action: "views" })).views;
+  return readViews(await ask(kernel, "sky_view_request", { action: "views" }));
 }
 
 /** The actions of a run's view; see docs/actions.md. */
@@ -94,13 +82,13 @@ export function actions(
   kernel: Kernel,
   facts: () => { run: string; pool: string },
 ): Pick<Host, "interrupt" | "where" | "log"> {
-  const asked = <T>(content: Record<string, unknown>) => ask<T>(kernel, "sky_request", content);
+  const asked = (content: Record<string, unknown>) => ask(kernel, "sky_request", content);
   const pool = () => (facts().pool ? { pool: facts().pool } : {});
   const run = () => (facts().run ? { run: facts().run } : {});
   return {
     interrupt: async () => {
       try {
-        return (await asked<{ message: string }>({ action: "interrupt", ...pool(), ...run() })).message;
+        return String((await asked({ action: "interrupt", ...pool(), ...run() })).message ?? "");
       } catch (error) {
         // The kernel's own interrupt reaches the ranks of the cell that runs as well.
         if (!kernel.interrupt) {
@@ -110,21 +98,13 @@ export function actions(
         return "interrupted";
       }
     },
-    where: async () => (await asked<{ text: string }>({ action: "where", ...pool() })).text,
+    where: async () => String((await asked({ action: "where", ...pool() })).text ?? ""),
     log: async (rank, from, count, form) => {
-      const answer = await asked<{ nodes: LogPage[] }>({
-        action: "log",
-        ...pool(),
-        ...run(),
-        rank,
-        from,
-        count,
-        as: form,
-      });
-      if (!answer.nodes.length) {
+      const nodes = readLog(await asked({ action: "log", ...pool(), ...run(), rank, from, count, as: form }));
+      if (!nodes.length) {
         throw new Error("no node has the log any more");
       }
-      return answer.nodes[0];
+      return nodes[0];
     },
   };
 }
@@ -193,18 +173,26 @@ export class Subscription {
 
   private hear(message: {
     header: { msg_type: string };
-    content: { data?: { content?: Delta } };
+    content: { data?: { content?: { sky?: unknown; view?: unknown } } };
     buffers?: (ArrayBuffer | DataView)[];
   }): void {
     if (message.header.msg_type !== "comm_msg") {
       return;
     }
-    const delta = message.content.data?.content;
-    if (delta?.sky !== "delta" || delta.view !== this.view) {
+    const told = message.content.data?.content;
+    if (told?.sky !== "delta" || told.view !== this.view) {
       return;
     }
     const buffer = message.buffers?.[0];
     const view = buffer instanceof ArrayBuffer ? new DataView(buffer) : buffer;
+    let delta: Delta;
+    try {
+      delta = readDelta(told, view?.byteLength ?? 0);
+    } catch {
+      // What it told is in the whole run too.
+      this.open().catch(() => undefined);
+      return;
+    }
     if (this.opening) {
       this.early.push([delta, view]);
     } else {

@@ -1,24 +1,6 @@
-/** Making and changing nodes of the page, and what the page keeps for its person. */
+/** What a page tells its person, and what it keeps for them. */
 
-export function make<K extends keyof HTMLElementTagNameMap>(
-  tag: K,
-  className = "",
-  attributes: Record<string, string> = {},
-): HTMLElementTagNameMap[K] {
-  const node = document.createElement(tag);
-  node.className = className;
-  for (const [name, value] of Object.entries(attributes)) {
-    node.setAttribute(name, value);
-  }
-  return node;
-}
-
-/** Change a text only where it is another: screen readers and layout hear of every change. */
-export function say(node: HTMLElement, text: string): void {
-  if (node.textContent !== text) {
-    node.textContent = text;
-  }
-}
+export { make, mark, paint, say } from "../page/dom";
 
 /** A message for people out of whatever was thrown. */
 export function reason(error: unknown): string {

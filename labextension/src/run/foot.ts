@@ -1,6 +1,6 @@
 /** Below the lines: what ranks raised, their results, and what else there is to say. */
 
-import { escaped, toHtml } from "./ansi";
+import { write } from "./coloured";
 import { make } from "./dom";
 import { fold, rankLabel } from "./fold";
 import type { Host } from "./host";
@@ -65,7 +65,14 @@ function told(ranks: Rank[], pick: (rank: Rank) => string): [number[], string][]
 
 function trouble(who: string, text: string): HTMLElement {
   const node = make("div", "sky-trouble");
-  node.innerHTML = `${who ? `<div class="sky-who">${escaped(who)}</div>` : ""}<pre class="sky-wrap">${toHtml(text)}</pre>`;
+  if (who) {
+    const name = make("div", "sky-who");
+    name.textContent = who;
+    node.append(name);
+  }
+  const lines = make("pre", "sky-wrap");
+  write(lines, text);
+  node.append(lines);
   return node;
 }
 

@@ -1,30 +1,9 @@
 /** What the run view needs of where it is shown. */
 
 import type { Item } from "./log";
+import type { LogPage } from "./schema";
 
-/** An event of the journal, as pool/pages.py gives it. */
-export interface JournalEvent {
-  kind: string;
-  seq?: number;
-  rank?: number;
-  name?: string;
-  text?: string;
-  data?: Record<string, unknown>;
-  metadata?: Record<string, unknown>;
-  display_id?: string | null;
-  wait?: boolean;
-  bytes?: number;
-  why?: string;
-}
-
-export interface LogPage {
-  /** The journal's numbers of the first event, of the one after the last, and of the next that will come. */
-  from: number;
-  next: number;
-  end: number;
-  events?: JournalEvent[];
-  text?: string;
-}
+export type { JournalEvent, LogPage } from "./schema";
 
 /** A pool's panel at a place of the page, which is told when that comes and goes. */
 export interface PanelPlace {

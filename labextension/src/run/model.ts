@@ -1,53 +1,11 @@
 /** A run as a page knows it: a snapshot, and the deltas that come after it. Pure: no DOM, no kernel. */
 
 import { AllLog } from "./all";
-import { Item, RankLog, Shown } from "./log";
+import { type Item, RankLog, Shown } from "./log";
 import * as progress from "./progress";
+import type { Delta, Entry, Snapshot, State } from "./schema";
 
-export const MIME = "application/vnd.sky.run.v1+json";
-
-export type State = "running" | "done" | "failed" | "died" | "interrupted";
-const STATES: State[] = ["running", "done", "failed", "died", "interrupted"];
-
-/** What display/saved.py makes. */
-export interface Snapshot {
-  version: number;
-  view: string;
-  run?: string;
-  pool?: string;
-  title: string;
-  state: State;
-  finished: boolean;
-  elapsed: number;
-  idle: number;
-  ranks: {
-    rank: number;
-    state: State;
-    parts: { text?: string; item?: number; ids?: string[] }[];
-    dropped?: number;
-    stream?: string;
-    next?: number;
-    note?: string;
-    traceback?: string;
-    result?: number;
-  }[];
-  items: Item[];
-  order: number[];
-  notices: string[];
-  number?: number;
-}
-
-/** What display/feed.py sends. */
-export interface Delta {
-  sky: "delta";
-  view: string;
-  /** The run's id, once something has come of it: a page may have been there before. */
-  run?: string;
-  number: number;
-  /** Pairs of a rank and the journal's number of what comes after this. */
-  next?: [number, number][];
-  entries: unknown[][];
-}
+export { type Delta, MIME, type Snapshot, type State } from "./schema";
 
 const ITEM = -1;
 
@@ -150,7 +108,7 @@ export class RunModel {
     for (const one of snapshot.ranks) {
       const rank = new Rank(one.rank);
       rank.log.load(one.parts, snapshot.items, one.dropped ?? 0, one.stream ?? "");
-      rank.state = STATES.includes(one.state) ? one.state : "failed";
+      rank.state = one.state;
       rank.note = one.note ?? "";
       rank.traceback = one.traceback ?? "";
       rank.next = one.next ?? 0;
@@ -240,9 +198,8 @@ export class RunModel {
       let text = "";
       if (entry[0] === "s" && buffer) {
         // A buffer is a part of a larger one.
-        const size = entry[3] as number;
-        text = decoder.decode(new Uint8Array(buffer.buffer, offset, size));
-        offset += size;
+        text = decoder.decode(new Uint8Array(buffer.buffer, offset, entry[3]));
+        offset += entry[3];
       }
       this.take(entry, text);
     }
@@ -255,46 +212,45 @@ export class RunModel {
     return true;
   }
 
-  private take(entry: unknown[], text: string): void {
-    const kind = entry[0];
-    if (kind === "n") {
-      this.notices.push(String(entry[1]));
+  private take(entry: Entry, text: string): void {
+    if (entry[0] === "n") {
+      this.notices.push(entry[1]);
       return;
     }
-    if (kind === "over") {
+    if (entry[0] === "over") {
       this.finished = true;
-      this.elapsedAtEnd = entry[1] as number;
+      this.elapsedAtEnd = entry[1];
       return;
     }
-    const rank = this.byRank.get(entry[1] as number);
+    const rank = this.byRank.get(entry[1]);
     if (!rank) {
       return;
     }
-    if (kind === "c" ? entry[2] !== true : rank.log.clears && (kind === "s" || kind === "d")) {
+    if (entry[0] === "c" ? !entry[2] : rank.log.clears && (entry[0] === "s" || entry[0] === "d")) {
       this.all = this.all.without(rank.rank);
     }
-    if (kind === "s") {
-      rank.log.feed(entry[2] as number, text, entry[4] as number, entry[5] as number, (line) => {
+    if (entry[0] === "s") {
+      rank.log.feed(entry[2], text, entry[4], entry[5], (line) => {
         rank.noteLine(line);
         this.addToAll(rank.rank, line);
       });
-    } else if (kind === "d") {
-      const item = { data: entry[3], metadata: entry[4] } as Item;
+    } else if (entry[0] === "d") {
+      const item = { data: entry[3], metadata: entry[4] };
       rank.noteItem(item);
-      this.addToAll(rank.rank, rank.log.show(item, entry[2] as string | null));
-    } else if (kind === "u") {
-      const item = { data: entry[3], metadata: entry[4] } as Item;
+      this.addToAll(rank.rank, rank.log.show(item, entry[2] ?? null));
+    } else if (entry[0] === "u") {
+      const item = { data: entry[3], metadata: entry[4] };
       rank.noteItem(item);
-      rank.log.update(entry[2] as string, item);
-    } else if (kind === "c") {
-      rank.log.clear(entry[2] === true);
-    } else if (kind === "r") {
-      rank.result = new Shown({ data: entry[2], metadata: entry[3] } as Item, rank.rank);
-    } else if (kind === "e") {
-      const end = entry[2] as { state: State; note: string; traceback: string };
-      rank.state = STATES.includes(end.state) ? end.state : "failed";
-      rank.note = end.note;
-      rank.traceback = end.traceback;
+      rank.log.update(entry[2], item);
+    } else if (entry[0] === "c") {
+      rank.log.clear(entry[2]);
+    } else if (entry[0] === "r") {
+      rank.result = new Shown({ data: entry[2], metadata: entry[3] }, rank.rank);
+    } else {
+      const { state, note, traceback } = entry[2];
+      rank.state = state;
+      rank.note = note;
+      rank.traceback = traceback;
     }
   }
 }

@@ -1,7 +1,7 @@
 /** The part of the view that scrolls: of each stretch of lines, those that are in sight are on the page. */
 
 import type { Block } from "./blocks";
-import { make, say } from "./dom";
+import { make, paint, say } from "./dom";
 import { rankLabel } from "./fold";
 import type { Host } from "./host";
 import { Rows } from "./rows";
@@ -40,7 +40,7 @@ class Drawn {
       this.first = lines.first;
       if (lines.count !== this.count) {
         this.count = lines.count;
-        this.node.style.height = `${lines.count * LINE}px`;
+        paint(this.node, [["height", `${lines.count * LINE}px`]]);
       }
     } else if (shown) {
       say(this.who, ranks ? rankLabel(ranks) : "");

@@ -1,8 +1,8 @@
 /** Lines as nodes of the page: made once, and given other texts as other lines come in sight. */
 
-import { toHtml } from "./ansi";
 import type { Line, Lines } from "./blocks";
-import { make } from "./dom";
+import { write } from "./coloured";
+import { make, paint } from "./dom";
 
 class Row {
   readonly node = make("div", "sky-row");
@@ -50,7 +50,7 @@ class Row {
       this.coloured = make("span");
       this.node.append(this.coloured);
     }
-    this.coloured.innerHTML = toHtml(text);
+    write(this.coloured, text);
   }
 }
 
@@ -74,7 +74,7 @@ export class Rows {
     this.rows.forEach((row, index) => row.show(lines.line(from + index)));
     if (from !== this.from) {
       this.from = from;
-      this.node.style.top = `${from * height}px`;
+      paint(this.node, [["top", `${from * height}px`]]);
     }
   }
 }

@@ -29,12 +29,3 @@ export async function logs(host: Host, ranks: number[]): Promise<string> {
   }
   return found.join("\n");
 }
-
-/** Have the browser save a text as a file. */
-export function save(text: string, name: string): void {
-  const link = make("a");
-  link.href = URL.createObjectURL(new Blob([text], { type: "text/plain" }));
-  link.download = name;
-  link.click();
-  setTimeout(() => URL.revokeObjectURL(link.href), 10_000);
-}

@@ -1,16 +1,11 @@
 /** Puts the run view's style on a page. */
 
+import { install as put } from "../page/dom";
 import CSS from "./style.css";
 
 /** Put the style on a document or a shadow root once. */
 export function install(root: Document | ShadowRoot): void {
-  const home = "head" in root ? root.head : root;
-  if (!home.querySelector("style[data-sky-run]")) {
-    const style = document.createElement("style");
-    style.dataset.skyRun = "";
-    style.textContent = CSS;
-    home.append(style);
-  }
+  put(root, "run", CSS);
 }
 
 /** Whether the page is dark: by JupyterLab's theme, which the style follows by itself, else by what is behind the node. */

@@ -1,6 +1,6 @@
 /** The tabs of the run view: one of all ranks, and one a rank with its state and its bar. */
 
-import { make, say } from "./dom";
+import { make, mark, paint, say } from "./dom";
 import type { Rank } from "./model";
 import { fraction } from "./progress";
 import { ALL } from "./sight";
@@ -35,7 +35,7 @@ export class Tabs {
     for (const [index, button] of ([...this.node.children] as HTMLElement[]).entries()) {
       const selected = Number(button.dataset.tab) === chosen;
       if (button.getAttribute("aria-selected") !== String(selected)) {
-        button.setAttribute("aria-selected", String(selected));
+        mark(button, "aria-selected", String(selected));
         button.tabIndex = selected ? 0 : -1;
       }
       if (index > 0) {
@@ -44,8 +44,8 @@ export class Tabs {
     }
     const label = `${this.id}-tab-${chosen}`;
     if (this.panel.getAttribute("aria-labelledby") !== label || !this.panel.hasAttribute("role")) {
-      this.panel.setAttribute("role", "tabpanel");
-      this.panel.setAttribute("aria-labelledby", label);
+      mark(this.panel, "role", "tabpanel");
+      mark(this.panel, "aria-labelledby", label);
     }
   }
 
@@ -57,11 +57,16 @@ export class Tabs {
       "aria-controls": this.panel.id,
     });
     button.dataset.tab = String(tab);
-    button.innerHTML =
-      tab === ALL
-        ? "<span>All</span>"
-        : `<span class="sky-dot" aria-hidden="true"></span><span>${narrow ? "" : "rank "}${tab}</span>` +
-          '<span class="sky-hidden"></span><span class="sky-chip-bar" aria-hidden="true" hidden><i></i></span>';
+    const name = make("span");
+    name.textContent = tab === ALL ? "All" : `${narrow ? "" : "rank "}${tab}`;
+    if (tab === ALL) {
+      button.append(name);
+    } else {
+      const bar = make("span", "sky-chip-bar", { "aria-hidden": "true" });
+      bar.hidden = true;
+      bar.append(make("i"));
+      button.append(make("span", "sky-dot", { "aria-hidden": "true" }), name, make("span", "sky-hidden"), bar);
+    }
     button.addEventListener("click", () => this.choose(tab));
     return button;
   }
@@ -89,6 +94,6 @@ function drawChip(button: HTMLElement, rank: Rank): void {
   const progress = rank.state === "running" ? rank.progress : undefined;
   bar.hidden = !progress;
   if (progress) {
-    (bar.firstElementChild as HTMLElement).style.width = `${(100 * fraction(progress)).toFixed(1)}%`;
+    paint(bar.firstElementChild as HTMLElement, [["width", `${(100 * fraction(progress)).toFixed(1)}%`]]);
   }
 }

@@ -18,7 +18,7 @@ export class Transcript {
   private rows: Row[] = [""];
   private row = 0;
   private column: number | null = null;
-  private style: ansi.Style = ansi.PLAIN;
+  private look: ansi.Style = ansi.PLAIN;
   private held = "";
 
   /** `key` is the same for copies. */
@@ -68,7 +68,7 @@ export class Transcript {
     if (
       this.column === null &&
       this.row === this.rows.length - 1 &&
-      this.style === ansi.PLAIN &&
+      this.look === ansi.PLAIN &&
       !CONTROL.test(piece)
     ) {
       this.feedPlain(piece, onLine);
@@ -128,7 +128,7 @@ export class Transcript {
     } else if (move === "\b") {
       this.column = Math.max(0, this.at() - 1);
     } else if (kind === "m") {
-      this.style = ansi.restyled(this.style, codes);
+      this.look = ansi.restyled(this.look, codes);
     } else if (kind) {
       this.control(kind, codes);
     }
@@ -145,7 +145,7 @@ export class Transcript {
       cells.push([ansi.PLAIN, " "]);
     }
     for (const letter of words) {
-      cells[this.column++] = [this.style, letter];
+      cells[this.column++] = [this.look, letter];
     }
   }
 
@@ -153,7 +153,7 @@ export class Transcript {
     const row = this.line(this.row);
     if (row.length <= MAX_COLUMNS) {
       const room = MAX_COLUMNS - row.length;
-      this.rows[this.row] = row + ansi.wrapped(this.style, words.length > room ? `${words.slice(0, room)}…` : words);
+      this.rows[this.row] = row + ansi.wrapped(this.look, words.length > room ? `${words.slice(0, room)}…` : words);
     }
   }
 

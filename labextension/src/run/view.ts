@@ -1,16 +1,17 @@
 /** The run view: puts its parts together, and draws what is new once a frame. */
 
+import { save } from "../page/dom";
 import { Badge } from "./badge";
 import { Bars } from "./bars";
 import { textOf } from "./blocks";
-import { make, reason, say } from "./dom";
+import { make, mark, reason, say } from "./dom";
 import { Earlier } from "./earlier";
 import { Foot } from "./foot";
 import { Head } from "./head";
 import type { Host } from "./host";
 import { RunModel } from "./model";
 import { Pane } from "./pane";
-import { copy, logs, save } from "./saving";
+import { copy, logs } from "./saving";
 import { Sight } from "./sight";
 import { install, isDark } from "./style";
 import { Tabs } from "./tabs";
@@ -183,7 +184,7 @@ export class RunView {
     const model = this.model;
     if (model.title !== this.title) {
       this.title = model.title;
-      this.node.setAttribute("aria-label", `Run on ${model.title}`);
+      mark(this.node, "aria-label", `Run on ${model.title}`);
     }
     this.badge.draw(model.pool, this.host.pool !== undefined);
     this.head.draw(model, this.host, this.following, this.sight.fresh, () => this.pane.long);

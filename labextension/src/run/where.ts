@@ -1,7 +1,7 @@
 /** Where each rank is: a part of the view that is opened and closed, and that says what could not be done. */
 
-import { toHtml } from "./ansi";
-import { make, reason } from "./dom";
+import { write } from "./coloured";
+import { make, mark, reason } from "./dom";
 
 export class Where {
   readonly node = make("div", "sky-where", { role: "group", "aria-label": "Where each rank is", tabindex: "0" });
@@ -27,7 +27,9 @@ export class Where {
 
   show(text: string): void {
     this.open(true);
-    this.node.innerHTML = `<pre class="sky-wrap">${toHtml(text)}</pre>`;
+    const lines = make("pre", "sky-wrap");
+    write(lines, text);
+    this.node.replaceChildren(lines);
   }
 
   close(): void {
@@ -37,7 +39,7 @@ export class Where {
   private open(on: boolean): void {
     if (this.node.hidden === on || !this.button.hasAttribute("aria-expanded")) {
       this.node.hidden = !on;
-      this.button.setAttribute("aria-expanded", String(on));
+      mark(this.button, "aria-expanded", String(on));
     }
   }
 }

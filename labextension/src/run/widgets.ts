@@ -2,6 +2,7 @@
 
 import { ask, type Kernel, request } from "./control";
 import type { Item } from "./log";
+import { readOpenings } from "./schema";
 
 export const VIEW = "application/vnd.jupyter.widget-view+json";
 
@@ -16,17 +17,6 @@ export interface CommKernel extends Kernel {
   hasComm?(id: string): boolean;
   _handleCommOpen?(message: unknown): Promise<void>;
   readonly _comms?: Map<string, Comm>;
-}
-
-interface Opening {
-  content: { comm_id: string };
-  metadata: Record<string, unknown>;
-  /** How many of the answer's buffers are its own. */
-  buffers: number;
-}
-
-interface Openings {
-  comms: Opening[];
 }
 
 // A comm that is new comes by itself; after so long the kernel is asked, and so long the notebook's manager may take.
@@ -94,11 +84,11 @@ async function bring(kernel: CommKernel, id: string): Promise<void> {
     return;
   }
   let message: { header?: object; buffers?: unknown[] } = {};
-  const answer = await ask<Openings>(kernel, REQUEST, { widgets: [id] }, PATIENCE, (reply) => {
+  const answer = await ask(kernel, REQUEST, { widgets: [id] }, PATIENCE, (reply) => {
     message = reply as typeof message;
   });
   let place = 0;
-  for (const one of answer.comms) {
+  for (const one of readOpenings(answer)) {
     const buffers = message.buffers?.slice(place, place + one.buffers) ?? [];
     place += one.buffers;
     if (!kernel.hasComm?.(one.content.comm_id)) {

@@ -1,16 +1,22 @@
 // The run view as an anywidget: for front ends that have no extension of ours. marimo gets it, others when asked for.
+import { drawAsText, foreignVersion } from "../page/plain";
 import { actions, type Kernel } from "../run/control";
 import type { Host } from "../run/host";
-import { RunModel, type Snapshot } from "../run/model";
+import { RunModel } from "../run/model";
+import { reason } from "../run/dom";
 import { drawPlain } from "../run/rich";
+import { readDelta, readSnapshot } from "../run/schema";
 import { RunView } from "../run/view";
-import { bytesOf, type WidgetDelta } from "./bytes";
+import { bytesOf } from "./bytes";
+
+/** A message of ours, until it has been read. */
+type Told = { sky?: unknown; data?: unknown } | null;
 
 /** What is used of anywidget's model. */
 interface WidgetModel {
   get(name: string): unknown;
-  on(event: string, heard: (message: WidgetDelta, buffers?: unknown) => void): void;
-  off(event: string, heard: (message: WidgetDelta, buffers?: unknown) => void): void;
+  on(event: string, heard: (message: Told | undefined, buffers?: unknown) => void): void;
+  off(event: string, heard: (message: Told | undefined, buffers?: unknown) => void): void;
   send(content: object): void;
   widget_manager?: { kernel?: Kernel | null };
 }
@@ -24,29 +30,39 @@ export default () => ({
     const view = new RunView(run, host);
     let loaded = false;
     const load = () => {
-      const snapshot = model.get("snapshot") as Snapshot | Record<string, never>;
-      // It is renewed for pages that come later; whoever has heard it all keeps what it shows.
-      if (snapshot.version === 1 && (!loaded || ((snapshot as Snapshot).number ?? 0) > run.number)) {
-        loaded = true;
-        run.load(snapshot as Snapshot);
-        view.reset();
-      }
-    };
-    const hear = (delta: WidgetDelta, buffers?: unknown) => {
-      if (delta.sky !== "delta") {
+      const kept = model.get("snapshot");
+      if (isEmpty(kept)) {
         return;
       }
-      const bytes = bytesOf(delta, buffers);
-      if (bytes === undefined || !run.apply(delta, bytes)) {
+      try {
+        const snapshot = readSnapshot(kept);
+        // It is renewed for pages that come later; whoever has heard it all keeps what it shows.
+        if (!loaded || (snapshot.number ?? 0) > run.number) {
+          loaded = true;
+          run.load(snapshot);
+          view.reset();
+        }
+        if (!el.contains(view.node)) {
+          el.replaceChildren(view.node);
+        }
+      } catch (error) {
+        drawAsText(el, foreignVersion(kept, "this run was") || reason(error));
+      }
+    };
+    const hear = (told: Told | undefined, buffers?: unknown) => {
+      if (told?.sky !== "delta") {
+        return;
+      }
+      if (!take(run, told, bytesOf(told, buffers))) {
         // A kernel that is busy answers when the cell has ended, with all that is missing.
         model.send({ sky: "open" });
       }
       view.update();
     };
+    el.append(view.node);
     load();
     model.on("change:snapshot", load);
     model.on("msg:custom", hear);
-    el.append(view.node);
     view.attach();
     return () => {
       model.off("change:snapshot", load);
@@ -55,3 +71,17 @@ export default () => ({
     };
   },
 });
+
+/** A run of which nothing is known yet. */
+function isEmpty(kept: unknown): boolean {
+  return typeof kept !== "object" || kept === null || !Object.keys(kept).length;
+}
+
+/** Take what was told into a run; false where it is no delta, or one is missing before it. */
+function take(run: RunModel, told: Told, bytes: DataView): boolean {
+  try {
+    return run.apply(readDelta(told, bytes.byteLength), bytes);
+  } catch {
+    return false;
+  }
+}

@@ -6,6 +6,7 @@ import { History } from "../../src/run/history";
 import type { Host, JournalEvent } from "../../src/run/host";
 import { Shown } from "../../src/run/log";
 import { type Delta, RunModel, type Snapshot } from "../../src/run/model";
+import { readDelta } from "../../src/run/schema";
 import { ofHtml, ofLine, slowest } from "../../src/run/progress";
 import { culprit, duration, status, tabAfter } from "../../src/run/words";
 
@@ -46,7 +47,7 @@ function delta(number: number, ...entries: (string | unknown[])[]): [Delta, Data
     whole.set(bytes, at);
     at += bytes.length;
   }
-  return [{ sky: "delta", view: "v", number, entries: done }, new DataView(whole.buffer, 7)];
+  return [readDelta({ sky: "delta", view: "v", number, entries: done }, whole.length - 7), new DataView(whole.buffer, 7)];
 }
 
 function all({ all: log }: { all: AllLog }): string[] {

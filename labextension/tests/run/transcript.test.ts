@@ -1,12 +1,20 @@
 import { describe, expect, it } from "vitest";
 
-import { strip, toHtml } from "../../src/run/ansi";
+import { strip } from "../../src/run/ansi";
+import { write } from "../../src/run/coloured";
 import { Streams, Transcript } from "../../src/run/transcript";
 
 function fed(...pieces: string[]): Transcript {
   const transcript = new Transcript();
   pieces.forEach((piece) => transcript.feed(piece));
   return transcript;
+}
+
+/** A line as it stands on the page. */
+function markup(line: string): string {
+  const node = document.createElement("pre");
+  write(node, line);
+  return node.innerHTML;
 }
 
 describe("a transcript", () => {
@@ -33,13 +41,13 @@ describe("a transcript", () => {
 
   it("waits for the rest of an escape that is cut", () => {
     const transcript = fed("\x1b[3", "1mred\x1b", "[0m plain\n");
-    expect(toHtml(transcript.line(0))).toBe('<span style="color:var(--sky-ansi-1)">red</span> plain');
+    expect(markup(transcript.line(0))).toBe('<span style="color: var(--sky-ansi-1);">red</span> plain');
   });
 
   it("gives each line the colours it needs", () => {
     const lines = fed("\x1b[1;32mgreen\nstill\x1b[0m\n").lines();
     expect(lines.map(strip)).toEqual(["green", "still"]);
-    expect(toHtml(lines[1])).toContain("font-weight:bold");
+    expect(markup(lines[1])).toContain("font-weight: bold");
   });
 
   it("keeps the last lines and counts the others", () => {
@@ -64,8 +72,8 @@ describe("a transcript", () => {
   });
 
   it("escapes what would be HTML", () => {
-    expect(toHtml('<b>"&')).toBe("&lt;b&gt;&quot;&amp;");
-    expect(toHtml("\x1b[31m<i>\x1b[0m")).toContain("&lt;i&gt;");
+    expect(markup('<b>"&')).toBe('&lt;b&gt;"&amp;');
+    expect(markup("\x1b[31m<i>\x1b[0m")).toContain("&lt;i&gt;");
   });
 
   it("keeps up with a hundred thousand lines", () => {

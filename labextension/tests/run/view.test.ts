@@ -3,6 +3,7 @@ import { afterEach, beforeEach, describe, expect, it } from "vitest";
 import type { Host } from "../../src/run/host";
 import { RunModel, type Snapshot } from "../../src/run/model";
 import { drawPlain } from "../../src/run/rich";
+import { readDelta } from "../../src/run/schema";
 import { RunView } from "../../src/run/view";
 
 const frame = () => new Promise((resolve) => requestAnimationFrame(() => setTimeout(resolve)));
@@ -49,7 +50,8 @@ describe("the view", () => {
       const bytes = texts[index];
       return bytes ? ["s", entry[1], 0, bytes.length, 0, -1] : entry;
     });
-    model.apply({ sky: "delta", view: "v", number: ++number, entries: done }, new DataView(whole.buffer));
+    const delta = readDelta({ sky: "delta", view: "v", number: ++number, entries: done }, whole.length);
+    model.apply(delta, new DataView(whole.buffer));
     await drawn();
   }
 
@@ -77,7 +79,7 @@ describe("the view", () => {
   it("writes colours, and plain text where they were", async () => {
     begin(1);
     await told(["s", 0, "\x1b[31mred\x1b[0m <b>\n"]);
-    expect(view.node.querySelector(".sky-row")?.innerHTML).toContain('<span style="color:var(--sky-ansi-1)">red</span> &lt;b');
+    expect(view.node.querySelector(".sky-row")?.innerHTML).toContain('<span style="color: var(--sky-ansi-1);">red</span> &lt;b');
     await told(["c", 0, false], ["s", 0, "plain\n"]);
     expect(view.node.querySelector(".sky-row")?.innerHTML).toBe("plain");
   });

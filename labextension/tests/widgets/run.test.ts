@@ -1,8 +1,10 @@
 import { beforeEach, describe, expect, it, vi } from "vitest";
 
-import { bytesOf, type WidgetDelta } from "../../src/widgets/bytes";
+import { readDelta } from "../../src/run/schema";
+import { bytesOf } from "../../src/widgets/bytes";
 import widget from "../../src/widgets/run";
 
+type WidgetDelta = Record<string, unknown>;
 type Heard = (...args: never[]) => void;
 
 /** anywidget's model, as its documentation has it. */
@@ -117,10 +119,13 @@ describe("a delta's bytes", () => {
     expect(text(bytesOf(delta(1, "abc", encoded("abc")), undefined))).toBe("abc");
   });
 
-  it("are missed where there should be some", () => {
-    expect(bytesOf(delta(1, "abc"), undefined)).toBeUndefined();
-    expect(bytesOf(delta(1, "abc"), [{}])).toBeUndefined();
-    expect(bytesOf(delta(1, "abc", encoded("a")), [])).toBeUndefined();
-    expect(bytesOf({ sky: "delta", view: "v", number: 1, entries: [["n", "note"]] }, [])?.byteLength).toBe(0);
+  it("are none where they got lost, and the delta is refused", () => {
+    for (const buffers of [undefined, [{}], [7]]) {
+      expect(bytesOf(delta(1, "abc"), buffers).byteLength).toBe(0);
+    }
+    expect(bytesOf(delta(1, "abc", "no base64!"), []).byteLength).toBe(0);
+    expect(() => readDelta(delta(1, "abc"), 0)).toThrow("did not come");
+    expect(() => readDelta(delta(1, "abc"), 2)).toThrow("did not come");
+    expect(readDelta({ sky: "delta", view: "v", number: 1, entries: [["n", "note"]] }, 0).number).toBe(1);
   });
 });
