@@ -12,6 +12,7 @@ from traitlets import Float
 from ..errors import SkyError
 from ..pool.registry import Registry, sweep
 from . import handlers
+from .ending import Ends
 from .kernels import Kernels
 from .listing import Listing
 from .watching import Watch
@@ -35,7 +36,7 @@ class SkyApp(ExtensionApp):
         self.registry = Registry()
         kernels = Kernels(self.serverapp.kernel_manager, self.serverapp.session_manager)
         listing = Listing(self.registry, kernels)
-        self.settings["sky_jupyter"] = handlers.Parts(self.registry, kernels, listing)
+        self.settings["sky_jupyter"] = handlers.Parts(self.registry, kernels, listing, Ends())
         self.serverapp.event_logger.register_event_schema(_SCHEMA)
         self._watch = Watch(listing, self._tell)
         self._timers = [PeriodicCallback(self._watch.look, self.look_every * 1000)]

@@ -17,6 +17,31 @@ _PATIENCE = 120.0
 _ROOT = str(Path(__file__).resolve().parents[2])
 
 
+class Ends:
+    """The ends that are under way. Made once for a server; whoever asks for one of them again waits for it too."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, asyncio.Task[str]] = {}
+
+    def __contains__(self, pool: str) -> bool:
+        return pool in self._tasks
+
+    async def end(self, row: PoolRow) -> str:
+        """End a pool; what came of it, in words.
+
+        Raises
+        ------
+        PoolError
+            When somebody manages it by now, or it cannot be reached.
+        """
+        task = self._tasks.get(row.id)
+        if task is None:
+            task = self._tasks[row.id] = asyncio.create_task(end(row))
+            task.add_done_callback(lambda _: self._tasks.pop(row.id, None))
+        # A page that goes meanwhile does not stop it for the others.
+        return await asyncio.shield(task)
+
+
 async def end(row: PoolRow) -> str:
     """What came of it, in words.
 

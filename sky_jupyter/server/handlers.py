@@ -18,7 +18,7 @@ from tornado import web
 from ..errors import PoolError, SkyError
 from ..pool.registry import PoolRow, Registry
 from . import logs
-from .ending import end
+from .ending import Ends
 from .kernels import Kernel, Kernels, manager_of
 from .listing import Listing
 
@@ -35,12 +35,31 @@ class Parts:
     registry: Registry
     kernels: Kernels
     listing: Listing
+    ends: Ends
+
+
+class Refused(web.HTTPError):
+    """An answer that says why something was not done, in words for a person."""
+
+    def __init__(self, status: int, text: str) -> None:
+        # tornado formats the message and doubles each % of it; as an argument it stays as it is.
+        super().__init__(status, "%s", text)
+        self.text = text
 
 
 class SkyHandler(APIHandler):
     """What the handlers share."""
 
     auth_resource = "sky_jupyter"
+
+    def write_error(self, status_code: int, **kwargs: Any) -> None:
+        """Answer with the reason as JSON."""
+        error = (kwargs.get("exc_info") or (None, None))[1]
+        if isinstance(error, Refused):
+            self.set_header("Content-Type", "application/json")
+            self.finish(json.dumps({"message": error.text, "reason": None}))
+        else:
+            super().write_error(status_code, **kwargs)
 
     @property
     def parts(self) -> Parts:
@@ -52,7 +71,7 @@ class SkyHandler(APIHandler):
         rows = await asyncio.to_thread(self.parts.registry.pools) if self.parts.registry.path.exists() else []
         row = next((row for row in rows if row.id == pool), None)
         if row is None:
-            raise web.HTTPError(404, f"there is no live pool {pool}; it has ended")
+            raise Refused(404, f"there is no live pool {pool}; it has ended")
         return row
 
     async def manager(self, row: PoolRow) -> Kernel:
@@ -60,7 +79,7 @@ class SkyHandler(APIHandler):
         kernels = await self.parts.kernels.by_process()
         found = manager_of(row.owner, kernels) if row.is_here else None
         if found is None:
-            raise web.HTTPError(409, f"pool {row.name} is managed by {row.who}, which is no kernel of this server")
+            raise Refused(409, f"pool {row.name} is managed by {row.who}, which is no kernel of this server")
         return found
 
 
@@ -73,7 +92,7 @@ class PoolsHandler(SkyHandler):
         try:
             pools = await self.parts.listing.pools()
         except SkyError as error:
-            raise web.HTTPError(503, str(error)) from None
+            raise Refused(503, str(error)) from None
         self.finish(json.dumps({"pools": pools}))
 
 
@@ -98,9 +117,7 @@ class LogHandler(SkyHandler):
         wanted = self.get_query_argument("run", None)
         run = next((run for run in known if wanted in (None, run["id"])), None)
         if run is None:
-            raise web.HTTPError(
-                404, f"there is no run {wanted} on pool {row.name}" if wanted else "nothing has run yet"
-            )
+            raise Refused(404, f"there is no run {wanted} on pool {row.name}" if wanted else "nothing has run yet")
         ranks = await asyncio.to_thread(logs.local, row, run["id"])
         if ranks is None:
             ranks = await self.ask_for_log(row, run["id"])
@@ -108,15 +125,13 @@ class LogHandler(SkyHandler):
 
     async def ask_for_log(self, row: PoolRow, run: str) -> list[dict[str, Any]]:
         if not row.owner_lives:
-            raise web.HTTPError(
-                409, f"only `%sky attach {row.name}` can bring what was printed on {row.provider} nodes"
-            )
+            raise Refused(409, f"only `%sky attach {row.name}` can bring what was printed on {row.provider} nodes")
         kernel = await self.manager(row)
         content = {"action": "log", "pool": row.name, "run": run, "from": -_PAGE, "count": _PAGE}
         try:
             reply = await self.parts.kernels.ask(kernel.id, content)
         except PoolError as error:
-            raise web.HTTPError(409, str(error)) from None
+            raise Refused(409, str(error)) from None
         return logs.by_rank(event for node in reply.get("nodes", ()) for event in node.get("events", ()))
 
 
@@ -127,18 +142,19 @@ class ActionHandler(SkyHandler):
     @authorized
     async def post(self, pool: str, action: str) -> None:
         if action not in ACTIONS:
-            raise web.HTTPError(404, f"there is no action {action}, but {', '.join(ACTIONS)}")
+            raise Refused(404, f"there is no action {action}, but {', '.join(ACTIONS)}")
         row = await self.row(pool)
         try:
-            if row.owner_lives:
+            # The program that ends a pool owns it meanwhile.
+            if action == "down" and (row.id in self.parts.ends or not row.owner_lives):
+                reply = {"message": await self.parts.ends.end(row)}
+            elif row.owner_lives:
                 kernel = await self.manager(row)
                 reply = await self.parts.kernels.ask(kernel.id, {"action": action, "pool": row.name})
-            elif action == "down":
-                reply = {"message": await end(row)}
             else:
                 raise PoolError(f"nobody manages pool {row.name}: `%sky attach {row.name}` takes it up")
         except PoolError as error:
-            raise web.HTTPError(409, str(error)) from None
+            raise Refused(409, str(error)) from None
         self.finish(json.dumps({name: reply[name] for name in SHOWN if name in reply}))
 
 

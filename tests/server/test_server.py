@@ -18,6 +18,7 @@ import urllib.error
 import urllib.parse
 import urllib.request
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -252,6 +253,40 @@ def test_a_pool_of_a_program_is_not_this_servers_to_end(client, registry):
         assert "which is no kernel of this server" in answer["message"]
     finally:
         registry.update("f00df00d", "ended")
+
+
+def test_a_refusal_names_commands_as_they_are_typed(client, registry):
+    registry.intend("0ff00001", "orphan", "ssh", 1, False)
+    registry.run_began("aaaa0001", "0ff00001", "train()")
+    registry.release("0ff00001")
+    try:
+        assert client.ask("sky-jupyter/pools/0ff00001/restart", "POST") == (
+            409,
+            {"message": "nobody manages pool orphan: `%sky attach orphan` takes it up", "reason": None},
+        )
+        status, answer = client.ask("sky-jupyter/pools/0ff00001/log")
+        assert (status, answer["message"]) == (
+            409,
+            "only `%sky attach orphan` can bring what was printed on ssh nodes",
+        )
+    finally:
+        registry.own("0ff00001")
+        registry.update("0ff00001", "ended")
+
+
+def test_who_ends_a_pool_at_the_same_time_as_others_is_told_that_it_has_ended(client):
+    book = Notebook(client, "books/many.ipynb")
+    try:
+        book.run(UP)
+    finally:
+        book.close()
+    (pool,) = until(lambda: [pool for pool in client.pools() if pool["manager"] is None])
+    path = f"sky-jupyter/pools/{pool['id']}/down"
+    with ThreadPoolExecutor(5) as threads:
+        answers = list(threads.map(lambda _: client.ask(path, "POST"), range(5)))
+    assert {status for status, _ in answers} <= {200, 404}, answers
+    assert all("ended" in answer["message"] for _, answer in answers), answers
+    assert client.pools() == []
 
 
 def test_the_reaper_ends_what_a_lost_process_left(client, tmp_path):
