@@ -17,7 +17,7 @@ from ..capture.names import analyse
 from ..display import panel
 from ..display.asking import agrees, person
 from ..errors import PoolError, SkyError, SpecError, rank_label, shortened
-from ..pool import survey, values
+from ..pool import ending, survey, values
 from ..pool.events import NoticeEvent, Tape
 from ..pool.live import pools
 from ..pool.manager import Detached, Pool
@@ -288,6 +288,9 @@ class SkyMagics(Magics):
         print(pools.need(given.name).where())
 
     def do_down(self, given: Given) -> None:
+        if given.name is not None and pools.get(given.name) is None and (told := ending.end_named(given.name)):
+            print(told)
+            return
         for pool in pools.all() if given.all else [pools.need(given.name)]:
             self.end(pool)
             print(f"pool {pool.spec.name}: ended{_unsure(pool)}")

@@ -7,8 +7,10 @@ import time
 from collections.abc import Iterator, Mapping, Sequence
 
 from ..errors import PoolError, rank_label
+from ..node.protocol import PROTOCOL
 from ..pool.live import pools
 from ..pool.manager import Pool
+from ..pool.record import protocol_of, unfit
 from ..pool.registry import KEPT_RUNS, Registry, running, sweep
 from ..pool.results import CellResult
 from ..pool.rows import PoolRow
@@ -115,6 +117,9 @@ def _kept(registry: Registry, row: PoolRow) -> str:
     text += "kept" if row.keep else "left by its notebook until its lease ends"
     if not row.is_here:
         return f"{text}, {row.where}: there `%sky attach {row.name}` takes it up or `%sky down` ends it"
+    protocol = protocol_of(row)
+    if protocol not in (None, PROTOCOL):
+        return unfit(row.name, protocol or 0)
     # Of other machines it is known what began there, and not whether it has ended since.
     found = sorted(running(row)) if near else [run.id for run in registry.runs(row.id) if run.state == "running"]
     for id in found:

@@ -254,7 +254,7 @@ VERBS = {
     "resize": "more or fewer nodes: what stays is kept, and all ranks get new kernels",
     "where": "each rank's stack, whatever it is doing, and which rank is elsewhere",
     "interrupt": "raise KeyboardInterrupt in every rank that works",
-    "down": "end a pool, or --all",
+    "down": "end a pool (--name: also one that nobody manages), or --all",
     "attach": "manage a kept pool from this notebook, and show what runs on it",
     "wait": "show a run, and go on when it has ended",
     "names": "each name that the nodes have: where its value comes from, its size, and when it was sent",

@@ -36,6 +36,7 @@ from .files import Files
 from .journal import Journal
 from .kept import places
 from .passing import Passing
+from .protocol import PROTOCOL
 from .provisioner import Forkserver
 from .rank import Rank
 from .run import Run
@@ -340,9 +341,9 @@ class Agent:
         found = await asyncio.to_thread(packages.installed, str(self.pool_folder / packages.FOLDER))
         return {"python": platform.python_version(), "interpreter": sys.executable, "packages": found}
 
-    async def sky_python(self) -> str:
-        """The minor version of this node's Python."""
-        return foreign.PYTHON
+    async def sky_python(self) -> dict[str, Any]:
+        """The minor version of this node's Python, and the number of the protocol that this speaks."""
+        return {"python": foreign.PYTHON, "protocol": PROTOCOL}
 
     async def sky_ports(self, count: int) -> list[int]:
         """Free ports of this node's address, for the frameworks' coordinators."""

@@ -11,7 +11,9 @@ import time
 
 from ..errors import PoolError, SkyError
 from ..machines import identity
+from ..node.protocol import PROTOCOL
 from . import folders
+from .record import PoolRecord, protocol_of
 from .registry import PoolRow, Registry, sweep
 
 _HOST_ENDS = 10.0
@@ -33,12 +35,56 @@ def end(registry: Registry, id: str) -> str:
     if row.provider == "local":
         _end_local(registry, row)
         return f"pool {row.name}: ended"
-    from .manager import Pool
+    if protocol_of(row) not in (None, PROTOCOL):
+        unsure = _end_hosts(registry, row)
+    else:
+        from .manager import Pool
 
-    pool = Pool.attach(row)
-    pool.down()
-    unsure = f"; {', '.join(pool.unsure)} did not answer: what runs there ends by its lease" if pool.unsure else ""
-    return f"pool {row.name}: ended{unsure}"
+        pool = Pool.attach(row)
+        pool.down()
+        unsure = pool.unsure
+    text = f"; {', '.join(unsure)} did not answer: what runs there ends by its lease" if unsure else ""
+    return f"pool {row.name}: ended{text}"
+
+
+def end_named(name: str) -> str | None:
+    """End the pool of this name that no process manages; what came of it, and None where there is no such pool.
+
+    Raises
+    ------
+    PoolError
+        When another process manages it, or it cannot be reached or seen from here.
+    """
+    registry = Registry()
+    try:
+        row = registry.pool(name)
+        return None if row is None or row.is_mine else end(registry, row.id)
+    finally:
+        registry.close()
+
+
+def _end_hosts(registry: Registry, row: PoolRow) -> list[str]:
+    """End the hosts on other machines of a pool that another version made; whose end was not seen."""
+    from . import remote
+
+    try:
+        hosts = PoolRecord.hosts_of(row)
+    except PoolError as error:
+        raise PoolError(
+            f"pool {row.name!r} was made by another version of Sky Jupyter, and only that can end it sooner than "
+            f"its lease does: {error}"
+        ) from None
+    registry.own(row.id)
+    try:
+        link, there = remote.reopen(hosts, row.name)
+        unsure = remote.end_all(there)
+        link.end()
+    except BaseException:
+        registry.release(row.id)
+        raise
+    folders.remove(row.id, row.folders)
+    registry.update(row.id, "ended")
+    return sorted(host.name for host in unsure)
 
 
 def _end_local(registry: Registry, row: PoolRow) -> None:

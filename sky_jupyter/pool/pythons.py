@@ -12,8 +12,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..capture.collect import Capture, Carried
-from ..errors import BootstrapError, CaptureError
+from ..errors import BootstrapError, CaptureError, PoolError
 from ..node.foreign import PYTHON, function_in
+from ..node.protocol import PROTOCOL
+from .record import unfit
 
 if TYPE_CHECKING:
     from .life import PoolLife
@@ -36,10 +38,20 @@ class PoolPythons:
         self.others: dict[str, list[int]] = {}
 
     async def learn(self) -> str:
-        """Ask all nodes, on the loop; what a person is to be told, empty where all have the notebook's."""
+        """Ask all nodes, on the loop; what a person is to be told, empty where all have the notebook's.
+
+        Raises
+        ------
+        PoolError
+            When a node speaks another protocol.
+        """
         assert self.pool.control is not None
         found: dict[str, list[int]] = {}
-        for node, python in sorted((await self.pool.control.ask("python")).items()):
+        for node, answer in sorted((await self.pool.control.ask("python")).items()):
+            # Versions before the first number answered with the Python alone.
+            python, protocol = (answer["python"], answer["protocol"]) if isinstance(answer, dict) else (answer, 0)
+            if protocol != PROTOCOL:
+                raise PoolError(unfit(self.pool.spec.name, protocol))
             found.setdefault(str(python), []).append(node)
         found.pop(PYTHON, None)
         self.others = found

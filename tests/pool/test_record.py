@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import json
 import os
 import pickle
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sky_jupyter.errors import PoolError
+from sky_jupyter.machines.ssh.targets import Target
+from sky_jupyter.node.protocol import PROTOCOL
 from sky_jupyter.plugins import Plugin
 from sky_jupyter.pool.record import PoolRecord
 from sky_jupyter.pool.registry import Registry
@@ -76,10 +81,58 @@ def test_a_pool_without_a_record_or_a_folder_is_told(row: PoolRow) -> None:
         PoolRecord.read(replace(row, folders=()))
 
 
-@pytest.mark.parametrize("value", [None, 5, {"spec": SPEC}, SPEC])
+@pytest.mark.parametrize("value", [None, 5, [], {"spec": "x"}, {"protocol": "1"}])
 def test_a_record_of_something_else_holds_no_pool(row: PoolRow, value: object) -> None:
-    path_of(row).write_bytes(pickle.dumps(value))
+    path_of(row).write_text(json.dumps(value))
     with pytest.raises(PoolError, match="holds no pool"):
+        PoolRecord.read(row)
+    with pytest.raises(PoolError, match="holds no pool"):
+        PoolRecord.hosts_of(row)
+
+
+class Trap:
+    """Whoever unpickles it leaves a trace."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def __reduce__(self) -> Any:
+        return Path.touch, (self.path,)
+
+
+@pytest.mark.parametrize(
+    ("number", "version"), [(PROTOCOL + 1, "a later"), (PROTOCOL - 1, "an earlier"), (None, "an earlier")]
+)
+def test_a_pool_of_another_version_is_refused_in_words_before_anything_is_unpickled(
+    row: PoolRow, tmp_path: Path, number: int | None, version: str
+) -> None:
+    pickled = pickle.dumps(Trap(tmp_path / "sprung"))
+    told = json.loads(path_of(row).read_text()) | {"protocol": number, "spec": base64.b64encode(pickled).decode()}
+    path_of(row).write_bytes(pickled if number is None else json.dumps(told).encode())
+    with pytest.raises(PoolError, match=rf"'kept' was made by {version} version .*`%sky down --name kept` ends it"):
+        PoolRecord.read(row)
+    assert not (tmp_path / "sprung").exists()
+
+
+def test_a_spec_that_cannot_be_read_here_leaves_the_hosts_readable(row: PoolRow) -> None:
+    told = json.loads(path_of(row).read_text()) | {"spec": base64.b64encode(b"\x80\x05cnosuch\nthing\n.").decode()}
+    path_of(row).write_text(json.dumps(told))
+    with pytest.raises(PoolError, match=r"pool.record cannot be read: ModuleNotFoundError: No module named 'nosuch'"):
+        PoolRecord.read(row)
+    assert PoolRecord.hosts_of(row) == list(RECORD.hosts)
+
+
+def test_how_hosts_are_reached_comes_back_too(row: PoolRow) -> None:
+    jump = Target("j", "10.0.0.1", "me", keys=("/k",))
+    target = Target("gpu", "10.0.0.2", "me", jump=jump, known_hosts=("/a", "/b"))
+    replace(RECORD, hosts=({"nodes": [0], "target": target, "apart": None},)).write(path_of(row).parent)
+    assert PoolRecord.read(row).hosts[0]["target"] == target
+
+
+def test_a_link_in_the_place_of_a_record_is_not_followed(row: PoolRow, tmp_path: Path) -> None:
+    path_of(row).rename(tmp_path / "moved")
+    path_of(row).symlink_to(tmp_path / "moved")
+    with pytest.raises(PoolError, match="cannot be read"):
         PoolRecord.read(row)
 
 
