@@ -45,7 +45,7 @@ class Host:
         self.config = HostConfig.read(folder)
         self.children: dict[int, str] = {}
         # Held until this process is gone, and by it alone: who cannot see it sees that.
-        self.lock = locking.hold(folder / locking.HOST)
+        self.locks = [locking.hold(folder / locking.HOST), locking.shield(folder)]
         self.ending = False
         self.revivals: dict[str, list[float]] = {}
         self.began = self.renewed = time.monotonic()
@@ -132,8 +132,9 @@ class Host:
         status = 1
         try:
             processes.die_with_parent(parent)
-            if self.lock is not None:
-                os.close(self.lock)
+            for lock in self.locks:
+                if lock is not None:
+                    os.close(lock)
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)

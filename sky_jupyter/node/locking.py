@@ -34,6 +34,23 @@ def hold(path: Path) -> int | None:
     return held
 
 
+def shield(folder: Path) -> int | None:
+    """Keep a temporary folder from being cleaned up, until this process ends or closes what is returned.
+
+    ``systemd-tmpfiles`` passes over a folder that somebody holds a lock on (tmpfiles.d(5), "Age").
+    """
+    try:
+        held = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        fcntl.flock(held, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except OSError:
+        os.close(held)
+        return None
+    return held
+
+
 @contextlib.contextmanager
 def taken(path: Path) -> Iterator[bool]:
     """Try a lock, and hold it meanwhile; whether nobody else has it. Where there is none, nobody has."""

@@ -15,6 +15,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ...node import locking
 from .. import identity
 from . import place
 from .lifetime import Lifetime
@@ -44,6 +45,7 @@ def main(folder: Path) -> int:
     key, config = place.read_key(folder), place.read_config(folder)
     lifetime = Lifetime(_owner(config.get("owner")), config.get("lease"))
     listener = place.listen(folder)
+    locking.shield(folder)
     server = Server(listener, key, lifetime, stop)
     server.start()
     ours = _which(folder)
