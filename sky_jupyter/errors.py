@@ -179,6 +179,11 @@ def rank_label(ranks: Iterable[int]) -> str:
     return f"rank{'' if [len(run) for run in runs] == [1] else 's'} {text}"
 
 
+def first_line(error: BaseException) -> str:
+    """What an error says first, or its type where it says nothing."""
+    return str(error).partition("\n")[0] or type(error).__name__
+
+
 def plain(text: str) -> str:
     """The text without its colours."""
     return _COLOUR.sub("", text)

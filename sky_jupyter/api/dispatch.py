@@ -85,7 +85,8 @@ def everywhere(call: PendingCall[T], pool: Target) -> list[T]:
             break
         left -= 1
         # The next is to find what this one broke mended, and is sent what new kernels lack.
-        live.settle()
+        with display.LateView("new kernels", failed="not there", pool=live.spec.name) as late:
+            live.settle(late.on_event, late.refresh)
     if run.failed:
         raise BroadcastError(result, list(run.outcomes.values()))
     return list(result)

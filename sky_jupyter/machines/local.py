@@ -33,8 +33,9 @@ class LocalCommand:
             yield line.rstrip("\n")
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Ask it to end; where it stands still it goes on, to do so."""
         self.process.terminate()
+        self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """End it."""
@@ -76,8 +77,9 @@ class LocalProcess(EarlierProcess):
         return iter(())
 
     def terminate(self) -> None:
-        """Ask it to end."""
+        """Ask it to end; where it stands still it goes on, to do so."""
         self._signal(signal.SIGTERM)
+        self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
         """End it."""

@@ -79,7 +79,7 @@ class SkyMagics(Magics):
         ranks = pool.check_ranks(given.on)
         shown = pool.check_ranks(given.only) if given.only is not None else ranks
         self.gather(pool)
-        pool.settle()
+        self.settle(pool)
         for news in filter(None, [*pool.take_news(), "; ".join(filter(None, self.take_restarts(pool)))]):
             print(news)
         pool.include(given.include, pool.spec.image.excludes)
@@ -133,6 +133,11 @@ class SkyMagics(Magics):
                 view.on_event(NoticeEvent(lost))
             view.finish(run.elapsed)
         self.bind(out, result)
+
+    def settle(self, pool: Pool) -> None:
+        """Wait until what the last run broke has been mended; what keeps it from that is shown."""
+        with display.LateView("new kernels", failed="not there", pool=pool.spec.name) as late:
+            pool.settle(late.on_event, late.refresh)
 
     def gather(self, pool: Pool, *, over: bool = False) -> None:
         """Wait for the runs that were let go: the next cell comes after them, and needs what they assigned.
@@ -342,7 +347,7 @@ class SkyMagics(Magics):
     def do_pull(self, given: Given) -> None:
         pool = pools.need(given.name)
         self.gather(pool)
-        pool.settle()
+        self.settle(pool)
         print(pulling.pull(given, pool, self.shell.user_ns))
 
     def do_runs(self, given: Given) -> None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import collections
 import contextlib
 import functools
 import itertools
@@ -43,12 +44,14 @@ from .run import Run
 from .runtime import InstanceInfo
 from .sharing import Sharing
 from .spares import Spares
+from .stopped import HOST, PAUSE, Standstill
 from .values import Values
 
 _BATCH = 0.05
 # A reply that waits this long brings a short run's end along, instead of a second message.
 _LINGER = 0.02
 _KEEP_RUNS = 200
+_SIGNALS = 100
 # So many bytes are forwarded ahead of what the manager has taken in. One that reads nothing fills no
 # memory, neither here nor in the scheduler; the journal has what it missed.
 _MOST_AHEAD = 8 << 20
@@ -101,6 +104,8 @@ class Agent:
         self.heard = time.monotonic()
         self.runs: dict[str, Run] = {}
         self.noise: re.Pattern[str] | None = None
+        # The keys of the last signals, which a manager that heard no answer sends again.
+        self.signalled: collections.deque[str] = collections.deque(maxlen=_SIGNALS)
         self.forkserver = Forkserver()
         self.files = Files(pool_folder, config)
         self.beside = Beside(pool_folder, config, node)
@@ -209,8 +214,13 @@ class Agent:
         over = record.over.is_set()
         return {"first": start, "data": data, "next": following, "end": record.journal.next, "over": over}
 
-    async def sky_signal(self, number: int, ranks: list[int] | None = None, run: str | None = None) -> list[int]:
-        """Signal kernels; with ``run``, only those that still work on it."""
+    async def sky_signal(
+        self, number: int, ranks: list[int] | None = None, run: str | None = None, key: str = ""
+    ) -> list[int]:
+        """Signal kernels; with ``run``, only those that still work on it. What has the same ``key`` is done once."""
+        if key and key in self.signalled:
+            return []
+        self.signalled.append(key)
         reached = []
         for rank in self.mine(ranks):
             if run is None or rank.busy_with == run:
@@ -327,6 +337,19 @@ class Agent:
         gpus = await asyncio.to_thread(metrics.gpus_of, self.devices) if self.devices else metrics.NoGpus()
         self.sampler = metrics.Sampler(metrics.Machine(), gpus)
         await self.sampler.attend()
+
+    async def watch_processes(self) -> None:
+        """Tell the manager, for as long as the agent is there, which ranks stand still, and whether the host does."""
+        sent, standstill = self.send, Standstill()
+        while True:
+            await asyncio.sleep(PAUSE)
+            if self.send is not sent:
+                # Whoever listens now has heard of nothing yet.
+                sent, standstill = self.send, Standstill()
+            processes = {rank.pid: f"rank {rank.number}" for rank in self.ranks.values() if rank.pid}
+            changes = list(standstill.look({**processes, os.getppid(): HOST}))
+            if changes and sent is not None:
+                sent({"standstill": changes, "node": self.node})
 
     async def sky_where(self, **arguments: Any) -> dict[str, Any]:
         """What each rank is at; see `look.report` for the arguments."""

@@ -26,6 +26,8 @@ from typing import Any
 
 from . import processes
 
+# Beside its socket, once it has imported all and forks at once.
+READY = ".ready"
 KERNEL_MODULES = ("sky_jupyter.node.kernel",)
 _MAX_LINE = 1 << 20
 # What the OOM killer ends may have much memory to give back first.
@@ -34,6 +36,7 @@ _OOM_WINDOW = 5.0
 
 def listen(path: Path) -> socket.socket:
     """The listening socket; agents may connect before the imports are done, and wait."""
+    Path(f"{path}{READY}").unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(path))
     os.chmod(path, 0o600)
@@ -62,6 +65,7 @@ def serve(listener: socket.socket, modules: Iterable[str]) -> None:
     # What is imported is never freed: forks need not copy its pages for a collection either.
     gc.freeze()
     gc.enable()
+    Path(f"{listener.getsockname()}{READY}").touch(mode=0o600)
     _Server(listener, failed).run()
 
 

@@ -29,6 +29,7 @@ from typing import Any
 from . import locking, processes
 from .accelerators import Devices
 from .config import NEXT, HostConfig
+from .stopped import PAUSE, Standstill
 
 _WATCH = 0.25
 _FAREWELL = 0.5
@@ -51,6 +52,7 @@ class Host:
         self.began = self.renewed = time.monotonic()
         self.scheduler_address = self.config.scheduler
         self.devices = Devices()
+        self.standstill, self.looked = Standstill(), self.began
 
     def run(self) -> None:
         for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
@@ -164,9 +166,17 @@ class Host:
             if self.lease_is_over() or self.time_is_over():
                 return
             self.change_if_asked()
+            self.tell_who_stands_still()
             select.select([self.wake, self.lease], [], [], _WATCH)
             with contextlib.suppress(BlockingIOError):
                 os.read(self.wake, 512)
+
+    def tell_who_stands_still(self) -> None:
+        """Look once a second whether a child was stopped: the manager cannot see that from afar."""
+        if time.monotonic() - self.looked >= PAUSE:
+            self.looked = time.monotonic()
+            for change in self.standstill.look(self.children):
+                self.say(event="standstill", **change)
 
     def change_if_asked(self) -> None:
         """Where the manager has left word of other nodes, have those: new agents and kernels, the rest as it was."""

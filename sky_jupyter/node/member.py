@@ -139,6 +139,7 @@ async def _serve(agent: Agent, scheduler: str, lease: int) -> None:
     # A call may come as soon as the scheduler knows this node.
     agent.starting = dict.fromkeys(agent.ranks, starting)
     agent.background(agent.sample())
+    agent.background(agent.watch_processes())
     if agent.node == min(agent.config.nodes):
         # One of those on this machine, since they have the same blobs.
         agent.background(agent.files.look_after_blobs())

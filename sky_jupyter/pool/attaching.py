@@ -27,7 +27,8 @@ def take_up(pool: PoolLife, row: PoolRow, record: PoolRecord, take_over: bool, t
     pool.generation = pool.registry.own(row.id, take_over=take_over)
     pool.logger.open()
     try:
-        wait_ticking(loop().submit(_join(pool, record)), tick)
+        with pool.watchdog.telling(pool.listener):
+            wait_ticking(loop().submit(_join(pool, record)), tick)
     except BaseException as error:
         _not_joined(pool, row, error)
         raise

@@ -27,6 +27,7 @@ from .events import Listener, NoticeEvent, ignore
 from .loop import Tick, loop, no_tick
 from .results import CellResult, Outcome, exception_of
 from .runs import Run
+from .supervisor import FREE_PATIENCE
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -359,6 +360,8 @@ class Calls:
             await supervisor.settle()
             for run, _, _ in sent:
                 run.start_clock()
+            for text in self.pool.watchdog.troubles.values():
+                sent[0][0].listener(NoticeEvent(text))
             known: dict[str, int] = {}
             while left := [item for item in sent if not item[0].over.is_set()]:
                 control = self.pool.control
@@ -469,18 +472,43 @@ class Calls:
         control = self.pool.control
         futures = [future for run in runs if (future := self._futures.pop(run.call, None)) is not None]
         begun: set[str] = set()
+        if hard:
+            self.pool.supervisor.do(self._free(runs))
         if control is not None and control.client is not None:
             with contextlib.suppress(Exception, asyncio.TimeoutError, CancelledError):
                 await asyncio.wait_for(control.client.cancel(futures, force=True), _PATIENCE)
-            nodes = sorted(control.there)
-            with contextlib.suppress(NodeLost, OSError, asyncio.TimeoutError):
-                asking = control.ask("cancel", nodes, calls=[run.call for run in runs], hard=hard)
-                begun.update(*(await asyncio.wait_for(asking, _PATIENCE)).values())
+            there = []
+            for node in list(control.addresses):
+                # Who does not answer now is asked for as long as there is something to stop.
+                asking = asyncio.ensure_future(self._cancel_on(node, runs, begun, hard))
+                self._finishing.add(asking)
+                asking.add_done_callback(self._finishing.discard)
+                if node in control.there:
+                    there.append(asking)
+            if there:
+                await asyncio.wait(there, timeout=_PATIENCE)
         for run in runs:
             if not run.placed and run.call not in begun:
                 run.end_unbegun()
             elif hard and control is not None and run.node not in control.there:
                 run.give_up("its node does not answer, and you gave it up; `%sky restart` makes it anew")
+
+    async def _cancel_on(self, node: int, runs: Sequence[CallRun], begun: set[str], hard: bool) -> None:
+        """Have a node stop calls, as soon as it can be reached; those that it had begun are noted."""
+        control = self.pool.control
+        while control is not None and not control.closing and (left := [run for run in runs if not run.over.is_set()]):
+            with contextlib.suppress(SkyError, OSError):
+                if node not in control.silent:
+                    answers = await control.ask("cancel", [node], calls=[run.call for run in left], hard=hard)
+                    begun.update(*answers.values())
+                    return
+            await asyncio.sleep(_PAUSE)
+
+    async def _free(self, runs: Sequence[CallRun]) -> None:
+        """Give up calls that do not end although they were interrupted twice: nobody is kept waiting by them."""
+        await asyncio.sleep(FREE_PATIENCE)
+        for run in runs:
+            run.give_up(f"it does not end, and you gave it up{self.pool.watchdog.why}")
 
     def _on_left(self, node: int) -> None:
         """A call is to go on elsewhere: where only we know that its node's machine is off, Dask has to be told."""

@@ -23,6 +23,10 @@ _POLL = 0.01
 _DIRECT = 16
 _BEAT = 1.0
 _DIAL_TIMEOUT = 3.0
+# The same for the first time; how often it is looked meanwhile whether the pool is broken.
+_FIRST_DIAL, _WATCH = 10.0, 0.1
+# Whose end broke a connection is known about so many seconds later.
+_LAST_WORDS = 0.6
 # Without an answer for this long, or twice as long as the last one took, others are asked about a machine.
 DOUBT, LATE_DOUBT = 0.8, 3.0
 # Without an answer for this long, a node or the whole pool is said to be unreachable.
@@ -95,6 +99,9 @@ class Control:
         self.apart: dict[int, Callable[[], bool]] = {}
         self.client: Client | None = None
         self.closing = False
+        # Why nodes were given up, and how messages name their machines.
+        self.whys: dict[int, str] = {}
+        self.names: dict[int, str] = {}
         # Why, for those who still ask.
         self.why_closed = "the pool's connection has been closed"
         # When an agent last answered; by then it had heard of this manager.
@@ -126,7 +133,7 @@ class Control:
         self._address, self._folder, self._nodes = address, folder, nodes
         self._names = {member_name(node, self.shape): node for node in range(nodes)}
         end = time.monotonic() + timeout
-        await self._dial(min(timeout, 10.0))
+        await self._dial_unless(broken, min(timeout, _FIRST_DIAL))
         while len(self.addresses) < nodes:
             await self._learn()
             if why := broken():
@@ -138,6 +145,29 @@ class Control:
         self.up.set()
         self.incarnations = await self.ask("ping")
         self._spawn(self._beat())
+
+    async def _dial_unless(self, broken: Callable[[], str], timeout: float) -> None:
+        """Reach the scheduler for the first time, unless ``broken()`` says that nobody will be there.
+
+        Raises
+        ------
+        NodeLost
+            When it cannot be reached, and why, in words.
+        """
+        dialing = asyncio.ensure_future(self._dial(timeout))
+        try:
+            while not dialing.done():
+                await asyncio.wait([dialing], timeout=_WATCH)
+                if why := broken():
+                    raise NodeLost(why)
+            dialing.result()
+        except OSError:
+            await asyncio.sleep(_LAST_WORDS)
+            raise NodeLost(
+                broken() or f"the pool's scheduler does not answer at {self._address}, for {timeout:g} s"
+            ) from None
+        finally:
+            dialing.cancel()
 
     def move(self, address: str) -> None:
         """The scheduler is reached at another address from now on."""
@@ -348,6 +378,7 @@ class Control:
         if not kept:
             self.lose(node, "its agent ended")
         self.lost.discard(node)
+        self.whys.pop(node, None)
         self.off.discard(node)
         self.watcher.on_back(node, kept=kept and not was_lost)
 
@@ -355,6 +386,7 @@ class Control:
         """Give a node up; it may come back."""
         if node not in self.lost:
             self.lost.add(node)
+            self.whys[node] = why
             self.watcher.on_lost(node, why)
         self._kick.set()
 
@@ -395,7 +427,7 @@ class Control:
                 return await self._ask(chosen, call, **arguments)
             except OSError:
                 if call not in _REPEATABLE or self.closing:
-                    raise
+                    raise await self._broke(chosen) from None
             except NodeLost:
                 # It may only have lost its connection, and be back in a moment.
                 if call not in _REPEATABLE or self.closing or self.lost & set(chosen):
@@ -408,7 +440,7 @@ class Control:
             raise NodeLost("the pool is not connected")
         absent = [node for node in nodes if node not in self.addresses or (node in self.off and call != "ping")]
         if absent:
-            raise NodeLost(f"node {absent[0]} is lost: its agent does not answer; `%sky restart` makes it anew")
+            raise self._is_lost(absent[0])
         arguments["manager"] = self.generation
         by_address = {self.addresses[node]: node for node in nodes}
         if self.direct and len(by_address) <= _DIRECT:
@@ -418,6 +450,21 @@ class Control:
             msg={"op": f"sky_{call}", **arguments}, workers=list(by_address)
         )
         return {by_address[address]: answer for address, answer in answers.items()}
+
+    def _is_lost(self, node: int) -> NodeLost:
+        why = self.whys.get(node, "its agent does not answer")
+        return NodeLost(f"node {node}{self.names.get(node, '')} is lost: {why}; `%sky restart` makes it anew")
+
+    async def _broke(self, nodes: Iterable[int]) -> NodeLost:
+        """What is to be said of a connection that broke, in the place of Dask's own error."""
+        asked, end = set(nodes), time.monotonic() + _LAST_WORDS
+        while time.monotonic() < end:
+            if self.closing:
+                return NodeLost(self.why_closed)
+            if gone := self.lost & asked:
+                return self._is_lost(min(gone))
+            await asyncio.sleep(_POLL)
+        return NodeLost("the connection to the pool broke before it answered; try again, or `%sky restart`")
 
     def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         task = asyncio.ensure_future(work)

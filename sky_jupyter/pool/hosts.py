@@ -42,6 +42,7 @@ class HostEvents:
         hosts = [host for host in pool.hosts if isinstance(host, RemoteHost)]
         pool.supervisor.names = {node: f" ({host.name})" for host in hosts for node in host.nodes}
         if pool.control is not None:
+            pool.control.names = pool.supervisor.names
             names = {node: host.name for host in hosts if host.apart is not None for node in host.nodes}
             pool.control.apart = {node: functools.partial(pool._is_away, name) for node, name in names.items()}
 
@@ -78,7 +79,9 @@ class HostEvents:
         if pool.state in ("ended", "taken") or host not in pool.hosts:
             return
         name = str(event.get("name", ""))
-        if event["event"] == "gone":
+        if event["event"] == "standstill":
+            pool.watchdog.on_standstill(event, host.place)
+        elif event["event"] == "gone":
             # What its nodes said at last may still wait to be read.
             asyncio.get_running_loop().call_later(_LAST_WORDS, self._on_gone, host)
         elif name == "forkserver":

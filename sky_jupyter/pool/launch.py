@@ -167,9 +167,12 @@ class Host:
     def await_start(self) -> str:
         """The scheduler's address, once the host says that it has started; raises BootstrapError where it does not."""
         deadline = time.monotonic() + _START
-        event = self.next_event(deadline)
-        while event["event"] != "started":
-            event = self.next_event(deadline)
+        early = []
+        while (event := self.next_event(deadline))["event"] != "started":
+            early.append(event)
+        for one in early:
+            # Whoever listens then hears it.
+            self.events.put(one)
         return str(event["scheduler"])
 
 

@@ -12,7 +12,8 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ..errors import PoolError
+from ..errors import PoolError, first_line
+from ..node.stopped import HOST
 from ..spec import PoolSpec
 from . import launch, patience, plan, remote, rescue
 from .control import Control
@@ -34,6 +35,7 @@ from .remote import RemoteHost
 from .resizing import Resizing
 from .supervisor import Supervisor
 from .survey import Survey
+from .watchdog import LINK
 
 if TYPE_CHECKING:
     from ..machines.ssh.values import Prompts
@@ -69,6 +71,8 @@ class PoolLife:
         self.logger = PoolLog(spec.name, spec.options)
         self.supervisor.note = self.logger.write
         self._listener: Listener = ignore
+        self.watchdog = self.supervisor.watchdog
+        self.watchdog.beside = self._beside
         self.workers = PoolDask(self)
         # Whether its time was over, and who is told then: nobody may be running anything.
         self.expired = False
@@ -135,7 +139,8 @@ class PoolLife:
         with contextlib.suppress(PoolError):
             self.phases.clear(self.registry.usual_phases(kind))
         try:
-            wait_ticking(loop().submit(self._start()), tick)
+            with self.watchdog.telling(self.listener):
+                wait_ticking(loop().submit(self._start()), tick)
         except BaseException as error:
             self.logger.write(logging.ERROR, f"not started: {str(error).partition(chr(10))[0] or type(error).__name__}")
             # What runs in a thread is not reached by an interrupt: it is asked to end.
@@ -153,6 +158,11 @@ class PoolLife:
         self._record_ready()
         self.logger.write(logging.INFO, f"{self.spec.nodes} nodes, {self.spec.world_size} ranks ready")
         self.registry.note_phases(kind, self.phases.took())
+
+    def _beside(self) -> dict[int, str]:
+        """The pool's processes that nobody but this one can see to stand still."""
+        hosts = {host.command.identity[0]: HOST for host in list(self.hosts) if host.here}
+        return {**hosts, **({self.link.link.pid: LINK} if self.link is not None and self.link.link.pid else {})}
 
     def _enter_client(self) -> None:
         """What plugins do in the notebook for as long as it manages the pool."""
@@ -283,12 +293,14 @@ class PoolLife:
         self.workers.close()
         limit = self.spec.options.shutdown_timeout
         end = time.monotonic() + limit
-        with contextlib.suppress(Exception):
-            loop().call(self._leave(), timeout=min(10.0, limit))
         hosts = [*self.hosts, *self._astray]
-        if not patience.in_time(lambda: self._end_hosts(hosts), max(0.0, end - time.monotonic())):
-            self.unsure = sorted({host.name or "a local node" for host in hosts})
-            self.logger.write(logging.WARNING, f"{', '.join(self.unsure)} did not end within {limit:g} s")
+        with _going_on(lambda: self._end_hosts(hosts)):
+            with contextlib.suppress(Exception):
+                loop().call(self._leave(), timeout=min(10.0, limit))
+            hosts = [*self.hosts, *self._astray]
+            if not patience.in_time(lambda: self._end_hosts(hosts), max(0.0, end - time.monotonic())):
+                self.unsure = sorted({host.name or "a local node" for host in hosts})
+                self.logger.write(logging.WARNING, f"{', '.join(self.unsure)} did not end within {limit:g} s")
         with contextlib.suppress(Exception):
             self.spec.provider.destroy(self.ids)
         with contextlib.suppress(Exception):
@@ -299,6 +311,7 @@ class PoolLife:
     def _over(self, word: str) -> None:
         """The pool is no business of this process any more."""
         self.expiry.stop()
+        self.watchdog.close()
         self.logger.write(logging.INFO, word)
         self.logger.close()
 
@@ -396,14 +409,15 @@ class PoolLife:
         self.listener = listener
         assert self.control is not None
         away = self.control.lost or self.control.silent or len(self.control.addresses) < self.spec.nodes
-        whole = bool(away) or self.state == "broken"
+        whole = bool(away) or self.state == "broken" or self.watchdog.keeper_stands_still
         if whole:
             self.workers.close()
         if whole and ranks is not None:
             raise PoolError(f"nodes of pool {self.spec.name!r} are lost: restart all of it, not some of its ranks")
         self._stop = threading.Event()
         try:
-            wait_ticking(loop().submit(self._relaunch() if whole else self.supervisor.restart(ranks)), tick)
+            with self.watchdog.telling(self.listener):
+                wait_ticking(loop().submit(self._relaunch() if whole else self.supervisor.restart(ranks)), tick)
         except BaseException as error:
             if whole:
                 self._end_half_made(error)
@@ -453,7 +467,8 @@ class PoolLife:
             self.phases.clear(self.phases.usual)
             change = self.resizing = Resizing(self, wanted)
             try:
-                change.run(tick)
+                with self.watchdog.telling(self.listener):
+                    change.run(tick)
             finally:
                 self.resizing = None
             self._record_ready()
@@ -473,19 +488,21 @@ class PoolLife:
     def _end_half_made(self, error: BaseException) -> None:
         """Nothing is left of what was to be the pool anew: it can be tried again, or ended."""
         self._stop.set()
-        with contextlib.suppress(Exception):
-            loop().call(self._leave(), timeout=10)
-        hosts, self.hosts = self.hosts, []
-        self._end_hosts(hosts)
-        told = str(error).partition("\n")[0] or type(error).__name__
         if self.state != "ended":
-            self.state, self.broken = "broken", f"it could not be made anew ({told})"
+            self.state, self.broken = "broken", f"it could not be made anew ({first_line(error)})"
+        hosts = self.hosts
+        with _going_on(lambda: self._end_hosts(hosts)):
+            with contextlib.suppress(Exception):
+                loop().call(self._leave(), timeout=10)
+            hosts, self.hosts = self.hosts, []
+            self._end_hosts(hosts)
 
     async def _relaunch(self) -> None:
         assert self.control is not None
         # From here on, what the old hosts say concerns nobody.
         hosts, self.hosts = self.hosts, []
         self.supervisor.lose_all("the pool is made anew")
+        self.watchdog.forget()
         self.phases.clear(self.phases.usual)
         self.supervisor.close()
         self.state, self.broken = "new", ""
@@ -516,10 +533,11 @@ class PoolLife:
         return any(run.left for run in list(self.supervisor.runs.values()))
 
     def _stop_control(self, why: str) -> None:
-        if self.state == "ready" and not self._is_watched:
+        if self.state == "ready" and not self._is_watched and not self._change.locked():
             self.farewell(f"pool {self.spec.name!r} can run nothing any more: {why}; `%sky restart` makes it anew")
         self.state, self.broken = "broken", why
         if self.control is not None:
+            self.control.why_closed = f"{why}; `%sky restart` makes the pool anew"
             # It would look for its scheduler, and say so in the notebook, for ever.
             asyncio.ensure_future(self.control.close())  # noqa: RUF006 - it ends by itself
 
@@ -597,6 +615,16 @@ class PoolLife:
 
 def _say_nothing(text: str) -> None:
     """Nobody is to be told."""
+
+
+@contextlib.contextmanager
+def _going_on(work: Callable[[], None]) -> Iterator[None]:
+    """Have what is to end end all the same where the person waits no longer; then in a thread."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        threading.Thread(target=work, name="sky-end", daemon=True).start()
+        raise
 
 
 def _kind_of_start(spec: PoolSpec) -> str:

@@ -67,6 +67,10 @@ def counting_interrupts() -> Iterator[Sequence[object]]:
         signal.signal(signal.SIGINT, signal.default_int_handler if before is None else before)
 
 
+class NoAnswer(PoolError, FutureTimeout):
+    """A pool was asked for something, and has not answered in the time that it had."""
+
+
 class LoopThread:
     """Made once a process, by `loop`; a daemon thread that ends with the process."""
 
@@ -84,8 +88,11 @@ class LoopThread:
         future = self.submit(work)
         try:
             return future.result(timeout)
-        except BaseException:
+        except BaseException as error:
+            late = isinstance(error, FutureTimeout) and not future.done()
             future.cancel()
+            if late:
+                raise NoAnswer(f"the pool has not answered in {timeout:g} s") from None
             raise
 
 

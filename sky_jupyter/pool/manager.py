@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, replace
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..capture.collect import Capture
 from ..capture.ledger import Ledger
@@ -23,7 +23,7 @@ from .calls import CallRun, Calls, Order, Parcel
 from .code import PoolCode
 from .events import Listener, NoticeEvent, Tape, ignore
 from .life import PoolLife
-from .loop import Tick, counting_interrupts, loop, no_tick, wait_ticking
+from .loop import NoAnswer, Tick, counting_interrupts, loop, no_tick, wait_ticking
 from .moving import Transfer
 from .packages import PoolPackages
 from .pages import Page
@@ -42,7 +42,14 @@ if TYPE_CHECKING:
     from ..machines.ssh.values import Prompts
 
 DEFAULT_GRACE = 5.0
+T = TypeVar("T")
 _READ_TIMEOUT = 60.0
+# After a second interrupt whoever waits goes on once the run is given up, and at the latest then.
+_FREED, _LAST = 0.5, 4.5
+
+
+class _Freed(Exception):
+    """A run was interrupted twice, and nobody is to wait for it any longer."""
 
 
 @dataclass(frozen=True)
@@ -327,7 +334,7 @@ class Pool(PoolLife):
         self._must_live()
         assert self.control is not None
         found: dict[str, dict[str, Any]] = {}
-        for node, runs in loop().call(self.control.ask("runs"), timeout=JOIN_TIMEOUT).items():
+        for node, runs in self._answer(self.control.ask("runs"), JOIN_TIMEOUT).items():
             for name, facts in runs.items():
                 begin = facts["begin"]
                 former = begin.get("shape", 0) != self.shape
@@ -375,6 +382,13 @@ class Pool(PoolLife):
         run.task = loop().submit(self.supervisor.adopt(run, facts["begin"], facts["nodes"], over=facts["over"]))
         return run
 
+    def _answer(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
+        """What work on the loop gives; where it has not in so many seconds, PoolError says what keeps it."""
+        try:
+            return loop().call(work, timeout=seconds)
+        except NoAnswer as error:
+            raise PoolError(f"{error}{self.watchdog.why or ': try again'}") from None
+
     def _known(self, id: str, listener: Listener) -> tuple[Run, dict[str, Any]]:
         facts = self.runs().get(id.partition(".")[0])
         if facts is None or not facts["begin"].get("ranks"):
@@ -421,7 +435,7 @@ class Pool(PoolLife):
         assert self.control is not None
         # After a change of nodes any of them may have what a rank told before.
         wanted = None if rank is None or self.shape else {rank // self.spec.ranks_per_node}
-        return loop().call(pages.ask(self.control, id, rank, wanted, start, count), timeout=_READ_TIMEOUT)
+        return self._answer(pages.ask(self.control, id, rank, wanted, start, count), _READ_TIMEOUT)
 
     def log(self, id: str) -> CellResult:
         """What a run has printed and returned so far, as the nodes' journals have it.
@@ -432,7 +446,7 @@ class Pool(PoolLife):
             When no node knows the run.
         """
         run, facts = self._known(id, ignore)
-        loop().call(self.supervisor.read_all(run), timeout=_READ_TIMEOUT)
+        self._answer(self.supervisor.read_all(run), _READ_TIMEOUT)
         if facts["over"]:
             self.supervisor.lose_unbegun(run, facts["nodes"])
         return CellResult(list(run.outcomes.values()), run.elapsed, self._untouched(run), id)
@@ -470,10 +484,11 @@ class Pool(PoolLife):
             raise CellError(result, list(run.outcomes.values()))
         return result
 
-    def settle(self) -> None:
-        """Wait until what the last run broke has been mended."""
+    def settle(self, listener: Listener = ignore, tick: Tick = no_tick) -> None:
+        """Wait until what the last run broke has been mended; ``listener`` is told of what keeps it from that."""
         if self.supervisor.mending:
-            loop().call(self.supervisor.settle())
+            with self.watchdog.telling(listener):
+                wait_ticking(loop().submit(self.supervisor.settle()), tick)
 
     def take_news(self) -> list[str]:
         """What happened since this was last asked, and was shown nowhere; what could not be recorded, once."""
@@ -488,16 +503,26 @@ class Pool(PoolLife):
     def wait(self, run: Run, tick: Tick = no_tick) -> bool:
         """Wait until a run's task is done; whether it was interrupted from here. See `attend`."""
         heeded, before = 0, run.presses
+        hard = over = 0.0
         with counting_interrupts() as presses:
 
             def look() -> None:
-                nonlocal heeded
+                nonlocal heeded, hard, over
                 if len(presses) > heeded:
                     fresh, heeded = len(presses) - heeded, len(presses)
                     self.press(run, fresh)
+                if run.presses > 1:
+                    now = time.monotonic()
+                    hard, over = hard or now, over or (now if run.over.is_set() else 0.0)
+                    if now - (over or now) > _FREED or now - hard > _LAST:
+                        raise _Freed
                 tick()
 
-            wait_ticking(run.task, look)
+            try:
+                wait_ticking(run.task, look)
+            except _Freed:
+                # Whatever is stuck: what goes on of it goes on without us.
+                run.lose(run.left, f"you gave it up, and nothing answers{self.watchdog.why}")
         return bool(presses) or run.presses > before or run.early
 
     def press(self, run: Run, times: int = 1) -> None:
@@ -508,7 +533,8 @@ class Pool(PoolLife):
 
     def finish(self, run: Run) -> CellResult:
         """A run's result once its task is done; its blobs go, and the registry and ledger hear of it."""
-        run.task.result()
+        if run.task.done():
+            run.task.result()
         self.supervisor.discard(run)
         values.discard(self, run)
         self.registry.run_ended(run.key, "failed" if run.failed else "ok", run.elapsed)
@@ -551,7 +577,7 @@ class Pool(PoolLife):
         self._retry()
         run.why = " by you"
         with contextlib.suppress(FutureTimeout):
-            loop().call(self.supervisor.interrupt(run, hard=hard), timeout=5)
+            loop().call(self.supervisor.interrupt(run, hard=hard), timeout=1.0 if hard else 1.5)
 
     def fetch(
         self,
@@ -591,7 +617,7 @@ class Pool(PoolLife):
         # One that is lost would keep the others' answers.
         gone = self.control.off | (self.control.lost - set(self.control.addresses))
         there = sorted(set(range(self.spec.nodes)) - gone)
-        return loop().call(self.control.ask("status", there), timeout=5)
+        return self._answer(self.control.ask("status", there), 5)
 
     def where(self, within: float = 0.8) -> Where:
         """Where each rank is: its stack, whatever it is doing. Callable from any thread.

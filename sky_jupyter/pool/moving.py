@@ -96,7 +96,8 @@ class Moving:
 
         future = loop().submit(whole())
         try:
-            wait_ticking(future, tick)
+            with self.pool.watchdog.telling(self.listener):
+                wait_ticking(future, tick)
             return future.result()
         except BaseException:
             self.stop.set()

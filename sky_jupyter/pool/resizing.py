@@ -8,14 +8,13 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import contextlib
 import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from ..errors import PoolError
+from ..errors import PoolError, first_line
 from ..node.config import NEXT, HostConfig
 from ..spec import PoolSpec
 from . import remote
@@ -34,6 +33,7 @@ REPLACED = "its kernel was replaced by `%sky resize`"
 _JOIN_TIMEOUT = 60.0
 _SEEN_PATIENCE = 5.0
 _LOOK = 0.05
+_FREE_PATIENCE = 2.0
 # What cannot be stopped in a thread, such as a connection that is being made, has this long to end.
 _END_PATIENCE = 30.0
 
@@ -71,6 +71,8 @@ class Resizing:
         self._before: _World | None = None
         self._configs: dict[int, HostConfig] = {}
         self._addresses: list[str] = []
+        # Whether it was given up half-way, and the pool is somebody else's to mend.
+        self._freed = False
         # Machines that did not answer when it began.
         self._missed: set[str] = set()
 
@@ -86,19 +88,24 @@ class Resizing:
         """
         self.pool._stop = threading.Event()
         work = loop().submit(self._run())
+        work.add_done_callback(lambda _: self.over.set())
         try:
             wait_ticking(work, tick)
         except BaseException:
-            while not work.done():
-                # An interrupt: what has been done is undone, unless there is another.
+            self.stop()
+            try:
+                while not work.done():
+                    concurrent.futures.wait([work], timeout=_LOOK)
+                    tick()
+            except KeyboardInterrupt:
+                # An interrupt: what has been done is undone, unless there is another; nobody waits for what is left.
                 self.stop()
-                with contextlib.suppress(KeyboardInterrupt):
-                    while not work.done():
-                        concurrent.futures.wait([work], timeout=_LOOK)
-                        tick()
+                concurrent.futures.wait([work], timeout=_FREE_PATIENCE)
+                if not work.done():
+                    self._freed = True
+                    loop().loop.call_soon_threadsafe(self.pool._break, "a change of its nodes was given up half-way")
+                raise
             raise
-        finally:
-            self.over.set()
 
     def stop(self) -> None:
         """Give it up; where all ranks have changed over, nothing. Any thread may call; twice to leave it half done."""
@@ -315,8 +322,9 @@ class Resizing:
             if self._before is not None and not self._ended:
                 await self._go_back(self._before)
         except BaseException as again:
-            whys = [str(one).partition("\n")[0] or type(one).__name__ for one in (error, again)]
-            pool._break(f"its nodes could not be changed ({whys[0]}), nor changed back ({whys[1]})")
+            whys = [first_line(one) for one in (error, again)]
+            if not self._freed:
+                pool._break(f"its nodes could not be changed ({whys[0]}), nor changed back ({whys[1]})")
         finally:
             await self._aside(self._discard)
 

@@ -5,12 +5,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import secrets
 import signal
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
-from ..errors import NodeLost, SkyError, rank_label
+from ..errors import NodeLost, PoolError, SkyError, first_line, rank_label
 from ..node.segments import is_number
 from ..spec import PoolSpec
 from .comms import Comms
@@ -18,15 +19,20 @@ from .control import Control
 from .events import NoticeEvent
 from .runs import Run
 from .watch import AFTER, Watch
+from .watchdog import Watchdog
 from .where import Where, ask
 
 _log = logging.getLogger(__name__)
 _INTERRUPT_PATIENCE = 1.0
 # A rank may still be compiling what will then fail at once.
 _ABORT_PATIENCE = 8.0
-_KILL_PATIENCE = 60.0
+_KILL_PATIENCE = 20.0
 _CHECK_PATIENCE = 3.0
 _REACH_PATIENCE = 2.0
+# Of a second interrupt the person has the prompt back after this, whatever does not answer.
+FREE_PATIENCE = 3.0
+# A restart is gone on with so often when a connection breaks or an agent ends in it.
+_RESTARTS = 3
 _PAUSE = 0.1
 # After so many bytes of output an agent is told that they have been taken in.
 _TELL = 1 << 20
@@ -67,6 +73,8 @@ class Supervisor:
         self.on_broken = on_broken
         self.on_taken = on_taken
         self.control: Control | None = None
+        # Who stands still or does not answer, and who is told besides those who watch runs; set by the pool.
+        self.watchdog = Watchdog(dict, self.tell)
         # Nodes' machines, as messages name them; what sees to a node that may be off, where that can be done.
         self.names: dict[int, str] = {}
         self.examine: Callable[[int], Coroutine[Any, Any, None]] | None = None
@@ -140,10 +148,17 @@ class Supervisor:
     async def execute(self, run: Run, content: dict[str, Any], grace: float, timeout: float | None) -> None:
         """A run's whole life on the loop: start it, watch over it, and mend what it broke."""
         async with self._turn:
-            await self._execute_alone(run, content, grace, timeout)
+            # What was given up before its turn came is not begun.
+            if run.left:
+                await self._execute_alone(run, content, grace, timeout)
 
     async def _execute_alone(self, run: Run, content: dict[str, Any], grace: float, timeout: float | None) -> None:
-        await self.settle()
+        settled, over = self._keep_task(self.settle()), self._keep_task(run.until(lambda: not run.left, None))
+        await asyncio.wait([settled, over], return_when=asyncio.FIRST_COMPLETED)
+        over.cancel()
+        if not settled.done():
+            settled.cancel()
+            return
         run.start_clock()
         if self.control is not None and run.shape != self.control.shape:
             run.lose(run.left, "the pool's nodes were changed just as it was to begin: run it again")
@@ -203,6 +218,8 @@ class Supervisor:
         """Watch over a run to its end, and begin to mend what it broke."""
         silence = self._keep_task(Watch(run, self._look, after=self.silence).attend())
         self._working.add(run)
+        for text in self.watchdog.troubles.values():
+            run.listener(NoticeEvent(text, run.id))
         try:
             await self._watch(run, grace, timeout)
         finally:
@@ -252,9 +269,16 @@ class Supervisor:
             return
         if to_the_end:
             await self.signal(run, signal.SIGKILL)
-            await run.until(lambda: not run.left, _KILL_PATIENCE)
+            await self._ended_or_silent(run)
             run.lose(run.left, "it was to be stopped, and its node does not answer; `%sky restart` makes it anew")
         await run.until(lambda: not run.left, None)
+
+    async def _ended_or_silent(self, run: Run) -> None:
+        """Wait for ranks that were killed; those of a node that does not answer cannot say that they have ended."""
+        assert self.control is not None
+        end = time.monotonic() + _KILL_PATIENCE
+        while time.monotonic() < end and {run.outcomes[rank].node for rank in run.left} & self.control.there:
+            await run.until(lambda: not run.left, _REACH_PATIENCE)
 
     def _tell_of_second(self, run: Run) -> None:
         """A person who has interrupted learns who does not heed it, and what more can be done."""
@@ -274,7 +298,14 @@ class Supervisor:
             far = [rank for rank in run.left if None in silent or run.outcomes[rank].node in silent]
             run.lose(far, "its node does not answer, and you gave it up; `%sky restart` makes it anew")
         run.changed.set()
+        if hard:
+            self._keep_task(self._free(run))
         await self.signal(run, signal.SIGKILL if hard else signal.SIGINT)
+
+    async def _free(self, run: Run) -> None:
+        """Give up what does not end although its kernels were to be replaced: nobody is kept waiting by it."""
+        if not await run.until(lambda: not run.left, FREE_PATIENCE):
+            run.lose(run.left, f"it does not end, and you gave it up{self.watchdog.why}")
 
     async def abort(self, run: Run) -> None:
         """Break the collectives that a run's ranks are blocked in: on all ranks, whatever they are at.
@@ -289,7 +320,27 @@ class Supervisor:
     async def signal(self, run: Run, number: int) -> None:
         """Signal the kernels that still work on a run."""
         nodes = {run.outcomes[rank].node for rank in run.left}
-        await self._reach(nodes, "signal", number=int(number), ranks=run.left, run=run.id)
+        key = secrets.token_hex(8)
+        bringing = [self._keep_task(self._bring_signal(run, node, int(number), key)) for node in nodes]
+        if bringing:
+            await asyncio.wait(bringing, timeout=_REACH_PATIENCE)
+
+    async def _bring_signal(self, run: Run, node: int, number: int, key: str) -> None:
+        """Signal a node's kernels: again and again until its agent says that it has, for as long as they work.
+
+        An agent that is told twice does it once: it knows the signal by its key.
+        """
+        assert self.control is not None
+        while ranks := [rank for rank in run.left if run.outcomes[rank].node == node]:
+            if node not in self.control.silent | self.control.off:
+                try:
+                    asking = self.control.ask("signal", [node], number=number, ranks=ranks, run=run.id, key=key)
+                    await asyncio.wait_for(asking, _REACH_PATIENCE)
+                    return
+                except (SkyError, OSError, asyncio.TimeoutError) as error:
+                    if self.control.closing or isinstance(error, PoolError):
+                        return
+            await asyncio.sleep(_PAUSE)
 
     async def _reach(self, nodes: Iterable[int], call: str, /, **arguments: Any) -> None:
         """Ask those of some nodes for something that answer at once."""
@@ -382,7 +433,7 @@ class Supervisor:
             self._repair.cancel()
 
         async def replace() -> None:
-            await self.renew(everyone)
+            await self._renew_through_breaks(everyone)
             self.restarted.update(everyone)
 
         work = self._keep_task(replace())
@@ -393,9 +444,36 @@ class Supervisor:
         repair = self._repair = self._keep_task(until_done())
         try:
             await work
+        except Exception as error:
+            # Kernels that never entered the plugins can run nothing.
+            self.on_broken(f"its kernels could not be made anew ({first_line(error)})")
+            raise
         finally:
             if self._repair is repair:
                 self._repair = None
+
+    async def _renew_through_breaks(self, ranks: Sequence[int]) -> None:
+        """Replace kernels; where a connection breaks or an agent ends meanwhile, from the start when it is back."""
+        assert self.control is not None
+        for attempt in range(1, _RESTARTS + 1):
+            try:
+                await self.renew(ranks)
+                return
+            except NodeLost as error:
+                if attempt == _RESTARTS or not await self._all_back():
+                    raise
+                self.tell(f"{first_line(error).partition('; ')[0]}; the kernels are made when it is back")
+
+    async def _all_back(self) -> bool:
+        """Wait for the pool to be reached again, and for nodes that were lost; whether they are all there."""
+        assert self.control is not None
+        await self.control.up.wait()
+        end = time.monotonic() + _RETURN_PATIENCE
+        while not self.control.closing and time.monotonic() < end:
+            if len(self.control.there) == self.spec.nodes:
+                return True
+            await asyncio.sleep(_PAUSE)
+        return False
 
     async def _renew_some(self, ranks: Sequence[int]) -> None:
         """New kernels for some ranks, whatever they are at; the others keep theirs."""
@@ -498,6 +576,10 @@ class Supervisor:
     def on_batch(self, batch: dict[str, Any]) -> None:
         """Events of a run that an agent forwards."""
         try:
+            if "standstill" in batch:
+                for change in batch["standstill"]:
+                    self.watchdog.on_standstill(change, self._place(batch["node"]))
+                return
             if "comms" in batch:
                 self.comms.on_batch(batch)
                 self._note_taken(batch.get("node"), batch.get("mark"))
@@ -511,6 +593,11 @@ class Supervisor:
             _log.warning("a batch of events cannot be read: %s: %s", type(error).__name__, error)
         if isinstance(batch, dict):
             self._note_taken(batch.get("node"), batch.get("mark"))
+
+    def _place(self, node: Any) -> str:
+        """A node's machine, as messages have it; empty where that is this one."""
+        name = self.names.get(node, "") if is_number(node) else ""
+        return f" on {name[2:-1]}" if name else ""
 
     def _note_taken(self, node: Any, mark: Any) -> None:
         """Tell an agent now and then how far its output was taken in: it does not go far ahead of that."""
@@ -559,8 +646,10 @@ class Supervisor:
     def on_silent(self, node: int | None, *, silent: bool) -> None:
         """A node, or the whole pool, does not answer, or does again: those who watch a run are told."""
         who = "the pool" if node is None else f"node {node}{self.names.get(node, '')}"
-        text = f"{who} does not answer; trying again, and what runs there goes on" if silent else f"{who} answers again"
-        self.tell(text)
+        if silent:
+            self.watchdog.trouble(f"silent {node}", f"{who} does not answer; trying again, and what runs there goes on")
+        else:
+            self.watchdog.over(f"silent {node}", f"{who} answers again")
 
     def on_replaced(self) -> None:
         """Another manager has taken the pool over."""
@@ -573,7 +662,7 @@ class Supervisor:
         on = [run for run in self.runs.values() if run.left]
         for run in on:
             run.listener(NoticeEvent(text, run.id))
-        if not on:
+        if not self.watchdog.tell(text) and not on:
             self.news.append(text)
 
     async def _take_back(self, node: int, why: str, returned: asyncio.Event) -> None:

@@ -175,7 +175,8 @@ class _Shipping:
         assert self.pool.control is not None
         future = loop().submit(spread.ask(self.pool.control, call, nodes, **arguments))
         try:
-            wait_ticking(future, self.tick)
+            with self.pool.watchdog.telling(self.on_send):
+                wait_ticking(future, self.tick)
             return future.result()
         except BaseException:
             future.cancel()

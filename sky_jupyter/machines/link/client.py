@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import signal
 import subprocess
 import sys
 import threading
@@ -73,6 +74,8 @@ class Link:
         self._tell_end: Callable[[], None] = lambda: None
         self._listener: threading.Thread | None = None
         self._closed = False
+        # The process's id, where it is known.
+        self.pid = 0
 
     @classmethod
     def start(cls, folder: Path, owner: identity.Process | None = None, *, idle_timeout: float | None = None) -> Link:
@@ -246,6 +249,7 @@ class Link:
         """End the link with all of its connections; nothing of it is left. No error where it has ended."""
         # It is our doing, and may be heard of before the answer.
         self._tell_end = lambda: None
+        self._wake()
         with contextlib.suppress(SkyError):
             pid, started = self.ask("end")["process"]
             until = time.monotonic() + _END_PATIENCE
@@ -257,6 +261,12 @@ class Link:
                 self._process.wait(_END_PATIENCE)
             except subprocess.TimeoutExpired:
                 self._kill()
+
+    def _wake(self) -> None:
+        """Have its process go on, should it stand still: else nobody is answered."""
+        if self.pid:
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(self.pid, signal.SIGCONT)
 
     def close(self) -> None:
         """Let go of it; it lives on as it was asked to."""
@@ -295,6 +305,7 @@ class Link:
             )
         finally:
             os.close(log)
+        self.pid = self._process.pid
         # So that it is no zombie when it ends before us.
         threading.Thread(target=self._process.wait, name="sky-link-child", daemon=True).start()
 

@@ -82,10 +82,11 @@ def command(argv: Sequence[str], env: Mapping[str, str], cwd: str, log: PurePath
 
 
 def signal(name: str, pid: int, ticks: int) -> str:
-    """Send a signal to the group of a process, if it is still the one that began then."""
+    """Send a signal to the group of a process, if it is still the one that began then; what is to end goes on to."""
+    on = ' && kill -s CONT -- "-$3"' if name == "TERM" else ""
     return (
         f"_sky_t=$(cat /proc/{pid}/stat 2>/dev/null); set -- ${{_sky_t##*)}}; "
-        f'[ "${{20:-}}" != {ticks} ] || case $1 in [ZX]) ;; *) kill -s {name} -- "-$3";; esac'
+        f'[ "${{20:-}}" != {ticks} ] || case $1 in [ZX]) ;; *) kill -s {name} -- "-$3"{on};; esac'
     )
 
 
