@@ -10,10 +10,11 @@ import hashlib
 import json
 import os
 import shlex
+import stat
 import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
+from pathlib import Path, PurePosixPath
 
 from ..errors import CaptureError, SpecError
 from ..node.listing import digest_of
@@ -25,21 +26,33 @@ _ADVICE = "name what is not needed in .gitignore, or bring it with `%sky put`"
 
 @dataclass(frozen=True)
 class Source:
-    """A file here that the nodes are to have.
+    """A file or link here that the nodes are to have.
 
     Parameters
     ----------
     path : Path
-        The file.
+        The file, or the link itself.
     stamp : tuple of int
         Time, size and number on the disk: with the same ones it is the same file.
     digest : str
         The SHA-256 of its content.
+    to : str
+        Where a link is to lead.
     """
 
     path: Path
     stamp: tuple[int, int, int]
     digest: str
+    to: str = ""
+
+
+@dataclass(frozen=True)
+class _Found:
+    """A file, or a link and the folder that is sent with it."""
+
+    path: Path
+    info: os.stat_result
+    root: Path | None = None
 
 
 @dataclass(frozen=True)
@@ -63,6 +76,8 @@ class Code:
     secret : mapping of str to str
         Files that stay here because they hold passwords or keys, and of which the person has not been told: by
         their paths on the nodes, their paths here.
+    outward : tuple of str
+        What is told of links that lead out of what is sent, once.
     """
 
     sources: Mapping[str, Source] = field(default_factory=dict)
@@ -72,6 +87,7 @@ class Code:
     again: tuple[str, ...] = ()
     others: frozenset[str] = frozenset()
     secret: Mapping[str, str] = field(default_factory=dict)
+    outward: tuple[str, ...] = ()
 
     @property
     def version(self) -> str:
@@ -80,8 +96,8 @@ class Code:
 
     @property
     def news(self) -> str:
-        """What a person is told of what has changed, and of what is left out; empty where there is nothing to tell."""
-        return "; ".join(filter(None, [self._changes, self._left_out]))
+        """What a person is told: what has changed, of links, and what is left out; empty where there is nothing."""
+        return "; ".join(filter(None, [self._changes, self._links, self._left_out]))
 
     @property
     def _left_out(self) -> str:
@@ -91,6 +107,16 @@ class Code:
         return (
             f"{_some(list(self.secret))} {'stay' if many else 'stays'} here, as such files hold passwords or keys; "
             f"`--include {shlex.quote(next(iter(self.secret.values())))}` sends {'the first' if many else 'it'}"
+        )
+
+    @property
+    def _links(self) -> str:
+        if not self.outward:
+            return ""
+        them, lead = ("they go", "lead") if len(self.outward) > 1 else ("it goes", "leads")
+        return (
+            f"{_some(self.outward)} {lead} out of what is sent: {them} as a link, without what is there; "
+            "`--include` or `%sky put` brings that"
         )
 
     @property
@@ -123,7 +149,7 @@ class LocalCode:
         # By their places on the nodes: each path here, how the person named it, and what of it stays here.
         self._included: dict[str, tuple[Path, str, tuple[str, ...]]] = {}
         self._sources: dict[str, Source] = {}
-        # What was left out as secret, and told.
+        # What was left out as secret, and which links lead out, as it was told.
         self._told: set[str] = set()
 
     def include(self, paths: Iterable[str], excludes: Iterable[str] = ()) -> None:
@@ -149,18 +175,20 @@ class LocalCode:
         Raises
         ------
         CaptureError
-            When something of it cannot be read, or is too large.
+            When something of it cannot be read, or is too large. What was included and is refused is not kept.
         """
         needs = set(needs)
         closure = self._modules.closure(needs | self._needs)
         # What is not local stays so, and is asked about by those who need it only.
         self._needs |= {name for name in needs if name.partition(".")[0] in closure.modules}
-        found: dict[str, tuple[Path, os.stat_result]] = {}
+        found: dict[str, _Found] = {}
         secret: dict[str, str] = {}
         _add_modules(closure.modules, found, secret)
-        for place, (path, _, excludes) in self._included.items():
-            _add_included(place, path, excludes, found, secret)
-        sources = {place: self._source(place, path, info) for place, (path, info) in sorted(found.items())}
+        for place in list(self._included):
+            self._add_included(place, found, secret)
+        # Where a module lies behind a link, there is a folder.
+        above = {str(one) for place in found for one in PurePosixPath(place).parents}
+        sources = {place: self._source(place, one) for place, one in sorted(found.items()) if place not in above}
         before = self._sources
         changed = tuple(name for name in sources if name in before and before[name].digest != sources[name].digest)
         gone = tuple(name for name in before if name not in sources)
@@ -173,7 +201,31 @@ class LocalCode:
             others=closure.others,
             # Who includes one by its own name means it.
             secret={place: path for place, path in secret.items() if place not in found and place not in self._told},
+            outward=self._outward(sources, found),
         )
+
+    def _add_included(self, place: str, found: dict[str, _Found], secret: dict[str, str]) -> None:
+        path, text, excludes = self._included[place]
+        try:
+            _add_included(place, path, excludes, found, secret)
+        except CaptureError as error:
+            # Nobody could run a cell any more, with no way to take it back.
+            del self._included[place]
+            raise CaptureError(f"{error}; cells run without {text} until it is included again") from None
+
+    def _outward(self, sources: Mapping[str, Source], found: Mapping[str, _Found]) -> tuple[str, ...]:
+        """Links whose targets are not sent, which nobody was told of."""
+        new = []
+        for place, source in sources.items():
+            root = found[place].root
+            if source.to and root is not None and folders.target_of(source.path, root)[1]:
+                text = f"{place} ({source.to})"
+                # What it leads to may be sent beside it.
+                inside = os.path.normpath(os.path.join(os.path.dirname(place), source.to))
+                if text not in self._told and not any(one == inside or one.startswith(f"{inside}/") for one in sources):
+                    new.append(text)
+        self._told.update(new)
+        return tuple(new)
 
     def commit(self, code: Code) -> None:
         """The nodes have it."""
@@ -189,8 +241,16 @@ class LocalCode:
         }
         return json.dumps(index, sort_keys=True).encode()
 
-    def _source(self, place: str, path: Path, info: os.stat_result) -> Source:
+    def _source(self, place: str, one: _Found) -> Source:
+        path, info = one.path, one.info
         stamp = (info.st_mtime_ns, info.st_size, info.st_ino)
+        if one.root is not None:
+            try:
+                to, _ = folders.target_of(path, one.root)
+            except OSError as error:
+                raise CaptureError(f"{path} cannot be sent: {error.strerror or error}") from None
+            digest = hashlib.sha256(f"link\0{to}".encode("utf-8", "surrogateescape")).hexdigest()
+            return Source(path, stamp, digest, to)
         known = self._sources.get(place)
         if known is not None and (known.path, known.stamp) == (path, stamp):
             return known
@@ -218,19 +278,15 @@ def _place_of(path: Path) -> str:
 
 
 def _add_included(
-    place: str,
-    path: Path,
-    excludes: Sequence[str],
-    found: dict[str, tuple[Path, os.stat_result]],
-    secret: dict[str, str],
+    place: str, path: Path, excludes: Sequence[str], found: dict[str, _Found], secret: dict[str, str]
 ) -> None:
     if path.is_file():
-        found.setdefault(place, (path, path.stat()))
+        found.setdefault(place, _Found(path, path.stat()))
     elif path.is_dir():
         files = list(folders.files_in(path, excludes, _noting(secret, place, path)))
         folders.refuse_large(f"--include {path}", [(name, info.st_size) for name, info in files], _ADVICE)
         for name, info in files:
-            found.setdefault(f"{place}/{name}".lstrip("/"), (path / name, info))
+            found.setdefault(f"{place}/{name}".lstrip("/"), _inside(path, name, info))
 
 
 def _noting(secret: dict[str, str], place: str, folder: Path) -> Callable[[str], object]:
@@ -244,9 +300,18 @@ def _noting(secret: dict[str, str], place: str, folder: Path) -> Callable[[str],
     return note
 
 
-def _add_modules(
-    modules: Mapping[str, Module], found: dict[str, tuple[Path, os.stat_result]], secret: dict[str, str]
-) -> None:
+def _inside(root: Path, name: str, info: os.stat_result) -> _Found:
+    return _Found(root / name, info, root if stat.S_ISLNK(info.st_mode) else None)
+
+
+def _own_file(file: Path) -> _Found:
+    """A module's own file: through a link, as Python imports it, but not where that leads to something else."""
+    if file.is_symlink() and Path(os.path.realpath(file)).suffix != file.suffix:
+        return _Found(file, file.lstat(), file.parent)
+    return _Found(file, file.stat())
+
+
+def _add_modules(modules: Mapping[str, Module], found: dict[str, _Found], secret: dict[str, str]) -> None:
     """Each module's own file, whatever git ignores, and of each outermost package all that goes."""
     for name, module in sorted(modules.items()):
         if module.file is None:
@@ -254,9 +319,9 @@ def _add_modules(
         place = name.replace(".", "/")
         if not module.folders:
             ending = module.file.name.removeprefix(name.rpartition(".")[2])
-            found.setdefault(f"{place}{ending}", (module.file, module.file.stat()))
+            found.setdefault(f"{place}{ending}", _own_file(module.file))
             continue
-        found.setdefault(f"{place}/{module.file.name}", (module.file, module.file.stat()))
+        found.setdefault(f"{place}/{module.file.name}", _own_file(module.file))
         above = name.rpartition(".")[0]
         # One without an __init__.py is no package of its own: of it go the modules that are imported.
         if above in modules and modules[above].file is not None:
@@ -266,7 +331,7 @@ def _add_modules(
             sizes = [(inner, info.st_size) for inner, info in files]
             folders.refuse_large(f"the package {name} ({folder})", sizes, _ADVICE)
             for inner, info in files:
-                found.setdefault(f"{place}/{inner}", (folder / inner, info))
+                found.setdefault(f"{place}/{inner}", _inside(folder, inner, info))
 
 
 def _again(changed: Sequence[str], closure: Closure) -> tuple[str, ...]:

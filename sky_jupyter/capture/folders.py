@@ -136,7 +136,9 @@ def _rules_above(folder: Path) -> list[Rule]:
 def files_in(
     root: Path, excludes: Sequence[str] = (), on_secret: Callable[[str], object] = str
 ) -> Iterator[tuple[str, os.stat_result]]:
-    """A folder's files that go to nodes: each path from the folder, with slashes, and what the disk says of it.
+    """A folder's files and links that go to nodes: each path from the folder, with slashes, and what it is itself.
+
+    A link goes as a link, as with git: what it leads to goes where that is in the folder, and nowhere else.
 
     Parameters
     ----------
@@ -152,31 +154,30 @@ def files_in(
     """
     root = root.absolute()
     own = [rule for line in excludes if (rule := _rule(f"{root}/", line)) is not None]
-    yield from _walk(root, "", [*_rules_above(root), *own], {os.path.realpath(root)}, on_secret)
+    yield from _walk(root, "", [*_rules_above(root), *own], on_secret)
 
 
 def _walk(
-    folder: Path, name: str, rules: list[Rule], met: set[str], on_secret: Callable[[str], object]
+    folder: Path, name: str, rules: list[Rule], on_secret: Callable[[str], object]
 ) -> Iterator[tuple[str, os.stat_result]]:
     rules = [*rules, *read_rules(folder)]
     try:
         with os.scandir(folder) as found:
             entries = sorted(found, key=lambda entry: entry.name)
         for entry in entries:
-            is_folder = entry.is_dir()
-            if _stays(entry, is_folder) or _ignored(rules, entry.path, folder=is_folder):
+            is_folder = entry.is_dir(follow_symlinks=False)
+            if _stays(entry, entry.is_dir()) or _ignored(rules, entry.path, folder=is_folder):
                 continue
             inner = f"{name}{entry.name}"
-            if not is_folder:
-                if not entry.is_file():
-                    continue
+            if is_folder:
+                yield from _walk(Path(entry.path), f"{inner}/", rules, on_secret)
+            elif entry.is_symlink():
+                yield inner, entry.stat(follow_symlinks=False)
+            elif entry.is_file():
                 if _is_secret(entry):
                     on_secret(inner)
                 else:
                     yield inner, entry.stat()
-            elif (real := os.path.realpath(entry.path)) not in met:
-                # Links may lead in a circle.
-                yield from _walk(Path(entry.path), f"{inner}/", rules, met | {real}, on_secret)
     except OSError as error:
         raise CaptureError(f"{error.filename or folder} cannot be sent: {error.strerror or error}") from None
 
@@ -198,6 +199,17 @@ def _is_secret(entry: os.DirEntry[str]) -> bool:
         return False
     with open(entry.path, "rb") as file:
         return _PRIVATE in file.read(_KEY_HEAD)
+
+
+def target_of(link: Path, root: Path) -> tuple[str, bool]:
+    """Where a link below ``root`` leads, as it is to lead on a node, and whether that is outside of ``root``."""
+    to = os.readlink(link)
+    place = os.path.normpath(os.path.join(link.parent, to))
+    outside = not Path(place).is_relative_to(root)
+    if os.path.isabs(to) and not outside:
+        # There the folder is somewhere else.
+        to = os.path.relpath(place, link.parent)
+    return to, outside
 
 
 def refuse_large(what: str, files: Sequence[tuple[str, int]], advice: str) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import json
 import os
 import re
 import shutil
@@ -18,10 +19,11 @@ from typing import Any
 
 from distributed import rpc
 
-from . import scheduler, standing
+from . import scheduler, staging, standing
+from .beneath import Beneath, forget
 from .config import HostConfig
 from .kept import Kept, places
-from .listing import Entry, pack, unpack, walk
+from .listing import Entry, from_wire, pack, shown, to_wire, unpack, walk
 from .modules import FOLDER
 from .taking import Take, Want, read
 
@@ -48,7 +50,8 @@ class AgentSource:
 
     async def pieces(self, wants: Sequence[Want]) -> bytes:
         """Parts of files, one behind the other."""
-        return bytes(await asyncio.wait_for(self._rpc.sky_pieces(root=self._root, wants=list(wants)), _PATIENCE))
+        asked = json.dumps([self._root, list(wants)]).encode()
+        return bytes(await asyncio.wait_for(self._rpc.sky_pieces(asked=asked), _PATIENCE))
 
     async def close(self) -> None:
         """End the connections."""
@@ -75,15 +78,15 @@ class Files:
 
     # -- what the manager asks ---------------------------------------------------------------------
 
-    async def sky_look(self, listing: bytes, path: str = "", run: str = "", code: bool = False) -> dict[str, Any]:
+    async def sky_look(self, listing: bytes, path: bytes = b"", run: str = "", code: bool = False) -> dict[str, Any]:
         """Where a file or folder would go, and what of it is there.
 
         Parameters
         ----------
         listing : bytes
             What it consists of, packed.
-        path : str
-            Where the user wants it; a relative one begins in the ranks' working folder.
+        path : bytes
+            Where the user wants it, as `to_wire` gives it; a relative one begins in the ranks' working folder.
         run : str
             Instead of a path: the run whose blobs they are.
         code : bool
@@ -92,20 +95,18 @@ class Files:
 
         def find() -> dict[str, Any]:
             entries = unpack(listing)
-            root, spool = self._place(path), None
+            root = self._place(path)
             if run:
                 # What comes over the link is there until it is whole; on the same file system as the run's folder.
                 root = self._room_for(run, entries)
                 spool = root.parent / _SPOOL
-            if code:
+            elif code:
                 root, spool = self.folder / FOLDER, self.folder / f"{FOLDER}-{_SPOOL}"
-            facts = asdict(standing.look(root, entries))
-            return {
-                "path": str(root),
-                "spool": str(spool or ""),
-                "spooled": spool is not None and spool.is_dir(),
-                **facts,
-            }
+            else:
+                spool = staging.beside(root)
+            facts = asdict(standing.look(root, entries, spool))
+            facts["clash"] = shown(facts["clash"])
+            return {"path": to_wire(str(root)), "spool": to_wire(str(spool)), "spooled": spool.is_dir(), **facts}
 
         return await asyncio.to_thread(find)
 
@@ -118,7 +119,7 @@ class Files:
         self._plans[plan] = entries
 
     async def sky_take(
-        self, plan: str, job: str, path: str, source: dict[str, str] | None = None, spool: str = ""
+        self, plan: str, job: str, path: bytes, source: dict[str, Any] | None = None, spool: bytes = b""
     ) -> bool:
         """Begin to take a plan's thing over to a path that `sky_look` gave; False where there is no such plan.
 
@@ -131,7 +132,8 @@ class Files:
             over = [name for name, (_, task) in self._takes.items() if task.done()]
             for name in over[: max(0, len(over) - _MOST_PLANS)]:
                 del self._takes[name]
-            take = Take(Path(path), self._plans[plan], self._source(source), Path(spool) if spool else None)
+            place = Path(from_wire(spool)) if spool else None
+            take = Take(Path(from_wire(path)), self._plans[plan], self._source(source), place)
             self._takes[job] = take, asyncio.create_task(take.run())
         return True
 
@@ -151,24 +153,24 @@ class Files:
                 # Not before: until then, nobody else can write what it writes.
                 self._takes.pop(job, None)
 
-    async def sky_find(self, path: str) -> dict[str, Any]:
+    async def sky_find(self, path: bytes) -> dict[str, Any]:
         """What a path of the user's is here: its whole path, and what it consists of; an error in words."""
 
         def find() -> dict[str, Any]:
             root = self._place(path)
+            listing, why = b"", ""
             try:
-                return {"path": str(root), "listing": pack(walk(root)), "error": ""}
+                listing = pack(walk(root))
             except OSError as error:
-                return {"path": str(root), "listing": b"", "error": error.strerror or str(error)}
+                why = shown(error.strerror or str(error))
+            return {"path": to_wire(str(root)), "listing": listing, "error": why}
 
         return await asyncio.to_thread(find)
 
-    async def sky_uncode(self, names: list[str]) -> None:
+    async def sky_uncode(self, names: list[bytes]) -> None:
         """Remove files of the notebook's own code that it has no more."""
-        for name in names:
-            path = self.folder / FOLDER / name
-            if ".." not in path.parts:
-                path.unlink(missing_ok=True)
+        with contextlib.suppress(FileNotFoundError), Beneath(self.folder / FOLDER) as folder:
+            forget(folder, map(from_wire, names))
 
     async def sky_tidy(self, keep: list[str]) -> None:
         """Remove the blobs of all runs but some."""
@@ -208,19 +210,20 @@ class Files:
 
     # -- what other agents ask ---------------------------------------------------------------------
 
-    async def sky_pieces(self, root: str, wants: list[Want]) -> bytes:
-        """Parts of files below a root, one behind the other."""
+    async def sky_pieces(self, asked: bytes) -> bytes:
+        """Parts of files below a root, one behind the other: the root and what is wanted, in JSON."""
+        root, wants = json.loads(asked)
         return await asyncio.to_thread(read, Path(root), wants)
 
     # -- parts -------------------------------------------------------------------------------------
 
-    def _source(self, source: dict[str, str] | None) -> AgentSource | None:
+    def _source(self, source: dict[str, Any] | None) -> AgentSource | None:
         if source is None:
             return None
-        return AgentSource(source["address"], source["path"], scheduler.security(self.folder))
+        return AgentSource(source["address"], from_wire(source["path"]), scheduler.security(self.folder))
 
-    def _place(self, path: str) -> Path:
-        return Path(os.path.normpath(Path(self.config.cwd, os.path.expanduser(path))))
+    def _place(self, path: bytes) -> Path:
+        return Path(os.path.normpath(Path(self.config.cwd, os.path.expanduser(from_wire(path)))))
 
     def _room_for(self, run: str, entries: Iterable[Entry]) -> Path:
         """The folder of a run's blobs where there is room for them; kernels find it in either place."""

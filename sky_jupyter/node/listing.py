@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
 import stat
 import zlib
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path, PurePosixPath
+from typing import IO
+
+from .beneath import Beneath
 
 FILE, FOLDER, LINK, OTHER = "file", "folder", "link", "other"
-PART = ".sky-part"
-"""Ends the name of a file that is not whole yet; the same as in ``machines.ssh.files``, so that either goes on."""
+MOST_BYTES = 128 << 20
+"""Of a listing as text: that of some 700,000 files."""
 
 _CHUNK = 1 << 20
+_ANY = ("utf-8", "surrogateescape")
 
 
 @dataclass(frozen=True)
@@ -48,9 +53,10 @@ class Entry:
     to: str = ""
     digest: str = ""
 
-    def below(self, root: Path) -> Path:
-        """Its path below another root."""
-        return root / self.name if self.name else root
+    @property
+    def token(self) -> str:
+        """What it is called where names of the user's have no place; another content has another one."""
+        return hashlib.blake2b(f"{self.name}\0{self.digest}".encode(*_ANY), digest_size=20).hexdigest()
 
 
 def kind_of(mode: int) -> str:
@@ -70,32 +76,34 @@ def walk(root: Path) -> list[Entry]:
     OSError
         When something of it cannot be read, or can be neither file, folder nor link.
     """
-    info = root.stat()
-    if kind_of(info.st_mode) != FOLDER:
-        return [_entry(root, "", info)]
-    return [_entry(root, "", info), *_inside(root)]
+    with Beneath.source(root) as source:
+        info = source.stat()
+        assert info is not None
+        if kind_of(info.st_mode) != FOLDER:
+            if not os.access(root, os.R_OK):
+                raise _unreadable(root)
+            return [_entry(root, "", info)]
+        entries = [_entry(root, "", info)]
+        for name, inner, folder in source.walk():
+            last = name.rpartition("/")[2]
+            if kind_of(inner.st_mode) == LINK:
+                entries.append(Entry(name, LINK, to=os.readlink(last, dir_fd=folder)))
+                continue
+            if not os.access(last, os.R_OK, dir_fd=folder):
+                raise _unreadable(root / name)
+            entries.append(_entry(root / name, name, inner))
+        return entries
 
 
-def _inside(root: Path) -> Iterator[Entry]:
-    def refuse(error: OSError) -> None:
-        raise error
-
-    for folder, folders, files in os.walk(root, onerror=refuse):
-        folders.sort()
-        for name in [*folders, *sorted(files)]:
-            path = Path(folder, name)
-            yield _entry(path, path.relative_to(root).as_posix(), path.lstat())
+def _unreadable(path: Path) -> PermissionError:
+    return PermissionError(f"{path} cannot be read: permission denied")
 
 
 def _entry(path: Path, name: str, info: os.stat_result) -> Entry:
     kind = kind_of(info.st_mode)
-    mode = stat.S_IMODE(info.st_mode) & 0o777
     if kind == OTHER:
         raise OSError(f"{path} is neither file nor folder nor symbolic link: it cannot be sent")
-    if kind == LINK:
-        return Entry(name, kind, to=os.readlink(path))
-    if not os.access(path, os.R_OK):
-        raise PermissionError(f"{path} cannot be read: permission denied")
+    mode = stat.S_IMODE(info.st_mode) & 0o777
     return Entry(name, kind, info.st_size if kind == FILE else 0, info.st_mtime_ns, mode)
 
 
@@ -104,13 +112,18 @@ def total(entries: Iterable[Entry]) -> int:
     return sum(entry.size for entry in entries)
 
 
-def digest_of(path: Path, tell: Callable[[int], None] = lambda size: None) -> str:
-    """The SHA-256 of a file; ``tell`` is given the size of each piece that has been read."""
-    digest = hashlib.sha256()
+def digest_of(path: Path) -> str:
+    """The SHA-256 of a file."""
     with open(path, "rb") as file:
-        while data := file.read(_CHUNK):
-            digest.update(data)
-            tell(len(data))
+        return digest_in(file)
+
+
+def digest_in(file: IO[bytes], tell: Callable[[int], None] = lambda size: None) -> str:
+    """The SHA-256 of an open file; ``tell`` is given the size of each piece that has been read."""
+    digest = hashlib.sha256()
+    while data := file.read(_CHUNK):
+        digest.update(data)
+        tell(len(data))
     return digest.hexdigest()
 
 
@@ -123,15 +136,33 @@ def hashed(root: Path, entries: Sequence[Entry], wanted: Iterable[int], tell: Ca
         When a file cannot be read.
     """
     known = list(entries)
-    for index in wanted:
-        if known[index].kind == FILE:
-            known[index] = replace(known[index], digest=digest_of(known[index].below(root), tell))
+    with Beneath.source(root) as source:
+        for index in wanted:
+            entry = known[index]
+            if entry.kind != FILE:
+                continue
+            try:
+                with open(source.open(entry.name), "rb") as file:
+                    known[index] = replace(entry, digest=digest_in(file, tell))
+            except OSError as error:
+                # What reading raises does not say of which file.
+                error.filename = error.filename or str(root / entry.name)
+                raise
     return known
 
 
 def pack(entries: Iterable[Entry]) -> bytes:
-    """Entries as bytes for a message; names may be any that a file system has."""
-    return zlib.compress(json.dumps([astuple(entry) for entry in entries]).encode(), 1)
+    """Entries as bytes for a message; names may be any that a file system has.
+
+    Raises
+    ------
+    OSError
+        When they are too many.
+    """
+    text = json.dumps([astuple(entry) for entry in entries]).encode()
+    if len(text) > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"its list of files is {len(text)} bytes, and {MOST_BYTES} is the most: pack them")
+    return zlib.compress(text, 1)
 
 
 def unpack(data: bytes) -> list[Entry]:
@@ -140,10 +171,30 @@ def unpack(data: bytes) -> list[Entry]:
     Raises
     ------
     ValueError
-        When it is not that, or an entry's name leads out of the root.
+        When it is not that, is larger than any that `pack` makes, or an entry's name leads out of the root.
     """
-    entries = [Entry(*fields) for fields in json.loads(zlib.decompress(data))]
+    stream = zlib.decompressobj()
+    text = stream.decompress(data, MOST_BYTES)
+    if not stream.eof:
+        more = "more than" if stream.unconsumed_tail else "cut off after"
+        raise ValueError(f"a list of files is {more} {len(text)} bytes: it is not unpacked")
+    entries = [Entry(*fields) for fields in json.loads(text)]
     for entry in entries:
         if entry.name.startswith("/") or ".." in PurePosixPath(entry.name).parts:
-            raise ValueError(f"{entry.name!r} leads out of the folder")
+            raise ValueError(f"{shown(entry.name)!r} leads out of the folder")
     return entries
+
+
+def shown(text: str) -> str:
+    """A name as a message can have it: bytes that are no text are written as numbers."""
+    return text.encode(*_ANY).decode("utf-8", "backslashreplace")
+
+
+def to_wire(text: str) -> bytes:
+    """A path for a message, which takes only what is text as text."""
+    return text.encode(*_ANY)
+
+
+def from_wire(text: str | bytes) -> str:
+    """What `to_wire` was given."""
+    return text if isinstance(text, str) else bytes(text).decode(*_ANY)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import shutil
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .listing import FILE, FOLDER, LINK, OTHER, PART, Entry, digest_of, kind_of
+from .beneath import Beneath
+from .listing import FILE, FOLDER, LINK, OTHER, Entry, digest_in, kind_of
 
 # File systems keep times more or less exactly.
 _SAME_TIME = 1_000_000
@@ -37,37 +39,59 @@ class Standing:
     free: int = 0
 
 
-def look(root: Path, entries: Sequence[Entry]) -> Standing:
-    """Compare a listing with what stands at ``root``, by sizes and times: no content is read."""
-    found = Standing(free=room_at(root), clash=_in_the_way(root))
-    for index, entry in enumerate(entries):
-        path = entry.below(root)
-        stands = _stands(path, follow=not entry.name)
-        if stands and (stands == OTHER or (stands == FOLDER) != (entry.kind == FOLDER)):
-            what = "neither file nor folder" if stands == OTHER else f"a {stands}"
-            found.clash = found.clash or f"{path} is {what}: a {entry.kind} cannot take its place"
-        elif not stands or not _alike(path, entry):
-            found.absent.append(index)
-            found.needs += max(0, entry.size - _size(Path(f"{path}{PART}")))
-        elif entry.kind == FILE and not _same_age(path, entry):
-            found.doubtful.append(index)
+def look(root: Path, entries: Sequence[Entry], spool: Path | None = None) -> Standing:
+    """Compare a listing with what stands at ``root``, by sizes and times: no content is read.
+
+    Parameters
+    ----------
+    spool : Path, optional
+        The staging folder: what an earlier transfer has left there needs no room any more.
+    """
+    try:
+        found = Standing(free=room_at(root), clash=_in_the_way(root, entries[0].kind if entries else FILE))
+        if found.clash:
+            return found
+        with _opened(root, entries) as place:
+            for index, entry in enumerate(entries):
+                _compare(place, root, index, entry, found)
+    except OSError as error:
+        return Standing(clash=f"{error.filename or root}: {error.strerror or error}")
+    if spool is not None and found.needs:
+        found.needs = max(0, found.needs - _left_in(spool))
     return found
 
 
-def is_same(path: Path, entry: Entry) -> bool:
+def _opened(root: Path, entries: Sequence[Entry]) -> contextlib.AbstractContextManager[Beneath | None]:
+    if entries and entries[0].kind != FOLDER:
+        return Beneath(root.parent, root.name) if root.parent.is_dir() else contextlib.nullcontext()
+    return Beneath(root) if root.is_dir() else contextlib.nullcontext()
+
+
+def _compare(place: Beneath | None, root: Path, index: int, entry: Entry, found: Standing) -> None:
+    info = place.stat(entry.name) if place is not None else None
+    stands = kind_of(info.st_mode) if info is not None else ""
+    if stands and (stands == OTHER or (stands == FOLDER) != (entry.kind == FOLDER)):
+        what = "neither file nor folder" if stands == OTHER else f"a {stands}"
+        path = root / entry.name if entry.name else root
+        found.clash = found.clash or f"{path} is {what}: a {entry.kind} cannot take its place"
+    elif place is None or info is None or not _alike(place, info, entry):
+        found.absent.append(index)
+        found.needs += entry.size
+    elif entry.kind == FILE and not _same_age(info, entry):
+        found.doubtful.append(index)
+
+
+def is_same(place: Beneath, name: str, entry: Entry) -> bool:
     """Whether a file is the entry's: by its size, and its time and mode or its content."""
-    if _stands(path, follow=False) != FILE or not _alike(path, entry):
+    info = place.stat(name)
+    if entry.kind != FILE or info is None or not _alike(place, info, entry):
         return False
-    return _same_age(path, entry) or (bool(entry.digest) and digest_of(path) == entry.digest)
-
-
-def settle(path: Path, entry: Entry) -> None:
-    """Give a file or folder the mode and time of its entry."""
-    info = path.stat()
-    if info.st_mode & 0o777 != entry.mode:
-        path.chmod(entry.mode)
-    if info.st_mtime_ns != entry.mtime:
-        os.utime(path, ns=(entry.mtime, entry.mtime))
+    if _same_age(info, entry):
+        return True
+    if not entry.digest:
+        return False
+    with open(place.open(name), "rb") as file:
+        return digest_in(file) == entry.digest
 
 
 def room_at(path: Path) -> int:
@@ -82,38 +106,34 @@ def _nearest(path: Path) -> Path:
     return path
 
 
-def _in_the_way(root: Path) -> str:
+def _in_the_way(root: Path, kind: str) -> str:
     """Why nothing can be written at a place, where that is so."""
     above = _nearest(root.parent)
     if not above.is_dir():
         return f"{above} is no folder: nothing can be put into it"
+    if root.is_dir():
+        return "" if kind == FOLDER else f"{root} is a folder: a {kind} cannot take its place"
     return "" if os.access(above, os.W_OK | os.X_OK) else f"{above} may not be written"
 
 
-def _stands(path: Path, *, follow: bool) -> str:
-    try:
-        return kind_of((path.stat() if follow else path.lstat()).st_mode)
-    except (FileNotFoundError, NotADirectoryError):
-        return ""
-
-
-def _alike(path: Path, entry: Entry) -> bool:
+def _alike(place: Beneath, info: os.stat_result, entry: Entry) -> bool:
     """Whether what stands there can be told from the entry by its content only."""
-    info = path.stat() if not entry.name else path.lstat()
     if kind_of(info.st_mode) != entry.kind:
         return False
     if entry.kind == LINK:
-        return os.readlink(path) == entry.to
+        return place.readlink(entry.name) == entry.to
     return entry.kind == FOLDER or info.st_size == entry.size
 
 
-def _same_age(path: Path, entry: Entry) -> bool:
-    info = path.stat()
+def _same_age(info: os.stat_result, entry: Entry) -> bool:
     return abs(info.st_mtime_ns - entry.mtime) < _SAME_TIME and info.st_mode & 0o777 == entry.mode
 
 
-def _size(path: Path) -> int:
-    try:
-        return path.lstat().st_size
-    except OSError:
-        return 0
+def _left_in(spool: Path) -> int:
+    """Bytes that a staging folder takes on the disk."""
+    size = 0
+    with contextlib.suppress(OSError), os.scandir(spool) as found:
+        for entry in found:
+            with contextlib.suppress(OSError):
+                size += entry.stat(follow_symlinks=False).st_blocks * 512
+    return size

@@ -1,7 +1,7 @@
 """Taking a file or folder over from where it is, in pieces, each file whole and right or not at all.
 
-What is large is written beside its place and goes on there after a break; no content is believed
-before its hash is that of the listing.
+What is large goes on after a break where it was; no content is believed before its hash is that of the
+listing.
 """
 
 from __future__ import annotations
@@ -9,17 +9,16 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import errno
-import fcntl
 import hashlib
-import os
-import shutil
 from collections import deque
 from collections.abc import AsyncGenerator, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from . import standing
-from .listing import FILE, FOLDER, LINK, PART, Entry, total
+from . import receiving, standing
+from .beneath import Beneath
+from .listing import FILE, FOLDER, LINK, Entry, shown, total
+from .receiving import Receiver
 
 PIECE = 1 << 20
 _MOST_IN_PIECE = 500
@@ -60,10 +59,11 @@ class LocalSource:
 def read(root: Path, wants: Sequence[Want]) -> bytes:
     """Parts of files below a root; one that is shorter than it was ends there."""
     parts = []
-    for name, start, length in wants:
-        with open(root / name if name else root, "rb") as file:
-            file.seek(start)
-            parts.append(file.read(length))
+    with Beneath.source(root) as source:
+        for name, start, length in wants:
+            with open(source.open(name), "rb") as file:
+                file.seek(start)
+                parts.append(file.read(length))
     return b"".join(parts)
 
 
@@ -79,7 +79,7 @@ class Take:
     source : Source or None
         Where it is taken from; with none, what came by another way is looked at and put in place.
     spool : Path or None
-        A folder on the same file system where files may have come to under their names.
+        The staging folder, where files may have come to under their tokens; see `Receiver`.
 
     Attributes
     ----------
@@ -99,6 +99,7 @@ class Take:
         self, root: Path, entries: Sequence[Entry], source: Source | None = None, spool: Path | None = None
     ) -> None:
         self.root, self.entries, self.source, self.spool = root, entries, source, spool
+        self._to: Receiver | None = None
         self.state, self.kind, self.why = "on", "", ""
         self.there, self.got, self.total = 0, 0, total(entries)
         self.missing: list[int] = []
@@ -122,53 +123,58 @@ class Take:
             self._fail("source", str(error))
         except OSError as error:
             full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-            self._fail("full" if full else "error", f"{error.filename or self.root}: {error.strerror or error}")
+            where = f"{error.filename or self.root}: " if error.strerror else ""
+            self._fail("full" if full else "error", f"{where}{error.strerror or error}")
         except Exception as error:
             self._fail("error", f"{type(error).__name__}: {error}")
         finally:
+            if self._to is not None:
+                # Nothing that is put in place later is wanted; what has been left of a broken transfer is
+                # of no use once another one is whole.
+                self._to.close(whole=self.state == "done" and not self.missing)
             if self.source is not None:
                 with contextlib.suppress(Exception):
                     await self.source.close()
 
     def _fail(self, kind: str, why: str) -> None:
-        self.state, self.kind, self.why = "failed", kind, why
+        self.state, self.kind, self.why = "failed", kind, shown(why)
 
     # -- before and after --------------------------------------------------------------------------
 
     def _prepare(self) -> list[int]:
         """Make folders and links; the places of the files that are not there."""
-        self.root.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        to = self._to = Receiver(self.root, folder=self.entries[0].kind == FOLDER, spool=self.spool)
         absent = []
         for index, entry in enumerate(self.entries):
-            path = entry.below(self.root)
             if entry.kind == FOLDER:
-                path.mkdir(exist_ok=True, mode=0o700)
+                if entry.name:
+                    to.place.make(entry.name)
             elif entry.kind == LINK:
-                _link(path, entry.to)
-            elif standing.is_same(path, entry) or self._from_spool(path, entry):
+                to.link(entry.name, entry.to)
+            elif standing.is_same(to.place, entry.name, entry) or self._was_staged(entry):
                 self.there += entry.size
             else:
                 absent.append(index)
         return absent
 
-    def _from_spool(self, path: Path, entry: Entry) -> bool:
-        came = self.spool / entry.name if self.spool is not None else None
-        if came is None or not standing.is_same(came, entry):
+    def _was_staged(self, entry: Entry) -> bool:
+        to = self._receiver
+        if not to.has_staged() or not standing.is_same(to.staged, entry.token, entry):
             return False
-        os.replace(came, path)
+        to.put_staged(entry.token, entry.name)
         return True
 
     def _finish(self) -> None:
         """Modes and times as they are where it comes from; of folders last, since what is put into one changes it."""
-        for entry in self.entries:
-            if entry.kind == FILE:
-                standing.settle(entry.below(self.root), entry)
-        for entry in reversed(self.entries):
-            if entry.kind == FOLDER:
-                standing.settle(entry.below(self.root), entry)
-        if self.spool is not None:
-            # What a broken transfer has left is of no use once another one is whole.
-            shutil.rmtree(self.spool, ignore_errors=True)
+        for kind, entries in ((FILE, self.entries), (FOLDER, self.entries[::-1])):
+            for entry in entries:
+                if entry.kind == kind:
+                    self._receiver.place.settle(entry.name, entry.mode, entry.mtime)
+
+    @property
+    def _receiver(self) -> Receiver:
+        assert self._to is not None
+        return self._to
 
     # -- pieces ------------------------------------------------------------------------------------
 
@@ -193,19 +199,12 @@ class Take:
             start += entry.size
             if hashlib.sha256(content).hexdigest() != entry.digest:
                 raise _changed(entry)
-            path = entry.below(self.root)
-            part = Path(f"{path}{PART}")
-            with _gone_when_full(part), open(_private(part), "r+b") as file:
-                file.truncate(0)
-                file.write(content)
-            os.replace(part, path)
+            self._receiver.put(entry.token, entry.name, content)
             self.there += entry.size
 
     async def _fetch_large(self, entry: Entry) -> None:
         """One file in many pieces; what an earlier attempt left of it is gone on with."""
-        path = entry.below(self.root)
-        part = Path(f"{path}{PART}")
-        with _gone_when_full(part), os.fdopen(_private(part), "r+b") as file:
+        with self._receiver.part(entry.token, entry.name) as file:
             digest, start = await asyncio.to_thread(_left, file, entry.size)
             if not await self._append(file, digest, entry, start):
                 if not start:
@@ -215,7 +214,7 @@ class Take:
                 file.seek(0)
                 if not await self._append(file, hashlib.sha256(), entry, 0):
                     raise _changed(entry)
-            os.replace(part, path)
+            self._receiver.put_part(entry.token, entry.name)
 
     async def _append(self, file: Any, digest: Any, entry: Entry, start: int) -> bool:
         """Fetch a file from ``start`` on; whether the whole is right then."""
@@ -223,7 +222,7 @@ class Take:
         self.there += start
 
         def write(data: bytes) -> None:
-            file.write(data)
+            receiving.write(file, data)
             digest.update(data)
 
         spans = [(entry.name, at, min(PIECE, entry.size - at)) for at in range(start, entry.size, PIECE)]
@@ -231,7 +230,6 @@ class Take:
             async for data in pieces:
                 await asyncio.to_thread(write, data)
                 self.there += len(data)
-        await asyncio.to_thread(file.flush)
         right = digest.hexdigest() == entry.digest
         if not right:
             self.there = before
@@ -284,41 +282,6 @@ def _groups(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
 
 def _changed(entry: Entry) -> SourceFailed:
     return SourceFailed(f"{entry.name or 'the file'} has another hash than it was sent with")
-
-
-def _link(path: Path, to: str) -> None:
-    """Have a link lead where it should, in the place of a link or file that may be there."""
-    if path.is_symlink() and os.readlink(path) == to:
-        return
-    part = Path(f"{path}{PART}")
-    part.unlink(missing_ok=True)
-    part.symlink_to(to)
-    os.replace(part, path)
-
-
-def _private(part: Path) -> int:
-    """A file that only its user can read and nobody else takes now; never through a link that has its name."""
-    file = os.open(part, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        os.close(file)
-        raise OSError(errno.EBUSY, "another transfer is writing it", str(part)) from None
-    except OSError:
-        # A file system without locks.
-        return file
-    return file
-
-
-@contextlib.contextmanager
-def _gone_when_full(part: Path) -> Iterator[None]:
-    """A part that the disk has no room for is not left to fill it."""
-    try:
-        yield
-    except OSError as error:
-        if error.errno in (errno.ENOSPC, errno.EDQUOT):
-            part.unlink(missing_ok=True)
-        raise
 
 
 def _left(file: Any, size: int) -> tuple[Any, int]:

@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-import contextlib
 import os
-import shutil
+import stat
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ..capture.code import Code, LocalCode
+from ..capture.code import Code, LocalCode, Source
 from ..errors import CaptureError, TransferError
+from ..node import receiving
+from ..node.beneath import forget
+from ..node.listing import to_wire
 from ..node.modules import FOLDER, INDEX
+from ..node.receiving import Receiver
 from . import launch, remote
 from .events import Listener
 from .loop import Tick, loop
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from .manager import Pool
 
 _PATIENCE = 10.0
+_PIECE = 1 << 20
 
 
 class PoolCode:
@@ -77,44 +81,46 @@ class PoolCode:
         control = self.pool.control
         assert control is not None
         nodes = [node for host in lacking for node in host.nodes]
+        if self._gone:
+            # First: where a file was, there may be a folder now.
+            names = [to_wire(name) for name in sorted(self._gone)]
+            loop().call(control.ask("uncode", nodes, names=names), timeout=_PATIENCE)
         sending = Sending(self.pool, folder, nodes, on_send, code=True)
         try:
             sending.wait(sending.put(), tick)
         except TransferError as error:
             raise CaptureError(f"the notebook's own code could not be brought to the nodes: {error}") from None
-        if self._gone:
-            loop().call(control.ask("uncode", nodes, names=sorted(self._gone)), timeout=_PATIENCE)
         self._there.update({host.there: version for host in lacking})
 
 
 def _write(code: Code, folder: Path) -> None:
     """Have a folder hold what is to be there, each file whole at any time, and no more what is gone."""
-    folder.mkdir(mode=0o700, exist_ok=True)
-    for place, source in code.sources.items():
-        target = folder / place
-        if place not in code.changed and _is_same(target, source.stamp):
-            continue
-        target.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-        _replace(target, source.path.read_bytes() if source.stamp[1] < 1 << 20 else source.path)
-        os.utime(target, ns=(source.stamp[0], source.stamp[0]))
-    _replace(folder / INDEX, code.index)
-    for place in code.gone:
-        (folder / place).unlink(missing_ok=True)
+    to, whole = Receiver(folder, folder=True, spool=folder.with_name(f"{folder.name}-writing")), False
+    try:
+        forget(to.place, code.gone)
+        for place, source in code.sources.items():
+            _write_one(to, place, source, changed=place in code.changed)
+        to.put("index", INDEX, code.index)
+        whole = True
+    finally:
+        to.close(whole=whole)
 
 
-def _is_same(target: Path, stamp: tuple[int, int, int]) -> bool:
-    with contextlib.suppress(OSError):
-        info = target.stat()
-        return (info.st_mtime_ns, info.st_size) == stamp[:2]
-    return False
+def _write_one(to: Receiver, place: str, source: Source, *, changed: bool) -> None:
+    if not source.to and not changed and _is_same(to.place.stat(place), source.stamp):
+        return
+    parts = place.split("/")
+    for count in range(1, len(parts)):
+        to.place.make("/".join(parts[:count]))
+    if source.to:
+        to.link(place, source.to)
+        return
+    with open(source.path, "rb") as file, to.part("file", place) as part:
+        part.truncate(0)
+        while data := file.read(_PIECE):
+            receiving.write(part, data)
+    to.put_part("file", place, 0o600, source.stamp[0])
 
 
-def _replace(target: Path, content: bytes | Path) -> None:
-    """Put a file in its place at once."""
-    part = target.with_name(f".{target.name}.part")
-    if isinstance(content, Path):
-        shutil.copyfile(content, part)
-    else:
-        part.write_bytes(content)
-    part.chmod(0o600)
-    os.replace(part, target)
+def _is_same(info: os.stat_result | None, stamp: tuple[int, int, int]) -> bool:
+    return info is not None and stat.S_ISREG(info.st_mode) and (info.st_mtime_ns, info.st_size) == stamp[:2]

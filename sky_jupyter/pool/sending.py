@@ -10,7 +10,8 @@ from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any
 
 from ..errors import CaptureError, LinkLost, NodeLost, SpecError, TransferError
-from ..node.listing import FILE, FOLDER, Entry, hashed, pack, total, walk
+from ..node.listing import FILE, Entry, from_wire, hashed, pack, shown, to_wire, total, walk
+from ..node.taking import read
 from .events import Listener, NoticeEvent
 from .moving import Moving, Stopped, Transfer, advice, copy, is_itself, size_text
 from .spread import Failure, Place, Spread, ask
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 _NAMES = 200_000
 _GOODBYE = 5.0
 # Values up to this size are not worth being resumed.
-_SOON = 4 << 20
+_SOON, _FEW = 4 << 20, 200
 
 
 class Sending(Moving):
@@ -43,7 +44,7 @@ class Sending(Moving):
     ) -> None:
         super().__init__(pool, nodes, listener)
         self.source, self.run, self.code = source, run, code
-        self.what = "values" if run else "code" if code else source.name or str(source)
+        self.what = "values" if run else "code" if code else shown(source.name or str(source))
         self.entries: list[Entry] = []
         self.found: dict[int, dict[str, Any]] = {}
         self.sent = self.copied = 0
@@ -65,13 +66,16 @@ class Sending(Moving):
         try:
             self.entries = await asyncio.to_thread(walk, self.source)
         except OSError as error:
-            raise SpecError(f"{error.filename}: {error.strerror}" if error.strerror else str(error)) from None
+            raise self._unreadable(error) from None
+
+    def _unreadable(self, error: OSError) -> SpecError:
+        return SpecError(shown(f"{error.filename or self.source}: {error.strerror}" if error.strerror else str(error)))
 
     async def _look(self, target: str) -> None:
         """See where it would go on each node, and that it can."""
-        listing = await asyncio.to_thread(pack, self.entries)
+        listing = await self._listing()
         # A folder of its own for each run is made by whoever is asked.
-        place = {"path": target, "run": self.run, "code": self.code}
+        place = {"path": to_wire(target), "run": self.run, "code": self.code}
         self.found = await ask(self.control, "look", self.nodes, listing=listing, **place)
         wrong = [f"{self.name(node)}: {found['clash']}" for node, found in self.found.items() if found["clash"]]
         if wrong:
@@ -82,13 +86,20 @@ class Sending(Moving):
 
     def _refuse_for_room(self, tight: Sequence[int]) -> None:
         lines = [
-            f"{self.name(node)} has room for {size_text(self.found[node]['free'])} at {self.found[node]['path']}, "
+            f"{self.name(node)} has room for {size_text(self.found[node]['free'])} "
+            f"at {shown(from_wire(self.found[node]['path']))}, "
             f"and {self.what} needs {size_text(self.found[node]['needs'])}"
             for node in tight
         ]
         if self.run:
             raise CaptureError("\n".join(lines) + "; make large values inside the cell")
         raise TransferError("\n".join(lines) + "; make room there, or name another place")
+
+    async def _listing(self) -> bytes:
+        try:
+            return await asyncio.to_thread(pack, self.entries)
+        except OSError as error:
+            raise self._unreadable(error) from None
 
     async def _hash(self, nodes: Iterable[int]) -> None:
         """Have the hashes of what any node may lack."""
@@ -103,11 +114,11 @@ class Sending(Moving):
         try:
             self.entries = await asyncio.to_thread(hashed, self.source, self.entries, sorted(wanted), tell)
         except OSError as error:
-            raise SpecError(f"{error.filename}: {error.strerror}" if error.strerror else str(error)) from None
+            raise self._unreadable(error) from None
 
     async def _bring(self, lacking: Sequence[int]) -> list[int]:
         """Send it to one node and spread it from there; the nodes that had to be sent to besides."""
-        listing = await asyncio.to_thread(pack, self.entries)
+        listing = await self._listing()
         places = {node: Place(found["path"], found["spool"]) for node, found in self.found.items()}
         size = max(sum(self.entries[index].size for index in self.found[node]["absent"]) for node in lacking)
         spread = Spread(self.control, secrets.token_hex(8), listing, size, places, self._tell_copies)
@@ -159,44 +170,44 @@ class Sending(Moving):
         try:
             if found["doubtful"] or found["spooled"]:
                 missing = await spread.settle(node)
-            names = [self.entries[index].name for index in missing if self.entries[index].kind == FILE]
-            size = sum(self.entries[index].size for index in missing)
-            if found["spool"] and size <= _SOON:
-                await self._put(node, names, size)
+            files = [self.entries[index] for index in missing if self.entries[index].kind == FILE]
+            size = total(files)
+            if size <= _SOON and len(files) <= _FEW:
+                await self._put(node, files)
             else:
-                await self._upload(node, names, size)
+                await self._upload(node, files, size)
             missing = await spread.settle(node)
         except (OSError, NodeLost) as error:
             self._check({node: Failure("error", str(error))})
         if missing:
-            name = self.entries[missing[0]].name or self.what
+            name = shown(self.entries[missing[0]].name) or self.what
             raise TransferError(f"{self.name(node)}: {name} did not come whole; did it change meanwhile? put it again")
 
-    async def _put(self, node: int, names: Sequence[str], size: int) -> None:
+    async def _put(self, node: int, files: Sequence[Entry]) -> None:
         """Few bytes, in one command."""
-        spool = PurePosixPath(self.found[node]["spool"])
+        spool = PurePosixPath(from_wire(self.found[node]["spool"]))
 
         def move(machine: Any) -> None:
-            machine.put_all({spool / name: (self.source / name).read_bytes() for name in names})
+            machine.put_all({spool / one.token: read(self.source, [(one.name, 0, one.size)]) for one in files})
 
         await self.over_the_link(node, move)
-        self.sent += size
+        self.sent += total(files)
 
-    async def _upload(self, node: int, names: Sequence[str], size: int) -> None:
-        target = self.found[node]["spool"] or self.found[node]["path"]
+    async def _upload(self, node: int, files: Sequence[Entry], size: int) -> None:
+        target = from_wire(self.found[node]["spool"])
         text, before = f"{self.what} to {self.name(node)}", 0
-        for part in _parts(names):
-            only = set(part) if self.entries[0].kind == FOLDER else None
+        for part in _parts(files):
+            names = {entry.name: entry.token for entry in part}
             told: list[int] = []
 
             def tell(there: int, _: int, told: list[int] = told, before: int = before) -> None:
                 told[1:] = [there]
                 self.tell(text, before + there, size)
 
-            def move(machine: Any, only: Any = only, tell: Any = tell, told: list[int] = told) -> Any:
+            def move(machine: Any, names: Any = names, tell: Any = tell, told: list[int] = told) -> Any:
                 told.clear()
                 try:
-                    return machine.upload(self.source, target, only=only, progress=tell)
+                    return machine.upload(self.source, target, names=names, progress=tell)
                 except LinkLost:
                     # The next attempt finds it there.
                     self.sent += told[-1] - told[0] if told else 0
@@ -219,22 +230,22 @@ class Sending(Moving):
         await self._read()
         await self._look(target)
         found, self.nodes = self.found[self.nodes[0]], nodes
-        root = Path(found["path"])
+        root = Path(from_wire(found["path"]))
         if not is_itself(self.source, root) and (found["absent"] or found["doubtful"]):
             await self._hash(nodes[:1])
-            self.copied = await copy(self, f"{self.what} to {root}", self.source, root, self.entries)
+            self.copied = await copy(self, shown(f"{self.what} to {root}"), self.source, root, self.entries)
         return self._done()
 
 
-def _parts(names: Sequence[str]) -> Iterable[list[str]]:
-    """Names in lists that a message has room for."""
-    part: list[str] = []
+def _parts(files: Sequence[Entry]) -> Iterable[list[Entry]]:
+    """Files in lists whose names a message has room for."""
+    part: list[Entry] = []
     size = 0
-    for name in names:
-        if part and size + len(name) > _NAMES:
+    for entry in files:
+        if part and size + len(entry.name) > _NAMES:
             yield part
             part, size = [], 0
-        part.append(name)
-        size += 6 * len(name) + 4
+        part.append(entry)
+        size += 6 * len(entry.name) + 64
     if part:
         yield part

@@ -30,10 +30,10 @@ _LOOK = 0.5
 
 @dataclass(frozen=True)
 class Place:
-    """Where a thing is on a node, or goes: its path, and where it may have come to over the link."""
+    """Where a thing is on a node, or goes: its path, and where it may have come to over the link; as they travel."""
 
-    path: str
-    spool: str = ""
+    path: bytes
+    spool: bytes = b""
 
 
 @dataclass(frozen=True)

@@ -68,7 +68,9 @@ def test_what_belongs_to_this_machine_stays_here(tmp_path: Path) -> None:
     (tmp_path / "deep" / "around").symlink_to(tmp_path)
     (tmp_path / "link.py").symlink_to("keep.py")
     (tmp_path / "nowhere").symlink_to("gone")
-    assert names(tmp_path) == [".hidden/keep", "keep.py", "link.py"]
+    (tmp_path / "sealed").symlink_to("env")
+    # A link is one, wherever it leads.
+    assert names(tmp_path) == [".hidden/keep", "deep/around", "keep.py", "link.py", "nowhere"]
 
 
 def test_a_folder_that_git_ignores_goes_when_it_is_named(tmp_path: Path) -> None:

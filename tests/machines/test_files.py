@@ -18,7 +18,7 @@ import pytest
 from sky_jupyter.errors import LinkLost, MachineError
 from sky_jupyter.machines.ssh.targets import Target
 
-from .conftest import need_ssh
+from .conftest import eventually, need_ssh
 from .link import link
 from .sshd import Server, serve
 
@@ -40,6 +40,27 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path.write_bytes(os.urandom(BIG))
     path.chmod(0o750)
     return path
+
+
+def spoil_what_is_left(machine: Any, target: Path, source: Path, way: str, content: bytes) -> None:
+    """Stop a transfer when some of it is there, and write something else in its stead."""
+    from sky_jupyter.machines.ssh import files
+
+    class Enough(Exception):
+        pass
+
+    def stop(done: int, _: int) -> None:
+        if done > 1 << 20:
+            raise Enough
+
+    before = set(target.parent.iterdir())
+    with pytest.raises(Enough):
+        getattr(files, f"{way}load")(machine, source, target, progress=stop)
+    (staged,) = set(target.parent.iterdir()) - before
+    eventually(lambda: list(staged.glob("*.part")))
+    # Whoever wrote it there has ended with its shell.
+    (part,) = staged.glob("*.part")
+    part.write_bytes(content)
 
 
 class Told:
@@ -171,7 +192,7 @@ def test_what_is_left_of_another_file_does_not_count(machine: Any, tmp_path: Pat
     from sky_jupyter.machines.ssh import files
 
     for left in (os.urandom(9 << 20), os.urandom(BIG + 5), big.read_bytes()[: 9 << 20] + b"x"):
-        (tmp_path / "target.sky-part").write_bytes(left)
+        spoil_what_is_left(machine, tmp_path / "target", big, way, left)
         moved = getattr(files, f"{way}load")(machine, big, tmp_path / "target")
         assert moved == files.Moved(BIG, 0)
         assert (tmp_path / "target").read_bytes() == big.read_bytes()
@@ -184,7 +205,6 @@ def test_a_writer_of_a_silent_link_is_ended_before_another_goes_on(
     from sky_jupyter.machines.ssh.machine import SSHMachine
 
     target = tmp_path / "target"
-    part = tmp_path / "target.sky-part"
     with link(server.port) as between:
         with SSHMachine.connect(target_of(server, port=between.port)) as machine:
             failed: list[Exception] = []
@@ -197,8 +217,7 @@ def test_a_writer_of_a_silent_link_is_ended_before_another_goes_on(
 
             thread = threading.Thread(target=send)
             thread.start()
-            while not (part.exists() and part.stat().st_size > 1 << 20):
-                pass
+            eventually(lambda: [part for part in tmp_path.glob(".sky-*/*.part") if part.stat().st_size > 1 << 20])
             between.freeze()
             with SSHMachine.connect(target_of(server)) as other:
                 files.upload(other, big, target)
@@ -208,25 +227,36 @@ def test_a_writer_of_a_silent_link_is_ended_before_another_goes_on(
     assert target.read_bytes() == big.read_bytes()
 
 
-def test_a_folder_goes_up_and_comes_down_as_it_is(machine: Any, tmp_path: Path, folder: Path) -> None:
+def test_the_files_of_a_folder_go_up(machine: Any, tmp_path: Path, folder: Path) -> None:
     from sky_jupyter.machines.ssh import files
 
-    there, back = tmp_path / "there", tmp_path / "back"
+    with pytest.raises(OSError, match=r"(to a|nowhere) is neither file nor folder: it cannot be sent like this"):
+        files.upload(machine, folder, tmp_path / "refused")
+    for name in ("to a", "nowhere"):
+        (folder / name).unlink()
+    there, told = tmp_path / "there", Told()
+    contents = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+    size = sum(map(len, contents.values()))
+    assert files.upload(machine, folder, there, progress=told) == files.Moved(size)
+    assert {str(path.relative_to(there)): path.read_bytes() for path in there.rglob("*") if path.is_file()} == contents
+    assert told.good
+    # Nobody else reads or writes what has come, or is to come.
+    assert stat.S_IMODE(there.stat().st_mode) == 0o700
+    assert {stat.S_IMODE(path.stat().st_mode) & 0o077 for path in there.rglob("*") if path.is_file()} == {0}
+
+
+def test_a_folder_comes_down_as_it_is(machine: Any, tmp_path: Path, folder: Path) -> None:
+    from sky_jupyter.machines.ssh import files
+
+    back, down = tmp_path / "back", Told()
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    up, down = Told(), Told()
-    assert files.upload(machine, folder, there, progress=up) == files.Moved(size)
-    assert {k: v for k, v in tree(there).items() if k != "deep/big"} == {
-        k: v for k, v in tree(folder).items() if k != "deep/big"
-    }
-    assert (there / "deep/big").read_bytes() == (folder / "deep/big").read_bytes()
-    assert files.download(machine, there, back, progress=down) == files.Moved(size)
-    assert tree(back) == tree(there)
-    assert up.good
+    assert files.download(machine, folder, back, progress=down) == files.Moved(size)
+    assert tree(back) == tree(folder)
     assert down.good
     assert [name for name in os.listdir(tmp_path) if "sky" in name] == []
     # What is there already does not come again; what was added there stays.
     (back / "mine").write_text("kept")
-    assert files.download(machine, there, back) == files.Moved(0, size)
+    assert files.download(machine, folder, back) == files.Moved(0, size)
     assert (back / "mine").read_text() == "kept"
 
 
@@ -239,18 +269,35 @@ def test_a_folder_of_a_thousand_files_takes_one_command(machine: Any, tmp_path: 
         (source / f"{number:04}").write_text(str(number))
     files.upload(machine, source, tmp_path / "there")
     files.download(machine, tmp_path / "there", tmp_path / "back")
-    assert tree(tmp_path / "back") == tree(source)
+    assert tree(tmp_path / "back") == tree(tmp_path / "there")
+    assert {path.name: path.read_text() for path in (tmp_path / "back").iterdir()} == {
+        path.name: path.read_text() for path in source.iterdir()
+    }
 
 
-def test_some_things_of_a_folder_are_sent_whatever_an_earlier_transfer_left(
-    machine: Any, tmp_path: Path, folder: Path
-) -> None:
-    machine.upload(folder, tmp_path / "there", only={"a", "deep/big"})
-    assert set(tree(tmp_path / "there")) == {"a", "deep", "deep/big"}
-    (tmp_path / "there" / "a").unlink()
-    moved = machine.upload(folder, tmp_path / "there", only={"a"})
-    assert moved.sent == 5000
-    assert (tmp_path / "there" / "a").read_bytes() == (folder / "a").read_bytes()
+def test_some_files_of_a_folder_are_sent_under_other_names_once(machine: Any, tmp_path: Path, folder: Path) -> None:
+    names = {"a": "1", "deep/big": "2", "new\nline": "3"}
+    machine.upload(folder, tmp_path / "there", names=names)
+    assert set(tree(tmp_path / "there")) == {"1", "2", "3"}
+    (tmp_path / "there" / "1").unlink()
+    moved = machine.upload(folder, tmp_path / "there", names=names)
+    assert (moved.sent, moved.there) == (5000, 5000 + (9 << 20))
+    assert (tmp_path / "there" / "1").read_bytes() == (folder / "a").read_bytes()
+    with pytest.raises(OSError, match="leads out of the folder"):
+        machine.upload(folder, tmp_path / "there", names={"a": "../a"})
+
+
+@pytest.mark.parametrize("what", ["link", "file"])
+def test_a_staging_folder_that_is_something_else_is_not_written(machine: Any, tmp_path: Path, what: str) -> None:
+    (tmp_path / "source").write_text("x")
+    (tmp_path / "outside").mkdir()
+    if what == "link":
+        (tmp_path / "there").symlink_to("outside")
+    else:
+        (tmp_path / "there").write_text("mine")
+    with pytest.raises(MachineError, match="could not be written"):
+        machine.upload(tmp_path / "source", tmp_path / "there", names={"": "x"})
+    assert os.listdir(tmp_path / "outside") == []
 
 
 def test_a_broken_folder_goes_on_where_it_was(server: Server, target_of: TargetOf, tmp_path: Path) -> None:
@@ -295,8 +342,9 @@ def test_an_archive_from_there_writes_nothing_outside_the_folder(tmp_path: Path,
         info.size = 4
         archive.addfile(info, io.BytesIO(b"evil"))
     buffer.seek(0)
-    with tarfile.open(fileobj=buffer, mode="r|") as archive, pytest.raises(OSError, match="it is not fetched"):
-        list(map(partial(files._extract, archive, target=target), archive))
+    with tarfile.open(fileobj=buffer, mode="r|") as archive, files._receiving(target, folder=True) as to:
+        with pytest.raises(OSError, match=r"leads out of the folder|should be one"):
+            list(map(partial(files._extract, archive, to=to), archive))
     assert os.listdir(outside) == []
     assert not (tmp_path / "evil").exists()
     assert not Path("/tmp/sky-evil-file").exists()

@@ -197,8 +197,8 @@ def test_files_go_up_and_down_with_progress(machine: LinkMachine, tmp_path: Path
     assert told[-1] == (10_000_005, 10_000_005)
     machine.download(tmp_path / "there", tmp_path / "back")
     assert (tmp_path / "back" / "big").read_bytes() == (source / "big").read_bytes()
-    assert machine.upload(source, tmp_path / "some", only={"small"}).sent == 5
-    assert [path.name for path in (tmp_path / "some").iterdir()] == ["small"]
+    assert machine.upload(source, tmp_path / "some", names={"small": "few"}).sent == 5
+    assert [path.name for path in (tmp_path / "some").iterdir()] == ["few"]
     with pytest.raises(FileNotFoundError):
         machine.upload(tmp_path / "nowhere", tmp_path / "x")
     with pytest.raises(MachineError, match="cannot be fetched"):

@@ -13,8 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sky_jupyter.node import standing, taking
-from sky_jupyter.node.listing import PART, Entry, hashed, pack, unpack, walk
+from sky_jupyter.node import receiving, staging, standing, taking
+from sky_jupyter.node.listing import Entry, hashed, pack, unpack, walk
 from sky_jupyter.node.taking import PIECE, LocalSource, Take, Want
 
 LARGE = 3 * PIECE + 5
@@ -49,6 +49,11 @@ def take(target: Path, entries: Sequence[Entry], source: taking.Source | None, s
     return made
 
 
+def left(folder: Path) -> list[Path]:
+    """What lies about of transfers."""
+    return list(folder.rglob(".sky-*"))
+
+
 class Counting(LocalSource):
     """Counts what is asked for, and fails from the n-th piece on."""
 
@@ -70,7 +75,7 @@ def test_a_folder_is_taken_over_with_all_that_is_in_it(source: Path, tmp_path: P
     assert (done.state, done.why, done.there) == ("done", "", done.total)
     # Modes, times, links and contents: nothing tells them apart.
     assert listed(target) == entries
-    assert not list(tmp_path.rglob(f"*{PART}"))
+    assert left(tmp_path) == []
 
 
 def test_a_file_is_taken_over(source: Path, tmp_path: Path) -> None:
@@ -128,7 +133,8 @@ def test_a_broken_copy_goes_on_where_it_was(source: Path, tmp_path: Path) -> Non
 
 def test_what_was_left_of_something_else_is_begun_anew(source: Path, tmp_path: Path) -> None:
     entries, target = listed(source / "large"), tmp_path / "target"
-    Path(f"{target}{PART}").write_bytes(b"other" * 1000)
+    staging.beside(target).mkdir(mode=0o700)
+    (staging.beside(target) / f"{entries[0].token}.part").write_bytes(b"other" * 1000)
     assert take(target, entries, LocalSource(source / "large")).state == "done"
     assert target.read_bytes() == (source / "large").read_bytes()
 
@@ -152,15 +158,14 @@ def test_a_source_that_became_shorter_fails(source: Path, tmp_path: Path) -> Non
 
 
 def test_a_full_disk_is_told_and_not_kept_full(source: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(part: Path) -> int:
-        part.touch()
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(part))
+    def full(*_: object) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(taking, "_private", full)
+    monkeypatch.setattr(receiving, "write", full)
     failed = take(tmp_path / "target", listed(source / "large"), LocalSource(source / "large"))
     assert (failed.state, failed.kind) == ("failed", "full")
     assert "No space left" in failed.why
-    assert not list(tmp_path.glob(f"*{PART}"))
+    assert left(tmp_path) == []
 
 
 def test_two_do_not_write_one_file(source: Path, tmp_path: Path) -> None:
@@ -175,15 +180,16 @@ def test_two_do_not_write_one_file(source: Path, tmp_path: Path) -> None:
 
     others: list[Take] = []
     assert take(target, entries, Nested(source / "large")).state == "done"
-    assert (others[0].kind, others[0].why) == ("error", f"{target}{PART}: another transfer is writing it")
+    assert (others[0].kind, others[0].why) == ("error", f"{target}: another transfer is writing it")
     assert target.read_bytes() == (source / "large").read_bytes()
 
 
 def test_what_came_by_another_way_is_put_in_place(source: Path, tmp_path: Path) -> None:
     entries, target, spool = listed(source), tmp_path / "target", tmp_path / "spool"
-    (spool / "inner").mkdir(parents=True)
-    (spool / "large").write_bytes((source / "large").read_bytes())
-    (spool / "inner" / "small").write_text("wrong")
+    spool.mkdir()
+    token = {entry.name: entry.token for entry in entries}
+    (spool / token["large"]).write_bytes((source / "large").read_bytes())
+    (spool / token["inner/small"]).write_text("wrong")
     part = take(target, entries, None, spool)
     missing = {entries[index].name for index in part.missing}
     assert (part.state, missing) == (
@@ -230,7 +236,8 @@ def test_an_interrupted_take_leaves_its_part(source: Path, tmp_path: Path) -> No
             await task
 
     asyncio.run(interrupt())
-    assert Path(f"{tmp_path / 'target'}{PART}").stat().st_size == 2 * PIECE
+    (part,) = staging.beside(tmp_path / "target").iterdir()
+    assert part.stat().st_size == 2 * PIECE
 
 
 @pytest.mark.parametrize("name", ["../x", "/x", "a/../../x"])

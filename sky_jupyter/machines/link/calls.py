@@ -282,9 +282,9 @@ class Calls:
 
     def _upload(self, facts: Facts) -> None:
         source, target = _text(facts, "source"), _text(facts, "target")
-        only = None if facts.get("only") is None else frozenset(_texts(facts, "only"))
+        names = _pairs(facts.get("names"))
         with self._host(facts).bulk() as lane:
-            moved = files.upload(lane, Path(source), target, only=only, progress=self._progress())
+            moved = files.upload(lane, Path(source), target, names=names, progress=self._progress())
         self._answer(sent=moved.sent, there=moved.there)
 
     def _download(self, facts: Facts) -> None:
@@ -382,6 +382,18 @@ def _texts(facts: Facts, name: str) -> list[str]:
     if not isinstance(value, list) or not value or not all(isinstance(one, str) for one in value):
         raise SpecError(f"{name} must be a list of texts")
     return value
+
+
+def _pairs(value: object) -> dict[str, str] | None:
+    """The files of an upload and what they are called there; none where all are meant."""
+    if value is None:
+        return None
+    if not isinstance(value, list):
+        raise SpecError("names are a list of pairs")
+    for pair in value:
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(one, str) for one in pair):
+            raise SpecError("a name is a pair of texts")
+    return dict(value)
 
 
 def _seconds(facts: Facts) -> float | None:

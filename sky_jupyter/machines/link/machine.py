@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import socket
 import threading
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
@@ -238,12 +238,12 @@ class LinkMachine:
         source: Path,
         target: PurePath | str,
         *,
-        only: Collection[str] | None = None,
+        names: Mapping[str, str] | None = None,
         progress: Progress | None = None,
     ) -> Moved:
         """Send a file or folder of this machine, resumed after a break; see `ssh.files.upload`."""
-        chosen = None if only is None else sorted(only)
-        return self._move("upload", os.path.abspath(source), str(target), progress, only=chosen)
+        chosen = None if names is None else [list(pair) for pair in names.items()]
+        return self._move("upload", os.path.abspath(source), str(target), progress, names=chosen)
 
     def download(self, source: PurePath | str, target: Path, *, progress: Progress | None = None) -> Moved:
         """Fetch a file or folder to this machine; see `ssh.files.download`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
@@ -290,12 +290,12 @@ class SSHMachine:
         source: Path,
         target: PurePath | str,
         *,
-        only: Collection[str] | None = None,
+        names: Mapping[str, str] | None = None,
         progress: Progress | None = None,
     ) -> Moved:
         """Send a file or folder, resumed after a break, while scripts go on in `shell`; see `files.upload`."""
         with self._lane() as lane:
-            return self._files.upload(lane, source, target, only=only, progress=progress)
+            return self._files.upload(lane, source, target, names=names, progress=progress)
 
     def download(self, source: PurePath | str, target: Path, *, progress: Progress | None = None) -> Moved:
         """Fetch a file or folder; see `files.download`."""

@@ -1,0 +1,296 @@
+"""A folder that is held open: what is in it is reached from there, name by name, and never through a link.
+
+Whoever fills a folder chooses its names and its links, and may change them meanwhile. A path is followed
+anew whenever it is used; a folder that is open stays the one that it was.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import os
+import secrets
+import shutil
+import stat
+import threading
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from pathlib import Path
+from typing import TypeVar
+
+T = TypeVar("T")
+# A folder that may be entered need not be readable.
+_REACH = getattr(os, "O_PATH", os.O_RDONLY)
+_ENTER = _REACH | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
+_OF_LINKS = (errno.ELOOP, errno.EMLINK, errno.ENOTDIR)
+
+
+class Beneath:
+    """A folder, or one file of it; closed by whoever made it, from any thread.
+
+    Parameters
+    ----------
+    path : Path
+        The folder. It is the user's own, so that links in this path are followed, once.
+    alone : str
+        The one name in it that is meant; the empty name stands for it then, and for the folder elsewhere.
+    """
+
+    def __init__(self, path: Path, alone: str = "") -> None:
+        self._begin(path, alone, os.open(path, _REACH | os.O_DIRECTORY | os.O_CLOEXEC))
+
+    def _begin(self, path: Path, alone: str, top: int) -> None:
+        self.path, self.alone, self._top = path, alone, top
+        # The folder that was used last: what follows is mostly in the same one.
+        self._inner: tuple[tuple[str, ...], int] = ((), self._top)
+        self._lock = threading.RLock()
+        self._closed = False
+
+    @classmethod
+    def source(cls, path: Path) -> Beneath:
+        """What a path of the user's is, a folder or a file, wherever the path itself leads.
+
+        Raises
+        ------
+        OSError
+            When it is not there.
+        """
+        real = Path(os.path.realpath(path, strict=True))
+        return cls(real) if real.is_dir() else cls(real.parent, real.name)
+
+    @classmethod
+    def opened(cls, path: Path, folder: int) -> Beneath:
+        """A folder that is open already; its descriptor is closed with it."""
+        made = cls.__new__(cls)
+        made._begin(path, "", folder)
+        return made
+
+    def close(self) -> None:
+        """Let it go; what is called afterwards raises OSError."""
+        with self._lock:
+            if not self._closed:
+                self._closed = True
+                self._leave()
+                os.close(self._top)
+
+    def __enter__(self) -> Beneath:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    # -- looking -----------------------------------------------------------------------------------
+
+    def stat(self, name: str = "") -> os.stat_result | None:
+        """What is there under a name, a link itself and not its target; None where nothing is.
+
+        Raises
+        ------
+        OSError
+            When the name leads through a link.
+        """
+        if not self._parts(name):
+            return os.fstat(self._top)
+        try:
+            return self._at(name, lambda folder, last: os.stat(last, dir_fd=folder, follow_symlinks=False))
+        except (FileNotFoundError, NotADirectoryError):
+            return None
+
+    def readlink(self, name: str) -> str:
+        """Where a link leads."""
+        return self._at(name, lambda folder, last: os.readlink(last, dir_fd=folder))
+
+    def open(self, name: str = "") -> int:
+        """A descriptor to read a file; anything else under its name raises OSError, and nobody waits for a pipe."""
+
+        def read(folder: int, last: str) -> int:
+            return os.open(last, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
+
+        try:
+            file = self._at(name, read)
+        except OSError as error:
+            if error.errno in (errno.ELOOP, errno.EMLINK):
+                raise self._error(name, "it is a link now: what it leads to is not sent") from None
+            raise
+        if not stat.S_ISREG(os.fstat(file).st_mode):
+            os.close(file)
+            raise self._error(name, "it is no file any more", errno.EINVAL)
+        os.set_blocking(file, True)
+        return file
+
+    def walk(self) -> Iterator[tuple[str, os.stat_result, int]]:
+        """All that is in the folder, folders before what they hold: its name, what it is, and its open folder."""
+
+        def refuse(error: OSError) -> None:
+            raise error
+
+        for folder, folders, files, opened in os.fwalk(".", dir_fd=self._top, onerror=refuse, follow_symlinks=False):
+            folders.sort()
+            for name in [*folders, *sorted(files)]:
+                inner = f"{folder}/{name}"[2:]
+                yield inner, os.stat(name, dir_fd=opened, follow_symlinks=False), opened
+
+    # -- changing ----------------------------------------------------------------------------------
+
+    def make(self, name: str) -> None:
+        """Have a folder there, for its user only where it is new."""
+
+        def make(folder: int, last: str) -> None:
+            try:
+                os.mkdir(last, 0o700, dir_fd=folder)
+            except FileExistsError:
+                if not stat.S_ISDIR(os.stat(last, dir_fd=folder, follow_symlinks=False).st_mode):
+                    raise self._error(name, "it is no folder here, and should be one", errno.ENOTDIR) from None
+
+        self._at(name, make)
+
+    def create(self, name: str, *, new: bool = False) -> int:
+        """A descriptor to read and write a file that only its user can read; with ``new``, of none that is there."""
+        flags = os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC | (os.O_EXCL if new else 0)
+        return self._at(name, lambda folder, last: os.open(last, flags, 0o600, dir_fd=folder))
+
+    def symlink(self, name: str, to: str) -> None:
+        """Make a link."""
+        self._at(name, lambda folder, last: os.symlink(to, last, dir_fd=folder))
+
+    def unlink(self, name: str) -> None:
+        """Remove a file or link, if it is there."""
+        with contextlib.suppress(FileNotFoundError):
+            self._at(name, lambda folder, last: os.unlink(last, dir_fd=folder))
+
+    def rmdir(self, name: str) -> None:
+        """Remove an empty folder."""
+        self._at(name, lambda folder, last: os.rmdir(last, dir_fd=folder))
+
+    def bring(self, other: Beneath, its: str, name: str) -> None:
+        """Put what another folder has under a name into this one, in the place of a file or link that is there."""
+
+        def move(source: int, old: str) -> None:
+            self._at(name, lambda folder, last: _replace(source, old, folder, last))
+
+        other._at(its, move)
+
+    def settle(self, name: str, mode: int | None, mtime: int | None) -> None:
+        """Give a file or folder its mode and time, in nanoseconds; of a link neither is changed."""
+        parts = self._parts(name)
+        with self._lock:
+            if not parts:
+                _settle(os.dup(self._open_top()), mode, mtime)
+            else:
+                flags = _REACH | os.O_NOFOLLOW | os.O_CLOEXEC
+                _settle(self._at(name, lambda folder, last: os.open(last, flags, dir_fd=folder)), mode, mtime)
+
+    # -- parts -------------------------------------------------------------------------------------
+
+    def _parts(self, name: str) -> Sequence[str]:
+        if not name:
+            return (self.alone,) if self.alone else ()
+        parts = name.split("/")
+        if self.alone or any(part in ("", ".", "..") or "\0" in part for part in parts):
+            raise self._error(name, "it leads out of the folder", errno.EINVAL)
+        return parts
+
+    def _open_top(self) -> int:
+        if self._closed:
+            raise OSError(errno.EBADF, "it was given up", str(self.path))
+        return self._top
+
+    def _at(self, name: str, do: Callable[[int, str], T]) -> T:
+        """Do something in the folder that a name is in; what it raises names the whole path."""
+        parts = self._parts(name)
+        if not parts:
+            raise self._error(name, "it is the folder itself", errno.EISDIR)
+        with self._lock:
+            folder = self._enter(tuple(parts[:-1]))
+            try:
+                return do(folder, parts[-1])
+            except OSError as error:
+                if not os.path.isabs(os.fsdecode(error.filename or "")):
+                    error.filename, error.filename2 = str(self.path / "/".join(parts)), None
+                raise
+
+    def _enter(self, parts: tuple[str, ...]) -> int:
+        top = self._open_top()
+        if self._inner[0] == parts:
+            return self._inner[1]
+        self._leave()
+        folder = top
+        for count, part in enumerate(parts, 1):
+            try:
+                inner = os.open(part, _ENTER, dir_fd=folder)
+            except OSError as error:
+                if error.errno in _OF_LINKS and self._is_link(folder, part):
+                    raise self._error("/".join(parts[:count]), "it is a link: nothing goes through it") from None
+                error.filename = str(self.path / "/".join(parts[:count]))
+                raise
+            finally:
+                if folder != top:
+                    os.close(folder)
+            folder = inner
+        self._inner = (parts, folder)
+        return folder
+
+    def _leave(self) -> None:
+        if self._inner[1] != self._top:
+            os.close(self._inner[1])
+        self._inner = ((), self._top)
+
+    def _is_link(self, folder: int, part: str) -> bool:
+        return stat.S_ISLNK(os.stat(part, dir_fd=folder, follow_symlinks=False).st_mode)
+
+    def _error(self, name: str, why: str, number: int = errno.ELOOP) -> OSError:
+        return OSError(number, why, str(self.path / (name or self.alone)))
+
+
+def forget(folder: Beneath, names: Iterable[str]) -> None:
+    """Remove files and links of a folder that are there, and the folders in it that are empty then."""
+    for name in names:
+        with contextlib.suppress(OSError):
+            folder.unlink(name)
+            above = name
+            while above := above.rpartition("/")[0]:
+                folder.rmdir(above)
+
+
+def _replace(source: int, old: str, folder: int, last: str) -> None:
+    """Rename; what is on another file system is copied under a name of chance first."""
+    try:
+        os.rename(old, last, src_dir_fd=source, dst_dir_fd=folder)
+    except OSError as error:
+        if error.errno != errno.EXDEV:
+            raise
+    else:
+        return
+    between = f".sky-{secrets.token_hex(16)}"
+    try:
+        info = os.stat(old, dir_fd=source, follow_symlinks=False)
+        if stat.S_ISLNK(info.st_mode):
+            os.symlink(os.readlink(old, dir_fd=source), between, dir_fd=folder)
+        else:
+            flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+            opened = os.open(old, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=source)
+            with open(opened, "rb") as data, open(os.open(between, flags, 0o600, dir_fd=folder), "wb") as file:
+                shutil.copyfileobj(data, file, 1 << 20)
+                os.fchmod(file.fileno(), stat.S_IMODE(info.st_mode))
+                file.flush()
+                os.utime(file.fileno(), ns=(info.st_atime_ns, info.st_mtime_ns))
+        os.rename(between, last, src_dir_fd=folder, dst_dir_fd=folder)
+        os.unlink(old, dir_fd=source)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(between, dir_fd=folder)
+        raise
+
+
+def _settle(file: int, mode: int | None, mtime: int | None) -> None:
+    """Set them on what is open, which is closed; only the system's own name for it reaches what O_PATH has opened."""
+    try:
+        info = os.fstat(file)
+        if stat.S_ISLNK(info.st_mode):
+            return
+        where: int | str = f"/proc/self/fd/{file}" if hasattr(os, "O_PATH") else file
+        if mode is not None and info.st_mode & 0o777 != mode:
+            os.chmod(where, mode)
+        if mtime is not None and info.st_mtime_ns != mtime:
+            os.utime(where, ns=(mtime, mtime))
+    finally:
+        os.close(file)
