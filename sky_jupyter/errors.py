@@ -190,3 +190,31 @@ def plain(text: str) -> str:
 
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
+# What moves the cursor, talks to the terminal or hides text: CSI but for colours, OSC, DCS and their like with all that
+# they hold, other escapes, the same as single characters of C1, and the rest of the control characters.
+_UNSAFE = re.compile(
+    r"\x1b\[[0-9;:]*m(?P<end>)"
+    r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
+    r"|(?:\x1b[\]PX^_]|[\x90\x98\x9d-\x9f])[^\x07\x1b\x9c]*(?:\x07|\x1b\\|\x9c)"
+    r"|\x1b[ -/]*[0-~]?"
+    r"|\r(?!\n)(?P<line>)"
+    r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
+)
+# They turn the order of what follows around, so that text reads as something else.
+_TURNS = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
+
+
+def cleaned(text: str) -> str:
+    """The text as a terminal may have it: lines, tabs and colours stay, and nothing else that a terminal obeys."""
+    if text.isprintable():
+        return text
+    return visible(_UNSAFE.sub(_kept, text))
+
+
+def visible(text: str) -> str:
+    """The text with the characters written out that turn the order of others around (``\\u202e``)."""
+    return text if text.isascii() else text.translate(_TURNS)
+
+
+def _kept(found: re.Match[str]) -> str:
+    return found[0] if found["end"] is not None else "\n" if found["line"] is not None else ""

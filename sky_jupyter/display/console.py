@@ -16,7 +16,7 @@ from rich.cells import cell_len
 from rich.console import Console
 from rich.text import Text
 
-from ..errors import rank_label
+from ..errors import cleaned, rank_label
 from ..pool.events import Event, NoticeEvent, OutputEvent, ProgressEvent
 from . import ansi, bars, render
 from .folding import fold
@@ -274,7 +274,7 @@ def columns(rows: Sequence[tuple[str, Text, str]]) -> list[Text]:
 def _content(line: str) -> Text:
     bar = bars.of_line(line)
     if bar is None:
-        return Text(line.replace("\t", " "))
+        return Text(ansi.strip(cleaned(line)).replace("\t", " "))
     return Text(f"{bar.label} " if bar.label else "").append(_bar(bar.part)).append(f" {bar.done} {bar.aside}")
 
 

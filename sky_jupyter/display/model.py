@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
+from ..errors import cleaned
 from ..pool.events import Event, NoticeEvent, OutputEvent, PhaseEvent, ProgressEvent
 from . import ansi
 from .render import RankView, RunViewModel, State
@@ -42,7 +43,7 @@ class StartModel:
     def on_event(self, event: Event) -> str:
         """What to say of an event, empty where there is nothing; callable from any thread."""
         if isinstance(event, (NoticeEvent, ProgressEvent)):
-            return event.text
+            return cleaned(event.text)
         if not isinstance(event, PhaseEvent):
             return ""
         self._now = None if event.done else (event, time.perf_counter() - event.elapsed)
@@ -50,8 +51,8 @@ class StartModel:
             self.done.append(event)
             return ""
         # What a phase says of itself first can stand alone; what its commands print later cannot.
-        heading = self._headings.setdefault(event.phase, event.text)
-        return event.text if event.text == heading else f"{event.phase}: {event.text}"
+        heading, text = self._headings.setdefault(event.phase, event.text), cleaned(event.text)
+        return text if event.text == heading else f"{event.phase}: {text}"
 
     @property
     def pace(self) -> str:

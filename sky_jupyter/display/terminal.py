@@ -10,6 +10,7 @@ from collections import deque
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
+from ..errors import cleaned, visible
 from ..pool.events import Event, NoticeEvent, OutputEvent, ProgressEvent
 from . import ansi
 from .folding import rank_numbers
@@ -70,10 +71,10 @@ class _Lines:
 
 def _carried_out(line: str) -> str:
     if not CONTROL.search(line):
-        return line
+        return visible(line)
     row = Transcript(max_lines=1)
     row.feed(line)
-    return row.text()
+    return visible(row.text())
 
 
 class TerminalRunView:
@@ -90,7 +91,7 @@ class TerminalRunView:
         """The run's listener; callable from any thread."""
         with self._lock:
             if isinstance(event, NoticeEvent):
-                self._notices.append(event.text)
+                self._notices.append(cleaned(event.text))
             elif isinstance(event, OutputEvent) and event.rank in self._ranks:
                 self._take(self._ranks[event.rank], event)
 

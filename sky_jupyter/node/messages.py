@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from ..errors import cleaned
 from .journal import size_text
 from .segments import Gap
 
@@ -201,6 +202,17 @@ def _text(value: Any) -> str | None:
     return _printable(value)
 
 
+def _words(value: Any) -> str | None:
+    """A text that people read in messages and tracebacks, where no terminal may obey it."""
+    text = _text(value)
+    return None if text is None else cleaned(text)
+
+
+def _lines(value: Any) -> list[str] | None:
+    texts = _texts(value)
+    return None if texts is None else [cleaned(text) for text in texts]
+
+
 def _texts(value: Any) -> list[str] | None:
     if not isinstance(value, list):
         return None
@@ -247,18 +259,18 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "sizes": _sizes,
     "uses": _uses,
     "elapsed": _seconds,
-    "ename": _text,
-    "evalue": _text,
-    "traceback": _texts,
+    "ename": _words,
+    "evalue": _words,
+    "traceback": _lines,
     "exception": _encoded,
-    "type": _text,
+    "type": _words,
     "value": _encoded,
     "large": _flag,
-    "unpicklable": _text,
-    "repr": _text,
-    "text": _text,
-    "tail": _texts,
-    "why": _text,
+    "unpicklable": _words,
+    "repr": _words,
+    "text": _words,
+    "tail": _lines,
+    "why": _words,
     "t": _seconds,
 }
 # What only agents and the manager say of an end.

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ..capture.collect import Capture
+from ..errors import cleaned
 from ..node.messages import checked, gap_text
 from ..node.segments import Gap, is_number, parse
 from ..spec import MAX_NODES
@@ -233,7 +234,7 @@ class Run:
         self.heard = time.monotonic()
         kind, rank, text = event.get("kind"), event.get("rank"), event.get("text")
         if kind == "notice" and isinstance(text, str):
-            self._on_notice(f"node {node}: {text}", node)
+            self._on_notice(f"node {node}: {cleaned(text)}", node)
         if kind == "notice" or not is_number(rank):
             return
         if self._anywhere and not self.outcomes:
