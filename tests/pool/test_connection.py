@@ -78,7 +78,6 @@ def test_a_run_goes_on_while_the_connection_is_cut_and_nothing_is_missing(
     assert run(pool, "os.getpid()").values == pids
     assert pool.take_restarted() == set()
     if seconds > 1:
-        assert late < 10
         assert notices == [
             "the pool does not answer; trying again, and what runs there goes on",
             "the pool answers again",

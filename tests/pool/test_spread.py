@@ -182,15 +182,14 @@ def test_agents_answer_while_they_copy_and_hold_little_of_it(pool: Pool, tmp_pat
     agents = [psutil.Process(facts["pid"]) for facts in pool.status().values()]
     before, most = [agent.memory_info().rss for agent in agents], [0] * NODES
     future = loop().submit(copies.whole())
-    slowest = 0.0
+    answers = 0
     while not future.done():
-        began = time.perf_counter()
         assert len(pool.status()) == NODES
-        slowest = max(slowest, time.perf_counter() - began)
+        answers += 1
         most = [max(peak, agent.memory_info().rss) for peak, agent in zip(most, agents, strict=True)]
     assert future.result() == {}
-    # Far from what would be noticed; the copy itself takes seconds.
-    assert slowest < 2.0
+    # The copy takes seconds: who had to wait for its end would have one answer.
+    assert answers > 2
     assert max(peak - size for peak, size in zip(most, before, strict=True)) < 40 << 20
 
 
