@@ -234,4 +234,5 @@ def live_pool(pool: Holder | Pool) -> Pool:
         raise PoolError(f"{pool!r} is not started: use it in a `with` block, or `start()` it")
     if not isinstance(live, Pool):
         raise PoolError(f"{pool!r} is no pool")
+    live.must_be_ours()
     return live

@@ -203,7 +203,7 @@ class PoolLife:
 
     def release(self) -> None:
         """Let go of a kept pool: it lives on, and whoever attaches to it becomes its manager."""
-        if self.state in ("ended", "taken"):
+        if self.state in ("ended", "taken") or self.owner != os.getpid():
             return
         self.state = "ended"
         with contextlib.suppress(Exception):
@@ -278,9 +278,10 @@ class PoolLife:
     def down(self) -> None:
         """End the pool: every process, socket and file of it. Safe to call at any time, and twice.
 
-        A pool that another manager has taken over is that one's to end: it is only forgotten here.
+        A pool that another manager has taken over, or that a fork of this process was left, is that one's to
+        end: it is only forgotten here.
         """
-        if self.state in ("ended", "taken"):
+        if self.state in ("ended", "taken") or self.owner != os.getpid():
             self.state = "ended"
             return
         self.state = "ended"
@@ -575,7 +576,16 @@ class PoolLife:
         if self.link is not None:
             self.link.retry()
 
+    def must_be_ours(self) -> None:
+        """Refuse a fork of the process that manages it, which has neither its threads nor its connections."""
+        if os.getpid() != self.owner:
+            raise PoolError(
+                f"pool {self.spec.name!r} belongs to process {self.owner}; a forked process cannot use it: "
+                "use it in that one, or make another pool here"
+            )
+
     def _must_live(self, *, restarting: bool = False) -> None:
+        self.must_be_ours()
         if self.state == "ended":
             why = f": {self.expiry.text}" if self.expiry.over else ""
             raise PoolError(f"pool {self.spec.name!r} has ended{why}; `%sky up` makes a new one")

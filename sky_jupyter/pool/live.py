@@ -105,6 +105,7 @@ class LivePools:
                 raise PoolError(gone.refusal("%sky up --provider local", there))
             what = "there is no pool" if name is None else f"there is no pool {name!r}{nearest(name, there)}"
             raise PoolError(f"{what}; live: {', '.join(there) or 'none'}. `%sky up` makes one")
+        pool.must_be_ours()
         return pool
 
     @property
