@@ -24,7 +24,7 @@ from ..pool.manager import Detached, Pool
 from ..pool.results import CellError, CellResult
 from ..pool.runs import Run
 from ..spec import PoolSpec
-from . import cleaning, names, pulling, requests, runs, traceback
+from . import cleaning, logs, names, pulling, requests, runs, traceback
 from .completion import sky_matcher
 from .manual import MANUAL
 from .options import Given, HelpAsked, parse
@@ -331,9 +331,8 @@ class SkyMagics(Magics):
 
     def do_logs(self, given: Given) -> None:
         pool, id = runs.find(given)
-        result = pool.log(id)
-        ranks = [rank for rank in result.ranks if given.ranks is None or rank in given.ranks]
-        print(runs.log_text(result, ranks))
+        ranks = [rank for rank in pool.homes(id) if given.ranks is None or rank in given.ranks]
+        print(logs.write(pool, id, ranks, given.to) if given.to else logs.text(pool, id, ranks, given.last))
 
     def do_freeze(self, given: Given) -> None:
         print(pools.need(given.name).packages.frozen())

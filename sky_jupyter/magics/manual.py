@@ -61,6 +61,7 @@ Examples::
   %sky attach night
   %sky wait
   %sky logs 3f9a2c1b --rank 0-1
+  %sky logs --to printed/
 
   %sky put data/train.parquet
   %sky get checkpoints results/ --on 0,2

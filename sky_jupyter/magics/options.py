@@ -61,7 +61,7 @@ class Given:
         ``wait`` and ``logs`` the beginning of a run's id, for ``put`` and ``get`` what is to be moved; for
         ``resize`` a number of nodes; for ``pull`` a variable.
     to : str or None
-        What stood behind that: where it goes.
+        What stood behind that, or behind ``--to``: where it goes.
     """
 
     verb: str | None
@@ -78,6 +78,7 @@ class Given:
     add: tuple[str, ...] = ()
     remove: tuple[int, ...] = ()
     ranks: tuple[int, ...] | None = None
+    last: int | None = None
     on: tuple[int, ...] | None = None
     out: str | None = None
     alias: str | None = None
@@ -283,6 +284,8 @@ def _agree(given: Given, prog: str) -> None:
         )
     if given.target is not None and given.name is not None and given.verb not in (*PATHS, "resize", "pull"):
         raise UsageError(f"{prog}: {given.target!r} and --name say each which {_what(given.verb)}; give one of them")
+    if given.last is not None and given.to is not None:
+        raise UsageError(f"{prog}: --last and --to contradict each other: --to writes all; give one of them")
     if given.stack and given.concat:
         raise UsageError(f"{prog}: {STACK.flag} and {CONCAT.flag} contradict each other; give one of them")
     if given.on is not None and given.only is not None and not set(given.only) <= set(given.on):

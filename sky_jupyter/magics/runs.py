@@ -1,4 +1,4 @@
-"""What ``%sky runs``, ``wait`` and ``logs`` know of runs, and what loading the extension says of kept pools."""
+"""What ``%sky runs`` and ``wait`` know of runs, and what loading the extension says of kept pools."""
 
 from __future__ import annotations
 
@@ -6,13 +6,12 @@ import contextlib
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
-from ..errors import PoolError, rank_label
+from ..errors import PoolError
 from ..node.protocol import PROTOCOL
 from ..pool.live import pools
 from ..pool.manager import Pool
 from ..pool.record import protocol_of, unfit
 from ..pool.registry import KEPT_RUNS, Registry, running, sweep
-from ..pool.results import CellResult
 from ..pool.rows import PoolRow
 from .options import Given
 
@@ -86,15 +85,6 @@ def _first_line(code: str) -> str:
     lines = [line.strip() for line in code.splitlines() if line.strip() and not line.startswith("# %%sky")]
     text = lines[0] if lines else ""
     return text if len(text) <= _CODE else text[: _CODE - 1] + "…"
-
-
-def log_text(result: CellResult, ranks: Sequence[int]) -> str:
-    """What ranks have printed, each under its name where there are several."""
-    parts = []
-    for rank in ranks:
-        text = result.stdout(rank) + result.stderr(rank)
-        parts.append(text if len(ranks) == 1 else f"── {rank_label([rank])}\n{text}")
-    return "\n".join(part.rstrip("\n") for part in parts)
 
 
 def news() -> list[str]:

@@ -85,6 +85,14 @@ def _count(text: str) -> str:
     return text
 
 
+def lines(text: str) -> int:
+    """How many lines are asked for."""
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
 def _path(text: str) -> str:
     if not text.strip() or "\0" in text:
         raise ValueError
@@ -236,6 +244,12 @@ CELL_SWITCHES = (
 ALL = Switch("--all", "every pool")
 TAKE_OVER = Switch("--take-over", "take the pool from the notebook that manages it")
 RANK = Option("--rank", "0,2-5|head", ranks, _RANKS, "the ranks whose output is shown (all)", ("head",), "ranks")
+LAST = Option(
+    "--last", "N", lines, "a whole number above 0", "the last N lines of each rank, up to 20 MB (1 MB of all)"
+)
+TO_FILE = Option(
+    "--to", "FILE", _path, "a path", "write all of it to FILE; of several ranks, to rank0.log and so on in it"
+)
 NODES = Option("--on", "0,2-5|head", ranks, "nodes such as 0,2-5, or head", "the nodes to bring it to (all)", ("head",))
 PULLED = Option("--on", "0,2-5|head", ranks, _RANKS, "the ranks to bring it from (all)", ("head",))
 AS = Option("--as", "OTHER", _identifier, "a Python name", "what it is called in the notebook (the same)", dest="alias")
@@ -259,7 +273,7 @@ VERBS = {
     "wait": "show a run, and go on when it has ended",
     "names": "each name that the nodes have: where its value comes from, its size, and when it was sent",
     "runs": "the runs that are recorded, the newest first",
-    "logs": "what a run has printed, from its first line",
+    "logs": "what a run has printed: the newest 1 MB, or more with --last and --to",
     "freeze": "the nodes' packages as requirements that make the same environment again",
     "put": "bring a file or folder to the nodes; it crosses the link once, and goes on where it broke",
     "get": "fetch a file or folder from the head, or other nodes",
@@ -298,7 +312,7 @@ _OPTIONS = {
     "up": (*POOL, NAME, CONFIG),
     "restart": (*POOL, NAME, CONFIG),
     "resize": (ADD, REMOVE, NAME),
-    "logs": (NAME, RANK),
+    "logs": (NAME, RANK, LAST, TO_FILE),
     "put": (NAME, NODES),
     "get": (NAME, replace(NODES, help="the nodes to fetch it from (head)")),
     "pull": (NAME, PULLED, AS),

@@ -7,6 +7,7 @@ guard themselves.
 from __future__ import annotations
 
 import threading
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -62,10 +63,20 @@ def ignore(event: Event) -> None:
 
 
 class Tape:
-    """The listener of a run that nobody watches yet: it keeps what it hears, and plays it to who comes."""
+    """The listener of a run that nobody watches yet: it keeps what it hears, and plays it to who comes.
 
-    def __init__(self) -> None:
-        self._kept: list[Event] = []
+    Parameters
+    ----------
+    most : int
+        About how many bytes of what is printed and shown are kept: the newest of it. The journals have the rest.
+    """
+
+    def __init__(self, most: int = 64 << 20) -> None:
+        self._kept: deque[tuple[Event, int]] = deque()
+        # What came before that and is no output.
+        self._held: list[Event] = []
+        self._most = most
+        self._size = self._dropped = 0
         self._to: Listener | None = None
         self._lock = threading.Lock()
 
@@ -73,13 +84,39 @@ class Tape:
         """Take an event in, or hand it on."""
         with self._lock:
             if self._to is None:
-                self._kept.append(event)
+                self._keep(event)
             else:
                 self._to(event)
+
+    def _keep(self, event: Event) -> None:
+        size = _size(event)
+        self._kept.append((event, size))
+        self._size += size
+        while self._size > self._most and len(self._kept) > 1:
+            oldest, freed = self._kept.popleft()
+            self._size -= freed
+            self._dropped += freed
+            if not freed:
+                self._held.append(oldest)
 
     def play(self, listener: Listener) -> None:
         """Tell a listener all that was kept, and from now on each event as it comes."""
         with self._lock:
-            for event in self._kept:
+            for event in self._held:
                 listener(event)
-            self._kept, self._to = [], listener
+            if self._dropped:
+                text = f"about {self._dropped / 1e6:.0f} MB of earlier output is not shown; `%sky logs` has it"
+                listener(NoticeEvent(text))
+            for event, _ in self._kept:
+                listener(event)
+            self._held, self._to = [], listener
+            self._kept.clear()
+
+
+def _size(event: Event) -> int:
+    """About how many bytes an output takes; 0 of what is none, or how a rank ended."""
+    if not isinstance(event, OutputEvent) or event.event.get("kind") == "end":
+        return 0
+    data = event.event.get("data")
+    texts = [event.event.get("text"), *(data.values() if isinstance(data, dict) else ())]
+    return 200 + sum(len(text) for text in texts if isinstance(text, str))

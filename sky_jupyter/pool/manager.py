@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import time
-from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -407,7 +407,15 @@ class Pool(PoolLife):
         run.count = count if isinstance(count, int) else 0
         return run, facts
 
-    def page(self, id: str, rank: int | None = None, start: int = 0, count: int = pages.COUNT) -> list[Page]:
+    def page(
+        self,
+        id: str,
+        rank: int | None = None,
+        start: int = 0,
+        count: int = pages.COUNT,
+        *,
+        nodes: Collection[int] | None = None,
+    ) -> list[Page]:
         """A part of what a run has told, from the nodes' journals. Callable from any thread.
 
         Parameters
@@ -418,6 +426,8 @@ class Pool(PoolLife):
             The number of the first event, as each node counts them; below 0, so many before the end.
         count : int
             How many numbers from there on; fewer come where they are long.
+        nodes : collection of int, optional
+            Which nodes are asked; all that may know, unless given.
 
         Returns
         -------
@@ -434,8 +444,18 @@ class Pool(PoolLife):
         self._must_live()
         assert self.control is not None
         # After a change of nodes any of them may have what a rank told before.
-        wanted = None if rank is None or self.shape else {rank // self.spec.ranks_per_node}
+        wanted = nodes if nodes is not None or rank is None or self.shape else {rank // self.spec.ranks_per_node}
         return self._answer(pages.ask(self.control, id, rank, wanted, start, count), _READ_TIMEOUT)
+
+    def homes(self, id: str) -> dict[int, int]:
+        """The ranks of a run that is known, and the node that has the journal of each; below 0, none has.
+
+        Raises
+        ------
+        PoolError
+            When no node knows the run.
+        """
+        return {rank: outcome.node for rank, outcome in self._known(id, ignore)[0].outcomes.items()}
 
     def log(self, id: str) -> CellResult:
         """What a run has printed and returned so far, as the nodes' journals have it.

@@ -12,7 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, overload
 
 from ..errors import PoolError, RankDied, RemoteError, SkyError, plain, rank_label
+from ..node.journal import size_text
+from ..node.messages import gap_text
 from ..node.standins import RemoteRepr
+from .printed import MOST, Printed
 
 if sys.version_info >= (3, 11):
     from builtins import ExceptionGroup
@@ -41,6 +44,9 @@ class Source(Protocol):
     def text(self, rank: int) -> str | None:
         """The repr of a rank's value, where that can be had soon."""
 
+    def printed(self, rank: int, stream: str, before: int) -> str:
+        """What a rank wrote to an output before the event of a number; raises SkyError where that cannot be had."""
+
     def hold(self) -> Callable[[], None]:
         """Have the values held until what this returns is called."""
 
@@ -63,8 +69,8 @@ class Outcome:
     node: int
     status: str = "running"
     end: dict[str, Any] = field(default_factory=dict)
-    stdout: list[str] = field(default_factory=list)
-    stderr: list[str] = field(default_factory=list)
+    stdout: Printed = field(default_factory=Printed)
+    stderr: Printed = field(default_factory=Printed)
 
     @property
     def failed(self) -> bool:
@@ -159,12 +165,30 @@ class CellResult(Sequence[Any]):
             return self._values[rank]
 
     def stdout(self, rank: int) -> str:
-        """All that a rank printed to its standard output."""
-        return "".join(self._outcomes[rank].stdout)
+        """All that a rank printed to its standard output.
+
+        Of more than 64 MB a run the oldest is read from its node's journal. What that has no more is
+        told in a line in its place.
+        """
+        return self._printed(rank, "stdout")
 
     def stderr(self, rank: int) -> str:
-        """All that a rank printed to its standard error."""
-        return "".join(self._outcomes[rank].stderr)
+        """All that a rank printed to its standard error, as `stdout` has it."""
+        return self._printed(rank, "stderr")
+
+    def _printed(self, rank: int, stream: str) -> str:
+        kept: Printed = getattr(self._outcomes[rank], stream)
+        if not kept.dropped:
+            return "".join(kept)
+        why = "it is not in this process"
+        if self._source is not None:
+            try:
+                return self._source.printed(rank, stream, kept.first) + "".join(kept)
+            except SkyError as error:
+                why = str(error)
+        return gap_text(kept.dropped, f"the notebook keeps the newest {size_text(MOST)} of a run, and {why}") + "".join(
+            kept
+        )
 
     def _is_away(self, rank: int) -> bool:
         """Whether a value is on its rank, and nowhere else."""

@@ -21,6 +21,7 @@ from ..node.messages import checked, gap_text
 from ..node.segments import Gap, is_number, parse
 from ..spec import MAX_NODES
 from .events import Event, Listener, NoticeEvent, OutputEvent
+from .printed import Bound, Printed
 from .results import Outcome
 
 _log = logging.getLogger(__name__)
@@ -95,6 +96,8 @@ class Run:
         # Nodes that sent what cannot be read, and how much each one has said of itself.
         self._unreadable: set[int] = set()
         self._notices: dict[int, int] = {}
+        # How much is kept here of what was printed.
+        self._bound = Bound()
 
     @property
     def key(self) -> str:
@@ -250,7 +253,8 @@ class Run:
             self._on_end(sound, outcome)
             return
         if kind == "stream":
-            (outcome.stdout if sound["name"] == "stdout" else outcome.stderr).append(sound["text"])
+            kept = outcome.stdout if sound["name"] == "stdout" else outcome.stderr
+            self._keep(kept, event["seq"], sound["text"])
         self._tell(OutputEvent(self.id, outcome.rank, sound))
 
     def _on_end(self, event: dict[str, Any], outcome: Outcome) -> None:
@@ -286,13 +290,16 @@ class Run:
             of_ranks[rank] = of_ranks.get(rank, 0) + size
             kept = {"stdout": outcome.stdout, "stderr": outcome.stderr}.get(name)
             if kept is not None:
-                begun = bool(kept) and not kept[-1].endswith("\n")
-                kept.append("\n" * begun + gap_text(size, why))
+                self._keep(kept, gap.first, "\n" * kept.line_is_open + gap_text(size, why))
         for rank, size in of_ranks.items():
             line = {"kind": "stream", "rank": rank, "name": "stderr", "text": gap_text(size, why)}
             self._tell(OutputEvent(self.id, rank, line))
         if not of_ranks:
             self._on_notice(f"node {node}: a part of what it had to say is missing ({why})", node)
+
+    def _keep(self, kept: Printed, number: int, text: str) -> None:
+        size = kept.add(number, text)
+        self._bound.note(size, (one for outcome in self.outcomes.values() for one in (outcome.stdout, outcome.stderr)))
 
     def _on_notice(self, text: str, node: int) -> None:
         self._notices[node] = said = self._notices.get(node, 0) + 1

@@ -1,0 +1,62 @@
+"""What ``%sky logs`` shows of a run, or writes to files."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Collection
+from pathlib import Path
+from typing import TextIO
+
+from ..errors import SkyError, rank_label
+from ..pool.logs import newest, texts_of, walk
+from ..pool.manager import Pool
+from ..pool.moving import size_text
+
+# As much as a cell's view keeps; and what a page can still take, where so many lines are asked for.
+_MOST, _MOST_ASKED = 1 << 20, 20 << 20
+
+
+def text(pool: Pool, run: str, ranks: Collection[int], lines: int | None = None) -> str:
+    """The newest of what ranks have printed, each under its name where there are several."""
+    most = _MOST if lines is None else _MOST_ASKED
+    parts, cut = [], []
+    for rank, tail in newest(pool, run, ranks, most, lines).items():
+        printed = tail.text()
+        if tail.cut and (lines is None or printed.count("\n") < lines):
+            cut.append(rank)
+        parts.append(printed if len(ranks) == 1 else f"── {rank_label([rank])}\n{printed}")
+    if cut:
+        parts.insert(0, _more(run, cut, lines, most // max(1, len(ranks))))
+    return "\n".join(part.rstrip("\n") for part in parts)
+
+
+def _more(run: str, cut: Collection[int], lines: int | None, share: int) -> str:
+    """Where the rest is of what was too much to be shown."""
+    more = "" if lines is not None else f"`%sky logs {run} --last N` shows N lines of each rank, "
+    return (
+        f"… of {rank_label(cut)} the newest {size_text(share)} each; {more}`%sky logs {run} --to FILE` writes all of "
+        "it to files, result.stdout(rank) has it …"
+    )
+
+
+def write(pool: Pool, run: str, ranks: Collection[int], to: str) -> str:
+    """Write all that the nodes have of what ranks printed, and say what was written."""
+    target = Path(to).expanduser()
+    names = {rank: target if len(ranks) == 1 else target / f"rank{rank}.log" for rank in ranks}
+    written = 0
+    try:
+        if len(ranks) > 1:
+            target.mkdir(parents=True, exist_ok=True)
+        with contextlib.ExitStack() as stack:
+            files: dict[int, TextIO] = {
+                rank: stack.enter_context(path.open("w", encoding="utf-8", errors="replace", newline=""))
+                for rank, path in names.items()
+            }
+            for page in walk(pool, run):
+                for _, rank, piece in texts_of(page):
+                    if rank in files:
+                        files[rank].write(piece)
+        written = sum(path.stat().st_size for path in names.values())
+    except OSError as error:
+        raise SkyError(f"run {run} cannot be written to {error.filename or target}: {error.strerror}") from error
+    return f"run {run}: {size_text(written)} of {rank_label(ranks)} written to {target}{'/' * (len(ranks) > 1)}"
