@@ -8,13 +8,12 @@ import secrets
 import shutil
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import TimeoutError as FutureTimeout
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..errors import NodeLost, PoolError, SkyError, TransferError, rank_label
+from ..errors import NodeLost, SkyError, TransferError, rank_label
 from ..node import payload
 from ..node.results import room
 from ..node.standins import RemoteRepr
@@ -286,10 +285,7 @@ class Untouched:
 
     def printed(self, rank: int, stream: str, before: int) -> str:
         """What a rank wrote to an output before the event of this number."""
-        try:
-            return "".join(logs.before(self.pool, self.run, rank, stream, before))
-        except FutureTimeout as error:
-            raise PoolError(f"node {rank // self.pool.spec.ranks_per_node} does not answer") from error
+        return "".join(logs.before(self.pool, self.run, rank, stream, before))
 
     def text(self, rank: int) -> str | None:
         """The repr of a rank's value; None where that cannot be had in a moment."""
