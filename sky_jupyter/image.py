@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from .errors import SpecError
+from .redaction import without_secrets
 
 _ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 _APT = re.compile(r"[a-z0-9][a-z0-9+.-]*(:[a-z0-9-]+)?(=[A-Za-z0-9.+:~-]+)?\Z")
@@ -165,26 +166,18 @@ class Image:
         for index in self.pip_indexes:
             only = f"# only {', '.join(index.packages)}: " if index.packages else ""
             lines.append(f"{only}--extra-index-url {index.shown}")
-        return "\n".join([*lines, *(without_login(item) for item in self.pip)])
+        return "\n".join([*lines, *(without_secrets(item) for item in self.pip)])
 
     def __str__(self) -> str:
         return self.requirements() or "# the notebook's own environment"
 
     def __repr__(self) -> str:
         parts = [f"python={self.python!r}"] if self.python else []
-        parts += [f"pip={[without_login(item) for item in self.pip]!r}"] if self.pip else []
+        parts += [f"pip={[without_secrets(item) for item in self.pip]!r}"] if self.pip else []
         names = ("pip_indexes", "apt", "includes", "excludes")
         parts += [f"{name}={list(value)!r}" for name in names if (value := getattr(self, name))]
         parts += [f"env={{{', '.join(f'{key!r}: …' for key in self.env)}}}"] if self.env else []
         return f"Image({', '.join(parts)})"
-
-
-def without_login(text: str) -> str:
-    """The text with user names, passwords and tokens taken out of its URLs."""
-    return _LOGIN.sub("", text)
-
-
-_LOGIN = re.compile(r"(?<=://)[^/\s'\"]+@")
 
 
 def _texts(name: str, value: Any) -> list[str]:

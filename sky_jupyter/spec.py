@@ -14,8 +14,9 @@ from typing import Any
 
 from .accelerators import Accelerator as Accelerator  # noqa: PLC0414 - a part of every spec
 from .errors import SpecError, nearest
-from .image import Image, without_login
+from .image import Image
 from .options import Options
+from .redaction import without_secrets
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
 _SECONDS = re.compile(r"(?P<number>[0-9]{1,15}(\.[0-9]{1,9})?)\s*(?P<unit>[smhd]?)\Z")
@@ -248,7 +249,7 @@ def _short(value: Any) -> str:
     if isinstance(value, tuple):
         return ", ".join(str(item) for item in value) or "none"
     if isinstance(value, Image):
-        parts = [*map(without_login, value.pip), *value.apt]
+        parts = [*map(without_secrets, value.pip), *value.apt]
         parts += [index.shown for index in value.pip_indexes]
         # Their values may be secrets.
         parts += [f"{name}=…" for name in value.env]

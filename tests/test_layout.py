@@ -18,7 +18,7 @@ PACKAGE = ROOT / "sky_jupyter"
 # From the top to the bottom of the design's list: a room imports from itself and from rooms below it.
 ROOMS = ["magics", "api", "display", "server", "pool", "capture", "providers", "bootstrap", "machines", "plugins"]
 ROOMS += ["spec", "image", "options", "accelerators", "node"]
-EVERYWHERE = {"errors"}
+EVERYWHERE = {"errors", "redaction"}
 # Of a room that it may use, a module may import this part alone.
 ONLY = {("display", "pool"): {"pool.events"}, ("server", "pool"): {"pool.registry"}}
 # The node's code travels by itself.

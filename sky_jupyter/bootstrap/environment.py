@@ -23,7 +23,7 @@ import sys
 import sysconfig
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
@@ -32,10 +32,11 @@ import platformdirs
 from packaging.utils import canonicalize_name
 
 from ..errors import BootstrapError
+from ..redaction import without_secrets
 from ..spec import Image
 from . import indexes
 from .requirements import frozen, installed, missing, parse
-from .uv import OnLine, run_uv, without_secrets
+from .uv import OnLine, run_uv
 
 PHASE = "environment"
 # Both ends of the control plane must speak the same version of these.
@@ -47,7 +48,10 @@ _NODE_NEEDS = (
     "jupyter_client>=8.6",
     "psutil",
 )
-_PLANNED = re.compile(r" [+~] (?P<name>\S+?)==(?P<version>\S+)(?: \(from (?P<url>.+)\))?\Z")
+# Of what has a URL some releases of uv print ``name==version (from url)``, others ``name @ url``.
+_PLANNED = re.compile(
+    r" [+~] (?P<name>[\w.-]+)(?:==(?P<version>\S+))?(?: @ (?P<at>\S+)| \(from (?P<from>.+)\))?\Z", re.ASCII
+)
 _MARK = ".ok"
 
 
@@ -178,23 +182,28 @@ def _build_overlay(
     # uv plans against the notebook's own environment, where it changes nothing, so that it takes
     # what is there as given; then only what that lacks goes into the overlay.
     command = ["pip", "install", "--dry-run", "--break-system-packages", "--python", sys.executable]
-    with indexes.arguments(wanted, image) as asked:
+    with indexes.arguments(wanted, image) as (asked, lines):
         plan = run_uv(
             [*command, "--constraints", str(constraints), *asked],
             phase=PHASE,
             on_line=lambda line: None if _PLANNED.match(line) or line.startswith("Would ") else on_line(line),
             stop=stop,
             env=indexes.environment(image, os.environ),
+            stdin=lines,
         )
     if additions := _additions(plan, wanted):
         _install(part, image, ["--no-deps"], additions, on_line, stop)
-    lines = "".join(f"import site; site.addsitedir({folder!r})\n" for folder in _site_folders())
-    (_site_packages(part) / "_sky_jupyter_notebook.pth").write_text(lines, encoding="utf-8")
+    _check_installed(part, wanted, beside=sys.path)
+    text = "".join(f"import site; site.addsitedir({folder!r})\n" for folder in _site_folders())
+    (_site_packages(part) / "_sky_jupyter_notebook.pth").write_text(text, encoding="utf-8")
 
 
 def _build_whole(part: Path, image: Image, pins: list[str], on_line: OnLine, stop: threading.Event | None) -> None:
     run_uv(_venv(part, image.python or ""), phase=PHASE, on_line=on_line, stop=stop)
-    _install(part, image, [], [*pins, *_NODE_NEEDS, *indexes.wanted(image)], on_line, stop)
+    asked = [*pins, *_NODE_NEEDS, *indexes.wanted(image)]
+    _install(part, image, [], asked, on_line, stop)
+    # (What a marker says of another Python is uv's to judge.)
+    _check_installed(part, [text for text in asked if parse(text).marker is None])
 
 
 def _venv(part: Path, python: str) -> list[str]:
@@ -211,22 +220,63 @@ def _install(
 ) -> None:
     # Compiled once here, instead of by every rank at its first import.
     command = ["pip", "install", "--compile-bytecode", "--python", str(_python(part)), *switches]
-    with indexes.arguments(requirements, image) as asked:
+    with indexes.arguments(requirements, image) as (asked, lines):
         env = indexes.environment(image, os.environ)
-        run_uv([*command, *asked], phase=PHASE, on_line=on_line, stop=stop, env=env)
+        run_uv([*command, *asked], phase=PHASE, on_line=on_line, stop=stop, env=env, stdin=lines)
+    for record in part.glob("lib/python3*/site-packages/*.dist-info/direct_url.json"):
+        text = record.read_text(encoding="utf-8")
+        if without_secrets(text) != text:
+            # (uv leaves out logins, and not tokens in the query.)
+            record.write_text(without_secrets(text), encoding="utf-8")
 
 
 def _additions(plan: list[str], wanted: list[str]) -> list[str]:
-    """What uv's plan adds, as requirements; URLs as the user gave them, for uv prints them without passwords."""
-    given = {canonicalize_name(item.name): item.url for item in map(parse, wanted)}
-    additions = []
+    """What the overlay needs: what is wanted by its URL, as it was given, and what uv plans to add besides.
+
+    uv prints a URL in one form or another, by its release, and without the password.
+    """
+    direct = {canonicalize_name(item.name): f"{item.name} @ {item.url}" for item in map(parse, wanted) if item.url}
+    additions = list(direct.values())
     for match in filter(None, map(_PLANNED.match, plan)):
-        name, version, url = match["name"], match["version"], match["url"]
+        name, version, url = match["name"], match["version"], match["at"] or match["from"]
+        if canonicalize_name(name) in direct:
+            continue
         if url:
-            additions.append(f"{name} @ {given.get(canonicalize_name(name)) or url}")
+            additions.append(f"{name} @ {url}")
         elif not installed(name, version):  # uv does not see the user's site, or the distribution's own packages
             additions.append(f"{name}=={version}")
     return additions
+
+
+def _check_installed(part: Path, wanted: list[str], beside: Sequence[str] = ()) -> None:
+    """Refuse an environment that lacks what was wanted, whatever uv has said of it.
+
+    Parameters
+    ----------
+    beside : sequence of str
+        Folders that the environment's Python searches behind its own.
+
+    Raises
+    ------
+    BootstrapError
+        With the name of what is missing.
+    """
+    folders = [*(str(path) for path in part.glob("lib/python3*/site-packages")), *beside]
+    versions: dict[str, str] = {}
+    for distribution in metadata.distributions(path=folders):
+        if name := distribution.metadata["Name"]:
+            versions.setdefault(canonicalize_name(name), distribution.version)
+    for requirement in map(parse, wanted):
+        version = versions.get(canonicalize_name(requirement.name))
+        if version is not None and requirement.specifier.contains(version, prereleases=True):
+            continue
+        has = f"has {version} of it" if version is not None else "lacks it"
+        raise BootstrapError(
+            PHASE,
+            f"{requirement.name}{requirement.specifier} was asked for, and the environment {has}, although uv "
+            f"{metadata.version('uv')} has ended well; use another release of uv (pip install -U uv), or install "
+            f"{requirement.name} where the notebook runs",
+        )
 
 
 def _site_folders() -> list[str]:

@@ -17,16 +17,17 @@ from urllib.parse import unquote
 from packaging.utils import canonicalize_name
 
 from ..spec import Image
+from . import gitlogins
 from .requirements import parse
 
 FILE = "pyproject.toml"
 
 
 def wanted(image: Image) -> list[str]:
-    """All requirements of an image: what it asks for, and what its indexes name besides."""
+    """All requirements of an image: what it asks for, without logins of git, and what its indexes name besides."""
     asked = {canonicalize_name(parse(item).name) for item in image.pip}
     named = [name for index in image.pip_indexes for name in index.packages]
-    return [*image.pip, *(name for name in named if canonicalize_name(name) not in asked)]
+    return [*map(gitlogins.without, image.pip), *(name for name in named if canonicalize_name(name) not in asked)]
 
 
 def variables(image: Image, before: str = "") -> dict[str, str]:
@@ -57,22 +58,32 @@ def project(requirements: Sequence[str], image: Image) -> str:
     return "\n".join([*lines, ""])
 
 
+def parts(requirements: Sequence[str], image: Image) -> tuple[str, str]:
+    """Share requirements out: a pyproject.toml as of `project`, and the lines that uv is to read from standard input.
+
+    What is given by its URL is never in the first, which lies in a file: there may be a password in it.
+    """
+    lines = [item for item in requirements if "://" in item]
+    text = project([item for item in requirements if "://" not in item], image)
+    return text, "".join(f"{item}\n" for item in (lines if text else requirements))
+
+
 @contextlib.contextmanager
-def arguments(requirements: Sequence[str], image: Image) -> Iterator[list[str]]:
-    """How uv's ``pip install`` is told of requirements."""
-    text = project(requirements, image)
+def arguments(requirements: Sequence[str], image: Image) -> Iterator[tuple[list[str], str]]:
+    """How uv's ``pip install`` is told of requirements: its arguments, which name none of them, and its input."""
+    text, lines = parts(requirements, image)
     if not text:
-        yield list(requirements)
+        yield ["-r", "-"], lines
         return
     with tempfile.TemporaryDirectory(prefix="sky-asked-") as folder:
         path = Path(folder, FILE)
         path.write_text(text, encoding="utf-8")
-        yield ["-r", str(path)]
+        yield ["-r", str(path), *(["-r", "-"] if lines else [])], lines
 
 
 def environment(image: Image, env: Mapping[str, str]) -> dict[str, str]:
-    """What uv's environment must have for an image, beside what is there: its indexes, and which builds to take."""
-    return {**image.build_env, **variables(image, env.get("UV_INDEX", ""))}
+    """What uv's environment must have for an image, beside what is there: indexes, logins, which builds to take."""
+    return {**image.build_env, **variables(image, env.get("UV_INDEX", "")), **gitlogins.variables(image.pip, env)}
 
 
 def _array(items: Sequence[str]) -> str:

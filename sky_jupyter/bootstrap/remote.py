@@ -23,12 +23,13 @@ from typing import TYPE_CHECKING
 
 from ..errors import BootstrapError, MachineError
 from ..plugins.base import Step
+from ..redaction import without_secrets
 from ..spec import PoolSpec
 from . import apt, environment, hosts, indexes, package, wheels
 from .requirements import frozen
 from .site import PATIENCE, Site, T, on_all
 from .supplies import Supplies
-from .uv import LAST_LINES, OnLine, without_secrets
+from .uv import LAST_LINES, OnLine
 
 if TYPE_CHECKING:
     from ..machines.ssh.machine import SSHMachine
@@ -251,28 +252,29 @@ class Crew:
             self.supplies.send(site, sent, aim, tell)
             program = f"{cache}/bin/uv-{self.supplies.uv}"
             part = f"{folder}.tmp-{os.urandom(4).hex()}"
+            given = shlex.quote(f"{part}.asked")
             names = [f"{cache}/wheels/{wheel.digest}/{wheel.path.name}" for wheel in sent]
-            # Names and versions, and where each may come from; who may take it from there is in the environment.
-            asked = "" if self.offline else indexes.project(self.supplies.lock(aim, tell), self.image)
+            # Names and versions, and where each may come from: who may take it from there is in the environment, and
+            # what has a URL, and so a password perhaps, goes by a file that is gone as soon as it is opened.
+            text, lines = ("", "") if self.offline else indexes.parts(self.supplies.lock(aim, tell), self.image)
             if self.offline:
                 install = ["--no-config", "--offline", "--no-index", "--no-deps", *names]
-            elif asked:
-                install = ["--no-deps", "-r", f"{part}/{indexes.FILE}"]
             else:
-                install = ["--no-deps", *self.supplies.lock(aim, tell)]
+                install = ["--no-deps", *(["-r", f"{part}/{indexes.FILE}"] if text else []), "-r", "-"]
             tell(f"building the environment of {len(sent) or len(self.supplies.lock(aim, tell))} packages")
             python = site.python or site.version
             venv = [program, "venv", "--quiet", "--relocatable", "--no-project", "--python", python, part]
             fill = [program, "pip", "install", "--compile-bytecode", "--python", f"{part}/bin/python", *install]
             contents = json.dumps({"python": site.version, "pip": [without_secrets(item) for item in self.image.pip]})
-            stale = f"{shlex.quote(folder)}.tmp-*"
+            stale, project = f"{shlex.quote(folder)}.tmp-*", shlex.quote(f"{part}/{indexes.FILE}")
             script = "; ".join(
                 [
                     "umask 077",
+                    f"exec 8<{given} && rm -f -- {given} || exit 1",
                     f"rm -rf -- {stale} {shlex.quote(folder)}",
                     f"{{ {shlex.join(venv)} && "
-                    f"printf %s {shlex.quote(asked)} >{shlex.quote(f'{part}/{indexes.FILE}')} && "
-                    f"{shlex.join(fill)} && rm -f -- {shlex.quote(f'{part}/{indexes.FILE}')} && "
+                    f"printf %s {shlex.quote(text)} >{project} && {shlex.join(fill)} <&8 && rm -f -- {project} && "
+                    f"{_forget_tokens(part)} && "
                     f"printf '%s\\n' {shlex.quote(contents)} >{shlex.quote(part + '/.ok')} && "
                     f"mv -T -- {shlex.quote(part)} {shlex.quote(folder)}; }} || "
                     f"{{ _sky_r=$?; rm -rf -- {shlex.quote(part)}; exit $_sky_r; }}",
@@ -293,6 +295,13 @@ class Crew:
             advice = (
                 "" if self.offline else "; a host without a way to the package index needs --offline (offline=True)"
             )
+            # (It may be left by one who was killed just now; the next build removes it.)
+            done = site.machine.shell.run(
+                f"umask 077; head -c {len(lines.encode())} >{given}", [lines.encode()], timeout=PATIENCE
+            )
+            if done.status:
+                said = done.out.decode("utf-8", "replace").strip().splitlines()[-LAST_LINES:]
+                raise BootstrapError("environment", f"{part}.asked could not be written", lines=said)
             self._stream(site, script, variables, "environment", say, shown=shown, advice=advice)
 
     # -- parts -------------------------------------------------------------------------------------
@@ -374,6 +383,14 @@ def _locked(
     finally:
         with contextlib.suppress(MachineError, TimeoutError):
             holder.kill()
+
+
+def _forget_tokens(folder: str) -> str:
+    """Shell text that removes where packages came from, where that has a query: uv records the tokens in it."""
+    return (
+        f"for f in {shlex.quote(folder)}/lib/python3*/site-packages/*.dist-info/direct_url.json; do "
+        'if grep -qF "?" "$f" 2>/dev/null; then rm -f -- "$f"; fi; done'
+    )
 
 
 def _is_ready(folder: str) -> str:

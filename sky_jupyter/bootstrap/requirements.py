@@ -5,12 +5,14 @@ from __future__ import annotations
 import json
 from collections.abc import Iterable
 from importlib import metadata
+from urllib.parse import urlsplit
 
 from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from ..errors import SpecError
+from ..redaction import HIDDEN, without_secrets
 
 
 def parse(text: str) -> Requirement:
@@ -22,11 +24,28 @@ def parse(text: str) -> Requirement:
         When the text is no requirement by PEP 508.
     """
     try:
-        return Requirement(text)
+        requirement = Requirement(text)
+        if requirement.url:
+            _check_url(requirement)
+        return requirement
     except InvalidRequirement as error:
         reason = str(error).partition("\n")[0]
+        # What is wrong with it may be its password.
+        name, url, _ = text.partition("://")
+        shown = f"{name}{url}{HIDDEN}" if url else text
+        reason = "what is behind :// has a blank in it, or a marker without a blank before its ;" if url else reason
         raise SpecError(
-            f"requirement {text!r} cannot be read: {reason}; write NAME, NAME[EXTRA]>=VERSION or NAME @ URL"
+            f"requirement {shown!r} cannot be read: {reason}; write NAME, NAME[EXTRA]>=VERSION or NAME @ URL"
+        ) from None
+
+
+def _check_url(requirement: Requirement) -> None:
+    try:
+        _ = urlsplit(requirement.url or "").port
+    except ValueError:
+        raise SpecError(
+            f"the URL of requirement {requirement.name!r} has no port behind its host's colon; in a password write "
+            "/ as %2F, @ as %40 and : as %3A"
         ) from None
 
 
@@ -107,9 +126,12 @@ def _asked_by_extra(distribution: metadata.Distribution, extra: str) -> list[Req
 
 
 def _came_from(distribution: metadata.Distribution, url: str) -> bool:
-    """Whether the installer recorded this URL; a commit or a folder may have changed since, so only archives count."""
+    """Whether the installer recorded this URL; a commit or a folder may have changed since, so only archives count.
+
+    Installers leave the login out, and what we have recorded lacks tokens too.
+    """
     recorded = json.loads(distribution.read_text("direct_url.json") or "{}")
-    return "archive_info" in recorded and recorded.get("url") == url
+    return "archive_info" in recorded and without_secrets(str(recorded.get("url"))) == without_secrets(url)
 
 
 def _is_version(text: str) -> bool:

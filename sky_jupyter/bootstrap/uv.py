@@ -4,26 +4,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-import re
 import selectors
 import shlex
 import signal
 import subprocess
+import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
 
 import uv
 
 from ..errors import BootstrapError
+from ..redaction import without_secrets
 
 OnLine = Callable[[str], None]
 LAST_LINES = 30
-_USER_INFO = re.compile(r"(?<=://)[^/\s'\"]+@")
-
-
-def without_secrets(text: str) -> str:
-    """The text with user names, passwords and tokens taken out of its URLs."""
-    return _USER_INFO.sub("", text)
 
 
 def run_uv(
@@ -33,6 +28,7 @@ def run_uv(
     on_line: OnLine,
     stop: threading.Event | None = None,
     env: Mapping[str, str] | None = None,
+    stdin: str = "",
 ) -> list[str]:
     """Run one uv command and hand on each line that it prints.
 
@@ -50,6 +46,9 @@ def run_uv(
         When set, uv is ended and the phase fails.
     env : mapping of str to str, optional
         Variables besides.
+    stdin : str
+        What uv reads where its arguments say ``-``: for what may hold passwords, which all users of the machine see
+        in arguments.
 
     Returns
     -------
@@ -69,14 +68,17 @@ def run_uv(
             phase, "the uv program is not in this environment; reinstall it: pip install --force-reinstall uv"
         ) from None
     # A session of its own: what uv itself starts ends with it, and an interrupt of the terminal reaches us first.
-    process = subprocess.Popen(
-        [program, *arguments],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        env={**_environment(), **(env or {})},
-        start_new_session=True,
-    )
+    with tempfile.TemporaryFile() as given:
+        given.write(stdin.encode())
+        given.seek(0)
+        process = subprocess.Popen(
+            [program, *arguments],
+            stdin=given,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            env={**_environment(), **(env or {})},
+            start_new_session=True,
+        )
     lines: list[str] = []
     try:
         stopped = not _read_lines(process, lines, on_line, stop)

@@ -28,6 +28,7 @@ from . import cleaning, logs, names, pulling, requests, runs, traceback
 from .completion import sky_matcher
 from .manual import MANUAL
 from .options import Given, HelpAsked, parse
+from .table import without_values
 
 RESULT = "_sky"
 _NAMES_SHOWN = 12
@@ -415,9 +416,10 @@ def _unsure(pool: Pool) -> str:
 def _numbered(line: str, body: str) -> str:
     """The code as the nodes run it: its lines are numbered as in the notebook, where ``%%sky`` is line 1.
 
-    A cell magic below ours must stay in the first line to be one, and counts its own lines anyway.
+    A cell magic below ours must stay in the first line to be one, and counts its own lines anyway. The text is kept
+    with the run, here and on the nodes.
     """
-    return body if body.lstrip().startswith("%%") else f"# %%sky {line}\n{body}"
+    return body if body.lstrip().startswith("%%") else f"# %%sky {without_values(line)}\n{body}"
 
 
 def _only_there(pool: Pool) -> set[str]:

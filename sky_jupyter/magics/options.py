@@ -320,6 +320,8 @@ def _read(option: Option, text: str, prog: str) -> Any:
     except ValueError as error:
         if option.explains and isinstance(error, SpecError):
             raise UsageError(f"{prog}: {option.flag}: {error}") from None
+        if option.key == "env":
+            raise UsageError(f"{prog}: {option.flag} takes {option.form}; what was given may be secret") from None
         raise UsageError(f"{prog}: {option.flag} takes {option.form}, not {text!r}") from None
 
 

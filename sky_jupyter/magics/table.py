@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import keyword
 import re
+import shlex
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
@@ -12,6 +13,7 @@ from .. import accelerators
 from ..plugins.parse import FACTORIES
 from ..pool.manager import DEFAULT_GRACE
 from ..providers import SSH, Local
+from ..redaction import HIDDEN, without_secrets
 from ..spec import DEFAULT_IDLE_TIMEOUT, DEFAULT_JOURNAL, DEFAULT_REMOTE_IDLE_TIMEOUT, Accelerator, seconds, size
 
 PROVIDERS: dict[str, Callable[..., Any]] = {"local": Local, "ssh": SSH}
@@ -58,6 +60,29 @@ def _assignments(text: str) -> tuple[tuple[str, str], ...]:
             raise ValueError
         pairs.append((name.strip(), value))
     return tuple(pairs)
+
+
+def without_values(line: str) -> str:
+    """A line of options as it may be kept and shown: without the values of variables, and passwords in URLs."""
+    words = shlex.split(line)
+    kept, before = [], ""
+    for word in words:
+        flag, equals, text = word.partition("=")
+        if before == "--env":
+            kept.append(_hidden(word))
+        elif flag == "--env" and equals:
+            kept.append(f"{flag}={_hidden(text)}")
+        else:
+            kept.append(without_secrets(word))
+        before = word
+    return line if kept == words else shlex.join(kept)
+
+
+def _hidden(text: str) -> str:
+    try:
+        return ",".join(f"{name}={HIDDEN}" for name, _ in _assignments(text))
+    except ValueError:
+        return HIDDEN
 
 
 def ranks(text: str) -> tuple[int, ...]:

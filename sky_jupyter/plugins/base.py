@@ -93,6 +93,9 @@ class Plugin:
         Regular expressions, searched for in ``path/file.py:function`` of a rank's stack (``library.so:function``
         in C), of where a rank may wait for other ranks. A group named ``call`` is what a person calls it,
         such as ``all_reduce``; one without is shown by the cell's own line.
+    secret_variables : tuple of str
+        Names of environment variables that are secrets: no process of the pool is started with them, though the
+        notebook has them. ``around_process`` sets them in the ranks, from a `Secret`.
     transform : callable, optional
         ``(image, spec) -> image``.
     bootstrap : callable, optional
@@ -132,6 +135,7 @@ class Plugin:
     head_bound: bool = field(default=False, compare=False)
     noise: tuple[str, ...] = field(default=(), compare=False)
     collectives: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    secret_variables: tuple[str, ...] = field(default=(), compare=False, repr=False)
     transform: Callable[[Image, PoolSpec], Image] | None = field(default=None, compare=False, repr=False)
     bootstrap: Callable[[PoolSpec], Steps] | None = field(default=None, compare=False, repr=False)
     around_process: AroundProcess | None = field(default=None, compare=False, repr=False)
@@ -181,6 +185,10 @@ class Plugin:
     def with_preload(self, *modules: str) -> Plugin:
         """This plugin, having the forkserver import ``modules`` once for all ranks."""
         return replace(self, preload=(*self.preload, *modules))
+
+    def with_secret_variables(self, *names: str) -> Plugin:
+        """This plugin, keeping the notebook's variables of these names out of the environment of all processes."""
+        return replace(self, secret_variables=(*self.secret_variables, *names))
 
     def steps(self, spec: PoolSpec) -> list[Step]:
         """The commands of this plugin."""

@@ -24,6 +24,7 @@ if TYPE_CHECKING:
 
 PACKAGES = ("datasets", "tokenizers", "transformers")
 VARIABLE = "HF_TOKEN"
+_FORMER = "HUGGING_FACE_HUB_TOKEN"
 _MODEL = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w./-]+)?\Z", re.ASCII)
 
 _LIKE_A_TOKEN = re.compile(r"hf_[A-Za-z0-9]{20,}\Z")
@@ -36,7 +37,7 @@ class Token(Secret):
 
     def find(self) -> str | None:
         """As huggingface_hub looks for it: the variable HF_TOKEN, then the file that `hf auth login` writes."""
-        given = os.environ.get(VARIABLE) or os.environ.get("HUGGING_FACE_HUB_TOKEN")
+        given = os.environ.get(VARIABLE) or os.environ.get(_FORMER)
         if given is None:
             cache = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
             home = os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")
@@ -85,6 +86,7 @@ def huggingface(token: str | Secret | bool | Iterable[str] | None = None, models
         args=tuple((key, value) for key, value in given.items() if value is not None),
         transform=_transform,
         bootstrap=functools.partial(_steps, secret, names) if names else None,
+        secret_variables=(VARIABLE, _FORMER),
         around_process=None if secret is None else functools.partial(_around, secret),
     )
 

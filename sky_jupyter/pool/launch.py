@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -249,7 +249,7 @@ def launch(
             # what a node's own modules import.
             command = machine.exec(
                 [str(python), "-m", "sky_jupyter.node.host", str(folder)],
-                env=node_environment(env),
+                env=node_environment(env, secret_variables(spec)),
                 cwd=str(folder),
                 log=folder / "host.log",
             )
@@ -269,16 +269,27 @@ def launch(
     return scheduler
 
 
-def node_environment(image_env: Mapping[str, str]) -> dict[str, str]:
+def node_environment(image_env: Mapping[str, str], secret: Iterable[str] = ()) -> dict[str, str]:
     """The notebook's environment without what is its own, with the image's variables.
 
     Where this package is not installed but used from a checkout, nodes find it there too.
+
+    Parameters
+    ----------
+    secret : iterable of str
+        Variables that plugins give the ranks themselves: no process of the pool is started with them.
     """
-    env = {key: value for key, value in os.environ.items() if key not in _OWN}
+    left_out = {*_OWN, *secret}
+    env = {key: value for key, value in os.environ.items() if key not in left_out}
     root = Path(__file__).resolve().parents[2]
     if root.name not in ("site-packages", "dist-packages"):
         env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH", "")]))
     return {**env, **image_env}
+
+
+def secret_variables(spec: PoolSpec) -> list[str]:
+    """The names of the variables that the pool's plugins give the ranks in memory."""
+    return [name for plugin in spec.plugins for name in plugin.secret_variables]
 
 
 def make_folders(pool: str) -> tuple[Path, Path]:

@@ -124,7 +124,7 @@ class Making:
             await asyncio.to_thread(apt.check_here, image.apt)
             machines = self._near
             env = await asyncio.to_thread(environment.ensure, image, on_line=say, stop=pool._stop)
-            variables = launch.node_environment(image.env)
+            variables = launch.node_environment(image.env, launch.secret_variables(pool.spec))
             await asyncio.to_thread(steps.run, pool.spec, machines, env.python, variables, say, pool._stop)
         start = functools.partial(self._launch_here, machines, env.python, image.env)
         return start, all(machine.key == LocalMachine.key for machine in machines)

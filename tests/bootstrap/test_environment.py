@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import subprocess
 import sys
 import threading
@@ -20,11 +21,11 @@ import uv
 
 from sky_jupyter.bootstrap import environment
 from sky_jupyter.bootstrap.environment import ensure
-from sky_jupyter.bootstrap.uv import without_secrets
 from sky_jupyter.bootstrap.wheels import Aim, resolve
-from sky_jupyter.errors import BootstrapError
+from sky_jupyter.errors import BootstrapError, SpecError
+from sky_jupyter.redaction import without_secrets
 from sky_jupyter.spec import Image
-from tests.bootstrap.wheels import make_wheel
+from tests.bootstrap.wheels import make_sdist, make_wheel
 
 
 @pytest.fixture
@@ -133,6 +134,63 @@ def test_secrets_in_urls_are_not_shown(wheels: Path, cache: Path) -> None:
     assert "t0ken" not in "\n".join([str(caught.value), *lines])
     text = "see 'https://u:p@h/a' and git+ssh://git@h/b@v1, mail a@b"
     assert without_secrets(text) == "see 'https://h/a' and git+ssh://h/b@v1, mail a@b"
+    assert without_secrets("https://u:p/w@h/a https://h:80/a@v1") == "https://h/a https://h:80/a@v1"
+    text = "https://h/a?x=1&access_token=t0ken&y=2#sha256=4 https://h/?X-Amz-Signature=t0ken"
+    assert without_secrets(text) == "https://h/a?x=1&access_token=…&y=2#sha256=4 https://h/?X-Amz-Signature=…"
+
+
+@pytest.mark.parametrize("end", ["", " ; python_version > '3'"])
+@pytest.mark.parametrize("kind", ["wheel", "source"])
+def test_a_package_given_by_its_url_is_installed(wheels: Path, cache: Path, kind: str, end: str) -> None:
+    make_wheel(wheels, "sky_below", "3.0")
+    path = make_wheel(cache.parent / "given", "sky_given", "2.0", requires=["sky_below"])
+    if kind == "source":
+        path = make_sdist(cache.parent / "given", "sky_given", "2.0")
+    found = ensure(Image(pip=(f"sky-given @ {path.as_uri()}{end}",)), cache=cache)
+    assert said_by(found.python, "import sky_given, json; print(json.dumps(sky_given.VERSION))") == "2.0"
+    assert ensure(Image(pip=(f"sky-given @ {path.as_uri()}{end}",)), cache=cache).reused
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        " + sky-given==2.0 (from file:///x/sky_given-2.0-py3-none-any.whl)",
+        " + sky-given @ file:///x/sky_given-2.0-py3-none-any.whl",
+        "one that uv never said",
+    ],
+)
+def test_what_is_wanted_by_its_url_is_added_however_uv_prints_it(line: str) -> None:
+    wanted = ["sky_given @ file:///mine/sky_given-2.0-py3-none-any.whl"]
+    plan = [line, " + sky-more==3.0", " ~ sky-dep @ file:///dep.whl"]
+    expected = ["sky_given @ file:///mine/sky_given-2.0-py3-none-any.whl", "sky-more==3.0", "sky-dep @ file:///dep.whl"]
+    assert environment._additions(plan, wanted) == expected
+
+
+def test_an_environment_that_lacks_what_was_wanted_is_not_kept(
+    wheels: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_wheel(wheels, "sky_added")
+    # As where uv prints its plan in a form that nobody knows.
+    monkeypatch.setattr(environment, "_PLANNED", re.compile("never"))
+    with pytest.raises(BootstrapError, match="sky_added was asked for, and the environment lacks it, although uv"):
+        ensure(Image(pip=("sky_added",)), cache=cache)
+    assert list(cache.iterdir()) == []
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        ("pkg @ https://me:t0ken@h/x y.whl", "pkg @ https://…"),
+        ("pkg @@ https://me:t0ken@h/x.whl", "pkg @@ https://…"),
+        ("pkg @ https://me:t0ken/x@h/y.whl", "'pkg' has no port"),
+        ("https://h/x.whl?token=t0ken", "https://…"),
+    ],
+)
+def test_a_requirement_that_cannot_be_read_is_named_without_its_url(cache: Path, given: str, shown: str) -> None:
+    with pytest.raises(SpecError) as caught:
+        ensure(Image(pip=(given,)), cache=cache)
+    assert shown in str(caught.value)
+    assert "t0ken" not in str(caught.value)
 
 
 def test_an_interrupt_ends_uv_and_leaves_nothing(wheels: Path, cache: Path) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import tarfile
 import zipfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -21,6 +23,31 @@ def make_wheel(folder: Path, name: str, version: str = "1.0", requires: Sequence
     with zipfile.ZipFile(path, "w") as archive:
         for inner, text in {**files, f"{info}/RECORD": record}.items():
             archive.writestr(inner, text)
+    return path
+
+
+def make_sdist(folder: Path, name: str, version: str = "1.0") -> Path:
+    """Write a source distribution that builds itself: its backend is in it, and needs nothing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    wheel = make_wheel(folder / "built", name, version)
+    root = f"{name}-{version}"
+    backend = (
+        "import pathlib, shutil\n"
+        "def build_wheel(folder, settings=None, metadata=None):\n"
+        f"    return pathlib.Path(shutil.copy(pathlib.Path(__file__).parent / {wheel.name!r}, folder)).name\n"
+    )
+    project = (
+        f'[project]\nname = "{name}"\nversion = "{version}"\n'
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n'
+    )
+    files = {"backend.py": backend, "pyproject.toml": project, "PKG-INFO": metadata(name, version, ())}
+    path = folder / f"{root}.tar.gz"
+    with tarfile.open(path, "w:gz") as archive:
+        contents = {inner: text.encode() for inner, text in files.items()} | {wheel.name: wheel.read_bytes()}
+        for inner, data in contents.items():
+            info = tarfile.TarInfo(f"{root}/{inner}")
+            info.size = len(data)
+            archive.addfile(info, io.BytesIO(data))
     return path
 
 

@@ -28,6 +28,7 @@ from sky_jupyter.magics.table import (
     flags_of,
     switches_of,
     targets_text,
+    without_values,
 )
 from sky_jupyter.plugins import parse_plugins
 from sky_jupyter.pool.manager import DEFAULT_GRACE
@@ -295,7 +296,7 @@ def test_a_line_without_a_verb_asks_for_the_status():
         ("--provider lokal", "unknown provider 'lokal'; did you mean 'local'?"),
         ("--pip 'numpy=>1'", "requirement 'numpy=>1' cannot be read"),
         ("--python 2.7", "python '2.7' is not supported; use one of 3.10 to 3.14"),
-        ("--env A", "--env takes K=V, with a comma before another K=V, not 'A'"),
+        ("--env A", "--env takes K=V, with a comma before another K=V; what was given may be secret"),
         ("--env 1A=x", "environment variable '1A' is not a valid name"),
         ("--env =x", "environment variable '' is not a valid name"),
         ("--env A=1,A=2", "--env sets A 2 times"),
@@ -686,3 +687,19 @@ def test_a_file_of_any_bytes_is_a_request_or_a_refusal(tmp_path_factory, content
     path = tmp_path_factory.getbasetemp() / "bytes.toml"
     path.write_bytes(content)
     assert answer(shlex.join(["--config", f"{path}#{section}"]))
+
+
+@pytest.mark.parametrize(
+    ("line", "kept"),
+    [
+        ("--nodes 2 --out x", "--nodes 2 --out x"),
+        ("--env KEY=s3cret --nodes 2", "--env 'KEY=…' --nodes 2"),
+        ("--env 'KEY=s3cret s3cret, B=s3cret'", "--env 'KEY=…,B=…'"),
+        ('"--env=KEY=s3cret s3cret"', "'--env=KEY=…'"),
+        ("--env s3cret", "--env '…'"),
+        ("--pip 'a @ https://me:s3cret@h/a.whl'", "--pip 'a @ https://h/a.whl'"),
+        ("--pip='a @ https://h/a.whl?sig=s3cret'", "'--pip=a @ https://h/a.whl?sig=…'"),
+    ],
+)
+def test_of_a_cells_line_no_secret_is_kept(line: str, kept: str) -> None:
+    assert without_values(line) == kept
