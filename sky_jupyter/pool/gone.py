@@ -5,7 +5,7 @@ from __future__ import annotations
 import shlex
 from dataclasses import dataclass
 
-from ..image import without_login
+from ..redaction import without_secrets
 from ..spec import DEFAULT_JOURNAL, PoolSpec
 
 
@@ -63,7 +63,7 @@ def line(spec: PoolSpec) -> str:
         given["ranks-per-node"] = spec.ranks_per_node
     given["plugins"] = ",".join(map(str, spec.plugins))
     given["accelerator"] = spec.accelerator
-    given["pip"] = ",".join(map(without_login, image.pip))
+    given["pip"] = ",".join(map(without_secrets, image.pip))
     given["python"] = image.python
     given["env"] = ",".join(f"{name}=…" for name in image.env)
     given["idle-timeout"] = _seconds(spec.idle_timeout)
