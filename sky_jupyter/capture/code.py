@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 
 from ..errors import CaptureError, SpecError
+from ..machines.local import absolute
 from ..node.listing import digest_of
 from . import folders
 from .modules import Closure, LocalModules, Module
@@ -262,7 +263,7 @@ class LocalCode:
 
 def check_path(text: str) -> Path:
     """The path of what is to be included; SpecError where it is not there."""
-    path = Path(text).expanduser().absolute()
+    path = absolute(Path(text))
     if not path.exists():
         raise SpecError(f"{text} is not there; --include takes files and folders of this machine")
     return Path(os.path.normpath(path))

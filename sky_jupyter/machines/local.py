@@ -2,17 +2,45 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
 import time
 from collections.abc import Iterator, Mapping, Sequence
-from pathlib import PurePath
+from pathlib import Path, PurePath
 
+from ..errors import PoolError
 from . import identity
 from .earlier import EarlierProcess
 
 _LOOK = 0.5
+
+
+def working_folder() -> Path:
+    """The folder that relative paths begin at.
+
+    Raises
+    ------
+    PoolError
+        When it has been removed; it says which one it was.
+    """
+    try:
+        return Path.cwd()
+    except FileNotFoundError:
+        name = os.environ.get("PWD", "")
+        with contextlib.suppress(OSError):
+            name = os.readlink("/proc/self/cwd").removesuffix(" (deleted)")
+        raise PoolError(
+            f"the working folder {name or 'of this process'} is gone: make it again, or change to another "
+            "(`%cd ~`, os.chdir), and try again"
+        ) from None
+
+
+def absolute(path: Path) -> Path:
+    """A path that begins at the root, as seen from the working folder; PoolError where that has been removed."""
+    path = path.expanduser()
+    return path if path.is_absolute() else working_folder() / path
 
 
 class LocalCommand:

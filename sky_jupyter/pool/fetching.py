@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from pathlib import Path, PurePath
 
 from ..errors import TransferError
+from ..machines.local import absolute
 from ..node import standing
 from ..node.listing import FILE, Entry, from_wire, hashed, shown, to_wire, total, unpack
 from .moving import Moving, Transfer, advice, copy, is_itself, size_text, together
@@ -51,11 +52,11 @@ class Fetching(Moving):
     def _targets(self, path: str, local: str | None) -> dict[int, Path]:
         name = PurePath(path).name
         if len(self.nodes) > 1:
-            above = Path(local or ".").expanduser().absolute()
+            above = absolute(Path(local or "."))
             return {node: above / f"node-{node}" / name for node in self.nodes}
         within = local is not None and (local.endswith("/") or local == ".")
         target = Path(name if local is None else f"{local.rstrip('/')}/{name}" if within else local)
-        return {self.nodes[0]: target.expanduser().absolute()}
+        return {self.nodes[0]: absolute(target)}
 
     def _check(self, node: int, target: Path, entries: Sequence[Entry]) -> None:
         clash = standing.look(target, entries).clash

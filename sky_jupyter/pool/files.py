@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import CaptureError, LinkLost, SpecError, TransferError
+from ..machines.local import absolute
 from . import launch
 from . import remote as remotely
 from .events import Listener, ignore
@@ -34,7 +35,7 @@ def put(
 ) -> Transfer:
     """Bring a file or folder to nodes; see `Compute.put`."""
     nodes = check_nodes(pool, on)
-    source = Path(local).expanduser()
+    source = absolute(Path(local))
     if not source.exists():
         raise SpecError(f"{local} is not there; put takes a file or folder of this machine")
     name = Path(os.path.abspath(source)).name

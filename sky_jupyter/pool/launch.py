@@ -19,7 +19,7 @@ from typing import Any
 
 from ..errors import BootstrapError, PoolError
 from ..machines.base import Command, Machine
-from ..machines.local import LocalMachine, LocalProcess
+from ..machines.local import LocalMachine, LocalProcess, working_folder
 from ..node.config import NEXT, HostConfig
 from ..spec import PoolSpec
 from . import certificates
@@ -217,6 +217,7 @@ def launch(
     str
         The scheduler's address.
     """
+    cwd = str(working_folder())
     by_key: dict[str, list[int]] = {}
     for node, machine in enumerate(machines):
         by_key.setdefault(machine.key, []).append(node)
@@ -224,25 +225,25 @@ def launch(
     keys = certificates.make(pool).files()
     for nodes in by_key.values():
         folder, blobs = make_folders(pool)
-        config = HostConfig(
-            pool=pool,
-            nodes=nodes,
-            total_nodes=spec.nodes,
-            ranks_per_node=spec.ranks_per_node,
-            addresses=[machine.address for machine in machines],
-            preload=[module for plugin in spec.plugins for module in plugin.preload],
-            cwd=os.getcwd(),
-            blobs=str(blobs),
-            scheduler=scheduler,
-            owner=None if spec.keep else os.getpid(),
-            idle_timeout=spec.lease,
-            journal=spec.journal,
-            ttl=ttl,
-            cluster=spec.options.cluster,
-            blob_limit=spec.blob_limit,
-        )
         machine = machines[nodes[0]]
         try:
+            config = HostConfig(
+                pool=pool,
+                nodes=nodes,
+                total_nodes=spec.nodes,
+                ranks_per_node=spec.ranks_per_node,
+                addresses=[machine.address for machine in machines],
+                preload=[module for plugin in spec.plugins for module in plugin.preload],
+                cwd=cwd,
+                blobs=str(blobs),
+                scheduler=scheduler,
+                owner=None if spec.keep else os.getpid(),
+                idle_timeout=spec.lease,
+                journal=spec.journal,
+                ttl=ttl,
+                cluster=spec.options.cluster,
+                blob_limit=spec.blob_limit,
+            )
             for name, data in {**keys, "host.json": config.dump()}.items():
                 machine.put(data, folder / name)
             # The pool's folder is the working folder: a `random.py` beside the notebook must not be
@@ -299,11 +300,15 @@ def make_folders(pool: str) -> tuple[Path, Path]:
     if not usable:
         raise BootstrapError("files", f"no writable folder with a short path among {parents}; set TMPDIR to one")
     folder = Path(tempfile.mkdtemp(prefix=f"sky-{pool}-", dir=usable[0]))
-    if sys.platform == "linux" and os.access(_SHARED_MEMORY, os.W_OK):
-        blobs = Path(tempfile.mkdtemp(prefix=f"sky-{pool}-", dir=_SHARED_MEMORY))
-    else:
-        blobs = folder / "blobs"
-        blobs.mkdir(mode=0o700)
+    try:
+        if sys.platform == "linux" and os.access(_SHARED_MEMORY, os.W_OK):
+            blobs = Path(tempfile.mkdtemp(prefix=f"sky-{pool}-", dir=_SHARED_MEMORY))
+        else:
+            blobs = folder / "blobs"
+            blobs.mkdir(mode=0o700)
+    except BaseException:
+        shutil.rmtree(folder, ignore_errors=True)
+        raise
     return folder, blobs
 
 
