@@ -44,7 +44,7 @@ told = {
     "get": said(lambda: live.get("/etc/passwd")),
     "put": said(lambda: live.put("x")),
     "include": said(lambda: check_path("x")),
-    "absolute": said(lambda: live.put(sys.executable)),
+    "absolute": said(lambda: live.put("/etc/passwd", f"{gone}.put")),
 }
 live.down()
 print(json.dumps({**told, "ids": ids}))
