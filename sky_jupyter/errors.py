@@ -113,6 +113,10 @@ class LoginRefused(MachineError):
     """The machine lets none of our keys in; ``reason`` is keys, password, attempts, factor or waited."""
 
 
+# What a link says of a connection that it will soon have back; who gives up with it does not.
+AGAIN = ", and is made again"
+
+
 class LinkLost(MachineError):
     """A connection that stood is gone; ``reason`` is silent, broken or closed."""
 

@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
-from ..errors import BootstrapError, MachineError, SkyError
+from ..errors import AGAIN, BootstrapError, LinkLost, MachineError, SkyError
 from .hosts import Facts
 from .pythons import Standalone
 from .uv import LAST_LINES
@@ -120,4 +120,7 @@ def _message(error: BaseException) -> str:
     """What happened, without where."""
     if isinstance(error, BootstrapError):
         return error.message
+    if isinstance(error, LinkLost):
+        told = str(error).removeprefix(f"{error.host}: ").removesuffix(AGAIN)
+        return f"{told}; what was begun there ended with it, so try again"
     return str(error).removeprefix(f"{error.host}: ") if isinstance(error, MachineError) else str(error)

@@ -95,8 +95,9 @@ class Control:
         self.doubted: set[int | None] = set()
         # Nodes whose machines are off, whatever the scheduler still believes: only whether they are back is asked.
         self.off: set[int] = set()
-        # Nodes that the scheduler reaches through our link only, and whether that is away.
-        self.apart: dict[int, Callable[[], bool]] = {}
+        # Of nodes on other machines, whether our link does not reach them; those that the scheduler reaches by it only.
+        self.away: dict[int, Callable[[], bool]] = {}
+        self.apart: set[int] = set()
         self.client: Client | None = None
         self.closing = False
         # Why nodes were given up, and how messages name their machines.
@@ -132,7 +133,18 @@ class Control:
         """
         self._address, self._folder, self._nodes = address, folder, nodes
         self._names = {member_name(node, self.shape): node for node in range(nodes)}
-        end = time.monotonic() + timeout
+        try:
+            await self._meet_all(timeout, broken)
+        except OSError:
+            # Whoever has just ended is about to be heard of.
+            await asyncio.sleep(_LAST_WORDS)
+            raise NodeLost(
+                broken() or f"the pool's scheduler, at {address.rpartition('/')[2]}, does not answer"
+            ) from None
+        self._spawn(self._beat())
+
+    async def _meet_all(self, timeout: float, broken: Callable[[], str]) -> None:
+        nodes, end = self._nodes, time.monotonic() + timeout
         await self._dial_unless(broken, min(timeout, _FIRST_DIAL))
         while len(self.addresses) < nodes:
             await self._learn()
@@ -144,16 +156,9 @@ class Control:
             await asyncio.sleep(_POLL)
         self.up.set()
         self.incarnations = await self.ask("ping")
-        self._spawn(self._beat())
 
     async def _dial_unless(self, broken: Callable[[], str], timeout: float) -> None:
-        """Reach the scheduler for the first time, unless ``broken()`` says that nobody will be there.
-
-        Raises
-        ------
-        NodeLost
-            When it cannot be reached, and why, in words.
-        """
+        """Reach the scheduler for the first time, unless ``broken()`` says that nobody will be there."""
         dialing = asyncio.ensure_future(self._dial(timeout))
         try:
             while not dialing.done():
@@ -161,11 +166,6 @@ class Control:
                 if why := broken():
                     raise NodeLost(why)
             dialing.result()
-        except OSError:
-            await asyncio.sleep(_LAST_WORDS)
-            raise NodeLost(
-                broken() or f"the pool's scheduler does not answer at {self._address}, for {timeout:g} s"
-            ) from None
         finally:
             dialing.cancel()
 
@@ -354,12 +354,13 @@ class Control:
                     self.watcher.on_silent(node, silent=True)
 
     def _miss(self, node: int, now: float) -> None:
-        is_away = self.apart.get(node)
-        if is_away is not None and is_away():
-            # It goes on, and is to come back in time from when it can.
+        is_away, apart = self.away.get(node), node in self.apart
+        if is_away is not None and is_away() == apart:
+            # It goes on, and is to come back in time from when it can: our link has broken, by which it is reached,
+            # or it has not, and machines that are there do not reach each other.
             self._absent[node] = now
             self._note(node, False, now)
-        elif now - self._absent.setdefault(node, now) > (ABSENCE if is_away is None else FAR_ABSENCE):
+        elif now - self._absent.setdefault(node, now) > (FAR_ABSENCE if apart else ABSENCE):
             self.lose(node, "it does not answer")
         else:
             self._spawn(self._look_again())

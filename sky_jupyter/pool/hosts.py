@@ -43,8 +43,9 @@ class HostEvents:
         pool.supervisor.names = {node: f" ({host.name})" for host in hosts for node in host.nodes}
         if pool.control is not None:
             pool.control.names = pool.supervisor.names
-            names = {node: host.name for host in hosts if host.apart is not None for node in host.nodes}
-            pool.control.apart = {node: functools.partial(pool._is_away, name) for node, name in names.items()}
+            control, names = pool.control, {node: host.name for host in hosts for node in host.nodes}
+            control.away = {node: functools.partial(pool._is_away, name) for node, name in names.items()}
+            control.apart = {node for host in hosts if host.apart is not None for node in host.nodes}
 
         limit = asyncio.Semaphore(absence.BESIDE)
 

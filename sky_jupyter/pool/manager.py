@@ -652,4 +652,5 @@ class Pool(PoolLife):
         self._must_live()
         assert self.control is not None
         run = self.current if self.current is not None and self.current.left else None
-        return loop().call(ask(self.control, self.spec, run, within=within), timeout=within + 5)
+        # It has an end in time of its own.
+        return loop().call(ask(self.control, self.spec, run, within=within))

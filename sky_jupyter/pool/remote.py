@@ -136,7 +136,7 @@ class RemoteHost(launch.Host):
 
     def reach(self, address: str, wish: int = 0) -> str:
         """Where the pool's scheduler is reached from here: at the link's tunnel."""
-        tunnel = self.machine.link.tunnel(self.machine, *reach.place(address), wish=wish)
+        tunnel = self.machine.link.tunnel(self.machine, *reach.place(address), wish=wish, probe=not wish)
         return f"tls://127.0.0.1:{tunnel.port}"
 
     def leave(self) -> None:

@@ -21,8 +21,9 @@ from .runs import Run
 
 WINDOW = 0.15
 WITHIN = 0.8
-# What the way to an agent and back may take besides.
-_MARGIN = 0.85
+# What the way to an agent and back may take besides, and more where many look at once: their machine may be one and
+# the same, and busy. Who is known not to answer is not waited for so long.
+_MARGIN, _MARGIN_EACH, _MOST_MARGIN = 0.85, 0.15, 15.0
 _SHOWN = 14
 _NATIVE_SHOWN = 4
 _SOURCE = 60
@@ -117,7 +118,7 @@ class Place:
     def what(self, code: Code) -> str:
         """What it is at, in words, such as ``"waits in all_reduce (Cell In[3], line 14)"``."""
         if not self.works:
-            return _STATES[self.doing]
+            return f"{_STATES[self.doing]}{self.note}"
         own = self.own
         if self.note.startswith(_STOPPED):
             return f"is {self.note}{f' in {_spot(own)}' if own else ''}"
@@ -209,7 +210,7 @@ class Where:
             place = group.places[0]
             mark = "elsewhere: " if group.elsewhere else ""
             yield f"{mark}{rank_label(group.ranks)} {_agree(place.what(self.code), len(group.ranks))}{_load(group)}"
-            if place.note and not place.note.startswith(_STOPPED):
+            if place.works and place.note and not place.note.startswith(_STOPPED):
                 yield f"    {place.note}"
             if not place.works or place.loops:
                 continue
@@ -282,7 +283,11 @@ def _stack(place: Place, code: Code) -> Iterator[str]:
 
 
 def read(
-    spec: PoolSpec, answers: Mapping[int, Any], run: Run | None = None, statuses: Mapping[int, str] | None = None
+    spec: PoolSpec,
+    answers: Mapping[int, Any],
+    run: Run | None = None,
+    statuses: Mapping[int, str] | None = None,
+    waited: Mapping[int, float] | None = None,
 ) -> Where:
     """The agents' answers, by node, as places of all ranks; what is missing or malformed is silent.
 
@@ -292,19 +297,23 @@ def read(
         What runs; without, the ranks that are at nothing are idle.
     statuses : mapping, optional
         Rank -> its outcome's status in the run when they were asked.
+    waited : mapping, optional
+        Node -> for how many seconds its answer was waited for.
     """
     known = [re.compile(expression) for plugin in spec.plugins for expression in plugin.collectives]
     code = Code(run.count, run.code) if run is not None else Code()
     places = []
     for rank in range(spec.world_size):
-        answer = answers.get(rank // spec.ranks_per_node)
+        node = rank // spec.ranks_per_node
+        answer = answers.get(node)
         place = None
         if isinstance(answer, Mapping) and isinstance(answer.get("ranks"), Mapping):
             report = answer["ranks"].get(rank)
             if isinstance(report, Mapping):
                 state = None if statuses is None else statuses.get(rank, "absent")
                 place = _place(rank, report, known, state, bool(answer.get("accelerators")))
-        places.append(place or Place(rank, "silent"))
+        seconds = (waited or {}).get(node)
+        places.append(place or Place(rank, "silent", note="" if seconds is None else f" in {seconds:.1f} s"))
     return Where(tuple(places), code)
 
 
@@ -421,9 +430,12 @@ async def ask(
     known = [expression for plugin in spec.plugins for expression in plugin.collectives]
     arguments = {"native": native, "known": known, "window": window, "within": within}
 
+    patient = min(_MARGIN + _MARGIN_EACH * spec.world_size, _MOST_MARGIN)
+    waits = {node: within + (patient if node in control.there else _MARGIN) for node in range(spec.nodes)}
+
     async def one(node: int) -> tuple[int, Any]:
         try:
-            answer = await asyncio.wait_for(control.ask("where", [node], **arguments), within + _MARGIN)
+            answer = await asyncio.wait_for(control.ask("where", [node], **arguments), waits[node])
         except Exception:
             # Whatever it is, the other nodes' answers count; the agent's own log has it.
             return node, None
@@ -431,4 +443,4 @@ async def ask(
 
     answers = dict(await asyncio.gather(*(one(node) for node in range(spec.nodes))))
     statuses = None if run is None else {rank: outcome.status for rank, outcome in run.outcomes.items()}
-    return read(spec, answers, run, statuses)
+    return read(spec, answers, run, statuses, waits)

@@ -8,8 +8,10 @@ from __future__ import annotations
 import uuid
 from collections.abc import Iterator
 
+import psutil
 import pytest
 
+from sky_jupyter.pool.registry import Registry
 from tests.attacks.presses import Going
 from tests.attacks.processes import eventually, left_of, of_pool, stopped
 from tests.magics.notebook import Notebook, notebook
@@ -23,9 +25,11 @@ ROLES = {
     "n1/agent": "the agent of node 1",
     "n1/rank1": "rank 1",
 }
+FOREVER = "import time\nwhile True: time.sleep(0.1)"
 # What is asked of a pool of which a process stands still; each waits for as long as it is not done.
 VERBS = {
-    "cell": "%%sky\nimport time\nwhile True: time.sleep(0.1)",
+    "cell": f"%%sky\n{FOREVER}",
+    "wait": "%sky wait",
     "a rank that ends": "%%sky --on 1 --timeout 20\nimport os; os._exit(3)",
     "call": "forever() @ sky.current()",
     "restart": "%sky restart",
@@ -37,13 +41,13 @@ VERBS = {
     "down": "%sky down",
 }
 DAILY = [
-    ("forkserver", "a rank that ends"),
-    ("forkserver", "restart"),
-    ("host", "resize"),
-    ("scheduler", "put"),
-    ("n1/agent", "call"),
-    ("n1/rank1", "cell"),
-    ("host", "down"),
+    ("forkserver", "a rank that ends", False),
+    ("forkserver", "restart", False),
+    ("host", "resize", False),
+    ("scheduler", "put", True),
+    ("n1/agent", "call", False),
+    ("n1/rank1", "cell", True),
+    ("host", "down", True),
 ]
 SET_UP = """
 import time, sky_jupyter as sky
@@ -89,33 +93,80 @@ def is_usable(page: Notebook) -> bool:
     return False
 
 
-def attack(page: Notebook, name: str, who: str, verb: str, took: Took) -> None:
+def attack(page: Notebook, name: str, who: str, verb: str, stays: bool, took: Took) -> None:
+    """Stop a process as a verb is on, or before it begins, and see that whoever waits is told and freed."""
     pool = the_pool(name).id
     victim = of_pool(pool)[who]
-    begun_before = verb in ("cell", "call")
-    going = Going(page, VERBS[verb]) if begun_before else None
+    if verb == "wait":
+        assert page.run(f"%%sky --detach\n{FOREVER}").status == "ok"
+    going = Going(page, VERBS[verb]) if verb in ("cell", "call") else None
     if going is not None:
         going.hear(1.0)
     with stopped(victim):
         going = going or Going(page, VERBS[verb])
         # It may well be that the verb has no need of that process.
-        told = going.shows("stands still") if verb != "down" else False
-        assert not told or ROLES[who] in going.shown
+        if verb != "down" and going.shows("stands still"):
+            assert ROLES[who] in going.shown
         freed = going.freed() if verb != "down" else going.ends()
-    took.row(
-        f"a process of the pool stands still: {who.rpartition('/')[2].rstrip('01')} ({verb})",
-        see=f"`{ROLES[who]} … stands still: process N was stopped`; two presses free the notebook",
-        kept="what the process has, where it goes on",
-        freed=freed,
-    )
+        took.row(
+            "a process of the pool stands still (SIGSTOP), and does not go on",
+            see="`the forkserver, which makes the kernels, stands still: process N was stopped by a signal or a "
+            "debugger; kill -CONT N there lets it go on`; two interrupts free the notebook",
+            kept="what the process has, where it goes on",
+            on=f"{who.rpartition('/')[2]}: {verb}",
+            freed=freed,
+        )
+        if stays and verb != "down":
+            is_usable(page)
     if verb == "down":
         eventually(lambda: not left_of(pool), f"something is left: {left_of(pool)}")
-        return
-    is_usable(page)
+    elif not stays:
+        is_usable(page)
 
 
-@pytest.mark.parametrize(("who", "verb"), DAILY)
+@pytest.mark.parametrize(("who", "verb", "stays"), DAILY)
 def test_what_stands_still_is_named_and_two_presses_free_the_notebook(
-    page: Notebook, name: str, who: str, verb: str, took: Took
+    page: Notebook, name: str, who: str, verb: str, stays: bool, took: Took
 ) -> None:
-    attack(page, name, who, verb, took)
+    attack(page, name, who, verb, stays, took)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("stays", [False, True], ids=["goes on", "stays"])
+@pytest.mark.parametrize("verb", VERBS)
+@pytest.mark.parametrize("who", ROLES)
+def test_whatever_stands_still_in_whatever_verb(
+    page: Notebook, name: str, who: str, verb: str, stays: bool, took: Took
+) -> None:
+    attack(page, name, who, verb, stays, took)
+
+
+@pytest.mark.parametrize(
+    "who", ["forkserver", *(pytest.param(who, marks=pytest.mark.long) for who in ROLES if who != "forkserver")]
+)
+def test_what_stands_still_in_a_start_is_named_and_nothing_is_left_of_it(page: Notebook, who: str) -> None:
+    name = f"start-{uuid.uuid4().hex[:8]}"
+    going = Going(page, f"%sky up --nodes 2 --name {name}")
+    victim = eventually(lambda: going.over or going.hear(0.01) or processes_of(name).get(who), f"no {who} came up")
+    if going.over:
+        # It was too late to be stopped.
+        assert going.status == "ok"
+    else:
+        pool = the_pool(name).id
+        with stopped(victim):
+            if going.shows("stands still"):
+                assert ROLES[who] in going.shown
+            going.freed()
+            eventually(lambda: not left_of(pool), f"something is left: {left_of(pool)}")
+    page.run(f"%sky down --name {name}")
+
+
+def processes_of(name: str) -> dict[str, psutil.Process]:
+    """The processes of a pool by its name, as far as it is known."""
+    registry = Registry()
+    try:
+        row = registry.pool(name)
+    finally:
+        registry.close()
+    return {} if row is None else of_pool(row.id)

@@ -12,7 +12,7 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.display import panel
-from sky_jupyter.errors import BootstrapError
+from sky_jupyter.errors import BootstrapError, SkyError
 from sky_jupyter.magics import status_of
 from sky_jupyter.plugins import parse_plugins
 from sky_jupyter.pool.events import NoticeEvent
@@ -22,6 +22,7 @@ from tests.hosts.world import Kind, World, hosts, skip_unless_hosts_run
 from tests.pool.pools import begin, run
 from tests.pool.remote import MARKS, links, nothing_here, provider, ssh_pool, wait_until
 from tests.pool.test_ssh_link import LINES, Notices, a_dead_owner, attach
+from tests.took import Took
 
 pytestmark = [*MARKS, pytest.mark.usefixtures("config"), pytest.mark.timeout(400)]
 
@@ -244,3 +245,49 @@ def test_a_host_that_forwards_nothing_is_named(monkeypatch: pytest.MonkeyPatch, 
     text = str(caught.value)
     assert "on node 1 (host1): host1 does not reach host0" in text
     assert "AllowTcpForwarding yes" in text
+
+
+@pytest.mark.parametrize("line", ["AllowTcpForwarding no", "DisableForwarding yes", "PermitOpen none"])
+def test_a_head_that_forwards_nothing_is_named_at_once(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str
+) -> None:
+    with hosts(Kind(sshd=(line,)), python=True) as strict:
+        monkeypatch.setenv("SKY_SSH_CONFIG", str(strict.ssh_config(tmp_path / "strict")))
+        with (
+            nothing_left(strict, []),
+            pytest.raises(SkyError) as caught,
+            ssh_pool(provider=provider(hosts=["host0"]), nodes=1),
+        ):
+            pass
+    text = str(caught.value)
+    assert "host0" in text
+    assert "refused a connection to" in text
+    assert "AllowTcpForwarding yes" in text
+    assert "tls://" not in text
+
+
+@pytest.mark.long
+def test_hosts_that_lose_each_other_for_a_while_lose_nothing_where_the_notebook_reaches_both(
+    world: World, took: Took
+) -> None:
+    with nothing_left(world, []), ssh_pool() as pool:
+        pids = run(pool, "import os; os.getpid()").values
+        notices = Notices()
+        current = begin(pool, LINES.format(count=1200), listener=notices)
+        wait_until(lambda: all(len(outcome.stdout) > 1 for outcome in current.outcomes.values()))
+        cut(world, 0, 1)
+        # The scheduler gives a worker up that it has not heard of for half a minute.
+        wait_until(lambda: 1 not in pool.control.addresses)  # type: ignore[union-attr]
+        time.sleep(8)
+        world.mend()
+        mended = time.monotonic()
+        assert pool.attend(current).values == pids
+        assert [current.outcomes[rank].status for rank in (0, 1)] == ["ok", "ok"]
+        assert notices.of("node 1 (host1) does not answer")
+        assert run(pool, "os.getpid()").values == pids
+        took.row(
+            "two hosts of an SSH pool do not reach each other for 40 s, and the notebook reaches both",
+            see="`node 1 (host1) does not answer; trying again, and what runs there goes on`",
+            kept="everything; the run goes on meanwhile",
+            caught_up=time.monotonic() - mended,
+        )

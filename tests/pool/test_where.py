@@ -194,7 +194,7 @@ def test_a_stopped_process_and_a_stopped_agent_keep_no_other_answer_back(pool: P
             os.kill(kernel, signal.SIGCONT)
         os.kill(agent, signal.SIGSTOP)
         try:
-            text = seen(pool, lambda text: "rank 1 is on a node whose agent did not answer" in text)
+            text = seen(pool, lambda text: "rank 1 is on a node whose agent did not answer in " in text)
             assert "rank 0 sleeps" in text
         finally:
             os.kill(agent, signal.SIGCONT)
@@ -502,3 +502,7 @@ def test_any_answer_of_an_agent_is_read_without_harm(answers: dict[int, object])
     for text in (*str(where).splitlines(), where.summary()):
         assert text.isprintable()
     assert verdict(where, where) is not None
+
+
+def test_of_ranks_that_were_not_heard_of_it_is_said_how_long_they_were_waited_for() -> None:
+    assert "are on a node whose agent did not answer in 2.5 s" in str(read(SPEC, {}, waited={0: 2.54, 1: 2.54}))

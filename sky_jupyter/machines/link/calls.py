@@ -315,7 +315,11 @@ class Calls:
         raise Broken("the stream has ended, and the connection with it")
 
     def _tunnel(self, facts: Facts) -> None:
-        self._answer(**_shown(self._keeping.tunnel(self._host(facts), *_place(facts), _wish(facts))))
+        held, place = self._host(facts), _place(facts)
+        if facts.get("probe") is True:
+            # What the host says is lost to whoever connects to the tunnel: it is said now.
+            held.machine.open_stream(*place).close()
+        self._answer(**_shown(self._keeping.tunnel(held, *place, _wish(facts))))
 
     def _close_tunnel(self, facts: Facts) -> None:
         self._keeping.close_tunnel(facts.get("tunnel"))

@@ -173,13 +173,18 @@ class Link:
         """All that the link holds, connected or away."""
         return [self._machine(facts) for facts in self.ask("state")["machines"]]
 
-    def tunnel(self, machine: LinkMachine, host: str, port: int, *, wish: int = 0) -> Tunnel:
+    def tunnel(self, machine: LinkMachine, host: str, port: int, *, wish: int = 0, probe: bool = False) -> Tunnel:
         """A local port that leads to an address as the machine sees it; the same for the same address.
 
         While the machine is away it refuses at once, and connections that there were have ended. A new
         one is at the port ``wish`` where that is free.
+
+        Raises
+        ------
+        MachineError
+            With ``probe``, where the machine lets nobody connect to that address through it.
         """
-        facts = {"machine": machine.number, "host": host, "port": port, "wish": wish}
+        facts = {"machine": machine.number, "host": host, "port": port, "wish": wish, "probe": probe}
         return self._shown(self.ask("tunnel", machine.name, **facts))
 
     def tunnels(self) -> list[Tunnel]:

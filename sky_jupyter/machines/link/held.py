@@ -8,7 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 
-from ...errors import HostKeyError, LinkLost, LoginRefused, MachineError, SkyError
+from ...errors import AGAIN, HostKeyError, LinkLost, LoginRefused, MachineError, SkyError
 from ..ssh import auth
 from ..ssh.machine import SSHMachine
 from ..ssh.session import Access, connect
@@ -122,7 +122,7 @@ class Held:
         if self._closed:
             return "this connection was ended; connect to the machine anew"
         if self._lost_at <= self._opened_at:
-            return "the connection has just broken, and is made again"
+            return f"the connection has just broken{AGAIN}"
         away = time.monotonic() - self._lost_at
         told = f" ({self._why})" if self._why else ""
         left = self._next_at - time.monotonic()
