@@ -314,15 +314,18 @@ def _own_file(file: Path) -> _Found:
 
 def _add_modules(modules: Mapping[str, Module], found: dict[str, _Found], secret: dict[str, str]) -> None:
     """Each module's own file, whatever git ignores, and of each outermost package all that goes."""
+    packages = []
     for name, module in sorted(modules.items()):
         if module.file is None:
             continue
         place = name.replace(".", "/")
-        if not module.folders:
+        if module.folders:
+            packages.append((name, place, module))
+            found.setdefault(f"{place}/{module.file.name}", _own_file(module.file))
+        else:
             ending = module.file.name.removeprefix(name.rpartition(".")[2])
             found.setdefault(f"{place}{ending}", _own_file(module.file))
-            continue
-        found.setdefault(f"{place}/{module.file.name}", _own_file(module.file))
+    for name, place, module in packages:
         above = name.rpartition(".")[0]
         # One without an __init__.py is no package of its own: of it go the modules that are imported.
         if above in modules and modules[above].file is not None:

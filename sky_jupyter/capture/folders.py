@@ -166,7 +166,7 @@ def _walk(
             entries = sorted(found, key=lambda entry: entry.name)
         for entry in entries:
             is_folder = entry.is_dir(follow_symlinks=False)
-            if _stays(entry, entry.is_dir()) or _ignored(rules, entry.path, folder=is_folder):
+            if _stays(entry, os.path.isdir(entry.path)) or _ignored(rules, entry.path, folder=is_folder):
                 continue
             inner = f"{name}{entry.name}"
             if is_folder:

@@ -125,7 +125,8 @@ def test_modules_beside_the_notebook_follow_their_changes(two):
     )
     assert "beside.py changed: sent again and reloaded on the nodes" in cell.run
     assert "[0-1] Out: ('other', 'words')" in cell.body
-    assert "absent.txt is not there" in two.run("%%sky --include absent.txt\n1").stream("stderr")
+    for line in ("%%sky --include absent.txt\n1", "%%sky --include ~/absent.txt\n1"):
+        assert "absent.txt is not there" in two.run(line).stream("stderr")
 
 
 # The cell's options.
