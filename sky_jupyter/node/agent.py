@@ -316,6 +316,8 @@ class Agent:
         status: dict[str, Any] = {
             "pid": os.getpid(),
             "incarnation": self.incarnation,
+            # Whoever cleans temporary files up takes keys and journals along.
+            "folder": self.folder.is_dir(),
             "ranks": {
                 rank.number: {"pid": rank.pid, "busy_with": rank.busy_with, "entered": rank.entered}
                 for rank in self.ranks.values()

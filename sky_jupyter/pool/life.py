@@ -411,6 +411,10 @@ class PoolLife:
         assert self.control is not None
         away = self.control.lost or self.control.silent or len(self.control.addresses) < self.spec.nodes
         whole = bool(away) or self.state == "broken" or self.watchdog.keeper_stands_still
+        if not whole and (bare := self._nodes_without_folder()):
+            names = ", ".join(f"node {node}{self.supervisor.names.get(node, '')}" for node in bare)
+            listener(NoticeEvent(f"somebody has removed the pool's folder on {names}: the pool is made anew"))
+            whole, ranks = True, None
         if whole:
             self.workers.close()
         if whole and ranks is not None:
@@ -430,6 +434,15 @@ class PoolLife:
         self.state = "ready"
         if whole:
             self._record_ready()
+
+    def _nodes_without_folder(self) -> list[int]:
+        """Return the nodes that cannot have new kernels because their folder was removed under them."""
+        assert self.control is not None
+        # Who does not answer is told of by the restart itself.
+        with contextlib.suppress(Exception):
+            answers = loop().call(self.control.ask("status", range(self.spec.nodes)), timeout=5)
+            return [node for node, status in answers.items() if not status.get("folder", True)]
+        return []
 
     def resize(
         self,

@@ -46,6 +46,18 @@ def outlives(place: Path, config: Path) -> None:
         assert run(pool, "1").values == [1, 1]
 
 
+def test_a_restart_makes_a_pool_anew_whose_folder_was_removed() -> None:
+    with local_pool() as pool:
+        run(pool, "lost = 1")
+        shutil.rmtree(pool.hosts[0].folder)
+        told: list[str] = []
+        pool.restart(lambda event: told.append(getattr(event, "text", "")))
+        assert "somebody has removed the pool's folder on node 0, node 1: the pool is made anew" in told
+        assert run(pool, "'lost' in globals()").values == [False, False]
+        pool.restart()
+        assert run(pool, "1").values == [1, 1]
+
+
 def test_a_folder_is_shielded_until_its_process_lets_it_go(tmp_path: Path) -> None:
     folder = tmp_path / "cleaned" / "pool"
     folder.mkdir(parents=True)
