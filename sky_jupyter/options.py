@@ -16,6 +16,7 @@ MAX_SECONDS = 366 * 86_400.0
 MAX_ATTEMPTS = 1000
 # Of a provider that makes machines, which may have none left for a moment; those that are there are tried once.
 ATTEMPTS = 3
+DEFAULT_EXIT_TIMEOUT = 2.0
 
 
 @dataclass(frozen=True)
@@ -83,6 +84,10 @@ class Options:
         Seconds between two attempts.
     shutdown_timeout : float
         Seconds that the pool's end may take; what has not ended by then ends by its lease.
+    exit_timeout : float
+        Seconds that ranks get, when the pool ends or is restarted, to run their exit handlers and close their
+        files; what takes longer is killed. 0 kills at once. The pool's end takes no longer than
+        ``shutdown_timeout`` for it.
     retry_on_interruption : int
         How often a call to one rank whose node was lost is run again; of a broadcast its own
         `with_retries` says that.
@@ -105,6 +110,7 @@ class Options:
     max_provision_attempts: int | None = None
     provision_retry_delay: float = 5.0
     shutdown_timeout: float = 120.0
+    exit_timeout: float = DEFAULT_EXIT_TIMEOUT
     retry_on_interruption: int = 3
     console: bool = True
     logging: bool | int | str | LogConfig = True
@@ -115,7 +121,8 @@ class Options:
         _one_of("selection", self.selection, SELECTIONS)
         for name in ("provision_timeout", "ssh_timeout", "bootstrap_timeout", "shutdown_timeout"):
             _seconds(name, getattr(self, name))
-        _seconds("provision_retry_delay", self.provision_retry_delay, zero=True)
+        for name in ("provision_retry_delay", "exit_timeout"):
+            _seconds(name, getattr(self, name), zero=True)
         if self.max_provision_attempts is not None:
             _whole("max_provision_attempts", self.max_provision_attempts)
         _whole("retry_on_interruption", self.retry_on_interruption, 0)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import threading
 from collections.abc import Callable, Iterator, Sequence
@@ -17,6 +18,8 @@ from ..pool.manager import Pool
 from ..pool.moving import Transfer
 from ..pool.registry import Registry
 from ..spec import PoolSpec
+
+_log = logging.getLogger(__name__)
 
 
 class Holder(Protocol):
@@ -89,8 +92,9 @@ def _until(given_up: threading.Event | None, tick: Callable[[], None]) -> Callab
 
 
 def let_go(pool: Pool) -> None:
-    """End a pool and forget it."""
-    pool.down()
+    """End a pool and forget it; where the pool's start was shown, so are ranks that take long to end."""
+    tell = print if pool.spec.options.console else _log.info
+    pool.down(lambda text: tell(f"pool {pool.spec.name}: {text}"))
     pools.discard(pool)
 
 

@@ -178,6 +178,7 @@ class SkyMagics(Magics):
                 f"pool {name!r} is live with another spec: {'; '.join(differences)}. Leave the options out to use it "
                 f"as it is, {size}make it anew with `%sky restart --name {name} …`, or give another --name"
             )
+        _take_patience(live, given)
         pools.use(live)
         return live
 
@@ -232,6 +233,7 @@ class SkyMagics(Magics):
             self.end(pool)
             started(spec)
             return
+        _take_patience(pool, given)
         view = display.start_view(f"pool {pool.spec.name}", pool=pool.spec.name, phases=pool.phases.facts)
         try:
             with person.answering(view.refresh) as tick:
@@ -251,6 +253,7 @@ class SkyMagics(Magics):
             print(f"pool {pool.spec.name}: {describe(pool.spec)}, as it was")
             return
         self.gather(pool, over=True)
+        _take_patience(pool, given)
         if not given.yes and not self.may_lose(pool):
             print(f"pool {pool.spec.name} stays as it was")
             return
@@ -298,6 +301,7 @@ class SkyMagics(Magics):
             print(told)
             return
         for pool in pools.all() if given.all else [pools.need(given.name)]:
+            _take_patience(pool, given)
             self.end(pool)
             print(f"pool {pool.spec.name}: ended{_unsure(pool)}")
 
@@ -365,8 +369,8 @@ class SkyMagics(Magics):
         print(cleaning.here() if provider is None else "\n".join(cleaning.hosts(provider)))
 
     def end(self, pool: Pool) -> None:
-        """End a pool and forget it."""
-        pool.down()
+        """End a pool and forget it, and say which ranks take long."""
+        pool.down(lambda text: print(f"pool {pool.spec.name}: {text}"))
         pools.discard(pool)
 
     # -- the notebook's own cells ------------------------------------------------------------------
@@ -403,6 +407,11 @@ def run_view(pool: Pool, ranks: Sequence[int]) -> Any:
 def status_of(pool: Pool) -> dict[str, Any]:
     """A pool and what its nodes do, with the last five minutes of it, as the panel takes it."""
     return {**survey.of(pool, 0), "about": describe(pool.spec), "current": pool is pools.current}
+
+
+def _take_patience(pool: Pool, given: Given) -> None:
+    """Have a live pool's ranks get what is given now for an orderly end."""
+    pool.exit_timeout = given.pool.get("exit_timeout", pool.exit_timeout)
 
 
 def _unsure(pool: Pool) -> str:

@@ -105,6 +105,9 @@ class Given:
         changes = dict(self.pool)
         if "no_cluster" in changes:
             changes["options"] = replace(spec.options, cluster=not changes.pop("no_cluster"))
+        if "exit_timeout" in changes:
+            options = changes.get("options", spec.options)
+            changes["options"] = replace(options, exit_timeout=changes.pop("exit_timeout"))
         image: dict[str, Any] = {key: changes.pop(key) for key in ("pip", "python", "env") if key in changes}
         if self.include:
             image["includes"] = (*spec.image.includes, *self.include)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from .. import accelerators
+from ..options import DEFAULT_EXIT_TIMEOUT
 from ..plugins.parse import FACTORIES
 from ..pool.manager import DEFAULT_GRACE
 from ..providers import SSH, Local
@@ -222,6 +223,13 @@ POOL = (
         "the pool ends after this long, whatever it does and whoever is there (never)",
     ),
     Option(
+        "--exit-timeout",
+        "S",
+        seconds,
+        "a length of time such as 10s or 2m",
+        f"what ranks get to run exit handlers and close files before they are killed ({DEFAULT_EXIT_TIMEOUT:g}s)",
+    ),
+    Option(
         "--journal",
         "SIZE",
         size,
@@ -285,6 +293,7 @@ ADD = Option(
 )
 REMOVE = Option("--remove", "2,4-5", ranks, "nodes such as 2,4-5", "nodes that are removed; the others move up")
 YES = Switch("--yes", "do not ask whether what only the nodes have may be lost")
+EXIT_TIMEOUT = next(option for option in POOL if option.flag == "--exit-timeout")
 HOST = Option("--host", "A,U@B:P", _words, "hosts with a comma between, such as gpu1,me@gpu2:2222", "those hosts")
 VERBS = {
     "up": "make a pool, or see that it is there",
@@ -336,7 +345,8 @@ _GET = (
 _OPTIONS = {
     "up": (*POOL, NAME, CONFIG),
     "restart": (*POOL, NAME, CONFIG),
-    "resize": (ADD, REMOVE, NAME),
+    "resize": (ADD, REMOVE, NAME, EXIT_TIMEOUT),
+    "down": (NAME, EXIT_TIMEOUT),
     "logs": (NAME, RANK, LAST, TO_FILE),
     "put": (NAME, NODES),
     "get": (NAME, replace(NODES, help="the nodes to fetch it from (head)")),

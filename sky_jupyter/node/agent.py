@@ -27,7 +27,7 @@ from typing import Any
 import cloudpickle
 
 from ..errors import PoolError, plain
-from . import foreign, look, metrics, modules, packages, stacks
+from . import foreign, look, metrics, modules, packages, payload, stacks
 from .accelerators import Devices
 from .beside import Beside
 from .calls import Calls
@@ -58,7 +58,20 @@ _MOST_AHEAD = 8 << 20
 REPLACED = "another notebook has taken the pool over"
 CALLS = (
     *("start", "read", "page", "runs", "forget", "status", "ping", "heard"),
-    *("signal", "abort", "restart", "enter", "check", "again", "leave", "ports", "where", "packages", "python"),
+    *(
+        "signal",
+        "abort",
+        "restart",
+        "finish",
+        "enter",
+        "check",
+        "again",
+        "leave",
+        "ports",
+        "where",
+        "packages",
+        "python",
+    ),
 )
 
 
@@ -125,7 +138,7 @@ class Agent:
         env = {
             "IPYTHONDIR": str(self.folder / "ipython"),
             "SKY_POOL": config.pool,
-            "SKY_BLOBS": os.pathsep.join(map(str, dict.fromkeys(places(pool_folder, config.blobs)))),
+            payload.BLOBS: os.pathsep.join(map(str, dict.fromkeys(places(pool_folder, config.blobs)))),
             modules.VARIABLE: str(pool_folder / modules.FOLDER),
             packages.VARIABLE: str(pool_folder / packages.FOLDER),
             # debugpy comes with ipykernel and warns of what is no matter here.
@@ -246,6 +259,12 @@ class Agent:
         await asyncio.wait(starts.values())
         return {n: str(task.exception()) for n, task in starts.items() if task.exception() is not None}
 
+    async def sky_finish(self, patience: float, ranks: list[int] | None = None) -> list[int]:
+        """End kernels in order; returns the ranks that took longer than that, and were killed."""
+        chosen = self.mine(ranks)
+        ends = await asyncio.gather(*(rank.end(patience) for rank in chosen))
+        return [rank.number for rank, in_time in zip(chosen, ends, strict=True) if not in_time]
+
     async def sky_enter(
         self,
         plugins: bytes,
@@ -319,7 +338,12 @@ class Agent:
             # Whoever cleans temporary files up takes keys and journals along.
             "folder": self.folder.is_dir(),
             "ranks": {
-                rank.number: {"pid": rank.pid, "busy_with": rank.busy_with, "entered": rank.entered}
+                rank.number: {
+                    "pid": rank.pid,
+                    "busy_with": rank.busy_with,
+                    "entered": rank.entered,
+                    "surprise": rank.surprise,
+                }
                 for rank in self.ranks.values()
             },
         }
@@ -447,6 +471,8 @@ class Agent:
         self.comms.on_end(rank)
         self.sharing.on_end(rank, self.ranks[rank].generation)
         self.flush_soon()
+        if self.ranks[rank].surprise and self.send is not None:
+            self.send({"ended": rank, "text": self.ranks[rank].surprise, "node": self.node})
 
     def flush_soon(self) -> None:
         if self._flusher is None:

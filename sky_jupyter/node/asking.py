@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ..errors import NotInPoolError, PoolError, SpecError
-from .runtime import POOL_VARIABLE, instance_info
+from .runtime import POOL_VARIABLE, instance_info, variable
 
 ASK, ANSWER = "sky_ask", "sky_answer"
 # What one shared value may have, in bytes: it lies in the memory of the head's scheduler.
@@ -184,7 +184,7 @@ def of_rank() -> Asking | None:
         In a process that a rank has forked.
     """
     global _asking  # noqa: PLW0603 - there is one kernel a process
-    if not os.environ.get(POOL_VARIABLE):
+    if not variable(POOL_VARIABLE):
         return None
     with _making:
         if _asking is None:

@@ -6,6 +6,8 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
+from ..options import DEFAULT_EXIT_TIMEOUT
+
 # What a host is to be from now on lies beside host.json under this name, until it has seen it.
 NEXT = "host.json.next"
 
@@ -55,6 +57,8 @@ class HostConfig:
         Seconds from its start after which this machine's part of the pool ends itself, whatever it does.
     cluster : bool
         Whether the nodes work together; else each rank is a world of its own.
+    exit_timeout : float
+        Seconds that ranks have for an orderly end: exit handlers, open files. What takes longer is killed.
     """
 
     pool: str
@@ -76,6 +80,7 @@ class HostConfig:
     was: list[int] = field(default_factory=list)
     ttl: float | None = None
     cluster: bool = True
+    exit_timeout: float = DEFAULT_EXIT_TIMEOUT
 
     @property
     def lease_interval(self) -> float:

@@ -32,6 +32,8 @@ KERNEL_MODULES = ("sky_jupyter.node.kernel",)
 _MAX_LINE = 1 << 20
 # What the OOM killer ends may have much memory to give back first.
 _OOM_WINDOW = 5.0
+# How often kernels are looked at that are to end by some time.
+_LOOK = 0.05
 
 
 def listen(path: Path) -> socket.socket:
@@ -56,8 +58,11 @@ def preload(modules: Iterable[str]) -> dict[str, str]:
     return failed
 
 
-def serve(listener: socket.socket, modules: Iterable[str]) -> None:
-    """Import, then fork kernels for whoever connects, until the host ends this process."""
+def serve(listener: socket.socket, modules: Iterable[str], exit_timeout: float) -> None:
+    """Import, then fork kernels for whoever connects, until the host ends this process.
+
+    Kernels whose agent is gone have ``exit_timeout`` seconds for an orderly end.
+    """
     # Collections would only look at modules that stay, again and again.
     gc.disable()
     preload(KERNEL_MODULES)
@@ -66,15 +71,20 @@ def serve(listener: socket.socket, modules: Iterable[str]) -> None:
     gc.freeze()
     gc.enable()
     Path(f"{listener.getsockname()}{READY}").touch(mode=0o600)
-    _Server(listener, failed).run()
+    _Server(listener, failed, exit_timeout).run()
 
 
 class _Server:
     """The loop: accepts, reads requests, forks, and reports ends. State: who asked for which pid."""
 
-    def __init__(self, listener: socket.socket, failed: dict[str, str]) -> None:
+    def __init__(self, listener: socket.socket, failed: dict[str, str], exit_timeout: float) -> None:
         self.listener = listener
         self.failed = failed
+        self.exit_timeout = exit_timeout
+        # Our end of a pipe to each kernel: one whose pipe is closed ends in order.
+        self.pipes: dict[int, int] = {}
+        # Kernels that nobody else sees to, and when their time is over.
+        self.leaving: dict[int, float] = {}
         self.buffers: dict[socket.socket, bytes] = {}
         self.asked_by: dict[int, socket.socket] = {}
         # When it was looked, and how many there had been: the first one before the window.
@@ -90,9 +100,10 @@ class _Server:
         self.selector.register(self.wake_read, selectors.EVENT_READ, self.on_child)
         self.selector.register(self.listener, selectors.EVENT_READ, self.on_connect)
         while True:
-            for key, _ in self.selector.select(1.0):
+            for key, _ in self.selector.select(_LOOK if self.leaving else 1.0):
                 key.data()
             self.on_child()
+            self.kill_late()
 
     def on_connect(self) -> None:
         connection, _ = self.listener.accept()
@@ -121,21 +132,42 @@ class _Server:
         self.buffers.pop(connection, None)
         for pid in [pid for pid, asker in self.asked_by.items() if asker is connection]:
             del self.asked_by[pid]
-            processes.signal_group(pid, signal.SIGKILL)
+            self.leaving[pid] = time.monotonic() + self.exit_timeout
+            self.finish(pid)
+            processes.signal_group(pid, signal.SIGINT)
         connection.close()
 
+    def finish(self, pid: int) -> None:
+        """Have a kernel end in order, once it works on nothing; whoever asks sees to one that does not."""
+        if pid in self.pipes:
+            os.close(self.pipes.pop(pid))
+
+    def kill_late(self) -> None:
+        """Kill the kernels that nobody else sees to, and whose time is over."""
+        now = time.monotonic()
+        for pid in [pid for pid, end in self.leaving.items() if end <= now]:
+            del self.leaving[pid]
+            processes.kill_group(pid)
+
     def on_request(self, connection: socket.socket, request: dict[str, Any]) -> None:
+        if "finish" in request:
+            self.finish(request["finish"])
+            return
         parent = os.getpid()
+        end, ours = os.pipe()
         with warnings.catch_warnings():
             # Python counts a BLAS library's threads; those libraries handle a fork themselves.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
-            self.become_kernel(request, parent)
+            os.close(ours)
+            self.become_kernel(request, parent, end)
+        os.close(end)
+        self.pipes[pid] = ours
         self.asked_by[pid] = connection
         self.tell(connection, {"id": request["id"], "pid": pid, "preload_failed": self.failed})
 
-    def become_kernel(self, request: dict[str, Any], parent: int) -> None:
+    def become_kernel(self, request: dict[str, Any], parent: int, end: int) -> None:
         """In the child: shed the server, take on the rank's place and environment, never return."""
         status = 1
         try:
@@ -149,13 +181,15 @@ class _Server:
             self.listener.close()
             os.close(self.wake_read)
             os.close(self.wake_write)
+            for pipe in self.pipes.values():
+                os.close(pipe)
             _redirect(request["log"])
             os.environ.update(request["env"])
             os.chdir(request["cwd"])
             # What was imported stays frozen: a collection, or a look through what lives, would copy all its pages.
             from .kernel import run_kernel
 
-            run_kernel(request["connection_file"])
+            run_kernel(request["connection_file"], end)
             status = 0
         except SystemExit as end:
             status = end.code if isinstance(end.code, int) else int(end.code is not None)
@@ -172,6 +206,10 @@ class _Server:
                 pass
         short = self.memory_was_short()
         for pid, status, used in processes.collect():
+            self.finish(pid)
+            self.leaving.pop(pid, None)
+            # What it has started and left ends with it, whichever way it went.
+            processes.kill_group(pid, ended=True)
             connection = self.asked_by.pop(pid, None)
             if connection is not None:
                 text = processes.exit_text(status, used, short=short)

@@ -48,6 +48,8 @@ class Host:
         # Held until this process is gone, and by it alone: who cannot see it sees that.
         self.locks = [locking.hold(folder / locking.HOST), locking.shield(folder)]
         self.ending = False
+        # How often it was asked to end: who asks twice does not wait for the ranks.
+        self.asked = 0
         self.revivals: dict[str, list[float]] = {}
         self.began = self.renewed = time.monotonic()
         self.scheduler_address = self.config.scheduler
@@ -79,12 +81,14 @@ class Host:
 
     def on_signal(self, *_: Any) -> None:
         self.ending = True
+        self.asked += 1
 
     def start(self) -> None:
         from . import forkserver
 
         listener = forkserver.listen(self.folder / "fork")
-        self.fork("forkserver", lambda: forkserver.serve(listener, self.config.preload), log="forkserver.log")
+        preload, timeout = self.config.preload, self.config.exit_timeout
+        self.fork("forkserver", lambda: forkserver.serve(listener, preload, timeout), log="forkserver.log")
         listener.close()
         # After the forkserver: it must not carry the control plane's modules, nor wait for them.
         from . import accelerators, member, scheduler
@@ -249,8 +253,8 @@ class Host:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def end_agents(self) -> None:
-        """Ask the agents to close, and give them a moment to."""
-        end = time.monotonic() + _FAREWELL
+        """Ask the agents to close, and give them time to end their ranks in order."""
+        end = time.monotonic() + self.config.exit_timeout + _FAREWELL
         for pid, name in self.children.items():
             if name.startswith("agent"):
                 with contextlib.suppress(ProcessLookupError):
@@ -258,6 +262,8 @@ class Host:
         while any(name.startswith("agent") for name in self.children.values()) and time.monotonic() < end:
             for pid in processes.reap():
                 self.children.pop(pid, None)
+            if self.asked > 1:
+                break
             time.sleep(0.01)
 
     def say(self, **event: Any) -> None:

@@ -19,6 +19,7 @@ collective that the main thread is blocked in.
 from __future__ import annotations
 
 import asyncio
+import atexit
 import base64
 import builtins
 import codecs
@@ -44,12 +45,14 @@ from ipykernel.compiler import XCachingCompiler
 from ipykernel.iostream import OutStream
 from ipykernel.ipkernel import IPythonKernel
 from ipykernel.kernelapp import IPKernelApp
+from tornado.ioloop import IOLoop
 from traitlets import DottedObjectName, Type
 
-from . import asking, foreign, forgetting, givable, modules, packages, payload, results, stacks, streams
+from ..errors import SkyError
+from . import asking, finale, foreign, forgetting, givable, modules, packages, payload, results, stacks, streams
 from .iopub import OutputThread
 from .reads import global_reads
-from .runtime import POOL_VARIABLE, instance_info
+from .runtime import POOL_VARIABLE, instance_info, keep
 
 _KEEP_VALUES = 16
 _NATIVE_PATIENCE = 1.0
@@ -64,6 +67,10 @@ _MOST_WAITING = 32
 _STUCK = 0.5
 # What a rank's log takes of native output, which is in the journal too: it is for a crash's last words.
 _MOST_LOG = 4 << 20
+_NO_EXIT = (
+    "exit() ends this cell only, and the rank keeps its kernel and its names; `%sky restart` makes new kernels, "
+    "`%sky down` ends the pool"
+)
 _BUILTINS = frozenset(vars(builtins))
 _HIDDEN = frozenset({"In", "Out", "exit", "quit", "get_ipython", "_", "__", "___", "_dh", "_oh", "_ih", "_exit_code"})
 
@@ -91,12 +98,16 @@ class SkyKernel(IPythonKernel):
         self.shell_handlers["comm_msg"] = _interruptible(self.shell_handlers["comm_msg"])
         self.sky_stack = contextlib.ExitStack()
         self.sky_plugins: tuple[Any, ...] = ()
+        self.sky_streams = sys.stdout, sys.stderr
         self.sky_modules, self.sky_added = modules.LocalModules(), packages.Added()
         self.sky_values = givable.Givable(_KEEP_VALUES)
         self._last_result: Any = None
+        # Whether a request is worked on, and whether this process is to end when it is not.
+        self._working = self._ending = False
         # Whether an interrupt cancelled what the cell awaits.
         self._cancelled = False
         self.shell.events.register("post_run_cell", self._on_post_run_cell)
+        self.shell.ask_exit = _refuse_exit
         forgetting.keep_no_outputs(self.shell)
 
     def _on_post_run_cell(self, result: Any) -> None:
@@ -133,6 +144,11 @@ class SkyKernel(IPythonKernel):
         content = parent["content"]
         began = time.perf_counter()
         end, failed = {}, None
+        self._working = True
+        _have_streams()
+        for stream in self.sky_streams:
+            # What code has put elsewhere and takes up again belongs to the request that does so.
+            stream.set_parent(parent)
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             if content["kind"] == "call":
@@ -158,6 +174,16 @@ class SkyKernel(IPythonKernel):
         end["elapsed"] = time.perf_counter() - began
         self.drain_native_output()
         self.tell("sky_end", end)
+        self._working = False
+        if self._ending:
+            self.io_loop.stop()
+
+    def end_when_idle(self, descriptor: int) -> None:
+        """The forkserver has closed its end of a pipe: leave the loop, and with it the process, in order."""
+        self.io_loop.remove_handler(descriptor)
+        self._ending = True
+        if not self._working:
+            self.io_loop.stop()
 
     def tell(self, kind: str, content: dict[str, Any]) -> None:
         """Send the agent a message of the request that is being done."""
@@ -183,6 +209,7 @@ class SkyKernel(IPythonKernel):
 
     async def sky_enter(self, content: dict[str, Any]) -> dict[str, Any]:
         os.environ[POOL_VARIABLE] = content["info"]
+        keep([POOL_VARIABLE, payload.BLOBS, modules.VARIABLE])
         payload.Pickler.reader = content.get("python", "")
         info = instance_info()
         self.sky_plugins = cloudpickle.loads(base64.b64decode(content["plugins"]))
@@ -199,6 +226,7 @@ class SkyKernel(IPythonKernel):
 
     async def sky_again(self, content: dict[str, Any]) -> dict[str, Any]:
         os.environ[POOL_VARIABLE] = content["info"]
+        keep([POOL_VARIABLE])
         # Tracebacks of earlier failures are cycles, and hold threads and connections of the frameworks.
         gc.collect()
         for plugin in self.sky_plugins:
@@ -321,6 +349,18 @@ class SkyKernel(IPythonKernel):
                 _await_empty(stream)
                 if not getattr(stream, "is_sent", False):
                     _flush_soon(stream)
+
+
+def _refuse_exit() -> None:
+    # What `exit` and `quit` do in a cell. IPython's would end the kernel, and that after the cell is called done.
+    raise SkyError(_NO_EXIT)
+
+
+def _have_streams() -> None:
+    """Put a stream in the place of one that code has set to None, which Python allows and IPython does not expect."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name, None) is None:
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - it stays for as long as the process
 
 
 def _interruptible(handler: Callable[..., None]) -> Callable[..., None]:
@@ -561,8 +601,8 @@ class SkyKernelApp(IPKernelApp):
         self.iopub_socket = self.iopub_thread.background_socket
 
 
-def run_kernel(connection_file: str) -> None:
-    """Be the kernel that the connection file describes, until the process ends."""
+def run_kernel(connection_file: str, end: int) -> None:
+    """Be the kernel that the connection file describes, until the other end of the pipe ``end`` is closed."""
     # ipykernel puts its pipes in the place of descriptors 1 and 2; a crash must reach the log itself.
     log = os.fdopen(os.dup(2), "w")
     app = SkyKernelApp.instance()
@@ -584,4 +624,12 @@ def run_kernel(connection_file: str) -> None:
     # Of the crashed thread only: all of them would push the reason out of the lines that are shown.
     faulthandler.enable(log, all_threads=False)
     stacks.answer_looks(stacks.path_of(connection_file))
-    app.start()
+    # Before the user's own handlers, and so called after them.
+    atexit.register(finale.flush_output)
+    IOLoop.current().add_handler(end, lambda *_: app.kernel.end_when_idle(end), IOLoop.READ)
+    process = os.getpid()
+    try:
+        app.start()
+    finally:
+        if os.getpid() == process:
+            finale.run(app.shell.user_ns)

@@ -149,6 +149,7 @@ async def _serve(agent: Agent, scheduler: str, lease: int) -> None:
         await asyncio.wait([asyncio.ensure_future(stop.wait()), connected], return_when=asyncio.FIRST_COMPLETED)
         if connected.done():
             connected.result()
+        await agent.sky_finish(agent.config.exit_timeout)
     except Exception:
         # Dask's own tasks would be waited for; an agent that cannot start has nothing to save.
         traceback.print_exc()

@@ -24,6 +24,7 @@ from typing import Any
 
 from ..errors import CaptureError
 from .payload import main_namespace
+from .runtime import variable
 
 FOLDER = "code"
 """Where it lies, in the pool's folder on a machine."""
@@ -179,7 +180,7 @@ def included(path: str | os.PathLike[str]) -> Path:
     path : str or path
         As it was named to ``--include``, or something in a folder that was.
     """
-    root = os.environ.get(VARIABLE)
+    root = variable(VARIABLE)
     if root is None or not (Path(root) / INDEX).is_file():
         return Path(path)
     index = json.loads((Path(root) / INDEX).read_text())

@@ -30,6 +30,10 @@ import cloudpickle
 from ..errors import CaptureError
 from .arrays import apart
 from .byname import taken_apart
+from .runtime import variable
+
+BLOBS = "SKY_BLOBS"
+"""The variable that says where blobs are on a node."""
 
 MAGIC = b"SKYBLOB2"
 ALIGNMENT = 64
@@ -100,7 +104,7 @@ def _mapped(path: str | PathLike[str], least: int) -> memoryview:
 
 def _opened(path: str | PathLike[str]) -> IO[bytes]:
     """A file of a run's: in shared memory or, where that had no room for it, on the disk."""
-    first, *others = os.environ.get("SKY_BLOBS", "").split(os.pathsep)
+    first, *others = (variable(BLOBS) or "").split(os.pathsep)
     for place in others:
         with contextlib.suppress(FileNotFoundError):
             return open(os.path.join(first, path), "rb")

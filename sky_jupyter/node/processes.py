@@ -21,6 +21,10 @@ _PR_SET_CHILD_SUBREAPER = 36
 # Of malloc.h. Memory that is this large is the system's again as soon as it is freed.
 _M_MMAP_THRESHOLD, _M_ARENA_MAX = -3, -8
 _LARGE = 1 << 20
+_TRACKER = "resource_tracker import main"
+# How long trackers may take to clean up after those that were killed.
+_TRACKER_PATIENCE = 1.5
+_ROUNDS = 3
 
 
 def _prctl(option: int, value: int) -> None:
@@ -68,6 +72,46 @@ def signal_group(pid: int, number: int) -> None:
             os.kill(pid, number)
 
 
+def kill_group(pid: int, *, ended: bool = False) -> None:
+    """Kill a process of our own forks and what is in its group, but for multiprocessing's resource tracker.
+
+    That one removes the shared memory and semaphores that the others have left, and ends by itself when
+    they are gone.
+
+    Parameters
+    ----------
+    ended : bool
+        Whether the process itself has ended, and only what it left is meant.
+    """
+    for _ in range(_ROUNDS):
+        members = [member for member in psutil.pids() if _group_of(member) == pid]
+        trackers = [member for member in members if is_tracker(member)]
+        if not trackers:
+            if not ended:
+                signal_group(pid, signal.SIGKILL)
+            elif members:
+                with contextlib.suppress(ProcessLookupError, PermissionError):
+                    os.killpg(pid, signal.SIGKILL)
+            return
+        # One at a time: what one of them starts meanwhile is found in the next round.
+        for member in set(members) - set(trackers):
+            with contextlib.suppress(ProcessLookupError, PermissionError):
+                os.kill(member, signal.SIGKILL)
+
+
+def _group_of(pid: int) -> int:
+    with contextlib.suppress(OSError):
+        return os.getpgid(pid)
+    return 0
+
+
+def is_tracker(pid: int) -> bool:
+    """Whether a process is a resource tracker, the standard library's or joblib's."""
+    with contextlib.suppress(psutil.Error):
+        return _TRACKER in " ".join(psutil.Process(pid).cmdline())
+    return False
+
+
 def exit_text(status: int, used: int = 0, *, short: bool = False) -> str:
     """A wait status in words: ``"killed by SIGKILL (9)"`` or ``"exit status 3"``.
 
@@ -93,23 +137,27 @@ def exit_text(status: int, used: int = 0, *, short: bool = False) -> str:
     return f"exit status {os.waitstatus_to_exitcode(status)}"
 
 
-def kill_descendants(*, spare: frozenset[int] = frozenset(), patience: float = 2.0) -> list[int]:
-    """Kill every descendant of this process and wait for their end.
+def kill_descendants(*, spare: frozenset[int] = frozenset(), patience: float = 3.0) -> list[int]:
+    """Kill every descendant of this process and wait for their end; resource trackers have a moment before that.
 
     Returns
     -------
     list of int
         Processes that were still there after ``patience`` seconds.
     """
-    end = time.monotonic() + patience
+    began = time.monotonic()
+    trackers: set[int] = set()
     while True:
         # Asked anew each time round: what a killed child had started is adopted meanwhile.
         left = [p for p in psutil.Process().children(recursive=True) if p.pid not in spare]
+        trackers |= {p.pid for p in left if p.pid not in trackers and is_tracker(p.pid)}
+        late = time.monotonic() - began > _TRACKER_PATIENCE
         for process in left:
             with contextlib.suppress(psutil.NoSuchProcess):
-                process.kill()
+                if late or process.pid not in trackers:
+                    process.kill()
         reap()
-        if not left or time.monotonic() > end:
+        if not left or time.monotonic() - began > patience:
             return [p.pid for p in left if p.is_running()]
         time.sleep(0.01)
 

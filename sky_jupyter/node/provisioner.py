@@ -17,7 +17,7 @@ from jupyter_client.connect import KernelConnectionInfo
 from jupyter_client.provisioning import KernelProvisionerBase
 
 from .forkserver import READY
-from .processes import signal_group
+from .processes import kill_group, signal_group
 from .stopped import GONE, state_of
 
 # One that has imported all forks in a moment; a busy machine takes longer.
@@ -118,6 +118,11 @@ class Forkserver:
         answer, end = future.result()
         return answer["pid"], end, answer["preload_failed"]
 
+    def finish(self, pid: int) -> None:
+        """Have a kernel end in order, once it works on nothing."""
+        assert self._writer is not None
+        self._writer.write(json.dumps({"finish": pid}).encode() + b"\n")
+
 
 class ForkProvisioner(KernelProvisionerBase):
     """One a kernel process. `end` resolves with ``{"ended": wait status, "text": in words}``."""
@@ -155,7 +160,13 @@ class ForkProvisioner(KernelProvisionerBase):
             signal_group(self.pid, signum)
 
     async def kill(self, restart: bool = False) -> None:
-        await self.send_signal(signal.SIGKILL)
+        if self.has_process:
+            kill_group(self.pid)
+
+    async def finish(self) -> None:
+        """Have it end in order, once it works on nothing."""
+        if self.has_process:
+            self.forkserver.finish(self.pid)
 
     async def terminate(self, restart: bool = False) -> None:
         await self.send_signal(signal.SIGTERM)

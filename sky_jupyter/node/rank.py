@@ -70,6 +70,10 @@ class Rank:
         self.turn = asyncio.Lock()
         self.ended: dict[str, asyncio.Future[dict[str, Any]]] = {}
         self.preload_failed: dict[str, str] = {}
+        # How the last kernel ended, in words; and the same where it ended by itself, while it was idle.
+        self.how_ended = self.surprise = ""
+        # Whether the kernel is to end.
+        self.leaving = False
         # Told of comms' messages and exceptions that are shown, with the run that they are of; and of the kernel's end.
         self.on_comm: Callable[[dict[str, Any], str], None] = lambda message, run: None
         self.on_end: Callable[[], None] = lambda: None
@@ -97,7 +101,12 @@ class Rank:
     @property
     def connection_file(self) -> Path:
         """That of the kernel that runs; its sockets and its stacks lie beside it."""
-        return self.folder / f"k{self.number}-{self.generation}.json"
+        return Path(f"{self._prefix}.json")
+
+    @property
+    def _prefix(self) -> Path:
+        """What the names of a kernel's files begin with: an agent before this one may have had as many kernels."""
+        return self.folder / f"k{self.number}-{os.getpid()}.{self.generation}"
 
     async def start(self, forkserver: Forkserver) -> None:
         """Have a kernel forked, in the place of one that may be there, and wait until it answers."""
@@ -114,9 +123,10 @@ class Rank:
         self.generation += 1
         with contextlib.suppress(OSError):
             self._log_start = self.log.stat().st_size
-        self.entered = False
+        self.entered = self.leaving = False
+        self.surprise = ""
         self.ready.clear()
-        prefix = self.folder / f"k{self.number}-{self.generation}"
+        prefix = self._prefix
         ports = {f"{name}_port": index for index, name in enumerate(("shell", "iopub", "stdin", "control", "hb"), 1)}
         file, info = write_connection_file(
             f"{prefix}.json", transport="ipc", ip=str(prefix), key=secrets.token_hex(32).encode(), **ports
@@ -166,7 +176,8 @@ class Rank:
 
     async def _request(self, run: str, content: dict[str, Any]) -> dict[str, Any]:
         if not self.pid:
-            return self._finish(run, {"kind": "end", "status": "died", "text": "it was not running"})
+            text = self.how_ended or "it had not been started"
+            return self._finish(run, {"kind": "end", "status": "died", "text": text, "tail": self.tail()})
         future = self.ended[run] = asyncio.get_running_loop().create_future()
         self.busy_with = run
         if content["kind"] == "call":
@@ -206,7 +217,10 @@ class Rank:
             if self.busy_with != run:
                 # It has ended meanwhile, and what runs now is not meant.
                 return
-        if self._provisioner is not None:
+        if self._provisioner is not None and number == signal.SIGKILL:
+            self.leaving = True
+            await self._provisioner.kill()
+        elif self._provisioner is not None:
             await self._provisioner.send_signal(number)
 
     def abort(self) -> None:
@@ -217,8 +231,28 @@ class Rank:
     async def kill(self) -> None:
         """End the kernel process, at once, and wait for it."""
         if self._provisioner is not None and self._provisioner.has_process:
+            self.leaving = True
             await self._provisioner.kill()
             await self._provisioner.wait()
+
+    async def end(self, patience: float) -> bool:
+        """End the kernel process in order, or at once when it takes longer than that; whether it did in time.
+
+        What it works on is interrupted. Then its exit handlers run and its files are closed.
+        """
+        provisioner = self._provisioner
+        if provisioner is None or not provisioner.has_process:
+            return True
+        assert provisioner.end is not None
+        self.leaving = True
+        await provisioner.finish()
+        interrupt = asyncio.ensure_future(self.signal(signal.SIGINT)) if self.busy_with else None
+        # Killed by who does not want to wait, it has ended too.
+        done, _ = await asyncio.wait([provisioner.end], timeout=patience)
+        if interrupt is not None:
+            interrupt.cancel()
+        await self.kill()
+        return bool(done)
 
     def tail(self) -> list[str]:
         """The last lines that this kernel process left in the rank's log, without noise."""
@@ -248,8 +282,10 @@ class Rank:
             self._reader.cancel()
         for socket in (self._shell, self._control, self._iopub):
             socket.close()
-        for path in self.folder.glob(f"k{self.number}-{self.generation}*"):
+        for path in self.folder.glob(f"{self._prefix.name}[.-]*"):
             path.unlink(missing_ok=True)
+        self.how_ended = text
+        self.surprise = text if self.entered and not self.ended and not self.leaving else ""
         self.entered = False
         self.on_end()
         for run in list(self.ended):

@@ -26,6 +26,8 @@ POOL_VARIABLE = "COMPUTE_POOL"
 # Linux takes at most 128 KiB in one environment variable.
 MAX_JSON = 128 * 1024 - len(POOL_VARIABLE) - 2
 _MAX_WORD = 255
+# Variables of this rank as they were when they were set: the user's code may change or clear the environment.
+_kept: dict[str, str] = {}
 
 Fn = TypeVar("Fn", bound=Callable[..., Any])
 
@@ -225,13 +227,23 @@ def instance_info() -> InstanceInfo:
     NotInPoolError
         When this process is no rank of a pool.
     """
-    text = os.environ.get(POOL_VARIABLE)
+    text = variable(POOL_VARIABLE)
     if not text:
         raise NotInPoolError(
             "this process is not a rank of a pool, so it has no instance info; "
             "call it in a %%sky cell or in a function that runs on a pool"
         )
     return _parsed(text)
+
+
+def variable(name: str) -> str | None:
+    """An environment variable that the runtime needs, whatever the user's code has made of it."""
+    return _kept.get(name) or os.environ.get(name)
+
+
+def keep(names: Iterable[str]) -> None:
+    """Remember variables of this process for `variable`; called in a rank, when they are set."""
+    _kept.update({name: os.environ[name] for name in names if name in os.environ})
 
 
 def is_head() -> bool:

@@ -8,7 +8,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from ..errors import PoolError
+from ..errors import NodeLost, PoolError
 from . import folders, launch, remote
 from .loop import Tick, loop, wait_ticking
 from .record import PoolRecord
@@ -61,6 +61,8 @@ async def _join(pool: PoolLife, record: PoolRecord) -> None:
         except OSError as error:
             raise PoolError(f"pool {pool.spec.name!r} cannot be reached: {error}") from None
         await pool._meet_pythons()
+        with contextlib.suppress(NodeLost):
+            await pool.supervisor.look_for_ended()
     for host in pool.hosts:
         pool.host_events.listen(host)
 

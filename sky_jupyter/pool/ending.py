@@ -5,12 +5,15 @@ The last line that it prints says what came of it; on standard error, with statu
 
 from __future__ import annotations
 
+import contextlib
 import signal
 import sys
 import time
+from pathlib import Path
 
 from ..errors import PoolError, SkyError
 from ..machines import identity
+from ..node.config import HostConfig
 from ..node.protocol import PROTOCOL
 from . import folders
 from .record import PoolRecord, protocol_of
@@ -90,9 +93,9 @@ def _end_hosts(registry: Registry, row: PoolRow) -> list[str]:
 def _end_local(registry: Registry, row: PoolRow) -> None:
     """Have the host end all that it started: it does so whoever asks, and needs nobody's record of the pool."""
     registry.own(row.id)  # from now on nobody else attaches to it
-    host = identity.Process(row.host_pid, row.host_started)
+    host, patience = identity.Process(row.host_pid, row.host_started), _HOST_ENDS + _exit_timeout(row)
     for number in (signal.SIGTERM, signal.SIGKILL):
-        end = time.monotonic() + _HOST_ENDS
+        end = time.monotonic() + patience
         if row.host_lives:
             identity.send(host, number)
         while row.host_lives and time.monotonic() < end:
@@ -101,6 +104,14 @@ def _end_local(registry: Registry, row: PoolRow) -> None:
         registry.release(row.id)
         raise PoolError(f"pool {row.name!r} has a host that cannot be seen from here: it is ended where that runs")
     registry.update(row.id, "ended")
+
+
+def _exit_timeout(row: PoolRow) -> float:
+    """Seconds that the host gives its ranks for an orderly end."""
+    for folder in row.folders:
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            return HostConfig.read(Path(folder)).exit_timeout
+    return 0.0
 
 
 def main() -> int:

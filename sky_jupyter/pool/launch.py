@@ -21,6 +21,7 @@ from ..errors import BootstrapError, PoolError
 from ..machines.base import Command, Machine
 from ..machines.local import LocalMachine, LocalProcess, working_folder
 from ..node.config import NEXT, HostConfig
+from ..options import DEFAULT_EXIT_TIMEOUT
 from ..spec import PoolSpec
 from . import certificates
 
@@ -52,6 +53,8 @@ class Host:
     events: queue.Queue[dict[str, Any]]
     # Told what the host says once it has started; called in a thread.
     on_event: Callable[[dict[str, Any]], None] | None = None
+    # Seconds that it gives its ranks for an orderly end.
+    exit_timeout: float = DEFAULT_EXIT_TIMEOUT
 
     def next_event(self, deadline: float) -> dict[str, Any]:
         """The next thing the host says; a host that ends or is silent raises."""
@@ -136,7 +139,7 @@ class Host:
         process = self.process
         process.terminate()
         try:
-            process.wait(_FAREWELL)
+            process.wait(self.exit_timeout + _FAREWELL)
         except TimeoutError:
             process.kill()
             process.wait(_FAREWELL)
@@ -243,6 +246,7 @@ def launch(
                 ttl=ttl,
                 cluster=spec.options.cluster,
                 blob_limit=spec.blob_limit,
+                exit_timeout=spec.options.exit_timeout,
             )
             for name, data in {**keys, "host.json": config.dump()}.items():
                 machine.put(data, folder / name)

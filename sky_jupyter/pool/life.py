@@ -22,6 +22,7 @@ from .entering import Entering
 from .events import Event, Listener, NoticeEvent, PhaseEvent, ignore
 from .expiry import Expiry
 from .hosts import HostEvents
+from .leaving import Leaving, Tell, silently
 from .link import PoolLink
 from .log import PoolLog
 from .loop import Tick, loop, no_tick, wait_ticking
@@ -42,6 +43,8 @@ if TYPE_CHECKING:
 
 AGENT_TIMEOUT = 60.0
 _END_PATIENCE = 20.0
+# What the ranks' end may take besides their own time: plugins are left before.
+_LEAVE_PATIENCE = 10.0
 
 
 class PoolLife:
@@ -64,10 +67,13 @@ class PoolLife:
         self.ids: Sequence[str] = ()
         self.control: Control | None = None
         self.began = 0.0
+        # Seconds that ranks get for an orderly end.
+        self.exit_timeout = spec.options.exit_timeout
         # What its start came through, and how it is, for those who look.
         self.phases = PhaseLog()
         self.survey = Survey(self)
-        self.making, self.host_events = Making(self), HostEvents(self)
+        self.making, self.host_events, self.leaving = Making(self), HostEvents(self), Leaving(self)
+        self.supervisor.finish = self.leaving.finish
         self.logger = PoolLog(spec.name, spec.options)
         self.supervisor.note = self.logger.write
         self._listener: Listener = ignore
@@ -275,11 +281,17 @@ class PoolLife:
         self.host_events.watch()
         return self.control
 
-    def down(self) -> None:
+    def down(self, tell: Tell = silently) -> None:
         """End the pool: every process, socket and file of it. Safe to call at any time, and twice.
 
         A pool that another manager has taken over, or that a fork of this process was left, is that one's to
         end: it is only forgotten here.
+
+        Parameters
+        ----------
+        tell : callable
+            Told, in this thread, which ranks take long to end. An interrupt kills them at once, and is raised when
+            the pool has ended.
         """
         if self.state in ("ended", "taken") or self.owner != os.getpid():
             self.state = "ended"
@@ -294,10 +306,10 @@ class PoolLife:
         self.workers.close()
         limit = self.spec.options.shutdown_timeout
         end = time.monotonic() + limit
+        wait = min(limit, self.exit_timeout)
         hosts = [*self.hosts, *self._astray]
         with _going_on(lambda: self._end_hosts(hosts)):
-            with contextlib.suppress(Exception):
-                loop().call(self._leave(), timeout=min(10.0, limit))
+            interrupt = self.leaving.attend(self._leave(wait), min(limit, wait + _LEAVE_PATIENCE), tell)
             hosts = [*self.hosts, *self._astray]
             if not patience.in_time(lambda: self._end_hosts(hosts), max(0.0, end - time.monotonic())):
                 self.unsure = sorted({host.name or "a local node" for host in hosts})
@@ -308,6 +320,8 @@ class PoolLife:
             self.registry.update(self.id, "ended")
             self.registry.close()
         self._over("ended")
+        if interrupt is not None:
+            raise interrupt
 
     def _over(self, word: str) -> None:
         """The pool is no business of this process any more."""
@@ -329,6 +343,8 @@ class PoolLife:
 
     def _end_hosts(self, hosts: Sequence[launch.Host]) -> None:
         """End hosts, those of other machines side by side, and the connections to them."""
+        for host in hosts:
+            host.exit_timeout = self.exit_timeout
         if self.spec.provider.kind == "local":
             for host in hosts:
                 with contextlib.suppress(Exception):
@@ -358,20 +374,18 @@ class PoolLife:
             with contextlib.suppress(Exception):
                 link.end()
 
-    async def _leave(self) -> None:
+    async def _leave(self, exit_timeout: float = 0.0) -> None:
+        busy = self.supervisor.busy
         # Whoever waits for a run in another thread goes on.
         self.supervisor.lose_all(self._word_of_end)
         self.supervisor.close()
         if self.control is None:
             return
         self.control.why_closed = self._word_of_end
-        ranks = list(range(self.spec.world_size))
-        if any(plugin.around_process for plugin in self.spec.plugins):
-            with contextlib.suppress(Exception):
-                # Rank 0 holds the coordinators: it leaves last.
-                await asyncio.wait_for(self.control.ask("leave", ranks=ranks[1:]), 5)
-                await asyncio.wait_for(self.control.ask("leave", ranks=ranks[:1]), 5)
-        await self.control.close()
+        try:
+            await self.leaving.end_all(exit_timeout, busy=busy)
+        finally:
+            await self.control.close()
 
     @property
     def _word_of_end(self) -> str:

@@ -22,6 +22,7 @@ from .bringing import Brought, Shows, Untouched, unshown
 from .calls import CallRun, Calls, Order, Parcel
 from .code import PoolCode
 from .events import Listener, NoticeEvent, Tape, ignore
+from .leaving import Tell, silently
 from .life import PoolLife
 from .loop import NoAnswer, Tick, counting_interrupts, loop, no_tick, wait_ticking
 from .moving import Transfer
@@ -215,11 +216,11 @@ class Pool(PoolLife):
             self.submitter = Submitter(self)
         return self.submitter.submit(function, shared)
 
-    def down(self) -> None:
+    def down(self, tell: Tell = silently) -> None:
         """End the pool; see `PoolLife.down`."""
         if self.submitter is not None:
             self.submitter.close()
-        super().down()
+        super().down(tell)
 
     def _new_run(self, ranks: Sequence[int], listener: Listener, capture: Capture) -> Run:
         self._must_live()

@@ -421,6 +421,7 @@ def _start_one(start: _Start, node: int, scheduler: str | None = None, apart: Ap
         shape=start.shape,
         ttl=start.ttl,
         cluster=spec.options.cluster,
+        exit_timeout=spec.options.exit_timeout,
     )
     if apart is not None:
         config = replace(

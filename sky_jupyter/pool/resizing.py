@@ -237,8 +237,10 @@ class Resizing:
         pool = self.pool
         self._must_go_on()
         assert pool.control is not None
+        busy = pool.supervisor.busy
         pool.supervisor.lose_all(REPLACED)
         pool.supervisor.close()
+        await pool.leaving.finish(range(pool.spec.world_size), busy=busy)
         pool.state, pool.broken, direct = "new", "", pool.control.direct
         await pool.control.close()
         pool.shape += 1

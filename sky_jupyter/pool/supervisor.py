@@ -38,6 +38,8 @@ _PAUSE = 0.1
 _TELL = 1 << 20
 # A node whose agent ended is back before that; where it is not, what is run on it says so.
 _RETURN_PATIENCE = 5.0
+# A kernel that ends by itself more often than this, in so many seconds, is not replaced any more.
+_REPLACEMENTS, _REPLACEMENT_SPAN = 5, 60.0
 
 
 class Supervisor:
@@ -88,6 +90,8 @@ class Supervisor:
         self.silence = AFTER
         # For the pool's log: told in words what happens to its nodes and runs.
         self.note: Callable[[int, str], None] = lambda level, text: None
+        # Has kernels end in order that are about to be replaced; ``busy`` says whether one works.
+        self.finish: Callable[..., Awaitable[None]] = _at_once
         # What happened after a run was over and shown.
         self.news: list[str] = []
         self._repair: asyncio.Future[None] | None = None
@@ -100,6 +104,8 @@ class Supervisor:
         self._reading: set[tuple[str, int]] = set()
         # Up to which mark each node has been told that its output was taken in.
         self._told: dict[int, int] = {}
+        # When kernels ended by themselves while they were idle, by rank.
+        self._ends: dict[int, list[float]] = {}
         # Two broadcasts at once could reach two ranks in different orders, and their collectives
         # would wait for each other.
         self._turn = asyncio.Lock()
@@ -356,6 +362,11 @@ class Supervisor:
             await self._read(run, node, 0)
 
     @property
+    def busy(self) -> bool:
+        """Whether a rank works on a run, as far as is known here."""
+        return any(run.left for run in self.runs.values())
+
+    @property
     def mending(self) -> bool:
         """Whether what earlier runs broke is still being mended."""
         return self._repair is not None
@@ -372,8 +383,7 @@ class Supervisor:
         lost = [rank for rank, outcome in run.outcomes.items() if outcome.end.get("text") and outcome.status != "lost"]
         if lost:
             ranks = self._to_replace(lost)
-            fresh = "a new kernel is" if len(ranks) == 1 else "new kernels are"
-            text = f"{rank_label(lost)} ended; {fresh} made for {rank_label(ranks)}"
+            text = f"{rank_label(lost)} ended; {_fresh(ranks)}"
             if self.together and len(ranks) < self.spec.world_size:
                 kept = min(set(range(self.spec.world_size)) - set(ranks))
                 text += f"; the others keep every name{self._gone(kept)}"
@@ -420,12 +430,12 @@ class Supervisor:
 
         Where all are new, what was being mended is mended by this.
         """
-        why = "its kernel was replaced by `%sky restart`"
+        why, busy = "its kernel was replaced by `%sky restart`", self.busy
         everyone = list(range(self.spec.world_size))
         if ranks is not None and (chosen := self._to_replace(ranks)) != everyone:
             for run in list(self.runs.values()):
                 run.lose([rank for rank in run.left if rank in chosen], why)
-            self._mend_with(self._renew_some(chosen))
+            self._mend_with(self._renew_some(chosen, busy=busy))
             await self.settle()
             return
         self.lose_all(why)
@@ -433,6 +443,7 @@ class Supervisor:
             self._repair.cancel()
 
         async def replace() -> None:
+            await self.finish(everyone, busy=busy)
             await self._renew_through_breaks(everyone)
             self.restarted.update(everyone)
 
@@ -475,10 +486,43 @@ class Supervisor:
             await asyncio.sleep(_PAUSE)
         return False
 
-    async def _renew_some(self, ranks: Sequence[int]) -> None:
+    def on_kernel_end(self, rank: int, text: str) -> None:
+        """A kernel has ended by itself while it was idle: a new one is made now, and the next cell is told."""
+        if 0 <= rank < self.spec.world_size:
+            self._mend_with(self._replace_ended(rank, text))
+
+    async def look_for_ended(self, nodes: Sequence[int] | None = None) -> None:
+        """Replace kernels that ended by themselves while nobody could be told."""
+        assert self.control is not None
+        for state in (await self.control.ask("status", nodes)).values():
+            for rank, its in state["ranks"].items():
+                if its.get("surprise"):
+                    self.on_kernel_end(int(rank), str(its["surprise"]))
+
+    async def _replace_ended(self, rank: int, text: str) -> None:
+        if rank not in await self._ended():
+            # A run that came at the same moment has seen to it.
+            return
+        now = time.monotonic()
+        recent = [when for when in self._ends.get(rank, ()) if now - when < _REPLACEMENT_SPAN]
+        if len(recent) >= _REPLACEMENTS:
+            self.on_broken(f"the kernel of rank {rank} ends again and again: {text}")
+            return
+        self._ends[rank] = [*recent, now]
+        ranks = self._to_replace([rank])
+        self.tell(f"the kernel of rank {rank} ended while it was idle: {text}; {_fresh(ranks)}")
+        self.restarted.update(ranks)
+        if self.together:
+            await self._idle()
+            await self._set_up_again(ranks)
+        else:
+            await self.renew(ranks)
+
+    async def _renew_some(self, ranks: Sequence[int], *, busy: bool) -> None:
         """New kernels for some ranks, whatever they are at; the others keep theirs."""
         assert self.control is not None
         self.restarted.update(ranks)
+        await self.finish(ranks, busy=busy)
         if not self.together:
             await self.renew(ranks)
             return
@@ -579,6 +623,9 @@ class Supervisor:
             if "standstill" in batch:
                 for change in batch["standstill"]:
                     self.watchdog.on_standstill(change, self._place(batch["node"]))
+                return
+            if "ended" in batch:
+                self.on_kernel_end(int(batch["ended"]), str(batch["text"]))
                 return
             if "comms" in batch:
                 self.comms.on_batch(batch)
@@ -698,6 +745,7 @@ class Supervisor:
         assert self.control is not None
         with contextlib.suppress(NodeLost, OSError):
             there = (await self.control.ask("runs", [node]))[node]
+            await self.look_for_ended([node])
             for run in list(self.runs.values()):
                 if run.id in there and run.concerns(node):
                     await self._read(run, node, run.next(node))
@@ -752,3 +800,11 @@ class Supervisor:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _fresh(ranks: Sequence[int]) -> str:
+    return f"{'a new kernel is' if len(ranks) == 1 else 'new kernels are'} made for {rank_label(ranks)}"
+
+
+async def _at_once(ranks: Sequence[int], *, busy: bool) -> None:
+    """For a supervisor without a pool: kernels are killed."""
