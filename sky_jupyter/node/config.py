@@ -6,7 +6,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 
-from ..options import DEFAULT_EXIT_TIMEOUT
+from ..spec import DEFAULT_OPTIONS
 
 # What a host is to be from now on lies beside host.json under this name, until it has seen it.
 NEXT = "host.json.next"
@@ -80,7 +80,7 @@ class HostConfig:
     was: list[int] = field(default_factory=list)
     ttl: float | None = None
     cluster: bool = True
-    exit_timeout: float = DEFAULT_EXIT_TIMEOUT
+    exit_timeout: float = DEFAULT_OPTIONS.exit_timeout
 
     @property
     def lease_interval(self) -> float:

@@ -145,7 +145,6 @@ class SkyKernel(IPythonKernel):
         began = time.perf_counter()
         end, failed = {}, None
         self._working = True
-        _have_streams()
         for stream in self.sky_streams:
             # What code has put elsewhere and takes up again belongs to the request that does so.
             stream.set_parent(parent)
@@ -163,6 +162,7 @@ class SkyKernel(IPythonKernel):
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         except KeyboardInterrupt:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
+        _have_streams()
         if failed is not None:
             end = self.failure(failed)
         if asking.interrupted:
@@ -357,7 +357,7 @@ def _refuse_exit() -> None:
 
 
 def _have_streams() -> None:
-    """Put a stream in the place of one that code has set to None, which Python allows and IPython does not expect."""
+    """Put a stream in the place of one that code has set to None, or deleted: Python allows it, IPython does not."""
     for name in ("stdout", "stderr"):
         if getattr(sys, name, None) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - it stays for as long as the process

@@ -354,7 +354,7 @@ def test_a_mistake_over_a_cell_is_told_in_a_line(line, told):
         ("statsu", "unknown verb 'statsu'; did you mean 'status'?; verbs are up, status"),
         ("xyzzy", "unknown verb 'xyzzy'; verbs are up, status"),
         ("--nodes 2", "a verb comes first, such as `%sky up --nodes 2`"),
-        ("down trainers", "'trainers' is not an option; options are --name, --all"),
+        ("down trainers", "'trainers' is not an option; options are --name, --exit-timeout, --all"),
         ("down --all --name x", "--all and --name contradict each other"),
         ("up --al", "unknown option --al"),
         ("up --detach", "unknown option --detach"),
