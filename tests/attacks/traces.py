@@ -62,9 +62,7 @@ def _text(path: Path) -> str | None:
 
 PROGRAMS = (
     Program("file", "file = open(path, 'w'); file.write('data' * 10)", "data" * 10),
-    Program(
-        "module", "import gzip, json; json.held = gzip.open(path, 'wt'); json.held.write('data')", "data", plain=False
-    ),
+    Program("module", "import gzip, json; json.held = gzip.open(path, 'wt'); json.held.write('x')", "x", plain=False),
     Program("atexit", "import atexit; atexit.register(pathlib.Path(path).write_text, 'ran')", "ran"),
     Program(
         "logging",
