@@ -227,7 +227,7 @@ POOL = (
         "S",
         seconds,
         "a length of time such as 10s or 2m",
-        f"what ranks get to run exit handlers and close files before they are killed ({DEFAULT_EXIT_TIMEOUT:g}s)",
+        f"what a rank gets for its exit handlers and files at its end ({DEFAULT_EXIT_TIMEOUT:g}s)",
     ),
     Option(
         "--journal",
