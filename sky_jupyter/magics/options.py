@@ -12,7 +12,7 @@ from typing import Any, NoReturn
 from IPython.core.error import UsageError
 
 from ..bootstrap.requirements import parse as parse_requirement
-from ..errors import SpecError, nearest, rank_label, shortened
+from ..errors import SpecError, cleaned, nearest, rank_label, shortened
 from ..plugins import entries, parse_plugins
 from ..pool.manager import DEFAULT_GRACE
 from ..providers import SSH, Local
@@ -172,7 +172,7 @@ def parse(line: str, *, cell: bool) -> Given:
     try:
         return _parse(line, "%%sky" if cell else "%sky", cell=cell)
     except UsageError as error:
-        raise UsageError(shortened(str(error), line)) from None
+        raise UsageError(cleaned(shortened(str(error), f"{line} {line!r}"))) from None
 
 
 def _parse(line: str, prog: str, *, cell: bool) -> Given:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from ..errors import PoolError
+from ..errors import PoolError, cleaned
 
 VERSION = 1
 _SCHEMA = """
@@ -169,7 +169,7 @@ def inode(path: Path) -> tuple[int, int]:
 
 def why_not(path: Path, error: Exception) -> str:
     """What stands in the way, and what to do about it."""
-    text = (error.strerror if isinstance(error, OSError) else "") or str(error)
+    text = cleaned((error.strerror if isinstance(error, OSError) else "") or str(error))
     if "locked" in text:
         todo = "another process writes into it, try again"
     elif "full" in text or "No space" in text:

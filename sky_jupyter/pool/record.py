@@ -12,7 +12,7 @@ import contextlib
 import json
 import os
 from collections.abc import Iterator, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -170,17 +170,12 @@ def _readable(row: PoolRow) -> Iterator[None]:
 
 def _host_told(host: Mapping[str, Any]) -> dict[str, Any]:
     """A host's facts as JSON has them."""
-    return {**host, "target": asdict(host["target"])} if "target" in host else dict(host)
+    from ..machines.link import forms
+
+    return {**host, "target": forms.from_target(host["target"])} if "target" in host else dict(host)
 
 
 def _host_read(told: Mapping[str, Any]) -> dict[str, Any]:
-    return {**told, "target": _target(told["target"])} if "target" in told else dict(told)
+    from ..machines.link import forms
 
-
-def _target(told: Mapping[str, Any]) -> Any:
-    from ..machines.ssh.targets import Target
-
-    values: dict[str, Any] = {name: tuple(value) if isinstance(value, list) else value for name, value in told.items()}
-    if values.get("jump") is not None:
-        values["jump"] = _target(values["jump"])
-    return Target(**values)
+    return {**told, "target": forms.target(told["target"])} if "target" in told else dict(told)

@@ -99,6 +99,9 @@ class Registry:
                     self._connection = connect(self.path, self.patience)
                     self._file = inode(self.path)
                 yield self._connection
+            except UnicodeDecodeError as error:
+                # It would name what is wrong in the file with letters of the file's.
+                raise PoolError(why_not(self.path, sqlite3.DatabaseError("it is malformed"))) from error
             except (sqlite3.Error, OSError) as error:
                 raise PoolError(why_not(self.path, error)) from error
 

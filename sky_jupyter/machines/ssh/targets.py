@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from ...errors import SpecError
+from ...errors import SpecError, cleaned, shortened
 from . import config
 
 PORT = 22
@@ -19,6 +19,8 @@ _BRACKETED = re.compile(r"\[(?P<host>[^][]*)\](?::(?P<port>.*))?\Z", re.DOTALL)
 _FORM = "HOST, USER@HOST, HOST:PORT, USER@HOST:PORT or [IPV6]:PORT"
 _STRICT = {"yes": "yes", "true": "yes", "accept-new": "accept-new"}
 _DEFAULT_TIMEOUT = 15.0
+
+_MOST_TOLD = 200
 
 
 @dataclass(frozen=True)
@@ -143,7 +145,15 @@ def resolve(
     SpecError
         When the host or the configuration cannot be understood.
     """
-    return _resolve(Place.parse(text), text.strip(), user, port, tuple(keys), jump, files, 0)
+    try:
+        return _resolve(Place.parse(text), text.strip(), user, port, tuple(keys), jump, files, 0)
+    except SpecError as error:
+        # What it repeats may come out of a file, and be of any length.
+        told = str(error)
+        raise SpecError(cleaned(shortened(told, told, _MOST_TOLD))) from None
+    except ValueError as error:
+        # A zero byte, or half a character, in what is to be a path or a user's name.
+        raise SpecError(f"host {shortened(repr(text), repr(text))}: its ssh config cannot be used: {error}") from None
 
 
 def _resolve(
