@@ -36,6 +36,7 @@ if TYPE_CHECKING:
 
 # Another way to build gives other environments.
 _RECIPE = 1
+_LISTING = ".listing"
 _NEEDS = (
     *environment._NODE_NEEDS,
     "py-spy>=0.4.1; platform_machine == 'x86_64' or platform_machine == 'aarch64'",
@@ -274,7 +275,7 @@ class Crew:
                     f"rm -rf -- {stale} {shlex.quote(folder)}",
                     f"{{ {shlex.join(venv)} && "
                     f"printf %s {shlex.quote(text)} >{project} && {shlex.join(fill)} <&8 && rm -f -- {project} && "
-                    f"{_forget_tokens(part)} && "
+                    f"{_forget_tokens(part)} && {_list_packages(part)} && "
                     f"printf '%s\\n' {shlex.quote(contents)} >{shlex.quote(part + '/.ok')} && "
                     f"mv -T -- {shlex.quote(part)} {shlex.quote(folder)}; }} || "
                     f"{{ _sky_r=$?; rm -rf -- {shlex.quote(part)}; exit $_sky_r; }}",
@@ -395,8 +396,19 @@ def _forget_tokens(folder: str) -> str:
 
 def _is_ready(folder: str) -> str:
     quoted = shlex.quote(folder)
-    # The interpreter is a link: it dangles once the Python that it was made from is gone.
-    return f"[ -f {quoted}/.ok ] && [ -x {quoted}/bin/python ]"
+    # The interpreter is a link: it dangles once the Python that it was made from is gone. Of packages it is looked
+    # whether all are there; one that was made by an earlier version has no list of them.
+    return (
+        f"[ -f {quoted}/.ok ] && [ -x {quoted}/bin/python ] && {{ [ ! -f {quoted}/{_LISTING} ] || "
+        f"( cd {quoted}/lib/python3*/site-packages && "
+        f'while IFS= read -r n; do [ -e "$n" ] || exit 1; done <{quoted}/{_LISTING} ); }}'
+    )
+
+
+def _list_packages(folder: str) -> str:
+    """Shell text that keeps with an environment the names of what is in it."""
+    quoted = shlex.quote(folder)
+    return f"( cd {quoted}/lib/python3*/site-packages && ls -1A | grep -v __pycache__ ) >{quoted}/{_LISTING}"
 
 
 __all__ = ["Crew", "Site"]

@@ -36,6 +36,15 @@ _FAREWELL = 0.5
 # What ends more often than this within a minute is not started anew any more.
 _REVIVALS = 5
 _REVIVAL_SPAN = 60.0
+_LAST_LINES = 30
+
+
+class StartFailed(RuntimeError):
+    """A process that the pool cannot do without has not come up; ``lines`` are its last ones."""
+
+    def __init__(self, message: str, lines: list[str]) -> None:
+        self.lines = lines
+        super().__init__(message)
 
 
 class Host:
@@ -74,7 +83,11 @@ class Host:
             self.start()
             self.watch()
         except BaseException as error:
-            self.say(event="failed", message=f"{type(error).__name__}: {error}")
+            # (The folder goes with the host, and the logs with it.)
+            if isinstance(error, StartFailed):
+                self.say(event="failed", message=str(error), lines=error.lines)
+            else:
+                self.say(event="failed", message=f"{type(error).__name__}: {error}")
             traceback.print_exc()
         finally:
             self.end()
@@ -91,6 +104,9 @@ class Host:
         self.fork("forkserver", lambda: forkserver.serve(listener, preload, timeout), log="forkserver.log")
         listener.close()
         # After the forkserver: it must not carry the control plane's modules, nor wait for them.
+        from . import dask_settings
+
+        dask_settings.forget_the_persons()
         from . import accelerators, member, scheduler
 
         # After the forkserver, whose children are the person's own processes.
@@ -115,7 +131,7 @@ class Host:
         with os.fdopen(read) as pipe:
             line = pipe.readline().strip()
         if not line:
-            raise RuntimeError("the scheduler ended before it listened; see scheduler.log")
+            raise StartFailed("the scheduler ended before it listened", _tail(self.folder / "scheduler.log"))
         return line
 
     def start_agent(self, node: int) -> None:
@@ -274,6 +290,12 @@ class Host:
         with contextlib.suppress(OSError, ValueError):
             sys.stdout.write(line)
             sys.stdout.flush()
+
+
+def _tail(log: Path) -> list[str]:
+    with contextlib.suppress(OSError):
+        return log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
+    return []
 
 
 def renumber(folder: Path, before: Sequence[int], config: HostConfig) -> None:

@@ -179,11 +179,12 @@ class Control:
         import dask.config
         from distributed import Client
 
-        from ..node import clock, scheduler
+        from ..node import clock, dask_settings, scheduler
 
         clock.keep_streams_moving()
         await self._hang_up()
-        settings = {"distributed.comm.timeouts.connect": f"{timeout}s", **scheduler.DASK_SETTINGS}
+        settings = {**dask_settings.defaults(), "distributed.comm.timeouts.connect": f"{timeout}s"}
+        settings |= scheduler.DASK_SETTINGS
         # Who is there is asked by `_beat`; Dask's own asking writes to the notebook where it cannot.
         settings["distributed.client.scheduler-info-interval"] = "1000h"
         with dask.config.set(settings), _quiet():
@@ -203,6 +204,8 @@ class Control:
         self._comm = self.client.scheduler_comm.comm
         # Messages that are large are bytes, and need no thread to be read in; to weigh each takes longer.
         self.client.rpc.allow_offload = False
+        # Of later connections: Dask would ask for the person's setting each time.
+        self.client.rpc.timeout = settings["distributed"]["comm"]["timeouts"]["connect"]
         self.client.subscribe_topic("sky", lambda event: self.watcher.on_batch(event[1]))
         self.client.subscribe_topic("all", self._on_member)
 

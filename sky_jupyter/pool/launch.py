@@ -30,6 +30,7 @@ _SOCKET_PATH = 80
 _SHARED_MEMORY = Path("/dev/shm")
 _START = 60.0
 _FAREWELL = 5.0
+_LAST_LINES = 30
 # What belongs to the notebook's process and must not reach a rank. (Under the last one, ipykernel
 # leaves what native code prints where it falls.)
 _OWN = (
@@ -63,8 +64,15 @@ class Host:
         except queue.Empty:
             raise BootstrapError("agent", "the host did not start in time", lines=self.log()) from None
         if event["event"] in ("gone", "failed"):
-            raise BootstrapError("agent", event.get("message", "the host ended"), lines=self.log())
+            told = event.get("lines")
+            lines = [str(line) for line in told][-_LAST_LINES:] if isinstance(told, list) and told else self.log()
+            message = str(event.get("message", "the host ended"))
+            raise BootstrapError("agent", f"{message}{self.cure([message, *lines])}", lines=lines)
         return event
+
+    def cure(self, said: Sequence[str]) -> str:
+        """What helps where it has not come up, by what it said; it begins with a semicolon."""
+        return ""
 
     def listen(self, on_event: Callable[[dict[str, Any]], None]) -> None:
         """Have a handler told, in a thread, what the host has said and will say."""
@@ -300,7 +308,9 @@ def secret_variables(spec: PoolSpec) -> list[str]:
 def make_folders(pool: str) -> tuple[Path, Path]:
     """The pool's folder, short enough for unix sockets, and one in shared memory for blobs."""
     parents = [os.environ.get("XDG_RUNTIME_DIR") or "", tempfile.gettempdir(), "/tmp"]
-    usable = [Path(p) for p in parents if p and len(p) < _SOCKET_PATH - 40 and os.access(p, os.W_OK)]
+    # (A path with a line break in it is more than Dask, and lines of logs, can do with.)
+    fit = [p for p in parents if p and len(p) < _SOCKET_PATH - 40 and p.isprintable()]
+    usable = [Path(p) for p in fit if os.access(p, os.W_OK)]
     if not usable:
         raise BootstrapError("files", f"no writable folder with a short path among {parents}; set TMPDIR to one")
     folder = Path(tempfile.mkdtemp(prefix=f"sky-{pool}-", dir=usable[0]))

@@ -104,6 +104,12 @@ class RemoteHost(launch.Host):
         """Its machine, for a message."""
         return f" on {self.machine.name}"
 
+    def cure(self, said: Sequence[str]) -> str:
+        """Where a module is missing there, how the environment is made anew."""
+        if not any(word in line for word in ("ModuleNotFoundError", "ImportError") for line in said):
+            return ""
+        return f"; `%sky clean --host {self.name}` removes the environments there, and the next pool makes its own anew"
+
     def last_words(self, agent: str) -> list[str]:
         """The last lines of an agent's log, to be read below a message."""
         return [f"\n  | {line}" for line in self._tail(f"n{agent.rpartition(' ')[2]}/agent.log")]
