@@ -22,6 +22,7 @@ from typing import Any
 
 from ..errors import PoolError
 from ..machines import identity
+from ..node import locking
 from . import folders as pool_folders
 from . import leases
 from .database import all_or_nothing, connect, inode, why_not
@@ -74,6 +75,8 @@ class Registry:
         self._writer = _writer()
         self._last: Future[None] | None = None
         self._unwritten: deque[tuple[str, tuple[Any, ...]]] = deque()
+        # The locks that say to other containers that this process is there, by the pools that it manages.
+        self._locks: dict[str, int] = {}
         self._ends = 0
         self._warnings: list[str] = []
         self._told: set[str] = set()
@@ -165,6 +168,7 @@ class Registry:
                     )
             finally:
                 connection.execute("PRAGMA synchronous=NORMAL")
+        self._hold(id)
         return 1
 
     def _refuse_namesake(self, connection: sqlite3.Connection, name: str) -> None:
@@ -210,6 +214,8 @@ class Registry:
                 connection.execute("UPDATE pools SET nodes = ? WHERE id = ?", (nodes, id))
             if state == "ended":
                 _lose_runs(connection)
+        if state == "ended":
+            self._let_go(id)
 
     def own(self, id: str, take_over: bool = False) -> int:
         """Make this process the owner of a pool that nobody else manages, or of any with ``take_over``.
@@ -235,7 +241,28 @@ class Registry:
                 raise PoolError(
                     f"pool {row.name!r} is managed by {row.who}; `%sky attach {row.name} --take-over` takes it over"
                 )
-            return self._claim(connection, row)
+            generation = self._claim(connection, row)
+        self._hold(id)
+        return generation
+
+    def _hold(self, id: str) -> None:
+        """Have other containers of this machine see that the owner of a pool lives, for as long as it does."""
+        path = self.owner_lock(id)
+        with contextlib.suppress(OSError):
+            path.parent.mkdir(mode=0o700, exist_ok=True)
+            held = locking.hold(path)
+            if held is not None:
+                self._locks[id] = held
+
+    def _let_go(self, id: str) -> None:
+        with contextlib.suppress(OSError):
+            self.owner_lock(id).unlink()
+        if (held := self._locks.pop(id, None)) is not None:
+            os.close(held)
+
+    def owner_lock(self, id: str) -> Path:
+        """The file that a pool's owner has locked while it lives, as far as it could."""
+        return self.path.with_name(f"{self.path.name}.owners") / id
 
     def _claim(self, connection: sqlite3.Connection, row: PoolRow) -> int:
         here = identity.here()
@@ -252,8 +279,11 @@ class Registry:
         """Leave a pool to whoever attaches to it next; nothing where this process does not own it."""
         with self._transaction() as connection:
             row = self._find(connection, id)
-            if row is not None and row.is_mine:
+            ours = row is not None and row.is_mine
+            if ours:
                 _disown(connection, id)
+        if ours:
+            self._let_go(id)
 
     def owns(self, id: str, generation: int) -> bool:
         """Whether this process is the pool's owner, and has been since it was given this generation."""
@@ -416,8 +446,9 @@ def sweep(registry: Registry) -> list[str]:
 
     A host removes its own folders, and a link those of its pool; this is for the machine that lost its
     power, or a process that was killed. A pool whose owner or host lives is left as it is, and so is one
-    whose processes cannot be seen from here; one whose owner is gone, and whose host is not, has no owner
-    from now on. Of a pool on other machines, which are not asked, its lease decides.
+    whose processes cannot be seen from here, unless its locks show that they are gone. One whose owner is
+    gone, and whose host is not, has no owner from now on. Of a pool on other machines, which are not asked,
+    its lease decides.
 
     Returns
     -------
@@ -426,8 +457,9 @@ def sweep(registry: Registry) -> list[str]:
     """
     swept: list[str] = []
     try:
-        gone = (row for row in registry.pools() if row.is_here and not row.owner_lives)
-        swept.extend(row.name for row in gone if _sweep_one(registry, row))
+        rows = registry.pools()
+        swept.extend(row.name for row in rows if row.is_here and not row.owner_lives and _sweep_one(registry, row))
+        swept.extend(row.name for row in rows if row.is_beside and _sweep_beside(registry, row))
         with registry._transaction() as connection:
             _lose_runs(connection)
         registry.forget_ended()
@@ -459,6 +491,29 @@ def _sweep_one(registry: Registry, row: PoolRow) -> bool:
         registry.release(row.id)
         return False
     registry.update(row.id, "ended")
+    return True
+
+
+def _sweep_beside(registry: Registry, row: PoolRow) -> bool:
+    """End a pool of a container that is gone; whether it was.
+
+    Locks say so, which the kernel takes from a process that ends: its owner's, without which a pool that is
+    not kept ends by itself, and of one that is kept its host's. Where there is none, nothing is known.
+    """
+    if row.provider != "local":
+        return False
+    with contextlib.ExitStack() as stack:
+        lock = registry.owner_lock(row.id)
+        if row.owner and not (lock.exists() and stack.enter_context(locking.taken(lock))):
+            return False
+        seen = any((Path(folder) / locking.HOST).exists() for folder in row.folders)
+        if (row.keep and not seen) or pool_folders.remove(row.id, row.folders) is None:
+            return False
+        with registry._transaction() as connection:
+            if registry._find(connection, row.id) != row:
+                return False
+            connection.execute("UPDATE pools SET state = 'ended', ended = ? WHERE id = ?", (time.time(), row.id))
+        registry._let_go(row.id)
     return True
 
 

@@ -79,6 +79,12 @@ class PoolRow:
         return self._host_seen is not None
 
     @property
+    def is_beside(self) -> bool:
+        """Whether it is on this machine, and its processes are not seen from here all the same."""
+        boot = identity.Place.read(self.machine, self.machine_place).boot
+        return not self.is_here and boot != "" and boot == identity.here().boot
+
+    @property
     def host_lives(self) -> bool:
         """Whether the process at the pool's root is seen to live."""
         return self._host_seen is True

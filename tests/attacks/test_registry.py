@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import signal
 import subprocess
 import sys
 import tempfile
@@ -21,7 +22,7 @@ from sky_jupyter.pool.rows import PoolRow
 from tests.attacks.namespaces import container
 from tests.conftest import pool_folders
 from tests.faults.clocks import Clock
-from tests.pool.pools import local_pool, run
+from tests.pool.pools import local_pool, run, wait_until
 from tests.pool.test_registry import ask, dead_pool
 from tests.took import Took
 
@@ -170,6 +171,61 @@ def test_what_this_machine_ran_before_it_was_started_again_has_ended(
     gone = machine == "this" and heard == "before"
     assert sweep(registry) == (["dead"] if gone else [])
     assert folder.exists() is not gone
+    registry.close()
+
+
+MANAGE = """
+import os, sys, tempfile
+from pathlib import Path
+from sky_jupyter.machines import identity
+from sky_jupyter.node import locking
+from sky_jupyter.pool.registry import Registry
+id, keep, place = sys.argv[1], sys.argv[2] == "keep", Path(sys.argv[3])
+registry = Registry()
+registry.intend(id, "x", "local", 1, keep)
+folder = place / f"sky-{id}-x"
+folder.mkdir(mode=0o700)
+(folder / "host.json").write_text('{"pool": "%s"}' % id)
+host = locking.hold(folder / locking.HOST)
+registry.update(id, "ready", [str(folder)], host=identity.this())
+print("made", flush=True)
+sys.stdin.readline()
+if keep:
+    registry.release(id)
+    print("released", flush=True)
+sys.stdin.read()
+"""
+
+
+@pytest.mark.root
+@pytest.mark.parametrize("keep", ["keep", "not"])
+@pytest.mark.parametrize("folder", ["shared", "its_own"])
+def test_a_container_that_is_gone_takes_its_pools_with_it(
+    tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch, keep: str, folder: str
+) -> None:
+    monkeypatch.setenv("SKY_REGISTRY", str(tmp_path / "registry.sqlite"))
+    registry, id = Registry(), uuid.uuid4().hex[:8]
+    hidden = [] if folder == "shared" else [place]
+    with container(hidden=hidden) as there, there.start("-c", MANAGE, id, keep, str(place)) as owner:
+        try:
+            assert owner.stdin is not None
+            assert owner.stdout is not None
+            for said in ("made\n", "released\n") if keep == "keep" else ("made\n",):
+                assert owner.stdout.readline() == said
+                before = rows(registry)
+                assert sweep(registry) == []
+                assert rows(registry) == before
+                owner.stdin.write("\n")
+                owner.stdin.flush()
+        finally:
+            owner.kill()
+    assert owner.wait() == -signal.SIGKILL
+    # Of a pool that outlives its owner, whose folder is not seen from here, nothing is known.
+    known = keep == "not" or folder == "shared"
+    wait_until(lambda: sweep(registry) == (["x"] if known else []))
+    assert (list(place.iterdir()), len(registry.pools())) == ([], 0 if known else 1)
+    owners = registry.owner_lock(id).parent
+    assert list(owners.iterdir()) == []
     registry.close()
 
 

@@ -236,8 +236,10 @@ def test_file_and_folder_are_the_users_alone(path: Path, registry: Registry) -> 
     path.parent.mkdir(mode=0o755)
     path.touch(0o644)
     registry.intend("p1", "x", "local", 1, False)
-    files = sorted(path.parent.iterdir())
+    *files, owners = sorted(path.parent.iterdir(), key=lambda file: (file.is_dir(), file))
     assert [file.name for file in files] == ["registry.sqlite", "registry.sqlite-shm", "registry.sqlite-wal"]
+    assert (stat.S_IMODE(owners.stat().st_mode), owners.name) == (0o700, "registry.sqlite.owners")
+    files += owners.iterdir()
     assert {stat.S_IMODE(file.stat().st_mode) for file in files} == {0o600}
     fresh = Registry(path.parent / "sky_jupyter" / "registry.sqlite")
     fresh.pools()
