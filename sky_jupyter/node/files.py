@@ -106,7 +106,7 @@ class Files:
                 spool = staging.beside(root)
             facts = asdict(standing.look(root, entries, spool))
             facts["clash"] = shown(facts["clash"])
-            return {"path": to_wire(str(root)), "spool": to_wire(str(spool)), "spooled": spool.is_dir(), **facts}
+            return {"path": to_wire(str(root)), "spool": to_wire(str(spool)), "spooled": os.path.isdir(spool), **facts}
 
         return await asyncio.to_thread(find)
 

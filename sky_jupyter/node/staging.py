@@ -25,7 +25,7 @@ def beside(root: Path) -> Path:
     """The folder for what goes to ``root``, on its file system: beside it, or in it where only that can be written."""
     real = Path(os.path.realpath(root))
     place = real.parent
-    if real.is_dir() and not (os.access(place, os.W_OK | os.X_OK) and real.stat().st_dev == place.stat().st_dev):
+    if os.path.isdir(real) and not (os.access(place, os.W_OK | os.X_OK) and real.stat().st_dev == place.stat().st_dev):
         place = real
     return place / name_for(str(real))
 

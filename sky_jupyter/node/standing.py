@@ -54,6 +54,8 @@ def look(root: Path, entries: Sequence[Entry], spool: Path | None = None) -> Sta
         with _opened(root, entries) as place:
             for index, entry in enumerate(entries):
                 _compare(place, root, index, entry, found)
+                if found.clash:
+                    return found
     except OSError as error:
         return Standing(clash=f"{error.filename or root}: {error.strerror or error}")
     if spool is not None and found.needs:
@@ -73,7 +75,7 @@ def _compare(place: Beneath | None, root: Path, index: int, entry: Entry, found:
     if stands and (stands == OTHER or (stands == FOLDER) != (entry.kind == FOLDER)):
         what = "neither file nor folder" if stands == OTHER else f"a {stands}"
         path = root / entry.name if entry.name else root
-        found.clash = found.clash or f"{path} is {what}: a {entry.kind} cannot take its place"
+        found.clash = f"{path} is {what}: a {entry.kind} cannot take its place"
     elif place is None or info is None or not _alike(place, info, entry):
         found.absent.append(index)
         found.needs += entry.size
