@@ -119,20 +119,25 @@ class Receiver:
 
 
 def write(file: IO[bytes], data: bytes | memoryview) -> None:
-    """Write all of the data at the end of an unbuffered file; of zeros only their number is kept."""
-    view = memoryview(data)
-    at = file.tell()
+    """Write all of the data at the end of an unbuffered file; of blocks of zeros only their number is kept."""
+    view, at = memoryview(data), file.tell()
+    begun = 0
     for start in range(0, len(view), _BLOCK):
-        block = view[start : start + _BLOCK]
-        if len(block) == _BLOCK and block == _ZEROS:
-            continue
-        file.seek(at + start)
-        while block:
-            block = block[file.write(block) :]
-    end = at + len(view)
-    if os.fstat(file.fileno()).st_size < end:
-        os.ftruncate(file.fileno(), end)
-    file.seek(end)
+        end = min(start + _BLOCK, len(view))
+        if view[start:end] == _ZEROS[: end - start]:
+            _write(file, at + begun, view[begun:start])
+            begun = end
+    _write(file, at + begun, view[begun:])
+    whole = at + len(view)
+    if os.fstat(file.fileno()).st_size < whole:
+        os.ftruncate(file.fileno(), whole)
+    file.seek(whole)
+
+
+def _write(file: IO[bytes], at: int, view: memoryview) -> None:
+    file.seek(at)
+    while view:
+        view = view[file.write(view) :]
 
 
 def _own(folder: Beneath, name: str, what: str) -> int:

@@ -61,7 +61,7 @@ class Fetching(Moving):
     def _check(self, node: int, target: Path, entries: Sequence[Entry]) -> None:
         clash = standing.look(target, entries).clash
         if clash:
-            raise TransferError(f"{shown(clash)} (of {self.name(node)}); {advice(entries[0], target)}")
+            raise TransferError(f"{shown(clash)} (of {self.name(node)}); {shown(advice(entries[0], target))}")
 
     async def _fetch(self, node: int, path: str, target: Path, entries: Sequence[Entry]) -> int:
         stands = standing.look(target, entries)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import CaptureError, LinkLost, SpecError, TransferError
 from ..machines.local import absolute
+from ..node.listing import shown
 from . import launch
 from . import remote as remotely
 from .events import Listener, ignore
@@ -37,7 +38,7 @@ def put(
     nodes = check_nodes(pool, on)
     source = absolute(Path(local))
     if not source.exists():
-        raise SpecError(f"{local} is not there; put takes a file or folder of this machine")
+        raise SpecError(shown(f"{local} is not there; put takes a file or folder of this machine"))
     name = Path(os.path.abspath(source)).name
     target = name if remote is None else f"{remote}{name}" if remote.endswith("/") else remote
     if not target.strip():

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import LinkLost, MachineError, PoolError, SpecError, TransferError
-from ..node.listing import FILE, Entry
+from ..node.listing import FILE, Entry, shown
 from ..node.taking import LocalSource, Take
 from . import remote
 from .events import Listener, NoticeEvent, ProgressEvent
@@ -192,7 +192,7 @@ def is_itself(source: Path, target: Path) -> bool:
     if target.exists() and os.path.samefile(source, target):
         return True
     if source.is_dir() and target.resolve().is_relative_to(source.resolve()):
-        raise SpecError(f"{target} is inside {source}: a folder cannot be copied into itself")
+        raise SpecError(shown(f"{target} is inside {source}: a folder cannot be copied into itself"))
     return False
 
 

@@ -79,7 +79,7 @@ class Sending(Moving):
         self.found = await ask(self.control, "look", self.nodes, listing=listing, **place)
         wrong = [f"{self.name(node)}: {found['clash']}" for node, found in self.found.items() if found["clash"]]
         if wrong:
-            raise TransferError(f"{'; '.join(wrong)}; {advice(self.entries[0], target)}")
+            raise TransferError(f"{'; '.join(wrong)}; {shown(advice(self.entries[0], target))}")
         tight = [node for node, found in self.found.items() if found["needs"] > found["free"]]
         if tight:
             self._refuse_for_room(tight)

@@ -256,3 +256,18 @@ def test_what_can_be_no_file_is_refused_here(tmp_path: Path) -> None:
 def test_any_name_survives_a_message(names: list[bytes]) -> None:
     entries = [replace(Entry("", "file"), name=os.fsdecode(name)) for name in names]
     assert unpack(pack(entries)) == entries
+
+
+def test_what_comes_is_beside_its_place_or_in_it_where_it_can_be_nowhere_else(tmp_path: Path) -> None:
+    assert staging.beside(tmp_path / "new").parent == tmp_path
+    assert staging.beside(tmp_path / "new") == staging.beside(tmp_path / "new") != staging.beside(tmp_path / "other")
+    # Beside a mount point is another file system.
+    assert staging.beside(Path("/proc")).parent == Path("/proc")
+
+
+def test_a_staging_folder_that_others_can_write_to_is_not_used(source: Path, tmp_path: Path) -> None:
+    target = tmp_path / "target"
+    staging.beside(target).mkdir()
+    staging.beside(target).chmod(0o777)
+    failed = take(target, listed(source), LocalSource(source))
+    assert (failed.kind, "another user may write there" in failed.why) == ("error", True)

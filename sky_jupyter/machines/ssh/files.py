@@ -360,6 +360,9 @@ class _Remote:
         return None if self.when is None else int(self.when * 1e9)
 
 
+_UNASKED = _Remote("", 0, None, 0)
+
+
 @contextlib.contextmanager
 def _receiving(target: Path, *, folder: bool) -> Iterator[Receiver]:
     to = Receiver(target, folder=folder)
@@ -460,6 +463,7 @@ def _has_folder(to: Receiver, name: str) -> bool:
 def _fetch_archive(
     machine: SSHMachine, where: str, names: Sequence[str], files: Mapping[str, _Remote], to: Receiver, count: _Count
 ) -> None:
+    left = {name: files.get(name) for name in names}
     listing = b"".join(name.encode("utf-8", "surrogateescape") + b"\0" for name in names)
     script = f"cd {where} && exec tar --no-recursion --hard-dereference --null -cf - -T -"
     channel = machine.session.channel(scripts.LAUNCH)
@@ -470,7 +474,7 @@ def _fetch_archive(
         try:
             with tarfile.open(fileobj=reader, mode="r|", encoding="utf-8", errors="surrogateescape") as archive:
                 for member in archive:
-                    _extract(archive, member, to, files)
+                    _extract(archive, member, to, left)
                     count.add(sent=member.size if member.isreg() else 0)
             reader.rest()
         except (tarfile.TarError, EOFError, OSError) as error:
@@ -489,15 +493,19 @@ def _fetch_archive(
 
 
 def _extract(
-    archive: tarfile.TarFile, member: tarfile.TarInfo, to: Receiver, files: Mapping[str, _Remote] | None = None
+    archive: tarfile.TarFile, member: tarfile.TarInfo, to: Receiver, left: dict[str, _Remote | None] | None = None
 ) -> None:
-    """One member, which stays below the target whatever its name says, and is no larger than it was said to be."""
+    """One member, which stays below the target whatever its name says, and was asked for, at its size, and once."""
     name = member.name.removeprefix("./")
     parts = PurePath(name).parts
     if PurePath(name).is_absolute() or ".." in parts or not parts:
         raise OSError(f"{shown(name)!r} leads out of the folder: it is not fetched")
     if not (member.isreg() or member.isdir() or member.issym()):
         raise OSError(f"{shown(name)} is neither file nor folder nor symbolic link: it is not fetched")
+    expected = left.pop(name, _UNASKED) if left is not None else None
+    wrong = expected is _UNASKED or (left is not None and member.isreg() != (expected is not None))
+    if wrong or (expected is not None and member.size > expected.size):
+        raise OSError(f"{shown(name)} changed while it was fetched; fetch it again")
     _make_above(to, parts)
     if member.issym():
         to.link(name, member.linkname)
@@ -505,9 +513,6 @@ def _extract(
         to.place.make(name)
         to.place.settle(name, (member.mode or 0) & 0o777 | 0o700, None)
     else:
-        expected = files.get(name) if files is not None else None
-        if files is not None and (expected is None or not member.isreg() or member.size > expected.size):
-            raise OSError(f"{shown(name)} changed while it was fetched; fetch it again")
         source = archive.extractfile(member)
         assert source is not None
         mode = (member.mode or 0) & 0o777 | 0o600
