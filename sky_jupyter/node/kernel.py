@@ -49,7 +49,20 @@ from tornado.ioloop import IOLoop
 from traitlets import DottedObjectName, Type
 
 from ..errors import SkyError
-from . import asking, finale, foreign, forgetting, givable, modules, packages, payload, results, stacks, streams
+from . import (
+    asking,
+    finale,
+    foreign,
+    forgetting,
+    givable,
+    modules,
+    packages,
+    payload,
+    raised,
+    results,
+    stacks,
+    streams,
+)
 from .iopub import OutputThread
 from .reads import global_reads
 from .runtime import POOL_VARIABLE, instance_info, keep
@@ -453,6 +466,7 @@ def _error(error: Any, ename: str, evalue: str, traceback: list[str]) -> dict[st
         "evalue": evalue,
         "traceback": list(traceback),
         # Without it the notebook makes one of the name and the text.
+        "raised": None if error is None else raised.describe(error),
         "exception": None if payload.Pickler.reader and foreign.function_in(error) else results.dump_exception(error),
     }
 

@@ -11,10 +11,11 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, overload
 
-from ..errors import PoolError, RankDied, RemoteError, SkyError, plain, rank_label
+from ..errors import PoolError, RankDied, SkyError, plain, rank_label
 from ..node.journal import size_text
 from ..node.messages import gap_text
 from ..node.standins import RemoteRepr
+from . import raised
 from .printed import MOST, Printed
 
 if sys.version_info >= (3, 11):
@@ -132,8 +133,12 @@ class CellResult(Sequence[Any]):
 
     @property
     def errors(self) -> Mapping[int, Exception]:
-        """The exceptions of the ranks that failed, by rank."""
-        return {rank: self._exception(rank) for rank, outcome in self._outcomes.items() if outcome.failed}
+        """The exceptions of the ranks that failed, by rank; what has to be unpickled is so when it is touched."""
+        return _Errors(self._exception, [rank for rank, outcome in self._outcomes.items() if outcome.failed])
+
+    def leaves(self) -> list[Exception]:
+        """An exception for each rank that failed, caught as that rank's own is; nothing is unpickled for it."""
+        return [self._leaf(rank) for rank, outcome in self._outcomes.items() if outcome.failed]
 
     @property
     def head(self) -> Any:
@@ -226,6 +231,17 @@ class CellResult(Sequence[Any]):
             why = f"it could not be rebuilt in the notebook: {type(error).__name__}: {error}"
             return RemoteRepr(text or f"<{kind} object>", kind, why, rank)
 
+    def _leaf(self, rank: int) -> Exception:
+        if rank in self._exceptions:
+            return self._exceptions[rank]
+        outcome = self._outcomes[rank]
+        if outcome.status != "error" or raised.exact(outcome.end.get("raised")) is not None:
+            # It can be had without.
+            return self._exception(rank)
+        error = _likeness(outcome)
+        _note_origin(error, outcome)
+        return error
+
     def _exception(self, rank: int) -> Exception:
         if rank not in self._exceptions:
             self._exceptions[rank] = exception_of(self._outcomes[rank])
@@ -286,16 +302,49 @@ def exception_of(outcome: Outcome) -> Exception:
         return TimedOut(f"{where} was stopped{end.get('why', '')}")
     if outcome.status == "interrupted":
         return RankInterrupted(f"{where} was {_interrupted(end)}")
-    error: BaseException | None = None
-    if end.get("exception"):
+    error: BaseException | None = raised.exact(end.get("raised"))
+    if error is None and end.get("exception"):
         try:
             error = pickle.loads(base64.b64decode(end["exception"]))
         except Exception:
             error = None
     if not isinstance(error, Exception):
-        error = RemoteError(f"{end.get('ename')}: {end.get('evalue')}")
-    _note(error, f"raised on {where}; there:\n" + plain("\n".join(end.get("traceback", []))))
+        error = _likeness(outcome)
+    _note_origin(error, outcome)
     return error
+
+
+def _likeness(outcome: Outcome) -> Exception:
+    return raised.likeness(outcome.end.get("raised"), str(outcome.end.get("ename")), str(outcome.end.get("evalue")))
+
+
+def _note_origin(error: Exception, outcome: Outcome) -> None:
+    where = f"rank {outcome.rank} (node {outcome.node})"
+    _note(error, f"raised on {where}; there:\n" + plain("\n".join(outcome.end.get("traceback", []))))
+
+
+class _Errors(Mapping[int, Exception]):
+    """The errors of ranks, each made when it is touched."""
+
+    def __init__(self, get: Callable[[int], Exception], ranks: Sequence[int]) -> None:
+        self._get, self._ranks = get, tuple(ranks)
+
+    def __getitem__(self, rank: int) -> Exception:
+        if rank not in self._ranks:
+            raise KeyError(rank)
+        return self._get(rank)
+
+    def __contains__(self, rank: object) -> bool:
+        return rank in self._ranks
+
+    def __iter__(self) -> Iterator[int]:
+        return iter(self._ranks)
+
+    def __len__(self) -> int:
+        return len(self._ranks)
+
+    def __repr__(self) -> str:
+        return repr(dict(self))
 
 
 def _note(error: Exception, text: str) -> None:
@@ -322,7 +371,7 @@ class CellError(ExceptionGroup[Exception], SkyError):
 
     def __new__(cls, result: CellResult, outcomes: Sequence[Outcome]) -> CellError:
         failed = [outcome for outcome in outcomes if outcome.failed]
-        self = super().__new__(cls, _headline(failed, len(result), cls.what), list(result.errors.values()))
+        self = super().__new__(cls, _headline(failed, len(result), cls.what), result.leaves())
         self.result = result
         self._blocks = _blocks(failed)
         return self

@@ -33,7 +33,7 @@ def take_stock(pool: Pool) -> None:
             continue
         result = pool.log(row.id) if row.id in known else None
         # Where no node knows it, it had not begun, or is long forgotten.
-        state = "lost" if result is None else "failed" if result.errors else "ok"
+        state = "lost" if result is None else "failed" if len(result.errors) else "ok"
         pool.registry.run_ended(row.id, state, 0.0 if result is None else result.elapsed)
     if pool.control is not None:
         # What was sent to other machines; on this one, also what did not come to an agent's notice.

@@ -279,11 +279,22 @@ def test_the_first_failure_of_a_group_is_raised_as_it_is_and_stops_the_others(
         compute.map(raises, range(50))
 
 
-def test_an_exception_that_cannot_be_rebuilt_here_is_named(compute: sky.Compute) -> None:
+def test_an_exception_that_cannot_be_unpickled_here_comes_back_as_it_is(compute: sky.Compute) -> None:
     def call() -> None:
         raise Unreadable(1, 2)
 
-    with pytest.raises(sky.RemoteError, match="Unreadable: 1 and 2"):
+    with pytest.raises(Unreadable, match="1 and 2"):
+        sky.function(call)() >> compute
+
+
+def test_an_exception_whose_class_is_not_here_is_named(compute: sky.Compute) -> None:
+    def call() -> None:
+        class Unknown(ValueError):
+            pass
+
+        raise Unknown(threading.Lock())
+
+    with pytest.raises(sky.RemoteError, match="Unknown: <unlocked"):
         sky.function(call)() >> compute
 
 

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import base64
+import json
 import pickle
 
 import pytest
 
 from sky_jupyter.errors import RankDied, RemoteError, SkyError
+from sky_jupyter.node.raised import describe
 from sky_jupyter.node.standins import RemoteRepr
 from sky_jupyter.pool.results import CellError, CellResult, Outcome, RankInterrupted
 
@@ -18,6 +20,7 @@ def ok(rank: int, value: object) -> Outcome:
 
 def failed(rank: int, error: BaseException, traceback: str = "") -> Outcome:
     end = {"ename": type(error).__name__, "evalue": str(error), "traceback": [traceback or repr(error)]}
+    end["raised"] = json.loads(json.dumps(describe(error)))
     return Outcome(rank, rank, "error", {**end, "exception": base64.b64encode(pickle.dumps(error)).decode()})
 
 

@@ -1,0 +1,77 @@
+"""What a rank tells of an exception so that the notebook can build it without unpickling anything."""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import sys
+from typing import Any
+
+if sys.version_info >= (3, 11):
+    from builtins import BaseExceptionGroup
+else:
+    from exceptiongroup import BaseExceptionGroup
+
+_MOST_KINDS = 32
+_MOST_TEXT = 1 << 16
+_MOST_ITEMS = 64
+_MOST_DEPTH = 4
+
+
+def describe(error: BaseException, depth: int = 0) -> dict[str, Any]:
+    """The exception's class and those above it, and all that it holds where that is plain values only.
+
+    Returns
+    -------
+    dict
+        ``"kinds"``, each a module and a qualified name, the nearest first; ``"args"`` and ``"state"`` where
+        nothing else makes the exception; ``"group"``, of an exception group, its message and its exceptions.
+    """
+    told: dict[str, Any] = {}
+    # The class may be the user's, with code of its own for anything that is asked of it.
+    with contextlib.suppress(Exception):
+        _describe(error, told, depth)
+    return told
+
+
+def _describe(error: BaseException, told: dict[str, Any], depth: int) -> None:
+    kinds = [[kind.__module__, kind.__qualname__] for kind in type(error).__mro__ if issubclass(kind, BaseException)]
+    told["kinds"] = kinds[:_MOST_KINDS]
+    if isinstance(error, BaseExceptionGroup):
+        if depth < _MOST_DEPTH:
+            inner = [
+                describe(one, depth + 1) | {"text": str(one)[:_MOST_TEXT]} for one in error.exceptions[:_MOST_ITEMS]
+            ]
+            told["group"] = [str(error.message)[:_MOST_TEXT], inner]
+        return
+    args, state = _contents(error)
+    values = (*args, *state.values())
+    length = sum(len(value) for value in values if isinstance(value, str))
+    if all(map(is_plain, values)) and len(values) <= _MOST_ITEMS and length <= _MOST_TEXT:
+        told.update(args=list(args), state=state)
+
+
+def _contents(error: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """What makes the exception; ValueError where it has a way of its own to be pickled."""
+    kind = type(error)
+    reduced: tuple[Any, ...] = tuple(error.__reduce_ex__(4))
+    make, args, *rest = reduced
+    state = rest[0] if rest else None
+    own = getattr(kind, "__setstate__", None) is not BaseException.__setstate__ or any(
+        vars(one).get("__slots__") or ("__reduce__" in vars(one) or "__reduce_ex__" in vars(one))
+        for one in kind.__mro__
+        if one.__module__ != "builtins"
+    )
+    if make is not kind or own or len(rest) > 1 or any(name.startswith("__") for name in state or ()):
+        raise ValueError("it is more than its arguments and attributes")
+    # Of an AttributeError they are in both.
+    return args, {name: value for name, value in (state or {}).items() if name != "args" or value != args}
+
+
+def is_plain(value: Any) -> bool:
+    """Whether JSON has the value as it is."""
+    if isinstance(value, float):
+        return type(value) is float and math.isfinite(value)
+    if type(value) is int:
+        return abs(value) < 1 << 62
+    return value is None or type(value) in (bool, str)
