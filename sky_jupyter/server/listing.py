@@ -45,12 +45,12 @@ class Listing:
         return [self._pool(row, dict(kernels)) for row in self.registry.pools()]
 
     def _pool(self, row: PoolRow, kernels: dict[int, Kernel]) -> dict[str, Any]:
-        managed = row.owner_lives
-        here = managed and row.is_here
-        kernel = manager_of(row.owner, kernels) if here else None
+        managed, here = row.owner_lives, row.is_here
+        kernel = manager_of(row.owner, kernels) if managed and here else None
         manager = None
-        if managed:
-            manager = {"who": row.who, "kernel": kernel.id if kernel else None, "path": kernel.path if kernel else None}
+        if managed or not here:
+            who = row.who if here else f"{row.who}, {row.where}: it is taken up or ended there"
+            manager = {"who": who, "kernel": kernel.id if kernel else None, "path": kernel.path if kernel else None}
         return {
             "id": row.id,
             "name": row.name,
@@ -62,7 +62,7 @@ class Listing:
             # None stands for nobody: a pool that costs, and that no notebook shows.
             "manager": manager,
             # Only where its processes and its keys are can it be ended or attached to.
-            "here": row.is_here,
+            "here": here,
             "running": [_run(run) for run in self._running(row, managed)],
             # Nobody's prices are known yet.
             "cost": None,

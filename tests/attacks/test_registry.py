@@ -36,8 +36,11 @@ from sky_jupyter.errors import PoolError
 from sky_jupyter.magics import cleaning, runs
 from sky_jupyter.pool.registry import Registry, sweep
 from sky_jupyter.pool.ending import end
+from sky_jupyter.server.listing import Listing
 print("swept", sweep(Registry()))
 print(*runs.news(), sep="\\n")
+for pool in Listing(Registry(), None)._read({}):
+    print("listed", pool["name"], pool["here"], pool["manager"]["who"])
 for id in sys.argv[1:]:
     for act in (lambda: end(Registry(), id), lambda: Registry().own(id, take_over=True), cleaning.here):
         try:
@@ -101,6 +104,7 @@ def test_who_does_not_see_a_pools_processes_touches_nothing_of_it(
     # Old news are no news; all else says where the pool is, and who has it.
     if not ahead:
         assert "pool kept: 1 local node, kept, " in said
+        assert said.count(": it is taken up or ended there\n") == said.count("listed ") == 2
         assert said.count("only there can it be attached to") >= 4
         assert f"(process {os.getpid()}" in said
         assert "may use what would be removed: end it there" in said
