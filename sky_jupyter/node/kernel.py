@@ -154,6 +154,9 @@ class SkyKernel(IPythonKernel):
 
     async def sky_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """Do one request; whatever happens, `sky_end` says how it ended."""
+        if self._ending:
+            # The agent hears that this process has ended, and with it all that waited.
+            return
         content = parent["content"]
         began = time.perf_counter()
         end, failed = {}, None

@@ -93,12 +93,8 @@ class Leaving:
         asked = asyncio.ensure_future(self._ask("finish", ranks=list(ranks), patience=patience))
         try:
             await asyncio.wait([asked], timeout=_QUIET)
-            if not asked.done() and patience > _QUIET and (left := await self._left(ranks)):
-                run, them = ("run their", "them") if len(left) > 1 else ("runs its", "it")
-                tell(
-                    f"ending: {rank_label(left)} still {run} exit handlers ({_QUIET:g} s of {patience:g} s); "
-                    f"interrupt to kill {them} at once"
-                )
+            if not asked.done() and patience > _QUIET and (what := await self._still_at(ranks)):
+                tell(f"ending: {what} ({_QUIET:g} s of {patience:g} s); an interrupt kills at once")
             await asyncio.wait([asked], timeout=patience + _MARGIN)
             late = sorted(rank for one in asked.result().values() for rank in one) if asked.done() else []
         finally:
@@ -110,12 +106,17 @@ class Leaving:
                 "what was not written by then is lost (--exit-timeout, Options(exit_timeout=…) gives more time)"
             )
 
-    async def _left(self, ranks: Sequence[int]) -> list[int]:
-        """Which of these still have a kernel."""
+    async def _still_at(self, ranks: Sequence[int]) -> str:
+        """Which of these still have a kernel, and what it is at, in words."""
         with contextlib.suppress(asyncio.TimeoutError, SkyError, OSError):
-            states = await asyncio.wait_for(self._ask("status"), _MOMENT)
-            return [rank for rank, its in _by_rank(states).items() if its["pid"] and rank in ranks]
-        return []
+            states = _by_rank(await asyncio.wait_for(self._ask("status"), _MOMENT))
+            left = [rank for rank in ranks if states.get(rank, {}).get("pid")]
+            busy = [rank for rank in left if states[rank]["busy_with"]]
+            done = [rank for rank in left if rank not in busy]
+            deaf = f"{rank_label(busy)} {'do' if len(busy) > 1 else 'does'} not heed the interrupt" if busy else ""
+            handlers = f"{rank_label(done)} still {'run their' if len(done) > 1 else 'runs its'} exit handlers"
+            return ", ".join(filter(None, [deaf, handlers if done else ""]))
+        return ""
 
     async def _interrupt(self) -> None:
         """Interrupt what runs, so that it ends with its `finally` blocks, and the plugins can be left."""

@@ -19,6 +19,7 @@ from jupyter_client.manager import KernelManager
 import sky_jupyter as sky
 from sky_jupyter.options import Options
 from sky_jupyter.pool.manager import Pool
+from sky_jupyter.pool.registry import Registry
 from sky_jupyter.pool.results import CellError
 from sky_jupyter.providers import Local
 from sky_jupyter.spec import PoolSpec
@@ -153,6 +154,15 @@ def test_who_takes_long_to_end_is_told_and_killed_when_its_time_is_over() -> Non
         assert pool_folders(pool.id) == []
 
 
+def test_a_cell_that_heeds_no_interrupt_is_told_apart_from_exit_handlers(tmp_path: Path) -> None:
+    with local_pool(nodes=1, options=Options(exit_timeout=1.5)) as pool:
+        begin(pool, f"import pathlib\npathlib.Path({str(tmp_path / 'on')!r}).touch()\nsum(range(10**13))")
+        wait_until((tmp_path / "on").exists)
+        said: list[str] = []
+        pool.down(said.append)
+        assert said[0].startswith("ending: rank 0 does not heed the interrupt (0.5 s of 1.5 s)")
+
+
 def test_an_interrupt_of_that_wait_kills_at_once_and_leaves_nothing() -> None:
     with local_pool(nodes=1, options=Options(exit_timeout=600)) as pool:
         run(pool, "import atexit, time\natexit.register(time.sleep, 600)")
@@ -180,6 +190,20 @@ def test_the_end_of_an_idle_kernel_is_noticed_when_it_comes_and_the_next_cell_ru
     (news,) = pool.take_news()
     assert news.startswith("the kernel of rank 1 ended while it was idle: killed by SIGKILL (9)")
     assert "a new kernel is made for rank 1" in news
+
+
+def test_a_kernel_that_ends_while_nobody_manages_the_pool_is_replaced_by_who_takes_it_up() -> None:
+    with local_pool(keep=True) as first:
+        pids = run(first, "mine = 1\nimport os; os.getpid()").values
+        first.release()
+        os.kill(pids[1], signal.SIGKILL)
+        wait_until(lambda: not psutil.pid_exists(pids[1]))
+        pool = Pool.attach(Registry().pool(first.id))
+        try:
+            assert run(pool, "'mine' in globals()").values == [True, False]
+            assert any("the kernel of rank 1 ended while it was idle" in news for news in pool.take_news())
+        finally:
+            pool.down()
 
 
 @pytest.mark.parametrize("call", ["exit()", "quit()", "exit"])
