@@ -115,6 +115,11 @@ class Transcript:
             self.feed("\n" * (len(self._rows) - self._row))
 
     @property
+    def size(self) -> int:
+        """About how much memory the text takes, in characters."""
+        return 500 + self._size
+
+    @property
     def open(self) -> bool:
         """Whether the last line is not finished."""
         return len(self) == len(self._rows)
@@ -313,12 +318,18 @@ class RankOutput:
     Parameters
     ----------
     max_lines : int
-        How many lines each stretch of text keeps.
+        How many lines each stretch of text keeps, and how many stretches and items are kept at least.
+    max_chars : int
+        About how much text is kept in all, that of items included.
     """
 
-    def __init__(self, max_lines: int = 10_000) -> None:
-        self.max_lines = max_lines
+    def __init__(self, max_lines: int = 10_000, max_chars: int = 16_000_000) -> None:
+        self.max_lines, self.max_chars = max_lines, max_chars
         self._parts: list[Transcript | Rich] = []
+        # The number of the first part that is kept, as all were counted; how much was put into those kept.
+        self._first = self._size = 0
+        # Items and lines of those that are not kept.
+        self._gone_items = self._gone_lines = 0
         self._by_id: dict[str, list[int]] = {}
         self._clear_next = False
         self._streams = Streams()
@@ -334,6 +345,7 @@ class RankOutput:
         if fresh:
             part.end_line()
         part.feed(text)
+        self._note(len(text))
 
     def show(
         self, data: Mapping[str, Any], metadata: Mapping[str, Any] | None = None, display_id: str | None = None
@@ -341,13 +353,39 @@ class RankOutput:
         """Take a ``display_data``; `display_id` lets `update` find it."""
         self._cleared()
         if display_id is not None:
-            self._by_id.setdefault(display_id, []).append(len(self._parts))
+            self._by_id.setdefault(display_id, []).append(self._first + len(self._parts))
         self._parts.append(Rich(data, metadata or {}))
+        self._note(_size(self._parts[-1]))
+
+    def _note(self, size: int) -> None:
+        """So much more is kept: where that is too much, the oldest parts go."""
+        self._size += size
+        # Only once there is twice too much, so that an item costs the same however many there are.
+        if self._size <= 2 * self.max_chars and len(self._parts) <= 2 * self.max_lines:
+            return
+        sizes = [_size(part) for part in self._parts]
+        self._size, gone = sum(sizes), 0
+        while gone < len(sizes) - 1 and (self._size > self.max_chars or len(sizes) - gone > self.max_lines):
+            part = self._parts[gone]
+            self._size -= sizes[gone]
+            self._gone_items += isinstance(part, Rich)
+            self._gone_lines += 0 if isinstance(part, Rich) else part.dropped + len(part)
+            gone += 1
+        del self._parts[:gone]
+        self._first += gone
+        kept = {name: [at for at in positions if at >= self._first] for name, positions in self._by_id.items()}
+        self._by_id = {name: positions for name, positions in kept.items() if positions}
+
+    @property
+    def _left_out(self) -> str:
+        """What stands for the items that are not kept."""
+        count = self._gone_items
+        return f"… {count:,} earlier item{'s' * (count != 1)} left out …" if count else ""
 
     def update(self, display_id: str, data: Mapping[str, Any], metadata: Mapping[str, Any] | None = None) -> None:
         """Take an ``update_display_data``: change what was shown under `display_id`, if anything was."""
         for position in self._by_id.get(display_id, ()):
-            self._parts[position] = Rich(data, metadata or {})
+            self._parts[position - self._first] = Rich(data, metadata or {})
 
     def clear(self, wait: bool = False) -> None:
         """Take a ``clear_output``; with `wait`, when the next output comes."""
@@ -360,6 +398,7 @@ class RankOutput:
             self._clear_next = False
             self._parts.clear()
             self._by_id.clear()
+            self._first = self._size = self._gone_items = self._gone_lines = 0
 
     @property
     def stream(self) -> str:
@@ -371,9 +410,9 @@ class RankOutput:
         ids: dict[int, list[str]] = {}
         for name, positions in self._by_id.items():
             for position in positions:
-                ids.setdefault(position, []).append(name)
+                ids.setdefault(position - self._first, []).append(name)
         done: list[Part] = []
-        left, out = max_lines, 0
+        left, out = max_lines, self._gone_lines
         for position in range(len(self._parts) - 1, -1, -1):
             part = self._parts[position]
             if isinstance(part, Rich):
@@ -384,12 +423,14 @@ class RankOutput:
             out += part.dropped + min(len(part), part.max_lines) - shown
             if shown:
                 done.append(Part(part.replay(shown)))
+        if self._left_out:
+            done.append(Part(f"{self._left_out}\n"))
         return done[::-1], out
 
     def segments(self, max_lines: int) -> tuple[tuple[Segment, ...], int]:
         """What to show, with the last `max_lines` lines and all rich items; and how many lines are left out."""
         shown: list[Segment] = []
-        left, out = max_lines, 0
+        left, out = max_lines, self._gone_lines
         for part in reversed(self._parts):
             if isinstance(part, Rich):
                 shown.append(part)
@@ -399,4 +440,13 @@ class RankOutput:
             out += part.dropped + min(len(part), part.max_lines) - len(lines)
             if lines:
                 shown.append(Text(tuple(lines)))
+        if self._left_out:
+            shown.append(Text((self._left_out,)))
         return tuple(reversed(shown)), out
+
+
+def _size(part: Transcript | Rich) -> int:
+    """About how much memory a part takes."""
+    if isinstance(part, Transcript):
+        return part.size
+    return 500 + sum(len(value) if isinstance(value, str) else 500 for value in part.data.values())

@@ -191,3 +191,40 @@ def test_stdout_and_stderr_do_not_share_a_line(pieces, shown):
     for name, text in pieces:
         output.feed(text, name)
     assert [ansi.strip(line) for segment in output.segments(100)[0] for line in segment.lines] == shown
+
+
+def test_of_items_without_end_the_newest_are_kept_and_the_others_counted() -> None:
+    output = RankOutput(max_lines=10)
+    for number in range(100):
+        output.feed(f"line {number}\n")
+        output.show({"text/plain": f"item {number}"}, display_id=f"id {number}")
+    segments, dropped = output.segments(1000)
+    first, *rest = segments
+    items = [part.data["text/plain"] for part in rest if isinstance(part, Rich)]
+    lines = [line for part in rest if isinstance(part, Text) for line in part.lines]
+    assert first == Text((f"… {100 - len(items)} earlier items left out …",))
+    assert items == [f"item {number}" for number in range(100 - len(items), 100)]
+    assert lines == [f"line {number}" for number in range(100 - len(lines), 100)]
+    assert 10 <= len(rest) <= 20
+    assert dropped == 100 - len(lines)
+    # One that is kept can be changed still, and nothing is by the id of one that is gone.
+    output.update("id 99", {"text/plain": "changed"})
+    output.update("id 0", {"text/plain": "wrong"})
+    parts, _ = output.parts(1000)
+    assert parts[0].text == f"{first.lines[0]}\n"
+    assert [part.rich.data["text/plain"] for part in parts if part.rich][-2:] == ["item 98", "changed"]
+    assert parts[-1].ids == ("id 99",)
+    output.clear()
+    assert output.segments(10) == ((), 0)
+
+
+def test_of_large_items_so_many_are_kept_as_there_is_room_for() -> None:
+    output = RankOutput(max_chars=1_000_000)
+    for number in range(50):
+        output.show({"text/html": "x" * 100_000, "text/plain": str(number)})
+    segments, _ = output.segments(10)
+    kept = [part.data["text/plain"] for part in segments if isinstance(part, Rich)]
+    assert 5 <= len(kept) <= 20
+    assert kept[-1] == "49"
+    output.show({"text/html": "y" * 5_000_000})
+    assert isinstance(output.segments(10)[0][-1], Rich)
