@@ -72,14 +72,17 @@ const pool = v.object({
   /** Dollars so far, where the provider has prices. */
   cost: v.nullish(number),
 });
-const saved = v.object({
-  version: v.literal(1),
-  /** Seconds since 1970. */
-  at: number,
-  pools: v.array(pool),
-  /** A pool that is being started: its name, and what it is at. */
-  start: v.optional(v.object({ pool: text, text })),
-});
+const saved = v.pipe(
+  v.object({
+    version: v.literal(1),
+    /** Seconds since 1970. */
+    at: number,
+    pools: v.array(pool),
+    /** A pool that is being started: its name, and what it is at. */
+    start: v.optional(v.object({ pool: text, text })),
+  }),
+  v.check(({ pools, start }) => pools.length > 0 || start !== undefined, "there is no pool"),
+);
 const reply = v.object({
   message: v.optional(text),
   /** False where it has been begun, and goes on. */
