@@ -294,7 +294,8 @@ class SkyMagics(Magics):
         print(f"pool {pool.spec.name}: {'every rank that works is interrupted' if busy else 'nothing runs'}")
 
     def do_where(self, given: Given) -> None:
-        print(pools.need(given.name).where())
+        pool = pools.need(given.name)
+        print("\n".join([str(pool.where()), *pool.watchdog.troubles.values()]))
 
     def do_down(self, given: Given) -> None:
         if given.name is not None and pools.get(given.name) is None and (told := ending.end_named(given.name)):

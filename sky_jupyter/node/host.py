@@ -261,6 +261,8 @@ class Host:
 
     def end(self) -> None:
         """Ask the agents to close, then kill whatever is left and remove the folders."""
+        # It may take its time: whoever waits for it to start anything need not.
+        self.say(event="ending")
         with contextlib.suppress(Exception):
             self.end_agents()
         with contextlib.suppress(Exception):

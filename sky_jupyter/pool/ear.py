@@ -10,13 +10,13 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from ..errors import LinkLost, MachineError, SkyError
+from .launch import EVENTS
 
 if TYPE_CHECKING:
     from .remote import RemoteHost
 
 _PAUSE, _LONGEST_PAUSE = 0.2, 2.0
 _LOOK = 0.5
-EVENTS = "host.events"
 
 
 def listen(host: RemoteHost) -> None:

@@ -82,6 +82,9 @@ class HostEvents:
         name = str(event.get("name", ""))
         if event["event"] == "standstill":
             pool.watchdog.on_standstill(event, host.place)
+        elif event["event"] == "ending":
+            if pool.state == "new":
+                pool._break(self.why_gone(host.place))
         elif event["event"] == "gone":
             # What its nodes said at last may still wait to be read.
             asyncio.get_running_loop().call_later(_LAST_WORDS, self._on_gone, host)

@@ -12,7 +12,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +31,9 @@ _SHARED_MEMORY = Path("/dev/shm")
 _START = 60.0
 _FAREWELL = 5.0
 _LAST_LINES = 30
+# How often the words of a host are looked for that are not heard as they come; where they lie.
+_LOOK = 0.5
+EVENTS = "host.events"
 # What belongs to the notebook's process and must not reach a rank. (Under the last one, ipykernel
 # leaves what native code prints where it falls.)
 _OWN = (
@@ -63,7 +66,7 @@ class Host:
             event = self.events.get(timeout=max(0.01, deadline - time.monotonic()))
         except queue.Empty:
             raise BootstrapError("agent", "the host did not start in time", lines=self.log()) from None
-        if event["event"] in ("gone", "failed"):
+        if event["event"] in ("gone", "failed", "ending"):
             told = event.get("lines")
             lines = [str(line) for line in told][-_LAST_LINES:] if isinstance(told, list) and told else self.log()
             message = str(event.get("message", "the host ended"))
@@ -326,10 +329,22 @@ def make_folders(pool: str) -> tuple[Path, Path]:
     return folder, blobs
 
 
+def _left(host: Host) -> Iterator[str]:
+    """What a host that another manager launched says from now on: it leaves that in its folder too."""
+    assert isinstance(host.command, LocalProcess)
+    with contextlib.suppress(OSError), open(host.folder / EVENTS, errors="replace") as file:
+        file.seek(0, os.SEEK_END)
+        while host.command.alive:
+            yield from file
+            time.sleep(_LOOK)
+    yield from host.command.lines()
+
+
 def _listen(host: Host) -> None:
     """Take in what a host says as JSON lines, until it ends."""
+    lines = _left(host) if isinstance(host.command, LocalProcess) else host.command.lines()
     with contextlib.suppress(ValueError):
-        for line in host.command.lines():
+        for line in lines:
             with contextlib.suppress(ValueError):
                 event = json.loads(line)
                 if isinstance(event, dict) and "event" in event:

@@ -308,6 +308,9 @@ class PoolLife:
         end = time.monotonic() + limit
         wait = min(limit, self.exit_timeout)
         hosts = [*self.hosts, *self._astray]
+        if self.link is not None:
+            # Through it all else is ended.
+            self.link.link.wake()
         with _going_on(lambda: self._end_hosts(hosts)):
             interrupt = self.leaving.attend(self._leave(wait), min(limit, wait + _LEAVE_PATIENCE), tell)
             hosts = [*self.hosts, *self._astray]

@@ -310,8 +310,20 @@ class Supervisor:
 
     async def _free(self, run: Run) -> None:
         """Give up what does not end although its kernels were to be replaced: nobody is kept waiting by it."""
-        if not await run.until(lambda: not run.left, FREE_PATIENCE):
-            run.lose(run.left, f"it does not end, and you gave it up{self.watchdog.why}")
+        if await run.until(lambda: not run.left, FREE_PATIENCE):
+            return
+        stuck = run.left
+        run.lose(stuck, f"it does not end, and you gave it up{self.watchdog.why}")
+        self._mend_with(self._replace_stuck(run, stuck))
+
+    async def _replace_stuck(self, run: Run, ranks: Sequence[int]) -> None:
+        """New kernels for those that are still at a run that was given up, as soon as it can be seen."""
+        assert self.control is not None
+        states = await self.control.ask("status", sorted({run.outcomes[rank].node for rank in ranks}))
+        known = {int(rank): its for state in states.values() for rank, its in state["ranks"].items()}
+        well = {rank for rank, its in known.items() if its["pid"] and its["entered"] and its["busy_with"] != run.id}
+        if still := sorted(set(ranks) - well):
+            await self._replace_at_once(still)
 
     async def abort(self, run: Run) -> None:
         """Break the collectives that a run's ranks are blocked in: on all ranks, whatever they are at.
@@ -521,8 +533,11 @@ class Supervisor:
     async def _renew_some(self, ranks: Sequence[int], *, busy: bool) -> None:
         """New kernels for some ranks, whatever they are at; the others keep theirs."""
         assert self.control is not None
-        self.restarted.update(ranks)
         await self.finish(ranks, busy=busy)
+        await self._replace_at_once(ranks)
+
+    async def _replace_at_once(self, ranks: Sequence[int]) -> None:
+        self.restarted.update(ranks)
         if not self.together:
             await self.renew(ranks)
             return

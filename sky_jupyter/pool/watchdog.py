@@ -50,8 +50,9 @@ class Watchdog:
     def telling(self, listener: Listener) -> Iterator[None]:
         """Have a listener told, for as long as the block lasts, why the pool does not answer."""
         loop().loop.call_soon_threadsafe(self._begin)
-        for text in list(self.troubles.values()):
-            listener(NoticeEvent(text))
+        if self.troubles:
+            # In one: some show the last that they were told.
+            listener(NoticeEvent("; ".join(self.troubles.values())))
         self._waiting.append(listener)
         try:
             yield

@@ -12,7 +12,7 @@ import pytest
 
 from tests.attacks.presses import Going
 from tests.attacks.processes import eventually, of_pool
-from tests.attacks.test_stopped import is_usable, name, page, processes_of
+from tests.attacks.test_stopped import FOREVER, is_usable, name, page, processes_of
 from tests.magics.notebook import Notebook
 from tests.magics.test_reattach import the_pool
 from tests.took import Took
@@ -52,6 +52,18 @@ def test_what_is_killed_in_a_restart_is_named(
     assert [word for word in FOREIGN if word in going.shown] == [], going.shown
     if going.status != "ok":
         assert words in going.shown, going.shown
+    is_usable(page)
+
+
+def test_a_host_process_that_is_killed_in_a_wait_is_named(page: Notebook, name: str) -> None:
+    assert page.run(f"%%sky --detach\n{FOREVER}").status == "ok"
+    pool = of_pool(the_pool(name).id)
+    going = Going(page, "%sky wait")
+    going.hear(1.0)
+    pool["host"].kill()
+    going.ends()
+    assert "the pool's processes are gone" in going.shown
+    assert "connection has been closed" not in going.shown
     is_usable(page)
 
 

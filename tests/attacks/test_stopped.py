@@ -82,14 +82,17 @@ def name(page: Notebook) -> Iterator[str]:
 def is_usable(page: Notebook) -> bool:
     """Whether a cell runs on the pool; where it does not, it says what helps, and that does."""
     cell = Going(page, "%%sky\n40 + 2")
-    cell.ends()
+    if cell.shows("stands still"):
+        # Without it nothing may go on, for as long as it stands still: that is said, and what helps.
+        cell.hear(8.0)
+        cell.freed()
     if cell.status == "ok":
         return True
-    assert "%sky restart" in cell.shown, cell.shown
-    again = Going(page, "%sky restart")
-    again.ends()
-    assert again.status == "ok", again.shown
-    assert page.run("%%sky\n40 + 2").status == "ok"
+    if "%sky restart" in cell.shown:
+        again = Going(page, "%sky restart")
+        again.ends()
+        assert again.status == "ok", again.shown
+    assert page.run("%%sky\n40 + 2").status == "ok", cell.shown
     return False
 
 
@@ -116,6 +119,10 @@ def attack(page: Notebook, name: str, who: str, verb: str, stays: bool, took: To
             on=f"{who.rpartition('/')[2]}: {verb}",
             freed=freed,
         )
+        if verb == "wait":
+            # The run that was let go is on: whoever waits no longer has not ended it.
+            going = Going(page, "%sky interrupt")
+            going.ends()
         if stays and verb != "down":
             is_usable(page)
     if verb == "down":
@@ -160,6 +167,19 @@ def test_what_stands_still_in_a_start_is_named_and_nothing_is_left_of_it(page: N
             going.freed()
             eventually(lambda: not left_of(pool), f"something is left: {left_of(pool)}")
     page.run(f"%sky down --name {name}")
+
+
+def test_an_interrupt_that_an_agent_does_not_hear_reaches_it_when_it_goes_on(page: Notebook, name: str) -> None:
+    going = Going(page, VERBS["cell"])
+    going.hear(1.0)
+    with stopped(of_pool(the_pool(name).id)["n1/agent"]):
+        # Nobody who is known not to answer is asked.
+        assert going.shows("node 1 does not answer")
+        going.press()
+        assert going.shows("interrupt again")
+    going.ends()
+    assert "ranks 0-1 interrupted" in going.shown or "KeyboardInterrupt" in going.shown
+    assert page.run("%%sky\nmine").status == "ok"
 
 
 def processes_of(name: str) -> dict[str, psutil.Process]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -426,3 +427,32 @@ def test_down_leaves_nothing_but_the_cache_on_the_hosts(world: World) -> None:
         assert (host.ports(), host.processes("ada")) == (ports, processes)
         assert host.read("/home/ada/.ssh/authorized_keys") == key
     wait_until(lambda: nothing_here(pool.id))
+
+
+def test_a_link_that_is_cut_as_a_restart_begins_costs_nothing_but_time(world: World, took: Took) -> None:
+    with ssh_pool() as pool:
+        run(pool, "mine = 7")
+        notices = Notices()
+        began = threading.Thread(target=lambda: pool.restart(notices), daemon=True)
+        began.start()
+        # New kernels are being made there.
+        wait_until(lambda: pool.supervisor.mending)
+        world.cut()
+        time.sleep(10)
+        world.mend()
+        mended = time.monotonic()
+        began.join(90)
+        assert not began.is_alive()
+        seconds = time.monotonic() - mended
+        # Where the cut came late, the restart was done by then.
+        assert pool.state == "ready"
+        with pytest.raises(CellError) as caught:
+            run(pool, "mine")
+        assert {type(error) for error in caught.value.errors.values()} == {NameError}
+        assert run(pool, "'alive'").values == ["alive", "alive"]
+    took.row(
+        "the connection to the pool is cut for 10 s as `%sky restart` begins (no packet comes through)",
+        see="`the pool does not answer; trying again`, and that the kernels are made when it is back",
+        kept="nothing of the kernels, as in any restart",
+        back=seconds,
+    )

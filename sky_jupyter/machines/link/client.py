@@ -254,7 +254,7 @@ class Link:
         """End the link with all of its connections; nothing of it is left. No error where it has ended."""
         # It is our doing, and may be heard of before the answer.
         self._tell_end = lambda: None
-        self._wake()
+        self.wake()
         with contextlib.suppress(SkyError):
             pid, started = self.ask("end")["process"]
             until = time.monotonic() + _END_PATIENCE
@@ -267,7 +267,7 @@ class Link:
             except subprocess.TimeoutExpired:
                 self._kill()
 
-    def _wake(self) -> None:
+    def wake(self) -> None:
         """Have its process go on, should it stand still: else nobody is answered."""
         if self.pid:
             with contextlib.suppress(ProcessLookupError, PermissionError):
