@@ -33,6 +33,12 @@ _PATIENCE = 60.0
 _REMOVAL = 600.0
 
 
+def pools_on(machine: SSHMachine) -> list[str]:
+    """The ids of the user's pools that have a process on a host."""
+    said = machine.shell.run(f"{_look(everywhere=True)}; :", timeout=_PATIENCE).out.decode("utf-8", "replace")
+    return list(dict.fromkeys(match[1] for line in said.splitlines() if (match := _POOL.search(line))))
+
+
 def check_host(machine: SSHMachine, names: Mapping[str, str]) -> None:
     """Refuse a host on which something uses what would be removed.
 
@@ -116,14 +122,15 @@ _CACHE_THERE = f'"$HOME"/{shlex.quote(CACHE)}'
 _LOCKED = '( flock -n 9 || echo "locked $l" ) 9<"$l"'
 
 
-def _look() -> str:
-    """Shell text that prints the command lines of the user's host processes that run out of the cache there."""
+def _look(*, everywhere: bool = False) -> str:
+    """Shell text that prints the command lines of the user's host processes there: out of the cache, or any."""
     # The brackets keep the pattern from matching its own command line.
     pattern = _HOST_PROCESS.replace(".", "[.]")
+    ours = "*" if everywhere else f'"$HOME"/{CACHE}/*'
     return (
         f'for f in $(grep -ls {shlex.quote(pattern)} /proc/[0-9]*/cmdline); do [ -O "$f" ] || continue; '
         "c=$(tr '\\000' ' ' <\"$f\" 2>/dev/null); "
-        f'case $c in ("$HOME"/{CACHE}/*) echo "busy $c";; esac; done'
+        f'case $c in ({ours}) echo "busy $c";; esac; done'
     )
 
 

@@ -17,7 +17,7 @@ from ..capture.names import analyse
 from ..display import panel
 from ..display.asking import agrees, person
 from ..errors import PoolError, SkyError, SpecError, rank_label, shortened
-from ..pool import ending, survey, values
+from ..pool import survey, values
 from ..pool.events import NoticeEvent, Tape
 from ..pool.live import pools
 from ..pool.manager import Detached, Pool
@@ -298,8 +298,8 @@ class SkyMagics(Magics):
         print("\n".join([str(pool.where()), *pool.watchdog.troubles.values()]))
 
     def do_down(self, given: Given) -> None:
-        if given.name is not None and pools.get(given.name) is None and (told := ending.end_named(given.name)):
-            print(told)
+        if pools.get(given.name) is None if given.name is not None else not pools.all():
+            print(runs.end_left(given.name))
             return
         for pool in pools.all() if given.all else [pools.need(given.name)]:
             _take_patience(pool, given)
@@ -419,8 +419,11 @@ def _unsure(pool: Pool) -> str:
     """What is to be said of machines that did not answer as their pool was ended."""
     if not pool.unsure:
         return ""
-    lease = f"{(pool.spec.lease or 0.0) / 60:.0f} min after its last run"
-    return f"; {', '.join(pool.unsure)} did not answer: what runs there ends by its lease, {lease}"
+    names, minutes = ", ".join(pool.unsure), (pool.spec.lease or 0.0) / 60
+    return (
+        f"; {names} did not answer: what runs there is ended once it does, as long as this machine is on; else "
+        f"`%sky clean --host {','.join(pool.unsure)}` ends it, and its lease, {minutes:.0f} min after its last run"
+    )
 
 
 def _numbered(line: str, body: str) -> str:

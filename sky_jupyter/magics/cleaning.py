@@ -10,7 +10,9 @@ from typing import TYPE_CHECKING, TypeVar
 from ..bootstrap import clean
 from ..display.asking import person
 from ..errors import PoolError
-from ..pool.registry import Registry
+from ..machines import ending
+from ..pool import traces
+from ..pool.registry import Registry, sweep
 from ..pool.rows import PoolRow
 from ..providers import SSH
 
@@ -45,6 +47,9 @@ def here() -> str:
 def hosts(provider: SSH) -> list[str]:
     """Clean hosts, all or none of them; what was done, a line each.
 
+    Of our own pools, those that have ended and those that nobody manages are ended there. A pool that is kept
+    or has a run on is not: somebody may come back for it.
+
     Raises
     ------
     PoolError
@@ -55,12 +60,39 @@ def hosts(provider: SSH) -> list[str]:
     names = _names(_rows())
     machines = person.wait(lambda: provider.connect_all(provider.hosts, person.prompts))
     try:
+        ended = [_told_of(machine, ids) for machine, ids in zip(machines, _on_all(machines, _end_left), strict=True)]
         _on_all(machines, lambda machine: clean.check_host(machine, names))
         freed = _on_all(machines, lambda machine: clean.clean_host(machine, names))
     finally:
         for machine in machines:
             machine.close()
-    return [_told(machine.target.name, size) for machine, size in zip(machines, freed, strict=True)]
+    told = [_told(machine.target.name, size) for machine, size in zip(machines, freed, strict=True)]
+    return [*filter(None, ended), *told]
+
+
+def _end_left(machine: SSHMachine) -> list[str]:
+    """End pools that are of no use to anybody on a host; their names."""
+    registry = Registry()
+    try:
+        sweep(registry)
+        found = {id: name for id in clean.pools_on(machine) if (name := registry.left_name(id)) is not None}
+        for trace in traces.orphans(registry):
+            if trace.host == machine.target.name:
+                found.setdefault(trace.pool, trace.name)
+        for id in found:
+            folders = [path for trace in traces.of(registry, id) for path in (trace.folder, trace.blobs)]
+            ending.run(machine, ending.script(id, folders))
+            for trace in traces.of(registry, id):
+                if trace.host == machine.target.name:
+                    traces.forget(registry, id, trace.folder)
+        return list(found.values())
+    finally:
+        registry.close()
+
+
+def _told_of(machine: SSHMachine, names: Sequence[str]) -> str:
+    many = "pools" if len(names) > 1 else "pool"
+    return f"{machine.target.name}: what was left of {many} {', '.join(map(repr, names))} is ended" if names else ""
 
 
 def _on_all(machines: Sequence[SSHMachine], work: Callable[[SSHMachine], T]) -> list[T]:

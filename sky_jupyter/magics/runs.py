@@ -3,11 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
 
+from ..display.asking import person
 from ..errors import PoolError
 from ..node.protocol import PROTOCOL
+from ..pool import ending, traces
 from ..pool.live import pools
 from ..pool.manager import Pool
 from ..pool.record import protocol_of, unfit
@@ -93,12 +96,65 @@ def news() -> list[str]:
     What is wrong with the registry follows.
     """
     with _registry() as registry:
+        before: dict[str, bool] = {}
+        with contextlib.suppress(PoolError):
+            before = {row.id: row.unfinished for row in registry.pools()}
         sweep(registry)
         lines = []
         with contextlib.suppress(PoolError):
             rows = [row for row in registry.pools() if row.outlives and pools.get(row.name) is None]
             lines = [_kept(registry, row) for row in rows]
+        left = traces.orphans(registry)
+        # Those whose lease is over have most likely ended.
+        told = [trace for trace in left if before.get(trace.pool, True)]
+        lines += [_left(name, hosts) for name, hosts in _by_pool(told).items()]
+        if left:
+            threading.Thread(target=_end_left, name="sky-traces", daemon=True).start()
         return [*lines, *registry.take_warnings()]
+
+
+def _by_pool(left: Sequence[traces.Trace]) -> dict[str, str]:
+    found: dict[str, list[traces.Trace]] = {}
+    for trace in left:
+        found.setdefault(trace.name, []).append(trace)
+    return {name: traces.hosts_of(several) for name, several in found.items()}
+
+
+def _left(name: str, hosts: str) -> str:
+    return (
+        f"pool {name}: what it left on {hosts} when its start or end was cut short is being ended; "
+        f"`%sky down --name {name}` does so too, and says why where it cannot be"
+    )
+
+
+def _end_left() -> None:
+    """End what can be reached without asking anybody; what cannot is told when the extension is loaded again."""
+    with _registry() as registry, contextlib.suppress(PoolError):
+        traces.end(registry, traces.orphans(registry))
+
+
+def end_left(name: str | None) -> str:
+    """End what pools have left on other machines: those of this name, or all that nobody can take up; what was done.
+
+    Raises
+    ------
+    PoolError
+        When there is nothing, or it cannot be reached.
+    """
+    with _registry() as registry:
+        sweep(registry)
+        left = [trace for trace in traces.orphans(registry) if name in (None, trace.name, trace.pool)]
+        if not left:
+            if name is not None and (told := person.wait(lambda: ending.end_named(name, person.prompts))):
+                return told
+            pools.need(name)
+        ended, failed = person.wait(lambda: traces.end(registry, left, person.prompts))
+    lines = [f"pool {name}: ended on {hosts}" for name, hosts in _by_pool(ended).items()]
+    if failed:
+        whys = "; ".join(f"{host}: {why}" for host, why in failed.items())
+        done = f"{'; '.join(lines)}; but " if lines else ""
+        raise PoolError(f"{done}what pools have left there cannot be ended just now: {whys}")
+    return "\n".join(lines)
 
 
 def _kept(registry: Registry, row: PoolRow) -> str:

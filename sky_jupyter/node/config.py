@@ -10,6 +10,8 @@ from ..spec import DEFAULT_OPTIONS
 
 # What a host is to be from now on lies beside host.json under this name, until it has seen it.
 NEXT = "host.json.next"
+# A start's maker writes the first of these in the pool's folder again and again, and the other one at its end.
+STARTING, READY = "starting", "ready"
 
 
 @dataclass(frozen=True)
@@ -59,6 +61,9 @@ class HostConfig:
         Whether the nodes work together; else each rank is a world of its own.
     exit_timeout : float
         Seconds that ranks have for an orderly end: exit handlers, open files. What takes longer is killed.
+    start_timeout : float or None
+        Seconds without word of who makes the pool after which this machine's part of it ends itself, until it
+        has been said that the pool is ready; None where only ``idle_timeout`` counts.
     """
 
     pool: str
@@ -81,11 +86,12 @@ class HostConfig:
     ttl: float | None = None
     cluster: bool = True
     exit_timeout: float = DEFAULT_OPTIONS.exit_timeout
+    start_timeout: float | None = None
 
     @property
     def lease_interval(self) -> float:
         """Seconds between two renewals of the lease."""
-        return min(5.0, (self.idle_timeout or 60.0) / 8)
+        return min(5.0, (self.idle_timeout or 60.0) / 8, (self.start_timeout or 60.0) / 8)
 
     @classmethod
     def read(cls, folder: Path) -> HostConfig:

@@ -237,3 +237,15 @@ def _redirect(log: str) -> None:
     os.dup2(out, 2)
     os.close(null)
     os.close(out)
+
+
+def main() -> None:
+    """Entry of ``python -m sky_jupyter.node.forkserver SOCKET SECONDS MODULE...``; see `serve`.
+
+    The socket is the number of a file that is open already.
+    """
+    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[3:], float(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()

@@ -4,11 +4,12 @@
 
 It reads FOLDER/host.json, starts the forkserver, on the head's machine the scheduler, and one agent
 a node, says what came up as JSON lines on its standard output, and then watches. A scheduler or an
-agent that ends is started anew, at its place. Where FOLDER/host.json.next appears, it has other nodes
-from then on: all agents are new, and the forkserver and the scheduler are not. A pool that is not kept
-ends with the process that made it, and one whose lease nobody renews, or whose time (ttl) is over, ends by itself.
-However it ends,
-it takes everything with it: its children die with it, orphans come to it, and the folder is removed.
+agent that ends is started anew, at its place, and so is a forkserver, with all agents. Where
+FOLDER/host.json.next appears, it has other nodes from then on: all agents are new, and the forkserver
+and the scheduler are not. A pool that is not kept ends with the process that made it, and one whose
+lease nobody renews, or whose time (ttl) is over, ends by itself. So does one whose maker is not heard
+of any more before it has said that the pool is ready. However it ends, it takes everything with it:
+its children die with it, orphans come to it, and the folder is removed.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from typing import Any
 
 from . import locking, processes
 from .accelerators import Devices
-from .config import NEXT, HostConfig
+from .config import NEXT, READY, STARTING, HostConfig
 from .stopped import PAUSE, Standstill
 
 _WATCH = 0.25
@@ -61,6 +62,8 @@ class Host:
         self.asked = 0
         self.revivals: dict[str, list[float]] = {}
         self.began = self.renewed = time.monotonic()
+        # Whether the pool is ready, and the last word of who makes it.
+        self.ready, self.word = self.config.start_timeout is None, 0
         self.scheduler_address = self.config.scheduler
         self.devices = Devices()
         self.standstill, self.looked = Standstill(), self.began
@@ -99,10 +102,9 @@ class Host:
     def start(self) -> None:
         from . import forkserver
 
-        listener = forkserver.listen(self.folder / "fork")
         preload, timeout = self.config.preload, self.config.exit_timeout
-        self.fork("forkserver", lambda: forkserver.serve(listener, preload, timeout), log="forkserver.log")
-        listener.close()
+        with forkserver.listen(self.folder / "fork") as listener:
+            self.fork("forkserver", lambda: forkserver.serve(listener, preload, timeout), log="forkserver.log")
         # After the forkserver: it must not carry the control plane's modules, nor wait for them.
         from . import dask_settings
 
@@ -120,6 +122,23 @@ class Host:
             self.start_agent(node)
         self.renewed = time.monotonic()
         self.say(event="started", scheduler=self.scheduler_address)
+
+    def renew_forkserver(self) -> None:
+        """Have another forkserver, and agents that have a line to it: the kernels of the old one died with it."""
+        from . import forkserver
+
+        for name in ("fork", f"fork{forkserver.READY}"):
+            (self.folder / name).unlink(missing_ok=True)
+        with forkserver.listen(self.folder / "fork") as listener:
+            listener.set_inheritable(True)
+            # A new program: this process has the control plane's modules by now.
+            command = [sys.executable, "-m", forkserver.__name__, str(listener.fileno())]
+            command += [str(self.config.exit_timeout), *self.config.preload]
+            self.fork("forkserver", lambda: os.execv(sys.executable, command), log="forkserver.log")
+        for pid, name in self.children.items():
+            if name.startswith("agent"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
 
     def start_scheduler(self) -> str:
         """Start it, at the port that it had, if it had one; its address."""
@@ -238,7 +257,18 @@ class Host:
         with contextlib.suppress(BlockingIOError):
             while os.read(self.lease, 512):
                 self.renewed = now
-        return self.config.idle_timeout is not None and now - self.renewed > self.config.idle_timeout
+        if not self.ready:
+            self.hear_of_start(now)
+        limit = self.config.idle_timeout if self.ready else self.config.start_timeout
+        return limit is not None and now - self.renewed > limit
+
+    def hear_of_start(self, now: float) -> None:
+        """Look whether the pool is ready by now, and whether who makes it has left word since."""
+        self.ready = (self.folder / READY).exists()
+        with contextlib.suppress(OSError):
+            word = (self.folder / STARTING).stat().st_mtime_ns
+            if self.ready or word != self.word:
+                self.word, self.renewed = word, now
 
     def time_is_over(self) -> bool:
         """Whether the pool has been there for as long as it may be, whoever is there and whatever runs."""
@@ -249,11 +279,13 @@ class Host:
         now = time.monotonic()
         recent = [when for when in self.revivals.get(name, []) if now - when < _REVIVAL_SPAN]
         revived = False
-        if name != "forkserver" and len(recent) < _REVIVALS:
+        if len(recent) < _REVIVALS:
             self.revivals[name] = [*recent, now]
             with contextlib.suppress(RuntimeError, OSError):
                 if name == "scheduler":
                     self.start_scheduler()
+                elif name == "forkserver":
+                    self.renew_forkserver()
                 else:
                     self.start_agent(int(name.rpartition(" ")[2]))
                 revived = True

@@ -33,6 +33,8 @@ def take_up(pool: PoolLife, row: PoolRow, record: PoolRecord, take_over: bool, t
         _not_joined(pool, row, error)
         raise
     pool.state = "ready"
+    # The one before may have died before it had said so.
+    launch.settle(pool.hosts)
     ends = getattr(record, "ends", None)
     pool.expiry.begin(None if ends is None else ends - time.time())
     pool.logger.write(logging.INFO, "attached")
@@ -69,7 +71,7 @@ async def _join(pool: PoolLife, record: PoolRecord) -> None:
 
 def _reconnect(pool: PoolLife, record: PoolRecord) -> None:
     """Take up the hosts of another manager, through its link or a new one."""
-    pool.link, pool.hosts = remote.reopen(record.hosts, pool.spec.name, pool.prompts)
+    pool.link, pool.hosts = remote.reopen(record.hosts, pool.spec.name, pool.traces, pool.prompts)
     pool.machines = [host.machine for host in pool.hosts if isinstance(host, RemoteHost)]
     remote.relay(pool.hosts, record.scheduler)
     pool.link.listen(pool.host_events.on_link, pool._is_off)
@@ -86,5 +88,7 @@ def _not_joined(pool: PoolLife, row: PoolRow, error: BaseException) -> None:
     with contextlib.suppress(PoolError):
         if isinstance(error, PoolGone):
             folders.remove(row.id, row.folders)
+            for trace in pool.traces.left():
+                pool.traces.forget(trace.folder)
             pool.registry.update(row.id, "ended")
         pool.registry.release(row.id)

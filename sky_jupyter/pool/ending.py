@@ -10,21 +10,30 @@ import signal
 import sys
 import time
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from ..errors import PoolError, SkyError
 from ..machines import identity
 from ..node.config import HostConfig
 from ..node.protocol import PROTOCOL
-from . import folders
+from . import folders, traces
 from .record import PoolRecord, protocol_of
 from .registry import PoolRow, Registry, sweep
+
+if TYPE_CHECKING:
+    from ..machines.ssh.values import Prompts
 
 _HOST_ENDS = 10.0
 _LOOK = 0.02
 
 
-def end(registry: Registry, id: str) -> str:
+def end(registry: Registry, id: str, prompts: Prompts | None = None) -> str:
     """End the pool of this id; what came of it.
+
+    Parameters
+    ----------
+    prompts : Prompts, optional
+        Whom to ask for passphrases; nobody unless given.
 
     Raises
     ------
@@ -38,20 +47,18 @@ def end(registry: Registry, id: str) -> str:
     if row.provider == "local":
         _end_local(registry, row)
         return f"pool {row.name}: ended"
-    if protocol_of(row) not in (None, PROTOCOL):
-        unsure = _end_hosts(registry, row)
-    else:
-        from .manager import Pool
-
-        pool = Pool.attach(row)
-        pool.down()
-        unsure = pool.unsure
-    text = f"; {', '.join(unsure)} did not answer: what runs there ends by its lease" if unsure else ""
-    return f"pool {row.name}: ended{text}"
+    unsure = _end_far(registry, row, prompts)
+    told = f"; {', '.join(unsure)} did not answer: what runs there ends by its lease" if unsure else ""
+    return f"pool {row.name}: ended{told}"
 
 
-def end_named(name: str) -> str | None:
+def end_named(name: str, prompts: Prompts | None = None) -> str | None:
     """End the pool of this name that no process manages; what came of it, and None where there is no such pool.
+
+    Parameters
+    ----------
+    prompts : Prompts, optional
+        Whom to ask for passphrases; nobody unless given.
 
     Raises
     ------
@@ -61,7 +68,7 @@ def end_named(name: str) -> str | None:
     registry = Registry()
     try:
         row = registry.pool(name)
-        return None if row is None or row.is_mine else end(registry, row.id)
+        return None if row is None or row.is_mine else end(registry, row.id, prompts)
     finally:
         registry.close()
 
@@ -79,7 +86,7 @@ def _end_hosts(registry: Registry, row: PoolRow) -> list[str]:
         ) from None
     registry.own(row.id)
     try:
-        link, there = remote.reopen(hosts, row.name)
+        link, there = remote.reopen(hosts, row.name, traces.Traces(registry, row.id))
         unsure = remote.end_all(there)
         link.end()
     except BaseException:
@@ -88,6 +95,30 @@ def _end_hosts(registry: Registry, row: PoolRow) -> list[str]:
     folders.remove(row.id, row.folders)
     registry.update(row.id, "ended")
     return sorted(host.name for host in unsure)
+
+
+def _end_far(registry: Registry, row: PoolRow, prompts: Prompts | None) -> list[str]:
+    """End a pool on other machines: in order where it can be taken up, else by what the registry knows of it."""
+    from .manager import Pool
+
+    if protocol_of(row) not in (None, PROTOCOL):
+        return _end_hosts(registry, row)
+    try:
+        pool = Pool.attach(row, prompts)
+    except SkyError:
+        left = traces.of(registry, row.id)
+        if not left:
+            raise
+        registry.own(row.id)  # nobody else manages it
+        _, failed = traces.end(registry, left, prompts)
+        if len(failed) == len({trace.host for trace in left}):
+            registry.release(row.id)
+            raise
+        folders.remove(row.id, row.folders)
+        registry.update(row.id, "ended")
+        return sorted(failed)
+    pool.down()
+    return pool.unsure
 
 
 def _end_local(registry: Registry, row: PoolRow) -> None:

@@ -88,12 +88,16 @@ class HostEvents:
         elif event["event"] == "gone":
             # What its nodes said at last may still wait to be read.
             asyncio.get_running_loop().call_later(_LAST_WORDS, self._on_gone, host)
-        elif name == "forkserver":
-            pool._break(f"the forkserver ended ({event['text']})")
+        elif name == "forkserver" and pool.state == "new":
+            pool._break(f"the forkserver ended ({event['text']}){host.place} before it was ready")
         elif name and pool.state == "new":
             pool._break(f"{name} ended ({event['text']}) before it was ready" + "".join(host.last_words(name)))
         elif name and not event.get("revived"):
-            pool._break(f"the {name} ended ({event['text']}), again and again")
+            pool._break(f"the {name} ended ({event['text']}){host.place}, again and again")
+        elif name == "forkserver" and pool.control is not None:
+            # With it went the kernels that it had forked; the host has started another, and agents that know it.
+            for node in host.nodes:
+                pool.control.lose(node, f"its forkserver ended ({event['text']})")
         elif event["event"] == "unchanged" and pool.state == "new":
             pool._break(f"a host could not be changed: {event['message']}")
         elif name.startswith("agent ") and pool.control is not None:

@@ -13,14 +13,14 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..errors import BootstrapError, PoolError
+from ..errors import BootstrapError, PoolError, SkyError
 from ..machines.base import Command, Machine
 from ..machines.local import LocalMachine, LocalProcess, working_folder
-from ..node.config import NEXT, HostConfig
+from ..node.config import NEXT, READY, STARTING, HostConfig
 from ..options import DEFAULT_EXIT_TIMEOUT
 from ..spec import PoolSpec
 from . import certificates
@@ -34,6 +34,8 @@ _LAST_LINES = 30
 # How often the words of a host are looked for that are not heard as they come; where they lie.
 _LOOK = 0.5
 EVENTS = "host.events"
+# So long hosts live without word of who makes their pool, before it is ready; and how long they are waited for then.
+_START_LEASE, _SETTLE = 75.0, 5.0
 # What belongs to the notebook's process and must not reach a rank. (Under the last one, ipykernel
 # leaves what native code prints where it falls.)
 _OWN = (
@@ -59,6 +61,9 @@ class Host:
     on_event: Callable[[dict[str, Any]], None] | None = None
     # Seconds that it gives its ranks for an orderly end.
     exit_timeout: float = DEFAULT_EXIT_TIMEOUT
+    # Set when the pool is ready, or its start of no interest any more; and when the host has been told.
+    over: threading.Event = field(default_factory=threading.Event)
+    settled: threading.Event = field(default_factory=threading.Event)
 
     def next_event(self, deadline: float) -> dict[str, Any]:
         """The next thing the host says; a host that ends or is silent raises."""
@@ -133,10 +138,13 @@ class Host:
         return address
 
     def leave(self) -> None:
-        """Listen to it no more."""
+        """Listen to it no more, and tell it nothing."""
+        self.settled.set()
+        self.over.set()
 
     def end(self) -> None:
         """Have the host end with all that it started, and wait for it."""
+        self.leave()
         self.end_process()
         self.remove_folders()
 
@@ -174,6 +182,25 @@ class Host:
         LOCAL.put(config.dump(), part)
         part.replace(self.folder / NEXT)
 
+    def say(self, word: str) -> None:
+        """Leave a word in the pool's folder: `STARTING`, or `READY`."""
+        (self.folder / word).write_text(word)
+
+    def vouch(self) -> None:
+        """Tell it again and again, in a thread, that its maker lives, until it is told that the pool is ready."""
+        threading.Thread(target=self._vouch, name="sky-start", daemon=True).start()
+
+    def _vouch(self) -> None:
+        while not self.settled.is_set():
+            is_ready = self.over.wait(start_lease() / 8)
+            with contextlib.suppress(SkyError, OSError, TimeoutError):
+                self.say(READY if is_ready else STARTING)
+                if is_ready:
+                    self.settled.set()
+            if is_ready:
+                # One that is away is told when it is back.
+                self.settled.wait(_LOOK)
+
     def hear(self) -> None:
         """Take in, in a thread, what the host says from now on."""
         threading.Thread(target=_listen, args=(self,), name="sky-host", daemon=True).start()
@@ -188,6 +215,20 @@ class Host:
             # Whoever listens then hears it.
             self.events.put(one)
         return str(event["scheduler"])
+
+
+def start_lease() -> float:
+    """Seconds that hosts live without word of who makes their pool; ``SKY_START_LEASE`` is for tests."""
+    return float(os.environ.get("SKY_START_LEASE") or _START_LEASE)
+
+
+def settle(hosts: Sequence[Host]) -> None:
+    """Tell hosts that their pool is ready; those that do not answer just now are told when they do."""
+    for host in hosts:
+        host.over.set()
+    end = time.monotonic() + _SETTLE
+    for host in hosts:
+        host.settled.wait(max(0.0, end - time.monotonic()))
 
 
 def read_config(text: bytes, where: str) -> HostConfig:
@@ -212,6 +253,7 @@ def adopt(facts: Mapping[str, Any]) -> Host:
         raise PoolError("the pool's processes are gone")
     host = Host(process, list(facts["nodes"]), Path(facts["folder"]), Path(facts["blobs"]), queue.Queue())
     host.hear()
+    host.vouch()
     return host
 
 
@@ -258,6 +300,7 @@ def launch(
                 cluster=spec.options.cluster,
                 blob_limit=spec.blob_limit,
                 exit_timeout=spec.options.exit_timeout,
+                start_timeout=start_lease() if spec.keep else None,
             )
             for name, data in {**keys, "host.json": config.dump()}.items():
                 machine.put(data, folder / name)
@@ -279,6 +322,10 @@ def launch(
             raise
         host = Host(command, nodes, folder, blobs, queue.Queue())
         host.hear()
+        if spec.keep:
+            host.vouch()
+        else:
+            host.settled.set()
         on_host(host)
         scheduler = host.await_start()
     assert scheduler is not None

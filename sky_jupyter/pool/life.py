@@ -36,6 +36,7 @@ from .remote import RemoteHost
 from .resizing import Resizing
 from .supervisor import Supervisor
 from .survey import Survey
+from .traces import Trace, Traces
 from .watchdog import LINK
 
 if TYPE_CHECKING:
@@ -104,6 +105,11 @@ class PoolLife:
         self._client = contextlib.ExitStack()
         # Held by whoever restarts, resizes or ends it from outside of the notebook's cells; what that is.
         self._change, self._changed = threading.Lock(), ""
+
+    @property
+    def traces(self) -> Traces:
+        """What the registry knows of its parts on other machines."""
+        return Traces(self.registry, self.id, self.spec)
 
     @property
     def listener(self) -> Listener:
@@ -181,6 +187,7 @@ class PoolLife:
         # Another machine's process number says nothing here.
         process = self.hosts[0].command.identity if self.hosts[0].here else None
         self.registry.update(self.id, "ready", places, process, self.spec.nodes)
+        launch.settle(self.hosts)
         if self.link is not None:
             # Whoever looks for the pool finds it from now on, and its link as well.
             self._keep_link()
@@ -304,6 +311,10 @@ class PoolLife:
         with contextlib.suppress(Exception):
             self._client.close()
         self.workers.close()
+        if self.spec.provider.kind != "local":
+            # Should this process die on the way, nobody takes the rest of it up.
+            with contextlib.suppress(Exception):
+                self.registry.update(self.id, "ending")
         limit = self.spec.options.shutdown_timeout
         end = time.monotonic() + limit
         wait = min(limit, self.exit_timeout)
@@ -360,7 +371,8 @@ class PoolLife:
         unsure += remote.end_all([host for host in self.hosts if host not in hosts], missed)
         ended = set(map(id, hosts))
         self._astray = [*(host for host in self._astray if id(host) not in ended), *unsure]
-        self.unsure = sorted({host.name for host in self._astray})
+        left = self.traces.left() if self.state == "ended" else []
+        self.unsure = sorted({*(host.name for host in self._astray), *(trace.host for trace in left)})
         self._hang_up()
 
     def _end_astray(self) -> None:
@@ -373,9 +385,27 @@ class PoolLife:
     def _hang_up(self) -> None:
         """End the link, and with it all connections."""
         link, self.link, self.machines = self.link, None, []
-        if link is not None:
-            with contextlib.suppress(Exception):
+        if link is None:
+            return
+        left = self.traces.left() if self.state == "ended" else []
+        with contextlib.suppress(Exception):
+            if left:
+                self._finish(link, left)
+            else:
                 link.end()
+
+    def _finish(self, link: PoolLink, left: Sequence[Trace]) -> None:
+        """Leave what could not be reached, or not confirmed, to the link, which tries again for a while."""
+        scripts: dict[str, list[str]] = {}
+        for trace in left:
+            scripts.setdefault(trace.host, []).append(trace.script)
+
+        def ended(host: str) -> None:
+            for trace in left:
+                if trace.host == host:
+                    self.traces.forget(trace.folder)
+
+        link.finish(scripts, ended)
 
     async def _leave(self, exit_timeout: float = 0.0) -> None:
         busy = self.supervisor.busy
@@ -538,6 +568,9 @@ class PoolLife:
         self.supervisor.close()
         self.state, self.broken = "new", ""
         await self.control.close()
+        if self.spec.provider.kind != "local":
+            # Until it is ready again, nobody could take it up.
+            self.registry.update(self.id, "starting")
         await asyncio.to_thread(self._end_hosts, hosts)
         await self._start()
         self.supervisor.restarted.update(range(self.spec.world_size))

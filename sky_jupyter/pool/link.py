@@ -6,10 +6,10 @@ import contextlib
 import functools
 import shutil
 import threading
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from ..errors import PoolError, SkyError
 from ..machines.link.client import Link
@@ -27,6 +27,8 @@ _BESIDE = 64
 _GATHER = 1.5
 _NAMED = 4
 _PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+# For so long what could not be reached is tried again when the pool has been ended.
+FINISH = 1800.0
 
 
 class PoolLink:
@@ -56,6 +58,7 @@ class PoolLink:
         self._machines: Sequence[LinkMachine] = ()
         self._lease: float | None = None
         self._over = threading.Event()
+        self._ended: Callable[[str], None] = lambda host: None
         self._use(link)
 
     @classmethod
@@ -63,7 +66,8 @@ class PoolLink:
         """Make a pool's folders here, and start its link; it ends with this process until `keep`."""
         folder, blobs = launch.make_folders(pool)
         try:
-            return cls(Link.start(folder / LINK), folder, blobs, ours=True)
+            # Nobody can take up a pool that is not ready: should this process die, the link leaves nothing.
+            return cls(Link.start(folder / LINK, folders=[folder, blobs]), folder, blobs, ours=True)
         except BaseException:
             _remove(folder, blobs)
             raise
@@ -162,8 +166,37 @@ class PoolLink:
     def end(self) -> None:
         """End it, and remove the pool's folders here."""
         self._hush()
-        self.link.end()
+        # Should this process die just now, the link removes them.
+        self.link.end([self.folder, self.blobs])
         _remove(self.folder, self.blobs)
+
+    def finish(self, scripts: Mapping[str, Sequence[str]], ended: Callable[[str], None]) -> list[str]:
+        """Leave it to end what is on machines that could not be reached, and then itself, with the folders here.
+
+        Parameters
+        ----------
+        scripts : mapping of str to sequence of str
+            Of each machine, by its name, what ends the pool's parts there.
+        ended : callable
+            Told, in a thread of ours, the name of each where nothing is left.
+
+        Returns
+        -------
+        list of str
+            The machines that are tried: the link holds no others.
+        """
+        self._hush()
+        with contextlib.suppress(SkyError, OSError):
+            machines = [machine for machine in self.link.machines() if machine.name in scripts]
+            if machines:
+                self._ended = ended
+                works = [(machine, "; ".join(_each(scripts[machine.name]))) for machine in machines]
+                self.link.finish(works, FINISH, [self.folder, self.blobs])
+                # Nobody takes the pool up again: of what lies here, the link needs its own folder only.
+                _remove(self.blobs, *(path for path in self.folder.iterdir() if path.name != LINK))
+                return [machine.name for machine in machines]
+        self.end()
+        return []
 
     def release(self) -> None:
         """Let go of it: it lives on as it was asked to."""
@@ -192,6 +225,9 @@ class PoolLink:
 
     def _on_event(self, event: Event) -> None:
         """Take in what became of a machine; what is new of it is told."""
+        if event.kind == "ended":
+            self._ended(event.host)
+            return
         with self._lock:
             before = self.away.get(event.host)
             if event.kind == "back":
@@ -226,11 +262,19 @@ class PoolLink:
                 tell(f"{host} is {text}")
 
 
+def _each(scripts: Sequence[str]) -> list[str]:
+    """Scripts of which each is run, and all must end well."""
+    return ["_sky_f=", *(f"( {script} ) || _sky_f=1" for script in scripts), '[ -z "$_sky_f" ]']
+
+
 def _named(hosts: Sequence[str]) -> str:
     shown = ", ".join(hosts[:_NAMED]) + (f" and {len(hosts) - _NAMED} more" if len(hosts) > _NAMED else "")
     return f"{shown} {'is' if len(hosts) == 1 else 'are'}"
 
 
-def _remove(*folders: Any) -> None:
-    for folder in folders:
-        shutil.rmtree(folder, ignore_errors=True)
+def _remove(*paths: Path) -> None:
+    for path in paths:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)

@@ -156,7 +156,7 @@ class Making:
             assert pool.link is not None
             here = (pool.link.folder, pool.link.blobs)
             return remote.start(
-                *(pool.id, pool.spec, crew.sites, here, crew.image.env, pool.hosts.append, pool._stop),
+                *(pool.traces, pool.spec, crew.sites, here, crew.image.env, pool.hosts.append, pool._stop),
                 lambda text: pool.listener(NoticeEvent(text)),
                 pool.expiry.left,
             )

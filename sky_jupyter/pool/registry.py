@@ -296,6 +296,21 @@ class Registry:
         with self._open() as connection:
             return self._pools(connection)
 
+    def left_name(self, id: str) -> str | None:
+        """The name of a pool that is of no use to anybody: it has ended, or nobody manages it, keeps it or runs on it.
+
+        None for every other one, and for those that are not known here.
+        """
+        with self._open() as connection:
+            row = self._find(connection, id)
+            if row is None:
+                found = connection.execute(
+                    "SELECT substr(name, 1, 64) FROM pools WHERE id = ? AND state = 'ended'", (id,)
+                ).fetchone()
+                return None if found is None else str(found[0])
+        runs = any(run.state == "running" for run in self.runs(id, KEPT_RUNS))
+        return None if row.keep or row.owner_lives or not row.is_here or runs else row.name
+
     def pool(self, name_or_id: str) -> PoolRow | None:
         """The live pool of this id or else name; of several, one that is here, is kept, and is the newest."""
         rows = self.pools()
@@ -522,7 +537,7 @@ def _is_over(registry: Registry, row: PoolRow) -> bool:
     if row.provider not in leases.PROVIDERS:
         # Machines that were made for it are not forgotten because their processes have ended.
         return False
-    if time.time() - row.heard > _FORGOTTEN:
+    if row.unfinished or time.time() - row.heard > _FORGOTTEN:
         return True
     running = any(run.state == "running" for run in registry.runs(row.id, KEPT_RUNS))
     return leases.has_ended(row, running=running)

@@ -16,10 +16,12 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from ..errors import BootstrapError, CaptureError, LinkLost, MachineError, PoolError, SkyError
-from ..node.config import NEXT, HostConfig
+from ..machines import ending
+from ..node.config import NEXT, READY, HostConfig
 from ..spec import PoolSpec
 from . import certificates, ear, launch, reach
 from .link import PoolLink
+from .traces import Trace, Traces
 
 if TYPE_CHECKING:
     from ..bootstrap.remote import Site
@@ -78,6 +80,8 @@ class RemoteHost(launch.Host):
     there: str
     blobs_there: str
     python: str
+    # What the registry has of it.
+    traces: Traces
     # Where the head reaches it through the link only: files are not to take that way twice.
     apart: Apart | None = None
     # How many of its events were taken in, and whether the next ones concern nobody any more.
@@ -87,7 +91,9 @@ class RemoteHost(launch.Host):
     @property
     def process(self) -> LinkProcess:
         """Its process, whoever started it, through whatever connection."""
-        return self.machine.process(*self.command.identity)
+        process = self.machine.process(*self.command.identity)
+        process.folder = self.there
+        return process
 
     @property
     def here(self) -> bool:
@@ -145,8 +151,15 @@ class RemoteHost(launch.Host):
         tunnel = self.machine.link.tunnel(self.machine, *reach.place(address), wish=wish, probe=not wish)
         return f"tls://127.0.0.1:{tunnel.port}"
 
+    def say(self, word: str) -> None:
+        """Leave a word in the pool's folder: `STARTING`, or `READY`."""
+        done = self.machine.shell.run(f"echo x >{shlex.quote(f'{self.there}/{word}')}", timeout=_PATIENCE)
+        if done.status and word == READY:
+            raise MachineError(self.name, "command", f"{self.there} cannot be written")
+
     def leave(self) -> None:
-        """Listen to it no more."""
+        """Listen to it no more, and tell it nothing."""
+        super().leave()
         self.left.set()
 
     def end(self) -> None:
@@ -160,6 +173,7 @@ class RemoteHost(launch.Host):
         self.leave()
         self.end_process()
         _remove(self.machine, self.there, self.blobs_there)
+        self.traces.forget(self.there)
 
     def _tail(self, name: str) -> list[str]:
         with contextlib.suppress(SkyError, TimeoutError):
@@ -169,11 +183,11 @@ class RemoteHost(launch.Host):
         return []
 
 
-def adopt(facts: Mapping[str, Any], machine: LinkMachine, here: tuple[Path, Path]) -> RemoteHost:
+def adopt(facts: Mapping[str, Any], machine: LinkMachine, here: tuple[Path, Path], traces: Traces) -> RemoteHost:
     """A host that another manager started, on its machine."""
     there, blobs, python = facts["there"]
     command = machine.process(*facts["process"])
-    host = _host(command, list(facts["nodes"]), here, machine, (there, blobs, python))
+    host = _host(command, list(facts["nodes"]), here, machine, (there, blobs, python), traces)
     host.apart = Apart(**facts["apart"]) if facts.get("apart") else None
     return host
 
@@ -197,11 +211,20 @@ def _relayed(head: LinkMachine, machine: LinkMachine, scheduler: str, apart: Apa
 
 
 def _host(
-    command: Command, nodes: list[int], here: tuple[Path, Path], machine: LinkMachine, there: tuple[str, str, str]
+    command: Command,
+    nodes: list[int],
+    here: tuple[Path, Path],
+    machine: LinkMachine,
+    there: tuple[str, str, str],
+    traces: Traces,
 ) -> RemoteHost:
     folder, blobs, python = there
     told: queue.Queue[dict[str, Any]] = queue.Queue()
-    return RemoteHost(command, nodes, *here, told, machine=machine, there=folder, blobs_there=blobs, python=python)
+    host = RemoteHost(
+        command, nodes, *here, told, machine=machine, there=folder, blobs_there=blobs, python=python, traces=traces
+    )
+    host.vouch()
+    return host
 
 
 class PoolGone(PoolError):
@@ -209,7 +232,7 @@ class PoolGone(PoolError):
 
 
 def reopen(
-    facts: Sequence[Mapping[str, Any]], name: str, prompts: Prompts | None = None
+    facts: Sequence[Mapping[str, Any]], name: str, traces: Traces, prompts: Prompts | None = None
 ) -> tuple[PoolLink, list[launch.Host]]:
     """The link and the hosts of a pool that another manager left; ``prompts`` are for a link that is made anew.
 
@@ -226,14 +249,19 @@ def reopen(
     link = PoolLink.reopen(*here)
     try:
         machines = link.connect([(one["target"], one["address"]) for one in facts], prompts)
-        hosts = [adopt(one, machine, here) for one, machine in zip(facts, machines, strict=True)]
+        hosts = [adopt(one, machine, here, traces) for one, machine in zip(facts, machines, strict=True)]
         lives = _all([functools.partial(_lives, host) for host in hosts])
         if not any(lives):
             raise PoolGone(f"pool {name!r} has ended: by its lease, or with its hosts; nothing of it is left")
         if not all(lives):
             gone = ", ".join(host.machine.name for host, alive in zip(hosts, lives, strict=True) if not alive)
-            raise PoolError(f"pool {name!r} cannot be taken up: its processes on {gone} are gone; it ends by its lease")
+            raise PoolError(
+                f"pool {name!r} cannot be taken up: its processes on {gone} are gone; `%sky down --name {name}` ends "
+                "the others, and so does its lease"
+            )
     except BaseException:
+        for host in hosts if "hosts" in locals() else ():
+            host.leave()
         link.give_up()
         raise
     for host in hosts:
@@ -246,7 +274,7 @@ def _lives(host: RemoteHost) -> bool:
 
 
 def start(
-    pool: str,
+    traces: Traces,
     spec: PoolSpec,
     sites: Sequence[Site],
     here: tuple[Path, Path],
@@ -258,18 +286,19 @@ def start(
 ) -> str:
     """Start a host on each machine, the head's first; ``on_host`` gets each as soon as it must be ended.
 
-    The pool's folders ``here`` get its keys. When ``stop`` is set, no more are started. ``tell`` is told which
-    hosts do not reach each other; ``ttl`` is what is left of the pool's time.
+    The registry has a trace of each before anything is made there. The pool's folders ``here`` get its keys.
+    When ``stop`` is set, no more are started. ``tell`` is told which hosts do not reach each other; ``ttl`` is
+    what is left of the pool's time.
 
     Returns
     -------
     str
         The scheduler's address, as the hosts reach it.
     """
-    keys = certificates.make(pool).files()
+    keys = certificates.make(traces.pool).files()
     for name, data in keys.items():
         launch.LOCAL.put(data, here[0] / name)
-    start = _Start(pool, spec, sites, here, keys, env, on_host, stop, ttl=ttl)
+    start = _Start(traces, spec, sites, here, keys, env, on_host, stop, ttl=ttl)
     collective = [plugin.name for plugin in spec.plugins if plugin.collective]
     # Asked while the head starts: it costs nothing then, and says what Dask would say after half a minute.
     with ThreadPoolExecutor(1, thread_name_prefix="sky-hosts") as beside:
@@ -282,7 +311,7 @@ def start(
 
 
 def start_more(
-    pool: str,
+    traces: Traces,
     spec: PoolSpec,
     sites: Sequence[Site],
     fresh: Collection[int],
@@ -312,7 +341,7 @@ def start_more(
     collective = [plugin.name for plugin in spec.plugins if plugin.collective]
     found = _look(spec, sites, stop)
     _refuse_collectives(sites, found, collective)
-    start = _Start(pool, spec, sites, here, keys, env, on_host, stop, shape, ttl)
+    start = _Start(traces, spec, sites, here, keys, env, on_host, stop, shape, ttl)
     _start_others(start, [sites[node] for node in fresh], scheduler, found, tell)
 
 
@@ -320,7 +349,7 @@ def start_more(
 class _Start:
     """What all hosts that are started at a time have in common; see `start` and `start_more`."""
 
-    pool: str
+    traces: Traces
     spec: PoolSpec
     sites: Sequence[Site]
     here: tuple[Path, Path]
@@ -402,7 +431,7 @@ def _apart(site: Site, head: Site, scheduler: str, found: reach.Reach, tell: Cal
 
 def _start_one(start: _Start, node: int, scheduler: str | None = None, apart: Apart | None = None) -> str:
     """Start the host of one node; returns the scheduler's address."""
-    site, spec, pool = start.sites[node], start.spec, start.pool
+    site, spec, pool = start.sites[node], start.spec, start.traces.pool
     machine = cast("LinkMachine", site.machine)
     if start.stop.is_set():
         raise BootstrapError("agent", "stopped", node=node)
@@ -428,6 +457,7 @@ def _start_one(start: _Start, node: int, scheduler: str | None = None, apart: Ap
         ttl=start.ttl,
         cluster=spec.options.cluster,
         exit_timeout=spec.options.exit_timeout,
+        start_timeout=launch.start_lease(),
     )
     if apart is not None:
         config = replace(
@@ -437,6 +467,7 @@ def _start_one(start: _Start, node: int, scheduler: str | None = None, apart: Ap
             port=apart.agent,
         )
     contents = {**start.keys, "host.json": config.dump()}
+    trace = start.traces.note(machine.name, folder, blobs)
     try:
         machine.put_all({PurePosixPath(folder, name): data for name, data in contents.items()})
         command = machine.exec(
@@ -446,16 +477,22 @@ def _start_one(start: _Start, node: int, scheduler: str | None = None, apart: Ap
             log=PurePosixPath(folder, "host.log"),
         )
     except BaseException as error:
-        with contextlib.suppress(SkyError, TimeoutError):
-            _remove(machine, folder, blobs)
+        _end_unconfirmed(machine, trace, start.traces)
         if isinstance(error, MachineError):
             raise BootstrapError("files", str(error), node=node) from None
         raise
-    host = _host(command, [node], start.here, machine, (folder, blobs, site.interpreter))
+    host = _host(command, [node], start.here, machine, (folder, blobs, site.interpreter), start.traces)
     host.apart = apart
     host.hear()
     start.on_host(host)
     return host.await_start()
+
+
+def _end_unconfirmed(machine: LinkMachine, trace: Trace, traces: Traces) -> None:
+    """End a host that may have been started, or may yet be; where that cannot be, its trace stays."""
+    with contextlib.suppress(SkyError, TimeoutError):
+        ending.run(machine, trace.script)
+        traces.forget(trace.folder)
 
 
 def end_all(hosts: Iterable[launch.Host], missed: Collection[str] = ()) -> list[RemoteHost]:

@@ -199,7 +199,7 @@ class Resizing:
         assert pool.link is not None
         fresh = range(len(plan.kept), plan.spec.nodes)
         remote.start_more(
-            *(pool.id, plan.spec, crew.sites, fresh, pool.scheduler_there, pool.shape + 1),
+            *(pool.traces, plan.spec, crew.sites, fresh, pool.scheduler_there, pool.shape + 1),
             *((pool.link.folder, pool.link.blobs), crew.image.env, self._started.append, pool._stop),
             lambda text: pool.listener(NoticeEvent(text)),
             pool.expiry.left,

@@ -97,7 +97,14 @@ class PoolRow:
     @property
     def outlives(self) -> bool:
         """Whether it is one that a later notebook takes up: kept, or left by its own on other machines."""
-        return self.keep or (self.provider != "local" and self.state == "ready" and not self.owner_lives)
+        left = self.provider != "local" and self.state == "ready" and not self.owner_lives
+        return (self.keep or left) and not self.unfinished
+
+    @property
+    def unfinished(self) -> bool:
+        """Whether its owner died before it was ready, or while it was ended: nobody can use what there is of it."""
+        begun = self.provider != "local" and self.state in ("starting", "ending")
+        return begun and self.is_here and not self.owner_lives
 
     @property
     def is_mine(self) -> bool:

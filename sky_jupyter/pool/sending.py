@@ -146,6 +146,9 @@ class Sending(Moving):
                 await asyncio.wait_for(spread.close(), _GOODBYE)
 
     def _check(self, failures: Mapping[int, Failure]) -> None:
+        if failures and self.control.closing:
+            # None of these nodes is what failed: the pool can reach none of them any more.
+            raise (CaptureError if self.run else TransferError)(self.control.why_closed)
         lines = []
         for node, failure in failures.items():
             if failure.kind == "full":

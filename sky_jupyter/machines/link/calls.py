@@ -18,6 +18,7 @@ from ..ssh import files
 from ..ssh.hostkeys import Accepted, Unknown, valid_fingerprint
 from ..ssh.values import Done, Prompts
 from . import forms
+from .finishing import Finishing
 from .guard import Guard, Watched
 from .held import Held
 from .keeping import Keeping
@@ -78,6 +79,7 @@ class Calls:
             "relay": self._relay,
             "events": self._events,
             "keep": self._keep,
+            "finish": self._finish,
             "end": self._end,
         }
 
@@ -158,6 +160,26 @@ class Calls:
         self._guard.watch(watched, folders)
         self._answer()
 
+    def _finish(self, facts: Facts) -> None:
+        works, patience = facts.get("works"), facts.get("patience")
+        if not isinstance(works, list) or not all(isinstance(one, dict) for one in works):
+            raise SpecError("works are a list, each with its machine and script")
+        if isinstance(patience, bool) or not isinstance(patience, (int, float)) or not patience >= 0:
+            raise SpecError("patience is a number of seconds")
+        scripts = [(self._host(one), str(one.get("script"))) for one in works]
+        for held in self._keeping.hosts():
+            if held not in [one for one, _ in scripts]:
+                self._keeping.let_go(held.number)
+        self._lifetime.keep(patience)
+        # Nobody is to take the pool up any more.
+        self._guard.watch((), self._watched_pool(facts)[1])
+        Finishing(scripts, patience, self._keeping.tell, self._finished).start()
+        self._answer()
+
+    def _finished(self) -> None:
+        self._guard.forget()
+        self._stop()
+
     def _watched_pool(self, facts: Facts) -> tuple[list[Watched], list[Path]]:
         """The processes of the pool, and its folders here."""
         processes, folders = facts.get("processes", []), facts.get("folders", [])
@@ -165,10 +187,13 @@ class Calls:
             raise SpecError("processes are a list, each with its machine, number and beginning")
         if not isinstance(folders, list) or not all(isinstance(one, str) and os.path.isabs(one) for one in folders):
             raise SpecError("folders are a list of whole paths")
-        watched = [Watched(self._host(one), *_identity(one)) for one in processes]
+        watched = [Watched(self._host(one), *_identity(one), str(one.get("folder") or "")) for one in processes]
         return watched, [Path(one) for one in folders]
 
     def _end(self, facts: Facts) -> None:
+        if facts.get("folders"):
+            self._guard.watch((), self._watched_pool(facts)[1])
+            self._guard.forget()
         self._answer(process=list(identity.this()))
         self._stop()
 

@@ -78,7 +78,14 @@ class Link:
         self.pid = 0
 
     @classmethod
-    def start(cls, folder: Path, owner: identity.Process | None = None, *, idle_timeout: float | None = None) -> Link:
+    def start(
+        cls,
+        folder: Path,
+        owner: identity.Process | None = None,
+        *,
+        idle_timeout: float | None = None,
+        folders: Sequence[Path] = (),
+    ) -> Link:
         """Start a link.
 
         Parameters
@@ -89,6 +96,8 @@ class Link:
             The process it ends with; this one unless given.
         idle_timeout : float, optional
             For a pool that outlives its owner: how many seconds it lives on after its last client is gone.
+        folders : sequence of Path
+            What it removes when it ends with its owner; see `keep`.
 
         Raises
         ------
@@ -98,7 +107,8 @@ class Link:
         folder = Path(os.path.abspath(folder))
         if place.answers(folder):
             raise PoolError(f"a link runs in {folder} already: join it, or end it first")
-        config = {"owner": list(owner or identity.this()), "lease": idle_timeout}
+        named = [os.path.abspath(one) for one in folders]
+        config = {"owner": list(owner or identity.this()), "lease": idle_timeout, "folders": named}
         link = cls(folder, place.make(folder, config))
         try:
             link._launch()
@@ -234,12 +244,30 @@ class Link:
             The pool's. While nobody is there the link looks at them: it ends with the last one, and not
             before that where it can see it.
         folders : sequence of Path
-            The pool's folders on this machine, which it removes where it has seen the pool end.
+            The pool's folders on this machine, which it removes where nobody can take the pool up any more.
         """
         facts = [
-            {"machine": one.machine.number, "pid": one.identity[0], "started": one.identity[1]} for one in processes
+            {"machine": one.machine.number, "pid": one.identity[0], "started": one.identity[1], "folder": one.folder}
+            for one in processes
         ]
         self.ask("keep", lease=idle_timeout, processes=facts, folders=[os.path.abspath(folder) for folder in folders])
+
+    def finish(self, works: Sequence[tuple[LinkMachine, str]], patience: float, folders: Sequence[Path]) -> None:
+        """Have it end a pool's parts on machines that could not be reached, and then itself, whoever is there.
+
+        Parameters
+        ----------
+        works : sequence of (LinkMachine, str)
+            Machines, and the script of `machines.ending` for each.
+        patience : float
+            Seconds for which it tries.
+        folders : sequence of Path
+            The pool's folders on this machine, which it removes at its end.
+        """
+        # It ends by our doing, whenever that is.
+        self._tell_end = lambda: None
+        facts = [{"machine": machine.number, "script": script} for machine, script in works]
+        self.ask("finish", works=facts, patience=patience, folders=[os.path.abspath(folder) for folder in folders])
 
     @property
     def alive(self) -> bool:
@@ -250,13 +278,14 @@ class Link:
             return False
         return True
 
-    def end(self) -> None:
-        """End the link with all of its connections; nothing of it is left. No error where it has ended."""
+    def end(self, folders: Sequence[Path] = ()) -> None:
+        """End the link with all of its connections, and have it remove these folders. No error where it has ended."""
         # It is our doing, and may be heard of before the answer.
         self._tell_end = lambda: None
         self.wake()
         with contextlib.suppress(SkyError):
-            pid, started = self.ask("end")["process"]
+            named = [os.path.abspath(one) for one in folders]
+            pid, started = self.ask("end", folders=named)["process"]
             until = time.monotonic() + _END_PATIENCE
             while identity.lives(pid, started) and time.monotonic() < until:
                 time.sleep(_LOOK)

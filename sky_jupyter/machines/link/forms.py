@@ -39,7 +39,7 @@ class Event:
         The machine, as the user named it.
     kind : str
         ``waiting`` (it is lost, and tried again in ``pause`` seconds), ``refused`` (it is there, and must not
-        be used: not tried again until asked), ``back``.
+        be used: not tried again until asked), ``back``; ``ended`` where the pool's part there was ended late.
     text : str
         For a person.
     why : str

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import shlex
 import shutil
 import threading
 import time
@@ -18,6 +19,7 @@ from .lifetime import Lifetime
 _TICK = 0.5
 _OFTEN, _SELDOM = 2.0, 60.0
 _BESIDE = 16
+_PATIENCE = 30.0
 
 
 class Watched(NamedTuple):
@@ -26,27 +28,35 @@ class Watched(NamedTuple):
     held: Held
     pid: int
     started: float
+    # Where its nodes leave word of what runs; nothing where they do not.
+    folder: str = ""
 
 
 class Guard:
     """Made once a link; looks at the pool's processes while no client is there.
 
     A pool whose processes have all ended leaves nothing here: its folders, keys among them, go. One of
-    which a process lives keeps the link, whatever its lease; of one that cannot be asked, the lease decides.
+    which a process lives keeps the link, whatever its lease; of one that cannot be asked, the lease decides,
+    which is that of its nodes too. Only a run may have kept those: where one was on when they were last
+    heard of, the keys stay, and what was being sent goes.
 
     Parameters
     ----------
     lifetime : Lifetime
         The link's; told what was found.
+    folders : sequence of Path
+        Those of the pool here, until `watch` names them.
     """
 
-    def __init__(self, lifetime: Lifetime) -> None:
+    def __init__(self, lifetime: Lifetime, folders: Sequence[Path] = ()) -> None:
         self._lifetime = lifetime
         self._lock = threading.Lock()
         self._watched: Sequence[Watched] = ()
-        self._folders: Sequence[Path] = ()
+        self._folders = folders
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
+        # Whether a run was on at the last look, and whether nobody is to take the pool up any more.
+        self._runs = self._forgotten = False
 
     def watch(self, watched: Sequence[Watched], folders: Sequence[Path]) -> None:
         """Look at these processes from now on; the folders are the pool's here."""
@@ -60,11 +70,20 @@ class Guard:
         """Look no more."""
         self._over.set()
 
-    def remove_folders(self) -> None:
-        """Remove what the pool has here, where it is known to have ended."""
-        if self._lifetime.pool is False:
-            for folder in self._folders:
-                shutil.rmtree(folder, ignore_errors=True)
+    def forget(self) -> None:
+        """Nobody is to take the pool up any more."""
+        self._runs, self._forgotten = False, True
+
+    def remove_folders(self, *, over: bool) -> None:
+        """Remove what the pool has here, where it has ended, or where the link's own time is ``over``."""
+        if not (over or self._forgotten or self._lifetime.pool is False):
+            return
+        for number, folder in enumerate(self._folders):
+            if self._runs and number == 0:
+                continue
+            shutil.rmtree(folder, ignore_errors=True)
+            if self._runs:
+                folder.mkdir(mode=0o700)
 
     def _look_often(self) -> None:
         looked = time.monotonic()
@@ -85,12 +104,19 @@ class Guard:
         if not watched:
             return None
         with ThreadPoolExecutor(min(_BESIDE, len(watched)), thread_name_prefix="link-look") as several:
-            found = list(several.map(_one_lives, watched))
+            looks = list(several.map(_look_at, watched))
+        found = [alive for alive, _ in looks]
+        if None not in found or any(runs for _, runs in looks):
+            self._runs = any(runs for _, runs in looks)
         return True if True in found else None if None in found else False
 
 
-def _one_lives(watched: Watched) -> bool | None:
+def _look_at(watched: Watched) -> tuple[bool | None, bool]:
+    """Whether a process lives, where that is known, and whether a run is on there."""
     with contextlib.suppress(SkyError, TimeoutError, OSError):
         with watched.held.lane() as lane:
-            return lane.process(watched.pid, watched.started).alive
-    return None
+            alive = lane.process(watched.pid, watched.started).alive
+            script = f"cat -- {shlex.quote(watched.folder)}/n*/running 2>/dev/null"
+            runs = alive and watched.folder and lane.shell.run(script, timeout=_PATIENCE).out.strip()
+            return alive, bool(runs)
+    return None, False

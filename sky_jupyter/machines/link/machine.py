@@ -33,6 +33,8 @@ class LinkProcess(EarlierProcess):
     def __init__(self, machine: LinkMachine, pid: int, started: float) -> None:
         super().__init__(pid, started)
         self.machine = machine
+        # Of a pool's host: its folder there.
+        self.folder = ""
 
     @property
     def alive(self) -> bool:

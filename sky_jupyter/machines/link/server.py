@@ -12,6 +12,7 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +47,7 @@ def main(folder: Path) -> int:
     lifetime = Lifetime(_owner(config.get("owner")), config.get("lease"))
     listener = place.listen(folder)
     locking.shield(folder)
-    server = Server(listener, key, lifetime, stop)
+    server = Server(listener, key, lifetime, stop, [Path(one) for one in config.get("folders", ())])
     server.start()
     ours = _which(folder)
     signed = 0.0
@@ -62,14 +63,18 @@ def main(folder: Path) -> int:
         if config.get("made"):
             with contextlib.suppress(OSError):
                 folder.rmdir()
-        server.remove_folders()
+        server.remove_folders(over=bool(why))
     return 0
 
 
 class Server:
     """Lets clients in, and answers each in a thread of its own."""
 
-    def __init__(self, listener: socket.socket, key: bytes, lifetime: Lifetime, stop: threading.Event) -> None:
+    def __init__(
+        self, listener: socket.socket, key: bytes, lifetime: Lifetime, stop: threading.Event, folders: Sequence[Path]
+    ) -> None:
+        # Of a pool that is being started; see `Guard.watch`.
+        self._folders = folders
         self._listener, self._key, self._lifetime, self._stop = listener, key, lifetime, stop
         self._guard: Any = None
         self._room = threading.Semaphore(_MOST_CLIENTS)
@@ -90,10 +95,11 @@ class Server:
             self._guard.close()
             self._keeping.close()
 
-    def remove_folders(self) -> None:
-        """Remove what the pool has here, where it has ended."""
+    def remove_folders(self, *, over: bool) -> None:
+        """Remove what the pool has here, where it has ended, or the link's time is ``over``."""
+        self._ready.wait()
         if self._guard is not None:
-            self._guard.remove_folders()
+            self._guard.remove_folders(over=over)
 
     def _import(self) -> None:
         try:
@@ -105,7 +111,7 @@ class Server:
 
             # Tunnels read by it too: see there how much faster it is.
             paramiko.channel.BufferedPipe = Pipe
-            self._guard, self._keeping = Guard(self._lifetime), Keeping()
+            self._guard, self._keeping = Guard(self._lifetime, self._folders), Keeping()
         except ImportError as error:
             self._failed = f"SSH needs paramiko: pip install 'sky-jupyter[ssh]' ({error})"
         self._ready.set()

@@ -21,7 +21,7 @@ from .values import Done, Moved, Progress
 _TICKS = 100
 _BEGIN_PATIENCE = 60.0
 _SIGNAL_PATIENCE = 30.0
-_MAX_NOISE = 1 << 20
+_MAX_NOISE = 16 << 20
 _READ = 1 << 16
 
 
