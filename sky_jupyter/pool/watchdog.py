@@ -116,7 +116,7 @@ class Watchdog:
                 f"there lets it go on{_REPLACE if rank else '' if who == LINK else _ANEW}",
             )
         else:
-            self.over(key, f"{name} goes on{place}" if state == ON else "")
+            self.over(key, f"{name} goes on again{place}" if state == ON else "")
 
     def _begin(self) -> None:
         if self._task is None:
