@@ -456,3 +456,19 @@ def test_a_link_that_is_cut_as_a_restart_begins_costs_nothing_but_time(world: Wo
         kept="nothing of the kernels, as in any restart",
         back=seconds,
     )
+
+
+@pytest.mark.parametrize("end", ["down", "lease"])
+def test_ranks_on_hosts_end_in_order_too(world: World, end: str) -> None:
+    path = f"/home/ada/written-{end}"
+    code = f"import sky_jupyter as sky\nfile = open(f'{path}.{{sky.instance_info().rank}}', 'w')\n"
+    code += "file.write('data' * 10)"
+    if end == "down":
+        with ssh_pool() as pool:
+            run(pool, code)
+    else:
+        # Its notebook is killed, and its lease passes.
+        a_dead_owner("written", lease=10, code=code)
+    for rank, host in enumerate(world):
+        wait_until(lambda host=host, rank=rank: host.read(f"{path}.{rank}") == b"data" * 10)
+        host.run(f"rm {path}.{rank}")
