@@ -11,6 +11,7 @@ import base64
 import contextlib
 import json
 import os
+import re
 import select
 import subprocess
 import sys
@@ -208,8 +209,9 @@ class Server:
                 if not allows(self.login("Authorization"), self.login("Proxy-Authorization"), url.query):
                     self.answer(401, b"")
                 elif url.path.startswith("/simple/"):
-                    name = url.path.strip("/").rpartition("/")[2].replace("-", "_")
-                    files = sorted(path.name for path in folder.glob(f"{name}-*"))
+                    name = url.path.strip("/").rpartition("/")[2]
+                    wheels = sorted(path.name for path in folder.iterdir())
+                    files = [file for file in wheels if _normal(file.partition("-")[0]) == name]
                     links = "".join(f'<a href="/{file}">{file}</a>' for file in files)
                     self.answer(200 if files else 404, links.encode())
                 else:
@@ -245,6 +247,10 @@ class Server:
         self._server.shutdown()
         self._thread.join()
         self._server.server_close()
+
+
+def _normal(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
 
 
 if __name__ == "__main__":

@@ -9,15 +9,21 @@ import contextlib
 import os
 import secrets
 import shutil
+import sys
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from types import MappingProxyType
 
 import pytest
 
+from sky_jupyter.bootstrap import environment, remote, wheels
+from sky_jupyter.bootstrap.requirements import frozen
+from sky_jupyter.bootstrap.supplies import own_cache
 from tests.attacks.secrets import Hit, Server, Watcher, files_with, for_others, look, processes
 from tests.bootstrap.wheels import make_wheel
+from tests.hosts.world import hosts, skip_unless_hosts_run
 from tests.magics.notebook import Notebook, notebook
 
 
@@ -50,7 +56,8 @@ PLANTED = [
     Planted("index", frozenset({"node", "link", "notebook"}), RECORD),
     # The person's own, which all that they start has.
     Planted("proxy", frozenset()),
-    Planted("HF_TOKEN", frozenset({"node", "link"})),
+    # (uv and the link are the person's own processes, with the notebook's variables.)
+    Planted("HF_TOKEN", frozenset({"node"})),
 ]
 NAMES = [planted.name for planted in PLANTED]
 
@@ -90,6 +97,7 @@ class Scene:
     server: Server
     page: Notebook
     report: Report
+    more: Sequence[Path] = ()
     host: str = "127.0.0.1"
 
     def run(self, source: str, *, timeout: float = 200) -> str:
@@ -106,7 +114,7 @@ class Scene:
     @property
     def roots(self) -> list[Path]:
         """Where the product may write."""
-        return [self.folder, *Path("/dev/shm").glob("sky-*")]
+        return [self.folder, *Path("/dev/shm").glob("sky-*"), *self.more]
 
     @property
     def requirements(self) -> str:
@@ -117,16 +125,22 @@ class Scene:
 
 
 @contextlib.contextmanager
-def scene(report: Report, **more: str) -> Iterator[Scene]:
+def scene(
+    report: Report,
+    address: str = "127.0.0.1",
+    places: Sequence[Path] = (),
+    more: Mapping[str, str] = MappingProxyType({}),
+) -> Iterator[Scene]:
     """All that is needed to start pools with secrets, watched from its begin to its end."""
     report.values = values = {name: f"{name.lower().replace('_', '')}{secrets.token_hex(8)}" for name in NAMES}
     # Short, as sockets lie in it.
     folder = Path(tempfile.mkdtemp(prefix="sky-planted-"))
     (folder / "own").mkdir()
-    for name in ("skylogin", "skytoken", "skyindex", "transformers", "datasets", "tokenizers"):
-        make_wheel(
-            folder / "own" / ("usual" if name[:3] != "sky" else "served"), name, "1.0" if "sky" in name else "999"
-        )
+    for name in ("skylogin", "skytoken", "skyindex"):
+        make_wheel(folder / "own" / "served", name)
+    for name in ("transformers", "datasets", "tokenizers"):
+        make_wheel(folder / "own" / "usual", name)
+        make_wheel(folder / "own" / "served", name)
     (folder / "XDG_RUNTIME_DIR").mkdir(mode=0o700)
     (folder / "t").mkdir()
     (folder / "own" / "n").mkdir()
@@ -144,7 +158,7 @@ def scene(report: Report, **more: str) -> Iterator[Scene]:
         report.open |= {(name, path) for name, path in found if os.path.exists(path) and for_others(path, folder)}
 
     watcher = Watcher(values)
-    server = Server(folder / "own" / "served", allows, on_request, "0.0.0.0" if more else "127.0.0.1")
+    server = Server(folder / "own" / "served", allows, on_request, address)
     variables = {
         **{f"XDG_{name}": str(folder / f"XDG_{name}") for name in ("CACHE_HOME", "STATE_HOME", "RUNTIME_DIR")},
         "TMPDIR": str(folder / "t"),
@@ -158,7 +172,7 @@ def scene(report: Report, **more: str) -> Iterator[Scene]:
     }
     try:
         with notebook(folder / "own" / "n", **variables, **more) as page:
-            yield Scene(values, folder, server, page, report)
+            yield Scene(values, folder, server, page, report, places)
         seen, report.turns = watcher.end()
         report.hits |= seen
     finally:
@@ -207,25 +221,76 @@ def here() -> Report:
     return report
 
 
+@pytest.fixture(scope="module")
+def far() -> Report:
+    """A pool on a host that fetches its packages itself."""
+    minor = f"{sys.version_info[0]}.{sys.version_info[1]}"
+    skip_unless_hosts_run(minor)
+    aim = wheels.Aim(minor, "x86_64-manylinux_2_36")
+    made = wheels.gather(
+        wheels.resolve([*environment._pins(), *remote._NEEDS], aim, frozen()), aim, own_cache() / "wheels"
+    )
+    report = Report()
+    with hosts(1, python=True, open_laptop=True) as world, tempfile.TemporaryDirectory() as config:
+        there = Path(f"/proc/{world[0].pid}/root")
+        places = [there / name for name in ("home", "root", "tmp", "var/tmp", "dev/shm", "run")]
+        ssh = {"SKY_SSH_CONFIG": str(world.ssh_config(Path(config, "config"))), "SSH_AUTH_SOCK": ""}
+        with scene(report, "0.0.0.0", places, ssh) as one:
+            for wheel in made:
+                for folder in ("served", "usual"):
+                    (one.folder / "own" / folder / wheel.path.name).symlink_to(wheel.path)
+            one.host, values = world.address, one.values
+            index = f"http://me:{values['index']}@{one.host}:{one.server.port}/simple"
+            asked = [text.strip() for text in one.requirements.split(",")]
+            assert one.run("%load_ext sky_jupyter") == "ok"
+            started = one.run(
+                "import os, sky_jupyter as sky\n"
+                f"os.environ['HF_TOKEN'] = {values['HF_TOKEN']!r}\n"
+                f"image = sky.Image(pip={asked!r}, pip_indexes=[sky.PipIndex({index!r})],\n"
+                f"    env={{'SKY_PLANTED': {values['variable']!r}}})\n"
+                "far = sky.Compute(name='far', provider=sky.SSH(['host0']), image=image,\n"
+                "    plugins=[sky.plugins.huggingface()]).start()"
+            )
+            assert started == "ok", report.said
+            cell = "import skylogin, skytoken, os; assert len(os.environ['HF_TOKEN']) > 20"
+            assert one.run(f'%%sky --name far --env "SKY_PLANTED={values["variable"]}"\n{cell}') == "ok", report.said
+            one.run("%sky status")
+            report.during = one.look()
+            assert one.run("%sky down") == "ok"
+            report.after = one.look()
+    return report
+
+
+@pytest.fixture
+def seen(request: pytest.FixtureRequest) -> Report:
+    """What was seen in a place, which is another fixture's name."""
+    report: Report = request.getfixturevalue(request.param)
+    return report
+
+
+PLACES = ["here", pytest.param("far", marks=pytest.mark.root)]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("planted", PLANTED, ids=NAMES)
-class TestHere:
+@pytest.mark.parametrize("seen", PLACES, indirect=True)
+class TestSecrets:
     """Of one table of secrets, each in each place."""
 
-    def test_no_command_line_has_it(self, here: Report, planted: Planted) -> None:
-        assert here.turns > 100
-        assert here.looks > 5
-        assert not here.argv(planted.name)
+    def test_no_command_line_has_it(self, seen: Report, planted: Planted) -> None:
+        assert seen.turns > 100
+        assert seen.looks > 5
+        assert not seen.argv(planted.name)
 
-    def test_no_other_process_has_it_in_its_environment(self, here: Report, planted: Planted) -> None:
-        assert not here.environ(planted)
+    def test_no_other_process_has_it_in_its_environment(self, seen: Report, planted: Planted) -> None:
+        assert not seen.environ(planted)
 
-    def test_no_message_has_it(self, here: Report, planted: Planted) -> None:
-        assert here.values[planted.name] not in here.said
+    def test_no_message_has_it(self, seen: Report, planted: Planted) -> None:
+        assert seen.values[planted.name] not in seen.said
 
-    def test_no_file_has_it_but_its_users_own(self, here: Report, planted: Planted) -> None:
-        assert not here.files(planted, here.open, frozenset())
-        assert not here.files(planted, here.during, planted.files)
+    def test_no_file_has_it_but_its_users_own(self, seen: Report, planted: Planted) -> None:
+        assert not seen.files(planted, seen.open, frozenset())
+        assert not seen.files(planted, seen.during, planted.files)
 
-    def test_no_file_has_it_afterwards(self, here: Report, planted: Planted) -> None:
-        assert not here.files(planted, here.after, planted.files - RECORD)
+    def test_no_file_has_it_afterwards(self, seen: Report, planted: Planted) -> None:
+        assert not seen.files(planted, seen.after, planted.files - RECORD)
