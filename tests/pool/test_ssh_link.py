@@ -466,9 +466,12 @@ def test_ranks_on_hosts_end_in_order_too(world: World, end: str) -> None:
     if end == "down":
         with ssh_pool() as pool:
             run(pool, code)
+        id = pool.id
     else:
         # Its notebook is killed, and its lease passes.
-        a_dead_owner("written", lease=10, code=code)
+        id = a_dead_owner("written", lease=10, code=code)
     for rank, host in enumerate(world):
         wait_until(lambda host=host, rank=rank: host.read(f"{path}.{rank}") == b"data" * 10)
         host.run(f"rm {path}.{rank}")
+        wait_until(lambda host=host: is_clean(host))
+    wait_until(lambda: (swept(), nothing_here(id))[1])
