@@ -6,11 +6,13 @@ A new trick is a line in `ENDS`, `NAMES` or `PLACES`, or a function in `KINDS`.
 from __future__ import annotations
 
 import contextlib
+import io
 import itertools
 import json
 import os
 import socket
 import stat
+import tarfile
 import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -171,6 +173,56 @@ KINDS: dict[str, Callable[[Path], None]] = {
     # That of /dev/full: who wrote to it would be told.
     "device": lambda path: os.mknod(path, 0o666 | stat.S_IFCHR, os.makedev(1, 7)),
 }
+
+
+# What a host may answer that somebody has taken over.
+
+LIES: dict[str, tuple[list[tuple[str, str, int]], list[tuple[str, bytes, str]]]] = {
+    # What is listed (kind, name, size), and what the archive holds (name, type, target of a link).
+    "a name above": ([("f", "../escape", 4)], [("../escape", tarfile.REGTYPE, "")]),
+    "a whole path": ([("f", "{victim}/new", 4)], [("{victim}/new", tarfile.REGTYPE, "")]),
+    "a file behind a link": (
+        [("l", "out", 0), ("f", "out/authorized_keys", 4)],
+        [("out", tarfile.SYMTYPE, "{victim}"), ("out/authorized_keys", tarfile.REGTYPE, "")],
+    ),
+    "a folder behind a link": (
+        [("l", "out", 0), ("d", "out/new", 0)],
+        [("out", tarfile.SYMTYPE, "{victim}"), ("out/new", tarfile.DIRTYPE, "")],
+    ),
+    "a link behind a link": (
+        [("l", "out", 0), ("l", "out/new", 0)],
+        [("out", tarfile.SYMTYPE, "{victim}"), ("out/new", tarfile.SYMTYPE, "x")],
+    ),
+    "a large file behind a link": (
+        [("l", "out", 0), ("f", "out/authorized_keys", 20 << 20)],
+        [("out", tarfile.SYMTYPE, "{victim}")],
+    ),
+    "what nobody asked for": ([("f", "a", 4)], [("b", tarfile.REGTYPE, "")]),
+    "one thing twice": ([("f", "a", 4)], [("a", tarfile.REGTYPE, ""), ("a", tarfile.REGTYPE, "")]),
+    "more than was said": ([("f", "a", 3)], [("a", tarfile.REGTYPE, "")]),
+    "a link for a file": ([("f", "a", 4)], [("a", tarfile.SYMTYPE, "{victim}/authorized_keys")]),
+    "a hard link": ([("f", "a", 4)], [("a", tarfile.LNKTYPE, "{victim}/authorized_keys")]),
+    "a device": ([("f", "a", 4)], [("a", tarfile.CHRTYPE, "")]),
+    "a pipe in the list": ([("p", "a", 0)], []),
+}
+
+
+def lying_tools(folder: Path, lie: str, hostage: Victim) -> Path:
+    """Programs `find` and `tar` that answer so, for the first place of a login's PATH."""
+    listed, held = LIES[lie]
+    folder.mkdir(exist_ok=True)
+    rows = [f"{kind} {size} 1 644 {name.format(victim=hostage.folder)}" for kind, name, size in listed]
+    (folder / "rows").write_bytes("\0".join([*rows, ""]).encode())
+    with tarfile.open(folder / "held", "w") as archive:
+        for name, kind, to in held:
+            member = tarfile.TarInfo(name.format(victim=hostage.folder))
+            member.type, member.linkname = kind, to.format(victim=hostage.folder)
+            member.size = 4 if kind == tarfile.REGTYPE else 0
+            archive.addfile(member, io.BytesIO(b"evil"))
+    for tool, answer in (("find", "rows"), ("tar", "held")):
+        (folder / tool).write_text(f"#!/bin/sh\n/bin/cat {folder}/{answer}\n")
+        (folder / tool).chmod(0o755)
+    return folder
 
 
 # What goes on meanwhile.

@@ -22,11 +22,13 @@ from sky_jupyter.pool.manager import Pool
 from tests.attacks import hostile_folders as folders
 from tests.attacks.hostile_folders import (
     KINDS,
+    LIES,
     NAMES,
     PLACES,
     Meanwhile,
     Victim,
     fill,
+    lying_tools,
     swap,
     take_staging,
     tree,
@@ -234,6 +236,37 @@ def test_without_a_shell_nothing_goes_through_a_link_either(
         machine.download(hostile / "model.bin", tmp_path / "got" / "model.bin")
         assert (tmp_path / "got" / "model.bin").read_bytes() == (hostile / "model.bin").read_bytes()
         assert not (tmp_path / "got" / "model.bin").is_symlink()
+
+
+@pytest.fixture(scope="module")
+def liar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Path]]:
+    """A host, and the folder in which its logins find programs first."""
+    need_ssh()
+    tools = tmp_path_factory.mktemp("liar") / "bin"
+    with serve(tools.parent / "sshd", f"SetEnv PATH={tools}:/usr/bin:/bin") as made:
+        yield made, tools
+
+
+@pytest.mark.parametrize("lie", LIES)
+def test_a_host_that_lies_has_nothing_written_outside(
+    target_of: TargetOf,  # noqa: F811
+    liar: tuple[Server, Path],
+    tmp_path: Path,
+    hostage: Victim,
+    lie: str,
+) -> None:
+    from sky_jupyter.machines.ssh.machine import SSHMachine
+
+    host, tools = liar
+    lying_tools(tools, lie, hostage)
+    (tmp_path / "source").mkdir()
+    with SSHMachine.connect(target_of(host)) as machine:
+        assert machine.shell.run("command -v find").out.decode().strip() == str(tools / "find")
+        before = set(tmp_path.iterdir())
+        with pytest.raises((OSError, MachineError)):
+            machine.download(tmp_path / "source", tmp_path / "place" / "target")
+    assert set(tmp_path.iterdir()) - before <= {tmp_path / "place"}
+    assert b"precious" not in [path.read_bytes() for path in (tmp_path / "place").rglob("*") if path.is_file()]
 
 
 # What changes meanwhile.

@@ -15,7 +15,8 @@ import psutil
 import pytest
 
 from sky_jupyter.errors import NodeLost
-from sky_jupyter.node.listing import PART, Entry, digest_of, hashed, pack, walk
+from sky_jupyter.node import staging
+from sky_jupyter.node.listing import Entry, digest_of, hashed, pack, to_wire, walk
 from sky_jupyter.pool import spread
 from sky_jupyter.pool.loop import loop
 from sky_jupyter.pool.manager import Pool
@@ -53,7 +54,7 @@ class Copies:
     def spread(self) -> Spread:
         """A spread of it, not begun."""
         assert self.pool.control is not None
-        places = {node: Place(str(self.place(node))) for node in range(self.pool.spec.nodes)}
+        places = {node: Place(to_wire(str(self.place(node)))) for node in range(self.pool.spec.nodes)}
         made = Spread(
             self.pool.control, secrets.token_hex(4), pack(listing_of(self.source)), self.size, places, self.tell
         )
@@ -196,7 +197,8 @@ def test_agents_answer_while_they_copy_and_hold_little_of_it(pool: Pool, tmp_pat
 @pytest.mark.slow
 def test_an_interrupted_copy_ends_on_the_nodes_and_the_next_goes_on(pool: Pool, tmp_path: Path) -> None:
     copies = Copies(pool, tmp_path, 80 << 20)
-    part = Path(f"{copies.place(1) / 'large'}{PART}")
+    (large,) = [entry for entry in listing_of(copies.source) if entry.name == "large"]
+    part = staging.beside(copies.place(1)) / f"{large.token}.part"
     source = psutil.Process(pool.status()[0]["pid"])
 
     def stands_in_the_middle() -> bool:

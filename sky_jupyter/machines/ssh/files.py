@@ -360,6 +360,10 @@ class _Remote:
         return None if self.when is None else int(self.when * 1e9)
 
 
+class _NotTaken(OSError):
+    """Something of an archive is refused."""
+
+
 _UNASKED = _Remote("", 0, None, 0)
 
 
@@ -478,7 +482,8 @@ def _fetch_archive(
                     count.add(sent=member.size if member.isreg() else 0)
             reader.rest()
         except (tarfile.TarError, EOFError, OSError) as error:
-            if _ends(machine):
+            # Of what cannot be written here, or is not taken, the connection is not the cause.
+            if not (isinstance(error, _NotTaken) or getattr(error, "filename", None)) and _ends(machine):
                 raise LinkLost(
                     machine.target.name, "broken", "the connection broke while a folder was fetched"
                 ) from None
@@ -499,13 +504,13 @@ def _extract(
     name = member.name.removeprefix("./")
     parts = PurePath(name).parts
     if PurePath(name).is_absolute() or ".." in parts or not parts:
-        raise OSError(f"{shown(name)!r} leads out of the folder: it is not fetched")
+        raise _NotTaken(f"{shown(name)!r} leads out of the folder: it is not fetched")
     if not (member.isreg() or member.isdir() or member.issym()):
-        raise OSError(f"{shown(name)} is neither file nor folder nor symbolic link: it is not fetched")
+        raise _NotTaken(f"{shown(name)} is neither file nor folder nor symbolic link: it is not fetched")
     expected = left.pop(name, _UNASKED) if left is not None else None
     wrong = expected is _UNASKED or (left is not None and member.isreg() != (expected is not None))
     if wrong or (expected is not None and member.size > expected.size):
-        raise OSError(f"{shown(name)} changed while it was fetched; fetch it again")
+        raise _NotTaken(f"{shown(name)} changed while it was fetched; fetch it again")
     _make_above(to, parts)
     if member.issym():
         to.link(name, member.linkname)
