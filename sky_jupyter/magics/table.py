@@ -212,7 +212,7 @@ POOL = (
         "S",
         seconds,
         "a length of time such as 90s, 30m or 12h",
-        "a pool without a notebook and without a run ends after this long "
+        "an unused pool's end, without notebook and run "
         f"({DEFAULT_IDLE_TIMEOUT / 3600:g}h with --keep; {DEFAULT_REMOTE_IDLE_TIMEOUT / 60:g}m on hosts without)",
     ),
     Option(
