@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import PoolError, SkyError, SpecError
 from ..machines import ending
+from . import folders
 
 if TYPE_CHECKING:
     from ..machines.ssh.targets import Target
@@ -191,7 +192,11 @@ def end(
     if not hosts:
         return [], {}
     with ThreadPoolExecutor(min(_BESIDE, len(hosts)), thread_name_prefix="sky-traces") as several:
-        return [trace for ended in several.map(on_one, hosts.values()) for trace in ended], failed
+        done = [trace for ended in several.map(on_one, hosts.values()) for trace in ended]
+    for pool in {trace.pool for trace in done} - {trace.pool for trace in _read(registry)}:
+        # A link that was killed has left its folder here.
+        folders.remove(pool, ())
+    return done, failed
 
 
 def hosts_of(traces: Iterable[Trace]) -> str:
