@@ -30,8 +30,9 @@ def of_pool(pool: str) -> dict[str, psutil.Process]:
             if not any(program in words for program in _PROGRAMS) or f"sky-{pool}-" not in " ".join(words):
                 continue
             name = "link" if _PROGRAMS[1] in words else _name(process)
-            if name:
-                found.setdefault(name, process)
+            # A kernel that was just forked has its parent's name for a moment, and may have a smaller number.
+            if name and (name not in found or found[name].ppid() == process.pid):
+                found[name] = process
     return found
 
 

@@ -133,7 +133,7 @@ def test_a_file_for_four_hosts_crosses_the_link_once(world: World, shared: Pool,
     world.link(rate="100mbit")
     with counted(world) as crossed:
         done = shared.put(place / "big", listener=told.append)
-    assert sum(crossed) < 1.1 * SIZE
+    assert sum(crossed) < 1.5 * SIZE
     assert sum(crossed[1:]) < MESSAGES
     assert hashes(world, "big") == [digest] * HOSTS
     assert (done.sent, done.size, done.nodes, done.alone) == (SIZE, SIZE, (0, 1, 2, 3), ())
@@ -151,7 +151,7 @@ def test_a_value_for_four_hosts_crosses_the_link_once_and_is_gone_with_its_run(w
     with counted(world) as crossed:
         result = run(shared, "import hashlib; hashlib.sha256(value).hexdigest()", {"value": value})
     assert result.values == [hashlib.sha256(value).hexdigest()] * HOSTS
-    assert sum(crossed) < 1.1 * SIZE
+    assert sum(crossed) < 1.5 * SIZE
     assert sum(crossed[1:]) < MESSAGES
     for host in world:
         wait_until(lambda host=host: not left_of_runs(host))
@@ -411,7 +411,8 @@ def test_what_hosts_have_is_not_sent_again_to_other_cells_new_kernels_and_other_
     value = Buffered(data)
     with counted(world) as crossed:
         run(shared, "x[0]", {"x": value}, ranks=[0, 1])
-    assert SIZE < sum(crossed) < 1.1 * SIZE
+    # A busy machine sends packets again; to send the value again would take twice as much.
+    assert SIZE < sum(crossed) < 1.5 * SIZE
     with counted(world) as crossed:
         # The other two have it from those.
         run(shared, "x[0]", {"x": value})
@@ -442,7 +443,8 @@ def test_each_host_is_sent_its_part_only(world: World, shared: Pool) -> None:
     with counted(world) as crossed:
         found = go("(len(x), x[:9])", "x")
     assert found == [(SIZE // HOSTS, value[rank::HOSTS][:9]) for rank in range(HOSTS)]
-    assert all(SIZE / HOSTS < bytes < 1.2 * SIZE / HOSTS for bytes in crossed)
+    # What each is sent is its own: all of it would be four times as much.
+    assert all(SIZE / HOSTS < bytes < 2 * SIZE / HOSTS for bytes in crossed), crossed
     for host in world:
         wait_until(lambda host=host: not left_of_runs(host))
     # Small parts go in one command each; what is whole goes to all.
