@@ -242,8 +242,8 @@ def _given(verb: str | None, prog: str, parsed: dict[str, Any]) -> Given:
     by_key = {option.key: option for option in options_of(verb)}
     texts: dict[str, list[str]] = {key: given for key, given in parsed.items() if key in by_key and given is not None}
     for key, words in texts.items():
-        if not all(isinstance(word, str) for word in words):
-            # argparse takes `--` for the end of the options even as an option's value.
+        if any(not isinstance(word, str) or word == "--" for word in words):
+            # Before Python 3.13, argparse takes `--` for the end of the options even as an option's value.
             raise UsageError(f"{prog}: {by_key[key].flag} takes {by_key[key].form}, not '--'")
     switches: dict[str, Any] = {switch.key: True for switch in switches_of(verb) if parsed[switch.key]}
     values: dict[str, Any] = {}
