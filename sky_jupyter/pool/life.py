@@ -154,7 +154,7 @@ class PoolLife:
             with self.watchdog.telling(self.listener):
                 wait_ticking(loop().submit(self._start()), tick)
         except BaseException as error:
-            self.logger.write(logging.ERROR, f"not started: {str(error).partition(chr(10))[0] or type(error).__name__}")
+            self.logger.write(logging.ERROR, f"not started: {first_line(error)}")
             # What runs in a thread is not reached by an interrupt: it is asked to end.
             self._stop.set()
             self.down()

@@ -17,7 +17,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from ..errors import PoolError, SkyError, SpecError
+from ..errors import PoolError, SkyError, SpecError, first_line
 from ..machines import ending
 from . import folders
 
@@ -184,9 +184,7 @@ def end(
             finally:
                 machine.close()
         except (SkyError, OSError, EOFError, TimeoutError) as error:
-            failed[there[0].host] = (str(error).partition("\n")[0] or type(error).__name__).removeprefix(
-                f"{there[0].host}: "
-            )
+            failed[there[0].host] = first_line(error).removeprefix(f"{there[0].host}: ")
         return ended
 
     if not hosts:
