@@ -8,7 +8,8 @@ from pathlib import Path
 
 from ..spec import DEFAULT_OPTIONS
 
-# What a host is to be from now on lies beside host.json under this name, until it has seen it.
+CONFIG = "host.json"
+# What a host is to be from now on lies beside it under this name, until it has seen it.
 NEXT = "host.json.next"
 # A start's maker writes the first of these in the pool's folder again and again, and the other one at its end.
 STARTING, READY = "starting", "ready"
@@ -96,7 +97,7 @@ class HostConfig:
     @classmethod
     def read(cls, folder: Path) -> HostConfig:
         """Read host.json of ``folder``."""
-        return cls.parse((folder / "host.json").read_bytes())
+        return cls.parse((folder / CONFIG).read_bytes())
 
     @classmethod
     def parse(cls, text: bytes) -> HostConfig:

@@ -1,8 +1,8 @@
 """The host: the process at the root of a machine's part of a pool, parent of all the others there.
 
-    python -m sky_jupyter.node.host FOLDER
+    python -m sky_jupyter.node.host FOLDER [SECONDS]
 
-It reads FOLDER/host.json, starts the forkserver, on the head's machine the scheduler, and one agent
+It reads FOLDER/host.json, for which it waits so many seconds, starts the forkserver, on the head's machine the scheduler, and one agent
 a node, says what came up as JSON lines on its standard output, and then watches. A scheduler or an
 agent that ends is started anew, at its place, and so is a forkserver, with all agents. Where
 FOLDER/host.json.next appears, it has other nodes from then on: all agents are new, and the forkserver
@@ -29,10 +29,11 @@ from typing import Any
 
 from . import locking, processes
 from .accelerators import Devices
-from .config import NEXT, READY, STARTING, HostConfig
+from .config import CONFIG, NEXT, READY, STARTING, HostConfig
 from .stopped import PAUSE, Standstill
 
 _WATCH = 0.25
+_LOOK = 0.02
 _FAREWELL = 0.5
 # What ends more often than this within a minute is not started anew any more.
 _REVIVALS = 5
@@ -229,7 +230,7 @@ class Host:
             word.unlink()
             self.say(event="unchanged", message=f"{NEXT} cannot be read: {type(error).__name__}: {error}")
             return
-        word.replace(self.folder / "host.json")
+        word.replace(self.folder / CONFIG)
         kept = {pid: name for pid, name in self.children.items() if not name.startswith("agent")}
         self.end_agents()
         self.end_orphans(kept)
@@ -350,9 +351,24 @@ def renumber(folder: Path, before: Sequence[int], config: HostConfig) -> None:
             (folder / f"moved-{node}").rename(folder / f"n{node}")
 
 
+def _is_told(folder: Path, patience: float) -> bool:
+    """Wait for the last of the files that another machine sends; whether it has come."""
+    end = time.monotonic() + patience
+    while not (folder / CONFIG).exists():
+        if time.monotonic() > end or not folder.exists():
+            return False
+        time.sleep(_LOOK)
+    return True
+
+
 def main() -> None:
-    """Entry of ``python -m sky_jupyter.node.host FOLDER``."""
-    Host(Path(sys.argv[1])).run()
+    """Entry of ``python -m sky_jupyter.node.host FOLDER [SECONDS]``."""
+    folder, *patience = sys.argv[1:]
+    if patience and not _is_told(Path(folder), float(patience[0])):
+        # Who makes the pool has gone meanwhile.
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    Host(Path(folder)).run()
 
 
 if __name__ == "__main__":

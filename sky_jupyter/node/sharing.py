@@ -8,12 +8,25 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
 _PAUSE = 0.1
 # Brings an answer to a rank's kernel.
 Tell = Callable[[dict[str, Any], Sequence[bytes]], None]
+
+
+@contextlib.contextmanager
+def unless_broken(scheduler: Any) -> Iterator[None]:
+    """Pass over the errors of a call of the scheduler whose connection broke; its own are raised."""
+    try:
+        yield
+    except OSError:
+        pass
+    except RuntimeError:
+        # What a member says that is closing, as it has lost its scheduler: "ConnectionPool is closed".
+        if scheduler.pool.status.name == "running":
+            raise
 
 
 class Sharing:
@@ -84,7 +97,7 @@ class Sharing:
         """Ask the scheduler, for as long as it takes to reach it."""
         while True:
             await self._up.wait()
-            with contextlib.suppress(OSError):
+            with unless_broken(self._scheduler):
                 return await getattr(self._scheduler, call)(**arguments)
             await asyncio.sleep(_PAUSE)
 

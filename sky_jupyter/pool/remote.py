@@ -469,13 +469,15 @@ def _start_one(start: _Start, node: int, scheduler: str | None = None, apart: Ap
     contents = {**start.keys, "host.json": config.dump()}
     trace = start.traces.note(machine.name, folder, blobs)
     try:
-        machine.put_all({PurePosixPath(folder, name): data for name, data in contents.items()})
+        # The process first, and what is secret then: the folder never lies there without an owner.
         command = machine.exec(
-            [site.interpreter, "-m", "sky_jupyter.node.host", folder],
+            [site.interpreter, "-m", "sky_jupyter.node.host", folder, f"{launch.start_lease():g}"],
             env={**site.variables(), **start.env},
             cwd=folder,
             log=PurePosixPath(folder, "host.log"),
+            make=True,
         )
+        machine.put_all({PurePosixPath(folder, name): data for name, data in contents.items()})
     except BaseException as error:
         _end_unconfirmed(machine, trace, start.traces)
         if isinstance(error, MachineError):

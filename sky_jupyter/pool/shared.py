@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import secrets
 import uuid
 from collections.abc import Sequence
@@ -12,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import PoolError
 from ..node.asking import Shares
+from ..node.sharing import unless_broken
 from .loop import loop, no_tick, wait_ticking
 
 if TYPE_CHECKING:
@@ -71,7 +71,7 @@ class PoolShares:
             await control.up.wait()
             client = control.client
             if client is not None and client.status == "running":
-                with contextlib.suppress(OSError):
+                with unless_broken(client.scheduler):
                     if known is not client:
                         await client.scheduler.sky_here(agent=self._name, node=self._name, member=client.id)
                         known = client

@@ -13,7 +13,7 @@ import pytest
 
 from sky_jupyter.plugins import Plugin
 from sky_jupyter.pool.results import CellError
-from tests.pool.pools import begin, local_pool, run
+from tests.pool.pools import begin, local_pool, run, wait_until
 
 
 @contextlib.contextmanager
@@ -71,6 +71,7 @@ def test_a_run_that_a_lost_node_never_began_is_over_and_is_not_begun_there_later
         finally:
             host.resume()
         assert list(caught.value.errors) == [1]
+        wait_until(lambda: 1 in pool.status())
         with contextlib.suppress(CellError):
             run(pool, "1")
         assert run(pool, "1").values == [1, 1]

@@ -228,6 +228,7 @@ class Calls:
             cwd=_text(facts, "cwd"),
             log=PurePosixPath(_text(facts, "log")),
             survive=facts.get("survive") is not False,
+            make=facts.get("make") is True,
         )
         self._answer(command=self._keeping.add(command), identity=list(command.identity))
         # Who has asked for it listens to it: when that connection ends, so does our hold on the command.

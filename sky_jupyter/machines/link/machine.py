@@ -190,7 +190,14 @@ class LinkMachine:
         self.ask("retry")
 
     def exec(
-        self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, log: PurePath, survive: bool = True
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: str,
+        log: PurePath,
+        survive: bool = True,
+        make: bool = False,
     ) -> LinkCommand:
         """Start a command in a session of its own; its standard error goes to ``log``.
 
@@ -200,6 +207,8 @@ class LinkMachine:
             Added to what a login has there; no argument of any process shows it.
         survive : bool
             Whether it goes on when the connection, or this process, is gone.
+        make : bool
+            Whether ``cwd`` is made first, for its user only.
 
         Raises
         ------
@@ -207,7 +216,7 @@ class LinkMachine:
             When it cannot be started: no such folder, program or log.
         """
         facts = {"machine": self.number, "argv": list(argv), "env": dict(env), "cwd": cwd, "log": str(log)}
-        with self.link.call("exec", {**facts, "survive": survive}, self.name, last=True) as wire:
+        with self.link.call("exec", {**facts, "survive": survive, "make": make}, self.name, last=True) as wire:
             reply = checked(wire.receive().facts)
         pid, started = reply["identity"]
         return LinkCommand(self, wire, reply["command"], (int(pid), float(started)))

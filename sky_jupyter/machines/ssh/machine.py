@@ -208,7 +208,14 @@ class SSHMachine:
         return cls(connect(target, access))
 
     def exec(
-        self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, log: PurePath, survive: bool = True
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: str,
+        log: PurePath,
+        survive: bool = True,
+        make: bool = False,
     ) -> SSHCommand:
         """Start a command in a session of its own; its standard error goes to ``log``.
 
@@ -219,6 +226,8 @@ class SSHMachine:
         survive : bool
             Whether it goes on when the connection is gone. Where it does not, it is asked to end when
             the host notices that, and killed three seconds later.
+        make : bool
+            Whether ``cwd`` is made first, for its user only.
 
         Raises
         ------
@@ -229,7 +238,7 @@ class SSHMachine:
         channel = self.session.channel(scripts.LAUNCH)
         command = SSHCommand(self, channel, mark)
         try:
-            channel.sendall(scripts.line(scripts.command(argv, env, cwd, log, mark, survive)))
+            channel.sendall(scripts.line(scripts.command(argv, env, cwd, log, mark, survive, make)))
             command.begin()
         except OSError:
             channel.close()

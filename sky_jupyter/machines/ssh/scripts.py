@@ -56,8 +56,10 @@ def exports(env: Mapping[str, str]) -> str:
     return "".join(f"export {name}={quote(value)}; " for name, value in env.items())
 
 
-def command(argv: Sequence[str], env: Mapping[str, str], cwd: str, log: PurePath, mark: str, survive: bool) -> str:
-    """Run a command in a session of its own; ``mark`` begins the lines that are ours.
+def command(
+    argv: Sequence[str], env: Mapping[str, str], cwd: str, log: PurePath, mark: str, survive: bool, make: bool = False
+) -> str:
+    """Run a command in a session of its own; ``mark`` begins the lines that are ours, ``make`` makes ``cwd``.
 
     The first line of standard output says which process it is; the line on standard error how it ended.
     """
@@ -65,6 +67,7 @@ def command(argv: Sequence[str], env: Mapping[str, str], cwd: str, log: PurePath
     program = quote(argv[0])
     begin = (
         exports(env)
+        + (f"(umask 077; mkdir -p -- {path(cwd)}); " if make else "")
         + f"cd {path(cwd)} || exit 1; (umask 077; : >>{path(log)}) || exit 1; "
         + f"command -v {program} >/dev/null || {{ printf '%s: not found\\n' {program} >&2; exit 127; }}; "
     )
