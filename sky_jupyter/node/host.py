@@ -2,14 +2,14 @@
 
     python -m sky_jupyter.node.host FOLDER [SECONDS]
 
-It reads FOLDER/host.json, for which it waits so many seconds, starts the forkserver, on the head's machine the scheduler, and one agent
-a node, says what came up as JSON lines on its standard output, and then watches. A scheduler or an
-agent that ends is started anew, at its place, and so is a forkserver, with all agents. Where
-FOLDER/host.json.next appears, it has other nodes from then on: all agents are new, and the forkserver
-and the scheduler are not. A pool that is not kept ends with the process that made it, and one whose
-lease nobody renews, or whose time (ttl) is over, ends by itself. So does one whose maker is not heard
-of any more before it has said that the pool is ready. However it ends, it takes everything with it:
-its children die with it, orphans come to it, and the folder is removed.
+It reads FOLDER/host.json, for which it waits so many seconds, starts the forkserver, on the head's machine
+the scheduler, and one agent a node, says what came up as JSON lines on its standard output, and then watches.
+A scheduler or an agent that ends is started anew, at its place, and so is a forkserver, with all agents.
+Where FOLDER/host.json.next appears, it has other nodes from then on: all agents are new, and the forkserver
+and the scheduler are not. A pool that is not kept ends with the process that made it, and one whose lease
+nobody renews, or whose time (ttl) is over, ends by itself. So does one whose maker is not heard of any more
+before it has said that the pool is ready. However it ends, it takes everything with it: its children die with
+it, orphans come to it, and the folder is removed.
 """
 
 from __future__ import annotations
