@@ -45,6 +45,9 @@ from .table import (
     targets_text,
 )
 
+# Letters of one word in a message; a path fits mostly.
+_MOST_TOLD = 300
+
 
 class HelpAsked(Exception):
     """The line asks for help; the message is the help."""
@@ -172,7 +175,9 @@ def parse(line: str, *, cell: bool) -> Given:
     try:
         return _parse(line, "%%sky" if cell else "%sky", cell=cell)
     except UsageError as error:
-        raise UsageError(cleaned(shortened(str(error), f"{line} {line!r}"))) from None
+        told = shortened(str(error), f"{line} {line!r}")
+        # What the line names, such as a file of options, may be as long as what stands in it.
+        raise UsageError(cleaned(shortened(told, told, _MOST_TOLD))) from None
 
 
 def _parse(line: str, prog: str, *, cell: bool) -> Given:
