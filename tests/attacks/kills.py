@@ -101,8 +101,12 @@ class Kill:
     def strike(self, notebook: subprocess.Popen[str]) -> str:
         """Wait until it is at it, and kill it; the pool's id."""
         assert notebook.stdout is not None
-        word, _, pool = notebook.stdout.readline().strip().partition(" ")
-        assert word == self.act, f"the notebook came to {word!r}"
+        said: list[str] = []
+        # Libraries log what they like before it.
+        while (line := notebook.stdout.readline()) and line.partition(" ")[0] != self.act:
+            said.append(line)
+        assert line, f"the notebook did not come to it: {''.join(said)}"
+        pool = line.split()[1]
         time.sleep(self.after)
         notebook.send_signal(signal.SIGKILL)
         notebook.wait()
