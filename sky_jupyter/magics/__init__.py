@@ -24,7 +24,7 @@ from ..pool.manager import Detached, Pool
 from ..pool.results import CellError, CellResult
 from ..pool.runs import Run
 from ..spec import PoolSpec
-from . import cleaning, logs, names, pulling, requests, runs, traceback
+from . import busy, cleaning, logs, names, pulling, requests, runs, traceback
 from .completion import sky_matcher
 from .manual import MANUAL
 from .options import Given, HelpAsked, parse
@@ -472,6 +472,7 @@ def load(shell: Any) -> None:
     shell.sky_magics = magics
     traceback.install(shell)
     requests.install(shell)
+    busy.install(shell)
     shell.input_transformers_cleanup.append(_with_body)
     completer = getattr(shell, "Completer", None)
     if completer is not None and sky_matcher not in completer.custom_matchers:
@@ -489,6 +490,7 @@ def unload(shell: Any) -> None:
     shell.events.unregister("post_run_cell", magics.after_cell)
     traceback.remove(shell)
     requests.remove(shell)
+    busy.remove(shell)
     if _with_body in shell.input_transformers_cleanup:
         shell.input_transformers_cleanup.remove(_with_body)
     for kind in ("line", "cell"):

@@ -20,6 +20,7 @@ import urllib.request
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
@@ -38,6 +39,13 @@ import time
 from pathlib import Path
 print("a line", flush=True)
 while not Path({go!r}).exists():
+    time.sleep(0.05)"""
+QUIET = """%%sky
+import time
+from pathlib import Path
+go = Path({go!r})
+go.with_suffix(".began").touch()
+while not go.exists():
     time.sleep(0.05)"""
 # What another part of the package does, so that the server's own part is seen alone.
 ANSWERS = """
@@ -132,6 +140,13 @@ class Notebook:
     def run(self, code: str) -> None:
         reply = self.channels.execute_interactive(code, timeout=PATIENCE, output_hook=lambda message: None)
         assert reply["content"]["status"] == "ok", reply["content"]
+
+    def ask(self, kind: str, content: dict[str, Any]) -> None:
+        """Ask on the control channel, as a page does; the server has heard that the kernel is at it."""
+        began = datetime.now(timezone.utc)
+        self.channels.control_channel.send(self.channels.session.msg(kind, content))
+        path = f"api/kernels/{self.kernel}"
+        until(lambda: datetime.fromisoformat(self.client.ask(path)[1]["last_activity"].replace("Z", "+00:00")) > began)
 
     def close(self) -> None:
         self.channels.stop_channels()
@@ -229,6 +244,30 @@ def test_a_pool_is_seen_with_its_notebook_and_its_cell_and_ends_when_it_is_nobod
         assert client.pools() == []
         until(lambda: len(heard) >= 4)
         assert set(heard) >= {"urn:sky-jupyter:pools:v1"}
+
+
+def test_a_kernel_is_busy_while_a_cell_works_whatever_its_page_asks(client, tmp_path):
+    """By what the server says of it, which is what its culler goes by: a run may print nothing for an hour."""
+    book, go = Notebook(client, "books/busy.ipynb"), tmp_path / "go"
+
+    def asked_all(state: str) -> None:
+        for kind in ("sky_request", "sky_view_request", "unknown_request") * 3:
+            book.ask(kind, {"action": "status"})
+            until(lambda: client.ask(f"api/kernels/{book.kernel}")[1]["execution_state"] == state)
+
+    try:
+        book.run(UP)
+        cell = book.channels.execute(QUIET.format(go=str(go)))
+        until(go.with_suffix(".began").exists)
+        asked_all("busy")
+        go.touch()
+        reply = book.channels.get_shell_msg(timeout=PATIENCE)
+        assert (reply["parent_header"]["msg_id"], reply["content"]["status"]) == (cell, "ok")
+        asked_all("idle")
+    finally:
+        go.touch()
+        book.run("%sky down")
+        book.close()
 
 
 def check_what_its_kernel_is_asked(client: Client, pool: dict[str, Any], book: Notebook) -> None:
