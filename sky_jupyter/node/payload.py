@@ -28,6 +28,7 @@ from typing import IO, Any
 import cloudpickle
 
 from ..errors import CaptureError
+from . import raised
 from .arrays import apart
 from .byname import taken_apart
 from .runtime import variable
@@ -222,6 +223,9 @@ class Pickler(cloudpickle.Pickler):
         if reduced is not NotImplemented:
             return reduced
         reduced = taken_apart(obj, self.module)
+        if reduced is not NotImplemented:
+            return reduced
+        reduced = raised.reduced(obj)
         if reduced is not NotImplemented:
             return reduced
         return super().reducer_override(obj)

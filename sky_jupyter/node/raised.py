@@ -1,10 +1,16 @@
-"""What a rank tells of an exception so that the notebook can build it without unpickling anything."""
+"""Exceptions that travel: what a rank tells of one, and how one is made again without its class's own code.
+
+The notebook builds it of what was told, and unpickles nothing for it. Pickle calls the class with the
+exception's arguments, which an ``__init__`` of the class's own has often changed or does not take.
+"""
 
 from __future__ import annotations
 
 import contextlib
+import copyreg
 import math
 import sys
+import types
 from typing import Any
 
 if sys.version_info >= (3, 11):
@@ -66,6 +72,36 @@ def _contents(error: BaseException) -> tuple[tuple[Any, ...], dict[str, Any]]:
         raise ValueError("it is more than its arguments and attributes")
     # Of an AttributeError they are in both.
     return args, {name: value for name, value in (state or {}).items() if name != "args" or value != args}
+
+
+def native(kind: type[BaseException]) -> type[BaseException]:
+    """The nearest class of Python's own: what is in C of an exception is made by that."""
+    return next(one for one in kind.__mro__ if one.__module__ == "builtins" and issubclass(one, BaseException))
+
+
+def make(kind: type[BaseException], *args: Any) -> BaseException:
+    """An exception with these arguments, without the ``__init__`` of its class: that has run where it was raised."""
+    base = native(kind)
+    error = base.__new__(kind, *args)
+    base.__init__(error, *args)
+    return error
+
+
+def reduced(obj: Any) -> Any:
+    """How to make an exception again, as ``__reduce__`` says it; NotImplemented for all that pickle does well."""
+    kind = type(obj)
+    if not issubclass(kind, BaseException) or not isinstance(kind.__init__, types.FunctionType):
+        return NotImplemented
+    own = kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not native(kind).__reduce__
+    # What is in slots is not told by the exception: its class may make it.
+    if own or kind in copyreg.dispatch_table or any(vars(one).get("__slots__") for one in kind.__mro__):
+        return NotImplemented
+    same, args, *rest = obj.__reduce_ex__(4)
+    try:
+        make(kind, *args)
+    except Exception:
+        return NotImplemented
+    return (make, (kind, *args), *rest) if same is kind else NotImplemented
 
 
 def is_plain(value: Any) -> bool:

@@ -18,8 +18,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
-import cloudpickle
-
 from . import parts, payload, standins
 from .runtime import instance_info
 
@@ -238,8 +236,7 @@ def dump_exception(error: BaseException | None) -> str | None:
     if error is None:
         return None
     with contextlib.suppress(Exception):
-        data: bytes = cloudpickle.dumps(error)
-        pickle.loads(data)
-        if len(data) <= SMALL:
-            return base64.b64encode(data).decode()
+        encoded = _encoded(error, SMALL)
+        pickle.loads(base64.b64decode(encoded))
+        return encoded
     return None

@@ -5,11 +5,11 @@ from __future__ import annotations
 import contextlib
 import keyword
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from ..errors import RemoteError
-from ..node.raised import is_plain
+from ..node.raised import is_plain, make, native
 
 if sys.version_info >= (3, 11):
     from builtins import ExceptionGroup
@@ -55,7 +55,7 @@ def likeness(told: Any, name: str, text: str, depth: int = 0) -> Exception:
             said = text if place == 0 else f"{name}: {text}"
             called = name if name.isidentifier() and not keyword.iskeyword(name) else kind.__name__
             seeming = type(called, bases, {"__module__": kind.__module__, "__str__": lambda self, said=said: said})
-            error: Exception = _native(kind).__new__(seeming)
+            error: Exception = native(kind).__new__(seeming)
             error.args = (said,)
             assert str(error) == said
             return error
@@ -96,21 +96,14 @@ def _loaded(module: str, name: str) -> type[Exception] | None:
     return found if isinstance(found, type) and issubclass(found, Exception) else None
 
 
-def _native(kind: type[Exception]) -> type[Exception]:
-    """The nearest class of Python's own: what is in C of an exception is made by that."""
-    natives: Iterator[type[Exception]] = (one for one in kind.__mro__ if one.__module__ == "builtins")
-    return next(natives)
-
-
 def _build(kind: type[Exception], args: list[Any], state: dict[str, Any]) -> Exception:
     """The exception, without any code of its class: that has run where it was raised."""
-    native = _native(kind)
-    error = native.__new__(kind, *args)
-    native.__init__(error, *args)
+    error, base = make(kind, *args), native(kind)
+    assert isinstance(error, Exception)
     for name, value in state.items():
         if name.startswith("__"):
             raise ValueError(name)
-        if hasattr(native, name):
+        if hasattr(base, name):
             object.__setattr__(error, name, value)
         else:
             error.__dict__[name] = value

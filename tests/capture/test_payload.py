@@ -45,6 +45,38 @@ def test_big_contiguous_buffers_stay_out_of_the_pickle_and_are_not_copied() -> N
     assert blob.size == len(blob.pickled) + 2 * big.nbytes
 
 
+class Wanting(OSError):
+    """Takes more than its arguments."""
+
+    def __init__(self, host: str, *, port: int) -> None:
+        super().__init__(111, "refused", host)
+        self.ports = [port]
+
+
+class Changing(ValueError):
+    """Has other arguments than it was made with."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(f"not {text}")
+
+
+class Slotted(Exception):
+    """Has what only its own way tells."""
+
+    __slots__ = ("code",)
+
+    def __init__(self, code: int) -> None:
+        super().__init__(code)
+        self.code = code
+
+
+@pytest.mark.parametrize("error", [Wanting("h", port=1), Changing("x"), Slotted(3)], ids=lambda one: type(one).__name__)
+def test_exceptions_with_an_init_of_their_own_come_back_equal(error: Exception, tmp_path: Path) -> None:
+    back = round_trip(error, tmp_path)
+    assert (type(back), str(back), back.args, vars(back)) == (type(error), str(error), error.args, vars(error))
+    assert getattr(back, "code", None) == getattr(error, "code", None)
+
+
 @pytest.mark.parametrize("value", [None, [], {"a": (1, "x")}, np.zeros(0), b"x" * 10_000, bytearray(10_000)])
 def test_small_values_come_back_equal(value: Any, tmp_path: Path) -> None:
     back = round_trip(value, tmp_path)

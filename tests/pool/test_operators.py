@@ -287,6 +287,33 @@ def test_an_exception_that_cannot_be_unpickled_here_comes_back_as_it_is(compute:
         sky.function(call)() >> compute
 
 
+class Coded(Exception):
+    """Has an `__init__` of its own, and more than plain values."""
+
+    def __init__(self, code: int, why: str) -> None:
+        super().__init__(why)
+        self.codes = [code]
+
+
+def test_an_exception_keeps_its_class_and_attributes_when_it_is_raised_passed_or_returned(
+    compute: sky.Compute,
+) -> None:
+    class Local(Coded):
+        pass
+
+    def again(error: BaseException, *, raising: bool) -> BaseException:
+        if raising:
+            raise error
+        return error
+
+    for kind in (Coded, Local):
+        back = sky.function(again)(kind(7, "because"), raising=False) >> compute
+        with pytest.raises(kind) as caught:
+            sky.function(again)(kind(7, "because"), raising=True) >> compute
+        for error in (back, caught.value):
+            assert (type(error), error.args, error.codes) == (kind, ("because",), [7])
+
+
 def test_an_exception_whose_class_is_not_here_is_named(compute: sky.Compute) -> None:
     def call() -> None:
         class Unknown(ValueError):
