@@ -16,10 +16,12 @@ from typing import Any, Literal
 
 from ..errors import CaptureError, SpecError, nearest
 from ..node.shard import common_length, part, uneven_text
+from ..node.sources import Source
 from .ledger import Ledger
 from .modules import imports_of
 from .names import CellNames, analyse, is_internal
 from .payload import Blob, Packed, Tell, fingerprint, pack, untold, write_blob
+from .sources import sources_of
 from .unpicklable import explain
 
 _EVEN = "leave some out here, or leave --shard out and "
@@ -103,6 +105,8 @@ class Capture:
         By name, or by what a call is called, the values that have code in them.
     notes : tuple of str
         What a person should know of the parts of values that ranks are sent.
+    sources : tuple of Source
+        The cells that code in the values is from.
     made : float
         When; seconds since 1970.
     """
@@ -114,6 +118,7 @@ class Capture:
     modules: frozenset[str] = frozenset()
     carried: Mapping[str, Carried] = field(default_factory=dict, compare=False)
     notes: tuple[str, ...] = ()
+    sources: tuple[Source, ...] = field(default=(), compare=False, repr=False)
     namespace: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     made: float = field(default_factory=time.time, compare=False)
 
@@ -152,6 +157,8 @@ class Capture:
         said: Manifest = {"modules": modules, "values": values}
         if owners := [[one.name, sorted(one.owners)] for one in self.bindings if one.owners]:
             said["owners"] = owners
+        if self.sources:
+            said["sources"] = [list(one) for one in self.sources]
         if self.cut:
             paths = parts or {}
             said["parts"] = [[one.name, [list(pair) for pair in paths[one.name].items()]] for one in self.cut]
@@ -279,6 +286,7 @@ class _Collector:
         self.imported: set[str] = set()
         self.met: set[str] = set()
         self.carried: dict[str, Carried] = {}
+        self.files: set[str] = set()
         self.problems: dict[str, str] = {}
         self.skipped: dict[str, str] = {}
         for name in push:
@@ -369,7 +377,8 @@ class _Collector:
         self.add(packed.guesses, required=False)
 
     def note_code(self, label: str, packed: Packed, required: bool) -> None:
-        """Note of what is sent whether there is code in it."""
+        """Note of what is sent whether there is code in it, and from where that is."""
+        self.files |= packed.files
         if packed.carried:
             self.carried[label] = Carried(packed.carried, required)
 
@@ -393,7 +402,8 @@ class _Collector:
         modules = frozenset({*self.imported, *self.modules, *inner})
         bindings, skipped = tuple(self.bindings.values()), tuple(self.skipped.values())
         notes = self.notes if any(one.ranks for one in bindings) else ()
-        return Capture(bindings, inner, skipped, cell, modules, self.carried, notes, self.namespace)
+        sources = sources_of(self.files, self.namespace)
+        return Capture(bindings, inner, skipped, cell, modules, self.carried, notes, sources, self.namespace)
 
     def submodules(self) -> tuple[str, ...]:
         """Loaded submodules that the code may reach by attributes, such as `xml.dom` from `xml`."""

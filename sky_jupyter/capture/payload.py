@@ -131,6 +131,8 @@ class Packed:
         Names that stand in texts of that code, and in annotations that are texts.
     carried : tuple of str
         The functions whose code is in the pickle.
+    files : frozenset of str
+        The files that the code is from, as it says itself.
     """
 
     blob: Blob
@@ -139,6 +141,7 @@ class Packed:
     guesses: frozenset[str]
     modules: frozenset[str] = frozenset()
     carried: tuple[str, ...] = ()
+    files: frozenset[str] = frozenset()
 
 
 class NotebookPickler(Pickler):
@@ -228,6 +231,7 @@ def pack(value: Any, namespace: dict[str, Any], tell: Tell = untold) -> Packed:
         modules=pickler.modules,
         guesses=frozenset(pickler.guesses.union(*map(code_guesses, codes))),
         carried=tuple(dict.fromkeys(code.co_name for code in pickler.carried)),
+        files=frozenset(code.co_filename for code in pickler.carried),
     )
 
 

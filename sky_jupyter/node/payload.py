@@ -28,7 +28,7 @@ from typing import IO, Any
 import cloudpickle
 
 from ..errors import CaptureError
-from . import raised
+from . import raised, sources
 from .arrays import apart
 from .byname import taken_apart
 from .runtime import variable
@@ -137,7 +137,8 @@ def bind(manifest: dict[str, list[Any]], namespace: dict[str, Any], rank: int = 
         under the empty name is a submodule that is imported and not bound; where it is missing, the
         code that reaches for it will say so. Modules come first, values in their order. Where
         there is ``"owners": [[name, ranks], ...]``, those ranks have such a name of their own and keep it.
-        Of ``"parts": [[name, [[rank, path], ...]], ...]`` each rank loads its own.
+        Of ``"parts": [[name, [[rank, path], ...]], ...]`` each rank loads its own. ``"sources"`` are for
+        `sources.learn`.
     namespace : dict
         The rank's namespace.
     rank : int
@@ -150,6 +151,7 @@ def bind(manifest: dict[str, list[Any]], namespace: dict[str, Any], rank: int = 
     CaptureError
         When a value cannot be rebuilt here for another reason.
     """
+    sources.learn(manifest.get("sources", ()), namespace)
     own = {name for name, owners in manifest.get("owners", ()) if rank in owners}
     for name, module in manifest["modules"]:
         if name in own:

@@ -77,6 +77,19 @@ def test_what_a_cell_assigns_stays_on_the_nodes_and_the_last_writer_wins(two):
     assert two.run("kept").outputs[0].data["text/plain"] == "5"
 
 
+def test_functions_of_the_notebook_show_their_source_on_the_ranks_as_they_do_here(two):
+    made = two.run(
+        "import functools, inspect\n\ndef lost(x):\n    raise LookupError(x)  # as it stands here\n\n"
+        "class Finder:\n    def find(self):\n        lost(1)\n\ndef kept():\n    return 1"
+    )
+    for call in ("%%sky\nFinder().find()", "import sky_jupyter as sky\nsky.function(Finder().find)() @ sky"):
+        error = two.run(call).error
+        assert f"Cell In[{made.number}], line 4, in lost(x)" in error, error
+        assert "----> 4     raise LookupError(x)  # as it stands here" in error
+        assert f"Cell In[{made.number}], line 8" in error
+    assert two.run("%%sky\ninspect.getsource(kept)").body == [r"[0-1] Out: 'def kept():\n    return 1\n'"]
+
+
 def test_another_spec_on_a_live_name_says_what_differs_and_starts_nothing(two):
     for line in ("--nodes 3", "--nodes 3 --name default"):
         cell = two.run(f"%%sky {line}\n1")
