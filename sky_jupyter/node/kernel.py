@@ -187,6 +187,8 @@ class SkyKernel(IPythonKernel):
             asking.interrupted.clear()
         if end["status"] != "ok":
             forgetting.forget_trees(self.shell)
+        if content["kind"] in ("cell", "call") and (ended := self.ended()):
+            end["ended"] = ended
         end["elapsed"] = time.perf_counter() - began
         self.drain_native_output()
         self.tell("sky_end", end)
@@ -353,6 +355,17 @@ class SkyKernel(IPythonKernel):
         lines = self.shell.InteractiveTB.structured_traceback(type(error), error, trace, tb_offset=0)
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "error"
         return {"status": status, **_error(error, type(error).__name__, str(error), lines)}
+
+    def ended(self) -> str:
+        """What of the plugins' frameworks the user's code has ended, in words; nothing where all stands."""
+        found = []
+        for plugin in self.sky_plugins:
+            if plugin.ended is not None:
+                try:
+                    found.append(plugin.ended(instance_info()))
+                except Exception as error:
+                    found.append(f"{plugin.name} ({type(error).__name__}: {error})")
+        return " and ".join(dict.fromkeys(filter(None, found)))
 
     def drain_native_output(self) -> None:
         """Wait for what native code and subprocesses wrote to descriptors 1 and 2, then flush.

@@ -270,6 +270,7 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "repr": _words,
     "text": _words,
     "tail": _lines,
+    "ended": _words,
     "why": _words,
     "t": _seconds,
 }

@@ -25,6 +25,7 @@ from .torch import abort as abort_group
 from .torch import again as join_again
 from .torch import around as around_group
 from .torch import check as check_group
+from .torch import ended as ended_group
 from .torch import torch as torch_plugin
 
 if TYPE_CHECKING:
@@ -73,6 +74,7 @@ def accelerate(config: Mapping[str, Any] | None = None, mixed_precision: str | N
         again=functools.partial(_again, settings),
         abort=_abort,
         check=_check_step,
+        ended=_ended,
         gone="what Accelerator() has prepared",
     )
 
@@ -155,7 +157,8 @@ def _settle(settings: Mapping[str, Any], info: InstanceInfo) -> None:
     """What it asks of the environment once there is a process group."""
     import torch.distributed as dist
 
-    if dist.get_backend() == "gloo":
+    # `torch(init=False)` leaves the group to the program.
+    if dist.is_initialized() and dist.get_backend() == "gloo":
         # Where devices are, that were given to nobody.
         os.environ["ACCELERATE_USE_CPU"] = "true"
     # It would take all processors for each rank of a machine, as it sees one of them.
@@ -176,6 +179,10 @@ def _again(settings: Mapping[str, Any], info: InstanceInfo) -> None:
 def _abort(info: InstanceInfo) -> None:
     if "torch" not in info.ports:
         abort_group(info)
+
+
+def _ended(info: InstanceInfo) -> str:
+    return "" if "torch" in info.ports else ended_group(info)
 
 
 def _check_step(info: InstanceInfo) -> None:

@@ -116,6 +116,9 @@ class Plugin:
     check : callable, optional
         ``(info) -> None``, a cheap collective that raises when the ranks are out of step; called on
         all ranks together after an interrupt.
+    ended : callable, optional
+        ``(info) -> str``, what of the framework the user's code has ended, in words, or nothing where all stands.
+        Called in each rank after each cell and call; it must not wait for other ranks. `again` follows on all.
     around_app : callable, optional
         ``(info) -> context manager``, the same in the agent.
     decorate : callable, optional
@@ -144,6 +147,7 @@ class Plugin:
     gone: str = field(default="", compare=False, repr=False)
     gone_beside: str = field(default="", compare=False, repr=False)
     check: Callable[[InstanceInfo], None] | None = field(default=None, compare=False, repr=False)
+    ended: Callable[[InstanceInfo], str] | None = field(default=None, compare=False, repr=False)
     around_app: AroundProcess | None = field(default=None, compare=False, repr=False)
     decorate: Callable[[Callable[..., Any]], Callable[..., Any]] | None = field(default=None, compare=False, repr=False)
     around_client: Callable[[Any], AbstractContextManager[Any]] | None = field(default=None, compare=False, repr=False)

@@ -59,7 +59,7 @@ _WITH_EXTRAS = re.compile(r"jax\s*\[", re.IGNORECASE)
 log = logging.getLogger(__name__)
 
 
-def jax(cuda: str | None = None, devices: int | None = None) -> Plugin:
+def jax(cuda: str | None = None, devices: int | None = None, init: bool = True) -> Plugin:
     """JAX on all ranks as one cluster: ``jax.devices()`` lists the devices of every rank.
 
     Parameters
@@ -70,6 +70,9 @@ def jax(cuda: str | None = None, devices: int | None = None) -> Plugin:
         accelerator. Nodes without one get plain ``jax``.
     devices : int, optional
         How many CPU devices each rank shows; 1 unless given.
+    init : bool
+        Whether the cluster is set up before the first cell. Without, programs call
+        ``jax.distributed.initialize()`` themselves, before they use JAX.
 
     Raises
     ------
@@ -80,7 +83,9 @@ def jax(cuda: str | None = None, devices: int | None = None) -> Plugin:
         _major(cuda)
     if devices is not None and (isinstance(devices, bool) or not isinstance(devices, int) or devices < 1):
         raise SpecError(f"jax(devices=...) must be a whole number above 0, not {devices!r}")
-    given = {"cuda": cuda, "devices": devices}
+    if not isinstance(init, bool):
+        raise SpecError(f"jax(init={init!r}) must be True or False")
+    given = {"cuda": cuda, "devices": devices, "init": None if init else False}
     return Plugin(
         name="jax",
         args=tuple((key, value) for key, value in given.items() if value is not None),
@@ -90,10 +95,11 @@ def jax(cuda: str | None = None, devices: int | None = None) -> Plugin:
         noise=NOISE,
         collectives=COLLECTIVES,
         transform=functools.partial(_transform, cuda),
-        around_process=functools.partial(_around, devices),
-        again=again,
+        around_process=functools.partial(_around, devices, init),
+        again=functools.partial(again, init=init),
         check=check,
         abort=abort,
+        ended=ended,
         gone="arrays that span ranks, meshes, and compiled functions",
     )
 
@@ -153,9 +159,9 @@ def _python(image: Image) -> int:
 
 
 @contextlib.contextmanager
-def _around(devices: int | None, info: InstanceInfo) -> Iterator[None]:
+def _around(devices: int | None, init: bool, info: InstanceInfo) -> Iterator[None]:
     _configure(info, devices)
-    _join(info)
+    _join(info, init=init)
     try:
         yield
     finally:
@@ -192,12 +198,16 @@ def _update(name: str, value: Any) -> None:
         log.info("this release of JAX has no option %s", name)
 
 
-def _join(info: InstanceInfo) -> None:
+def _join(info: InstanceInfo, *, init: bool = True) -> None:
     """Set the variables, meet the other ranks, and run a first collective."""
     import jax
     from jax.experimental import multihost_utils
 
-    os.environ["JAX_COORDINATOR_ADDRESS"] = machine.endpoint(info.head_addr, info.port("jax"))
+    from . import jax_programs
+
+    jax_programs.install(info, init=init)
+    # Not where our own coordinator listens: what a cell starts as a process of its own has its coordinator there.
+    os.environ["JAX_COORDINATOR_ADDRESS"] = machine.endpoint(info.head_addr, machine.programs_port(info, "jax"))
     os.environ["JAX_NUM_PROCESSES"] = str(info.world_size)
     os.environ["JAX_PROCESS_ID"] = str(info.rank)
     if info.world_size == 1:
@@ -206,11 +216,15 @@ def _join(info: InstanceInfo) -> None:
         return
     machine.past_proxies(info)
     _bind_gloo(info.addr)
+    if not init:
+        os.environ["JAX_LOCAL_DEVICE_COUNT"] = str(_devices_of_one(info))
+        return
     if not info.is_head:
         machine.wait_for(info.head_addr, info.port("jax"), JOIN_SECONDS)
     options = _initialize_options(info)
-    known = inspect.signature(jax.distributed.initialize).parameters
-    jax.distributed.initialize(**{key: value for key, value in options.items() if key in known})
+    initialize = jax_programs.original_of("initialize")
+    known = inspect.signature(initialize).parameters
+    initialize(**{key: value for key, value in options.items() if key in known})
     with machine.noting_connections("jax"):
         multihost_utils.sync_global_devices("sky_jupyter: all ranks are in")
     os.environ["JAX_LOCAL_DEVICE_COUNT"] = str(jax.local_device_count())
@@ -273,22 +287,22 @@ def _let_go() -> tuple[Any, Any]:
     """JAX's own client and service, taken out of its state so that new ones may take their place."""
     from jax._src import distributed
 
+    from . import jax_programs
+
+    jax_programs.show()
     state = distributed.global_state
     client, service = state.client, state.service
     state.client = state.service = None
     return client, service
 
 
-def again(info: InstanceInfo) -> None:
+def again(info: InstanceInfo, *, init: bool = True) -> None:
     """Set JAX up anew in a living process, on the new port of `info`; all ranks call it together.
 
     Arrays that spanned the old ranks keep their local parts but take part in nothing any more.
     """
     import jax.extend.backend
 
-    if hasattr(jax, "set_mesh"):
-        # An interrupt may have come before a block was left that had set a mesh of the old devices.
-        jax.set_mesh(None)
     client, service = _let_go()
     if client is not None:
         machine.within(machine.LEAVE_SECONDS, client.shutdown)
@@ -301,11 +315,18 @@ def again(info: InstanceInfo) -> None:
     jax.extend.backend.clear_backends()
     # The old backend, and the port its collectives listen on, may hang in reference cycles.
     gc.collect()
-    _join(info)
+    _join(info, init=init)
     if service is not None:
         # Only now: a rank that still holds on to the old service would be aborted. All have
         # joined the new one, so all have left the old one.
         machine.within(machine.LEAVE_SECONDS, service.shutdown)
+
+
+def ended(info: InstanceInfo) -> str:
+    """What of the pool's cluster the user's code has ended, in words."""
+    from . import jax_programs
+
+    return jax_programs.ended(info)
 
 
 def abort(info: InstanceInfo) -> None:

@@ -69,6 +69,8 @@ _GONE = (
 
 
 def _transform(backend: str, image: Image, spec: PoolSpec) -> Image:
+    if any(plugin.name == "jax" and dict(plugin.args).get("init") is False for plugin in spec.plugins):
+        raise SpecError("keras on JAX needs the pool's cluster: write jax() instead of jax(init=False)")
     asked = image.env.get("KERAS_BACKEND", backend)
     if asked != backend:
         raise SpecError(

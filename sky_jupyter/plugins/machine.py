@@ -10,6 +10,7 @@ import contextlib
 import ipaddress
 import os
 import socket
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -78,6 +79,32 @@ def interface(addr: str) -> str | None:
     return None
 
 
+_reserved: dict[str, socket.socket] = {}
+
+
+def programs_port(info: InstanceInfo, name: str) -> int:
+    """A port of the head for what the user's programs start by themselves: the plugin's own listens elsewhere.
+
+    The head keeps the system from giving it to anybody else; who binds it by name has it.
+    """
+    port = info.ports.get(f"{name}.programs", 0)
+    if port and not info.is_head:
+        return port
+    family = socket.AF_INET6 if ":" in info.head_addr else socket.AF_INET
+    holder = socket.socket(family, socket.SOCK_STREAM)
+    # With it on both sides, a socket that does not listen is in nobody's way. Elsewhere than on Linux it may be.
+    holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    with contextlib.suppress(OSError):
+        holder.bind((info.head_addr, port))
+        port = int(holder.getsockname()[1])
+    if sys.platform != "linux":
+        holder.close()
+    if before := _reserved.pop(name, None):
+        before.close()
+    _reserved[name] = holder
+    return port or info.port(name)
+
+
 @dataclass(frozen=True)
 class _Noted:
     """What a framework opened when it joined its peers.
@@ -90,11 +117,14 @@ class _Noted:
         Where it listens for peers: addresses and ports.
     other : set
         What was listened at before.
+    addr : str
+        Where all that is listened at later is for peers; empty where that is not so.
     """
 
     connections: dict[int, str]
     places: set[Place]
     other: set[Place]
+    addr: str = ""
 
 
 _collectives: dict[str, _Noted] = {}
@@ -107,6 +137,11 @@ def noting_connections(name: str) -> Iterator[None]:
     yield
     opened = {fd: inode for fd, inode in _connections().items() if connections.get(fd) != inode}
     _collectives[name] = _Noted(opened, _listened() - other, other)
+
+
+def note_listening(name: str, addr: str) -> None:
+    """Remember what a framework will open at this address from now on as that of its collectives."""
+    _collectives[name] = _Noted({}, set(), _listened(), addr)
 
 
 def break_connections(name: str, *, every: bool = False) -> None:
@@ -125,8 +160,8 @@ def break_connections(name: str, *, every: bool = False) -> None:
     if noted is None:
         return
     places = set(noted.places)
-    if every:
-        addresses = {address for address, _ in places}
+    if every or noted.addr:
+        addresses = {noted.addr, *(address for address, _ in places)}
         places |= {place for place in _listened() - noted.other if place[0] in addresses}
     for fd, inode in _connections().items():
         # A number is used again; the inode tells whether it is still the same connection.

@@ -40,7 +40,11 @@ _VERSION = re.compile(r"[0-9]+(\.[0-9]+)*([a-z0-9.+-]*)\Z")
 
 
 def torch(
-    backend: str | None = None, cuda: str | None = None, version: str | None = None, timeout: float = 300.0
+    backend: str | None = None,
+    cuda: str | None = None,
+    version: str | None = None,
+    timeout: float = 300.0,
+    init: bool = True,
 ) -> Plugin:
     """PyTorch on all ranks with its process group set up, so that DDP works at once.
 
@@ -55,6 +59,9 @@ def torch(
         The release of torch to install, such as ``"2.13.0"``.
     timeout : float
         Seconds after which a collective whose peers do not come raises an error.
+    init : bool
+        Whether the process group is set up before the first cell. Without, programs call
+        ``init_process_group()`` themselves, and find torchrun's variables set.
 
     Raises
     ------
@@ -71,7 +78,17 @@ def torch(
         raise SpecError(f"torch(version={version!r}) is not a release of torch; write it as '2.13.0'")
     if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
         raise SpecError(f"torch(timeout={timeout!r}) must be a number of seconds above 0")
-    given = {"backend": backend, "cuda": cuda, "version": version, "timeout": None if timeout == 300.0 else timeout}
+    if not isinstance(init, bool):
+        raise SpecError(f"torch(init={init!r}) must be True or False")
+    if not init and (backend is not None or timeout != 300.0):
+        raise SpecError("torch(init=False) leaves the group to the program: give it backend and timeout there")
+    given = {
+        "backend": backend,
+        "cuda": cuda,
+        "version": version,
+        "timeout": None if timeout == 300.0 else timeout,
+        "init": None if init else False,
+    }
     return Plugin(
         name="torch",
         args=tuple((key, value) for key, value in given.items() if value is not None),
@@ -80,10 +97,11 @@ def torch(
         noise=NOISE,
         collectives=COLLECTIVES,
         transform=functools.partial(_transform, cuda, version),
-        around_process=functools.partial(around, backend, timeout),
-        again=functools.partial(again, backend, timeout),
+        around_process=functools.partial(around, backend, timeout, init=init),
+        again=functools.partial(again, backend, timeout, init=init),
         check=check,
         abort=abort,
+        ended=ended if init else None,
         gone="process groups made by dist.new_group, and models in DistributedDataParallel",
     )
 
@@ -115,7 +133,7 @@ def _build(cuda: str | None, version: str | None, accelerator: Accelerator | Non
 
 
 @contextlib.contextmanager
-def around(backend: str | None, timeout: float, info: InstanceInfo) -> Iterator[None]:
+def around(backend: str | None, timeout: float, info: InstanceInfo, *, init: bool = True) -> Iterator[None]:
     """Be one of the group's ranks inside."""
     import torch
 
@@ -123,24 +141,32 @@ def around(backend: str | None, timeout: float, info: InstanceInfo) -> Iterator[
     if "OMP_NUM_THREADS" not in os.environ:
         # Ranks that each use every core only disturb each other.
         torch.set_num_threads(max(1, machine.cores() // count))
-    _join(backend, timeout, info)
+    _join(backend, timeout, info, init=init)
     try:
         yield
     finally:
         _leave()
 
 
-def again(backend: str | None, timeout: float, info: InstanceInfo) -> None:
+def again(backend: str | None, timeout: float, info: InstanceInfo, *, init: bool = True) -> None:
     """Set the group up anew in a living process, on the new port of `info`; all ranks call it together."""
     _leave()
-    _join(backend, timeout, info)
+    _join(backend, timeout, info, init=init)
+
+
+def ended(info: InstanceInfo) -> str:
+    """What of the pool's group the user's code has ended, in words."""
+    from . import torch_programs
+
+    return torch_programs.ended(info)
 
 
 def _environment(info: InstanceInfo) -> None:
     """The variables that torchrun would set; Hugging Face's Trainer looks at nothing else."""
     os.environ.update(
         MASTER_ADDR=info.head_addr,
-        MASTER_PORT=str(info.port("torch")),
+        # Not where our own store listens: what a cell starts as a process of its own has its store there.
+        MASTER_PORT=str(machine.programs_port(info, "torch")),
         WORLD_SIZE=str(info.world_size),
         RANK=str(info.rank),
         LOCAL_RANK=str(info.local_rank),
@@ -153,19 +179,25 @@ def _environment(info: InstanceInfo) -> None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
 
 
-def _join(backend: str | None, timeout: float, info: InstanceInfo) -> None:
+def _join(backend: str | None, timeout: float, info: InstanceInfo, *, init: bool) -> None:
     import torch
     import torch.distributed as dist
 
+    from . import torch_programs
+
     _environment(info)
+    if not init:
+        torch_programs.install(info, _store(info))
+        return
     own = _devices(torch.cuda.device_count(), info) if backend != "gloo" else []
     if backend is None:
         backend = "nccl" if own else "gloo"
     if backend == "nccl" and own:
         torch.cuda.set_device(own[0])
     store = _store(info)
+    torch_programs.install(info, store)
     with machine.noting_connections("torch"):
-        dist.init_process_group(
+        torch_programs.original_init()(
             backend,
             store=store,
             rank=info.rank,
@@ -217,7 +249,7 @@ def check(info: InstanceInfo) -> None:
     import torch
     import torch.distributed as dist
 
-    if not dist.is_initialized():
+    if not dist.is_initialized() or dist.get_world_size() != info.world_size:
         return
     name = zlib.crc32(f"sky_jupyter: in step, {info.job_id}".encode())
     device = "cuda" if dist.get_backend() == "nccl" else "cpu"

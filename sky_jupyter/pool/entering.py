@@ -61,7 +61,8 @@ class Entering:
         No address of a coordinator is used twice: a late peer of the last start could join it.
         """
         assert self.pool.control is not None
-        names = [plugin.name for plugin in self.pool.spec.plugins if plugin.collective] or ["pool"]
+        own = [plugin.name for plugin in self.pool.spec.plugins if plugin.collective] or ["pool"]
+        names = [*own, *(f"{name}.programs" for name in own)]
         ports = (await self.pool.control.ask("ports", [0], count=len(names)))[0]
         self._epoch += 1
         return dict(zip(names, ports, strict=True)), f"{self.pool.id}-{self.pool.generation}.{self._epoch}"

@@ -95,6 +95,8 @@ class Supervisor:
         # What happened after a run was over and shown.
         self.news: list[str] = []
         self._repair: asyncio.Future[None] | None = None
+        # Whether frameworks that user code has ended are about to be set up again.
+        self._rejoining = False
         self._returned: dict[int, asyncio.Event] = {}
         # Nodes that are given up, until they are back and have new kernels.
         self._lost: set[int] = set()
@@ -147,6 +149,7 @@ class Supervisor:
         for task in list(self._tasks):
             task.cancel()
         self._repair = None
+        self._rejoining = False
         self._examined.clear()
         self._returned.clear()
         self._lost.clear()
@@ -207,7 +210,7 @@ class Supervisor:
             if over:
                 self.lose_unbegun(run, begun)
                 await run.until(lambda: not run.left, None)
-                if run.failed:
+                if run.failed or _ended_by(run):
                     # What it broke may have been mended long ago, and lives.
                     self._mend_with(self._recover())
                 return
@@ -408,6 +411,13 @@ class Supervisor:
             # With a node that is lost they are set up again when it is back.
             if not self._lost:
                 self._mend_with(self._set_up_again())
+        elif ended := _ended_by(run):
+            what = " and ".join(dict.fromkeys(ended.values()))
+            text = f"{rank_label(ended)} ended {what}: it is set up again, and every name is kept{self._gone()}"
+            run.listener(NoticeEvent(text, run.id))
+            if not self._rejoining:
+                self._rejoining = True
+                self._mend_with(self._rejoin())
         elif run.failed and self.together:
             self._mend_with(self._resume())
 
@@ -453,6 +463,7 @@ class Supervisor:
         self.lose_all(why)
         if self._repair is not None:
             self._repair.cancel()
+            self._rejoining = False
 
         async def replace() -> None:
             await self.finish(everyone, busy=busy)
@@ -576,6 +587,18 @@ class Supervisor:
                 await self._kill(stuck)
         self.news.append(f"the ranks were out of step: their frameworks are set up again{self._gone()}")
         await self._set_up_again()
+
+    async def _rejoin(self) -> None:
+        """Set up again what the user's code has ended, when no rank works."""
+        await self._idle()
+        self._rejoining = False
+        if self.together:
+            await self._set_up_again()
+        elif not await self.again(()):
+            self.news.append("the frameworks could not be set up again in the old kernels")
+            everyone = list(range(self.spec.world_size))
+            self.restarted.update(everyone)
+            await self.renew(everyone)
 
     async def _still_checking(self) -> list[int]:
         """The ranks that a check holds although it was broken: the others would wait for them."""
@@ -815,6 +838,12 @@ class Supervisor:
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
         return task
+
+
+def _ended_by(run: Run) -> dict[int, str]:
+    """What of the frameworks a run's code has ended, by rank."""
+    said = {rank: outcome.end.get("ended") for rank, outcome in run.outcomes.items()}
+    return {rank: text for rank, text in said.items() if text}
 
 
 def _fresh(ranks: Sequence[int]) -> str:

@@ -67,7 +67,7 @@ def test_collectives_reach_all_ranks(world: World) -> None:
 
 def test_the_environment_names_the_cluster(world: World) -> None:
     seen = world.run(lambda info: {key: value for key, value in os.environ.items() if key.startswith("JAX_")})
-    port = world.infos[0].ports["jax"]
+    port = world.infos[0].ports["jax.programs"]
     for rank, variables in enumerate(seen):
         assert variables == {
             "JAX_COORDINATOR_ADDRESS": f"127.0.0.1:{port}",

@@ -72,7 +72,7 @@ def test_ddp_gives_the_gradients_of_one_process_on_all_ranks(world: World) -> No
 def test_the_environment_is_that_of_a_launcher(world: World) -> None:
     names = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
     seen = world.run(lambda info: [os.environ[name] for name in names])
-    port = str(world.infos[0].ports["torch"])
+    port = str(world.infos[0].ports["torch.programs"])
     assert seen == [["127.0.0.1", port, "2", str(rank), "0", "1", str(rank)] for rank in range(2)]
 
 

@@ -67,7 +67,8 @@ def infos(
     plugins: Sequence[Plugin], nodes: int, ranks_per_node: int = 1, peers: tuple[str, ...] = ()
 ) -> list[InstanceInfo]:
     """What each rank would be told, with fresh ports."""
-    ports = {plugin.name: free_port() for plugin in plugins if plugin.collective}
+    names = [plugin.name for plugin in plugins if plugin.collective]
+    ports = {name: free_port() for name in [*names, *(f"{name}.programs" for name in names)]}
     return [
         InstanceInfo(
             node=rank // ranks_per_node,
