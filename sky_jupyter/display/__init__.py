@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Protocol
 
-from ..pool.events import Event, ProgressEvent
+from ..pool.events import Event, ProgressEvent, TroubleEvent
 from .fronts import in_marimo, in_notebook
 from .region import can_draw
 
@@ -70,6 +70,8 @@ class LateView:
         self._title, self._done, self._failed, self._pool = title, done, failed, pool
         self._view: StartView | None = None
         self._last: Event | None = None
+        # What is the matter, by what it is about: whatever comes after it, the view is told.
+        self._troubles: dict[str, TroubleEvent] = {}
         self._due = 0.0
 
     def on_event(self, event: Event) -> None:
@@ -79,15 +81,22 @@ class LateView:
         self._due = self._due or time.monotonic() + _LATE
         if isinstance(event, ProgressEvent) and event.total >= _LARGE:
             self._due = min(self._due, time.monotonic() + _LATE_LARGE)
-        self._last = event
+        if isinstance(event, TroubleEvent):
+            self._troubles.pop(event.about, None)
+        if isinstance(event, TroubleEvent) and not event.over:
+            self._troubles[event.about] = event
+        else:
+            self._last = event
         if self._view is not None:
             self._view.on_event(event)
 
     def refresh(self) -> None:
         """Draw what is new; main thread."""
-        if self._view is None and self._last is not None and time.monotonic() >= self._due:
+        if self._view is None and (self._last or self._troubles) and time.monotonic() >= self._due:
             self._view = start_view(self._title)
-            self._view.on_event(self._last)
+            for event in (*self._troubles.values(), self._last):
+                if event is not None:
+                    self._view.on_event(event)
         if self._view is not None:
             self._view.refresh()
 
@@ -100,13 +109,23 @@ class LateView:
 
 
 class Silent:
-    """The view of what is not to be seen."""
+    """The view of what is not to be seen.
+
+    Parameters
+    ----------
+    tick : callable, optional
+        Called instead of drawing it.
+    """
+
+    def __init__(self, tick: Callable[[], None] = lambda: None) -> None:
+        self._tick = tick
 
     def on_event(self, event: Event) -> None:
         """Nothing."""
 
     def refresh(self) -> None:
-        """Nothing."""
+        """Nothing of its own."""
+        self._tick()
 
     def finish(self, ready: object, *, ok: bool = True) -> None:
         """Nothing."""

@@ -182,7 +182,8 @@ class ConsoleStartView:
         """The pool's listener; callable from any thread."""
         text = self._model.on_event(event)
         if isinstance(event, NoticeEvent):
-            self._notices.append(text)
+            # What is the matter stays in sight too: lines above the rows scroll, and are not taken away.
+            self._notices += [text] * bool(text)
             return
         self._progress = event if isinstance(event, ProgressEvent) else None
         self._now = text or self._now

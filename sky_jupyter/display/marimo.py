@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Sequence
 from typing import Any
 
-from ..pool.events import Event
+from ..pool.events import Event, TroubleEvent
 from . import render
 from .model import StartModel
 from .widget import WidgetRunView
@@ -69,18 +69,21 @@ class MarimoStartView:
 
     def on_event(self, event: Event) -> None:
         """The pool's listener; callable from any thread."""
-        self._now = self._model.on_event(event) or self._now
+        text = self._model.on_event(event)
+        if not isinstance(event, TroubleEvent) or event.over:
+            self._now = text or self._now
 
     def refresh(self) -> None:
         """Say what is new; on the cell's thread only."""
         import marimo
 
         now = time.perf_counter()
-        if now < self._next or not self._now:
+        troubles = self._model.troubles
+        if now < self._next or not (self._now or troubles):
             return
         self._next = now + _INTERVAL
-        taken = render.duration(now - self.began)
-        about = f"{taken} · {self._now}" + (f" ({self._model.pace})" if self._model.pace else "")
+        what = self._now + (f" ({self._model.pace})" if self._model.pace else "")
+        about = " · ".join(filter(None, [render.duration(now - self.began), what, *troubles]))
         if self._spinner is None:
             spinner = marimo.status.spinner(title=self.title, subtitle=about, remove_on_exit=True)
             self._spinner = self._shown.enter_context(spinner)
@@ -93,4 +96,5 @@ class MarimoStartView:
 
         self._shown.close()
         text = f"{self.title} · {ready} · {render.duration(time.perf_counter() - self.began)}"
-        marimo.output.append(marimo.Html(render.html_start(text, state="done" if ok else "failed")))
+        troubles = () if ok else self._model.troubles
+        marimo.output.append(marimo.Html(render.html_start(text, state="done" if ok else "failed", below=troubles)))

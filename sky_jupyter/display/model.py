@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ..errors import cleaned
-from ..pool.events import Event, NoticeEvent, OutputEvent, PhaseEvent, ProgressEvent
+from ..pool.events import Event, NoticeEvent, OutputEvent, PhaseEvent, ProgressEvent, TroubleEvent
 from . import ansi
 from .render import RankView, RunViewModel, State
 from .transcript import Part, RankOutput, Rich
@@ -39,9 +39,15 @@ class StartModel:
         self._headings: dict[str, str] = {}
         # The phase that is on, and when it began.
         self._now: tuple[PhaseEvent, float] | None = None
+        # What is the matter, and lasts, by what it is about.
+        self._troubles: dict[str, str] = {}
 
     def on_event(self, event: Event) -> str:
         """What to say of an event, empty where there is nothing; callable from any thread."""
+        if isinstance(event, TroubleEvent):
+            self._troubles.pop(event.about, None)
+            if not event.over:
+                self._troubles[event.about] = cleaned(event.text)
         if isinstance(event, (NoticeEvent, ProgressEvent)):
             return cleaned(event.text)
         if not isinstance(event, PhaseEvent):
@@ -53,6 +59,11 @@ class StartModel:
         # What a phase says of itself first can stand alone; what its commands print later cannot.
         heading, text = self._headings.setdefault(event.phase, event.text), cleaned(event.text)
         return text if event.text == heading else f"{event.phase}: {text}"
+
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        """What is the matter now, to be shown for as long as it is, whatever phases come and go."""
+        return tuple(self._troubles.values())
 
     @property
     def pace(self) -> str:

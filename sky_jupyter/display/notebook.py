@@ -10,7 +10,7 @@ from __future__ import annotations
 import time
 from typing import Any
 
-from ..pool.events import Event
+from ..pool.events import Event, TroubleEvent
 from . import fronts, panel, render
 from .model import StartModel
 
@@ -41,6 +41,8 @@ class Slot:
 class NotebookStartView:
     """The view of a pool's start: a line that says what it is at, and at the end how long it took.
 
+    What is the matter stands below it, until it is over.
+
     Parameters
     ----------
     title : str
@@ -59,12 +61,14 @@ class NotebookStartView:
 
     def on_event(self, event: Event) -> None:
         """The pool's listener; callable from any thread."""
-        self._now = self._model.on_event(event) or self._now
+        text = self._model.on_event(event)
+        if not isinstance(event, TroubleEvent) or event.over:
+            self._now = text or self._now
 
     def refresh(self) -> None:
         """Draw what is new; main thread only."""
         now = time.perf_counter()
-        if now >= self._next and self._now:
+        if now >= self._next and (self._now or self._model.troubles):
             self._next = now + _INTERVAL
             pace = self._model.pace
             self._say(self._now, "running", f" ({pace})" if pace else "")
@@ -76,9 +80,11 @@ class NotebookStartView:
         self._say(ready, "done" if ok else "failed", f" ({phases})" if len(slow) > 1 else "")
 
     def _say(self, what: str, state: render.State, more: str = "") -> None:
-        text = f"{self.title} · {what} · {render.duration(time.perf_counter() - self.began)}"
-        page = render.html_start(text, state=state, aside=more)
-        bundle: dict[str, Any] = {"text/html": page, "text/plain": text + more}
+        text = " · ".join(filter(None, [self.title, what, render.duration(time.perf_counter() - self.began)]))
+        troubles = () if state == "done" else self._model.troubles
+        page = render.html_start(text, state=state, aside=more, below=troubles)
+        plain = "\n".join([text + more, *troubles])
+        bundle: dict[str, Any] = {"text/html": page, "text/plain": plain}
         if self.pool and state == "running" and time.perf_counter() - self.began >= _LASTS:
-            bundle[panel.MIME] = panel.start_json(self.pool, text + more)
+            bundle[panel.MIME] = panel.start_json(self.pool, plain)
         self._slot.show(bundle)

@@ -358,9 +358,10 @@ def html_line(text: str, *, state: State, aside: str = "") -> str:
     return f'<div style="font-size:85%;margin:0 0 4px 0">{dot} {html.escape(text)}{quiet}</div>'
 
 
-def html_start(text: str, *, state: State, aside: str = "") -> str:
-    """`html_line` as an output of its own."""
-    return f'<div style="{_OUTER}">{html_line(text, state=state, aside=aside)}</div>'
+def html_start(text: str, *, state: State, aside: str = "", below: Iterable[str] = ()) -> str:
+    """`html_line` as an output of its own; ``below`` are lines that say what else is the matter."""
+    lines = "".join(_html_aside(line) for line in below)
+    return f'<div style="{_OUTER}">{html_line(text, state=state, aside=aside)}{lines}</div>'
 
 
 def _html_header(model: RunViewModel) -> str:

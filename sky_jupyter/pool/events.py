@@ -45,6 +45,14 @@ class NoticeEvent:
 
 
 @dataclass(frozen=True)
+class TroubleEvent(NoticeEvent):
+    """A notice of what lasts: it stands until another ``about`` the same takes its place, or says that it is over."""
+
+    about: str = ""
+    over: bool = False
+
+
+@dataclass(frozen=True)
 class ProgressEvent:
     """How far a part of a transfer is: ``there`` of ``total`` bytes; ``text`` says it all in words."""
 

@@ -64,5 +64,5 @@ class PoolLog:
                 self.write(logging.INFO, f"{event.phase} done after {event.elapsed:.1f} s")
             else:
                 self.write(logging.DEBUG, f"{event.phase}: {event.text}")
-        elif isinstance(event, NoticeEvent):
+        elif isinstance(event, NoticeEvent) and event.text:
             self.write(logging.INFO, event.text)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import dataclasses
 import logging
 import secrets
 import signal
@@ -76,7 +77,7 @@ class Supervisor:
         self.on_taken = on_taken
         self.control: Control | None = None
         # Who stands still or does not answer, and who is told besides those who watch runs; set by the pool.
-        self.watchdog = Watchdog(dict, self.tell)
+        self.watchdog = Watchdog(dict, self.announce)
         # Nodes' machines, as messages name them; what sees to a node that may be off, where that can be done.
         self.names: dict[int, str] = {}
         self.examine: Callable[[int], Coroutine[Any, Any, None]] | None = None
@@ -320,11 +321,12 @@ class Supervisor:
         self._mend_with(self._replace_stuck(run, stuck))
 
     async def _replace_stuck(self, run: Run, ranks: Sequence[int]) -> None:
-        """New kernels for those that are still at a run that was given up, as soon as it can be seen."""
+        """New kernels for those that are still at a run that was given up, or at what it waits for there: as soon as
+        it can be seen."""
         assert self.control is not None
         states = await self.control.ask("status", sorted({run.outcomes[rank].node for rank in ranks}))
         known = {int(rank): its for state in states.values() for rank, its in state["ranks"].items()}
-        well = {rank for rank, its in known.items() if its["pid"] and its["entered"] and its["busy_with"] != run.id}
+        well = {rank for rank, its in known.items() if its["pid"] and its["entered"] and not its["busy_with"]}
         if still := sorted(set(ranks) - well):
             await self._replace_at_once(still)
 
@@ -743,12 +745,17 @@ class Supervisor:
 
     def tell(self, text: str) -> None:
         """Tell those who watch runs, or where there are none whoever asks next."""
-        self.note(logging.WARNING, text)
+        self.announce(NoticeEvent(text))
+
+    def announce(self, event: NoticeEvent) -> None:
+        """The same for an event; one without words is for those who show what lasts."""
+        if event.text:
+            self.note(logging.WARNING, event.text)
         on = [run for run in self.runs.values() if run.left]
-        for run in on:
-            run.listener(NoticeEvent(text, run.id))
-        if not self.watchdog.tell(text) and not on:
-            self.news.append(text)
+        for run in on if event.text else ():
+            run.listener(dataclasses.replace(event, run=run.id))
+        if not self.watchdog.tell(event) and not on and event.text:
+            self.news.append(event.text)
 
     async def _take_back(self, node: int, why: str, returned: asyncio.Event) -> None:
         try:

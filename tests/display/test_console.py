@@ -17,7 +17,7 @@ from sky_jupyter import display
 from sky_jupyter.display import asking, console, region, terminal
 from sky_jupyter.display.console import ConsoleRunView, ConsoleStartView
 from sky_jupyter.display.terminal import TerminalRunView, TerminalStartView
-from sky_jupyter.pool.events import NoticeEvent, OutputEvent, PhaseEvent, ProgressEvent
+from sky_jupyter.pool.events import NoticeEvent, OutputEvent, PhaseEvent, ProgressEvent, TroubleEvent
 from sky_jupyter.pool.phases import PhaseLog
 from tests.display.screens import Terminal
 
@@ -350,6 +350,19 @@ def test_a_transfer_has_a_bar(terminals):
     assert still(seen.look()) == rows
     view.finish("there")
     assert still(seen.look()) == ["● put data · there · 0.0 s"]
+
+
+def test_what_is_the_matter_stays_above_the_rows_whatever_phases_come(terminals):
+    seen = terminals()
+    view = ConsoleStartView("pool demo")
+    view.on_event(PhaseEvent("agent", "starting", 0.1))
+    view.on_event(TroubleEvent("the forkserver stands still", about="keeper 7"))
+    view.on_event(PhaseEvent("plugins", "starting kernels", 0.1))
+    view.refresh()
+    assert seen.look()[0] == "pool demo · the forkserver stands still"
+    view.on_event(TroubleEvent("", about="keeper 7", over=True))
+    view.finish("ready")
+    assert still(seen.look()) == ["pool demo · the forkserver stands still", "● pool demo · ready · 0.0 s"]
 
 
 def test_a_question_is_not_drawn_over(terminals, monkeypatch):

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from sky_jupyter.display import notebook, panel
-from sky_jupyter.pool.events import PhaseEvent
+from sky_jupyter.pool.events import PhaseEvent, TroubleEvent
 
 
 @pytest.fixture
@@ -41,3 +41,27 @@ def test_a_transfer_has_no_panel_however_long_it_lasts(shown: list[dict[str, Any
     view._next = 0.0
     view.refresh()
     assert set(shown[-1]) == {"text/html", "text/plain"}
+
+
+def test_what_is_the_matter_stands_below_the_line_until_it_is_over(shown: list[dict[str, Any]]) -> None:
+    view = notebook.NotebookStartView("pool train", "train")
+
+    def last() -> dict[str, Any]:
+        view._next = 0.0
+        view.refresh()
+        return shown[-1]
+
+    view.on_event(TroubleEvent("the forkserver <stands> still", about="keeper 7"))
+    assert last()["text/plain"].splitlines()[1:] == ["the forkserver <stands> still"]
+    view.on_event(PhaseEvent("plugins", "starting kernels", 0.1))
+    view.began -= 60
+    page = last()
+    assert page["text/plain"].startswith("pool train · starting kernels · 1 min")
+    assert page["text/plain"].splitlines()[1:] == ["the forkserver <stands> still"]
+    assert "the forkserver &lt;stands&gt; still" in page["text/html"]
+    assert page[panel.MIME]["start"]["text"] == page["text/plain"]
+    view.finish("interrupted", ok=False)
+    assert "the forkserver <stands> still" in shown[-1]["text/plain"]
+    view.on_event(TroubleEvent("it goes on again", about="keeper 7", over=True))
+    assert last()["text/plain"].startswith("pool train · it goes on again · ")
+    assert "still" not in shown[-1]["text/plain"]

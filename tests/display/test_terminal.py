@@ -10,7 +10,7 @@ import pytest
 from sky_jupyter import display
 from sky_jupyter.display import LateView, terminal
 from sky_jupyter.display.terminal import TerminalRunView, TerminalStartView
-from sky_jupyter.pool.events import NoticeEvent, OutputEvent, PhaseEvent, ProgressEvent
+from sky_jupyter.pool.events import NoticeEvent, OutputEvent, PhaseEvent, ProgressEvent, TroubleEvent
 
 
 @pytest.fixture(autouse=True)
@@ -161,3 +161,15 @@ def test_values_that_come_end_with_words_of_their_own(capsys, monkeypatch):
     view.refresh()
     view.__exit__(KeyboardInterrupt)
     assert "the value of rank 1 · not fetched" in capsys.readouterr().err
+
+
+def test_a_view_that_comes_late_tells_what_is_still_the_matter(capsys, monkeypatch):
+    monkeypatch.setattr(display, "_LATE", 0.0)
+    with LateView("new kernels") as view:
+        view.on_event(TroubleEvent("node 1 does not answer", about="silent 1"))
+        view.on_event(TroubleEvent("rank 0 stands still", about="rank 7"))
+        view.on_event(TroubleEvent("rank 0 goes on again", about="rank 7", over=True))
+        view.on_event(PhaseEvent("plugins", "starting kernels", 0.1))
+        view.refresh()
+    lines = [line.partition(" · ")[2] for line in capsys.readouterr().err.splitlines()]
+    assert lines[:2] == ["node 1 does not answer", "starting kernels"]
