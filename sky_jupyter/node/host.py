@@ -149,10 +149,18 @@ class Host:
         self.fork("scheduler", lambda: self.serve_scheduler(self.folder, address, port, write), log="scheduler.log")
         os.close(write)
         with os.fdopen(read) as pipe:
-            line = pipe.readline().strip()
+            line = pipe.readline().strip() if self.comes(read) else ""
         if not line:
             raise StartFailed("the scheduler ended before it listened", _tail(self.folder / "scheduler.log"))
         return line
+
+    def comes(self, pipe: int) -> bool:
+        """Wait for what a child says, or its end, and tell who stands still meanwhile; False where all is to end."""
+        while not self.ending:
+            if select.select([pipe], [], [], _WATCH)[0]:
+                return True
+            self.tell_who_stands_still()
+        return False
 
     def start_agent(self, node: int) -> None:
         folder = self.folder / f"n{node}"

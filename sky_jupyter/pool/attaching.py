@@ -51,6 +51,8 @@ async def _join(pool: PoolLife, record: PoolRecord) -> None:
     else:
         with pool._phase("connect", str(pool.spec.provider)):
             await asyncio.to_thread(_reconnect, pool, record)
+    for host in pool.hosts:
+        pool.host_events.watch_over(host)
     pool.scheduler_there = record.scheduler
     pool.scheduler_address = await asyncio.to_thread(pool.hosts[0].reach, record.scheduler)
     pool.shape = getattr(record, "shape", 0)
@@ -60,8 +62,8 @@ async def _join(pool: PoolLife, record: PoolRecord) -> None:
         try:
             address = pool.scheduler_address
             await control.connect(address, folder, pool.spec.nodes, JOIN_TIMEOUT, lambda: "")
-        except OSError as error:
-            raise PoolError(f"pool {pool.spec.name!r} cannot be reached: {error}") from None
+        except (NodeLost, OSError) as error:
+            raise PoolError(f"pool {pool.spec.name!r} cannot be reached: {error}{pool.watchdog.why}") from None
         await pool._meet_pythons()
         with contextlib.suppress(NodeLost):
             await pool.supervisor.look_for_ended()

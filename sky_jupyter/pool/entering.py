@@ -98,6 +98,7 @@ class Entering:
         for node, failed in failures.items():
             for text in failed.values():
                 raise BootstrapError("plugins", text, node=node)
+        self.pool.watchdog.renew(range(self.pool.spec.world_size) if ranks is None else ranks)
 
     def _nodes(self, ranks: Sequence[int] | None) -> list[int] | None:
         """Where ranks are: another node may be lost meanwhile, and they are made all the same."""

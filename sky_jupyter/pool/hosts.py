@@ -32,6 +32,15 @@ class HostEvents:
     def __init__(self, pool: PoolLife) -> None:
         self.pool = pool
 
+    def take(self, host: launch.Host) -> None:
+        """Have a host that is being started among the pool's, and hear from now on who of it stands still."""
+        self.pool.hosts.append(host)
+        self.watch_over(host)
+
+    def watch_over(self, host: launch.Host) -> None:
+        """Hear from now on who of a host stands still, though it is not listened to yet."""
+        host.watch(self._in_loop(functools.partial(self._on_standstill, host)))
+
     def listen(self, host: launch.Host) -> None:
         """Hear from now on what a host says."""
         host.listen(self._in_loop(functools.partial(self._on_host, host)))
@@ -77,12 +86,13 @@ class HostEvents:
     def _on_host(self, host: launch.Host, event: dict[str, Any]) -> None:
         """A host, or a process of it, has ended: without a scheduler nobody can be reached."""
         pool = self.pool
+        if event["event"] == "standstill":
+            self._on_standstill(host, event)
+            return
         if pool.state in ("ended", "taken") or host not in pool.hosts:
             return
         name = str(event.get("name", ""))
-        if event["event"] == "standstill":
-            pool.watchdog.on_standstill(event, host.place)
-        elif event["event"] == "ending":
+        if event["event"] == "ending":
             if pool.state == "new":
                 pool._break(self.why_gone(host.place))
         elif event["event"] == "gone":
@@ -103,6 +113,11 @@ class HostEvents:
         elif name.startswith("agent ") and pool.control is not None:
             # Sooner than the control plane sees it; the host has started another.
             pool.control.lose(int(name[6:]), f"its agent ended ({event['text']})")
+
+    def _on_standstill(self, host: launch.Host, event: dict[str, Any]) -> None:
+        # While the pool is ended too: it keeps that waiting.
+        if self.pool.state != "taken" and host in self.pool.hosts:
+            self.pool.watchdog.on_standstill(event, host.place)
 
     def _on_gone(self, host: launch.Host) -> None:
         pool = self.pool

@@ -21,6 +21,7 @@ from ..errors import BootstrapError, PoolError, SkyError
 from ..machines.base import Command, Machine
 from ..machines.local import LocalMachine, LocalProcess, working_folder
 from ..node.config import NEXT, READY, STARTING, HostConfig
+from ..node.stopped import STILL
 from ..options import DEFAULT_EXIT_TIMEOUT
 from ..spec import PoolSpec
 from . import certificates
@@ -59,6 +60,8 @@ class Host:
     events: queue.Queue[dict[str, Any]]
     # Told what the host says once it has started; called in a thread.
     on_event: Callable[[dict[str, Any]], None] | None = None
+    # Told, from its start on, which of its processes stand still, or do not any more; called in a thread.
+    on_standstill: Callable[[dict[str, Any]], None] | None = None
     # Seconds that it gives its ranks for an orderly end.
     exit_timeout: float = DEFAULT_EXIT_TIMEOUT
     # Set when the pool is ready, or its start of no interest any more; and when the host has been told.
@@ -88,6 +91,13 @@ class Host:
         with contextlib.suppress(queue.Empty):
             while True:
                 on_event(self.events.get_nowait())
+
+    def watch(self, on_standstill: Callable[[dict[str, Any]], None]) -> None:
+        """Have a handler told, in a thread, who stands still: sooner than `listen`, whatever the host is still at."""
+        self.on_standstill = on_standstill
+        for _ in range(self.events.qsize()):
+            with contextlib.suppress(queue.Empty):
+                self.tell(self.events.get_nowait())
 
     def last_words(self, agent: str) -> list[str]:
         """The last lines of an agent's log, to be read below a message."""
@@ -128,7 +138,9 @@ class Host:
 
     def tell(self, event: dict[str, Any]) -> None:
         """Hand on what the host has said: to whoever listens, or until somebody does."""
-        if self.on_event is None:
+        if self.on_standstill is not None and event["event"] == "standstill":
+            self.on_standstill(event)
+        elif self.on_event is None:
             self.events.put(event)
         else:
             self.on_event(event)
@@ -380,11 +392,24 @@ def _left(host: Host) -> Iterator[str]:
     """What a host that another manager launched says from now on: it leaves that in its folder too."""
     assert isinstance(host.command, LocalProcess)
     with contextlib.suppress(OSError), open(host.folder / EVENTS, errors="replace") as file:
-        file.seek(0, os.SEEK_END)
+        yield from _who_stood_still(file)
         while host.command.alive:
             yield from file
             time.sleep(_LOOK)
     yield from host.command.lines()
+
+
+def _who_stood_still(said: Iterable[str]) -> list[str]:
+    """Of what a host has said so far, which of its processes stand still."""
+    still: dict[Any, str] = {}
+    for line in said:
+        with contextlib.suppress(ValueError):
+            event = json.loads(line)
+            if isinstance(event, dict) and event.get("event") == "standstill":
+                still.pop(event.get("pid"), None)
+                if event.get("state") == STILL:
+                    still[event.get("pid")] = line
+    return list(still.values())
 
 
 def _listen(host: Host) -> None:

@@ -11,8 +11,9 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SkyError, rank_label
-from .events import NoticeEvent
+from .events import Event, NoticeEvent
 from .loop import loop, wait_ticking
+from .watchdog import ANEW
 
 if TYPE_CHECKING:
     from .life import PoolLife
@@ -46,17 +47,25 @@ class Leaving:
         # Said on the loop, to be told by whoever waits.
         self._words: collections.deque[str] = collections.deque()
 
+    def hear(self, event: Event) -> None:
+        """Of what keeps the pool from its end, whoever waits for that is told; any thread."""
+        if text := getattr(event, "text", ""):
+            self._words.append(text.removesuffix(ANEW))
+
+    def say(self, tell: Tell) -> None:
+        """Tell what there is to tell."""
+        while self._words:
+            tell(self._words.popleft())
+
     def attend(self, work: Coroutine[Any, Any, None], limit: float, tell: Tell) -> KeyboardInterrupt | None:
         """Wait for the kernels' end in the caller's thread; an interrupt kills them at once, and is returned."""
         end = time.monotonic() + limit
 
         def tick() -> None:
-            while self._words:
-                tell(self._words.popleft())
+            self.say(tell)
             if time.monotonic() > end:
                 raise TimeoutError
 
-        self._words.clear()
         future = loop().submit(work)
         try:
             wait_ticking(future, tick)

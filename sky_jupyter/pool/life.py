@@ -297,8 +297,8 @@ class PoolLife:
         Parameters
         ----------
         tell : callable
-            Told, in this thread, which ranks take long to end. An interrupt kills them at once, and is raised when
-            the pool has ended.
+            Told, in this thread, which ranks take long to end, and who stands still. An interrupt kills them at once,
+            and is raised when the pool has ended.
         """
         if self.state in ("ended", "taken") or self.owner != os.getpid():
             self.state = "ended"
@@ -322,10 +322,11 @@ class PoolLife:
         if self.link is not None:
             # Through it all else is ended.
             self.link.link.wake()
-        with _going_on(lambda: self._end_hosts(hosts)):
+        with _going_on(lambda: self._end_hosts(hosts)), self.watchdog.telling(self.leaving.hear):
             interrupt = self.leaving.attend(self._leave(wait), min(limit, wait + _LEAVE_PATIENCE), tell)
             hosts = [*self.hosts, *self._astray]
-            if not patience.in_time(lambda: self._end_hosts(hosts), max(0.0, end - time.monotonic())):
+            left = max(0.0, end - time.monotonic())
+            if not patience.in_time(lambda: self._end_hosts(hosts), left, lambda: self.leaving.say(tell)):
                 self.unsure = sorted({host.name or "a local node" for host in hosts})
                 self.logger.write(logging.WARNING, f"{', '.join(self.unsure)} did not end within {limit:g} s")
         with contextlib.suppress(Exception):

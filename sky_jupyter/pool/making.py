@@ -131,7 +131,7 @@ class Making:
 
     def _launch_here(self, machines: Sequence[Any], python: Path, env: Mapping[str, str]) -> str:
         pool = self.pool
-        return launch.launch(pool.id, pool.spec, machines, python, env, pool.hosts.append, pool.expiry.left)
+        return launch.launch(pool.id, pool.spec, machines, python, env, pool.host_events.take, pool.expiry.left)
 
     async def _prepare_remote(self) -> tuple[Callable[[], str], bool]:
         """Connect to the machines and see that they have the environment; what starts the hosts there."""
@@ -156,7 +156,7 @@ class Making:
             assert pool.link is not None
             here = (pool.link.folder, pool.link.blobs)
             return remote.start(
-                *(pool.traces, pool.spec, crew.sites, here, crew.image.env, pool.hosts.append, pool._stop),
+                *(pool.traces, pool.spec, crew.sites, here, crew.image.env, pool.host_events.take, pool._stop),
                 lambda text: pool.listener(NoticeEvent(text)),
                 pool.expiry.left,
             )

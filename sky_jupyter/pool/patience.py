@@ -11,6 +11,7 @@ from typing import TypeVar
 from ..errors import BootstrapError, HostKeyError, LoginRefused, MachineError, ProvisionError, SkyError
 
 T = TypeVar("T")
+_TICK = 0.2
 
 
 async def within(work: Awaitable[T], option: str, limit: float, late: Callable[[str], SkyError]) -> T:
@@ -65,8 +66,11 @@ def may_pass(error: Exception) -> bool:
     return isinstance(error, MachineError) and not isinstance(error, (HostKeyError, LoginRefused))
 
 
-def in_time(work: Callable[[], None], seconds: float) -> bool:
-    """Do something in a thread, and wait so many seconds for it; whether it is done. What it raises is raised."""
+def in_time(work: Callable[[], None], seconds: float, tick: Callable[[], None] = lambda: None) -> bool:
+    """Do something in a thread, and wait so many seconds for it; whether it is done. What it raises is raised.
+
+    ``tick`` is called meanwhile, several times a second.
+    """
     raised: list[BaseException] = []
 
     def guarded() -> None:
@@ -80,7 +84,8 @@ def in_time(work: Callable[[], None], seconds: float) -> bool:
     thread.start()
     while thread.is_alive() and time.monotonic() < end:
         # In pieces: an interrupt is heard between them.
-        thread.join(min(1.0, max(0.0, end - time.monotonic())))
+        thread.join(min(_TICK, max(0.0, end - time.monotonic())))
+        tick()
     if raised:
         raise raised[0]
     return not thread.is_alive()

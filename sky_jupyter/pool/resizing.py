@@ -246,6 +246,7 @@ class Resizing:
         pool.shape += 1
         pool.spec, pool.ids, pool.hosts, pool.machines = world.spec, world.ids, list(world.hosts), list(world.machines)
         pool.supervisor.suit(world.spec)
+        pool.watchdog.forget(keepers=False)
         pool.survey.renumber({old: new for new, old in was.items()})
         changes = []
         for host, nodes in zip(world.hosts, world.nodes, strict=True):
