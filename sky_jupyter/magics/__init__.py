@@ -151,7 +151,9 @@ class SkyMagics(Magics):
             if not detached.run.over.is_set():
                 print(f"waiting for run {id}, which was let go; `%sky wait` shows it")
             try:
-                self.attend(pool, detached.run, display.Silent(), detached.out)
+                with display.LateView(f"run {id}", "over", "not over", pool=pool.spec.name) as late:
+                    with pool.watchdog.telling(late.on_event):
+                        self.attend(pool, detached.run, display.Silent(late.refresh), detached.out)
             except CellError as error:
                 print(f"run {id}: {error}; `%sky logs {id}` shows what it printed")
             del pool.detached[id]

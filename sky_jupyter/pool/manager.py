@@ -6,6 +6,7 @@ import contextlib
 import os
 import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
+from concurrent import futures
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, replace
 from types import MappingProxyType
@@ -24,7 +25,7 @@ from .code import PoolCode
 from .events import Listener, NoticeEvent, Tape, ignore
 from .leaving import Tell, silently
 from .life import PoolLife
-from .loop import NoAnswer, Tick, counting_interrupts, loop, no_tick, wait_ticking
+from .loop import Tick, counting_interrupts, loop, no_tick, wait_ticking
 from .moving import Transfer
 from .packages import PoolPackages
 from .pages import Page
@@ -45,6 +46,8 @@ if TYPE_CHECKING:
 DEFAULT_GRACE = 5.0
 T = TypeVar("T")
 _READ_TIMEOUT = 60.0
+# So long an answer is waited for that may never come, as a process of the pool stands still.
+_HALTED, _LOOK = 5.0, 0.1
 # After a second interrupt whoever waits goes on once the run is given up, and at the latest then.
 _FREED, _LAST = 0.5, 4.5
 
@@ -384,11 +387,19 @@ class Pool(PoolLife):
         return run
 
     def _answer(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
-        """What work on the loop gives; where it has not in so many seconds, PoolError says what keeps it."""
+        """What work on the loop gives; where it has not in so many seconds, PoolError says what keeps it.
+
+        Of a pool that is known to be halted not much is waited for.
+        """
+        future, began = loop().submit(work), time.monotonic()
         try:
-            return loop().call(work, timeout=seconds)
-        except NoAnswer as error:
-            raise PoolError(f"{error}{self.watchdog.why or ': try again'}") from None
+            while not futures.wait([future], timeout=_LOOK).done:
+                taken = time.monotonic() - began
+                if taken > (min(seconds, _HALTED) if self.watchdog.is_halted else seconds):
+                    raise PoolError(f"the pool has not answered in {taken:.0f} s{self.watchdog.why or ': try again'}")
+            return future.result()
+        finally:
+            future.cancel()
 
     def _known(self, id: str, listener: Listener) -> tuple[Run, dict[str, Any]]:
         facts = self.runs().get(id.partition(".")[0])
