@@ -18,6 +18,7 @@ from ..spec import PoolSpec
 from .comms import Comms
 from .control import Control
 from .events import NoticeEvent
+from .freeing import Held, held
 from .runs import Run
 from .watch import AFTER, Watch
 from .watchdog import Watchdog
@@ -25,6 +26,8 @@ from .where import Where, ask
 
 _log = logging.getLogger(__name__)
 _INTERRUPT_PATIENCE = 1.0
+# Who has not heeded an interrupt by then is looked at.
+_HEED_PATIENCE = 0.3
 # A rank may still be compiling what will then fail at once.
 _ABORT_PATIENCE = 8.0
 _KILL_PATIENCE = 20.0
@@ -269,14 +272,19 @@ class Supervisor:
         A kill loses a namespace: what the user interrupted waits for a second interrupt instead.
         """
         await self.signal(run, signal.SIGINT)
+        looking = self._keep_task(self._look_at_held(run)) if self.gentle and not to_the_end else None
         if await run.until(lambda: not run.left, _INTERRUPT_PATIENCE):
             return
-        if self.gentle:
+        if looking is not None:
+            await asyncio.wait([looking], timeout=_INTERRUPT_PATIENCE)
+            await self._free_gently(run, looking.result() if looking.done() else None)
+        elif not to_the_end:
+            await run.until(lambda: not run.left, _INTERRUPT_PATIENCE)
+            self._tell(run, Held(run.left).warning(run.left, failed=False))
+        elif self.gentle:
             await self.abort(run)
-        if not to_the_end and not await run.until(lambda: not run.left, _INTERRUPT_PATIENCE):
-            self._tell_of_second(run)
-        if self.gentle and await run.until(lambda: not run.left, _ABORT_PATIENCE):
-            return
+            if await run.until(lambda: not run.left, _ABORT_PATIENCE):
+                return
         if to_the_end:
             await self.signal(run, signal.SIGKILL)
             await self._ended_or_silent(run)
@@ -290,15 +298,32 @@ class Supervisor:
         while time.monotonic() < end and {run.outcomes[rank].node for rank in run.left} & self.control.there:
             await run.until(lambda: not run.left, _REACH_PATIENCE)
 
-    def _tell_of_second(self, run: Run) -> None:
-        """A person who has interrupted learns who does not heed it, and what more can be done."""
-        several = len(run.left) > 1
-        text = (
-            f"{rank_label(run.left)} {'do' if several else 'does'} not heed the interrupt, in code that cannot be "
-            f"interrupted: interrupt again to replace {'their kernels' if several else 'its kernel'} and lose the "
-            f"names there, or wait"
-        )
-        run.listener(NoticeEvent(text, run.id))
+    async def _look_at_held(self, run: Run) -> Where | None:
+        """Where the ranks are that do not heed an interrupt at once; None where nobody can say."""
+        assert self.control is not None
+        if await run.until(lambda: not run.left, _HEED_PATIENCE):
+            return None
+        with contextlib.suppress(SkyError, OSError):
+            return await ask(self.control, self.spec, run, native=False)
+        return None
+
+    async def _free_gently(self, run: Run, where: Where | None) -> None:
+        """Free the ranks that do not heed a person's interrupt, who learns of it; and where it fails, what can be done.
+
+        Who is being freed is not called deaf meanwhile, however long the machine takes for it.
+        """
+        found = held(run.left, where)
+        self._tell(run, found.freeing)
+        await self.abort(run)
+        await run.until(lambda: not run.left, _INTERRUPT_PATIENCE)
+        self._tell(run, found.warning(run.left, failed=False))
+        if not await run.until(lambda: not set(run.left) - set(found.deaf), _ABORT_PATIENCE):
+            self._tell(run, found.warning(set(run.left) - set(found.deaf), failed=True))
+
+    def _tell(self, run: Run, text: str) -> None:
+        """A person who has interrupted a run learns what comes of it, if there is something to say."""
+        if text and run.left:
+            run.listener(NoticeEvent(text, run.id))
 
     async def interrupt(self, run: Run, *, hard: bool) -> None:
         """What the user's interrupt does; `_watch` sees to ranks that do not heed it."""

@@ -82,8 +82,8 @@ class Place:
         Library and function of the C code inside of the innermost frame, where it is known.
     call : str
         What a person calls the collective that it waits in; empty where only its line tells.
-    cpu : float
-        How much of a core its process used while it was looked at.
+    cpu, main : float
+        How much of a core its process, and its main thread, used while it was looked at.
     ran, switches : tuple of float
         CPU seconds of its main thread, and how often that went to sleep, before and after it was looked at.
     note : str
@@ -97,6 +97,7 @@ class Place:
     native_note: str = ""
     call: str = ""
     cpu: float = 0.0
+    main: float = 0.0
     ran: tuple[float, float] = (0.0, 0.0)
     switches: tuple[float, float] = (0.0, 0.0)
     note: str = ""
@@ -115,12 +116,17 @@ class Place:
         """Whether it is at something, and not at its end or away."""
         return self.doing in ("waits", "runs")
 
+    @property
+    def is_stopped(self) -> bool:
+        """Whether a signal or a debugger has stopped it."""
+        return self.note.startswith(_STOPPED)
+
     def what(self, code: Code) -> str:
         """What it is at, in words, such as ``"waits in all_reduce (Cell In[3], line 14)"``."""
         if not self.works:
             return f"{_STATES[self.doing]}{self.note}"
         own = self.own
-        if self.note.startswith(_STOPPED):
+        if self.is_stopped:
             return f"is {self.note}{f' in {_spot(own)}' if own else ''}"
         if not self.frames:
             return "is at work, but its stack is not known"
@@ -210,7 +216,7 @@ class Where:
             place = group.places[0]
             mark = "elsewhere: " if group.elsewhere else ""
             yield f"{mark}{rank_label(group.ranks)} {_agree(place.what(self.code), len(group.ranks))}{_load(group)}"
-            if place.works and place.note and not place.note.startswith(_STOPPED):
+            if place.works and place.note and not place.is_stopped:
                 yield f"    {place.note}"
             if not place.works or place.loops:
                 continue
@@ -339,6 +345,7 @@ def _place(
         native,
         clean(report.get("native_note", "")),
         cpu=cpu,
+        main=main,
         ran=_pair(report.get("ran")),
         switches=_pair(report.get("switches")),
         note=clean(report.get("note", "")),

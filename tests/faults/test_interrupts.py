@@ -236,11 +236,54 @@ def test_an_interrupt_reaches_a_collective_that_never_completes(framework: str, 
         assert pool.take_restarted() == set()
     took.row(
         "the user interrupts a rank in a collective that never completes",
-        see="KeyboardInterrupt, and that the rank was freed from a collective",
+        see="`freeing rank 1 from process_allgather …; every name is kept`, KeyboardInterrupt, and that it was freed; "
+        "what can be lost by a second press is said only where freeing fails, after some 10 s",
         kept="every name",
         on=f"{framework}, 2 ranks",
         stopped=seconds,
     )
+
+
+# As on a busy machine: what frees a rank comes after what is said of one that heeds nothing.
+SLOW = """
+from sky_jupyter.plugins import machine
+broken = machine.break_connections
+def break_connections(*args, **options):
+    time.sleep(4)
+    broken(*args, **options)
+machine.break_connections = break_connections
+"""
+
+
+def test_a_rank_that_is_being_freed_is_not_called_deaf_and_one_that_computes_is() -> None:
+    pytest.importorskip("jax", reason="needs the extra jax")
+    code, plugin = NEVER["jax"]
+    told: list[str] = []
+
+    def listen(event: Any) -> None:
+        if isinstance(event, NoticeEvent):
+            told.append(event.text)
+
+    with local_pool(plugins=(plugin(),)) as pool:
+        run(pool, IMPORTS + code + "reduce()" + SLOW)
+        current = start(pool, "if rank == 1: reduce()\nelse: time.sleep(600)", listen)
+        pool.interrupt(current)
+        assert eventually(lambda: not current.left, 30)
+        with pytest.raises(CellError):
+            pool.attend(current)
+        assert told[0] == "freeing rank 1 from process_allgather …; every name is kept"
+        assert told[1].startswith("rank 1 freed from a collective; every name is kept")
+        assert len(told) == 2
+        told.clear()
+        current = start(pool, "if rank == 1: sum(range(10**11))\nelse: reduce()", listen)
+        pool.interrupt(current)
+        # The other is freed, and this one is not: that is said of it alone.
+        assert eventually(lambda: any("interrupt again" in text for text in told), 30)
+        assert told[0] == "freeing rank 0 from process_allgather …; every name is kept"
+        assert told[1].startswith("rank 1 does not heed the interrupt, in code that cannot be interrupted: ")
+        pool.interrupt(current, hard=True)
+        with pytest.raises(CellError):
+            pool.attend(current)
 
 
 def test_nothing_that_was_interrupted_is_left() -> None:
