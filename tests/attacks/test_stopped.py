@@ -5,6 +5,11 @@ Afterwards the pool is usable, or says that `%sky restart` makes it anew; and it
 
 from __future__ import annotations
 
+import contextlib
+import os
+import random
+import sys
+import time
 import uuid
 from collections.abc import Iterator
 
@@ -14,8 +19,10 @@ import pytest
 from sky_jupyter.pool.registry import Registry
 from tests.attacks.presses import Going
 from tests.attacks.processes import eventually, left_of, of_pool, stopped
+from tests.hosts.world import hosts, skip_unless_hosts_run
 from tests.magics.notebook import Notebook, notebook
 from tests.magics.test_reattach import LOAD, the_pool
+from tests.pool.remote import MARKS
 from tests.took import Took
 
 ROLES = {
@@ -25,6 +32,8 @@ ROLES = {
     "n1/agent": "the agent of node 1",
     "n1/rank1": "rank 1",
 }
+# What a pool on hosts has besides, here.
+LINK = "the link process"
 FOREVER = "import time\nwhile True: time.sleep(0.1)"
 # What is asked of a pool of which a process stands still; each waits for as long as it is not done.
 VERBS = {
@@ -38,8 +47,20 @@ VERBS = {
     "get": "%sky get there back",
     "pull": "%sky pull mine",
     "where": "%sky where",
+    "attach": "%sky attach {name}",
     "down": "%sky down",
 }
+# Each of the others takes a moment, of which a random part passes before the process is stopped.
+LASTING = {"cell": 2.0, "wait": 2.0, "call": 2.0, "restart": 2.0, "resize": 3.0, "attach": 1.0, "down": 1.0}
+BRIEF = 0.3
+SEED = int(os.environ.get("SKY_SEED", "5"))
+# The notebook forgets a pool that is kept, as one does that ends.
+LET_GO = """
+from sky_jupyter.pool.live import pools
+pool = pools.current
+pool.release()
+pools.discard(pool)
+"""
 DAILY = [
     ("forkserver", "a rank that ends", False),
     ("forkserver", "restart", False),
@@ -66,17 +87,35 @@ def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
         yield page
 
 
+@pytest.fixture(scope="module")
+def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
+    """A notebook that has two hosts."""
+    skip_unless_hosts_run(f"{sys.version_info[0]}.{sys.version_info[1]}")
+    folder = tmp_path_factory.mktemp("far")
+    with hosts(2, python=True, warm=True) as world:
+        config = world.ssh_config(folder / "config")
+        with notebook(folder, SKY_SSH_CONFIG=str(config), SSH_AUTH_SOCK="") as page:
+            page.run(LOAD)
+            page.run(SET_UP)
+            yield page
+
+
 @pytest.fixture
-def name(page: Notebook) -> Iterator[str]:
+def name(request: pytest.FixtureRequest) -> Iterator[str]:
     """The name of a pool of two nodes, of which nothing is left afterwards."""
     name = f"still-{uuid.uuid4().hex[:8]}"
-    cell = page.run(f"%sky up --nodes 2 --name {name}")
+    is_far = "far" in request.fixturenames
+    page: Notebook = request.getfixturevalue("far" if is_far else "page")
+    options = "--provider ssh --hosts host0,host1 --offline" if is_far else "--nodes 2"
+    if getattr(request.node, "callspec", None) is not None and request.node.callspec.params.get("verb") == "attach":
+        options += " --keep"
+    cell = page.run(f"%sky up {options} --name {name}", timeout=240)
     assert cell.status == "ok", cell.outputs
     assert page.run("%%sky\nmine = 7\nopen('there', 'w').write('x')").status == "ok"
     id = the_pool(name).id
     yield name
     page.run(f"%sky down --name {name}")
-    eventually(lambda: not left_of(id), "something is left")
+    eventually(lambda: not left_of(id), f"something is left: {left_of(id)}")
 
 
 def is_usable(page: Notebook) -> bool:
@@ -96,21 +135,33 @@ def is_usable(page: Notebook) -> bool:
     return False
 
 
-def attack(page: Notebook, name: str, who: str, verb: str, stays: bool, took: Took) -> None:
-    """Stop a process as a verb is on, or before it begins, and see that whoever waits is told and freed."""
+def attack(page: Notebook, name: str, who: str, verb: str, stays: bool, took: Took, after: float | None = None) -> None:
+    """Stop a process before a verb begins, or so many seconds ``after``; see that whoever waits is told and freed."""
     pool = the_pool(name).id
     victim = of_pool(pool)[who]
     if verb == "wait":
         assert page.run(f"%%sky --detach\n{FOREVER}").status == "ok"
-    going = Going(page, VERBS[verb]) if verb in ("cell", "call") else None
-    if going is not None:
-        going.hear(1.0)
-    with stopped(victim):
-        going = going or Going(page, VERBS[verb])
+    if verb == "attach":
+        assert page.run(LET_GO).status == "ok"
+    if after is None and verb in ("cell", "call"):
+        after = 1.0
+    going = None
+    if after is not None:
+        going = Going(page, VERBS[verb].format(name=name))
+        going.hear(after)
+        # Of what a verb has replaced by now, there is another.
+        victim = of_pool(pool).get(who, victim)
+    with stopped_if_there(victim):
+        began = time.monotonic()
+        going = going or Going(page, VERBS[verb].format(name=name))
         # It may well be that the verb has no need of that process.
-        if verb != "down" and going.shows("stands still"):
-            assert ROLES[who] in going.shown
-        freed = going.freed() if verb != "down" else going.ends()
+        told = None
+        if going.shows("stands still"):
+            assert (LINK if who == "link" else ROLES[who]) in going.shown
+            told = time.monotonic() - began
+        # The end of a pool ends by itself, too.
+        freed = going.ends() if verb == "down" and stays else going.freed()
+        print(f"{who}: {verb}, {'before' if after is None else f'after {after:.2f} s'}: told {told}, freed {freed:.1f}")
         took.row(
             "a process of the pool stands still (SIGSTOP), and does not go on",
             see="`the forkserver, which makes the kernels, stands still: process N was stopped by a signal or a "
@@ -118,13 +169,21 @@ def attack(page: Notebook, name: str, who: str, verb: str, stays: bool, took: To
             kept="what the process has, where it goes on",
             on=f"{who.rpartition('/')[2]}: {verb}",
             freed=freed,
+            **({} if told is None else {"told": told}),
         )
         if verb == "wait":
             # The run that was let go is on: whoever waits no longer has not ended it.
             going = Going(page, "%sky interrupt")
             going.ends()
+        if verb == "attach" and going.status != "ok":
+            # Nobody has it: it is as it was, and can be taken up, or ended, when it goes on.
+            stays = False
         if stays and verb != "down":
             is_usable(page)
+    if verb == "attach" and going.status != "ok":
+        again = Going(page, VERBS[verb].format(name=name))
+        again.ends()
+        assert again.status == "ok", again.shown
     if verb == "down":
         eventually(lambda: not left_of(pool), f"something is left: {left_of(pool)}")
     elif not stays:
@@ -149,9 +208,33 @@ def test_whatever_stands_still_in_whatever_verb(
     attack(page, name, who, verb, stays, took)
 
 
-# Not each day: a start's view has one line, and a notice that comes as one phase gives way to the next may be lost.
 @pytest.mark.long
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("verb", VERBS)
 @pytest.mark.parametrize("who", ROLES)
+def test_whatever_stands_still_from_a_random_moment_of_whatever_verb(
+    page: Notebook, name: str, who: str, verb: str, took: Took
+) -> None:
+    chance = random.Random(f"{SEED} {who} {verb}")
+    after, stays = chance.uniform(0, LASTING.get(verb, BRIEF)), chance.random() < 0.5
+    print(f"seed {SEED}: {who} stands still {after:.2f} s after {verb} began, and {'stays' if stays else 'goes on'}")
+    attack(page, name, who, verb, stays, took, after)
+
+
+@pytest.mark.long
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("verb", [pytest.param(verb, marks=MARKS) for verb in VERBS])
+def test_a_link_that_stands_still_is_named_and_two_presses_free_the_notebook(
+    far: Notebook, name: str, verb: str, took: Took
+) -> None:
+    stays = random.Random(f"{SEED} {verb}").random() < 0.5
+    print(f"seed {SEED}: {'stays' if stays else 'goes on'}")
+    attack(far, name, "link", verb, stays, took)
+
+
+@pytest.mark.parametrize(
+    "who", [who if who in ("forkserver", "scheduler") else pytest.param(who, marks=pytest.mark.long) for who in ROLES]
+)
 def test_what_stands_still_in_a_start_is_named_and_nothing_is_left_of_it(page: Notebook, who: str) -> None:
     name = f"start-{uuid.uuid4().hex[:8]}"
     going = Going(page, f"%sky up --nodes 2 --name {name}")
@@ -164,6 +247,9 @@ def test_what_stands_still_in_a_start_is_named_and_nothing_is_left_of_it(page: N
         with stopped(victim):
             if going.shows("stands still"):
                 assert ROLES[who] in going.shown
+                # It stays in sight, whatever phases come and go.
+                going.hear(1.0)
+                assert going.over or ROLES[who] in going.cell.run
             going.freed()
             eventually(lambda: not left_of(pool), f"something is left: {left_of(pool)}")
     page.run(f"%sky down --name {name}")
@@ -180,6 +266,18 @@ def test_an_interrupt_that_an_agent_does_not_hear_reaches_it_when_it_goes_on(pag
     going.ends()
     assert "ranks 0-1 interrupted" in going.shown or "KeyboardInterrupt" in going.shown
     assert page.run("%%sky\nmine").status == "ok"
+
+
+@contextlib.contextmanager
+def stopped_if_there(process: psutil.Process) -> Iterator[None]:
+    """A process stands still meanwhile, unless it has ended by now."""
+    with contextlib.suppress(psutil.NoSuchProcess):
+        process.suspend()
+    try:
+        yield
+    finally:
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.resume()
 
 
 def processes_of(name: str) -> dict[str, psutil.Process]:
