@@ -161,7 +161,8 @@ def attack(page: Notebook, name: str, who: str, verb: str, stays: bool, took: To
             told = time.monotonic() - began
         # The end of a pool ends by itself, too.
         freed = going.ends() if verb == "down" and stays else going.freed()
-        print(f"{who}: {verb}, {'before' if after is None else f'after {after:.2f} s'}: told {told}, freed {freed:.1f}")
+        moment = "before" if after is None else f"after {after:.2f} s"
+        print(f"{who}: {verb}, {moment}: told {told}, freed {freed:.1f}, {going.status}: {going.shown[-300:]}")
         took.row(
             "a process of the pool stands still (SIGSTOP), and does not go on",
             see="`the forkserver, which makes the kernels, stands still: process N was stopped by a signal or a "
