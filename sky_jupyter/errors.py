@@ -133,6 +133,10 @@ class NotInPoolError(SkyError, RuntimeError):
     """The runtime was asked for something that exists on a pool's ranks only."""
 
 
+class NotOnRanks(SkyError):
+    """A rank was asked for what only a notebook's own kernel can do, such as to ask a person."""
+
+
 class RankDied(SkyError):
     """A rank's process ended while it ran: it says by which signal or status."""
 

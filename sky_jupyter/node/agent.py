@@ -36,6 +36,7 @@ from .config import HostConfig, member_name
 from .files import Files
 from .journal import Journal
 from .kept import places
+from .messages import error_text
 from .passing import Passing
 from .protocol import PROTOCOL
 from .provisioner import Forkserver
@@ -428,6 +429,11 @@ class Agent:
             self.flush_soon()
             if record is None:
                 return
+        if event["kind"] == "error":
+            if event["own"]:
+                # The end brings it.
+                return
+            event = error_text(event)
         if record is None:
             if event["kind"] == "stream":
                 self.ranks[rank].note(event["text"])

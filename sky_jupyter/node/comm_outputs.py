@@ -124,13 +124,3 @@ class Outputs:
         """What has changed since this was last asked."""
         changed, self._changed = self._changed, set()
         return [Message("update", id, rank, state={"outputs": self._areas[rank, id].text()}) for rank, id in changed]
-
-
-def error_of(content: Any) -> dict[str, Any] | None:
-    """An exception that a rank shows, as an event; None where it is none."""
-    if not isinstance(content, dict):
-        return None
-    lines = content.get("traceback")
-    if not isinstance(lines, list) or not all(isinstance(line, str) for line in lines):
-        return None
-    return {"kind": "error", **{name: str(content.get(name)) for name in ("ename", "evalue")}, "traceback": lines}

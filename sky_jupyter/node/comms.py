@@ -11,10 +11,9 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from .comm_messages import Message, Pending, read
-from .comm_outputs import Outputs, error_of
+from .comm_outputs import Outputs
 from .comm_revival import Revival
 from .comm_states import Held, shown
-from .messages import parts_of
 
 CALLS = ("comms", "comm")
 # So many messages go out as one.
@@ -72,11 +71,6 @@ class Comms:
         """A comm's message of a rank's kernel; ``run`` is the run that it belongs to, empty where to none."""
         held = self.held(rank)
         content = message.get("content")
-        if message.get("msg_type") == "error":
-            event = error_of(content)
-            if event is not None:
-                self.outputs.take(rank, parts_of(message)[1], event)
-            return
         id = content.get("comm_id") if isinstance(content, Mapping) else None
         comm = held.get(id) if isinstance(id, str) else None
         widget = comm.widget if comm is not None else id in self._revivals[rank]

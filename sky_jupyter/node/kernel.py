@@ -48,7 +48,6 @@ from ipykernel.kernelapp import IPKernelApp
 from tornado.ioloop import IOLoop
 from traitlets import DottedObjectName, Type
 
-from ..errors import SkyError
 from . import (
     asking,
     finale,
@@ -66,6 +65,7 @@ from . import (
 from .iopub import OutputThread
 from .reads import global_reads
 from .runtime import POOL_VARIABLE, instance_info, keep
+from .shell import SkyShell, answer_nobody, refuse, said, without_ours
 
 _KEEP_VALUES = 16
 _NATIVE_PATIENCE = 1.0
@@ -81,7 +81,7 @@ _STUCK = 0.5
 # What a rank's log takes of native output, which is in the journal too: it is for a crash's last words.
 _MOST_LOG = 4 << 20
 _NO_EXIT = (
-    "exit() ends this cell only, and the rank keeps its kernel and its names; `%sky restart` makes new kernels, "
+    "{} ends this cell only, and the rank keeps its kernel and its names; `%sky restart` makes new kernels, "
     "`%sky down` ends the pool"
 )
 _BUILTINS = frozenset(vars(builtins))
@@ -99,6 +99,7 @@ class SkyKernel(IPythonKernel):
     """Made by the forkserver's child, one a process; ends with it."""
 
     compiler_class = Type(CellCompiler)
+    shell_class = Type(SkyShell)
     # The agent waits for idle by message; a pause would only slow it.
     _execute_sleep = 0.0
     # See `OneShell`.
@@ -133,6 +134,12 @@ class SkyKernel(IPythonKernel):
         """Nothing: interrupts are heeded by `sky_request`, while it works and no longer."""
 
     def post_handler_hook(self) -> None:
+        """Nothing, as before."""
+
+    def _forward_input(self, allow_stdin: bool = False) -> None:
+        """Nothing: see `answer_nobody`."""
+
+    def _restore_input(self) -> None:
         """Nothing, as before."""
 
     @contextlib.contextmanager
@@ -182,8 +189,8 @@ class SkyKernel(IPythonKernel):
         if failed is not None:
             end = self.failure(failed)
         if asking.interrupted:
-            if end["status"] == "interrupted" and not end.get("evalue"):
-                end["evalue"] = asking.interrupted[0]
+            if end["status"] == "interrupted":
+                end["at"] = asking.interrupted[0]
             asking.interrupted.clear()
         if end["status"] != "ok":
             forgetting.forget_trees(self.shell)
@@ -262,8 +269,12 @@ class SkyKernel(IPythonKernel):
         payload.bind(content["manifest"], namespace, instance_info().rank)
         before = {name: id(value) for name, value in namespace.items()}
         self.shell.execution_count = content["count"]
-        self._last_result, self._cancelled = None, False
-        reply = await self.do_execute(content["code"], silent=False, store_history=True, allow_stdin=False)
+        self._last_result, self._cancelled, self.shell.sky_failure = None, False, None
+        self.shell.sky_in_cell = True
+        try:
+            reply = await self.do_execute(content["code"], silent=False, store_history=True, allow_stdin=False)
+        finally:
+            self.shell.sky_in_cell = False
         result = self._last_result
         forgetting.forget_cells(self.shell, _KEEP_VALUES)
         end: dict[str, Any] = {"status": reply["status"], "bound": True, **_told(before, namespace)}
@@ -272,7 +283,10 @@ class SkyKernel(IPythonKernel):
                 end.update(self.sky_values.dump(content["run"], result.result))
             return end
         error = result and (result.error_before_exec or result.error_in_exec)
-        end.update(_error(error, reply["ename"], reply["evalue"], reply["traceback"]))
+        shown, lines = self.shell.sky_failure or (None, [])
+        # What fails while a value is shown is no error of the result.
+        error, self.shell.sky_failure = error or shown, None
+        end.update(self.told_of(error, lines) if error else _error(None, reply["ename"], reply["evalue"], lines))
         if isinstance(error, KeyboardInterrupt) or (self._cancelled and isinstance(error, asyncio.CancelledError)):
             end["status"] = "interrupted"
         return end
@@ -352,9 +366,16 @@ class SkyKernel(IPythonKernel):
         # The frames of this file say nothing of what was called.
         while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
+        trace = without_ours(error, trace)
         lines = self.shell.InteractiveTB.structured_traceback(type(error), error, trace, tb_offset=0)
         status = "interrupted" if isinstance(error, KeyboardInterrupt) else "error"
-        return {"status": status, **_error(error, type(error).__name__, str(error), lines)}
+        return {"status": status, **self.told_of(error, lines)}
+
+    @staticmethod
+    def told_of(error: BaseException, lines: list[str]) -> dict[str, Any]:
+        """What an end tells of an error, and of its traceback, where that was shown."""
+        name, text = type(error).__name__, said(error)
+        return _error(error, name, text, lines or [f"{name}: {text}" if text else name])
 
     def ended(self) -> str:
         """What of the plugins' frameworks the user's code has ended, in words; nothing where all stands."""
@@ -382,7 +403,7 @@ class SkyKernel(IPythonKernel):
 
 def _refuse_exit() -> None:
     # What `exit` and `quit` do in a cell. IPython's would end the kernel, and that after the cell is called done.
-    raise SkyError(_NO_EXIT)
+    refuse(_NO_EXIT, "exit()")
 
 
 def _have_streams() -> None:
@@ -635,6 +656,8 @@ def run_kernel(connection_file: str, end: int) -> None:
     """Be the kernel that the connection file describes, until the other end of the pipe ``end`` is closed."""
     # ipykernel puts its pipes in the place of descriptors 1 and 2; a crash must reach the log itself.
     log = os.fdopen(os.dup(2), "w")
+    # The host's are nothing to the user's code: it has none, as in Python's own prompt.
+    sys.argv = [""]
     app = SkyKernelApp.instance()
     app.initialize(
         [
@@ -649,6 +672,7 @@ def run_kernel(connection_file: str, end: int) -> None:
             "--IPKernelApp.parent_handle=0",
         ]
     )
+    answer_nobody()
     # traitlets makes a record of each message, and drops it then.
     app.log.setLevel(app.log_level)
     # Of the crashed thread only: all of them would push the reason out of the lines that are shown.

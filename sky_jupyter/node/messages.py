@@ -44,6 +44,8 @@ def event_of(kind: str, content: Any) -> dict[str, Any] | None:
         return None
     if kind == "stream":
         return checked({"kind": "stream", "name": content.get("name"), "text": content.get("text")})
+    if kind == "error":
+        return _shown_error(content)
     if kind == "clear_output":
         return {"kind": "clear", "wait": content.get("wait") is True}
     if kind not in _KINDS:
@@ -55,11 +57,25 @@ def event_of(kind: str, content: Any) -> dict[str, Any] | None:
     return checked(event)
 
 
+def _shown_error(content: Mapping[str, Any]) -> dict[str, Any] | None:
+    """An exception that a rank's code shows; None where it is none."""
+    lines = _lines(content.get("traceback"))
+    if lines is None:
+        return None
+    names = {name: str(content.get(name)) for name in ("ename", "evalue")}
+    return {"kind": "error", **names, "traceback": lines, "own": content.get("sky_own") is True}
+
+
 def end_of(content: Any) -> dict[str, Any]:
     """The journal's event for what a kernel says of a request's end."""
     content = content if isinstance(content, dict) else {}
     fields = {name: value for name, value in content.items() if name not in _OURS}
     return _end(fields, _STATUSES)
+
+
+def error_text(event: Mapping[str, Any]) -> dict[str, Any]:
+    """An exception that a rank's code shows, as what it prints."""
+    return {"kind": "stream", "name": "stderr", "text": "\n".join(event["traceback"]) + "\n", "t": event.get("t")}
 
 
 def text_of(event: Mapping[str, Any]) -> str:
@@ -261,6 +277,7 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "elapsed": _seconds,
     "ename": _words,
     "evalue": _words,
+    "at": _words,
     "traceback": _lines,
     "exception": _encoded,
     "type": _words,

@@ -74,7 +74,7 @@ class Rank:
         self.how_ended = self.surprise = ""
         # Whether the kernel is to end.
         self.leaving = False
-        # Told of comms' messages and exceptions that are shown, with the run that they are of; and of the kernel's end.
+        # Told of comms' messages, with the run that they are of; and of the kernel's end.
         self.on_comm: Callable[[dict[str, Any], str], None] = lambda message, run: None
         self.on_end: Callable[[], None] = lambda: None
         # Told of what the kernel's code asks the agent for; see `asking`.
@@ -320,7 +320,7 @@ class Rank:
         if kind == "sky_end":
             self._finish(run, end_of(content))
             return
-        if kind in COMM_TYPES or kind == "error":
+        if kind in COMM_TYPES:
             self.on_comm(message, run)
             return
         if kind == ASK:

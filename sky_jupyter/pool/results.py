@@ -421,8 +421,11 @@ def _blocks(failed: Sequence[Outcome]) -> list[str]:
 
 def _interrupted(end: Mapping[str, Any]) -> str:
     """That a rank was interrupted, why, and in which wait where it says so."""
-    at = end.get("evalue") if end.get("ename") == "KeyboardInterrupt" else ""
-    return f"interrupted{f' while {at}' if at else ''}{end.get('why', '')}"
+    if end.get("at"):
+        return f"interrupted while {end['at']}{end.get('why', '')}"
+    # What the user's code says that raised it itself.
+    own = end.get("evalue") if end.get("ename") == "KeyboardInterrupt" else ""
+    return f"interrupted{end.get('why', '')}{f': KeyboardInterrupt: {own}' if own else ''}"
 
 
 def _told(outcome: Outcome) -> str:

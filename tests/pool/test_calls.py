@@ -6,10 +6,12 @@ import os
 import sys
 import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
 import sky_jupyter as sky
+from sky_jupyter.errors import plain
 from sky_jupyter.pool.live import pools
 
 FACTOR = 10
@@ -67,6 +69,30 @@ def test_an_error_on_one_rank_keeps_its_type_and_names_the_rank(pool: sky.Comput
     with pytest.raises(FileNotFoundError) as caught:
         sky.function(lambda: os.stat("/no/such/file"))() >> pool
     assert "raised on rank" in caught.value.__notes__[0]
+
+
+def test_a_file_that_a_function_runs_and_that_raises_is_its_error(pool: sky.Compute, tmp_path: Path) -> None:
+    (tmp_path / "bad.py").write_text("raise ValueError('lost')\n")
+
+    @sky.function
+    def train(path: str) -> None:
+        from IPython import get_ipython
+
+        get_ipython().run_line_magic("run", path)
+
+    with pytest.raises(ValueError, match="lost"):
+        train(str(tmp_path / "bad.py")) >> pool
+
+
+def test_a_failure_that_a_function_shows_is_output(pool: sky.Compute, capsys: pytest.CaptureFixture[str]) -> None:
+    @sky.function
+    def show() -> None:
+        from IPython import get_ipython
+
+        get_ipython().run_cell("1/0")
+
+    show() @ pool
+    assert "ZeroDivisionError: division by zero" in "".join(map(plain, capsys.readouterr()))
 
 
 def test_an_error_in_a_broadcast_keeps_the_other_ranks_results(pool: sky.Compute) -> None:

@@ -12,10 +12,11 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sky_jupyter.errors import RankDied, SpecError
+import sky_jupyter as sky
+from sky_jupyter.errors import RankDied, SpecError, plain
 from sky_jupyter.pool.events import OutputEvent
 from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.results import CellError, RankInterrupted
+from sky_jupyter.pool.results import CellError, RankInterrupted, TimedOut
 from tests.pool.pools import begin, local_pool, run
 
 WHO = "import sky_jupyter as sky; rank = sky.instance_info().rank\n"
@@ -240,6 +241,83 @@ def test_a_cell_is_stopped_when_its_time_is_up(pool: Pool) -> None:
         run(pool, "import time; time.sleep(60)", timeout=0.5)
     assert "longer than 0.5 s" in str(caught.value.errors[0])
     assert run(pool, "rank").values == [0, 1]
+
+
+# Each as IPython transforms it, with what has to be told of it.
+FAILING = {
+    "a file that raises": ("get_ipython().run_line_magic('run', '{folder}/bad.py')", "lost"),
+    "a file that is no Python": ("get_ipython().run_line_magic('run', '{folder}/odd.py')", "was never closed"),
+    "a file that exits": ("get_ipython().run_line_magic('run', '{folder}/ends.py')", "SystemExit: 3"),
+    "a module that raises": ("get_ipython().run_line_magic('run', '-m bad')", "lost"),
+    "a group": (
+        "import sys\nif sys.version_info < (3, 11): from exceptiongroup import ExceptionGroup\n"
+        "raise ExceptionGroup('several', [ValueError('lost')])",
+        "ValueError: lost",
+    ),
+    "a magic that is misused": ("get_ipython().run_line_magic('cd', '-x /')", "UsageError"),
+    "a question": ("input('how many?')", "input() does not work on a rank"),
+    "a secret question": ("import getpass\ngetpass.getpass()", "getpass() does not work on a rank"),
+    "a breakpoint": ("breakpoint()\nprint('went on')", "breakpoint() does not work on a rank"),
+    "a debugger": ("get_ipython().run_line_magic('debug', '')", "%debug does not work on a rank"),
+}
+
+
+@pytest.fixture(scope="module")
+def files(pool: Pool, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """Files that a rank can run; the folder is one that it imports from."""
+    folder = tmp_path_factory.mktemp("files")
+    (folder / "bad.py").write_text("print('begun')\nraise ValueError('lost')\n")
+    (folder / "odd.py").write_text("print(\n")
+    (folder / "ends.py").write_text("raise SystemExit(3)\n")
+    (folder / "fine.py").write_text("import sys\nfound = sys.argv[1:]\nsys.exit(0)\n")
+    run(pool, f"import sys\nsys.path.insert(0, {str(folder)!r})")
+    return str(folder)
+
+
+@pytest.mark.parametrize("what", FAILING)
+def test_what_fails_in_a_cell_fails_the_cell_and_says_why(pool: Pool, files: str, what: str) -> None:
+    code, told = FAILING[what]
+    with pytest.raises(CellError) as failed:
+        run(pool, code.replace("{folder}", files))
+    (block,) = failed.value._blocks
+    assert told in plain(block)
+    assert "site-packages" not in block
+    assert str(Path(sky.__file__).parent) not in block
+    assert "went on" not in failed.value.result.stdout(0)
+
+
+def test_a_file_that_ends_well_gives_its_names(pool: Pool, files: str) -> None:
+    assert run(pool, f"get_ipython().run_line_magic('run', '{files}/fine.py a b')\nfound").values == [["a", "b"]] * 2
+    assert run(pool, f"get_ipython().run_line_magic('run', '-e {files}/ends.py')\n1").values == [1, 1]
+
+
+def test_a_failure_that_code_shows_itself_is_output(pool: Pool) -> None:
+    shown = run(pool, "print('before')\n_ = get_ipython().run_cell('1/0')\nprint('after')")
+    assert shown.stdout(1) == "before\nafter\n"
+    assert "ZeroDivisionError: division by zero" in plain(shown.stderr(1))
+    caught = "try:\n    1/0\nexcept Exception:\n    get_ipython().showtraceback()"
+    assert "ZeroDivisionError: division by zero" in plain(run(pool, caught).stderr(0))
+
+
+@pytest.mark.parametrize(
+    "call", ["system('sleep 60')", "getoutput('sleep 60')", "run_cell_magic('bash', '', 'sleep 60')"]
+)
+def test_a_shell_command_that_is_stopped_stops_its_cell(pool: Pool, call: str) -> None:
+    with pytest.raises(CellError) as stopped:
+        run(pool, f"get_ipython().{call}\nprint('went on')", timeout=0.5)
+    assert all(isinstance(stopped.value.errors[rank], TimedOut) for rank in (0, 1))
+    assert "went on" not in stopped.value.result.stdout(0)
+
+
+def test_an_interrupt_that_the_code_raises_itself_keeps_its_text(pool: Pool) -> None:
+    with pytest.raises(CellError) as stopped:
+        run(pool, "raise KeyboardInterrupt('mine')")
+    assert "interrupted: KeyboardInterrupt: mine" in str(stopped.value.errors[0])
+
+
+def test_a_rank_has_no_arguments_of_its_host(pool: Pool) -> None:
+    assert run(pool, "import sys; sys.argv").values == [[""]] * 2
+    assert run(pool, "import argparse; vars(argparse.ArgumentParser().parse_args())").values == [{}, {}]
 
 
 def test_other_ranks_get_their_grace_when_one_fails(pool: Pool) -> None:
