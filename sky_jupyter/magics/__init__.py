@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import sys
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -387,9 +388,19 @@ class SkyMagics(Magics):
             cell = analyse(self.shell.transform_cell(raw))
         except SyntaxError:
             return
+        self.tell_where(result.error_in_exec)
         for pool in pools.all():
             pool.calls.note_writes(self.shell.user_ns)
             pool.ledger.notebook_ran(cell, self.shell.user_ns, finished=result.success)
+
+    def tell_where(self, error: BaseException | None) -> None:
+        """Of a name that a plain cell lacks and the nodes have, say where it is."""
+        name = getattr(error, "name", None) if isinstance(error, NameError) else None
+        for pool in pools.all() if name else ():
+            if name in _only_there(pool):
+                of = "" if pool is pools.current else f" --name {pool.spec.name}"
+                print(f"{name} is on the nodes: `%sky pull {name}{of}`", file=sys.stderr)
+                return
 
 
 def started(spec: PoolSpec) -> Pool:

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import ast
 import contextlib
+import sys
 import warnings
 from typing import Any
 
+from ..errors import rank_label
 from ..pool.results import CellError
 
 
@@ -34,15 +36,41 @@ def install(shell: Any) -> None:
         if not isinstance(value, OURS):
             return earlier(etype, value, tb, tb_offset=tb_offset)
         lines = value._render_traceback_()
+        # What `%debug` and other tools take for the last error is this one, and none of earlier.
+        sys.last_type, sys.last_value, sys.last_traceback = etype, value, tb
+        if sys.version_info >= (3, 12):
+            sys.last_exc = value
         self._showtraceback(etype, value, lines)
         return lines
 
     shell.set_custom_exc((*before, *OURS), show)
     shell.sky_earlier_exceptions = before, shell.CustomTB, earlier
+    debug = shell.debugger
+
+    def debugger(force: bool = False) -> None:
+        if force and isinstance(last := getattr(sys, "last_value", None), OURS):
+            print(_not_here(last))
+        else:
+            debug(force)
+
+    shell.debugger = debugger
+
+
+def _not_here(error: BaseException) -> str:
+    """Why the frames of an error cannot be looked at."""
+    if not isinstance(error, CellError):
+        return f"nothing has run: {error}"
+    ranks = rank_label(error.errors)
+    return (
+        f"the error is on {ranks}, whose frames cannot be debugged from here: {error}\n"
+        "`_sky.errors[RANK]` has it with its traceback; call what failed in a plain cell to debug it there"
+    )
 
 
 def remove(shell: Any) -> None:
     """Undo `install`."""
+    # What was set on the shell hides its own method.
+    vars(shell).pop("debugger", None)
     before, ours, earlier = shell.sky_earlier_exceptions
     del shell.sky_earlier_exceptions
     if shell.CustomTB == ours:

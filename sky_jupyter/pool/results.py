@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import pickle
+import re
 import sys
 import threading
 import weakref
@@ -22,6 +23,18 @@ if sys.version_info >= (3, 11):
     from builtins import ExceptionGroup
 else:
     from exceptiongroup import ExceptionGroup
+
+# Of what a rank failed with, in a headline.
+_MOST_CAUSE = 200
+# What differs between ranks that failed alike: addresses of objects, and ports.
+_VARYING = re.compile(r"0x[0-9a-fA-F]+|(?<=\]):\d{2,5}\b|(?<=\d\.\d\.\d\.\d):\d{2,5}\b")
+# How frameworks and Python say that a connection's other end is gone.
+_LOST = re.compile(
+    r"connection (reset|closed|refused|aborted|lost|to)|closed by (the )?(remote )?peer|broken ?pipe|ConnectionError"
+    r"|Connection(Reset|Refused|Aborted)|gloo|nccl|heartbeat|coordination service|socket closed|peer (is )?gone",
+    re.IGNORECASE,
+)
+_NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 
 
 class RankInterrupted(SkyError):
@@ -397,25 +410,69 @@ class CellError(ExceptionGroup[Exception], SkyError):
 
 
 def _headline(failed: Sequence[Outcome], total: int, what: str) -> str:
-    # Ranks that were only stopped because of the others did not fail themselves.
-    causes = [outcome.rank for outcome in failed if outcome.status != "interrupted"]
-    if not causes:
-        return f"the {what} was stopped on {rank_label(outcome.rank for outcome in failed)} of {total}"
-    if len(causes) == total:
-        return f"the {what} failed on {'its only rank' if total == 1 else f'all {total} ranks'}"
-    return f"the {what} failed on {rank_label(causes)} of {total}"
+    """On which ranks, and what the cause was, in a line."""
+    stopped = [outcome for outcome in failed if outcome.status == "interrupted"]
+    if len(stopped) == len(failed):
+        done = "timed out" if all("timeout" in outcome.end for outcome in stopped) else "was stopped"
+        return f"the {what} {done} on {rank_label(outcome.rank for outcome in failed)} of {total}"
+    # Ranks that were only stopped, or lost their connection, because of the others did not fail themselves.
+    damaged = _damaged(failed)
+    causes = [outcome for outcome in failed if outcome not in stopped and outcome not in damaged]
+    ranks = [outcome.rank for outcome in causes]
+    where = "its only rank" if total == 1 else f"all {total} ranks" if len(ranks) == total else rank_label(ranks)
+    of = "" if len(ranks) == total else f" of {total}"
+    after = ""
+    if damaged:
+        after = f"; {rank_label(one.rank for one in damaged)} lost {'their' if len(damaged) > 1 else 'its'} connection"
+    return f"the {what} failed on {where}{of}: {_cause(causes[0])}{after}"
+
+
+def _cause(outcome: Outcome) -> str:
+    """Why a rank failed, in a line."""
+    end = outcome.end
+    if outcome.status != "error":
+        text = str(end.get("text") or "")
+        first = text.partition("\n")[0] or "it is gone"
+        return f"it was {first}" if first.startswith("killed") else first
+    name, says = str(end.get("ename") or "an error"), str(end.get("evalue") or "").strip().partition("\n")[0]
+    return _shortened(f"{name}: {says}" if says else name)
+
+
+def _shortened(text: str) -> str:
+    """A line as a headline has it."""
+    return text if len(text) <= _MOST_CAUSE else f"{text[:_MOST_CAUSE]}…"
+
+
+def _damaged(failed: Sequence[Outcome]) -> list[Outcome]:
+    """Ranks that failed because another one's process has ended: their connections to it were closed."""
+    if not any(outcome.status in ("died", "lost") for outcome in failed):
+        return []
+    errors = [outcome for outcome in failed if outcome.status == "error"]
+    return [one for one in errors if _LOST.search(f"{one.end.get('ename')}: {one.end.get('evalue')}")]
 
 
 def _blocks(failed: Sequence[Outcome]) -> list[str]:
     groups: dict[str, list[Outcome]] = {}
+    damaged = _damaged(failed)
+    gone = rank_label(outcome.rank for outcome in failed if outcome.status in ("died", "lost")) if damaged else ""
     # What is most likely the cause comes first; ranks that were only stopped because of it come last.
     order = {"died": 0, "lost": 0, "error": 1, "interrupted": 2}
+    told: dict[str, str] = {}
     for outcome in sorted(failed, key=lambda item: (order[item.status], item.rank)):
-        groups.setdefault(_told(outcome), []).append(outcome)
+        if outcome in damaged:
+            text = (
+                f"lost the connection to {gone}: {_cause(outcome)}\n(the whole traceback: _sky.errors[{outcome.rank}])"
+            )
+            key = "damaged"
+        else:
+            text = _told(outcome)
+            key = _VARYING.sub("#", text)
+        told.setdefault(key, text)
+        groups.setdefault(key, []).append(outcome)
     blocks = []
-    for text, outcomes in groups.items():
+    for key, outcomes in groups.items():
         label = rank_label([outcome.rank for outcome in outcomes])
-        blocks.append(f"\x1b[1m── {label} {'─' * max(3, 60 - len(label))}\x1b[22m\n{text}")
+        blocks.append(f"\x1b[1m── {label} {'─' * max(3, 60 - len(label))}\x1b[22m\n{told[key]}")
     return blocks
 
 
@@ -428,14 +485,25 @@ def _interrupted(end: Mapping[str, Any]) -> str:
     return f"interrupted{end.get('why', '')}{f': KeyboardInterrupt: {own}' if own else ''}"
 
 
+def _hint(end: Mapping[str, Any]) -> str:
+    """What can be done about a failure that has to do with where the code runs."""
+    missing = _NO_MODULE.match(str(end.get("evalue"))) if end.get("ename") == "ModuleNotFoundError" else None
+    if missing is None:
+        return ""
+    return (
+        f"\n{missing[1]} is not on the nodes: `%%sky --sync` installs there what the notebook imports and has, "
+        "`%%sky --pip PACKAGE` a package"
+    )
+
+
 def _told(outcome: Outcome) -> str:
     """What is to be said of a failed rank, without its number, so that equal fates are told once."""
     end = outcome.end
     if outcome.status == "interrupted":
-        return _interrupted(end)
+        return f"timed out{end.get('why', '')}" if "timeout" in end else _interrupted(end)
     if outcome.status == "error":
         lines = "\n".join(end.get("traceback", [])).splitlines()
         # IPython's rule would stand right below ours.
-        return "\n".join(lines[1:] if lines and set(plain(lines[0])) == {"-"} else lines)
+        return "\n".join(lines[1:] if lines and set(plain(lines[0])) == {"-"} else lines) + _hint(end)
     what = "the process ended" if outcome.status == "died" else "the rank is lost"
     return f"{what}: {end.get('text', '')}" + "".join(f"\n  | {line}" for line in end.get("tail") or [])

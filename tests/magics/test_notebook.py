@@ -442,6 +442,20 @@ def test_different_failures_are_shown_apart(two):
     assert two.value("[type(error).__name__ for error in _sky.errors.values()]") == ["ValueError", "KeyError"]
 
 
+def test_debug_says_that_the_error_is_on_ranks(two):
+    two.run("1/0")
+    two.run("%%sky\nif rank == 1: raise RuntimeError('boom')")
+    assert "the error is on rank 1, whose frames cannot be debugged from here" in two.run("%debug").stream()
+
+
+def test_a_name_that_only_the_nodes_have_is_told_with_the_way_here(two):
+    two.run("%%sky\nonly_there = rank")
+    cell = two.run("only_there + 1")
+    assert cell.error_name == "NameError"
+    assert "only_there is on the nodes: `%sky pull only_there`" in cell.stream("stderr")
+    assert "on the nodes" not in two.run("nowhere_at_all").stream("stderr")
+
+
 def test_the_other_ranks_results_are_kept(two):
     cell = two.run("%%sky --out partial\nif rank:\n    raise KeyError('one')\nrank")
     assert "the cell failed on rank 1 of 2" in cell.error

@@ -103,6 +103,55 @@ def test_ranks_with_the_same_traceback_are_grouped() -> None:
     assert "rank 3" in shown
 
 
+def test_one_death_is_one_failure_and_what_it_broke_is_folded_under_it() -> None:
+    outcomes = [
+        failed(rank, RuntimeError(f"Gloo: connection closed by peer [127.0.0.1]:{18000 + rank}"), f"line of {rank}")
+        for rank in (0, 1, 2)
+    ]
+    outcomes.append(Outcome(3, 3, "died", {"text": "killed by SIGKILL (9)"}))
+    error = CellError(CellResult(outcomes, 0.1), outcomes)
+    assert str(error) == "the cell failed on rank 3 of 4: it was killed by SIGKILL (9); ranks 0-2 lost their connection"
+    first, second = error._blocks
+    assert "rank 3" in first
+    assert "ranks 0-2" in second
+    assert "lost the connection to rank 3: RuntimeError: Gloo" in second
+    assert "line of" not in second
+
+
+def test_a_failure_of_its_own_is_shown_beside_a_death() -> None:
+    outcomes = [
+        failed(0, ValueError("bad shape"), "own line"),
+        Outcome(1, 1, "died", {"text": "killed by SIGKILL (9)"}),
+    ]
+    error = CellError(CellResult(outcomes, 0.1), outcomes)
+    assert str(error).startswith("the cell failed on all 2 ranks: ")
+    assert "own line" in error._blocks[1]
+
+
+def test_tracebacks_that_differ_in_addresses_and_ports_are_one() -> None:
+    outcomes = [
+        failed(rank, OSError("x"), f"<obj at 0x7f{rank}ab>, [::1]:{5000 + rank}, 10.0.0.1:{6000 + rank}")
+        for rank in (0, 1)
+    ]
+    outcomes.append(failed(2, OSError("x"), "<obj at 0x7fab> with 3 rows"))
+    outcomes.append(failed(3, OSError("x"), "<obj at 0x7fab> with 4 rows"))
+    assert len(CellError(CellResult(outcomes, 0.1), outcomes)._blocks) == 3
+
+
+def test_an_error_says_its_cause_in_its_first_line() -> None:
+    one = [failed(0, ValueError("bad shape\nmore"))]
+    assert str(CellError(CellResult(one, 0.1), one)) == "the cell failed on its only rank: ValueError: bad shape"
+    late = [Outcome(0, 0, "interrupted", {"timeout": 1.0, "why": ": the run took longer than 1 s (--timeout)"})]
+    error = CellError(CellResult(late, 0.1), late)
+    assert str(error) == "the cell timed out on rank 0 of 1"
+    assert "timed out: the run took longer than 1 s" in error._blocks[0]
+
+
+def test_a_module_that_the_nodes_lack_is_told_with_the_way_there() -> None:
+    lacking = [failed(0, ModuleNotFoundError("No module named 'einops'", name="einops"))]
+    assert "einops is not on the nodes: `%%sky --sync`" in CellError(CellResult(lacking, 0.1), lacking)._blocks[0]
+
+
 def test_a_cell_error_can_be_split_by_type() -> None:
     outcomes = [failed(0, ValueError("v")), failed(1, KeyError("k"))]
     matched, rest = CellError(CellResult(outcomes, 0.1), outcomes).split(ValueError)
