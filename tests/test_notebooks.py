@@ -329,7 +329,7 @@ class TestJaxMultiprocess:
         assert "kernels are new" not in jax_multiprocess[next_cell]
 
     def test_who_leaves_the_loop_early_is_not_who_hangs(self, jax_multiprocess: Executed) -> None:
-        assert "the cell was stopped on ranks 0-2 of 4" in jax_multiprocess["loop"]
+        assert "the cell timed out on ranks 0-2 of 4" in jax_multiprocess["loop"]
         assert "step 2" not in jax_multiprocess["loop"]
 
     def test_an_order_of_a_set_mixes_sums_up_and_sorting_does_not(self, jax_multiprocess: Executed) -> None:

@@ -10,6 +10,7 @@ from typing import Any
 
 from .. import display
 from ..display.fronts import in_marimo, in_notebook
+from ..plugins.shared import outlets
 from ..pool.events import Event, Listener, NoticeEvent, OutputEvent
 from ..pool.manager import Pool
 
@@ -147,6 +148,48 @@ def joined(pool: Pool, title: str, *, waited: bool, count: int = 1) -> Showing:
     return showing
 
 
+class Outlet:
+    """Shows what the calls of one parallel loop print; a view is begun with the first of it.
+
+    Made where the loop begins, in its cell; ends with the loop.
+
+    Parameters
+    ----------
+    pool : Pool
+        Whose ranks do the loop.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool, self._context = pool, contextvars.copy_context()
+        self._showing: Showing | None = None
+        self._listener: Listener | None = None
+        self._left = False
+        self._lock = threading.Lock()
+
+    def on_event(self, event: Event) -> None:
+        """A call prints or shows something, or has ended. In any thread."""
+        if not isinstance(event, OutputEvent):
+            return
+        with self._lock:
+            if self._listener is None and not self._left and event.event["kind"] in ("stream", "display"):
+                title = f"loop · {self._pool.spec.name}"
+                self._showing = self._context.copy().run(joined, self._pool, title, waited=False)
+                self._listener = self._showing.listener()
+            listener = self._listener
+        if listener is not None:
+            listener(event)
+
+    def leave(self) -> None:
+        """The loop is over."""
+        with self._lock:
+            self._left, showing, self._listener = True, self._showing, None
+        if showing is not None:
+            showing.leave()
+
+
+outlets.append(Outlet)
+
+
 def cell_id() -> str:
     """Names the cell that is being run; empty where there are no cells."""
     if not in_notebook():
@@ -161,4 +204,4 @@ def say(showing: Showing, text: str) -> None:
     showing.view.on_event(NoticeEvent(text))
 
 
-__all__ = ["Showing", "cell_id", "joined", "say"]
+__all__ = ["Outlet", "Showing", "cell_id", "joined", "say"]

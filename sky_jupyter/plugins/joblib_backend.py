@@ -21,7 +21,7 @@ import joblib
 from joblib._parallel_backends import AutoBatchingMixin, FallbackToBackend, ParallelBackendBase, SequentialBackend
 
 from ..errors import PoolError
-from .shared import Shared, call_with
+from .shared import Shared, call_with, outlets
 
 NAME = "sky_jupyter"
 # From so many bytes on, an argument is brought to each rank once, and not with each call.
@@ -49,6 +49,8 @@ class PoolBackend(AutoBatchingMixin, ParallelBackendBase):
         self._seen: dict[int, weakref.ref[Any]] = {}
         self._large: dict[int, tuple[str, Any]] = {}
         self._calls: set[Future[Any]] = set()
+        # Shows what the loop's calls print; None where nobody can.
+        self._outlet: Any = None
         self._lock = threading.Lock()
 
     def configure(self, n_jobs: int = 1, parallel: Any = None, **options: Any) -> int:
@@ -57,6 +59,9 @@ class PoolBackend(AutoBatchingMixin, ParallelBackendBase):
         count = self.effective_n_jobs(n_jobs)
         if count == 1 and n_jobs in (1, None):
             raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
+        if outlets:
+            # Now, in the cell that the loop is of.
+            self._outlet = outlets[-1](newest())
         return count
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
@@ -77,7 +82,8 @@ class PoolBackend(AutoBatchingMixin, ParallelBackendBase):
         batch, shared = self._lighten(func)
         keep = [key for key, _ in self._large.values()]
         work = functools.partial(call_with, functools.partial(_call, batch), list(shared), keep)
-        call: Future[Any] = newest().submit(work if shared else func, shared)
+        told = {} if self._outlet is None else {"listener": self._outlet.on_event}
+        call: Future[Any] = newest().submit(work if shared else func, shared, **told)
         with self._lock:
             self._calls.add(call)
         call.add_done_callback(self._calls.discard)
@@ -114,6 +120,9 @@ class PoolBackend(AutoBatchingMixin, ParallelBackendBase):
         """The loop is over: what its calls had in common is named by none any more."""
         self._large.clear()
         self._seen.clear()
+        outlet, self._outlet = self._outlet, None
+        if outlet is not None:
+            outlet.leave()
 
     def retrieve_result_callback(self, out: Future[Any]) -> Any:
         """What a batch came to; raises what it raised."""

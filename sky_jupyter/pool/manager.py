@@ -212,12 +212,17 @@ class Pool(PoolLife):
         self.registry.run_began(run.id, self.id, run.code, [] if rank is None else [rank])
         return run
 
-    def submit(self, function: Callable[[], Any], shared: Mapping[str, Any] = MappingProxyType({})) -> Call:
+    def submit(
+        self,
+        function: Callable[[], Any],
+        shared: Mapping[str, Any] = MappingProxyType({}),
+        listener: Listener = ignore,
+    ) -> Call:
         """Have one rank call a function; a future. Callable from any thread; see `Submitter.submit`."""
         self._must_live()
         if self.submitter is None:
             self.submitter = Submitter(self)
-        return self.submitter.submit(function, shared)
+        return self.submitter.submit(function, shared, listener)
 
     def down(self, tell: Tell = silently) -> None:
         """End the pool; see `PoolLife.down`."""

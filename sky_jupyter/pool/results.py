@@ -381,12 +381,15 @@ class CellError(ExceptionGroup[Exception], SkyError):
     result: CellResult
     what = "cell"
     _blocks: list[str]
+    _above: str
 
     def __new__(cls, result: CellResult, outcomes: Sequence[Outcome]) -> CellError:
         failed = [outcome for outcome in outcomes if outcome.failed]
         self = super().__new__(cls, _headline(failed, len(result), cls.what), result.leaves())
         self.result = result
         self._blocks = _blocks(failed)
+        # Where the traceback follows, what it ends with need not stand above it too.
+        self._above = _headline(failed, len(result), cls.what, raised_too=False)
         return self
 
     def __init__(self, result: CellResult, outcomes: Sequence[Outcome]) -> None:
@@ -406,10 +409,10 @@ class CellError(ExceptionGroup[Exception], SkyError):
 
     def _render_traceback_(self) -> list[str]:
         """What IPython shows: each different traceback once, with the ranks that it is from."""
-        return [f"\x1b[31m{type(self).__name__}\x1b[39m: {self.message}", *self._blocks]
+        return [f"\x1b[31m{type(self).__name__}\x1b[39m: {self._above}", *self._blocks]
 
 
-def _headline(failed: Sequence[Outcome], total: int, what: str) -> str:
+def _headline(failed: Sequence[Outcome], total: int, what: str, *, raised_too: bool = True) -> str:
     """On which ranks, and what the cause was, in a line."""
     stopped = [outcome for outcome in failed if outcome.status == "interrupted"]
     if len(stopped) == len(failed):
@@ -424,7 +427,8 @@ def _headline(failed: Sequence[Outcome], total: int, what: str) -> str:
     after = ""
     if damaged:
         after = f"; {rank_label(one.rank for one in damaged)} lost {'their' if len(damaged) > 1 else 'its'} connection"
-    return f"the {what} failed on {where}{of}: {_cause(causes[0])}{after}"
+    why = f": {_cause(causes[0])}" if raised_too or causes[0].status != "error" else ""
+    return f"the {what} failed on {where}{of}{why}{after}"
 
 
 def _cause(outcome: Outcome) -> str:

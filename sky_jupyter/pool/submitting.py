@@ -20,6 +20,7 @@ from ..capture.collect import Capture, collect_value
 from ..capture.payload import Blob
 from ..errors import PoolError
 from ..plugins.shared import NotHeld, hold
+from .events import Listener, ignore
 from .results import exception_of
 
 if TYPE_CHECKING:
@@ -39,6 +40,7 @@ class Call(Future[Any]):
         self.run_there: CallRun | None = None
         self.unwanted = False
         self.losses = 0
+        self.listener: Listener = ignore
         # Whether it was done again with all that it names.
         self.again = False
 
@@ -72,7 +74,7 @@ class Submitter:
         self._thread = threading.Thread(target=self._work, name="sky-submit", daemon=True)
         self._thread.start()
 
-    def submit(self, function: Callable[[], Any], shared: Mapping[str, Any]) -> Call:
+    def submit(self, function: Callable[[], Any], shared: Mapping[str, Any], listener: Listener = ignore) -> Call:
         """Have a rank call a function without arguments; what it needs is captured now.
 
         Parameters
@@ -90,6 +92,7 @@ class Submitter:
         if self._closed:
             raise PoolError(f"pool {self.pool.spec.name!r} has ended")
         call = Call(self, *self._pack(function), shared)
+        call.listener = listener
         self._todo.put(functools.partial(self._take, call))
         return call
 
@@ -155,7 +158,7 @@ class Submitter:
 
     def _start(self, call: Call, rank: int, blob: Blob, capture: Capture, ended: Callable[[], None]) -> None:
         try:
-            run = self.pool.begin_one(blob, capture, rank=rank, retries=0)
+            run = self.pool.begin_one(blob, capture, rank=rank, retries=0, listener=call.listener)
         except Exception as error:
             self._done(call, rank, error)
             return

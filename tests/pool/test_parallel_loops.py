@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import threading
 import time
@@ -17,6 +18,7 @@ import pytest
 from joblib import Parallel, delayed
 
 import sky_jupyter as sky
+import sky_jupyter.api  # shows what loops print
 from sky_jupyter.errors import RankDied, SpecError
 from sky_jupyter.pool.manager import Pool
 from tests.plugins.world import needs
@@ -53,6 +55,19 @@ def test_a_loop_of_one_job_stays_here(pool: Pool) -> None:
     assert Parallel(n_jobs=1)(delayed(os.getpid)() for _ in range(2)) == [os.getpid()] * 2
     with joblib.parallel_config(backend="threading"):
         assert set(Parallel(n_jobs=2)(delayed(os.getpid)() for _ in range(2))) == {os.getpid()}
+
+
+def test_what_a_loop_prints_on_the_ranks_is_shown(pool: Pool, capfd: pytest.CaptureFixture[str]) -> None:
+    def talk(number: int) -> int:
+        print("heard of", number)
+        return number
+
+    assert Parallel(n_jobs=-1)(delayed(talk)(number) for number in range(6)) == list(range(6))
+    shown = capfd.readouterr().out
+    assert sorted(re.findall(r"heard of (\d)", shown)) == list("012345")
+    # A silent loop shows nothing.
+    Parallel(n_jobs=-1)(delayed(abs)(number) for number in range(6))
+    assert capfd.readouterr().out == ""
 
 
 def test_an_error_keeps_its_type_and_ends_the_loop(pool: Pool) -> None:
