@@ -40,7 +40,7 @@ VERBS = {
     "cell": f"%%sky\n{FOREVER}",
     "wait": "%sky wait",
     "a rank that ends": "%%sky --on 1 --timeout 20\nimport os; os._exit(3)",
-    "call": "forever() @ sky.current()",
+    "call": "forever() @ pools.current",
     "restart": "%sky restart",
     "resize": "%sky resize 3 --yes",
     "put": "%sky put a-file there",
@@ -56,7 +56,6 @@ BRIEF = 0.3
 SEED = int(os.environ.get("SKY_SEED", "5"))
 # The notebook forgets a pool that is kept, as one does that ends.
 LET_GO = """
-from sky_jupyter.pool.live import pools
 pool = pools.current
 pool.release()
 pools.discard(pool)
@@ -72,6 +71,7 @@ DAILY = [
 ]
 SET_UP = """
 import time, sky_jupyter as sky
+from sky_jupyter.pool.live import pools
 open("a-file", "w").write("text")
 @sky.function
 def forever():
@@ -83,7 +83,7 @@ def forever():
 def page(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
     with notebook(tmp_path_factory.mktemp("stopped")) as page:
         page.run(LOAD)
-        page.run(SET_UP)
+        assert page.run(SET_UP).status == "ok"
         yield page
 
 
@@ -96,7 +96,7 @@ def far(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Notebook]:
         config = world.ssh_config(folder / "config")
         with notebook(folder, SKY_SSH_CONFIG=str(config), SSH_AUTH_SOCK="") as page:
             page.run(LOAD)
-            page.run(SET_UP)
+            assert page.run(SET_UP).status == "ok"
             yield page
 
 
@@ -149,6 +149,7 @@ def attack(page: Notebook, name: str, who: str, verb: str, stays: bool, took: To
     if after is not None:
         going = Going(page, VERBS[verb].format(name=name))
         going.hear(after)
+        assert not going.over or verb not in ("cell", "call"), going.cell.outputs
         # Of what a verb has replaced by now, there is another.
         victim = of_pool(pool).get(who, victim)
     with stopped_if_there(victim):
@@ -178,6 +179,12 @@ def attack(page: Notebook, name: str, who: str, verb: str, stays: bool, took: To
             going.ends()
         if verb == "attach" and going.status != "ok":
             # Nobody has it: it is as it was, and can be taken up, or ended, when it goes on.
+            stays = False
+        if stays and who == "link":
+            # Nothing reaches the hosts, and nothing helps but that it goes on: that is said, and keeps nobody.
+            cell = Going(page, "%%sky\n40 + 2")
+            assert cell.shows("stands still") or verb in ("down", "restart", "resize")
+            cell.freed()
             stays = False
         if stays and verb != "down":
             is_usable(page)
