@@ -287,6 +287,7 @@ class _Collector:
         self.met: set[str] = set()
         self.carried: dict[str, Carried] = {}
         self.files: set[str] = set()
+        self.imports: set[str] = set()
         self.problems: dict[str, str] = {}
         self.skipped: dict[str, str] = {}
         for name in push:
@@ -337,6 +338,11 @@ class _Collector:
 
     def resolve(self, name: str, required: bool) -> None:
         if name not in self.namespace:
+            if (again := self.ledger.import_again(name)) is not None:
+                (module, *inner), owners = again
+                self.imports.update(inner)
+                self.imported.add(module)
+                self.bindings[name] = Binding(name, "module", module, owners=owners)
             self.add(self.ledger.uses(name), required=required)
             return
         value, ranks = self.namespace[name], self.ranks.get(name, 0)
@@ -398,7 +404,7 @@ class _Collector:
             names = ",".join(self.problems)
             lines = "\n".join(self.problems.values())
             raise CaptureError(f"{lines}\nleave it out with --no-capture {names}, or make it inside the cell")
-        inner = self.submodules()
+        inner = tuple(sorted(self.imports.union(self.submodules())))
         modules = frozenset({*self.imported, *self.modules, *inner})
         bindings, skipped = tuple(self.bindings.values()), tuple(self.skipped.values())
         notes = self.notes if any(one.ranks for one in bindings) else ()

@@ -96,6 +96,11 @@ class Ledger:
         self._old: dict[str, NameFacts] = {}
         # Names of the nodes' own of which the other ranks need what the notebook has.
         self._lacking: set[str] = set()
+        # Modules that the nodes imported, by name: the full name, and submodules that were imported with it.
+        self._imports: dict[str, tuple[str, ...]] = {}
+        # Those of them that were lost with their kernels: the ranks that had them, None for all.
+        self._unimported: dict[str, frozenset[int] | None] = {}
+        self._world_size = 1
 
     @property
     def nodes_own(self) -> frozenset[str]:
@@ -111,7 +116,7 @@ class Ledger:
         for name in names:
             if name in self._sent or name in self._nodes:
                 self._old[name] = self._facts(name, {})
-            for kept in (self._sent, self._nodes, self._uses):
+            for kept in (self._sent, self._nodes, self._uses, self._imports, self._unimported):
                 kept.pop(name, None)
             self._lacking.discard(name)
 
@@ -170,6 +175,8 @@ class Ledger:
             sent, own = self._sent.pop(name, None), self._nodes.get(name)
             self._uses.pop(name, None)
             self._old.pop(name, None)
+            self._imports.pop(name, None)
+            self._unimported.pop(name, None)
             self._nodes[name] = mark
             wrote = (ranks or {}).get(name)
             everywhere = wrote is None or len(wrote) >= world_size
@@ -209,16 +216,46 @@ class Ledger:
         self._uses.pop(name, None)
         self._lacking.discard(name)
         self._old.pop(name, None)
+        self._unimported.pop(name, None)
         self._sent[name] = mark = _Mark(value, digest, when, size)
         mark.parts = parts
+
+    def nodes_imported(self, imports: Mapping[str, str], modules: Iterable[str], world_size: int) -> None:
+        """A ``%%sky`` cell has imported modules; told after `nodes_wrote`.
+
+        Parameters
+        ----------
+        imports : mapping of str to str
+            Their full names, by the names that they are bound to.
+        modules : iterable of str
+            All that the cell imports by full name, submodules too.
+        world_size : int
+            How many ranks there are.
+        """
+        self._world_size = world_size
+        every = sorted(modules)
+        for name, full in imports.items():
+            self._imports[name] = full, *(one for one in every if one.startswith(f"{full}."))
+
+    def import_again(self, name: str) -> tuple[tuple[str, ...], frozenset[int]] | None:
+        """What new kernels are to import for a name that the old ones had, and the ranks that are not; else None."""
+        if name not in self._imports or name not in self._unimported:
+            return None
+        lost = self._unimported[name]
+        everyone = frozenset(range(self._world_size))
+        return self._imports[name], frozenset() if lost is None else everyone - lost
 
     def owners(self, name: str) -> frozenset[int] | None:
         """The ranks that keep their own, of a name for which the others need the notebook's value; else None."""
         return self._nodes[name].ranks if name in self._lacking else None
 
     def supplied(self, name: str) -> None:
-        """The ranks that lacked `name` have bound the notebook's value."""
+        """The ranks that lacked `name` have bound the notebook's value, or the module that they had before."""
         self._lacking.discard(name)
+        back, mark = self._unimported.pop(name, None), self._nodes.get(name)
+        if back and mark is not None and mark.ranks is not None:
+            mark.ranks |= back
+            mark.ranks = None if len(mark.ranks) >= self._world_size else mark.ranks
 
     def facts(self, namespace: Mapping[str, Any]) -> list[NameFacts]:
         """What is known of each name on the nodes, in the names' order."""
@@ -276,9 +313,19 @@ class Ledger:
                 mark.ranks = (mark.ranks or frozenset(range(world_size))).difference(new)
             if mark.gone or mark.ranks is None or mark.ranks:
                 rest._nodes[name] = mark
+        rest._imports, rest._world_size = dict(self._imports), world_size or self._world_size
+        rest._unimported = dict(self._unimported)
+        for name in self._imports:
+            lost = (self._importers(name) or frozenset(range(world_size))).intersection(new)
+            if lost and (before := self._unimported.get(name, frozenset())) is not None:
+                rest._unimported[name] = before | lost
         rest._uses = {name: uses for name, uses in self._uses.items() if name in rest._nodes}
         rest._lacking = {name for name, mark in rest._nodes.items() if mark.ranks and not mark.gone}
         return rest
+
+    def _importers(self, name: str) -> frozenset[int] | None:
+        """The ranks that have a module that the nodes imported; None for all."""
+        return self._nodes[name].ranks if name in self._nodes else None
 
     def forget_nodes(self, namespace: Mapping[str, Any]) -> frozenset[str]:
         """The nodes' namespaces are gone: everything is to be sent again.
@@ -289,6 +336,8 @@ class Ledger:
             Names that only the nodes had.
         """
         lost = frozenset(name for name, mark in self._nodes.items() if name not in namespace and not mark.gone)
+        # A name that was lost before has no importers now.
+        self._unimported |= {name: self._importers(name) for name in self._imports if name not in self._unimported}
         self._sent.clear()
         self._nodes.clear()
         self._uses.clear()

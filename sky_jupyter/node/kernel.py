@@ -478,10 +478,13 @@ def _told(before: dict[str, int], namespace: dict[str, Any]) -> dict[str, Any]:
     """What an end tells of the names that a run has bound or deleted."""
     writes = _writes(before, namespace)
     sizes = {name: _size(namespace[name]) for name in writes if name in namespace}
+    found = {name: namespace[name] for name in sizes if isinstance(namespace[name], types.ModuleType)}
     reads = {name: sorted(global_reads(namespace[name], namespace) - _BUILTINS) for name in sizes}
     return {
         "writes": writes,
-        "modules": [name for name in sizes if isinstance(namespace[name], types.ModuleType)],
+        "modules": list(found),
+        # By what a new kernel gets them again.
+        "imports": {name: [one.__name__] for name, one in found.items() if sys.modules.get(one.__name__) is one},
         "sizes": sizes,
         "uses": {name: found for name, found in reads.items() if found},
     }

@@ -274,6 +274,7 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "modules": _texts,
     "sizes": _sizes,
     "uses": _uses,
+    "imports": _uses,
     "elapsed": _seconds,
     "ename": _words,
     "evalue": _words,

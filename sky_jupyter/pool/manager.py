@@ -602,6 +602,7 @@ class Pool(PoolLife):
             world_size=self.spec.world_size,
             sizes=None if run.sizes is None else {**dict.fromkeys(again), **run.sizes},
         )
+        self.ledger.nodes_imported(run.imports, run.capture.modules, self.spec.world_size)
 
     def interrupt(self, run: Run | None = None, *, hard: bool = False) -> None:
         """Raise KeyboardInterrupt in every rank that works on the run; ``hard`` replaces their kernels."""

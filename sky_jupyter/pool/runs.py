@@ -61,6 +61,8 @@ class Run:
         self.writes: dict[str, set[int]] = {}
         self.sizes: dict[str, int | None] | None = None
         self.modules: set[str] = set()
+        # Their full names, of those that can be imported again.
+        self.imports: dict[str, str] = {}
         # What the functions and classes read that are, or are in, what was bound.
         self.uses: dict[str, frozenset[str]] = {}
         # For the main thread, and for the loop.
@@ -276,6 +278,7 @@ class Run:
         for name, uses in event.get("uses", {}).items():
             self.uses[name] = self.uses.get(name, frozenset()).union(uses)
         self.modules.update(event.get("modules", ()))
+        self.imports.update((name, found[0]) for name, found in event.get("imports", {}).items())
         self._tell(OutputEvent(self.id, outcome.rank, event))
         self._note_end()
 

@@ -259,3 +259,30 @@ def test_a_rank_that_had_a_name_before_the_notebook_wrote_it_does_not_keep_it() 
     wrote(ledger, namespace, 1)
     (binding,) = collect("x", namespace, ledger).bindings
     assert binding.owners == {1}
+
+
+def test_new_kernels_import_what_the_old_ones_had_and_no_others_do() -> None:
+    ledger = Ledger()
+
+    def imported(name: str, ranks: set[int]) -> None:
+        ledger.nodes_wrote([name], {}, ranks={name: ranks}, world_size=3, sizes={name: None})
+        ledger.nodes_imported({name: "xml" if name == "x" else name}, ["xml.dom", "json"], 3)
+
+    def again(source: str) -> dict[str, tuple[str, list[int]]]:
+        capture = collect(source, {}, ledger)
+        assert capture.imports == (("xml.dom",) if capture.bindings and "x" in source else ())
+        capture.commit(ledger)
+        return {one.name: (one.module, sorted(one.owners)) for one in capture.bindings}
+
+    imported("x", {0, 1, 2})
+    imported("json", {0})
+    assert again("x, json") == {}
+    for _ in range(2):
+        ledger = ledger.unsent({2}, 3)
+        assert again("x, json") == {"x": ("xml", [0, 1])}
+        assert again("x") == {}
+    ledger.forget_nodes({})
+    assert again("x, json") == {"x": ("xml", []), "json": ("json", [1, 2])}
+    ledger.forget_nodes({})
+    ledger.notebook_wrote(["x"])
+    assert again("x") == {}
