@@ -1,19 +1,36 @@
 """What pickle would write as a mere name though a notebook made it: it is taken apart, and made anew where it goes.
 
 A function behind `functools.lru_cache`, a `typing.NewType`, a type alias: pickle trusts that
-``__main__`` has them on the other side too.
+``__main__`` has them on the other side too. A `typing.TypedDict` has other bases than it was made of.
 """
 
 from __future__ import annotations
 
+import contextlib
 import functools
+import importlib
 import types
 import typing
 from typing import Any
 
+import cloudpickle
+
 _ALIAS: Any = getattr(typing, "TypeAliasType", None)
 _TYPE_LISTS: tuple[Any, ...] = tuple(
     filter(None, (getattr(typing, name, None) for name in ("ParamSpec", "TypeVarTuple")))
+)
+
+_OF_TYPED_DICTS = (
+    "__module__",
+    "__qualname__",
+    "__doc__",
+    "__total__",
+    "__required_keys__",
+    "__optional_keys__",
+    "__readonly_keys__",
+    "__mutable_keys__",
+    "__parameters__",
+    "__orig_bases__",
 )
 
 
@@ -44,6 +61,10 @@ def taken_apart(obj: Any, module: str) -> Any:
         return _aliased, (obj.__name__, obj.__value__, obj.__type_params__)
     if kind in _TYPE_LISTS:
         return kind, (obj.__name__,)
+    if kind.__name__ == "_TypedDictMeta" and kind.__module__ in ("typing", "typing_extensions"):
+        # As cloudpickle does with classes: it is the same one there, whatever it comes with.
+        args = kind.__module__, obj.__name__, cloudpickle.cloudpickle._get_or_create_tracker_id(obj)
+        return _typed_dict, args, _typed_dict_state(obj), None, None, _set_typed_dict_state
     return NotImplemented
 
 
@@ -62,6 +83,24 @@ def _dispatching(registry: dict[Any, Any], attributes: dict[str, Any]) -> Any:
         function.register(kind, implementation)
     vars(function).update(attributes)
     return function
+
+
+def _typed_dict_state(obj: Any) -> dict[str, Any]:
+    state = {name: getattr(obj, name) for name in _OF_TYPED_DICTS if hasattr(obj, name)}
+    with contextlib.suppress(Exception):  # From 3.14 they are evaluated only now, and may name what is not there.
+        state["__annotations__"] = obj.__annotations__
+    return state
+
+
+def _typed_dict(module: str, name: str, tracked: str) -> Any:
+    made = importlib.import_module(module).TypedDict(name, {})
+    return cloudpickle.cloudpickle._lookup_class_or_track(tracked, made)
+
+
+def _set_typed_dict_state(made: Any, state: dict[str, Any]) -> None:
+    # It may name itself in its annotations.
+    for name, value in state.items():
+        setattr(made, name, value)
 
 
 def _aliased(name: str, value: Any, parameters: tuple[Any, ...]) -> Any:

@@ -34,6 +34,13 @@ print(json.dumps(told))
 
 # What the notebook runs, what the cell runs, and what the cell prints.
 KINDS = {
+    "TypedDict with a base, one that names itself, and one made by call": (
+        "from typing import TypedDict, get_type_hints\nclass A(TypedDict):\n    'Doc.'\n    x: int\n"
+        "class B(A, total=False):\n    y: 'B'\nC = TypedDict('C', {'a b': int, 'n': B})",
+        "print(B(x=1), sorted(get_type_hints(B)), sorted(B.__required_keys__), B.__total__, A.__doc__, C.__module__)\n"
+        "print(get_type_hints(C)['n'] is B)",
+        "{'x': 1} ['x', 'y'] ['x'] False Doc. __main__\nTrue",
+    ),
     "cached function": (
         "import functools\nk = 2\n@functools.lru_cache(maxsize=5)\ndef f(n):\n    return n * k",
         "print(f(3), f(3), f.cache_info(), f.__name__)",
