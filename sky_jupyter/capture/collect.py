@@ -339,10 +339,10 @@ class _Collector:
     def resolve(self, name: str, required: bool) -> None:
         if name not in self.namespace:
             if (again := self.ledger.import_again(name)) is not None:
-                (module, *inner), owners = again
+                (module, *inner), others = again
                 self.imports.update(inner)
                 self.imported.add(module)
-                self.bindings[name] = Binding(name, "module", module, owners=owners)
+                self.bindings[name] = Binding(name, "module", module, owners=others)
             self.add(self.ledger.uses(name), required=required)
             return
         value, ranks = self.namespace[name], self.ranks.get(name, 0)

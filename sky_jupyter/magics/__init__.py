@@ -8,7 +8,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 from IPython.core.error import UsageError
-from IPython.core.magic import Magics, line_cell_magic, magics_class, no_var_expand
+from IPython.core.magic import Magics, line_cell_magic, magics_class
 
 from .. import display
 from ..api import attach_pool, describe, get_files, put_files, resize_pool, start_pool
@@ -28,8 +28,8 @@ from ..spec import PoolSpec
 from . import busy, cleaning, logs, names, pulling, requests, runs, traceback
 from .completion import sky_matcher
 from .manual import MANUAL
-from .options import Given, HelpAsked, parse
-from .table import without_values
+from .options import Given, HelpAsked, check_shown, parse
+from .table import chosen, without_values
 
 RESULT = "_sky"
 _NAMES_SHOWN = 12
@@ -39,7 +39,6 @@ _NAMES_SHOWN = 12
 class SkyMagics(Magics):
     """Made when the extension is loaded; it holds nothing but the shell."""
 
-    @no_var_expand
     @line_cell_magic
     def sky(self, line: str, cell: str | None = None) -> None:
         try:
@@ -78,8 +77,10 @@ class SkyMagics(Magics):
         for path in given.include:
             check_path(path)
         pool = self.pool_for(given)
-        ranks = pool.check_ranks(given.on)
-        shown = pool.check_ranks(given.only) if given.only is not None else ranks
+        size = pool.spec.world_size
+        ranks = pool.check_ranks(chosen(given.on, size))
+        shown = pool.check_ranks(chosen(given.only, size)) if given.only is not None else ranks
+        check_shown(shown, ranks)
         self.gather(pool)
         self.settle(pool)
         for news in filter(None, [*pool.take_news(), "; ".join(filter(None, self.take_restarts(pool)))]):
@@ -116,7 +117,8 @@ class SkyMagics(Magics):
                 )
             if given.detach:
                 pool.detached[run.id] = Detached(run, tape, given.out)
-                print(f"run {run.id} goes on; `%sky wait` shows it, `%sky interrupt` stops it")
+                bound = f" and assigns {given.out}, as the next cell on the pool does" if given.out else ""
+                print(f"run {run.id} goes on; `%sky wait` shows it{bound}, `%sky interrupt` stops it")
             else:
                 self.attend(pool, run, view, given.out)
 
@@ -347,10 +349,12 @@ class SkyMagics(Magics):
         print(pools.need(given.name).packages.frozen())
 
     def do_put(self, given: Given) -> None:
-        put_files(pools.need(given.name), str(given.target), given.to, given.on)
+        pool = pools.need(given.name)
+        put_files(pool, str(given.target), given.to, chosen(given.on, pool.spec.nodes))
 
     def do_get(self, given: Given) -> None:
-        get_files(pools.need(given.name), str(given.target), given.to, given.on)
+        pool = pools.need(given.name)
+        get_files(pool, str(given.target), given.to, chosen(given.on, pool.spec.nodes))
 
     def do_pull(self, given: Given) -> None:
         pool = pools.need(given.name)

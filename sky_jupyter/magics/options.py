@@ -6,6 +6,7 @@ import argparse
 import functools
 import itertools
 import shlex
+from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from typing import Any, NoReturn
 
@@ -38,7 +39,9 @@ from .table import (
     TARGETS,
     VERBS,
     Option,
+    Places,
     Target,
+    chosen,
     flags_of,
     options_of,
     switches_of,
@@ -82,12 +85,12 @@ class Given:
     remove: tuple[int, ...] = ()
     ranks: tuple[int, ...] | None = None
     last: int | None = None
-    on: tuple[int, ...] | None = None
+    on: Places | None = None
     out: str | None = None
     alias: str | None = None
     stack: bool = False
     concat: bool = False
-    only: tuple[int, ...] | None = None
+    only: Places | None = None
     push: tuple[str, ...] = ()
     shard: tuple[str, ...] = ()
     no_capture: tuple[str, ...] = ()
@@ -296,9 +299,8 @@ def _agree(given: Given, prog: str) -> None:
         raise UsageError(f"{prog}: --last and --to contradict each other: --to writes all; give one of them")
     if given.stack and given.concat:
         raise UsageError(f"{prog}: {STACK.flag} and {CONCAT.flag} contradict each other; give one of them")
-    if given.on is not None and given.only is not None and not set(given.only) <= set(given.on):
-        missing = rank_label(sorted(set(given.only) - set(given.on)))
-        raise UsageError(f"{prog}: --only asks for {missing}, which --on leaves out")
+    if given.on is not None and given.only is not None and all(map(_is_number, given.on + given.only)):
+        check_shown(chosen(given.only, 0) or (), chosen(given.on, 0) or (), prog)
     for one, other in itertools.combinations(("push", "shard", "no_capture"), 2):
         if both := sorted(set(getattr(given, one)) & set(getattr(given, other))):
             flags = " and ".join(f"--{key.replace('_', '-')}" for key in (one, other))
@@ -307,6 +309,16 @@ def _agree(given: Given, prog: str) -> None:
 
 def _what(verb: str | None) -> str:
     return "pool is meant" if verb == "attach" else "run is meant"
+
+
+def _is_number(place: int | slice) -> bool:
+    return isinstance(place, int) and place >= 0
+
+
+def check_shown(shown: Iterable[int], ranks: Iterable[int], prog: str = "%%sky") -> None:
+    """Refuse to show ranks that do not run the cell."""
+    if missing := sorted(set(shown).difference(ranks)):
+        raise UsageError(f"{prog}: --only asks for {rank_label(missing)}, which --on leaves out")
 
 
 def _value(option: Option, given: list[Any], prog: str) -> Any:

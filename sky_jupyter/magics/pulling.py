@@ -10,6 +10,7 @@ from ..pool import pulling
 from ..pool.live import pools
 from ..pool.manager import Pool
 from .options import Given
+from .table import chosen
 
 
 def pull(given: Given, pool: Pool, namespace: dict[str, Any]) -> str:
@@ -17,7 +18,8 @@ def pull(given: Given, pool: Pool, namespace: dict[str, Any]) -> str:
     name = str(given.target)
     alias = given.alias or name
     how = "stack" if given.stack else "concat" if given.concat else None
-    value = pull_value(pool, name, given.on, how)
+    ranks = chosen(given.on, pool.spec.world_size)
+    value = pull_value(pool, name, ranks, how)
     namespace[alias] = value
     for live in pools.all():
         # The ranks that it is from keep what they have under this name; it has been looked at, and that is all.
@@ -25,7 +27,7 @@ def pull(given: Given, pool: Pool, namespace: dict[str, Any]) -> str:
             pulling.note(live.ledger, name, namespace, live.spec.world_size)
         else:
             live.ledger.notebook_wrote([alias])
-    return f"{alias}: {_about(value)} from {rank_label(pool.check_ranks(given.on))}"
+    return f"{alias}: {_about(value)} from {rank_label(pool.check_ranks(ranks))}"
 
 
 def names(pool: Pool | None) -> list[str]:

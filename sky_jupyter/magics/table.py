@@ -100,6 +100,47 @@ def ranks(text: str) -> tuple[int, ...]:
     return tuple(sorted(found))
 
 
+Places = tuple[int | slice, ...]
+"""Ranks or nodes as they are given: numbers, from the end where they are below 0, and slices."""
+
+
+def places(text: str) -> Places:
+    """Read what `ranks` does, and ``"-1"``, ``"::2"`` and ``"all"``; ValueError for another form."""
+    found: list[int | slice] = []
+    for part in map(str.strip, text.split(",")):
+        if part == "all":
+            found.append(slice(None))
+        elif ":" in part:
+            found.append(_slice(part))
+        elif part.startswith("-"):
+            found.append(-ranks(part[1:])[0] if part[1:].isdecimal() and int(part[1:]) else _wrong(part))
+        else:
+            found += ranks(part)
+    numbers = sorted({one for one in found if isinstance(one, int)})
+    return (*numbers, *(one for one in found if isinstance(one, slice)))
+
+
+def _slice(text: str) -> slice:
+    bounds = [int(bound) if bound.strip() else None for bound in text.split(":")]
+    if len(bounds) > 3 or bounds[2:] == [0] or any(abs(bound or 0) >= MAX_RANK for bound in bounds):
+        raise ValueError(text)
+    return slice(*bounds)
+
+
+def _wrong(text: str) -> int:
+    raise ValueError(text)
+
+
+def chosen(given: Places | None, size: int) -> tuple[int, ...] | None:
+    """The numbers that places stand for, where there are so many; None for None."""
+    if given is None:
+        return None
+    found: set[int] = set()
+    for one in given:
+        found.update(range(size)[one] if isinstance(one, slice) else [one + size if -size <= one < 0 else one])
+    return tuple(sorted(found))
+
+
 def _run_id(text: str) -> str:
     if not _RUN_ID.match(text.lower()):
         raise ValueError
@@ -173,6 +214,8 @@ class Target:
 
 
 _RANKS = "ranks such as 0,2-5, or head"
+_FORMS = "such as 0,2-5, -1 or ::2, or head, or all"
+_PLACES = f"ranks {_FORMS}"
 _NAMES = "names with a comma between"
 # What `sky.SSH` takes.
 HOSTS = (
@@ -257,9 +300,9 @@ POOL_SWITCHES = (
 NAME = Option("--name", "NAME", str, "a name", "which pool (the current one)")
 CONFIG = Option("--config", "FILE.toml#SECTION", str, "FILE.toml#SECTION", "read options from a TOML table")
 CELL = (
-    Option("--on", "0,2-5|head", ranks, _RANKS, "the ranks that run the cell (all)", ("head",)),
+    Option("--on", "0,2-5|head|all", places, _PLACES, "the ranks that run the cell (all)", ("head",)),
     Option("--out", "NAME", _identifier, "a Python name", "where the CellResult goes, besides _sky"),
-    Option("--only", "0,2-5|head", ranks, _RANKS, "the ranks whose output is shown (all)", ("head",)),
+    Option("--only", "0,2-5|head", places, _PLACES, "the ranks whose output is shown (all)", ("head",)),
     Option("--push", "A,B", _identifiers, _NAMES, "send these names whatever the cell reads"),
     Option("--shard", "A,B", _identifiers, _NAMES, "send each rank its part of these only, as sky.shard cuts them"),
     Option("--no-capture", "A,B|all", _identifiers, f"{_NAMES}, or all", "do not send these names", ("all",)),
@@ -283,8 +326,8 @@ LAST = Option(
 TO_FILE = Option(
     "--to", "FILE", _path, "a path", "write all of it to FILE; of several ranks, to rank0.log and so on in it"
 )
-NODES = Option("--on", "0,2-5|head", ranks, "nodes such as 0,2-5, or head", "the nodes to bring it to (all)", ("head",))
-PULLED = Option("--on", "0,2-5|head", ranks, _RANKS, "the ranks to bring it from (all)", ("head",))
+NODES = Option("--on", "0,2-5|head", places, f"nodes {_FORMS}", "the nodes to bring it to (all)", ("head",))
+PULLED = Option("--on", "0,2-5|head|all", places, _PLACES, "the ranks to bring it from (all)", ("head",))
 AS = Option("--as", "OTHER", _identifier, "a Python name", "what it is called in the notebook (the same)", dest="alias")
 STACK = Switch("--stack", "one array of all ranks' values, which must have one shape: its first axis is the ranks")
 CONCAT = Switch("--concat", "join arrays, tables or lists; an array that spans ranks is put together whole")

@@ -484,10 +484,15 @@ def _told(before: dict[str, int], namespace: dict[str, Any]) -> dict[str, Any]:
         "writes": writes,
         "modules": list(found),
         # By what a new kernel gets them again.
-        "imports": {name: [one.__name__] for name, one in found.items() if sys.modules.get(one.__name__) is one},
+        "imports": {name: [vars(one)["__name__"]] for name, one in found.items() if _is_imported(one)},
         "sizes": sizes,
         "uses": {name: found for name, found in reads.items() if found},
     }
+
+
+def _is_imported(module: Any) -> bool:
+    name = vars(module).get("__name__")
+    return isinstance(name, str) and sys.modules.get(name) is module
 
 
 def _size(value: Any) -> int | None:

@@ -1,6 +1,6 @@
 """A pool's life in the standard library's logging, below the name ``sky_jupyter.pool``.
 
-Phases of its start and runs are INFO, what is lost or broken WARNING, single lines DEBUG. What
+Phases of its start are INFO, what is lost or broken WARNING, runs and single lines DEBUG. What
 ranks print is the run's, and is not written here; neither are variables, tokens or URLs with passwords.
 """
 

@@ -132,7 +132,7 @@ class Supervisor:
     def add(self, run: Run) -> None:
         """Take in a run that is about to be started."""
         self.runs[run.id] = run
-        self.note(logging.INFO, f"run {run.id} begins")
+        self.note(logging.DEBUG, f"run {run.id} begins")
 
     def discard(self, run: Run) -> None:
         """Forget a run that is over."""
@@ -140,7 +140,7 @@ class Supervisor:
             self.given_up.add(run.id)
         if self.runs.pop(run.id, None) is not None:
             failed = f": {rank_label(run.failed)} failed" if run.failed else ""
-            self.note(logging.INFO, f"run {run.id} is over{failed}")
+            self.note(logging.DEBUG, f"run {run.id} is over{failed}")
 
     async def _ask(self, call: str, nodes: Sequence[int], **arguments: Any) -> dict[int, Any]:
         if self.control is None:

@@ -79,15 +79,15 @@ def test_what_a_cell_assigns_stays_on_the_nodes_and_the_last_writer_wins(two):
 
 def test_functions_of_the_notebook_show_their_source_on_the_ranks_as_they_do_here(two):
     made = two.run(
-        "import functools, inspect\n\ndef lost(x):\n    raise LookupError(x)  # as it stands here\n\n"
-        "class Finder:\n    def find(self):\n        lost(1)\n\ndef kept():\n    return 1"
+        "import functools, inspect\n\ndef misses(x):\n    raise LookupError(x)  # as it stands here\n\n"
+        "class Finder:\n    def find(self):\n        misses(1)\n\ndef plainly():\n    return 1"
     )
     for call in ("%%sky\nFinder().find()", "import sky_jupyter as sky\nsky.function(Finder().find)() @ sky"):
         error = two.run(call).error
-        assert f"Cell In[{made.number}], line 4, in lost(x)" in error, error
+        assert f"Cell In[{made.number}], line 4, in misses(x)" in error, error
         assert "----> 4     raise LookupError(x)  # as it stands here" in error
         assert f"Cell In[{made.number}], line 8" in error
-    assert two.run("%%sky\ninspect.getsource(kept)").body == [r"[0-1] Out: 'def kept():\n    return 1\n'"]
+    assert two.run("%%sky\ninspect.getsource(plainly)").body == [r"[0-1] Out: 'def plainly():\n    return 1\n'"]
 
 
 def test_another_spec_on_a_live_name_says_what_differs_and_starts_nothing(two):
@@ -114,6 +114,14 @@ def test_several_pools_live_side_by_side_and_are_told_apart_by_name(two):
     assert two.run("%%sky\n1").run.startswith("sky · 2 ranks")
     assert two.run("%sky down --name other").stream() == "pool other: ended\n"
     assert pools_of(two) == ["default"]
+
+
+def test_names_of_the_notebook_stand_in_the_line_as_in_ipythons_own_magics(two):
+    two.run("last, name = -1, 'taken'")
+    cell = two.run("%%sky --nodes {1 - last} --on $last --out {name}\nrank")
+    assert cell.body == ["Out: 1"], cell.run
+    assert two.value("taken.values") == [1]
+    assert "'{nowhere}'" in two.run("%%sky --nodes {nowhere}\nrank").stream("stderr")
 
 
 def test_options_come_from_a_file_too(two):

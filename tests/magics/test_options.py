@@ -25,6 +25,7 @@ from sky_jupyter.magics.table import (
     RANK,
     TARGETS,
     VERBS,
+    chosen,
     flags_of,
     switches_of,
     targets_text,
@@ -101,6 +102,24 @@ def test_every_option_is_read_into_its_value():
 def test_ranks_are_numbers_ranges_or_the_head(text, ranks):
     assert cell(f"--on {text}").on == ranks
     assert cell(f"--only {text}").only == ranks
+
+
+@pytest.mark.parametrize(
+    ("text", "ranks"),
+    [
+        ("all", (0, 1, 2, 3, 4)),
+        ("-1", (4,)),
+        ("0,-2", (0, 3)),
+        ("::2", (0, 2, 4)),
+        ("1:3,4", (1, 2, 4)),
+        ("=-2:", (3, 4)),
+        ("-9", (-9,)),
+        ("7:", ()),
+    ],
+)
+def test_ranks_are_counted_from_the_end_and_sliced_as_in_python(text, ranks):
+    given = cell(f"--on{text}" if text.startswith("=") else f"--on {text}")
+    assert chosen(given.on, 5) == ranks
 
 
 @pytest.mark.parametrize(
@@ -302,7 +321,10 @@ def test_a_line_without_a_verb_asks_for_the_status():
         ("--env A=1,A=2", "--env sets A 2 times"),
         ("--env A=1 --env A=2", "--env sets A 2 times"),
         ("--name 'a b'", "pool name 'a b' is not valid"),
-        ("--on -1", "--on takes ranks such as 0,2-5, or head, not '-1'"),
+        ("--on=-0", "--on takes ranks such as 0,2-5, -1 or ::2, or head, or all, not '-0'"),
+        ("--on ::0", "--on takes ranks"),
+        ("--on 0:1:2:3", "--on takes ranks"),
+        ("--on a:b", "--on takes ranks"),
         ("--on 3-1", "--on takes ranks"),
         ("--on ''", "--on takes ranks"),
         ("--on tail", "--on takes ranks"),
@@ -375,7 +397,7 @@ def test_a_mistake_over_a_cell_is_told_in_a_line(line, told):
         ("get --on 1", "get takes REMOTE [LOCAL]; REMOTE is missing"),
         ("put a b c", "put takes LOCAL [REMOTE], not 'a' and 'b' and 'c'; a path with a space in it needs quotes"),
         ("put ''", "put takes a path, not ''"),
-        ("put a --on x", "--on takes nodes such as 0,2-5, or head, not 'x'"),
+        ("put a --on x", "--on takes nodes such as 0,2-5, -1 or ::2, or head, or all, not 'x'"),
         ("put a --onn 0", "unknown option --onn; did you mean '--on'?"),
         ("wait -1", "unknown option -1"),
         ("logs 3f --rank x", "--rank takes ranks such as 0,2-5, or head, not 'x'"),
