@@ -119,7 +119,7 @@ def test_several_pools_live_side_by_side_and_are_told_apart_by_name(two):
 def test_names_of_the_notebook_stand_in_the_line_as_in_ipythons_own_magics(two):
     two.run("last, name = -1, 'taken'")
     cell = two.run("%%sky --nodes {1 - last} --on $last --out {name}\nrank")
-    assert cell.body == ["Out: 1"], cell.run
+    assert cell.run.endswith("Out: 1")
     assert two.value("taken.values") == [1]
     assert "'{nowhere}'" in two.run("%%sky --nodes {nowhere}\nrank").stream("stderr")
 
