@@ -68,10 +68,10 @@ class SkyMagics(Magics):
                 f"%%sky: the cell is empty; `%sky up {line}`".rstrip(" `") + "` makes a pool for later cells"
             )
         code = _numbered(line, body)
-        transformed = self.shell.transform_cell(code)
         namespace = self.shell.user_ns
         # The number that the notebook shows; the shell's own counter may be one ahead of it.
         count = self.shell.displayhook.prompt_count
+        transformed = traceback.transform(self.shell, code, count)
         # Everything that can be wrong with the cell itself is said before a pool is made for it.
         traceback.check_syntax(self.shell, transformed, count)
         for path in given.include:

@@ -101,12 +101,32 @@ def check_syntax(shell: Any, code: str, count: int) -> None:
     try:
         _compile(shell, code, shell.compile.cache(code, count))
     except SyntaxError as error:
-        kind = type(error)
-        # The same name and fields, so that it reads and is caught as what it is.
-        shown = type(kind.__name__, (CellSyntaxError, kind) if kind is not SyntaxError else (CellSyntaxError,), {})
-        ours = shown(*error.args)
-        ours.sky_lines = shell.SyntaxTB.structured_traceback(kind, error, [])
-        raise ours from None
+        raise _as_cells(shell, error) from None
+
+
+def transform(shell: Any, code: str, count: int) -> str:
+    """The cell as IPython transforms it: what it cannot take apart is refused as by `check_syntax`.
+
+    Raises
+    ------
+    SyntaxError
+        Such as of an indentation that fits none above.
+    """
+    try:
+        return str(shell.transform_cell(code))
+    except SyntaxError as error:
+        place = error.lineno, error.offset, error.text
+        ours = type(error)(error.msg, (shell.compile.cache(code, count), *place))
+        raise _as_cells(shell, ours) from None
+
+
+def _as_cells(shell: Any, error: SyntaxError) -> SyntaxError:
+    """An error of the same name and fields, so that it reads and is caught as what it is."""
+    kind = type(error)
+    shown = type(kind.__name__, (CellSyntaxError, kind) if kind is not SyntaxError else (CellSyntaxError,), {})
+    ours: CellSyntaxError = shown(*error.args)
+    ours.sky_lines = shell.SyntaxTB.structured_traceback(kind, error, [])
+    return ours
 
 
 def _is_python(shell: Any, code: str) -> bool:

@@ -425,11 +425,13 @@ class Supervisor:
         lost = [rank for rank, outcome in run.outcomes.items() if outcome.end.get("text") and outcome.status != "lost"]
         if lost:
             ranks = self._to_replace(lost)
-            text = f"{rank_label(lost)} ended; {_fresh(ranks)}"
+            told = [f"{rank_label(lost)} ended; {_fresh(ranks)}"]
             if self.together and len(ranks) < self.spec.world_size:
                 kept = min(set(range(self.spec.world_size)) - set(ranks))
-                text += f"; the others keep every name{self._gone(kept)}"
-            run.listener(NoticeEvent(text, run.id))
+                # A line each, as they are read one by one.
+                told += f"the others keep every name{self._gone(kept)}".split(", but ")
+            for text in told:
+                run.listener(NoticeEvent(text, run.id))
             self.restarted.update(ranks)
             self._mend_with(self._set_up_again(ranks) if self.together else self.renew(ranks))
         elif run.aborted:

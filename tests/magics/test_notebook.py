@@ -481,7 +481,12 @@ def test_a_failure_is_catchable_by_its_own_type(two):
 
 @pytest.mark.parametrize(
     ("source", "line", "name"),
-    [("x = 1\n1 +", 3, "SyntaxError"), ("return 1", 2, "SyntaxError"), ("if True:\npass", 3, "IndentationError")],
+    [
+        ("x = 1\n1 +", 3, "SyntaxError"),
+        ("return 1", 2, "SyntaxError"),
+        ("if True:\npass", 3, "IndentationError"),
+        ("if True:\n    x = 1\n  y = 2", 4, "IndentationError"),
+    ],
 )
 def test_a_cell_that_is_no_python_is_refused_before_anything_starts(book, source, line, name):
     cell = book.run(f"%%sky --name never --nodes 2\n{source}")
