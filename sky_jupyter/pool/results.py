@@ -426,7 +426,8 @@ def _headline(failed: Sequence[Outcome], total: int, what: str, *, raised_too: b
     of = "" if len(ranks) == total else f" of {total}"
     after = ""
     if damaged:
-        after = f"; {rank_label(one.rank for one in damaged)} lost {'their' if len(damaged) > 1 else 'its'} connection"
+        whose = "their" if len(damaged) > 1 else "its"
+        after = f"; {rank_label(one.rank for one in damaged)} lost {whose} connection to it"
     why = f": {_cause(causes[0])}" if raised_too or causes[0].status != "error" else ""
     return f"the {what} failed on {where}{of}{why}{after}"
 

@@ -99,6 +99,7 @@ def test_a_killed_rank_frees_those_that_wait_and_the_next_cell_works(jax_pool: P
         jax_pool.attend(current)
     assert isinstance(caught.value.errors[victim], RankDied)
     assert "SIGKILL" in str(caught.value.errors[victim])
+    assert str(caught.value).startswith(f"the cell failed on rank {victim} of 2: it was killed by SIGKILL (9)")
     fresh(jax_pool)
     assert run(jax_pool, ALL_RANKS).values == [[0, 1], [0, 1]]
 
@@ -180,6 +181,7 @@ def test_a_killed_torch_rank_frees_those_that_wait_and_the_next_cell_works(torch
     with pytest.raises(CellError) as caught:
         run(torch_pool, code, grace=0.5)
     assert isinstance(caught.value.errors[1], RankDied)
+    assert str(caught.value).startswith("the cell failed on rank 1 of 2: it was killed by SIGKILL (9)")
     assert run(torch_pool, setup + "t = torch.ones(1); dist.all_reduce(t); t.item()").values == [2.0, 2.0]
     torch_pool.take_restarted()
 

@@ -110,7 +110,9 @@ def test_one_death_is_one_failure_and_what_it_broke_is_folded_under_it() -> None
     ]
     outcomes.append(Outcome(3, 3, "died", {"text": "killed by SIGKILL (9)"}))
     error = CellError(CellResult(outcomes, 0.1), outcomes)
-    assert str(error) == "the cell failed on rank 3 of 4: it was killed by SIGKILL (9); ranks 0-2 lost their connection"
+    assert str(error) == (
+        "the cell failed on rank 3 of 4: it was killed by SIGKILL (9); ranks 0-2 lost their connection to it"
+    )
     first, second = error._blocks
     assert "rank 3" in first
     assert "ranks 0-2" in second
