@@ -14,6 +14,7 @@ import inspect
 import logging
 import os
 import re
+import struct
 import sys
 import warnings
 from collections.abc import Callable, Iterator
@@ -55,6 +56,11 @@ COLLECTIVES = (
 JOIN_SECONDS = 60
 _CUDA = re.compile(r"cu(?P<major>12|13)[0-9x]?\Z")
 _WITH_EXTRAS = re.compile(r"jax\s*\[", re.IGNORECASE)
+
+# Where groups of CPU devices find each other.
+_MEETINGS = "cpu:gloo"
+# What gloo reads there, with an address that it refuses: no name of a host, one byte of address.
+_NO_ADDRESS = struct.pack("<QQ", 0, 1) + bytes(256)
 
 log = logging.getLogger(__name__)
 
@@ -331,7 +337,30 @@ def ended(info: InstanceInfo) -> str:
 
 def abort(info: InstanceInfo) -> None:
     """Free this rank from a collective that it is blocked in; `again` must follow on all ranks."""
+    _break_meetings()
     machine.break_connections("jax")
+
+
+def _break_meetings() -> None:
+    """Free devices that wait for those of other ranks to tell where they can be reached.
+
+    Each group of devices meets once, when it first has something in common, through keys of JAX's coordinator that
+    name the group's devices and the number of one. Nothing is connected yet that could be broken: a word that is no
+    address ends the wait. The next cluster has another coordinator.
+    """
+    from jax._src import distributed
+
+    client = distributed.global_state.client
+    there: dict[str, set[str]] = {}
+    with contextlib.suppress(Exception):
+        for key, _ in client.key_value_dir_get_bytes(_MEETINGS):
+            group, _, number = key.rpartition("/")
+            there.setdefault(group, set()).add(number)
+    for group, numbers in there.items():
+        for number in set(map(str, range(group.count(",") + 1))) - numbers:
+            # Another rank may have said so.
+            with contextlib.suppress(Exception):
+                client.key_value_set_bytes(f"{group}/{number}", _NO_ADDRESS)
 
 
 def check(info: InstanceInfo) -> None:

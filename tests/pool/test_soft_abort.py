@@ -12,7 +12,7 @@ import sky_jupyter as sky
 from sky_jupyter.pool.manager import Pool
 from sky_jupyter.pool.results import CellError, RankInterrupted
 from tests.plugins.world import needs
-from tests.pool.pools import begin, local_pool, run
+from tests.pool.pools import begin, local_pool, run, wait_until
 from tests.pool.test_faults import eventually
 from tests.worlds import COLLECTIVES, some
 
@@ -51,6 +51,12 @@ def pool(request: pytest.FixtureRequest) -> Iterator[Pool]:
     code, plugin = KINDS[kind]
     with local_pool(nodes=nodes, plugins=(plugin(),)) as pool:
         run(pool, code + "kept = {'rank': rank}; array = __import__('numpy').arange(5) + rank")
+        yield pool
+
+
+@pytest.fixture(scope="module")
+def devices_pool() -> Iterator[Pool]:
+    with local_pool(nodes=2, plugins=(sky.plugins.jax(devices=2),)) as pool:
         yield pool
 
 
@@ -142,14 +148,31 @@ def test_a_group_of_the_cells_own_is_broken_too(who: str) -> None:
         assert pool.take_restarted() == set()
 
 
-def test_shapes_that_differ_over_several_devices_a_rank_cost_no_names() -> None:
-    with local_pool(nodes=2, plugins=(sky.plugins.jax(devices=2),)) as pool:
-        run(pool, SUM_OVER_DEVICES + "kept = rank")
-        assert run(pool, "total(2)").values == [4.0, 4.0]
-        with pytest.raises(CellError):
-            run(pool, "total(4 if rank == 1 else 2)", timeout=3, grace=0.1)
-        assert run(pool, SUM_OVER_DEVICES + "total(2), kept").values == [(4.0, 0), (4.0, 1)]
-        assert pool.take_restarted() == set()
+@pytest.mark.parametrize("how", ["raises", "interrupt"])
+def test_devices_that_meet_for_the_first_time_are_freed_from_waiting_for_those_of_others(
+    devices_pool: Pool, how: str
+) -> None:
+    # A rank's check meets one device of each rank; all devices together have not met since JAX was set up.
+    run(devices_pool, f"{SUM_OVER_DEVICES}import jax.extend.backend, time\nkept = rank")
+    run(devices_pool, "jax.extend.backend.clear_backends()")
+    other = "raise ValueError('boom')" if how == "raises" else "time.sleep(600)"
+    begun = begin(devices_pool, f"if rank == 1: {other}\nprint('waits', flush=True); total(2)", grace=0.1)
+    if how == "interrupt":
+        wait_until(lambda: "waits" in "".join(begun.outcomes[0].stdout))
+        devices_pool.interrupt(begun)
+    with pytest.raises(CellError):
+        devices_pool.attend(begun)
+    assert run(devices_pool, SUM_OVER_DEVICES + "total(2), kept").values == [(4.0, 0), (4.0, 1)]
+    assert devices_pool.take_restarted() == set()
+
+
+def test_shapes_that_differ_over_several_devices_a_rank_cost_no_names(devices_pool: Pool) -> None:
+    run(devices_pool, SUM_OVER_DEVICES + "kept = rank")
+    assert run(devices_pool, "total(2)").values == [4.0, 4.0]
+    with pytest.raises(CellError):
+        run(devices_pool, "total(4 if rank == 1 else 2)", timeout=3, grace=0.1)
+    assert run(devices_pool, SUM_OVER_DEVICES + "total(2), kept").values == [(4.0, 0), (4.0, 1)]
+    assert devices_pool.take_restarted() == set()
 
 
 def test_a_collective_left_in_the_background_does_not_disturb_the_next_cell() -> None:
