@@ -206,7 +206,7 @@ def _ours_seen(page: lab.Page, lines: int) -> float:
     view = page.page.locator(".sky-run").last
     for rank in range(RANKS):
         view.get_by_role("tab", name=f"rank {rank}").click()
-        page.wait_until(lambda: "the end" in view.locator(".sky-log").inner_text(), timeout=_OUR_PATIENCE)
+        page.wait_until(lambda: "the end" in view.locator(".sky-panel").inner_text(), timeout=_OUR_PATIENCE)
         told = view.locator(".sky-earlier").inner_text()
         gone = int("".join(filter(str.isdigit, told)) or 0)
         held = view.locator(".sky-text").evaluate_all(

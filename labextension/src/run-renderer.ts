@@ -6,11 +6,12 @@ import { Widget } from "@lumino/widgets";
 import { drawAsText, foreignVersion } from "./page/plain";
 import { kernelOf } from "./pool/kernel";
 import { OpenPanel } from "./pool/open";
-import { actions, type Kernel, Subscription } from "./run/control";
+import { actions, type Kernel, Refusal, Subscription, VIEW_REQUEST } from "./run/control";
 import type { Host } from "./run/host";
 import type { Item } from "./run/log";
 import { RunModel } from "./run/model";
 import { reason } from "./run/dom";
+import { knows, whenEnding } from "./run/probe";
 import { drawPlain } from "./run/rich";
 import { MIME, readSnapshot, type Snapshot } from "./run/schema";
 import { RunView } from "./run/view";
@@ -21,6 +22,15 @@ const LAST = 2000;
 // A notebook that opens has no kernel yet: how often it is looked for, and for how long.
 const AGAIN = 500;
 const CONNECTED = 60_000;
+// After so long without an answer it is said that there is none; a late one still counts.
+const LATE = 2000;
+const NEVER = 120_000;
+// A run that goes on changes its output each second, if only by its clock. Where nothing comes, it was saved so.
+const STALE = 5000;
+// Until the kernel tells of a run, the notebook's output is drawn anew so often.
+const PACE = 1000;
+const NO_BUTTONS = "No live buttons: this kernel does not answer on its control channel.";
+const SAVED = "This notebook was saved while the run went on";
 
 /** What is used of JupyterLab's registry of renderers. */
 interface RenderMime {
@@ -37,6 +47,17 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
   private snapshot: Snapshot | undefined;
   private subscription: Subscription | undefined;
   private kernel: Kernel | undefined;
+  /** The kernel has told of the run, and goes on to. */
+  private told = false;
+  /** The run is over, and all that it has shown is here. */
+  private whole = false;
+  /** Why there are no buttons. */
+  private note = "";
+  /** When the notebook's output has last changed, and been drawn, while the run goes on. */
+  private changed = 0;
+  private drawnAt = 0;
+  private pacing: ReturnType<typeof setTimeout> | undefined;
+  private unheed: (() => void) | undefined;
   /** Reads a run that is over; undefined where nobody can. */
   private journal: Host["log"];
   private readonly drawn = new Map<HTMLElement, IRenderMime.IRenderer>();
@@ -58,23 +79,46 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
       return;
     }
     // What the kernel tells is newer than what the notebook holds, until that is final.
-    if (this.subscription && !snapshot.finished && snapshot.view === this.run.view) {
+    const same = snapshot.view === this.run.view;
+    if (this.told && !snapshot.finished && same) {
       return;
+    }
+    if (!same) {
+      this.unsubscribe();
+      this.whole = false;
     }
     this.snapshot = snapshot;
     this.journal = undefined;
-    this.load(snapshot);
+    this.changed = performance.now();
+    this.bring(same && !snapshot.finished);
     if (snapshot.finished) {
       this.unsubscribe();
       void this.findJournal(snapshot);
-    } else if (this.isAttached) {
+    } else if (this.isAttached && !this.subscription) {
       this.subscribe();
+    }
+  }
+
+  /** Draw what the notebook's output holds; `soon` where that changes many times a second. */
+  private bring(soon: boolean): void {
+    const wait = soon ? this.drawnAt + PACE - performance.now() : 0;
+    if (wait > 0) {
+      this.pacing ??= setTimeout(() => this.bring(false), wait);
+      return;
+    }
+    clearTimeout(this.pacing);
+    this.pacing = undefined;
+    // A page that has heard all of a run has more of it than the notebook keeps, and goes on to show that.
+    if (this.snapshot && !this.isDisposed && !this.whole && !(this.told && !this.snapshot.finished)) {
+      this.drawnAt = performance.now();
+      this.load(this.snapshot);
     }
   }
 
   override dispose(): void {
     if (!this.isDisposed) {
       this.unsubscribe();
+      clearTimeout(this.pacing);
       this.view.detach();
       this.drawn.forEach(end);
       super.dispose();
@@ -122,29 +166,105 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
       return;
     }
     this.kernel = kernel;
-    this.subscription = new Subscription(
+    const subscription = new Subscription(
       kernel,
       this.snapshot.view,
-      (snapshot) => this.load(snapshot),
+      (snapshot) => this.hear(snapshot),
       (delta, buffer) => {
         const fits = this.run.apply(delta, buffer);
         this.view.update();
         if (fits && this.run.finished) {
+          this.whole = true;
           this.over();
         }
         return fits;
       },
       (bundle) => this.shown?.setData({ data: bundle as never }),
     );
-    this.view.host = this.host();
-    this.subscription.open().catch(() => this.orphan());
+    this.subscription = subscription;
+    this.unheed = whenEnding(kernel, (status) => this.kernelEnds(status));
+    void this.open(kernel, subscription);
+  }
+
+  /** Ask the kernel of the run; as long as nothing is answered, what the notebook's output brings is drawn. */
+  private async open(kernel: Kernel, subscription: Subscription): Promise<void> {
+    const wanted = () => !this.isDisposed && this.subscription === subscription && !this.told;
+    const late = setTimeout(() => wanted() && this.missAnswer(subscription), LATE);
+    try {
+      await subscription.open(NEVER);
+    } catch (error) {
+      if (!wanted()) {
+        return;
+      }
+      if (!(error instanceof Refusal)) {
+        this.missAnswer(subscription);
+      } else if (await knows(kernel, VIEW_REQUEST, LATE).catch(() => false)) {
+        this.orphan(`${SAVED}, and its kernel does not know it any more.`);
+        this.unsubscribe();
+      } else {
+        // What stands before the kernel may answer in its place, and leave out what it does not know of.
+        this.missAnswer(subscription, `${SAVED}, and its kernel does not know it any more.`);
+      }
+    } finally {
+      clearTimeout(late);
+    }
+  }
+
+  /** The kernel tells of the run. */
+  private hear(snapshot: Snapshot): void {
+    this.told = true;
+    this.note = "";
+    clearTimeout(this.pacing);
+    this.pacing = undefined;
+    this.load(snapshot);
+  }
+
+  /** Nothing is answered: the notebook's output is all there is, and where that does not change either, it is old. */
+  private missAnswer(subscription: Subscription, why = `${SAVED}, and its kernel does not answer.`): void {
+    const look = () => {
+      if (this.isDisposed || this.subscription !== subscription || this.told || this.snapshot?.finished) {
+        return;
+      }
+      if (performance.now() - this.changed < STALE) {
+        this.note = NO_BUTTONS;
+        this.view.host = this.host();
+        this.view.update();
+      } else if (!this.run.finished) {
+        this.note = "";
+        this.orphan(why);
+      }
+      setTimeout(look, STALE / 2);
+    };
+    look();
   }
 
   private unsubscribe(): void {
     this.subscription?.close();
-    this.subscription = undefined;
-    this.kernel = undefined;
+    this.unheed?.();
+    this.subscription = this.kernel = this.unheed = undefined;
+    this.told = false;
+    this.note = "";
     this.view.host = this.host();
+  }
+
+  /** The notebook's kernel ends, or begins anew; one that ends in order tells how its runs have ended. */
+  private kernelEnds(status: string): void {
+    const subscription = this.subscription;
+    const died = status === "autorestarting";
+    setTimeout(() => {
+      if (this.isDisposed || !this.snapshot || this.subscription !== subscription || this.run.finished) {
+        return;
+      }
+      const what = died ? "died" : "has been restarted or shut down";
+      const kept = this.run.pool ? `, unless it is a kept one (%sky attach ${this.run.pool})` : "";
+      const notice = `The notebook's kernel ${what}; the pool ended with it${kept}.`;
+      this.run.end(notice);
+      this.whole = true;
+      const last = ended(this.snapshot, notice);
+      this.unsubscribe();
+      this.view.update();
+      this.shown?.setData({ data: { ...this.shown.data, [MIME]: last } as never });
+    }, died ? 0 : LAST);
   }
 
   /** The run is over: the notebook hears of it, unless the page has been opened since the cell was begun. */
@@ -157,23 +277,18 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
     }, LAST);
   }
 
-  /** Nobody knows of the run any more: what was saved while it went on is all there is. */
-  private orphan(): void {
+  /** Nobody tells of the run: what was saved while it went on is all there is. */
+  private orphan(notice: string): void {
     if (this.snapshot && !this.isDisposed) {
-      this.unsubscribe();
-      const notice = "This notebook was saved while the run went on, and its kernel does not know it any more.";
-      const lost = this.snapshot.run ? `${notice} %sky logs ${this.snapshot.run} may show it.` : notice;
-      const ranks = this.snapshot.ranks.map((rank) =>
-        rank.state === "running" ? { ...rank, state: "interrupted" as const } : rank,
-      );
-      this.load({ ...this.snapshot, ranks, finished: true, notices: [...this.snapshot.notices, lost] });
+      const run = this.snapshot.run;
+      this.load(ended(this.snapshot, run ? `${notice} %sky logs ${run} may show it.` : notice));
     }
   }
 
   /** What a bundle leaves out is read from the nodes, as long as this notebook's kernel reaches them. */
   private async findJournal(snapshot: Snapshot): Promise<void> {
     const wanted = () => !this.isDisposed && this.snapshot === snapshot;
-    if (!snapshot.run || !snapshot.ranks.some((rank) => rank.dropped)) {
+    if (!snapshot.run || !this.run.ranks.some((rank) => rank.log.gone)) {
       return;
     }
     let kernel = kernelOf(this);
@@ -216,9 +331,10 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
   private host(): Host {
     const draw = (item: Item, node: HTMLElement) => this.draw(item, node);
     const pool = (place: HTMLElement) => new OpenPanel(place, () => kernelOf(this), this.run.pool);
-    if (!this.kernel) {
+    if (!this.kernel || !this.told) {
       const log = this.journal ? { log: this.journal } : {};
-      return { draw, ...log, ...(kernelOf(this) ? { pool } : {}) };
+      const note = this.note ? { note: this.note } : {};
+      return { draw, ...log, ...note, ...(kernelOf(this) && !this.note ? { pool } : {}) };
     }
     return { draw, pool, ...actions(this.kernel, () => ({ run: this.run.run, pool: this.run.pool })) };
   }
@@ -292,6 +408,14 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
     };
     draw().catch(() => drawPlain(item, node));
   }
+}
+
+/** A run that went on, as it was when nothing more was to be heard of it. */
+function ended(snapshot: Snapshot, notice: string): Snapshot {
+  const ranks = snapshot.ranks.map((rank) =>
+    rank.state === "running" ? { ...rank, state: "interrupted" as const } : rank,
+  );
+  return { ...snapshot, state: "interrupted", ranks, finished: true, notices: [...snapshot.notices, notice] };
 }
 
 /** End a renderer, also where its place has left the page already: Lumino detaches no such widget. */

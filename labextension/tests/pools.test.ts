@@ -46,7 +46,7 @@ function words(): string {
 }
 
 test("no pool is said in words", () => {
-  expect(words()).toContain("No pool lives");
+  expect(words()).toContain("No pools yet");
 });
 
 test("a pool is shown with its nodes, age, notebook and cell", () => {
@@ -70,8 +70,8 @@ test("what a pool has cost is shown where its provider has prices", () => {
 test("a pool that nobody manages is marked, and may be taken up or ended", () => {
   view.show([pool({ manager: null })], NOW);
   expect(view.node.querySelector<HTMLElement>("li")?.dataset.state).toBe("lost");
-  expect(words()).toContain("Managed by nobody");
-  expect(words()).toContain("1 pool, 1 managed by nobody");
+  expect(words()).toContain("Detached: no notebook is using it");
+  expect(words()).toContain("1 pool, 1 detached");
   expect(offered()).toEqual(["Logs", "Attach here", "Shut down"]);
 });
 

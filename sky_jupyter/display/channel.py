@@ -15,6 +15,7 @@ REPLY = "sky_view_reply"
 # Views that have ended are kept for pages that were closed meanwhile: so many, and so many characters in all.
 _KEPT = 50
 _KEPT_CHARS = 20_000_000
+_INFO, _OURS = "kernel_info_request", "sky_"
 
 
 class LiveView(Protocol):
@@ -85,6 +86,25 @@ class Views:
 views = Views()
 
 
+def announce(kernel: Any) -> None:
+    """Have a kernel name those of our requests that it knows among its supported features, on the control channel.
+
+    A request that a kernel does not know is an error in the server's log, and is not answered: pages look here first.
+    """
+    handlers = getattr(kernel, "control_handlers", None)
+    if not isinstance(handlers, dict) or getattr(handlers.get(_INFO), "announces", False):
+        return
+
+    async def tell(stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+        info = dict(kernel.kernel_info)
+        features = [*info.get("supported_features", ()), *(name for name in list(handlers) if name.startswith(_OURS))]
+        content = {"status": "ok", **info, "supported_features": features}
+        kernel.session.send(stream, "kernel_info_reply", content, parent, ident)
+
+    tell.announces = True  # type: ignore[attr-defined]
+    handlers[_INFO] = tell
+
+
 def install(kernel: Any) -> None:
     """Have a kernel answer pages, if it can: its control channel takes new requests."""
     handlers = getattr(kernel, "control_handlers", None)
@@ -99,6 +119,7 @@ def install(kernel: Any) -> None:
         kernel.session.send(stream, REPLY, content, parent, ident=ident)
 
     handlers[REQUEST] = handle
+    announce(kernel)
 
     def on_cell(info: Any = None) -> None:
         if cell := (kernel.get_parent("shell").get("metadata") or {}).get("cellId"):

@@ -17,6 +17,7 @@ from typing import Any
 
 from ..node.comm_messages import WIDGET, Message, Pending, read
 from ..node.comm_states import Held
+from . import channel
 
 REQUEST, REPLY = "sky_widgets_request", "sky_widgets_reply"
 CONTROL = "jupyter.widget.control"
@@ -98,6 +99,7 @@ class Widgets:
         manager.comms = _Listed(manager.comms)
         kernel.shell.events.register("post_run_cell", lambda result: self._answer_control())
         kernel.control_handlers[REQUEST] = self._on_request
+        channel.announce(kernel)
 
     def mirror(self, pool: str, send: Send) -> Mirror:
         """Where a pool tells of its ranks' comms; ``send`` brings a page's message to the rank."""

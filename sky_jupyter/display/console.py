@@ -22,7 +22,7 @@ from . import ansi, bars, render
 from .folding import fold
 from .model import StartModel, ended
 from .region import Region
-from .render import RankView, RunViewModel, State, duration
+from .render import RankView, RunViewModel, State, duration, pace
 from .terminal import TerminalRunView
 
 Facts = Callable[[], Sequence[Mapping[str, Any]]]
@@ -293,4 +293,4 @@ def _pace(phase: Mapping[str, Any]) -> str:
     """How long a phase took, or has taken of what is usual."""
     taken = duration(phase["elapsed"])
     usual = phase["usual"] if phase["state"] == "on" else None
-    return f"{taken} of about {duration(usual)}" if usual else taken
+    return pace(phase["elapsed"], usual) if usual else taken

@@ -51,7 +51,6 @@ class LiveRunView:
         self.model = RunModel(title, ranks, pool)
         send = Sender(kernel, self.id)
         self.cell = send.cell
-        self._ranks = tuple(ranks)
         self._feed = Feed(self.model, self.id, len(ranks), send)
         self._slot = Slot()
         self._drawn = -1
@@ -85,10 +84,10 @@ class LiveRunView:
             channel.views.add(self)
         self._drawn = self.model.version
         shown = self.model.snapshot(_LIVE_LINES)
-        stub = saved.stub(self.model, self.id, self._ranks)
         self._slot.show(
             {
-                saved.MIME: stub,
+                # Where no answer to a page arrives, as behind some proxies, this is all that it draws.
+                saved.MIME: saved.to_json(self.model.state(_LIVE_LINES), self.id),
                 "text/html": render.to_html(shown, _LIVE_LINES),
                 "text/plain": render.to_text(shown, _LIVE_LINES, colours=False),
             }

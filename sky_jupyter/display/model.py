@@ -67,11 +67,12 @@ class StartModel:
 
     @property
     def pace(self) -> str:
-        """How far the phase that is on should be, such as ``environment 12 s of about 40 s``; empty where unknown."""
+        """How far the phase that is on is, such as ``environment 12 s of about 40 s``; empty where unknown."""
         event, began = self._now or (None, 0.0)
         if event is None or event.usual is None or event.usual < _WORTH:
             return ""
-        return f"{event.phase} {time.perf_counter() - began:.0f} s of about {event.usual:.0f} s"
+        taken = time.perf_counter() - began
+        return f"{event.phase} {taken:.0f} s{' of about' if taken <= event.usual else ', usually'} {event.usual:.0f} s"
 
 
 @dataclasses.dataclass(frozen=True)

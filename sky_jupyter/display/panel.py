@@ -199,7 +199,9 @@ def _phases(pool: Facts) -> str:
 def _phase(phase: Facts) -> str:
     text = f"{phase['phase']} {render.duration(phase['elapsed'])}"
     if phase["state"] == "on":
-        return f"{text}{' of about ' + render.duration(phase['usual']) if phase['usual'] else ' so far'}"
+        return (
+            f"{phase['phase']} {render.pace(phase['elapsed'], phase['usual'])}" if phase["usual"] else f"{text} so far"
+        )
     return f"{text} (failed)" if phase["state"] == "failed" else text
 
 

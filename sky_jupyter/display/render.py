@@ -307,6 +307,11 @@ def duration(seconds: float) -> str:
     return f"{hours} h {minutes} min" if hours else f"{minutes} min {rest} s"
 
 
+def pace(elapsed: float, usual: float) -> str:
+    """How far something is, such as ``12.0 s of about 40.0 s``; what takes longer than usual is no part of that."""
+    return f"{duration(elapsed)}{' of about' if elapsed <= usual else ', usually'} {duration(usual)}"
+
+
 def _left_out(count: int) -> str:
     return f"… {count:,} earlier line{'s' * (count != 1)} left out; result.stdout(rank) has all of them"
 

@@ -62,23 +62,6 @@ def to_json(state: RunState, view: str) -> dict[str, Any]:
     }
 
 
-def stub(model: RunModel, view: str, ranks: Iterable[int]) -> dict[str, Any]:
-    """A run of which a page has to ask: it goes on, and more is not said here."""
-    return {
-        "version": VERSION,
-        "view": view,
-        "title": model.title,
-        "state": "running",
-        "finished": False,
-        "elapsed": 0,
-        "idle": 0,
-        "ranks": [{"rank": rank, "state": "running", "parts": []} for rank in ranks],
-        "items": [],
-        "order": [],
-        "notices": [],
-    }
-
-
 def bundle(model: RunModel, view: str, most_text: int | None = None) -> dict[str, Any]:
     """A run in all of the forms that a saved notebook keeps.
 

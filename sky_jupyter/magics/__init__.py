@@ -327,13 +327,13 @@ class SkyMagics(Magics):
     def follow(self, pool: Pool, id: str) -> None:
         """Show a run that this notebook did not begin, or let go, from its first byte to its end."""
         detached = pool.detached.pop(id, None)
-        ranks = range(pool.spec.world_size)
         if detached is not None:
             view = run_view(pool, list(detached.run.outcomes))
             detached.tape.play(view.on_event)
             self.attend(pool, detached.run, view, detached.out)
         else:
-            view = run_view(pool, ranks)
+            # The pool may have had another size then.
+            view = run_view(pool, sorted(pool.homes(id)))
             self.attend(pool, pool.adopt(id, view.on_event), view)
 
     def do_wait(self, given: Given) -> None:

@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
+from ..display.channel import announce
 from ..pool import actions
 
 REQUEST, REPLY = "sky_request", "sky_reply"
@@ -70,6 +71,7 @@ def install(shell: Any) -> None:
     handlers = getattr(kernel, "control_handlers", None)
     if isinstance(handlers, dict):
         handlers[REQUEST] = Requests(kernel)
+        announce(kernel)
 
 
 def remove(shell: Any) -> None:

@@ -17,7 +17,7 @@ _LONGEST = 600.0
 # often it went to sleep. The shortest collective takes more; answering a signal takes less.
 _MOVED = 0.0003
 _SLEPT = 3
-_HINT = "`%sky where` shows the stacks; an interrupt frees them"
+_HINT = "the button Where shows the stacks; an interrupt frees them"
 
 Look = Callable[[Run, bool], Awaitable[Where]]
 

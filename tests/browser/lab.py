@@ -150,7 +150,11 @@ def browser() -> Iterator[Any]:
     from playwright.sync_api import sync_playwright
 
     with sync_playwright() as playwright:
-        chromium = playwright.chromium.launch(executable_path=executable(), args=list(_QUIET))
+        # Playwright hides scrollbars, which people see.
+        shown = ["--hide-scrollbars"]
+        chromium = playwright.chromium.launch(
+            executable_path=executable(), args=list(_QUIET), ignore_default_args=shown
+        )
         try:
             yield chromium
         finally:

@@ -168,7 +168,7 @@ def test_which_rank_failed_and_which_lags_is_seen_at_a_glance(server: lab.Server
         assert states == ["running", "running", "failed", "running"]
         page.picture("run-view", view.node)
         page.command("sky-jupyter:show-pools")
-        for text in ("Managed by nobody", "Managed by train.ipynb"):
+        for text in ("Detached: no notebook", "Managed by train.ipynb"):
             page.page.locator(".sky-pool-manager", has_text=text).wait_for(timeout=60_000)
         view.tab("All").click()
         view.wait("model: 9,610 parameters")

@@ -90,7 +90,7 @@ def test_a_pool_that_no_notebook_shows_is_ended_from_the_side_panel(chromium, se
     """It is looked at in JupyterLab, ended in Notebook 7, and gone in both."""
     page = opened(chromium, server, "lab")
     row = page.page.locator(".sky-pools .sky-pool")
-    row.get_by_text("Managed by nobody").wait_for(timeout=PATIENCE)
+    row.get_by_text("Detached: no notebook").wait_for(timeout=PATIENCE)
     assert row.locator("h3").inner_text() == "stray"
     assert "1 local node" in row.inner_text()
     assert violations(page.page) == []
@@ -140,7 +140,7 @@ def opened(chromium: Any, server: lab.Server, app: str) -> lab.Page:
 def end(page: lab.Page) -> None:
     """Shut the pool down, as a person would; it is looked at in a light theme too."""
     row = page.page.locator(".sky-pools .sky-pool")
-    row.get_by_text("Managed by nobody").wait_for(timeout=PATIENCE)
+    row.get_by_text("Detached: no notebook").wait_for(timeout=PATIENCE)
     page.page.evaluate(
         "() => window.jupyterapp.commands.execute('apputils:change-theme', { theme: 'JupyterLab Light' })"
     )
@@ -153,7 +153,7 @@ def end(page: lab.Page) -> None:
 
 def is_empty(page: lab.Page) -> None:
     """Wait until no pool is shown."""
-    page.page.locator(".sky-pools").get_by_text("No pool lives").wait_for(timeout=PATIENCE)
+    page.page.locator(".sky-pools").get_by_text("No pools yet").wait_for(timeout=PATIENCE)
 
 
 def fetch(page: Any, path: str) -> str:
@@ -205,7 +205,7 @@ def test_a_pool_is_watched_interrupted_and_ended_from_its_panel_while_a_cell_blo
 
     # A node more, as is offered, and without the last one again.
     panel.get_by_role("button", name="Add nodes").click()
-    panel.get_by_label("Nodes in all").press("Enter")
+    panel.get_by_label("Number of nodes").press("Enter")
     shows(panel, "3 local nodes · ready")
     panel.get_by_role("button", name="Remove node 2").click()
     panel.get_by_text("Remove node 2? All ranks get new kernels").wait_for(timeout=PATIENCE)

@@ -121,7 +121,7 @@ def while_it_runs(view: View) -> None:
     bars = view.node.get_by_role("progressbar")
     assert [bars.nth(index).get_attribute("value") for index in range(bars.count())] == ["0.25", "0.5"]
     axe(view.page)
-    view.press("Bars: each rank")
+    view.press("Show: per rank")
     view.page.wait_until(lambda: bars.count() == 1)
     assert "slowest, rank 0" in view.text(".sky-bars")
     view.tab("All").focus()

@@ -15,12 +15,12 @@ class View:
         self.page = page
         self.node = page.page.locator(".jp-Notebook .jp-Cell").nth(cell).locator(".sky-run").first
 
-    def wait(self, text: str, within: str = ".sky-log", timeout: float = 60) -> str:
+    def wait(self, text: str, within: str = ".sky-panel", timeout: float = 60) -> str:
         """Wait until a part of the view says something; returns what it says."""
         self.page.wait_until(lambda: text in self.text(within), timeout=timeout)
         return self.text(within)
 
-    def text(self, within: str = ".sky-log") -> str:
+    def text(self, within: str = ".sky-panel") -> str:
         part = self.node.locator(within).first
         try:
             return part.inner_text(timeout=1000) if part.count() else ""

@@ -183,7 +183,12 @@ def test_nodes_are_added_and_removed_while_a_cell_runs_which_ends_with_an_error_
     two.run("%%sky\nmine = 4")
     assert two.run("%sky resize 1 --yes").status == "ok"
     assert "`%sky resize 2 --name default` changes that" in two.run("%%sky --nodes 2\n1").error
+    two.run("%%sky\nprint('alone')")
     assert two.run("%sky resize 2").status == "ok"
+    # A run is shown with the ranks that it had.
+    shown = "\n".join(str(output.get("data", {}).get("text/plain")) for output in two.run("%sky wait").outputs)
+    assert "1 rank ·" in shown
+    assert "alone" in shown
 
 
 def test_what_a_run_that_was_let_go_had_been_sent_is_sent_again_to_new_kernels(two):

@@ -123,7 +123,7 @@ export class Deeds {
     const [local, now] = [this.pool?.provider === "local", this.pool?.nodes.length ?? 1];
     const text = `All ranks get new kernels once the nodes are ready. ${this.lost("What")}`;
     const nodes = {
-      label: "Nodes in all",
+      label: "Number of nodes",
       type: "number" as const,
       value: String(now + 1),
       read: (value: string) => {
@@ -143,7 +143,7 @@ export class Deeds {
     };
     const field = local ? nodes : hosts;
     const content = { action: "resize" };
-    this.open({ of: "resize", text, yes: local ? "Change" : "Add", field, content, from: this.buttons.resize });
+    this.open({ of: "resize", text, yes: local ? "Resize" : "Add", field, content, from: this.buttons.resize });
   }
 
   /** What it costs to go on. */

@@ -1,6 +1,6 @@
 /** Asks a kernel how one of its pools is, once a second for as long as somebody looks. */
 
-import { ask, type Kernel } from "../run/control";
+import { ask, type Kernel, Refusal } from "../run/control";
 import { reason } from "../run/dom";
 import { isChanging, LINES, type PoolFacts, PoolModel } from "./facts";
 import { readStatus } from "./schema";
@@ -8,8 +8,8 @@ import { readStatus } from "./schema";
 const EVERY = 1000;
 // Where nothing answers, it is asked less and less often.
 const [AGAIN, SELDOM] = [5000, 60_000];
-// What took longer was no refusal: the kernel does not answer.
-const REFUSED = 5000;
+// After so long without an answer it is said that there is none; a late one still counts.
+const LATE = 2000;
 
 /** A request, and the answer to it; what the kernel refuses is thrown. */
 export type Ask = (content: Record<string, unknown>) => Promise<unknown>;
@@ -55,17 +55,22 @@ export class Feed {
     this.asking = true;
     const began = Date.now();
     let every = EVERY;
+    const late = setTimeout(() => {
+      this.problem ||= "this kernel does not answer on its control channel";
+      this.watchers.forEach((watcher) => watcher());
+    }, LATE);
     try {
       await this.read();
       this.problem = "";
       this.failures = 0;
     } catch (error) {
       this.problem = reason(error);
-      if (Date.now() - began < REFUSED) {
+      if (error instanceof Refusal) {
         await this.examine();
       }
       every = Math.min(SELDOM, AGAIN * 2 ** this.failures++);
     } finally {
+      clearTimeout(late);
       this.asking = false;
     }
     if (this.watchers.size && !this.gone) {

@@ -112,9 +112,10 @@ class Row {
       this.memory.show(series(samples, 1, node.memory), ofBytes(node.now[1], node.memory), now);
     }
     this.gpus.show(node, samples, now);
-    this.ranks.show(ranksText(node), node.ranks.length > 1 ? node.ranks.map(rankText) : []);
+    const starting = pool.state === "starting";
+    this.ranks.show(ranksText(node), node.ranks.length > 1 ? node.ranks.map((rank) => rankText(rank, starting)) : []);
     if (node.ranks.length === 1) {
-      this.ranks.show(rankText(node.ranks[0]), []);
+      this.ranks.show(rankText(node.ranks[0], starting), []);
     }
     say(this.cells.up, node.uptime ? whole(node.uptime) : "");
     this.away.hidden = node.node === 0;

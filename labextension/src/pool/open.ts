@@ -20,6 +20,8 @@ export class OpenPanel {
   private timer: ReturnType<typeof setInterval> | undefined;
   private model: PoolModel | undefined;
   private heard = 0;
+  /** It is as a notebook kept it: no kernel has told of it since. */
+  private kept = false;
   private id = "";
 
   /**
@@ -45,6 +47,7 @@ export class OpenPanel {
     if (saved) {
       this.id = saved.pool.id;
       this.heard = saved.at;
+      this.kept = true;
       this.model = new PoolModel(saved.pool, saved.at);
     }
     place.append(this.panel.node);
@@ -100,6 +103,7 @@ export class OpenPanel {
     if (found && !feed.gone && !feed.problem && (!this.id || found.facts.id === this.id)) {
       this.model = found;
       this.heard = Date.now() / 1000;
+      this.kept = false;
     }
     this.draw();
   }
@@ -114,12 +118,12 @@ export class OpenPanel {
     const problem = this.feed?.problem ?? "";
     if (!this.model) {
       const ended = `There is no pool ${this.name} any more.`;
-      const found = this.feed ? problem || "looking …" : "there is no kernel to ask";
+      const found = this.feed ? problem || "Connecting …" : "there is no kernel to ask";
       this.panel.wait(this.name, this.gone ? ended : found);
       return;
     }
     const live = this.feed?.model === this.model && !problem;
     const asking = !!this.feed && !this.feed.model && !this.gone;
-    this.panel.show(this.model, { live, asking, gone: this.gone, problem, at: this.heard });
+    this.panel.show(this.model, { live, asking, gone: this.gone, kept: this.kept, problem, at: this.heard });
   }
 }

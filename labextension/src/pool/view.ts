@@ -8,6 +8,9 @@ import { NodesTable } from "./nodes";
 import { StartLog } from "./start";
 import { poolFacts, runText } from "./words";
 
+// What a cell shows is as new as that; in seconds.
+const FRESH = 5;
+
 /** How what is shown came to be known. */
 export interface Known {
   /** A kernel tells it now; otherwise it is what a notebook kept, or what was last heard. */
@@ -16,6 +19,8 @@ export interface Known {
   asking?: boolean;
   /** The kernel has no such pool any more. */
   gone?: boolean;
+  /** A notebook kept it, and no kernel has told of it since. */
+  kept?: boolean;
   problem?: string;
   /** When it was so, in seconds since 1970. */
   at: number;
@@ -61,7 +66,8 @@ export class PoolPanel {
     mark(this.node, "data-dark", String(isDark(this.node.parentElement ?? this.node)));
     mark(this.node, "aria-label", `Pool ${pool.name}`);
     mark(this.node, "data-state", known.gone ? "ended" : pool.state);
-    mark(this.dot, "data-state", known.gone ? "ended" : pool.runs.length && pool.state === "ready" ? "busy" : pool.state);
+    // Of what nobody tells now, nothing is said to be well.
+    mark(this.dot, "data-state", !live && !isFresh(known) ? "ended" : pool.runs.length && pool.state === "ready" ? "busy" : pool.state);
     say(this.title, `pool ${pool.name}`);
     say(this.facts, poolFacts(pool).join(" · "));
     say(this.note, noteOf(known));
@@ -87,12 +93,30 @@ export class PoolPanel {
 
 /** What is to be said of where the facts are from. */
 function noteOf(known: Known): string {
-  const then = `As it was at ${new Date(known.at * 1000).toLocaleString()}:`;
+  if (isFresh(known)) {
+    return "";
+  }
+  const then = `As it was at ${when(known.at)}:`;
   if (known.gone) {
     return `This pool has ended. ${then}`;
+  }
+  if (known.kept) {
+    return `Saved at ${when(known.at)}${known.problem ? `; ${known.problem}` : ""}.`;
   }
   if (known.problem) {
     return `Nothing new is heard of it: ${known.problem}. ${then}`;
   }
-  return known.live || known.asking ? "" : then;
+  return known.live ? "" : then;
+}
+
+/** Whether the cell has shown it just now, so that the kernel's answer is about to come. */
+function isFresh(known: Known): boolean {
+  return !known.gone && !known.problem && !!known.asking && Date.now() / 1000 - known.at < FRESH;
+}
+
+/** Such as "2:31 PM", with the day where it is not today's. */
+function when(seconds: number): string {
+  const then = new Date(seconds * 1000);
+  const today = then.toDateString() === new Date().toDateString();
+  return then.toLocaleString([], { ...(today ? {} : { dateStyle: "medium" }), timeStyle: "short" });
 }

@@ -70,9 +70,10 @@ export function runText(run: RunFacts): string {
   return parts.join(" · ");
 }
 
-export function rankText(rank: RankFacts): string {
+/** `starting` says that the pool has not had kernels before. */
+export function rankText(rank: RankFacts, starting = false): string {
   if (!rank.pid) {
-    return `rank ${rank.rank}: its kernel is being replaced`;
+    return `rank ${rank.rank}: ${starting ? "its kernel starts" : "its kernel is being replaced"}`;
   }
   const memory = rank.memory ? `, ${bytes(rank.memory)}` : "";
   return `rank ${rank.rank}: ${rank.run ? "busy" : "idle"} (process ${rank.pid}${memory})`;
@@ -111,11 +112,16 @@ export function nodeState(node: NodeFacts, pool: PoolFacts): string {
       : on.phase;
 }
 
+/** Such as "12.0 s of about 40.0 s"; what takes longer than it usually does is no part of that. */
+function pace(elapsed: number, usual: number): string {
+  return `${duration(elapsed)}${elapsed <= usual ? " of about " : ", usually "}${duration(usual)}`;
+}
+
 /** Such as "environment · 12.0 s of about 40.0 s". */
 export function phaseText(phase: PhaseFacts): string {
   const took = duration(phase.elapsed);
   if (phase.state === "on") {
-    return `${phase.phase} · ${phase.usual ? `${took} of about ${duration(phase.usual)}` : `${took} so far`}`;
+    return `${phase.phase} · ${phase.usual ? pace(phase.elapsed, phase.usual) : `${took} so far`}`;
   }
   const usual = phase.usual && phase.usual >= 1 ? `, usually ${duration(phase.usual)}` : "";
   return `${phase.phase} · ${phase.state === "failed" ? `failed after ${took}` : took}${usual}`;

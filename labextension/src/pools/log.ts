@@ -5,7 +5,7 @@ import type { Log } from "./client";
 
 /** The element to show. */
 export function logNode(log: Log): HTMLElement {
-  const node = make("div", "sky-log", { tabindex: "0" });
+  const node = make("div", "sky-pools-text", { tabindex: "0" });
   const said = log.run.elapsed === null ? "" : `, ${duration(log.run.elapsed)}`;
   node.append(told("p", `Run ${log.run.id} (${log.run.state}${said}): ${log.run.title}`));
   for (const { rank, text } of log.ranks) {
@@ -19,7 +19,7 @@ export function logNode(log: Log): HTMLElement {
 
 /** Each rank's stack, to be shown. */
 export function whereNode(text: string): HTMLElement {
-  const node = make("div", "sky-log", { tabindex: "0" });
+  const node = make("div", "sky-pools-text", { tabindex: "0" });
   node.append(told("pre", plain(text)));
   return node;
 }

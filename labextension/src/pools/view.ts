@@ -14,8 +14,8 @@ export interface Deeds {
   down(pool: Pool): void;
 }
 
-const NONE = "No pool lives. A cell that begins with %%sky --nodes 2 makes one.";
-const NOBODY = "nobody: no notebook shows it";
+const NONE = "No pools yet. Put %%sky --nodes 2 at the top of a cell to start one.";
+const NOBODY = "Detached: no notebook is using it";
 
 /** Whether a pool has lost its notebook, so that it is only here that somebody sees it. */
 export function isLost(pool: Pool): boolean {
@@ -67,7 +67,7 @@ export class PoolsView {
     this.empty.hidden = pools.length > 0;
     this.list.hidden = pools.length === 0;
     const lost = pools.filter(isLost).length;
-    const text = `${count(pools.length, "pool")}${lost ? `, ${lost} managed by nobody` : ""}`;
+    const text = `${count(pools.length, "pool")}${lost ? `, ${lost} detached` : ""}`;
     if (this.told.textContent !== text) {
       this.told.textContent = text;
     }
@@ -135,7 +135,7 @@ class Row {
     say(this.state, pool.running.length ? "running" : pool.state);
     const cost = pool.cost === null ? "" : ` · $${pool.cost.toFixed(2)} so far`;
     say(this.facts, `${count(pool.nodes, `${pool.provider} node`)} · ${duration(now - pool.began)}${cost}`);
-    say(this.manager, `Managed by ${lost ? NOBODY : pool.manager?.path || pool.manager?.who}`);
+    say(this.manager, lost ? NOBODY : `Managed by ${pool.manager?.path || pool.manager?.who}`);
     say(this.runs, pool.running.map((run) => `${run.title || "a cell"} · ${duration(now - run.began)}`).join("\n"));
     this.runs.hidden = !pool.running.length;
     this.offer(pool, lost);

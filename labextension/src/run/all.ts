@@ -16,10 +16,11 @@ export class FoldedItems {
 
   /** Those that are to be drawn, each with its ranks. */
   get apart(): [number[], Shown][] {
-    return this.members.length === 1
-      ? [[[this.members[0].rank], this.members[0]]]
+    const members = [...this.members].sort((a, b) => a.rank - b.rank);
+    return members.length === 1
+      ? [[[members[0].rank], members[0]]]
       : fold(
-          this.members.map((shown) => [shown.rank, shown] as [number, Shown]),
+          members.map((shown) => [shown.rank, shown] as [number, Shown]),
           (shown) => shown.digest,
         );
   }

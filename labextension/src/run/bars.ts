@@ -7,7 +7,7 @@ import { ALL } from "./sight";
 
 const MODES = ["each", "slowest", "off"] as const;
 type Mode = (typeof MODES)[number];
-const TOLD: Record<Mode, string> = { each: "Bars: each rank", slowest: "Bars: slowest", off: "Bars: off" };
+const TOLD: Record<Mode, string> = { each: "Show: per rank", slowest: "Show: slowest", off: "Show: no bars" };
 const KEPT = "sky-bars";
 
 export class Bars {

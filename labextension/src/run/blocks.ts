@@ -44,17 +44,38 @@ export function blocksOfRank(log: RankLog, filter: string, history?: History): B
 
 /** Those of all ranks, and below them what each is writing just now. */
 export function blocksOfAll(log: AllLog, open: Line[], filter: string): Block[] {
-  const blocks = log.parts.flatMap((part): Block[] => {
+  const blocks: Block[] = [];
+  let items: [number[], Shown][] = [];
+  const endItems = () => {
+    blocks.push(...byRank(items).map(([ranks, shown]) => ({ key: shown, shown, ranks })));
+    items = [];
+  };
+  for (const part of log.parts) {
     if (part instanceof FoldedItems) {
-      return part.apart.map(([ranks, shown]) => ({ key: shown, shown, ranks }));
+      items.push(...part.apart);
+    } else {
+      endItems();
+      const line = (index: number) => ({ label: part.label(index), text: part.text(index) });
+      blocks.push({ key: part.key, lines: linesOf(part.first, part.length, line, filter) });
     }
-    const line = (index: number) => ({ label: part.label(index), text: part.text(index) });
-    return [{ key: part.key, lines: linesOf(part.first, part.length, line, filter) }];
-  });
+  }
+  endItems();
   if (open.length) {
     blocks.push({ key: log, lines: linesOf(0, open.length, (index) => open[index], filter) });
   }
   return blocks;
+}
+
+/** Items between which nothing was printed: the first of each rank in the order of the ranks, then the second ones. */
+function byRank(items: [number[], Shown][]): [number[], Shown][] {
+  const counts = new Map<number, number>();
+  const placed = items.map(([ranks, shown]) => {
+    const place = Math.max(...ranks.map((rank) => counts.get(rank) ?? 0));
+    ranks.forEach((rank) => counts.set(rank, place + 1));
+    return { ranks, shown, place };
+  });
+  placed.sort((a, b) => a.place - b.place || a.ranks[0] - b.ranks[0]);
+  return placed.map(({ ranks, shown }) => [ranks, shown]);
 }
 
 /** What each rank has not finished to write, equal lines once. */

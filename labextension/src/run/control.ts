@@ -1,6 +1,7 @@
 /** Asking a notebook's kernel while a cell runs: by the control channel, which is not behind the cell. */
 
 import type { Host } from "./host";
+import { knows } from "./probe";
 import { type Delta, type Opened, readDelta, readLog, readOpened, readViews, type Snapshot, type ViewFacts } from "./schema";
 
 /** What is used of JupyterLab's kernel connection; widget managers of JupyterLab and Notebook 7 have it too. */
@@ -25,6 +26,12 @@ export interface Kernel {
 }
 
 const PATIENCE = 10_000;
+// What names our own requests; other kernels know nothing of them.
+const OURS = "sky_";
+export const VIEW_REQUEST = "sky_view_request";
+
+/** A kernel has answered, and that it does not do or have what was asked for. */
+export class Refusal extends Error {}
 
 /** A message for the control channel. */
 export function request(kernel: Kernel, type: string, content: Record<string, unknown>, buffers: unknown[] = []): never {
@@ -39,7 +46,10 @@ export function request(kernel: Kernel, type: string, content: Record<string, un
   return { channel: "control", header, parent_header: {}, metadata: {}, content, buffers } as never;
 }
 
-/** Send a request and wait for its answer; one that tells of an error is thrown. `hear` is given the whole reply. */
+/**
+ * Send a request and wait for its answer; one that tells of an error is thrown, as a `Refusal`. `hear` is given the
+ * whole reply. A kernel without Sky Jupyter is not asked what it does not know.
+ */
 export async function ask(
   kernel: Kernel,
   type: string,
@@ -47,6 +57,9 @@ export async function ask(
   patience = PATIENCE,
   hear?: (reply: unknown) => void,
 ): Promise<Record<string, unknown>> {
+  if (type.startsWith(OURS) && !(await knows(kernel, type, patience))) {
+    throw new Refusal("the kernel has not loaded sky_jupyter");
+  }
   const future = kernel.sendControlMessage(request(kernel, type, content), true, true);
   let timer: ReturnType<typeof setTimeout> | undefined;
   const late = new Promise<never>((_, reject) => {
@@ -56,8 +69,11 @@ export async function ask(
     const reply = (await Promise.race([future.done, late])) as
       { content?: Record<string, unknown> } | undefined;
     const answer = reply?.content;
-    if (!answer || answer.status !== "ok") {
-      throw new Error(String(answer?.message ?? "the kernel gave no answer"));
+    if (!answer) {
+      throw new Error("the kernel gave no answer");
+    }
+    if (answer.status !== "ok") {
+      throw new Refusal(String(answer.message ?? "the kernel refuses it"));
     }
     hear?.(reply);
     return answer;
@@ -69,12 +85,12 @@ export async function ask(
   }
 }
 
-export async function open(kernel: Kernel, view: string): Promise<Opened> {
-  return readOpened(await ask(kernel, "sky_view_request", { action: "open", view }));
+export async function open(kernel: Kernel, view: string, patience = PATIENCE): Promise<Opened> {
+  return readOpened(await ask(kernel, VIEW_REQUEST, { action: "open", view }, patience));
 }
 
 export async function listViews(kernel: Kernel): Promise<ViewFacts[]> {
-  return readViews(await ask(kernel, "sky_view_request", { action: "views" }));
+  return readViews(await ask(kernel, VIEW_REQUEST, { action: "views" }));
 }
 
 /** The actions of a run's view; see docs/actions.md. */
@@ -134,8 +150,8 @@ export class Subscription {
     private ended: (bundle: Record<string, unknown>) => void,
   ) {}
 
-  /** Ask for the run as it is, and follow it. */
-  async open(): Promise<void> {
+  /** Ask for the run as it is, and follow it; thrown where there is no answer within `patience`. */
+  async open(patience = PATIENCE): Promise<void> {
     if (this.opening || this.closed) {
       return;
     }
@@ -145,7 +161,7 @@ export class Subscription {
     this.kernel.connectionStatusChanged?.disconnect(this.back);
     this.kernel.connectionStatusChanged?.connect(this.back);
     try {
-      const found = await open(this.kernel, this.view);
+      const found = await open(this.kernel, this.view, patience);
       if (this.closed) {
         return;
       }

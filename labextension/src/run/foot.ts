@@ -1,4 +1,4 @@
-/** Below the lines: what ranks raised, their results, and what else there is to say. */
+/** Below the box of lines, where it is always in sight: what ranks raised, their results, and what else there is to say. */
 
 import { write } from "./coloured";
 import { make } from "./dom";
@@ -22,6 +22,7 @@ export class Foot {
     const key = JSON.stringify([
       tab,
       model.notices.length,
+      host.note,
       model.finished,
       ranks.map((one) => [one.state, one.result !== undefined]),
     ]);
@@ -47,7 +48,7 @@ export class Foot {
       this.node.append(node);
       host.draw(shown.item, place);
     }
-    for (const text of [...model.notices, quiet(model, ranks)].filter(Boolean)) {
+    for (const text of [...model.notices, host.note ?? "", quiet(model, ranks)].filter(Boolean)) {
       const node = make("div", "sky-aside");
       node.textContent = text;
       this.node.append(node);

@@ -1,6 +1,6 @@
 /** The run view's header: how the run fares, and the buttons of what can be done. */
 
-import { make, say } from "./dom";
+import { make, mark, say } from "./dom";
 import type { Host } from "./host";
 import type { RunModel } from "./model";
 import { duration, status } from "./words";
@@ -52,10 +52,11 @@ export class Head {
     say(this.title, model.title);
     this.drawFacts(model);
     const live = !model.finished;
+    mark(this.node, "data-state", live ? "running" : "over");
     const { interrupt, where, follow, download } = this.buttons;
     interrupt.hidden = !live || !host.interrupt;
     where.hidden = !live || !host.where;
-    follow.hidden = !live;
+    follow.hidden = !live && (following || fresh === 0);
     say(follow, following ? "Pause" : fresh > 0 ? `Follow (${fresh.toLocaleString("en")} new)` : "Follow");
     follow.title = following ? "Keep the lines still" : "Show the newest lines as they come";
     this.search.hidden = download.hidden = !live && this.search.value === "" && !long();
@@ -78,5 +79,7 @@ export class Head {
       facts.push(`silent for ${duration(Math.floor(model.idle)).replace(".0 s", " s")}`);
     }
     say(this.facts, facts.join(" · "));
+    // In a narrow page its end may be out of sight.
+    this.facts.title = facts.join(" · ");
   }
 }

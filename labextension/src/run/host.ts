@@ -18,6 +18,8 @@ export interface Host {
   interrupt?(): Promise<string>;
   where?(): Promise<string>;
   log?(rank: number, from: number, count: number, form: "events" | "text"): Promise<LogPage>;
+  /** What is to be said of why these are not there. */
+  note?: string;
   /** Open the panel of the run's pool in a place. */
   pool?(place: HTMLElement): PanelPlace;
 }

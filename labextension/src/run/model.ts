@@ -120,6 +120,17 @@ export class RunModel {
     this.version += 1;
   }
 
+  /** Nobody will tell how it goes on: it is over, as it is. */
+  end(notice: string): void {
+    this.elapsedAtEnd = this.elapsed;
+    this.finished = true;
+    this.notices.push(notice);
+    for (const rank of this.ranks.filter((one) => one.state === "running")) {
+      rank.state = "interrupted";
+    }
+    this.version += 1;
+  }
+
   /** Put the lines of all ranks in the order in which they came. */
   private loadAll(order: number[]): void {
     const left = new Map<number, (string | Shown)[]>();
@@ -190,7 +201,10 @@ export class RunModel {
     }
     this.number = delta.number;
     this.run = delta.run || this.run;
-    this.heard = this.clock();
+    if (delta.entries.some((entry) => entry[0] !== "n")) {
+      // What the pool says of a run is no word of its ranks.
+      this.heard = this.clock();
+    }
     this.version += 1;
     let offset = buffer?.byteOffset ?? 0;
     const decoder = new TextDecoder();

@@ -68,20 +68,19 @@ export class Pane {
   private drawn = new Map<object, Drawn>();
   private lastTop = 0;
 
-  /** `above` and `below` scroll with the lines; `scrolled` is told when a person has, and whether up to the top. */
+  /** `above` scrolls with the lines; `scrolled` is told when a person has, and whether up to the top. */
   constructor(
     above: HTMLElement,
-    below: HTMLElement,
     private readonly scrolled: (toTop: boolean) => void,
   ) {
-    this.node.append(above, this.body, below);
+    this.node.append(above, this.body);
     this.node.addEventListener("scroll", () => this.onScroll());
   }
 
   /** Nothing that was drawn is of what comes next. */
   reset(): void {
+    // It stays in sight until that is drawn: nothing jumps.
     this.drawn.clear();
-    this.body.textContent = "";
   }
 
   /** Whether there are more lines than are in sight. */
@@ -98,10 +97,9 @@ export class Pane {
     this.node.scrollTop = this.node.scrollHeight - pixels;
   }
 
-  /** `live` says whether more may come. */
-  draw(blocks: Block[], host: Host, live: boolean): void {
+  draw(blocks: Block[], host: Host): void {
     const gone = this.place(blocks, host);
-    if (this.following && live) {
+    if (this.following) {
       this.drawEnd(blocks);
       // The page is laid out once for this, with all that has changed.
       this.node.scrollTop = END;

@@ -22,6 +22,8 @@ let views = 0;
 // Drawing takes at most this part of a page's time, so that a slow machine's page is still there for its person.
 const SHARE = 1 / 8;
 const MOST_PAUSE = 200;
+// So long its button says that a text has been copied.
+const COPIED = 1500;
 
 export class RunView {
   readonly node = make("section", "sky-run", { "data-lm-suppress-shortcuts": "true", role: "group" });
@@ -34,15 +36,21 @@ export class RunView {
   private timer: ReturnType<typeof setInterval> | undefined;
   private title = "";
   private troubles = "";
+  /** The run that is shown, by its view's id. */
+  private shown = "";
+  /** It was loaded anew while a person read in it. */
+  private again = false;
   private readonly sight: Sight;
   private readonly head = new Head();
   private readonly badge = new Badge((place) => this.host.pool?.(place));
   private readonly bars = new Bars();
   private readonly where: Where;
   private readonly barsButton: HTMLButtonElement;
+  private readonly copyButton: HTMLButtonElement;
+  private copied: ReturnType<typeof setTimeout> | undefined;
   private readonly earlier = new Earlier();
   private readonly foot = new Foot();
-  private readonly pane = new Pane(this.earlier.node, this.foot.node, (toTop) => this.onScroll(toTop));
+  private readonly pane = new Pane(this.earlier.node, (toTop) => this.onScroll(toTop));
   private readonly panel = make("div", "sky-panel");
   private readonly tabs = new Tabs(`sky-run-${++views}`, this.panel, (tab) => this.choose(tab));
   private readonly live = make("div", "sky-hidden", { role: "status" });
@@ -60,14 +68,15 @@ export class RunView {
       this.bars.change();
       this.now();
     });
-    head.add("copy", "Copy", () => void this.copy());
+    this.barsButton.title = "Which progress bars are shown";
+    this.copyButton = head.add("copy", "Copy", () => void this.copy());
     head.add("download", "Download", () => void this.download());
     head.search.addEventListener("input", () => {
       this.sight.filter = head.search.value.toLowerCase();
       this.now();
     });
     this.earlier.node.addEventListener("click", () => void this.loadEarlier());
-    this.panel.append(this.pane.node);
+    this.panel.append(this.pane.node, this.foot.node);
     head.badge(this.badge.node);
     this.node.append(head.node, this.badge.place, this.tabs.node, this.bars.node, this.where.node, this.panel, this.live);
     // What is typed here is not for the notebook.
@@ -128,6 +137,19 @@ export class RunView {
 
   /** A new snapshot has been loaded: nothing that was drawn is of it. */
   reset(): void {
+    if (this.model.view !== this.shown) {
+      // A run that is over when it is first seen is read from its beginning.
+      this.shown = this.model.view;
+      this.pane.following = !this.model.finished;
+      this.again = false;
+    } else if (!this.following) {
+      // A reader's lines stay as they are; what has come since is another model's.
+      this.again = true;
+      this.sight.hold();
+      this.foot.reset();
+      this.update();
+      return;
+    }
     this.sight.release();
     this.pane.reset();
     this.earlier.reset();
@@ -140,7 +162,7 @@ export class RunView {
     this.chose ||= byPerson;
     if (tab !== this.sight.tab) {
       this.sight.choose(tab);
-      this.pane.following = true;
+      this.pane.following ||= !this.model.finished;
       this.pane.reset();
       this.foot.reset();
     }
@@ -170,14 +192,19 @@ export class RunView {
     if (model.finished) {
       this.where.close();
     }
-    this.following || model.finished ? this.sight.release() : this.sight.hold();
+    if (this.following || (model.finished && !this.again)) {
+      this.sight.release();
+      this.again = false;
+    } else {
+      this.sight.hold();
+    }
     this.drawHead();
     const tab = this.sight.tab;
     this.tabs.draw(model.ranks, tab);
     this.bars.draw(model, tab, this.barsButton);
     this.earlier.draw(this.sight, this.host, model.run !== "");
     this.foot.draw(model, this.host, tab);
-    this.pane.draw(this.sight.blocks(this.earlier.of(this.sight.log)), this.host, !model.finished);
+    this.pane.draw(this.sight.blocks(this.earlier.of(this.sight.log)), this.host);
   }
 
   private drawHead(): void {
@@ -253,6 +280,9 @@ export class RunView {
   private async copy(): Promise<void> {
     await copy(this.text(), this.node);
     this.tell("copied");
+    say(this.copyButton, "Copied");
+    clearTimeout(this.copied);
+    this.copied = setTimeout(() => say(this.copyButton, "Copy"), COPIED);
   }
 
   private async download(): Promise<void> {

@@ -1,6 +1,7 @@
 import { describe, expect, it } from "vitest";
 
 import { AllLog, FoldedItems } from "../../src/run/all";
+import { blocksOfAll } from "../../src/run/blocks";
 import { rankNumbers } from "../../src/run/fold";
 import { History } from "../../src/run/history";
 import type { Host, JournalEvent } from "../../src/run/host";
@@ -145,6 +146,26 @@ describe("a run", () => {
     expect(log.gone + log.lineCount).toBe(12_001);
   });
 
+  it("is silent as long as its ranks are, whatever is said of them", () => {
+    let now = 0;
+    const model = new RunModel(() => now);
+    model.load(snapshot({ idle: 0 }));
+    now = 40;
+    model.apply(...delta(1, ["n", "rank 1 sleeps"]));
+    expect(model.idle).toBe(40);
+    model.apply(...delta(2, "0 awake\n"));
+    expect(model.idle).toBe(0);
+  });
+
+  it("is over where nobody tells how it goes on", () => {
+    const model = new RunModel();
+    model.load(snapshot());
+    model.end("the kernel died");
+    expect([model.finished, model.state, status(model), model.notices]).toEqual([
+      ...[true, "interrupted", ["interrupted"], ["the kernel died"]],
+    ]);
+  });
+
   it("knows who is to blame, and says how it fares", () => {
     let now = 100;
     const model = new RunModel(() => now);
@@ -192,6 +213,14 @@ describe("folding", () => {
       "0-1: b",
       "2: <other>",
     ]);
+  });
+
+  it("puts items between which nothing is printed in the order of the ranks, each rank's own in theirs", () => {
+    const log = new AllLog();
+    const show = (rank: number, name: string) => log.addItem(new Shown({ data: { "text/plain": name }, metadata: {} }, rank));
+    [...["0a", "2a", "2b", "1a"], ...["0b", "1b"]].forEach((name) => show(Number(name[0]), name));
+    const shown = blocksOfAll(log, [], "").map((block) => block.shown?.item.data["text/plain"]);
+    expect(shown).toEqual(["0a", "1a", "2a", "0b", "1b", "2b"]);
   });
 
   it("shows an item apart while it is another than those it came with", () => {

@@ -2,6 +2,7 @@ import { describe, expect, it } from "vitest";
 
 import { MIME } from "../../src/run/model";
 import { restore } from "../../src/run/restore";
+import { info } from "../kernels";
 
 interface Output {
   data: Record<string, unknown>;
@@ -12,7 +13,10 @@ async function opened(saved: Output[], views: { view: string; live: boolean }[],
   const outputs = [...saved];
   const kernel = {
     connectionStatus: "connected",
-    sendControlMessage: (message: { content: { action: string; view: string } }) => {
+    sendControlMessage: (message: { header: { msg_type: string }; content: { action: string; view: string } }) => {
+      if (info(message)) {
+        return { done: Promise.resolve(info(message)), dispose: () => undefined };
+      }
       const { action, view } = message.content;
       const content =
         action === "views"

@@ -3,6 +3,7 @@ import { describe, expect, it } from "vitest";
 import { type Kernel, Subscription } from "../../src/run/control";
 import { readDelta, readSnapshot } from "../../src/run/schema";
 import widget from "../../src/widgets/run";
+import { info } from "../kernels";
 
 const EVIL = "<img src=x onerror=alert(1)>";
 
@@ -86,7 +87,10 @@ describe("a delta", () => {
         },
         disconnect: () => true,
       },
-      sendControlMessage: (message: { content: unknown }) => {
+      sendControlMessage: (message: { header: { msg_type: string }; content: unknown }) => {
+        if (info(message)) {
+          return { done: Promise.resolve(info(message)), dispose: () => undefined };
+        }
         asked.push(message.content);
         return { done: Promise.resolve({ content: { status: "ok", run: run({ number: asked.length }) } }), dispose: () => undefined };
       },

@@ -2,6 +2,7 @@ import { describe, expect, it } from "vitest";
 
 import type { Item } from "../../src/run/log";
 import { arrived, asText, type CommKernel, VIEW, widgetOf } from "../../src/run/widgets";
+import { info } from "../kernels";
 
 const item: Item = { data: { [VIEW]: { model_id: "a" }, "text/plain": "IntSlider(value=3)" }, metadata: {} };
 const times = { byItself: 20, patience: 2000, pause: 5 };
@@ -26,6 +27,9 @@ class FakeKernel {
   }
 
   sendControlMessage(message: (typeof this.sent)[number]) {
+    if (info(message)) {
+      return { done: Promise.resolve(info(message)), dispose: () => undefined };
+    }
     this.sent.push(message);
     const comms = ["layout", "a"].map((id, place) => ({ content: { comm_id: id }, metadata: {}, buffers: place + 1 }));
     const reply = { header: { session: "kernel" }, content: { status: "ok", comms }, buffers: ["1", "2", "3"] };

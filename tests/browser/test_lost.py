@@ -1,0 +1,136 @@
+"""A run's view where its kernel is not heard: behind a proxy that drops what it does not know, and after its death."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import signal
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import nbformat
+import pytest
+
+from tests.browser import lab
+from tests.browser.view import View
+
+PROXY = Path(sys.prefix, "share", "jupyter", "labextensions", "jupyter-distributed")
+
+pytestmark = [
+    pytest.mark.browser,
+    pytest.mark.skipif(bool(lab.missing(front=True)), reason=f"needs {lab.missing(front=True)}"),
+]
+
+LIVE = 1
+CELLS = [
+    "%load_ext sky_jupyter",
+    """%%sky --nodes 2
+import time
+from pathlib import Path
+line = 0
+while not Path("go").exists():
+    print("line", line, flush=True)
+    line += 1
+    time.sleep(0.3)
+print("the end")""",
+    "%sky",
+    "%sky down",
+]
+
+
+def write(server: lab.Server, cells: list[str] = CELLS) -> None:
+    book = nbformat.v4.new_notebook(cells=[nbformat.v4.new_code_cell(source) for source in cells])
+    book.metadata["kernelspec"] = {"name": "python3", "display_name": "Python 3", "language": "python"}
+    nbformat.write(book, server.root / "book.ipynb")
+
+
+@pytest.fixture(params=[False, pytest.param(True, marks=pytest.mark.skipif(not PROXY.is_dir(), reason="needs it"))])
+def server(tmp_path: Path, request: pytest.FixtureRequest) -> Iterator[lab.Server]:
+    """A server; where asked, jupyter-distributed puts a proxy kernel before each notebook's own."""
+    folder = tmp_path / "labextensions"
+    folder.mkdir()
+    (folder / "sky-jupyter").symlink_to(lab.EXTENSION)
+    if request.param:
+        (folder / "jupyter-distributed").symlink_to(PROXY)
+    with lab.server(tmp_path, extensions=folder) as server:
+        write(server)
+        yield server
+
+
+@pytest.mark.parametrize("server", [True], indirect=True)
+@pytest.mark.skipif(not PROXY.is_dir(), reason="needs the Python package jupyter-distributed")
+def test_behind_a_proxy_the_run_is_drawn_as_the_notebook_has_it(server: lab.Server, chromium: Any) -> None:
+    page = lab.Page(chromium, server.address("book.ipynb"))
+    page.wait_until_ready()
+    page.command("notebook:run-all-cells")
+    view = View(page, LIVE)
+    view.wait("No live buttons", timeout=90)
+    number = max(map(int, re.findall(r"line (\d+)", view.wait("line"))))
+    view.wait(f"line {number + 3}")
+    assert "silent" not in view.text(".sky-facts")
+    assert not view.node.get_by_role("button", name="Interrupt").is_visible()
+    (server.root / "go").touch()
+    view.wait("the end")
+    view.wait("done", ".sky-facts")
+    assert "does not know" not in view.text()
+    page.wait_for(len(CELLS) - 1, "ended")
+    page.page.close()
+
+
+@pytest.mark.parametrize("server", [False], indirect=True)
+def test_a_run_whose_kernel_has_died_is_over(server: lab.Server, chromium: Any) -> None:
+    write(server, ["%load_ext sky_jupyter\nimport os\nprint('kernel', os.getpid())", *CELLS[1:2]])
+    page = lab.Page(chromium, server.address("book.ipynb"))
+    page.wait_until_ready()
+    page.command("notebook:run-all-cells")
+    view = View(page, LIVE)
+    view.wait("line 2")
+    kernel = int(re.search(r"kernel (\d+)", page.wait_for(0, "kernel"))[1])
+    os.kill(kernel, signal.SIGKILL)
+    view.wait("The notebook's kernel died; the pool ended with it")
+    assert "interrupted" in view.text(".sky-facts")
+    assert "line 2" in view.text()
+    page.page.get_by_role("dialog").get_by_role("button").last.click()
+    page.save()
+    (run,) = [
+        output["data"]["application/vnd.sky.run.v1+json"]
+        for output in json.loads((server.root / "book.ipynb").read_text())["cells"][LIVE]["outputs"]
+        if "application/vnd.sky.run.v1+json" in output.get("data", {})
+    ]
+    assert run["finished"]
+    assert "kernel died" in run["notices"][-1]
+    page.page.close()
+
+
+@pytest.mark.parametrize("server", [False], indirect=True)
+def test_a_saved_panel_and_run_say_so_at_once_and_ask_nothing_that_a_kernel_does_not_know(
+    server: lab.Server, chromium: Any, tmp_path: Path
+) -> None:
+    (server.root / "go").touch()
+    page = lab.Page(chromium, server.address("book.ipynb"))
+    page.wait_until_ready()
+    page.command("notebook:run-all-cells")
+    page.wait_for(len(CELLS) - 1, "ended")
+    page.save()
+    # One that was saved while its run went on, by a kernel of long ago.
+    book = json.loads((server.root / "book.ipynb").read_text())
+    (run,) = [one["data"] for one in book["cells"][LIVE]["outputs"] if "text/html" in one.get("data", {})][-1:]
+    saved = run["application/vnd.sky.run.v1+json"]
+    saved |= {"finished": False, "state": "running", "view": "0" * 32}
+    for rank in saved["ranks"]:
+        rank["state"] = "running"
+    (server.root / "old.ipynb").write_text(json.dumps(book))
+    page.page.close()
+    page = lab.Page(chromium, server.address("old.ipynb"))
+    panel = page.page.locator(".sky-live").first
+    panel.wait_for()
+    assert "Saved at" in panel.inner_text()
+    assert panel.locator(".sky-live-dot").first.get_attribute("data-state") == "ended"
+    view = View(page, LIVE)
+    view.wait("was saved while the run went on, and its kernel does not know it any more")
+    panel.get_by_text("has not loaded sky_jupyter").wait_for()
+    assert "UNKNOWN CONTROL" not in (tmp_path / "server.log").read_text()
+    page.page.close()

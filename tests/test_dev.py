@@ -1,0 +1,60 @@
+"""What dev.py starts, in this checkout's own environment."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+import urllib.request
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+pytest.importorskip("jupyterlab")
+ROOT = Path(__file__).resolve().parents[1]
+dev_venv = ROOT / ".venv"
+pytestmark = pytest.mark.skipif(Path(sys.prefix) != dev_venv, reason="needs the environment that dev.py makes")
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]:
+    """JupyterLab as `dev.py lab` starts it: what it says of itself, and its log."""
+    folder = tmp_path_factory.mktemp("lab")
+    names = {"JUPYTER_RUNTIME_DIR": "runtime", "JUPYTER_DATA_DIR": "data", "JUPYTER_CONFIG_DIR": "config"}
+    env = {**os.environ, **{name: str(folder / place) for name, place in names.items()}}
+    env["SKY_REGISTRY"] = str(folder / "registry.sqlite")
+    start = "import sys, dev; sys.exit(dev.lab(['--no-browser', '--port=0', '--ip=127.0.0.1']))"
+    with (folder / "log").open("wb") as log:
+        process = subprocess.Popen([sys.executable, "-c", start], cwd=ROOT, env=env, stdout=log, stderr=log)
+    try:
+        found: list[Path] = []
+        while not found:
+            assert process.poll() is None, (folder / "log").read_text()
+            time.sleep(0.05)
+            found = [path for path in (folder / "runtime").glob("jpserver-*.json") if path.stat().st_size]
+        yield {**json.loads(found[0].read_text()), "log": folder / "log"}
+    finally:
+        for path in (folder / "runtime").glob("jpserver-*.json"):
+            os.kill(json.loads(path.read_text())["pid"], 15)
+        process.wait(30)
+
+
+def test_lab_starts_for_whoever_asks_without_extensions_that_stand_before_kernels(server: dict[str, Any]) -> None:
+    with urllib.request.urlopen(f"{server['url']}lab?token={server['token']}") as page:
+        settings = page.read().decode()
+    assert '"jupyter-distributed"' in settings.partition("disabledExtensions")[2].partition("]")[0]
+    loaded = re.findall(r"(\S+) \| extension was successfully loaded", server["log"].read_text())
+    assert "sky_jupyter.server" in loaded
+    assert "jupyter_distributed" not in loaded
+
+
+def test_lab_opens_a_notebook_that_is_not_the_repositorys(server: dict[str, Any]) -> None:
+    ignored = ["git", "-C", str(ROOT), "check-ignore", "-q", "artifacts/quickstart.ipynb"]
+    assert (ROOT / "artifacts" / "quickstart.ipynb").exists()
+    if (ROOT / ".git").exists():
+        assert subprocess.run(ignored).returncode == 0
