@@ -114,6 +114,8 @@ _CODE = (
 _MUTED = "opacity:0.75;font-size:85%"
 # So many groups may fill their share of lines; more groups share what these have.
 _FULL_GROUPS = 4
+# Whoever reads a saved notebook opens what has more lines.
+_OPEN_LINES = 100
 # A line that is so much longer counts for several.
 _LINE = 500
 _EMPTY_LINE = re.compile(r"(?<=\n)([ \t]*)\n")
@@ -141,7 +143,11 @@ def to_html(model: RunViewModel, max_lines: int = 1000) -> str:
     rows = [
         _html_header(model),
         *(
-            _html_row(rank_label(block.ranks) if several else "", _html_block(block), folds=model.finished)
+            _html_row(
+                rank_label(block.ranks) if several else "",
+                _html_block(block),
+                lines=len(block.atoms) if model.finished else None,
+            )
             for block in _blocks(model, _shown, max_lines)
         ),
     ]
@@ -379,13 +385,17 @@ def _html_aside(text: str) -> str:
     return f'<div style="{_MUTED};margin:0 0 2px 0">{html.escape(text)}</div>'
 
 
-def _html_row(label: str, content: str, *, folds: bool = False) -> str:
-    """Content under the ranks that it is of; one that ``folds`` can be closed by whoever reads it."""
+def _html_row(label: str, content: str, *, lines: int | None = None) -> str:
+    """Content under the ranks that it is of; where ``lines`` says how many it has it can be closed, and many are."""
+    many = lines is not None and lines > _OPEN_LINES
+    if many:
+        label = " · ".join([*[label] * bool(label), f"{lines:,} lines"])
     if not label:
         return f'<div style="margin:0 0 2px 0">{content}</div>'
-    if folds:
+    if lines is not None:
         return (
-            f'<details open style="margin:0 0 2px 0"><summary style="{_MUTED};line-height:1.4">{label}</summary>'
+            f'<details{"" if many else " open"} style="margin:0 0 2px 0">'
+            f'<summary style="{_MUTED};line-height:1.4">{label}</summary>'
             f'<div style="border-left:2px solid #9e9e9e;padding-left:8px;margin:0 0 0 3px">{content}</div></details>'
         )
     return (

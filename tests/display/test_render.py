@@ -207,6 +207,15 @@ def test_long_output_shows_its_end_and_says_how_much_is_left_out():
     assert lines == ["… 1 earlier line left out; result.stdout(rank) has all of them", "x"]
 
 
+def test_many_lines_are_closed_for_whoever_reads_the_saved_html():
+    few, many = "\n".join(f"few {line}" for line in range(100)), "\n".join(f"many {line}" for line in range(101))
+    html = to_html(model(view(0, few), view(1, many)))
+    assert html.count("<details open") == 1
+    assert ">rank 1 · 101 lines</summary>" in html
+    assert ">101 lines</summary>" in to_html(model(view(0, many)))
+    assert "<details" not in to_html(model(view(0, many), finished=False))
+
+
 def test_a_limit_counts_common_and_own_lines_together_and_keeps_plots():
     start = "\n".join(f"c{index}" for index in range(20))
     plot = Rich({"text/plain": "plot", "image/png": PIXEL})
