@@ -451,11 +451,11 @@ class Supervisor:
             self._mend_with(self._resume())
 
     def _gone(self, kept: int | None = None) -> str:
-        """What of the frameworks' takes part no more; ``kept`` is a rank that lives on beside new kernels."""
+        """What of the frameworks' has to be made anew; ``kept`` is a rank that lives on beside new kernels."""
         gone = [plugin.gone for plugin in self.spec.plugins]
         if kept is not None:
             gone += [plugin.gone_beside.format(rank=kept) for plugin in self.spec.plugins]
-        return f", but these take part no more: {'; '.join(filter(None, gone))}" if any(gone) else ""
+        return f"; recreate {'; '.join(filter(None, gone))}" if any(gone) else ""
 
     def _mend_with(self, work: Awaitable[None]) -> None:
         before = self._repair

@@ -77,6 +77,7 @@ def seen(request: pytest.FixtureRequest, server: lab.Server, chromium: Any) -> S
     # What a front end complains of while it starts is its own.
     page.log.clear()
     page.command("notebook:run-all-cells")
+    page.wait_for(LIVE, "rank 0 step 2")
     running = page.wait_for(LIVE, "rank 1 step 2")
     asked = {what: page.ask({"action": what}) for what in ("status", "log", "where", "runs")}
     (folder / "go").touch()

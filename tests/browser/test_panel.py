@@ -305,6 +305,6 @@ def in_a_saved_notebook(chromium: Any, server: lab.Server) -> None:
     (server.root / "other.ipynb").write_text(json.dumps(book))
     page = lab.Page(chromium, server.address("other.ipynb"))
     panel = panel_of(page)
-    shows(panel, "As it was at", "pool default", "2 local nodes · ready", "ready in")
+    shows(panel, "Saved at", "pool default", "2 local nodes · ready", "ready in")
     assert panel.get_by_role("button").count() == 0
     page.page.close()
