@@ -17,7 +17,10 @@ class View:
 
     def wait(self, text: str, within: str = ".sky-panel", timeout: float = 60) -> str:
         """Wait until a part of the view says something; returns what it says."""
-        self.page.wait_until(lambda: text in self.text(within), timeout=timeout)
+        try:
+            self.page.wait_until(lambda: text in self.text(within), timeout=timeout)
+        except AssertionError:
+            raise AssertionError(f"{within} does not show {text!r}, but:\n{self.text(within)}") from None
         return self.text(within)
 
     def text(self, within: str = ".sky-panel") -> str:

@@ -56,8 +56,11 @@ export class Feed {
     const began = Date.now();
     let every = EVERY;
     const late = setTimeout(() => {
-      this.problem ||= "this kernel does not answer on its control channel";
-      this.watchers.forEach((watcher) => watcher());
+      // Of a pool that a kernel has told of, a slow answer is no news.
+      if (!this.model) {
+        this.problem ||= "this kernel does not answer on its control channel";
+        this.watchers.forEach((watcher) => watcher());
+      }
     }, LATE);
     try {
       await this.read();

@@ -5,6 +5,7 @@
 
 import { ask, type Kernel } from "./control";
 
+const STEP = 100;
 const ENDS = ["restarting", "autorestarting", "terminating", "dead"];
 
 /** What is used of JupyterLab's kernel connection to hear that its kernel ends. */
@@ -30,8 +31,17 @@ export async function knows(kernel: Kernel, type: string, patience: number): Pro
   return (await found).includes(type);
 }
 
+/** Wait for the connection, which a page that opens has later than its kernel: JupyterLab refuses to ask before. */
+async function connected(kernel: Kernel, patience: number): Promise<void> {
+  const state = () => (kernel as { connectionStatus?: string }).connectionStatus ?? "connected";
+  for (const end = Date.now() + patience; state() !== "connected" && Date.now() < end; ) {
+    await new Promise((resolve) => setTimeout(resolve, STEP));
+  }
+}
+
 async function look(kernel: Kernel, patience: number): Promise<unknown[]> {
   try {
+    await connected(kernel, patience);
     const told = (await ask(kernel, "kernel_info_request", {}, patience)).supported_features;
     const found = Array.isArray(told) ? told : [];
     if (!features.has(kernel)) {
