@@ -137,12 +137,14 @@ def test_what_cannot_be_interrupted_is_told_and_a_second_press_replaces_it(pool:
     )
 
 
-def test_an_interrupt_ends_a_shell_command_and_the_cell_goes_on_as_in_ipython(pool: Pool) -> None:
+def test_an_interrupt_ends_a_shell_command_and_its_cell(pool: Pool) -> None:
     kernels = [kernel_of(pool, rank) for rank in (0, 1)]
     current = start(pool, "get_ipython().system('sleep 600')\n'after'")
     assert eventually(lambda: parents(kernels) == 2)
     pool.interrupt(current)
-    assert pool.attend(current).values == ["after", "after"]
+    with pytest.raises(CellError):
+        pool.attend(current)
+    assert [outcome.status for outcome in current.outcomes.values()] == ["interrupted", "interrupted"]
     assert eventually(lambda: parents(kernels) == 0)
 
 
