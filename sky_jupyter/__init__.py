@@ -131,7 +131,8 @@ def _find(name: str) -> Any:
         value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
         globals()[name] = value
         return value
-    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    hint = "" if name.startswith("_") else importlib.import_module(".api.elsewhere", __name__).hint(name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
 
 if not TYPE_CHECKING:

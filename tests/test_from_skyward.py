@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 import sky_jupyter as sky
+from sky_jupyter.api import elsewhere
 from tests.programs import ROOT
 
 # All that Skyward's releases 0.10.0 and 0.12.1 export.
@@ -90,3 +91,18 @@ def test_the_page_says_one_of_three_things() -> None:
 @pytest.mark.parametrize("name", [here for _, said, heres in rows() if said != "not there" for here in heres])
 def test_what_the_page_names_is_there(name: str) -> None:
     find(name)
+
+
+@pytest.mark.parametrize(
+    ("name", "hint"), [("AWS", r"sky.SSH\(\["), ("SkywardError", "is sky.SkyError"), ("main", "python")]
+)
+def test_a_name_of_skyward_that_is_not_here_is_answered_with_a_hint(name: str, hint: str) -> None:
+    with pytest.raises(AttributeError, match=hint):
+        getattr(sky, name)
+
+
+def test_hints_tell_what_the_page_tells() -> None:
+    for names, said, here in rows():
+        for name in names:
+            if said.startswith("renamed") and name.isidentifier() and not hasattr(sky, name):
+                assert any(one.partition("(")[0] in elsewhere.hint(name) for one in here), name

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..capture.code import check_path
 from ..errors import PoolError, SpecError
-from ..options import Options
+from ..options import Options, Worker
 from ..plugins import Plugin, parse_plugins
 from ..pool.live import pools
 from ..pool.manager import Pool
@@ -86,6 +86,9 @@ class Compute(Running, SharedNames):
         Files and folders that are sent with the project's own modules, besides the image's ``includes``.
     sync : bool
         Whether nodes are given the packages that functions import, as they are here.
+    worker : Worker, optional
+    selection : str, optional
+        Short for ``options=Options(worker=…, selection=…)``, as in Skyward's programs.
 
     Raises
     ------
@@ -121,9 +124,24 @@ class Compute(Running, SharedNames):
         blob_limit: int | str | None = None,
         include: Iterable[str] = (),
         sync: bool = False,
+        worker: Worker | None = None,
+        selection: str | None = None,
     ) -> None:
         chosen, included = parse_plugins(plugins), _paths(include)
-        given = [specs, provider, nodes, ranks_per_node, accelerator, image, options, ttl, idle_timeout, blob_limit]
+        given = [
+            specs,
+            provider,
+            nodes,
+            ranks_per_node,
+            accelerator,
+            image,
+            options,
+            ttl,
+            idle_timeout,
+            blob_limit,
+            worker,
+            selection,
+        ]
         wishes = {
             "region": region,
             "allocation": allocation,
@@ -133,7 +151,7 @@ class Compute(Running, SharedNames):
         }
         if provider is not None and specs:
             raise SpecError("the specs name their providers: leave provider out, or give it alone")
-        options = Options() if options is None else options
+        options = _with(options, {"worker": worker, "selection": selection})
         image = Image() if image is None else image
         if not isinstance(image, Image):
             raise SpecError(f"image must be sky.Image(…), not {image!r}")
@@ -437,6 +455,16 @@ def _made(way: Spec, others: dict[str, Any], common: dict[str, Any]) -> PoolSpec
             "ttl": _seconds(found["ttl"]) or None,
         },
     )
+
+
+def _with(options: Options | None, given: dict[str, Any]) -> Options:
+    """The options with those that were given beside them."""
+    options = Options() if options is None else options
+    given = {name: value for name, value in given.items() if value is not None}
+    for name in given:
+        if getattr(options, name, None) != getattr(Options(), name):
+            raise SpecError(f"{name} is given twice: leave it out of Compute, or of Options")
+    return replace(options, **given) if given else options
 
 
 def _ranks(given: int | None, options: Options) -> int:

@@ -556,8 +556,12 @@ class Agent:
         begin = {"kind": "begin", "ranks": ranks, "mine": mine, "shape": shape, "content": content, **(about or {})}
         record = self.open(run, mine, begin)
         for rank in chosen:
-            self.background(rank.request(run, content))
+            self.background(rank.request(run, {**content, "partial": self.is_partial(ranks)}))
         return record
+
+    def is_partial(self, ranks: Iterable[int]) -> bool:
+        """Whether a run on these ranks leaves out some of the pool's."""
+        return len(set(ranks)) < self.config.total_nodes * self.config.ranks_per_node
 
     def open(self, run: str, mine: list[int], begin: dict[str, Any]) -> Run:
         """Open a run's journal, on which these ranks are about to work."""

@@ -139,7 +139,8 @@ class Calls:
                 timer.append(asyncio.ensure_future(self.time_out(name, timeout)))
 
         try:
-            await rank.request(name, {**content, "run": name}, on_turn)
+            partial = self.agent.is_partial([rank.number])
+            await rank.request(name, {**content, "run": name, "partial": partial}, on_turn)
         finally:
             for task in timer:
                 task.cancel()

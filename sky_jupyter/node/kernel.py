@@ -176,7 +176,8 @@ class SkyKernel(IPythonKernel):
             if content["kind"] == "call":
                 # A call may be stopped in the moment in which it begins: from here on that reaches it.
                 self.tell("sky_begin", {})
-            end = await getattr(self, f"sky_{content['kind']}")(content)
+            with self.around_run(content):
+                end = await getattr(self, f"sky_{content['kind']}")(content)
         except BaseException as error:
             failed = error
         # From here on an interrupt comes too late, and would only keep the end from being told. One
@@ -318,6 +319,15 @@ class SkyKernel(IPythonKernel):
         return {"status": "ok"}
 
     # -- parts -------------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def around_run(self, content: dict[str, Any]) -> Iterator[None]:
+        """What the plugins want around a cell or a call that leaves out some of the pool's ranks."""
+        with contextlib.ExitStack() as stack:
+            for plugin in self.sky_plugins if content.get("partial") else ():
+                if plugin.around_partial_run is not None:
+                    stack.enter_context(plugin.around_partial_run(instance_info()))
+            yield
 
     async def called(self, content: dict[str, Any]) -> Any:
         """What a function returns, or where several calls of it come together, a list of what each does."""

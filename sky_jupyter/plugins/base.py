@@ -119,6 +119,9 @@ class Plugin:
     ended : callable, optional
         ``(info) -> str``, what of the framework the user's code has ended, in words, or nothing where all stands.
         Called in each rank after each cell and call; it must not wait for other ranks. `again` follows on all.
+    around_partial_run : callable, optional
+        ``(info) -> context manager``, entered in a rank around each cell and call that leaves out some of the
+        pool's ranks.
     around_app : callable, optional
         ``(info) -> context manager``, the same in the agent.
     decorate : callable, optional
@@ -148,6 +151,7 @@ class Plugin:
     gone_beside: str = field(default="", compare=False, repr=False)
     check: Callable[[InstanceInfo], None] | None = field(default=None, compare=False, repr=False)
     ended: Callable[[InstanceInfo], str] | None = field(default=None, compare=False, repr=False)
+    around_partial_run: AroundProcess | None = field(default=None, compare=False, repr=False)
     around_app: AroundProcess | None = field(default=None, compare=False, repr=False)
     decorate: Callable[[Callable[..., Any]], Callable[..., Any]] | None = field(default=None, compare=False, repr=False)
     around_client: Callable[[Any], AbstractContextManager[Any]] | None = field(default=None, compare=False, repr=False)

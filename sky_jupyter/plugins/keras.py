@@ -58,6 +58,7 @@ def keras(backend: str = "jax", quiet: bool = True) -> Plugin:
         around_process=functools.partial(_around, backend, quiet),
         again=functools.partial(_again, backend),
         check=functools.partial(_check, backend),
+        around_partial_run=_around_partial_run,
         gone_beside=_GONE if backend == "jax" else "",
     )
 
@@ -102,7 +103,19 @@ def _around(backend: str, quiet: bool, info: InstanceInfo) -> Iterator[None]:
     else:
         from . import keras_on_torch
 
-        keras_on_torch.install()
+        keras_on_torch.install(info)
+        yield
+
+
+@contextlib.contextmanager
+def _around_partial_run(info: InstanceInfo) -> Iterator[None]:
+    """A cell or call that leaves out some ranks may make, load and train models, and waits for nobody."""
+    if info.world_size == 1:
+        yield
+        return
+    from . import keras_model
+
+    with keras_model.partial_run(info.rank):
         yield
 
 
@@ -112,6 +125,10 @@ def _again(backend: str, info: InstanceInfo) -> None:
         from . import keras_on_jax
 
         keras_on_jax.distribute(info)
+    elif info.world_size > 1:
+        from . import keras_on_torch
+
+        keras_on_torch.seed(info)
 
 
 def _check(backend: str, info: InstanceInfo) -> None:
@@ -120,3 +137,7 @@ def _check(backend: str, info: InstanceInfo) -> None:
         from . import keras_on_jax
 
         keras_on_jax.agree(info)
+    elif info.world_size > 1:
+        from . import keras_on_torch
+
+        keras_on_torch.agree()

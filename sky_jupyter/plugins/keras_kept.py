@@ -125,7 +125,7 @@ def _note_state(original: Callable[..., Any], model: Any, call: inspect.BoundArg
 
 def _safely(name: str, original: Callable[..., Any], model: Any, call: inspect.BoundArguments) -> Any:
     """Whatever ends it, the variables hold the newest whole values afterwards."""
-    if name != "evaluate":
+    if name != "evaluate" and not keras_model.in_partial_run():
         _trained[:] = [weakref.ref(model)]
     try:
         return original(*call.args, **call.kwargs)
@@ -208,23 +208,30 @@ def position() -> list[int]:
     return [zlib.crc32(repr(shapes).encode()) % 2**31 or 1, int(_host(iterations)) % 2**31]
 
 
-def agree(positions: Sequence[Sequence[int]], rank: int) -> None:
+def agree(positions: Sequence[Sequence[int]]) -> None:
     """Ranks that were stopped one step apart go on from the further one's values; all call it together.
 
     Parameters
     ----------
     positions : sequence
         What `position` told on each rank.
-    rank : int
-        This one.
     """
     model = _last_trained()
     marks, steps = zip(*positions, strict=True)
     if model is None or not marks[0] or len(set(marks)) > 1 or len(set(steps)) == 1:
         return
-    variables = variables_of(model)
-    source = steps.index(max(steps))
-    values = multihost_utils.broadcast_one_to_all([_host(item) for item in variables], is_source=rank == source)
+    follow(variables_of(model), steps.index(max(steps)))
+
+
+def values_of(variables: Sequence[Any]) -> list[np.ndarray] | None:
+    """The values of variables; None where one cannot be had without the other ranks."""
+    return [_host(item) for item in variables] if all(map(_readable, variables)) else None
+
+
+def follow(variables: Sequence[Any], source: int) -> None:
+    """Give all ranks the values that one of them has; all call it together."""
+    mine = jax.process_index() == source
+    values = multihost_utils.broadcast_one_to_all([_host(item) for item in variables], is_source=mine)
     for variable, value in zip(variables, values, strict=True):
         _place(variable, np.asarray(value), variable._layout)
 

@@ -6,14 +6,19 @@ Methods are wrapped on the class, so that plain Keras code does the right thing.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
-from collections.abc import Callable, Sequence
+import warnings
+import zlib
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import keras
+import numpy as np
 
-from ..errors import SpecError
+from ..errors import SpecError, rank_label
+from . import keras_random
 
 Around = Callable[[Callable[..., Any], Any, inspect.BoundArguments], Any]
 
@@ -26,6 +31,8 @@ ONLY_WRITE = (
     keras.callbacks.RemoteMonitor,
 )
 UNKNOWN = -1
+# So many numbers of a variable tell whether two ranks have the same.
+_SAMPLES = 4096
 # What must be the same on all ranks for them to take the same steps, in the order gathered.
 STEPS = (
     "samples",
@@ -55,6 +62,25 @@ def wrap(name: str, around: Around) -> None:
     setattr(keras.Model, name, method)
 
 
+_partial: list[None] = []
+
+
+def in_partial_run() -> bool:
+    """Whether what runs now leaves out some of the pool's ranks: then nothing here may wait for them."""
+    return bool(_partial)
+
+
+@contextlib.contextmanager
+def partial_run(rank: int) -> Iterator[None]:
+    """A cell or call that leaves out some ranks: models are this rank's own in it, and so are random numbers."""
+    _partial.append(None)
+    try:
+        with keras_random.own(rank):
+            yield
+    finally:
+        _partial.pop()
+
+
 def be_quiet() -> None:
     """Show no bars and write no files on this rank, unless a call says ``verbose=`` itself."""
     for name in ("fit", "evaluate", "predict"):
@@ -62,6 +88,8 @@ def be_quiet() -> None:
 
 
 def _quietly(original: Callable[..., Any], model: Any, call: inspect.BoundArguments) -> Any:
+    if in_partial_run():
+        return original(*call.args, **call.kwargs)
     if call.arguments.get("verbose", "auto") == "auto":
         call.arguments["verbose"] = 0
     callbacks = call.arguments.get("callbacks")
@@ -103,6 +131,41 @@ def check_steps(
                 "same steps. Give each rank equally many samples, as sky.shard(..., drop_last=True) does, and call "
                 f"{method} with the same arguments on all ranks"
             )
+
+
+def marks_of(values: Sequence[np.ndarray]) -> list[int]:
+    """Two numbers: of the shapes of a model's values, and of the values."""
+    shapes = repr([(value.shape, str(value.dtype)) for value in values])
+    content = 0
+    for value in values:
+        flat = value.reshape(-1)
+        content = zlib.crc32(flat[:: max(1, flat.size // _SAMPLES)].tobytes(), content)
+    return [zlib.crc32(shapes.encode()) % 2**31, content % 2**31]
+
+
+def must_follow(method: str, by_rank: Sequence[Sequence[int]]) -> bool:
+    """Whether the ranks' values of a model differ, by the `marks_of` each; then all are to take the head's.
+
+    Raises
+    ------
+    SpecError
+        When it is not even the same model.
+    """
+    for position, what in enumerate(("shapes", "values")):
+        others = [rank for rank, row in enumerate(by_rank) if row[position] != by_rank[0][position]]
+        if others and what == "shapes":
+            raise SpecError(
+                f"{method}: the model of {rank_label(others)} has other variables than that of rank 0; "
+                f"make it on all ranks in the same way, and then call {method}"
+            )
+        if others:
+            warnings.warn(
+                f"{method}: the model's values on {rank_label(others)} were not those of rank 0, as after a cell "
+                "on some ranks only; all ranks go on from rank 0's",
+                stacklevel=4,
+            )
+            return True
+    return False
 
 
 def _count(value: int) -> str:

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
+from ..errors import rank_label
 from .events import NoticeEvent
 from .runs import Run
 from .where import IDLE, Place, Where
@@ -86,6 +87,8 @@ def verdict(first: Where, second: Where) -> str:
     text = second.summary()
     if others:
         return text
+    if absent := [place.rank for place in second.places if place.doing == "absent"]:
+        return f"{text}: what it waits for may be {rank_label(absent)}, which this run leaves out"
     if any(place.accelerated or place.cpu >= IDLE for place in stuck):
         # Something computes for them, or an accelerator may, which nobody here could see.
         return ""

@@ -397,3 +397,15 @@ def test_dask_runs_in_plain_workers_that_end_with_the_pool() -> None:
         assert killed not in again
     assert not [pid for pid in workers | again if psutil.pid_exists(pid)]
     assert client.status == "closed"
+
+
+def test_what_skyward_gives_beside_the_options_counts_as_one_of_them() -> None:
+    compute = sky.Compute(provider=sky.Local(), worker=sky.Worker(concurrency=3), selection="first")
+    assert compute.spec.options == sky.Options(worker=sky.Worker(concurrency=3), selection="first")
+    assert compute.spec.ranks_per_node == 3
+    with pytest.raises(sky.SpecError, match="worker is given twice"):
+        sky.Compute(options=sky.Options(worker=sky.Worker(2)), worker=sky.Worker(3))
+    with pytest.raises(sky.SpecError, match="worker must be"):
+        sky.Compute(worker=3)  # type: ignore[arg-type]
+    with pytest.raises(sky.SpecError, match="selection"):
+        sky.Compute(selection="chepest")

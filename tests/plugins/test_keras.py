@@ -127,16 +127,58 @@ def test_models_with_dropout_and_batch_normalisation_stay_equal(world: World) ->
     assert largest_difference(first, second) == 0
 
 
-def test_evaluate_gives_the_metrics_of_all_ranks(world: World) -> None:
+def check_evaluate(any_world: World) -> None:
     def evaluate(info: Any) -> tuple[float, float]:
         model = make_model()
         x, y = data()
         loss, _ = model.evaluate(*share(info), batch_size=BATCH)
         return loss, float(((model.predict(x) - y) ** 2).mean())
 
-    (loss, whole), other = world.run(evaluate)
+    (loss, whole), other = any_world.run(evaluate)
     assert loss == pytest.approx(whole, rel=1e-5)
     assert other == (loss, whole)
+
+
+def test_evaluate_gives_the_metrics_of_all_ranks(world: World) -> None:
+    check_evaluate(world)
+
+
+def test_with_torch_evaluate_gives_the_metrics_of_all_ranks(torch_world: World) -> None:
+    check_evaluate(torch_world)
+
+
+def test_with_torch_one_rank_works_by_itself_and_fit_on_all_goes_on_from_the_heads_values(
+    torch_world: World, tmp_path: Path
+) -> None:
+    check_one_rank(torch_world, tmp_path)
+    check_return(torch_world)
+
+
+def test_with_torch_each_rank_drops_others_out_and_all_draw_the_same_numbers_afterwards(torch_world: World) -> None:
+    def masks(info: Any) -> tuple[list[Any], float, list[Any]]:
+        import keras
+
+        seen: list[Any] = []
+
+        class Seen(keras.layers.Layer):
+            def call(self, x: Any) -> Any:
+                if "cpu" in str(x.device):
+                    seen.append(x.detach().numpy().copy())
+                return x
+
+        dropout = [keras.layers.Dropout(0.5), keras.layers.Dropout(0.5, seed=3)]
+        for one in dropout:
+            model = keras.Sequential([keras.Input((64,)), one, Seen(), keras.layers.Dense(1)])
+            model.compile("sgd", "mse")
+            model.fit(np.ones((8, 64), "float32"), np.ones((8, 1), "float32"), batch_size=8)
+        return seen[-2:], float(np.random.random()), make_model().get_weights()
+
+    (first, number, weights), (second, other_number, other_weights) = torch_world.run(masks)
+    for one, other in zip(first, second, strict=True):
+        assert 0 < (one == 0).sum() < one.size
+        assert ((one == 0) != (other == 0)).any()
+    assert number == other_number
+    assert largest_difference(weights, other_weights) == 0
 
 
 def test_predict_needs_no_other_rank_and_the_model_trains_on(world: World) -> None:
@@ -217,6 +259,86 @@ def test_one_rank_saves_and_all_load(world: World, tmp_path: Path) -> None:
     assert largest_difference(first[2], second[2]) == 0
 
 
+def made_loaded_and_fitted(info: Any, path: str) -> tuple[list[Any], list[Any], list[Any], float, float]:
+    """What one rank does by itself: weights before and after `fit`, as loaded, and what it computes."""
+    import keras
+
+    model = make_model()
+    before = [weight.copy() for weight in model.get_weights()]
+    x, y = data()
+    history = model.fit(x, y, batch_size=BATCH, epochs=2)
+    model.train_on_batch(x, y)
+    model.save(path)
+    loaded = keras.saving.load_model(path)
+    loss = model.evaluate(x, y)[0]
+    assert model.test_on_batch(x, y)[0] == pytest.approx(loss)
+    assert history.history["loss"][-1] > loss
+    return before, model.get_weights(), loaded.get_weights(), loss, float(((loaded.predict(x) - y) ** 2).mean())
+
+
+def check_one_rank(any_world: World, tmp_path: Path) -> None:
+    def numbers(info: Any) -> tuple[float, float]:
+        import random
+
+        return random.random(), float(np.random.random())
+
+    for rank in (1, 0):
+        printed = len(any_world.printed(rank))
+        path = str(tmp_path / f"{rank}.keras")
+        ((before, after, loaded, loss, error),) = any_world.run(made_loaded_and_fitted, path, ranks=[rank])
+        assert largest_difference(before, after) > 0.001, "it learned"
+        assert largest_difference(after, loaded) == 0
+        assert loss == pytest.approx(error, rel=1e-5)
+        assert "Epoch 2/2" in any_world.printed(rank)[printed:], "nobody else shows its bar"
+    one, other = any_world.run(numbers)
+    assert one == other
+    (first, after, _), (other_first, other_after, _) = any_world.run(trained)
+    assert largest_difference(first, other_first) == largest_difference(after, other_after) == 0
+
+
+def test_one_rank_makes_loads_and_fits_a_model_by_itself(world: World, tmp_path: Path) -> None:
+    check_one_rank(world, tmp_path)
+
+
+def check_return(any_world: World) -> None:
+    def prepare(info: Any) -> None:
+        import builtins
+
+        builtins.model = make_model()  # type: ignore[attr-defined]
+        builtins.model.fit(*share(info), batch_size=BATCH)  # type: ignore[attr-defined]
+
+    def fit(info: Any) -> tuple[list[Any], list[str]]:
+        import builtins
+        import warnings
+
+        with warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            builtins.model.fit(*share(info), batch_size=BATCH)  # type: ignore[attr-defined]
+        return builtins.model.get_weights(), [
+            text for text in map(str, (one.message for one in said)) if text.startswith("fit:")
+        ]  # type: ignore[attr-defined]
+
+    any_world.run(prepare)
+    (_, none), (_, none_either) = any_world.run(fit)
+    assert not none + none_either, "nothing is said of values that agree"
+    any_world.run(fit, ranks=[1])
+    (weights, said), (other, said_too) = any_world.run(fit)
+    assert largest_difference(weights, other) == 0
+    assert "the model's values on rank 1 were not those of rank 0" in said[0]
+    assert said == said_too
+
+
+def test_a_common_model_that_one_rank_has_trained_goes_on_from_the_heads_values(world: World) -> None:
+    check_return(world)
+
+
+def test_one_rank_of_a_run_of_all_makes_a_model_and_other_ranks_do_not_wait(world: World) -> None:
+    def make(info: Any) -> list[Any]:
+        return [] if info.is_head else make_model().get_weights()
+
+    assert [len(weights) for weights in world.run(make)] == [0, 4]
+
+
 def test_unequal_shares_are_refused_on_all_ranks_at_once(world: World) -> None:
     def fit(info: Any) -> None:
         x, y = data(30 + info.rank)
@@ -248,6 +370,53 @@ def test_only_the_head_shows_bars_and_writes_files(world: World, tmp_path: Path)
     assert "loss:" not in shown[1]
     world.run(lambda info: make_model().fit(*share(info), verbose=2) and None)
     assert "loss:" in world.printed(1), "who asks for it by hand gets it"
+
+
+def check_files(any_world: World, folder: Path) -> None:
+    def save(info: Any) -> list[Any]:
+        import keras
+
+        for number in range(6):
+            model = make_model()
+            for name in (f"{number}.keras", f"{number}.h5", "one.keras"):
+                model.save(folder / name)
+                # Of the older format Keras does not find its own losses again.
+                loaded = keras.saving.load_model(folder / name, compile=name.endswith(".keras"))
+            model.save_weights(folder / "one.weights.h5")
+            model.load_weights(folder / "one.weights.h5")
+        checkpoint = keras.callbacks.ModelCheckpoint(folder / "best.keras", verbose=0)
+        loaded.fit(*share(info), batch_size=BATCH, callbacks=[checkpoint])
+        return [weight.copy() for weight in keras.saving.load_model(folder / "best.keras").get_weights()]
+
+    def back_up(info: Any, stop: bool) -> tuple[list[int], int]:
+        import keras
+
+        class Stop(keras.callbacks.Callback):
+            def on_epoch_begin(self, epoch: int, logs: Any = None) -> None:
+                if stop and epoch == 2:
+                    raise ZeroDivisionError
+
+        model = make_model()
+        backup = keras.callbacks.BackupAndRestore(folder / "backup")
+        try:
+            history = model.fit(*share(info), batch_size=BATCH, epochs=4, callbacks=[backup, Stop()])
+        except ZeroDivisionError:
+            return [], int(model.optimizer.iterations)
+        return history.epoch, int(model.optimizer.iterations)
+
+    assert largest_difference(*any_world.run(save)) == 0
+    assert not [path.name for path in folder.iterdir() if path.name.startswith(".")]
+    assert any_world.run(back_up, True) == [([], 6)] * 2
+    assert any_world.run(back_up, False) == [([2, 3], 12)] * 2
+    assert not (folder / "backup").exists()
+
+
+def test_ranks_of_one_machine_write_and_read_the_same_files(world: World, tmp_path: Path) -> None:
+    check_files(world, tmp_path)
+
+
+def test_with_torch_ranks_of_one_machine_write_and_read_the_same_files(torch_world: World, tmp_path: Path) -> None:
+    check_files(torch_world, tmp_path)
 
 
 def test_clear_session_keeps_the_ranks_together(world: World) -> None:
@@ -289,10 +458,16 @@ def test_random_numbers_agree_again_after_an_interrupt_between_the_ranks(world: 
 
         return random.random()
 
+    def draw_on_one(info: Any) -> None:
+        import random
+
+        if info.is_head:
+            random.random()
+
     def check(info: Any) -> None:
         parse_plugins("jax,keras")[1].check(info)  # type: ignore[misc]
 
-    world.run(draw, ranks=[0])
+    world.run(draw_on_one)
     assert len(set(world.run(draw))) == 2
     world.run(check)
     assert len(set(world.run(draw))) == 1
@@ -320,7 +495,8 @@ def test_preloading_leaves_one_thread_and_no_backend_to_fork(text: str) -> None:
 
 
 def test_with_torch_plain_fit_trains_one_model_too(torch_world: World) -> None:
-    (before, after, history), (_, other_after, other_history) = torch_world.run(trained)
+    (before, after, history), (other_before, other_after, other_history) = torch_world.run(trained)
+    assert largest_difference(before, other_before) == 0, "initial weights agree"
     assert largest_difference(after, other_after) == 0
     assert history == other_history
     with World(parse_plugins("torch,keras(backend=torch)"), 1) as single:

@@ -156,10 +156,10 @@ class World:
         self.close()
 
     def run(self, function: Callable[..., Any], *args: Any, ranks: Iterable[int] | None = None) -> list[Any]:
-        """Call ``function(info, *args)`` on ranks at the same time; the values by rank."""
+        """Call ``function(info, *args)`` on ranks at the same time, as a cell is run there; the values by rank."""
         chosen = list(range(len(self.infos)) if ranks is None else ranks)
         for rank in chosen:
-            self.connections[rank].send_bytes(cloudpickle.dumps(("run", function, args)))
+            self.connections[rank].send_bytes(cloudpickle.dumps(("run", function, args, len(chosen) < len(self.infos))))
         return self._answers(chosen)
 
     def again(self) -> None:
@@ -175,7 +175,7 @@ class World:
     def start(self, rank: int, function: Callable[..., Any], *args: Any) -> None:
         """Call ``function(info, *args)`` on one rank and do not wait: the world can only be closed then."""
         self.orderly = False
-        self.connections[rank].send_bytes(cloudpickle.dumps(("run", function, args)))
+        self.connections[rank].send_bytes(cloudpickle.dumps(("run", function, args, False)))
 
     def leave(self, rank: int) -> float:
         """Have one rank leave its plugins and end; the seconds that took."""
@@ -292,8 +292,12 @@ def _rank(connection: Connection, plugins: Sequence[Plugin], info: InstanceInfo)
                             plugin.again(info)
                     answer = True, None
                 else:
-                    function, args = rest
-                    answer = True, function(info, *args)
+                    function, args, partial = rest
+                    with contextlib.ExitStack() as around:
+                        for plugin in plugins if partial else ():
+                            if plugin.around_partial_run is not None:
+                                around.enter_context(plugin.around_partial_run(info))
+                        answer = True, function(info, *args)
             except BaseException:
                 text = io.StringIO()
                 traceback.print_exc(file=text)

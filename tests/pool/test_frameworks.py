@@ -7,11 +7,13 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 
 import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.errors import RankDied, SpecError
+from sky_jupyter.pool.events import Event, NoticeEvent
 from sky_jupyter.pool.manager import Pool
 from sky_jupyter.pool.results import CellError
 from tests.plugins.world import needs
@@ -148,6 +150,67 @@ model.fit(x, y, batch_size=8, epochs=2)
     assert result[0] == result[1]
     assert "Epoch 2/2" in result.stdout(0)
     assert result.stdout(1) == ""
+
+
+MODEL = """
+import keras, numpy
+model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(2)])
+model.compile("sgd", "mse")
+model.fit(numpy.ones((8, 4)), numpy.ones((8, 2)), batch_size=4, verbose=0)
+float(model.get_weights()[0].sum())
+"""
+
+
+def test_a_cell_on_one_rank_makes_and_trains_a_model(jax_pool: Pool) -> None:
+    first, again = (run(jax_pool, MODEL, ranks=[1]).values[0] for _ in range(2))
+    assert first != again
+    one, other = run(jax_pool, MODEL).values
+    assert one == other
+
+
+def test_calls_to_one_rank_make_and_train_models() -> None:
+    @sky.function
+    def build(width: int) -> Any:
+        import keras
+
+        return keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(width)])
+
+    @sky.function
+    def trained(width: int) -> float:
+        import keras
+        import numpy
+
+        model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(width)])
+        model.compile("sgd", "mse")
+        history = model.fit(numpy.ones((8, 4)), numpy.zeros((8, width)), epochs=2, verbose=0).history["loss"]
+        return float(history[1] - history[0])
+
+    plugins = [sky.plugins.jax(), sky.plugins.keras()]
+    with sky.Compute(nodes=2, provider=sky.Local(), plugins=plugins) as pool:
+        # The model itself is kept by its rank: the notebook need not have Keras.
+        assert "Sequential" in repr(build(3) >> pool)
+        assert all(change < 0 for change in pool.map(trained, [2, 3, 4]))
+
+
+def test_a_collective_in_a_cell_that_leaves_ranks_out_is_told(jax_pool: Pool) -> None:
+    notices: list[str] = []
+    before, jax_pool.supervisor.silence = jax_pool.supervisor.silence, 1.0
+    try:
+
+        def listen(event: Event) -> None:
+            if isinstance(event, NoticeEvent):
+                notices.append(event.text)
+
+        current = begin(jax_pool, GATHER + ALL_RANKS, ranks=[1], listener=listen)
+        assert eventually(lambda: bool(notices), 60)
+        assert notices[0].startswith("rank 1 waits in process_allgather")
+        assert "rank 0 does not take part: what it waits for may be rank 0, which this run leaves out" in notices[0]
+        jax_pool.interrupt(current)
+        with pytest.raises(CellError, match="stopped on rank 1"):
+            jax_pool.attend(current)
+    finally:
+        jax_pool.supervisor.silence = before
+    fresh(jax_pool)
 
 
 def test_a_restart_enters_the_plugins_again(jax_pool: Pool) -> None:
