@@ -519,7 +519,7 @@ def _error(error: Any, ename: str, evalue: str, traceback: list[str]) -> dict[st
     return {
         "ename": ename,
         "evalue": evalue,
-        "traceback": list(traceback),
+        "traceback": [*traceback, *modules.hint(error)],
         # Without it the notebook makes one of the name and the text.
         "raised": None if error is None else raised.describe(error),
         "exception": None if payload.Pickler.reader and foreign.function_in(error) else results.dump_exception(error),

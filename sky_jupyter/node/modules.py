@@ -15,6 +15,7 @@ import importlib.util
 import json
 import linecache
 import os
+import shlex
 import sys
 import types
 from collections.abc import Iterable
@@ -188,6 +189,17 @@ def included(path: str | os.PathLike[str]) -> Path:
         if Path(path).is_relative_to(text):
             return Path(root, place, Path(path).relative_to(text))
     return Path(root, path)
+
+
+def hint(error: object) -> list[str]:
+    """What to do where an error is that a file is missing beside the notebook's own modules, in a line."""
+    root, path = variable(VARIABLE), getattr(error, "filename", None)
+    if not isinstance(error, FileNotFoundError) or root is None or not isinstance(path, str):
+        return []
+    if not Path(path).is_relative_to(root):
+        return []
+    place = Path(path).relative_to(root).as_posix()
+    return [f"{place} is not among the code that was sent; `%%sky --include {shlex.quote(place)}` sends it too"]
 
 
 def _digest(path: Path) -> str:

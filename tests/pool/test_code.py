@@ -228,6 +228,10 @@ def test_included_files_lie_beside_the_code(pool: Pool, project: Path, monkeypat
     (project / "one.csv").write_text("1,2")
     write(project, tenth="from pathlib import Path\nHERE = Path(__file__).parent\n")
     monkeypatch.chdir(project)
+    with pytest.raises(CellError) as caught:
+        told(pool, "import tenth\n(tenth.HERE / 'one.csv').read_text()")
+    shown = "\n".join(caught.value._render_traceback_())
+    assert "one.csv is not among the code that was sent; `%%sky --include one.csv` sends it too" in shown
     pool.include(["assets", "one.csv"])
     look = (
         "import tenth\nsorted(p.name for end in ('csv', 'txt', 'log') for p in tenth.HERE.glob(f'assets/**/*.{end}'))"
