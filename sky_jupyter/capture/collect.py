@@ -6,10 +6,11 @@ once the nodes have bound it, `Capture.commit` tells the ledger.
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 import types
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +23,7 @@ from .modules import imports_of
 from .names import CellNames, analyse, is_internal
 from .payload import Blob, Packed, Tell, fingerprint, pack, untold, write_blob
 from .sources import sources_of
+from .together import Group, Ties, Trace, Unit, refer, shared
 from .unpicklable import explain
 
 _EVEN = "leave some out here, or leave --shard out and "
@@ -109,6 +111,12 @@ class Capture:
         The cells that code in the values is from.
     made : float
         When; seconds since 1970.
+    groups : tuple of Group
+        Those of the bindings that share objects, and so go as one.
+    units : mapping of str to Unit
+        By name, what the nodes have with it once they have bound it.
+    call : Blob, optional
+        Of a call whose blob names objects that the nodes have: the one with copies of them.
     """
 
     bindings: tuple[Binding, ...] = ()
@@ -121,11 +129,27 @@ class Capture:
     sources: tuple[Source, ...] = field(default=(), compare=False, repr=False)
     namespace: dict[str, Any] = field(default_factory=dict, compare=False, repr=False)
     made: float = field(default_factory=time.time, compare=False)
+    groups: tuple[Group, ...] = ()
+    units: Mapping[str, Unit] = field(default_factory=dict, compare=False, repr=False)
+    call: Blob | None = None
 
     @property
     def blobs(self) -> tuple[Blob, ...]:
         """The blobs of all values that go whole, each once."""
-        return tuple(dict.fromkeys(one.blob for one in self.bindings if one.blob is not None and not one.ranks))
+        groups = self._groups()
+        alone = {one.name for one in self.bindings}.difference(*(one.names for one in groups if not one.refers))
+        blobs = [one.blob for one in self.bindings if one.blob is not None and not one.ranks and one.name in alone]
+        blobs += [one.blob for one in groups]
+        return tuple(dict.fromkeys(blobs if self.call is None else [*blobs, self.call]))
+
+    def _groups(self) -> list[Group]:
+        """The groups all of whose names are to be bound."""
+        names = {one.name for one in self.bindings}
+        return [one for one in self.groups if names.issuperset(one.names)]
+
+    def without_bindings(self) -> Capture:
+        """A copy that holds nothing of the notebook's."""
+        return replace(self, bindings=(), groups=(), units={}, call=None)
 
     @property
     def cut(self) -> tuple[Binding, ...]:
@@ -148,13 +172,11 @@ class Capture:
         parts : mapping, optional
             The paths of each rank's part, of the values that are cut.
         """
-        values, modules = [], [["", name] for name in self.imports]
-        for one in self.bindings:
-            if one.blob is None:
-                modules.append([one.name, one.module])
-            elif not one.ranks:
-                values.append([one.name, place(one.blob)])
-        said: Manifest = {"modules": modules, "values": values}
+        modules = [["", name] for name in self.imports]
+        modules += [[one.name, one.module] for one in self.bindings if one.blob is None]
+        said: Manifest = {"modules": modules, "values": self._values(place)}
+        if self.call is not None:
+            said["call"] = [place(self.call)]
         if owners := [[one.name, sorted(one.owners)] for one in self.bindings if one.owners]:
             said["owners"] = owners
         if self.sources:
@@ -164,18 +186,38 @@ class Capture:
             said["parts"] = [[one.name, [list(pair) for pair in paths[one.name].items()]] for one in self.cut]
         return said
 
+    def _values(self, place: Callable[[Blob], str]) -> list[Any]:
+        values: list[Any] = []
+        blobs = {one.name: one.blob for one in self.bindings if one.blob is not None and not one.ranks}
+        groups = {name: one for one in self._groups() for name in one.names}
+        left = {name: set(one.names) for name, one in groups.items()}
+        for name, blob in blobs.items():
+            group = groups.get(name)
+            if group is None:
+                unit = self.units.get(name)
+                values.append([name, place(blob), *([] if unit is None else [unit.token])])
+                continue
+            for other in group.names:
+                left[other].discard(name)
+            if not left[name]:
+                plain = {other: place(blobs[other]) for other in group.names} if group.refers else {}
+                values.append([list(group.names), place(group.blob), group.unit, plain])
+        return values
+
     def write(self, folder: Path) -> Manifest:
         """Write the blobs of the values that go whole into ``folder``; the manifest that says so."""
         return self.manifest(lambda blob: str(write_blob(blob, folder)))
 
     def commit(self, ledger: Ledger) -> None:
         """The nodes have bound all of it."""
+        ledger.settle(self.namespace)
         for one in self.bindings:
             if one.owners:
                 ledger.supplied(one.name)
             else:
                 size = None if one.blob is None else one.blob.size
-                ledger.sent(one.name, one.digest, one.value, size=size, when=self.made, parts=one.ranks)
+                unit = self.units.get(one.name)
+                ledger.sent(one.name, one.digest, one.value, size=size, when=self.made, parts=one.ranks, unit=unit)
 
 
 def collect(
@@ -262,7 +304,9 @@ def collect_value(
     collector.imported |= packed.modules
     collector.follow(packed, required=True)
     collector.note_code(label, packed, required=True)
-    return packed.blob, collector.capture(CellNames(packed.reads, frozenset()))
+    capture = collector.capture(CellNames(packed.reads, frozenset()))
+    blob = collector.refer(packed, value)
+    return blob, capture if blob is packed.blob else replace(capture, call=packed.blob)
 
 
 class _Collector:
@@ -290,6 +334,11 @@ class _Collector:
         self.imports: set[str] = set()
         self.problems: dict[str, str] = {}
         self.skipped: dict[str, str] = {}
+        # What was pickled whole, whether it is sent or not; what is sent whatever the ledger says.
+        self.packs: dict[str, Packed] = {}
+        self.traces: dict[str, Trace] = {}
+        self.parted_before: set[str] = set()
+        self.ties: Ties | None = None
         for name in push:
             self.must_have(name, "pushed")
 
@@ -359,6 +408,8 @@ class _Collector:
         except Exception as error:
             self.resolve_unpicklable(name, value, error, required)
             return
+        if not ranks:
+            self.packs[name] = packed
         self.imported |= packed.modules
         binding = Binding(name, "value", blob=packed.blob, value=value, ranks=ranks)
         if self.wanted(binding, lambda: _again(binding, self.namespace)):
@@ -397,19 +448,97 @@ class _Collector:
     def wanted(self, binding: Binding, again: Callable[[], str | None]) -> bool:
         # Who says that ranks are to have parts of what the notebook has means that, and not what they have made.
         push = binding.name in self.push or (binding.ranks and binding.name in self.ledger.nodes_own)
+        push = push or binding.name in self.parted_before
         return bool(push) or self.ledger.must_send(binding.name, binding.value, binding.digest, again)
+
+    def refused(self) -> CaptureError:
+        """What cannot be pickled, and the way out."""
+        names = ",".join(self.problems)
+        lines = "\n".join(self.problems.values())
+        return CaptureError(f"{lines}\nleave it out with --no-capture {names}, or make it inside the cell")
 
     def capture(self, cell: CellNames) -> Capture:
         if self.problems:
-            names = ",".join(self.problems)
-            lines = "\n".join(self.problems.values())
-            raise CaptureError(f"{lines}\nleave it out with --no-capture {names}, or make it inside the cell")
+            raise self.refused()
+        ties = self.tie()
         inner = tuple(sorted(self.imports.union(self.submodules())))
         modules = frozenset({*self.imported, *self.modules, *inner})
         bindings, skipped = tuple(self.bindings.values()), tuple(self.skipped.values())
         notes = self.notes if any(one.ranks for one in bindings) else ()
         sources = sources_of(self.files, self.namespace)
-        return Capture(bindings, inner, skipped, cell, modules, self.carried, notes, sources, self.namespace)
+        notes += tuple(_parting(*pair) for pair in ties.parted)
+        found = Capture(bindings, inner, skipped, cell, modules, self.carried, notes, sources, self.namespace)
+        return replace(found, groups=tuple(ties.groups), units=ties.units)
+
+    # -- what shares objects -----------------------------------------------------------------------
+
+    def tie(self) -> Ties:
+        """Put together what is sent and shares objects, with each other or with what the nodes have."""
+        while self.add_touched() or self.add_joined():
+            pass
+        if self.problems:
+            raise self.refused()
+        sent = {name: self.trace(name) for name in self.sent()}
+        kept = {}
+        if sent:
+            for name in self.packs.keys() - sent.keys():
+                kept[name] = self.trace(name), self.ledger.unit(name) or Unit("", {})
+            kept.update(self.replaced(sent))
+        values = {name: self.namespace[name] for name in sent}
+        digests = {name: self.packs[name].blob.digest for name in sent}
+        self.ties = Ties(self.namespace, values, digests, sent, kept, self.ledger.nodes_own)
+        self.ties.tie()
+        return self.ties
+
+    def replaced(self, sent: Mapping[str, Trace]) -> Iterator[tuple[str, tuple[Trace, Unit]]]:
+        """What the nodes have under names that the notebook has given other values, and that is in what is sent."""
+        ids = set().union(*(trace.ids for trace in sent.values()))
+        for name, value, digest, unit in self.ledger.replaced(ids):
+            with contextlib.suppress(Exception):
+                packed = pack(value, self.namespace)
+                if packed.blob.digest == digest:
+                    yield f"the former {name}", (Trace(packed), unit)
+
+    def sent(self) -> list[str]:
+        """The names of values that are sent whole, in their order."""
+        return [name for name in self.bindings if name in self.packs]
+
+    def trace(self, name: str) -> Trace:
+        """The objects in a value."""
+        if name not in self.traces:
+            self.traces[name] = Trace(self.packs[name])
+        return self.traces[name]
+
+    def add_touched(self) -> bool:
+        """Look at names that the cell does not read and the nodes have: what changed in them is sent too."""
+        ids = set().union(*(self.trace(name).ids for name in self.sent()))
+        found = [name for name in self.ledger.touched(ids, self.namespace) if name not in self.met] if ids else []
+        self.add(found, required=False)
+        return bool(self.met.intersection(found))
+
+    def add_joined(self) -> bool:
+        """Send what has not changed but for an object that it has in common with others only since it was sent."""
+        if len(self.packs) < 2:
+            return False
+        common = shared({name: self.trace(name) for name in self.packs})
+        found = set()
+        for name in self.packs.keys() - self.bindings.keys() - self.ledger.nodes_own:
+            unit, trace = self.ledger.unit(name), self.trace(name)
+            ids = () if unit is None else common & trace.objects.keys()
+            if unit is not None and not all(unit.knows(key, trace.object(key)) for key in ids):
+                found.add(name)
+        self.parted_before |= found
+        for name in sorted(found):
+            self.resolve(name, False)
+        return bool(found)
+
+    def refer(self, packed: Packed, value: Any) -> Blob:
+        """The blob of a call, which shares objects with the names that its function reads."""
+        ties = self.ties
+        if ties is None or not self.packs:
+            return packed.blob
+        units = {name: (self.trace(name), unit) for name, unit in ties.units.items()}
+        return refer(packed, value, {**ties.kept, **units})
 
     def submodules(self) -> tuple[str, ...]:
         """Loaded submodules that the code may reach by attributes, such as `xml.dom` from `xml`."""
@@ -420,6 +549,14 @@ class _Collector:
                     found.append(name)
                     break
         return tuple(found)
+
+
+def _parting(name: str, other: str) -> str:
+    """What a person should know of names that share an object here, and will not on the nodes."""
+    return (
+        f"{name} and {other} share an object in the notebook, and do not on the nodes: {name} is sent now, and {other} "
+        f"is what the nodes have. Assign both anew in the notebook to have them share it there"
+    )
 
 
 def _again(binding: Binding, namespace: dict[str, Any]) -> str | None:

@@ -10,12 +10,13 @@ from __future__ import annotations
 import copy
 import time
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
 from .names import CellNames, is_internal
 from .payload import fingerprint
+from .together import Unit
 
 _ABSENT = object()
 
@@ -65,10 +66,17 @@ class _Mark:
         self.gone = False
         # Of what was sent: into how many parts it was cut.
         self.parts = 0
+        # What the nodes have of it, or had before they assigned the name.
+        self.unit: Unit | None = None
         try:
             self._value: Callable[[], Any] = weakref.ref(value)
         except TypeError:  # Lists, dicts, numbers. An id alone would not do: it is used again.
             self._value = lambda: value
+
+    @property
+    def value(self) -> Any:
+        """The object, None where it is gone."""
+        return self._value()
 
     def is_of(self, value: Any) -> bool:
         kept = self._value()
@@ -94,6 +102,8 @@ class Ledger:
         self._uses: dict[str, frozenset[str]] = {}
         # What the nodes have under names that the notebook has written since: for `facts` alone.
         self._old: dict[str, NameFacts] = {}
+        # What the nodes have of values that the notebook has replaced since, until they are sent the new ones.
+        self._past: dict[str, _Mark] = {}
         # Names of the nodes' own of which the other ranks need what the notebook has.
         self._lacking: set[str] = set()
         # Modules that the nodes imported, by name: the full name, and submodules that were imported with it.
@@ -116,6 +126,9 @@ class Ledger:
         for name in names:
             if name in self._sent or name in self._nodes:
                 self._old[name] = self._facts(name, {})
+                mark = self._nodes.get(name) or self._sent[name]
+                if mark.unit is not None:
+                    self._past[name] = mark
             for kept in (self._sent, self._nodes, self._uses, self._imports, self._unimported):
                 kept.pop(name, None)
             self._lacking.discard(name)
@@ -173,10 +186,13 @@ class Ledger:
             value = namespace.get(name, _ABSENT)
             mark = _Mark(value, None if value is _ABSENT else fingerprint(value, namespace))
             sent, own = self._sent.pop(name, None), self._nodes.get(name)
+            if (before := own or sent) is not None and before.is_of(value) and before.digest == mark.digest:
+                mark.unit = before.unit
             self._uses.pop(name, None)
             self._old.pop(name, None)
             self._imports.pop(name, None)
             self._unimported.pop(name, None)
+            self._past.pop(name, None)
             self._nodes[name] = mark
             wrote = (ranks or {}).get(name)
             everywhere = wrote is None or len(wrote) >= world_size
@@ -210,15 +226,42 @@ class Ledger:
         size: int | None = None,
         when: float | None = None,
         parts: int = 0,
+        unit: Unit | None = None,
     ) -> None:
-        """The nodes have bound `name` to the notebook's `value`, or its `parts`, whose content has this digest."""
+        """The nodes have bound `name` to the notebook's `value`, or its `parts`, whose content has this digest.
+
+        ``unit`` is what they have of it.
+        """
         self._nodes.pop(name, None)
         self._uses.pop(name, None)
         self._lacking.discard(name)
         self._old.pop(name, None)
         self._unimported.pop(name, None)
+        self._past.pop(name, None)
         self._sent[name] = mark = _Mark(value, digest, when, size)
-        mark.parts = parts
+        mark.parts, mark.unit = parts, unit
+
+    def unit(self, name: str) -> Unit | None:
+        """What the nodes have of the notebook's value of a name, as they were sent it."""
+        mark = self._nodes.get(name) or self._sent.get(name)
+        return None if mark is None else mark.unit
+
+    def touched(self, ids: Collection[int], namespace: Mapping[str, Any]) -> Iterator[str]:
+        """Names that the nodes have and whose values here may have objects of these ids."""
+        for kept in (self._sent, self._nodes):
+            for name, mark in kept.items():
+                if mark.unit is not None and mark.unit.touches(ids) and mark.is_of(namespace.get(name, _ABSENT)):
+                    yield name
+
+    def replaced(self, ids: Collection[int]) -> Iterator[tuple[str, Any, str | None, Unit]]:
+        """Of names that the notebook has replaced, the old value, its digest and unit, where it may have these ids."""
+        for name, mark in self._past.items():
+            if mark.unit is not None and mark.unit.touches(ids) and (value := mark.value) is not None:
+                yield name, value, mark.digest, mark.unit
+
+    def settle(self, namespace: Mapping[str, Any]) -> None:
+        """A cell has been sent: what the notebook has deleted is not needed any more."""
+        self._past = {name: mark for name, mark in self._past.items() if name in namespace}
 
     def nodes_imported(self, imports: Mapping[str, str], modules: Iterable[str], world_size: int) -> None:
         """A ``%%sky`` cell has imported modules; told after `nodes_wrote`.
@@ -343,4 +386,5 @@ class Ledger:
         self._uses.clear()
         self._lacking.clear()
         self._old.clear()
+        self._past.clear()
         return lost

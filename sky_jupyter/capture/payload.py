@@ -13,12 +13,13 @@ import hashlib
 import io
 import json
 import os
+import pickle
 import sys
 import tempfile
 import time
 import types
 import zipfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import BuiltinFunctionType, FunctionType, ModuleType
@@ -26,6 +27,8 @@ from typing import IO, Any
 
 import xxhash
 
+from ..node.arrays import frame_of, root_of, view_of
+from ..node.held import Handle
 from ..node.kept import LEAST, STAMP
 from ..node.payload import ALIGNMENT, HEAD, MAGIC, SPAN, Pickler, out_of_band
 from ..node.reads import code_reads
@@ -133,6 +136,8 @@ class Packed:
         The functions whose code is in the pickle.
     files : frozenset of str
         The files that the code is from, as it says itself.
+    pickler : NotebookPickler
+        What pickled it: as long as it is held, no other object has the id of one that it met.
     """
 
     blob: Blob
@@ -142,6 +147,7 @@ class Packed:
     modules: frozenset[str] = frozenset()
     carried: tuple[str, ...] = ()
     files: frozenset[str] = frozenset()
+    pickler: NotebookPickler | None = field(default=None, compare=False, repr=False)
 
 
 class NotebookPickler(Pickler):
@@ -153,12 +159,25 @@ class NotebookPickler(Pickler):
         The types of what was pickled, and the functions, classes and modules in it, by their ids.
     guesses : set of str
         Names in the annotations of the notebook's functions and classes, where they are texts.
+    classes : dict
+        The classes that go by value, by their ids.
+    arrays : list
+        numpy's arrays, but for those in tables.
+    roots : collection of int
+        The ids of the arrays whose views go as views of them.
     """
+
+    roots: Collection[int] = ()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self.guesses: set[str] = set()
         self.met: dict[int, Any] = {}
+        self.classes: dict[int, Any] = {}
+        self.arrays: list[Any] = []
+        # Arrays that were made here to pickle others.
+        self._made: dict[int, Any] = {}
+        self._table: Any = None
 
     @property
     def modules(self) -> frozenset[str]:
@@ -181,7 +200,68 @@ class NotebookPickler(Pickler):
         if saveable is not None and isinstance(obj, saveable.KerasSaveable):
             rebuild, (archive,) = obj.__reduce__()
             return rebuild, (_undated(archive),)
-        return super().reducer_override(obj)
+        if (special := _SPECIAL.get((type(obj).__module__, type(obj).__name__))) is not None:
+            return special(self, obj)
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, type) and reduced is not NotImplemented:
+            self.classes[id(obj)] = obj
+        return reduced
+
+    def _reduce_array(self, array: Any) -> Any:
+        if id(array) not in self._made:
+            self.arrays.append(array)
+            if self.roots and (root := root_of(array)) is not array and id(root) in self.roots:
+                reduced = view_of(array, root)
+                if reduced is not NotImplemented:
+                    return reduced
+        reduced = super().reducer_override(array)
+        if reduced is not NotImplemented:
+            self._made[id(reduced[1][0])] = reduced[1][0]
+        return reduced
+
+    def _reduce_table(self, table: Any) -> Any:
+        """In a pickle of its own: tables share memory until one of them is changed, which pickles know nothing of."""
+        if table is self._table:
+            return super().reducer_override(table)
+        buffers: list[pickle.PickleBuffer] = []
+        file = io.BytesIO()
+
+        def keep_apart(buffer: pickle.PickleBuffer) -> bool:
+            if out_of_band([])(buffer):
+                return True
+            buffers.append(buffer)
+            return False
+
+        inner = NotebookPickler(file, self.namespace, buffer_callback=keep_apart)
+        inner.codes, inner.carried, inner.guesses, inner.met = self.codes, self.carried, self.guesses, self.met
+        inner._table = table
+        inner.dump(table)
+        return frame_of, (file.getvalue(), buffers)
+
+
+_SPECIAL: dict[tuple[str, str], Callable[[NotebookPickler, Any], Any]] = {
+    ("numpy", "ndarray"): NotebookPickler._reduce_array,
+    **{
+        (module, name): NotebookPickler._reduce_table
+        for name in ("DataFrame", "Series")
+        for module in ("pandas", f"pandas.core.{'frame' if name == 'DataFrame' else 'series'}")
+    },
+}
+
+
+class ReferringPickler(NotebookPickler):
+    """One that writes objects which the nodes have as their handles there.
+
+    Attributes
+    ----------
+    handles : mapping
+        By the objects' ids.
+    """
+
+    handles: Mapping[int, Handle]
+
+    def persistent_id(self, obj: Any) -> Handle | None:
+        return self.handles.get(id(obj))
 
 
 def _undated(archive: io.BytesIO) -> io.BytesIO:
@@ -203,10 +283,18 @@ def _undated(archive: io.BytesIO) -> io.BytesIO:
     return undated
 
 
-def pack(value: Any, namespace: dict[str, Any], tell: Tell = untold) -> Packed:
+def pack(
+    value: Any,
+    namespace: dict[str, Any],
+    tell: Tell = untold,
+    *,
+    handles: Mapping[int, Handle] | None = None,
+    roots: Collection[int] = (),
+) -> Packed:
     """Pickle `value`; functions whose globals are `namespace` go without them.
 
-    ``tell`` is given the size of each piece of its buffers that has been read.
+    ``tell`` is given the size of each piece of its buffers that has been read. ``handles`` and ``roots`` are those
+    of `ReferringPickler` and `NotebookPickler`.
 
     Raises
     ------
@@ -215,7 +303,10 @@ def pack(value: Any, namespace: dict[str, Any], tell: Tell = untold) -> Packed:
     """
     buffers: list[memoryview] = []
     file = io.BytesIO()
-    pickler = NotebookPickler(file, namespace, buffer_callback=out_of_band(buffers))
+    pickler = (ReferringPickler if handles else NotebookPickler)(file, namespace, buffer_callback=out_of_band(buffers))
+    pickler.roots = roots
+    if isinstance(pickler, ReferringPickler):
+        pickler.handles = handles or {}
     pickler.dump(value)
     pickled = file.getvalue()
     digest = hashlib.blake2b(pickled, digest_size=20)
@@ -232,6 +323,7 @@ def pack(value: Any, namespace: dict[str, Any], tell: Tell = untold) -> Packed:
         guesses=frozenset(pickler.guesses.union(*map(code_guesses, codes))),
         carried=tuple(dict.fromkeys(code.co_name for code in pickler.carried)),
         files=frozenset(code.co_filename for code in pickler.carried),
+        pickler=pickler,
     )
 
 

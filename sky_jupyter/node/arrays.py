@@ -50,6 +50,54 @@ def _numpy_array(plain: Any, dtype: Any, shape: tuple[int, ...], order: Any) -> 
     return plain.view(dtype).reshape(shape, order=order)
 
 
+def root_of(array: Any) -> Any:
+    """The array whose memory another one views; itself where that is its own."""
+    kind = type(array)
+    while type(array.base) is kind:
+        array = array.base
+    return array
+
+
+def view_of(array: Any, root: Any) -> Any:
+    """How to make an array again as a view of another one, as ``__reduce__`` says it; NotImplemented where it is none.
+
+    Both are numpy's.
+    """
+    flags = root.flags
+    if not (flags.c_contiguous or flags.f_contiguous) or array.dtype.hasobject != root.dtype.hasobject:
+        return NotImplemented
+    offset = array.__array_interface__["data"][0] - root.__array_interface__["data"][0]
+    ahead = sum((length - 1) * stride for length, stride in zip(array.shape, array.strides, strict=True) if stride > 0)
+    back = sum((length - 1) * stride for length, stride in zip(array.shape, array.strides, strict=True) if stride < 0)
+    if not array.size or offset + back < 0 or offset + ahead + array.itemsize > root.nbytes:
+        return NotImplemented
+    if array.dtype.hasobject and (array.dtype != root.dtype or offset % root.itemsize):
+        return NotImplemented
+    writeable = flags.writeable and array.flags.writeable
+    return _numpy_view, (root, array.dtype, array.shape, offset, array.strides, writeable)
+
+
+def _numpy_view(
+    root: Any, dtype: Any, shape: tuple[int, ...], offset: int, strides: tuple[int, ...], writeable: bool
+) -> Any:
+    import numpy
+
+    # In the order of its memory, so that it is no copy.
+    flat = root.reshape(-1, order="C" if root.flags.c_contiguous else "F")
+    if dtype.hasobject:
+        array = numpy.lib.stride_tricks.as_strided(flat[offset // root.itemsize :], shape, strides)
+    else:
+        array = numpy.ndarray(shape, dtype, flat.view("u1"), offset, strides)
+    if not writeable:
+        array.flags.writeable = False
+    return array
+
+
+def frame_of(pickled: bytes, buffers: list[Any]) -> Any:
+    """A pandas table that was pickled by itself: what its arrays share is pandas' own affair."""
+    return pickle.loads(pickled, buffers=buffers)
+
+
 # -- torch -----------------------------------------------------------------------------------------
 # Tensors, parameters and modules pickle as views of storages, so that what shares memory shares it again.
 
@@ -71,7 +119,7 @@ def _of_torch(storage: Any) -> Any:
 
 
 def _is_plain(torch: Any, storage: Any) -> bool:
-    return type(storage) is torch.UntypedStorage and storage.device.type == "cpu" and storage.nbytes() >= SMALL
+    return type(storage) is torch.UntypedStorage and storage.device.type == "cpu" and storage.nbytes() > 0
 
 
 def _typed_storage(untyped: Any, dtype: Any) -> Any:
@@ -85,7 +133,9 @@ def _untyped_storage(buffer: Any) -> Any:
 
     # What stayed in the pickle may have come as bytes, which nobody may write to.
     buffer = bytearray(buffer) if memoryview(buffer).readonly else buffer
-    return torch.frombuffer(buffer, dtype=torch.uint8).untyped_storage()
+    flat = torch.frombuffer(buffer, dtype=torch.uint8)
+    # A small one may be resized.
+    return (flat.clone() if len(flat) < SMALL else flat).untyped_storage()
 
 
 # -- jax -------------------------------------------------------------------------------------------

@@ -62,6 +62,7 @@ from . import (
     stacks,
     streams,
 )
+from .held import HELD
 from .iopub import OutputThread
 from .reads import global_reads
 from .runtime import POOL_VARIABLE, instance_info, keep
@@ -278,6 +279,7 @@ class SkyKernel(IPythonKernel):
             self.shell.sky_in_cell = False
         result = self._last_result
         forgetting.forget_cells(self.shell, _KEEP_VALUES)
+        HELD.sweep(namespace)
         end: dict[str, Any] = {"status": reply["status"], "bound": True, **_told(before, namespace)}
         if reply["status"] == "ok":
             if result is not None and result.result is not None:
@@ -300,6 +302,7 @@ class SkyKernel(IPythonKernel):
                 payload.bind(manifest, namespace, instance_info().rank)
         before = {name: id(value) for name, value in namespace.items()}
         value = await (self.streamed(content) if "stream" in content else self.called(content))
+        HELD.sweep(namespace)
         return {
             "status": "ok",
             "bound": True,

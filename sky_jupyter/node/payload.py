@@ -5,8 +5,8 @@ the rank's process. A function of the notebook is pickled by `Pickler` without i
 here it reads and writes the rank's own ``__main__``, so all that a user defines shares one namespace,
 as it does in a notebook. The same pickler serves values that travel the other way.
 
-Two names that share an object in the notebook may be separate copies here, since each is a blob of
-its own.
+Names that share an object in the notebook are one blob, a dict of them, and share it here; what was
+sent before is found by `held`.
 """
 
 from __future__ import annotations
@@ -31,6 +31,7 @@ from ..errors import CaptureError
 from . import raised, sources
 from .arrays import apart
 from .byname import taken_apart
+from .held import HELD, Held, Unresolved
 from .runtime import variable
 
 BLOBS = "SKY_BLOBS"
@@ -49,6 +50,7 @@ SMALL_BUFFER = 4096
 PYTHON = platform.python_version().rpartition(".")[0]
 """The minor version of this process's Python, such as ``"3.12"``."""
 
+_NEAR = 100
 _CARRIED = ("__qualname__", "__module__", "__doc__", "__defaults__", "__kwdefaults__", "__type_params__")
 
 
@@ -68,6 +70,12 @@ def load_blob(path: str | PathLike[str]) -> Any:
     ValueError
         When the file is not a whole blob.
     """
+    pickled, buffers = _read_blob(path)
+    return pickle.loads(pickled, buffers=buffers)
+
+
+def _read_blob(path: str | PathLike[str]) -> tuple[memoryview, list[memoryview]]:
+    """A blob file's pickle and buffers."""
     view = _mapped(path, HEAD.size)
     magic, pickled, count = HEAD.unpack_from(view)
     if magic != MAGIC:
@@ -86,7 +94,7 @@ def load_blob(path: str | PathLike[str]) -> Any:
         end = offset + length
     if end != len(view):
         raise ValueError(f"{path} is damaged: {len(view) - end} bytes after its end")
-    return pickle.loads(view[start : start + pickled], buffers=buffers)
+    return view[start : start + pickled], buffers
 
 
 def _buffer_beside(path: str | PathLike[str], name: str, length: int) -> memoryview:
@@ -118,7 +126,7 @@ def load_call(content: dict[str, Any]) -> tuple[Callable[..., Any], list[tuple[t
 
     They are in one blob with the function, or beside it, in one of their own or as text.
     """
-    loaded = load_blob(content["blob"])
+    loaded = _load_tied(content, HELD)
     if "inline" in content:
         return loaded, pickle.loads(base64.b64decode(content["inline"]))
     if "arguments" in content:
@@ -127,7 +135,18 @@ def load_call(content: dict[str, Any]) -> tuple[Callable[..., Any], list[tuple[t
     return function, [(args, kwargs)]
 
 
-def bind(manifest: dict[str, list[Any]], namespace: dict[str, Any], rank: int = 0) -> None:
+def _load_tied(content: dict[str, Any], held: Held) -> Any:
+    """A call's blob; where it names objects that are not here any more, the one that has copies of them."""
+    plain = content.get("manifest", {}).get("call")
+    if not plain:
+        return load_blob(content["blob"])
+    try:
+        return held.load(*_read_blob(content["blob"]))
+    except Unresolved:
+        return load_blob(plain[0])
+
+
+def bind(manifest: dict[str, list[Any]], namespace: dict[str, Any], rank: int = 0, *, held: Held | None = None) -> None:
     """Import and load what a cell needs, and bind it in `namespace`.
 
     Parameters
@@ -139,10 +158,15 @@ def bind(manifest: dict[str, list[Any]], namespace: dict[str, Any], rank: int = 
         there is ``"owners": [[name, ranks], ...]``, those ranks have such a name of their own and keep it.
         Of ``"parts": [[name, [[rank, path], ...]], ...]`` each rank loads its own. ``"sources"`` are for
         `sources.learn`.
+        A value may be ``[[names], path, unit, {name: path of its own}]``: names that share objects, in one blob,
+        a dict of them; where it names an object that is not here any more, each is loaded from its own. With a
+        single name, it may be ``[name, path, unit]``.
     namespace : dict
         The rank's namespace.
     rank : int
         Its number.
+    held : Held, optional
+        What was sent before; this process's unless given.
 
     Raises
     ------
@@ -161,19 +185,46 @@ def bind(manifest: dict[str, list[Any]], namespace: dict[str, Any], rank: int = 
         else:
             with contextlib.suppress(ImportError):
                 importlib.import_module(module)
-    for name, path in manifest["values"]:
-        if name in own:
-            continue
-        namespace[name] = _explained(name, load_blob, path)
+    held = HELD if held is None else held
+    for one in manifest["values"]:
+        _bind_value(one, namespace, own, held)
     for name, places in manifest.get("parts", ()):
         for number, path in places:
             if number == rank:
                 namespace[name] = _explained(name, load_blob, path)
 
 
+def _bind_value(one: list[Any], namespace: dict[str, Any], own: set[str], held: Held) -> None:
+    """Bind a name to its value, or names to the values of a unit, but for those that this rank has itself."""
+    name, path, *more = one
+    if isinstance(name, str):
+        if name in own:
+            return
+        if not more:
+            namespace[name] = _explained(name, load_blob, path)
+            return
+        namespace[name] = _explained(name, lambda path: held.load(*_read_blob(path), more[0]), path)
+        held.name(name, namespace[name], more[0])
+        return
+    names, (unit, plain) = [each for each in name if each not in own], more
+    if not names:
+        return
+    try:
+        values = _explained(" and ".join(map(repr, names))[1:-1], lambda path: held.load(*_read_blob(path), unit), path)
+    except Unresolved:
+        for each in names:
+            namespace[each] = _explained(each, load_blob, plain[each])
+        return
+    for each in names:
+        namespace[each] = values[each]
+        held.name(each, values[each], unit)
+
+
 def _explained(name: str, load: Callable[[str], Any], source: str) -> Any:
     try:
         return load(source)
+    except Unresolved:
+        raise
     except ModuleNotFoundError as error:
         text = f"{name!r} of the notebook needs a module that this node does not have: {error}"
         raise ModuleNotFoundError(text, name=error.name, path=error.path) from error
@@ -218,9 +269,16 @@ class Pickler(cloudpickle.Pickler):
                     f"the code of {obj.co_name!r} is Python {PYTHON}'s, and the notebook runs {self.reader}"
                 )
         if isinstance(obj, types.FunctionType) and obj.__globals__ is self.namespace:
-            self.codes.append(obj.__code__)
-            args = (obj.__code__, obj.__name__)
+            # One that its own closure holds is met twice.
+            if all(code is not obj.__code__ for code in self.codes[-_NEAR:]):
+                self.codes.append(obj.__code__)
+            args: tuple[Any, ...] = (obj.__code__, obj.__name__)
+            if obj.__closure__:
+                args = (*args, obj.__closure__)
             return make_function, args, _function_state(obj), None, None, set_function_state
+        if type(obj) is types.CellType:
+            # Made empty, and filled then: what is in it may hold the function itself.
+            return types.CellType, (), _contents(obj), None, None, _fill
         reduced = apart(obj)
         if reduced is not NotImplemented:
             return reduced
@@ -249,30 +307,35 @@ def out_of_band(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], bo
     return keep_apart
 
 
-def _function_state(function: types.FunctionType) -> tuple[dict[str, Any], dict[str, Any], Any]:
+def _function_state(function: types.FunctionType) -> tuple[dict[str, Any], dict[str, Any]]:
     carried = {name: getattr(function, name) for name in _CARRIED if hasattr(function, name)}
     with contextlib.suppress(Exception):  # From 3.14 they are evaluated only now, and may name what is not there.
         carried["__annotations__"] = function.__annotations__
-    return dict(vars(function)), carried, function.__closure__
+    return dict(vars(function)), carried
 
 
-def make_function(code: types.CodeType, name: str) -> types.FunctionType:
-    """A function over this process's ``__main__``; `set_function_state` completes it.
-
-    Its cells are empty at first, so that a closure may hold the function itself.
-    """
-    closure = tuple(types.CellType() for _ in code.co_freevars)
+def make_function(
+    code: types.CodeType, name: str, closure: tuple[types.CellType, ...] | None = None
+) -> types.FunctionType:
+    """A function over this process's ``__main__``, and its cells; `set_function_state` completes it."""
     return types.FunctionType(code, main_namespace(), name, None, closure)
 
 
-def set_function_state(function: types.FunctionType, state: tuple[dict[str, Any], dict[str, Any], Any]) -> None:
+def set_function_state(function: types.FunctionType, state: tuple[dict[str, Any], dict[str, Any]]) -> None:
     """Give a function made by `make_function` all that it had where it was pickled."""
-    attributes, carried, cells = state
+    attributes, carried = state
     vars(function).update(attributes)
     for name, value in carried.items():
         setattr(function, name, value)
-    for mine, theirs in zip(function.__closure__ or (), cells or (), strict=True):
-        try:
-            mine.cell_contents = theirs.cell_contents
-        except ValueError:
-            continue  # An empty cell: a variable that was not assigned yet.
+
+
+def _contents(cell: types.CellType) -> tuple[Any, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()  # An empty cell: a variable that was not assigned yet.
+
+
+def _fill(cell: types.CellType, contents: tuple[Any, ...]) -> None:
+    if contents:
+        cell.cell_contents = contents[0]

@@ -8,7 +8,7 @@ import time
 from collections.abc import Callable, Collection, Coroutine, Iterable, Iterator, Mapping, Sequence
 from concurrent import futures
 from concurrent.futures import TimeoutError as FutureTimeout
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -581,7 +581,7 @@ class Pool(PoolLife):
         if everywhere and all(outcome.end.get("bound") for outcome in outcomes):
             run.capture.commit(self.ledger)
         # It may be held for long, and would hold the notebook's arrays.
-        run.capture = replace(run.capture, bindings=())
+        run.capture = run.capture.without_bindings()
         # The run itself, with its listener and all that it showed, is not to be kept with its result.
         return CellResult(outcomes, run.elapsed, self._untouched(run), run.id, holds=True)
 

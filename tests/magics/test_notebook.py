@@ -204,6 +204,26 @@ def test_names_are_pushed_and_left_out_as_asked(two):
 # The last writer wins.
 
 
+def test_a_model_and_its_optimizer_train_together_on_the_nodes_whenever_each_is_sent(two):
+    pytest.importorskip("torch")
+    two.run(
+        "import torch\nimport sky_jupyter as sky\n"
+        "model = torch.nn.Linear(1, 1)\nopt = torch.optim.SGD(model.parameters(), 0.1)\n"
+        "@sky.function\ndef step():\n    w = model.weight.item()\n    model(torch.ones(1, 1)).sum().backward()\n"
+        "    opt.step()\n    return model.weight.item() != w, opt.param_groups[0]['params'][0] is model.weight"
+    )
+    assert two.run("step() @ sky").outputs[-1].data["text/plain"] == "[(True, True), (True, True)]"
+    assert two.run("step() >> sky").outputs[-1].data["text/plain"] == "(True, True)"
+    two.run("sched = torch.optim.lr_scheduler.StepLR(opt, 1)")
+    told = "sched.optimizer is opt, opt.param_groups[0]['params'][0] is model.weight"
+    assert two.run(f"%%sky\nopt.step(); sched.step()\n{told}").body[-1] == "[0-1] Out: (True, True)"
+    two.run("model.weight.data += 1")
+    assert two.run(f"%%sky\nmodel\n{told}").body == ["[0-1] Out: (True, True)"]
+    two.run("x = [0]; y = [x]")
+    two.run("%%sky\nx = x + [1]")
+    assert "y and x share an object in the notebook, and do not on the nodes" in two.run("%%sky\ny").run
+
+
 def test_changes_in_place_in_the_notebook_are_seen_and_those_on_the_nodes_are_kept_until_then(two):
     pytest.importorskip("pandas")
     two.run(

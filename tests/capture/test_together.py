@@ -1,0 +1,287 @@
+"""Names that share an object in the notebook share it on the nodes, whenever each of them is sent."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sky_jupyter.capture.collect import Capture, collect
+from sky_jupyter.capture.ledger import Ledger
+from sky_jupyter.capture.names import analyse
+from sky_jupyter.node.held import Held
+from sky_jupyter.node.payload import bind
+from tests.capture.test_collect import on_a_node
+
+
+class Thing:
+    """An object of a class that is found by name."""
+
+
+class Notebook:
+    """A notebook and one node, each a namespace, that run cells as the magics would."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.namespace: dict[str, Any] = {"__name__": "__main__", "Thing": Thing, "np": np}
+        self.node: dict[str, Any] = {}
+        self.ledger, self.held = Ledger(), Held()
+
+    def plain(self, source: str) -> None:
+        exec(source, self.namespace)
+        self.ledger.notebook_ran(analyse(source), self.namespace)
+
+    def sky(self, source: str) -> Capture:
+        capture = collect(source, self.namespace, self.ledger)
+        manifest = json.loads(json.dumps(capture.write(self.folder)))
+        bind(manifest, self.node, held=self.held)
+        before = {name: id(value) for name, value in self.node.items()}
+        exec(source, self.node)
+        self.held.sweep(self.node)
+        capture.commit(self.ledger)
+        wrote = [name for name, value in self.node.items() if before.get(name) != id(value)]
+        self.ledger.nodes_wrote([name for name in wrote if name != "__builtins__"], self.namespace)
+        return capture
+
+
+def names(capture: Capture) -> set[str]:
+    return {one.name for one in capture.bindings}
+
+
+@pytest.fixture
+def notebook(tmp_path: Path) -> Notebook:
+    return Notebook(tmp_path)
+
+
+def parts(value: Any) -> Iterator[Any]:
+    if isinstance(value, list):
+        yield from value
+    elif isinstance(value, dict):
+        for key, item in value.items():
+            yield key
+            yield item
+    elif isinstance(value, Thing):
+        yield from parts(vars(value))
+    elif isinstance(value, np.ndarray):
+        yield value.tolist()
+
+
+def shape(*values: Any) -> str:
+    """What can be told of values by looking: two that look alike have the same content and share the same objects."""
+    numbers: dict[int, int] = {}
+    kept: list[Any] = []
+
+    def told(value: Any) -> str:
+        if isinstance(value, (int, str)):
+            return repr(value)
+        kept.append(value)
+        if id(value) in numbers:
+            return f"#{numbers[id(value)]}"
+        numbers[id(value)] = len(numbers)
+        return f"{type(value).__name__}({', '.join(map(told, parts(value)))})"
+
+    return told(list(values))
+
+
+NAMES = "abc"
+name = st.sampled_from(NAMES)
+number = st.integers(0, 9)
+MAKE = st.one_of(
+    st.builds("{} = [{}]".format, name, number),
+    st.builds("{} = [{}, {}]".format, name, name, name),
+    st.builds("{} = {{'k': {}, 'l': [{}]}}".format, name, name, number),
+    st.builds("{} = Thing(); {}.x = {}; {}.y = [{}]".format, *[name] * 4, number),
+    st.builds("{} = {}".format, name, name),
+    st.builds("{} = np.arange(4) + {}".format, name, number),
+    st.builds("{0} = {1}[1:] if isinstance({1}, np.ndarray) else [{1}]".format, name, name),
+)
+CHANGE = st.one_of(
+    st.builds("{}.append({})".format, name, number),
+    st.builds("{}[0] = {}".format, name, number),
+    st.builds("{}[0].append({})".format, name, number),
+    st.builds("{}['k'] = {}".format, name, number),
+    st.builds("{}['k'].append({})".format, name, number),
+    st.builds("{}.y.append({})".format, name, number),
+    st.builds("{}.x[0] = {}".format, name, number),
+    st.builds("{}['l'].append({})".format, name, number),
+)
+TIE = st.one_of(
+    st.builds("{}.append({})".format, name, name),
+    st.builds("{}[0] = {}".format, name, name),
+    st.builds("{}.x = {}".format, name, name),
+    st.builds("{}['k'] = {}".format, name, name),
+)
+look = st.sets(name, min_size=1).map(lambda found: "(" + ", ".join(sorted(found)) + ",)")
+
+
+def tried(source: str) -> str:
+    return f"try:\n    {source}\nexcept Exception:\n    pass"
+
+
+def known(notebook: Notebook, source: str) -> bool:
+    return all(one in notebook.namespace for one in analyse(source).reads if one in NAMES)
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    cells=st.lists(
+        st.one_of(st.tuples(st.just("plain"), MAKE), st.tuples(st.just("sky"), st.one_of(CHANGE, TIE))), max_size=12
+    )
+)
+def test_what_the_notebook_makes_and_the_nodes_change_is_as_in_one_process(
+    cells: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    notebook, one = Notebook(tmp_path_factory.mktemp("blobs")), {"Thing": Thing, "np": np}
+    for kind, source in cells:
+        if not known(notebook, source):
+            continue
+        (notebook.sky if kind == "sky" else notebook.plain)(tried(source))
+        exec(tried(source), one)
+    made = [each for each in NAMES if each in notebook.namespace]
+    if made:
+        notebook.sky(", ".join(made))
+    assert shape(*(notebook.node[each] for each in made)) == shape(*(one[each] for each in made))
+
+
+@settings(max_examples=100, deadline=None)
+@given(
+    cells=st.lists(
+        st.one_of(st.tuples(st.just("plain"), st.one_of(MAKE, CHANGE, TIE)), st.tuples(st.just("sky"), look)),
+        max_size=14,
+    )
+)
+def test_what_the_notebook_makes_and_changes_is_the_same_on_the_nodes(
+    cells: list[tuple[str, str]], tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    notebook = Notebook(tmp_path_factory.mktemp("blobs"))
+    for kind, source in cells:
+        if not known(notebook, source):
+            continue
+        if kind == "plain":
+            notebook.plain(tried(source))
+            continue
+        notebook.sky(source)
+        read = sorted(one for one in analyse(source).reads if one in NAMES)
+        assert shape(*(notebook.node[one] for one in read)) == shape(*(notebook.namespace[one] for one in read))
+
+
+TORCH = """
+import torch
+model = torch.nn.Linear(1, 1); opt = torch.optim.SGD(model.parameters(), 0.1)
+sched = torch.optim.lr_scheduler.StepLR(opt, 1)
+w = model.weight.data
+seen = []
+model.register_forward_hook(lambda *_: seen.append(1))
+before = model.weight.item()
+"""
+STEP = "model(torch.ones(1, 1)).sum().backward(); opt.step(); sched.step()"
+STATE = "model.weight.item() != before, w.item() == model.weight.item(), sched.optimizer is opt, len(seen)"
+KINDS = {
+    "a model, its optimizer, scheduler, weights and hook": (TORCH, [STEP, f"print({STATE})"], "True True True 1"),
+    "of which some are sent later": (
+        TORCH,
+        ["model(torch.ones(1, 1)).sum().backward()", "opt.step()", "sched.step()", f"print({STATE})"],
+        "True True True 1",
+    ),
+    "an estimator in a pipeline": (
+        "from sklearn.linear_model import LinearRegression\nfrom sklearn.pipeline import make_pipeline\n"
+        "clf = LinearRegression(); pipe = make_pipeline(clf)",
+        ["clf", "pipe.fit([[0], [1]], [0, 2])", "print(round(clf.coef_[0], 3))"],
+        "2.0",
+    ),
+    "a figure and its axes": (
+        "import matplotlib; matplotlib.use('agg')\nimport matplotlib.pyplot as plt\nfig, ax = plt.subplots()",
+        ["ax.plot([1, 2])", "print(len(fig.axes[0].lines))"],
+        "1",
+    ),
+    "views": (
+        "import numpy as np\nx = np.zeros((300, 400)); y = x[1:, ::2]; t = x.T; o = np.array([None] * 3); p = o[::-1]",
+        ["o; x[1, 2] = 5; p[0] = 1", "y[1] = 1; print(y[0, 1], t[2, 1], x[2, 0], o[2])"],
+        "5.0 5.0 1.0 1",
+    ),
+    "a bound method": (
+        "class A:\n    n = 0\n    def up(self):\n        self.n += 1\na = A(); up = a.up",
+        ["up()", "print(a.n, up.__self__ is a)"],
+        "1 True",
+    ),
+    "closures over one variable": (
+        "def make():\n    k = 0\n    def inc():\n        nonlocal k\n        k += 1\n    def get():\n        return k\n"
+        "    return inc, get\ninc, get = make()",
+        ["inc()", "print(get())"],
+        "1",
+    ),
+    "globals of functions": (
+        "d = {}; e = [d]\ndef put():\n    d['k'] = 1\ndef got():\n    return e",
+        ["put()", "print(got())"],
+        "[{'k': 1}]",
+    ),
+}
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_what_belongs_together_does_so_on_a_node(kind: str, tmp_path: Path) -> None:
+    source, cells, said = KINDS[kind]
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    exec(source, namespace)
+    ledger, sent = Ledger(), []
+    for cell in cells:
+        capture = collect(cell, namespace, ledger)
+        capture.write(tmp_path)
+        sent.append((capture, cell))
+        capture.commit(ledger)
+    assert on_a_node(tmp_path, *sent) == said
+
+
+def test_what_the_nodes_have_is_not_sent_again_for_what_shares_it(notebook: Notebook) -> None:
+    notebook.plain("x = [0]; y = [x]; z = (1, x)")
+    assert names(notebook.sky("x.append(1)")) == {"x"}
+    assert names(notebook.sky("y")) == {"y"}
+    assert names(notebook.sky("z[1].append(2)")) == {"z"}
+    assert notebook.node["x"] == [0, 1, 2]
+    assert notebook.node["y"][0] is notebook.node["x"]
+    assert names(notebook.sky("x, y, z")) == set()
+
+
+def test_a_change_in_the_notebook_is_sent_with_all_that_shows_it(notebook: Notebook) -> None:
+    notebook.plain("x = [0]; y = [x]; z = [y]")
+    notebook.sky("x, y, z")
+    notebook.namespace["x"].append(1)
+    assert names(notebook.sky("x")) == {"x", "y", "z"}
+    assert notebook.node["z"][0][0] is notebook.node["x"]
+
+
+def test_slices_that_have_no_memory_in_common_go_alone(notebook: Notebook) -> None:
+    notebook.plain("x = np.zeros(100_000); a, b = x[:50_000], x[50_000:]; c = x[40_000:60_000]")
+    assert notebook.sky("a, b").groups == ()
+    assert len(collect("a, b, c", notebook.namespace, Ledger()).groups) == 1
+
+
+def test_what_cannot_change_and_what_a_class_has_bind_no_names_together(notebook: Notebook) -> None:
+    notebook.plain("import datetime, dataclasses; s = 'a' * 99; t = (s, 1); d = datetime.date.today()")
+    notebook.plain("@dataclasses.dataclass\nclass P:\n    x: int\n    all = []\np, q = P(1), P(2)")
+    notebook.plain("a, b = [s, t, d, int], [s, t, d, int]")
+    assert collect("a, b, p, q, P", notebook.namespace, Ledger()).groups == ()
+
+
+def test_names_that_part_are_named_before_the_cell_runs(notebook: Notebook) -> None:
+    notebook.plain("x = [0]; y = [x]")
+    notebook.sky("x")
+    notebook.sky("x = [5]")
+    (note,) = notebook.sky("y").notes
+    assert note.startswith("y and x share an object in the notebook, and do not on the nodes")
+    assert notebook.node["x"] == [5]
+
+
+def test_tables_keep_their_copies_on_write(notebook: Notebook) -> None:
+    notebook.plain(
+        "import pandas as pd; df = pd.DataFrame({'a': [1, 2]}); other = df.copy(deep=False); both = [df, other]"
+    )
+    notebook.sky("df; both[1].loc[0, 'b'] = 9; other['c'] = 1")
+    assert notebook.node["both"][0] is notebook.node["df"]
+    assert list(notebook.node["df"]) == ["a"]
