@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import re
+from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
@@ -222,7 +223,11 @@ class PoolSpec:
         lines = []
         for item in fields(self):
             mine, theirs = (_compared(getattr(spec, item.name)) for spec in (self, other))
-            if mine != theirs:
+            if mine == theirs:
+                continue
+            if isinstance(mine, Image) and isinstance(theirs, Image):
+                lines += _images(mine, theirs)
+            else:
                 lines.append(f"{item.name}: {_short(mine)} -> {_short(theirs)}")
         return lines
 
@@ -248,13 +253,28 @@ def _compared(value: Any) -> Any:
 def _short(value: Any) -> str:
     if isinstance(value, tuple):
         return ", ".join(str(item) for item in value) or "none"
-    if isinstance(value, Image):
-        parts = [*map(without_secrets, value.pip), *value.apt]
-        parts += [index.shown for index in value.pip_indexes]
-        # Their values may be secrets.
-        parts += [f"{name}=…" for name in value.env]
-        return f"({value.python or 'own python'}: {', '.join(parts) or 'nothing added'})"
-    return str(value)
+    return "none" if value is None else str(value)
+
+
+def _images(mine: Image, theirs: Image) -> list[str]:
+    """What differs between two images; not the values of variables, which may be secrets."""
+    lines = []
+    for name, read in _PARTS.items():
+        one, other = read(mine), read(theirs)
+        if one != other:
+            lines.append(f"{name}: {one} -> {other}")
+    if mine.env != theirs.env:
+        names = sorted(name for name in {**mine.env, **theirs.env} if mine.env.get(name) != theirs.env.get(name))
+        lines.append(f"variables: {', '.join(names)}")
+    return lines
+
+
+_PARTS: dict[str, Callable[[Image], str]] = {
+    "python": lambda image: image.python or "the notebook's",
+    "packages": lambda image: ", ".join(map(without_secrets, image.pip)) or "none added",
+    "Debian packages": lambda image: ", ".join(image.apt) or "none",
+    "indexes": lambda image: ", ".join(index.shown for index in image.pip_indexes) or "the usual one",
+}
 
 
 __all__ = [

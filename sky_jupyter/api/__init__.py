@@ -19,7 +19,7 @@ from .choice import Spec
 from .compute import Compute
 from .functions import Function, function
 from .futures import Future
-from .pools import attach_pool, describe, get_files, pull_value, put_files, resize_pool, start_pool
+from .pools import attach_pool, describe, get_files, kept_row, pull_value, put_files, resize_pool, start_pool
 from .targets import Sky, sky
 
 __all__ = [
@@ -36,6 +36,7 @@ __all__ = [
     "function",
     "gather",
     "get_files",
+    "kept_row",
     "pull_value",
     "put_files",
     "resize_pool",

@@ -16,7 +16,7 @@ from ..pool.gone import Gone
 from ..pool.live import pools
 from ..pool.manager import Pool
 from ..pool.moving import Transfer
-from ..pool.registry import Registry
+from ..pool.registry import PoolRow, Registry
 from ..spec import PoolSpec
 
 _log = logging.getLogger(__name__)
@@ -100,13 +100,19 @@ def let_go(pool: Pool) -> None:
 
 def kept_pool(name: str, given_up: threading.Event | None = None) -> Pool | None:
     """Become the manager of the kept pool of this name that nobody manages; None where there is none."""
+    row = kept_row(name)
+    return None if row is None or row.owner_lives else attach_pool(row.id, given_up=given_up)
+
+
+def kept_row(name: str) -> PoolRow | None:
+    """The newest pool of this name that `attach_pool` takes up, one that nobody manages first; None without any."""
     registry = Registry()
     try:
-        rows = [row for row in registry.pools() if row.name == name and row.is_here]
-        there = [row for row in rows if row.outlives and not row.owner_lives]
+        rows = [row for row in registry.pools() if row.name == name and row.is_here and row.outlives]
     finally:
         registry.close()
-    return attach_pool(there[-1].id, given_up=given_up) if there else None
+    rows = [row for row in rows if not row.is_mine]
+    return max(rows, key=lambda row: (not row.owner_lives, row.began), default=None)
 
 
 def _take_in(pool: Pool) -> None:

@@ -11,7 +11,7 @@ from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 
 from .. import display
-from ..api import attach_pool, describe, get_files, put_files, resize_pool, start_pool
+from ..api import attach_pool, describe, get_files, kept_row, put_files, resize_pool, start_pool
 from ..capture.code import check_path
 from ..capture.collect import collect
 from ..capture.names import analyse
@@ -22,10 +22,11 @@ from ..pool import survey, values
 from ..pool.events import NoticeEvent, Tape
 from ..pool.live import pools
 from ..pool.manager import Detached, Pool
+from ..pool.record import PoolRecord
 from ..pool.results import CellError, CellResult
 from ..pool.runs import Run
 from ..spec import PoolSpec
-from . import busy, cleaning, logs, names, pulling, requests, runs, traceback
+from . import busy, cleaning, logs, names, pulling, refusals, requests, runs, traceback
 from .completion import sky_matcher
 from .manual import MANUAL
 from .options import Given, HelpAsked, check_shown, parse
@@ -173,16 +174,9 @@ class SkyMagics(Magics):
         """The pool that the options mean; made where it is not there."""
         live = pools.current if given.name is None else pools.get(given.name)
         if live is None:
-            return self.made(given)
-        differences = live.spec.differences(given.spec(live.spec)) if given.pool else []
-        if differences:
-            name = live.spec.name
-            other = given.spec(live.spec)
-            size = f"`%sky resize {other.nodes} --name {name}` changes that, " if other.nodes != live.spec.nodes else ""
-            raise PoolError(
-                f"pool {name!r} is live with another spec: {'; '.join(differences)}. Leave the options out to use it "
-                f"as it is, {size}make it anew with `%sky restart --name {name} …`, or give another --name"
-            )
+            return self.taken_up(given) or self.made(given)
+        if given.pool and (differences := live.spec.differences(given.spec(live.spec))):
+            raise PoolError(refusals.other(live.spec, given, differences))
         _take_patience(live, given)
         pools.use(live)
         return live
@@ -192,7 +186,28 @@ class SkyMagics(Magics):
         gone = pools.gone(given.name)
         if gone is not None and given.verb is None and "provider" not in given.pool:
             raise PoolError(gone.refusal("%%sky --provider local", pools.names))
+        if given.name is not None and not given.pool and (why := refusals.name_alone(given)):
+            raise PoolError(why)
         return started(given.spec())
+
+    def taken_up(self, given: Given) -> Pool | None:
+        """The pool that ``--keep`` asks for, where it lives on from an earlier kernel and nobody manages it."""
+        row = kept_row(given.name or "default") if given.pool.get("keep") else None
+        if row is None or row.owner_lives:
+            return None
+        kept = PoolRecord.read(row).spec
+        if differences := kept.differences(given.spec(kept)):
+            raise PoolError(refusals.other(kept, given, differences, attached=False))
+        pool = attach_pool(row.id)
+        for id in self.running(pool):
+            tape = Tape()
+            pool.detached[id] = Detached(pool.adopt(id, tape), tape)
+            print(f"run {id} goes on there; `%sky wait` shows it, `%sky interrupt` stops it")
+        return pool
+
+    def running(self, pool: Pool) -> list[str]:
+        """The runs that nobody here has let go and that go on on a pool."""
+        return [id for id, facts in pool.runs().items() if not facts["over"] and id not in pool.detached]
 
     def take_restarts(self, pool: Pool) -> tuple[str, str]:
         """Tell the ledger of kernels that are new since the last look; what is new, and what is lost with the old."""
@@ -225,8 +240,15 @@ class SkyMagics(Magics):
             print(f"pool {pool.spec.name}: {describe(pool.spec)}, live")
 
     def do_status(self, given: Given) -> None:
+        if given.name is not None and pools.get(given.name) is None and (row := kept_row(given.name)):
+            print(runs.kept(row))
+            return
         chosen = pools.all() if given.name is None else [pools.need(given.name)]
-        panel.show([status_of(pool) for pool in chosen])
+        kept = runs.nobodys() if given.name is None else []
+        if chosen or not kept:
+            panel.show([status_of(pool) for pool in chosen])
+        for line in kept:
+            print(line)
         if given.name is None and (gone := pools.gone()) is not None:
             print(gone.refusal("%sky up --provider local", pools.names))
 
@@ -318,7 +340,7 @@ class SkyMagics(Magics):
                 pools.discard(pool)
             pool = attach_pool(given.name, take_over=given.take_over)
         pools.use(pool)
-        running = [id for id, facts in pool.runs().items() if not facts["over"] and id not in pool.detached]
+        running = self.running(pool)
         for id in running:
             self.follow(pool, id)
         if not running:

@@ -16,11 +16,13 @@ from ..plugins import entries
 from ..pool.live import pools
 from ..pool.registry import Registry
 from . import pulling
-from .table import ADD, CONFIG, HOST, HOSTS, NAME, PATHS, REMOVE, TARGETS, VERBS, Option, options_of, switches_of
+from .table import ADD, CONFIG, HOST, HOSTS, NAME, NAMED, PATHS, REMOVE, TARGETS, VERBS, Option, options_of, switches_of
 
 # Nobody waits for a list of names.
 _PATIENCE = 0.2
 _RUNS = 20
+# The verbs that also mean kept pools that this notebook does not manage.
+_OF_KEPT = ("attach", "down")
 _REGISTERED = {"plugins": entries.PLUGINS, "provider": entries.PROVIDERS}
 _LINE = re.compile(r"\s*(?P<mark>%%?)sky(?P<rest>\s.*)?\Z", re.DOTALL)
 
@@ -64,15 +66,18 @@ def _targets(verb: str) -> list[str]:
     """The variables that a verb can mean, or what the registry has of the pools or runs."""
     if verb == "pull":
         return pulling.names(pools.current)
+    live = [pool.spec.name for pool in pools.all()] if verb in NAMED and verb != "attach" else []
+    if verb in NAMED and verb not in _OF_KEPT:
+        return live
     registry = Registry(patience=_PATIENCE)
     if not os.path.exists(registry.path):
-        return []
+        return live
     with contextlib.closing(registry), contextlib.suppress(PoolError):
-        if verb != "attach":
+        if verb not in _OF_KEPT:
             return [run.id for run in registry.runs(limit=_RUNS)]
         rows = [row for row in registry.pools() if (row.keep or row.provider != "local") and not row.is_mine]
-        return [row.name for row in rows if row.host_lives or row.provider != "local"]
-    return []
+        return [*live, *(row.name for row in rows if row.host_lives or row.provider != "local")]
+    return live
 
 
 def _values(option: Option, word: str, verb: str | None) -> list[str] | None:
@@ -81,7 +86,7 @@ def _values(option: Option, word: str, verb: str | None) -> list[str] | None:
         return None
     choices: Sequence[str] = option.choices
     if option == NAME:
-        choices = _targets(verb) if verb == "attach" else [pool.spec.name for pool in pools.all()]
+        choices = _targets(verb) if verb in _OF_KEPT else [pool.spec.name for pool in pools.all()]
     if option.key in _REGISTERED:
         choices = entries.names(_REGISTERED[option.key], choices)
     current = pools.current

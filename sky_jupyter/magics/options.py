@@ -28,6 +28,7 @@ from .table import (
     HOST,
     HOST_SWITCHES,
     HOSTS,
+    NAMED,
     NEEDED,
     PATHS,
     POOL,
@@ -63,9 +64,9 @@ class Given:
     Attributes
     ----------
     target : str or None
-        What stood behind the verb: for ``attach`` a pool's name (``name`` is the same), for
-        ``wait`` and ``logs`` the beginning of a run's id, for ``put`` and ``get`` what is to be moved; for
-        ``resize`` a number of nodes; for ``pull`` a variable.
+        What stood behind the verb: mostly a pool's name (``name`` is the same), for ``wait`` and ``logs``
+        the beginning of a run's id, for ``put`` and ``get`` what is to be moved; for ``resize`` a number of
+        nodes; for ``pull`` a variable.
     to : str or None
         What stood behind that, or behind ``--to``: where it goes.
     """
@@ -192,6 +193,7 @@ def _parse(line: str, prog: str, *, cell: bool) -> Given:
     if not cell:
         verb, words = _verb(words)
     parsed, rest = _parser(verb).parse_known_args(words)
+    _check_spaces(verb, words, rest, prog)
     targets = _targets(verb, rest, prog)
     try:
         return _given(verb, prog, {**vars(parsed), "targets": targets})
@@ -212,6 +214,25 @@ def _verb(words: list[str]) -> tuple[str, list[str]]:
             raise UsageError(f"%sky: a verb comes first, such as `%sky up {line}`; `%%sky` goes over a cell")
         raise UsageError(f"%sky: unknown verb {word!r}{nearest(word, VERBS)}; verbs are {', '.join(VERBS)}")
     return word, words[1:]
+
+
+def _check_spaces(verb: str | None, words: list[str], rest: list[str], prog: str) -> None:
+    """Refuse words that follow an option's value, as in ``--plugins jax keras``; a name stands behind its verb."""
+    if verb not in (None, "up", "restart"):
+        return
+    several = {option.flag for option in options_of(verb) if option.flag == "--plugins" or option.key in SEVERAL}
+    free = set(rest)
+    for number in range(1, len(words)):
+        flag, equals, value = words[number - 1].partition("=")
+        if not equals:
+            flag, value = words[max(0, number - 2)], words[number - 1]
+        if words[number] not in free or words[number].startswith("-"):
+            continue
+        if flag in several:
+            more = list(itertools.takewhile(lambda word: word in free and not word.startswith("-"), words[number:]))
+            meant = ",".join(word.strip(",") for word in [value, *more])
+            quotes = "a value with a space in it needs quotes"
+            raise UsageError(f"{prog}: {words[number]!r} is not an option; did you mean {flag} {meant}? ({quotes})")
 
 
 def _targets(verb: str | None, rest: list[str], prog: str) -> list[Any]:
@@ -279,7 +300,7 @@ def _given(verb: str | None, prog: str, parsed: dict[str, Any]) -> Given:
         parse_requirement(text)
     given = Given(verb=verb, pool=pool, **values)
     _agree(given, prog)
-    if verb == "attach" and given.target is not None:
+    if verb in NAMED and given.target is not None:
         given = replace(given, name=given.target)
     given.spec()
     return given
@@ -287,8 +308,9 @@ def _given(verb: str | None, prog: str, parsed: dict[str, Any]) -> Given:
 
 def _agree(given: Given, prog: str) -> None:
     """Refuse options that contradict each other."""
-    if given.all and given.name is not None:
-        raise UsageError(f"{prog}: {ALL.flag} and --name contradict each other; give one of them")
+    if given.all and (given.name is not None or given.target is not None):
+        which = "--name" if given.target is None else repr(given.target)
+        raise UsageError(f"{prog}: {ALL.flag} and {which} contradict each other; give one of them")
     if given.verb == "resize" and (given.target is None) == (not given.add and not given.remove):
         raise UsageError(
             f"{prog}: resize takes N, how many nodes there shall be, or {ADD.flag} and {REMOVE.flag}, which ones"
@@ -308,7 +330,7 @@ def _agree(given: Given, prog: str) -> None:
 
 
 def _what(verb: str | None) -> str:
-    return "pool is meant" if verb == "attach" else "run is meant"
+    return "pool is meant" if verb in NAMED else "run is meant"
 
 
 def _is_number(place: int | slice) -> bool:
@@ -365,6 +387,8 @@ def _choose_hosts(pool: dict[str, Any], hosts: tuple[str, ...] | None, prog: str
 
 def _make_provider(pool: dict[str, Any], prog: str) -> None:
     """Put a provider in the place of its name and of what is for it alone."""
+    if "hosts" in pool:
+        pool.setdefault("provider", "ssh")
     name = pool.get("provider")
     factory = None if name is None else entries.find(entries.PROVIDERS, name, PROVIDERS)
     given = {item.key: pool.pop(item.key) for item in (*HOSTS, *HOST_SWITCHES) if item.key in pool}

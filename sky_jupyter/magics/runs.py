@@ -69,7 +69,7 @@ def table(name: str | None) -> str:
         pool = registry.pool(name) if name is not None else None
         if name is not None and pool is None:
             raise PoolError(f"the registry knows no pool {name!r}")
-        names = {row.id: row.name for row in registry.pools()}
+        live = {row.id for row in registry.pools()}
         rows = registry.runs(pool.id if pool is not None else None, limit=_SHOWN)
     if not rows:
         return "no run is recorded"
@@ -77,16 +77,14 @@ def table(name: str | None) -> str:
     for row in rows:
         took = "" if row.elapsed is None else f"{row.elapsed:.1f} s"
         when = time.strftime("%d %b %H:%M:%S", time.localtime(row.began))
-        state = row.state if row.state != "running" or row.pool in names else "lost"
-        lines.append(
-            f"{row.id}  {names.get(row.pool, row.pool):12} {state:8} {when} {took:>9}  {_first_line(row.code)}"
-        )
+        state = row.state if row.state != "running" or row.pool in live else "lost"
+        cell = f"In[{row.cell}]" if row.cell else ""
+        name = row.pool_name or row.pool
+        lines.append(f"{row.id}  {name:12} {state:11} {when} {took:>9}  {cell:7} {_short(row.title)}")
     return "\n".join(lines)
 
 
-def _first_line(code: str) -> str:
-    lines = [line.strip() for line in code.splitlines() if line.strip() and not line.startswith("# %%sky")]
-    text = lines[0] if lines else ""
+def _short(text: str) -> str:
     return text if len(text) <= _CODE else text[: _CODE - 1] + "…"
 
 
@@ -145,7 +143,9 @@ def end_left(name: str | None) -> str:
         sweep(registry)
         left = [trace for trace in traces.orphans(registry) if name in (None, trace.name, trace.pool)]
         if not left:
-            if name is not None and (told := person.wait(lambda: ending.end_named(name, person.prompts))):
+            if name is None:
+                return "there is no pool, and nothing to end"
+            if told := person.wait(lambda: ending.end_named(name, person.prompts)):
                 return told
             pools.need(name)
         ended, failed = person.wait(lambda: traces.end(registry, left, person.prompts))
@@ -155,6 +155,19 @@ def end_left(name: str | None) -> str:
         done = f"{'; '.join(lines)}; but " if lines else ""
         raise PoolError(f"{done}what pools have left there cannot be ended just now: {whys}")
     return "\n".join(lines)
+
+
+def nobodys() -> list[str]:
+    """What there is of kept pools that nobody manages, a line each."""
+    with _registry() as registry, contextlib.suppress(PoolError):
+        return [_kept(registry, row) for row in registry.pools() if row.outlives and not row.owner_lives]
+    return []
+
+
+def kept(row: PoolRow) -> str:
+    """What there is of a kept pool, in a line."""
+    with _registry() as registry:
+        return _kept(registry, row)
 
 
 def _kept(registry: Registry, row: PoolRow) -> str:
@@ -173,5 +186,5 @@ def _kept(registry: Registry, row: PoolRow) -> str:
         if run is not None:
             minutes = max(0.0, time.time() - run.began) / 60
             since = f"for {minutes:.0f} min" if near else f"since {minutes:.0f} min ago, as far as is known"
-            text += f", runs {id} ({_first_line(run.code)}) {since}"
+            text += f", runs {id} ({_short(run.title)}) {since}"
     return f"{text}; `%sky attach {row.name}` takes it up"

@@ -345,7 +345,7 @@ VERBS = {
     "resize": "more or fewer nodes: what stays is kept, and all ranks get new kernels",
     "where": "each rank's stack, whatever it is doing, and which rank is elsewhere",
     "interrupt": "raise KeyboardInterrupt in every rank that works",
-    "down": "end a pool (--name: also one that nobody manages), or --all",
+    "down": "end a pool (by its name: also one that nobody manages), or --all",
     "attach": "manage a kept pool from this notebook, and show what runs on it",
     "wait": "show a run, and go on when it has ended",
     "names": "each name that the nodes have: where its value comes from, its size, and when it was sent",
@@ -360,7 +360,9 @@ VERBS = {
 _VARIABLE = Target("NAME", _identifier, "a Python name", "what it is called on the nodes")
 _RUN = Target("RUN", _run_id, "a run's id or how it begins, such as 3f9a2c1b", "which run, by its id (the newest)")
 _COUNT = Target("N", _count, "a whole number", "how many nodes there shall be; else --add and --remove say which")
-_POOL = Target("NAME", str, "a name", "which pool (the one there is)")
+_POOL = Target("NAME", str, "a name", "which pool (the current one)")
+# The verbs behind which a pool's name may stand, as behind --name.
+NAMED = ("up", "status", "restart", "where", "interrupt", "down", "attach", "names", "runs", "freeze")
 _THERE = (
     "a relative one begins in the ranks' working folder: the home on other machines,\n"
     f"{'':24}on this one the folder in which the pool was made"
@@ -407,7 +409,9 @@ _SWITCHES = {
 }
 TARGETS = {
     "resize": (_COUNT,),
-    "attach": (_POOL,),
+    **dict.fromkeys(NAMED, (_POOL,)),
+    "attach": (replace(_POOL, help="which pool (the one there is)"),),
+    "runs": (replace(_POOL, help="of which pool (all)"),),
     "wait": (_RUN,),
     "logs": (_RUN,),
     "put": _PUT,

@@ -43,7 +43,8 @@ _MORE = {
     "pools": {
         "owner_place": "TEXT NOT NULL DEFAULT ''",
         "machine_place": "TEXT NOT NULL DEFAULT ''",
-    }
+    },
+    "runs": {"cell": "INTEGER NOT NULL DEFAULT 0"},
 }
 _making = threading.Lock()
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ..redaction import without_secrets
@@ -48,9 +49,20 @@ class Gone:
 
 def line(spec: PoolSpec) -> str:
     """The magic that makes a pool such as this; values that may be secrets are left for the person to write."""
-    words = ["%sky", "up", "--provider", spec.provider.kind]
+    return " ".join(["%sky", "up", *_words(_given(spec)), *_switches(spec)])
+
+
+def changes(old: PoolSpec, new: PoolSpec) -> str:
+    """The options that a pool such as ``new`` is given and one such as ``old`` is not; secrets as in `line`."""
+    before, switched = _given(old), _switches(old)
+    words = _words({name: value for name, value in _given(new).items() if before.get(name) != value})
+    return " ".join([*words, *(word for word in _switches(new) if word not in switched)])
+
+
+def _given(spec: PoolSpec) -> dict[str, object]:
+    """What a pool's options are given, by their names."""
     provider, image = spec.provider, spec.image
-    given: dict[str, object] = {}
+    given: dict[str, object] = {"provider": provider.kind}
     if spec.name != "default":
         given["name"] = spec.name
     if hosts := getattr(provider, "hosts", ()):
@@ -70,13 +82,19 @@ def line(spec: PoolSpec) -> str:
     given["ttl"] = _seconds(spec.ttl)
     given["journal"] = spec.journal if spec.journal != DEFAULT_JOURNAL else None
     given["blob-limit"] = spec.blob_limit
-    for name, value in given.items():
-        if value is not None and value != "":
-            words += [f"--{name}", shlex.quote(str(value))]
+    return {name: value for name, value in given.items() if value is not None and value != ""}
+
+
+def _switches(spec: PoolSpec) -> list[str]:
+    provider = spec.provider
     accepted = getattr(provider, "accept_host_keys", False) is True
     switches = {"accept-host-keys": accepted, "offline": getattr(provider, "offline", False), "keep": spec.keep}
     switches["no-cluster"] = not spec.options.cluster
-    return " ".join([*words, *(f"--{name}" for name, on in switches.items() if on)])
+    return [f"--{name}" for name, on in switches.items() if on]
+
+
+def _words(given: Mapping[str, object]) -> list[str]:
+    return [word for name, value in given.items() for word in (f"--{name}", shlex.quote(str(value)))]
 
 
 def _seconds(value: float | None) -> str | None:

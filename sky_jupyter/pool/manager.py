@@ -278,7 +278,7 @@ class Pool(PoolLife):
             self.supervisor.add(run)
             # The cell goes first: what writes it down would only keep the loop from sending it.
             run.task = loop().submit(self.supervisor.execute(run, content, grace, timeout))
-            self.registry.run_began(run.id, self.id, code, list(run.outcomes))
+            self.registry.run_began(run.id, self.id, code, list(run.outcomes), max(0, run.count))
         if presses:
             run.early = True
             self.press(run, len(presses))
@@ -387,7 +387,7 @@ class Pool(PoolLife):
         self.current = run
         self.supervisor.add(run)
         # Its manager may have ended before it was written down.
-        self.registry.run_began(run.key, self.id, run.code, list(run.outcomes))
+        self.registry.run_began(run.key, self.id, run.code, list(run.outcomes), max(0, run.count))
         run.task = loop().submit(self.supervisor.adopt(run, facts["begin"], facts["nodes"], over=facts["over"]))
         return run
 
@@ -574,7 +574,9 @@ class Pool(PoolLife):
             run.task.result()
         self.supervisor.discard(run)
         values.discard(self, run)
-        self.registry.run_ended(run.key, "failed" if run.failed else "ok", run.elapsed)
+        ends = {run.outcomes[rank].end.get("status") for rank in run.failed}
+        state = "ok" if not ends else "interrupted" if ends == {"interrupted"} else "failed"
+        self.registry.run_ended(run.key, state, run.elapsed)
         outcomes = list(run.outcomes.values())
         # What only some of the ranks have bound is sent again.
         everywhere = len(outcomes) == self.spec.world_size

@@ -338,13 +338,15 @@ class Registry:
 
     # -- runs --------------------------------------------------------------------------------------
 
-    def run_began(self, id: str, pool: str, code: str, ranks: Sequence[int] = ()) -> None:
-        """Record that a run begins, on these ranks or on all."""
+    def run_began(self, id: str, pool: str, code: str, ranks: Sequence[int] = (), cell: int = 0) -> None:
+        """Record that a run begins, on these ranks or on all; of the cell ``In[cell]``, unless 0."""
         # Code may hold halves of characters, which no file can.
         text = code[:MAX_CODE].encode("utf-8", "replace").decode()
-        values = (id, pool, text, time.time(), ranges(ranks[:MAX_RANKS]))
+        values = (id, pool, text, time.time(), ranges(ranks[:MAX_RANKS]), cell)
         self._write_later(
-            "INSERT OR IGNORE INTO runs (id, pool, state, code, began, ranks) VALUES (?, ?, 'running', ?, ?, ?)", values
+            "INSERT OR IGNORE INTO runs (id, pool, state, code, began, ranks, cell) "
+            "VALUES (?, ?, 'running', ?, ?, ?, ?)",
+            values,
         )
 
     def run_ended(self, id: str, state: str, elapsed: float) -> None:

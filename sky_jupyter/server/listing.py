@@ -9,7 +9,6 @@ from typing import Any
 from ..pool.registry import PoolRow, Registry, RunRow, running
 from .kernels import Kernel, Kernels, manager_of
 
-_TITLE = 80
 _RUNS = 20
 
 
@@ -85,15 +84,8 @@ def _run(run: RunRow) -> dict[str, Any]:
     return {
         "id": run.id,
         "state": run.state,
-        "title": title(run.code),
+        "title": run.title,
         "began": run.began,
         "elapsed": run.elapsed,
         "ranks": len(run.ranks) or None,
     }
-
-
-def title(code: str) -> str:
-    """A cell in a line: its first that says something; a comment above the code is a title."""
-    lines = [line.strip() for line in code.splitlines() if line.strip() and not line.startswith("# %%sky")]
-    text = lines[0].lstrip("# ") if lines else ""
-    return text if len(text) <= _TITLE else f"{text[: _TITLE - 1]}…"

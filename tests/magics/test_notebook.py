@@ -98,8 +98,39 @@ def test_another_spec_on_a_live_name_says_what_differs_and_starts_nothing(two):
         assert "%sky restart --name default" in cell.error
         assert "Traceback" not in cell.error
         assert not cell.displays
-    assert "image: " in two.run("%%sky --env A=1\n1").error
+    assert "variables: A" in two.run("%%sky --env A=1\n1").error
+    told = two.run("%%sky --nodes 3 --python 3.13\n1").error
+    assert "python: the notebook's -> 3.13" in told
+    assert "`%sky restart --name default --nodes 3 --python 3.13`; its names are lost" in told
+    assert "`%sky resize 3 --name default`" in told
+    assert "resize" not in two.run("%%sky --accelerator A100\n1").error
     assert pools_of(two) == ["default"]
+
+
+def test_a_name_alone_makes_no_pool(two):
+    refused = two.run("%%sky --name defalt\n1").error
+    assert refused == (
+        "PoolError: no pool 'defalt' here; did you mean 'default'? (`%%sky --nodes N --name defalt` makes one)"
+    )
+    assert "no pool 'xyz' here; live: default. (" in two.run("%%sky --name xyz\n1").error
+    assert pools_of(two) == ["default"]
+    assert two.run("%%sky\n1").run.startswith("sky · 2 ranks")
+
+
+def test_runs_are_told_by_what_their_cells_do(two):
+    two.run("%sky up --nodes 1 --name ended")
+    done = two.run("%%sky --name ended\nimport os\nfrom os import (\n    path,\n)\nos.getpid()")
+    two.run("%sky down ended")
+    stopped = two.run("%%sky\nimport time\nprint('begun', flush=True)\ntime.sleep(600)", until=begun)
+    lines = two.run("%sky runs").stream().splitlines()
+    now = r"\d\d \w+ \d\d:\d\d:\d\d +[\d.]+ s"
+    interrupted = rf"\w{{8}}  default +interrupted +{now}  In\[{stopped.number}\] +print\('begun', flush=True\)"
+    assert re.fullmatch(interrupted, lines[0]), lines
+    assert re.fullmatch(rf"\w{{8}}  ended +ok +{now}  In\[{done.number}\] +os.getpid\(\)", lines[1]), lines
+
+
+def begun(cell: Cell) -> bool:
+    return bool(cell.displays) and "[0-1] begun" in cell.run
 
 
 def test_several_pools_live_side_by_side_and_are_told_apart_by_name(two):
@@ -680,9 +711,11 @@ def test_where_tells_what_each_rank_is_at(two):
 def test_down_ends_all_pools_and_status_says_how_to_make_one(book):
     book.run("%sky up")
     assert "ended" in book.run("%sky down --all").stream()
-    assert book.run("%sky down --all").stream() == ""
+    for again in ("%sky down --all", "%sky down"):
+        cell = book.run(again)
+        assert (cell.status, cell.stream()) == ("ok", "there is no pool, and nothing to end\n")
     assert "%sky up --nodes 2" in book.run("%sky").stream()
-    assert "there is no pool" in book.run("%sky down").error
+    assert "there is no pool 'default'" in book.run("%sky down default").error
 
 
 # Help and completion, through the kernel.

@@ -362,6 +362,7 @@ def test_a_line_without_a_verb_asks_for_the_status():
         ("--journal 100KB", "journal must be a whole number of bytes from 1048576 to 1099511627776, not 102400"),
         ("--journal 2TB", "journal must be a whole number of bytes"),
         ("--name 'x", "a quote that is not closed?"),
+        ("--plugins jax keras --nodes 2", "'keras' is not an option; did you mean --plugins jax,keras?"),
     ],
 )
 def test_a_mistake_over_a_cell_is_told_in_a_line(line, told):
@@ -376,7 +377,9 @@ def test_a_mistake_over_a_cell_is_told_in_a_line(line, told):
         ("statsu", "unknown verb 'statsu'; did you mean 'status'?; verbs are up, status"),
         ("xyzzy", "unknown verb 'xyzzy'; verbs are up, status"),
         ("--nodes 2", "a verb comes first, such as `%sky up --nodes 2`"),
-        ("down trainers", "'trainers' is not an option; options are --name, --exit-timeout, --all"),
+        ("down a b", "down takes one NAME, not 'a' and 'b'"),
+        ("down a --name a", "'a' and --name say each which pool is meant; give one of them"),
+        ("down --all a", "--all and 'a' contradict each other"),
         ("down --all --name x", "--all and --name contradict each other"),
         ("up --al", "unknown option --al"),
         ("up --detach", "unknown option --detach"),
@@ -403,9 +406,12 @@ def test_a_mistake_over_a_cell_is_told_in_a_line(line, told):
         ("logs 3f --rank x", "--rank takes ranks such as 0,2-5, or head, not 'x'"),
         ("logs 3f --rnk 0", "unknown option --rnk; did you mean '--rank'?"),
         ("logs --rank", "expected one argument"),
-        ("runs 3f", "'3f' is not an option; options are --name"),
         ("atach", "unknown verb 'atach'; did you mean 'attach'?"),
-        ("up --plugins jax, keras", "a value with a space in it needs quotes"),
+        (
+            "up --plugins jax, keras",
+            "'keras' is not an option; did you mean --plugins jax,keras? (a value with a space",
+        ),
+        ("up --pip=a b c", "'b' is not an option; did you mean --pip a,b,c?"),
     ],
 )
 def test_a_mistake_after_a_verb_is_told_in_a_line(line, told):

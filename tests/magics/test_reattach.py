@@ -87,7 +87,7 @@ def test_a_new_notebook_is_told_of_a_kept_pool_and_shows_its_running_cell_from_t
             kept="everything on the nodes, all output, all results",
             told=loaded.elapsed,
         )
-        assert re.search(rf"pool {name}: 2 local nodes, kept, runs \w+ \(import time\) for 0 min; `%sky attach", told)
+        assert re.search(rf"pool {name}: 2 local nodes, kept, runs \w+ \(for i in .*:\) for 0 min; `%sky attach", told)
         cell = page.run(f"%sky attach {name}")
         assert cell.status == "ok"
         assert [f"line {i}" in cell.run for i in (0, 1, 148, 149)] == [True] * 4, cell.displays
@@ -99,10 +99,40 @@ def test_a_new_notebook_is_told_of_a_kept_pool_and_shows_its_running_cell_from_t
         (earlier,) = re.findall(r"(\w{8}) .* first = 'here'", listed)
         page.run(f"%sky wait {earlier}")
         assert page.value("_sky.values") == ["of an earlier run"] * 2
-        (printed,) = re.findall(r"(\w{8}) .* import time", listed)
+        (printed,) = re.findall(r"(\w{8}) .* for i in range", listed)
         logged = page.run(f"%sky logs {printed} --rank 1").stream()
         assert logged.split("\n")[:3] == ["line 0", "line 1", "line 2"]
         page.run("%sky down")
+
+
+def test_a_notebook_that_keeps_its_pool_runs_from_top_to_bottom_again(tmp_path: Path, name: str) -> None:
+    """With the same line, which finds its own pool; a name alone, or another line, makes none beside it."""
+    begin, go = f"%%sky --nodes 2 --keep --name {name}", tmp_path / "go"
+    with notebook(tmp_path) as page:
+        page.run(LOAD)
+        assert page.run(f"{begin}\nmade = 5").status == "ok"
+        beside = page.run(f"%%sky --detach\nimport os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)")
+        assert "goes on" in beside.stream()
+    pool = the_pool(name)
+    with notebook(tmp_path) as page:
+        page.run(LOAD)
+        line = f"pool {name}: 2 local nodes, kept, runs"
+        assert line in page.run("%sky").stream()
+        assert line in page.run(f"%sky status {name}").stream()
+        for alone in (f"%%sky --name {name}\n1", f"%sky up {name}"):
+            told = page.run(alone).error
+            assert line in told
+            assert f"`%sky attach {name}` takes it up" in told
+        other = page.run(f"%%sky --nodes 3 --keep --name {name}\n1").error
+        assert f"a kept pool '{name}' lives, and the options ask for another one: nodes: 2 -> 3" in other
+        assert f"%sky down {name}" in page.complete("%sky down ")
+        again = page.run(f"%sky up --nodes 2 --keep --name {name}")
+        assert "2 local nodes attached" in again.displays[0].data["text/plain"]
+        go.touch()
+        assert page.run(f"{begin}\nmade").status == "ok"
+        assert page.value("_sky.values") == [5, 5]
+        assert the_pool(name).id == pool.id
+        assert page.run(f"%sky down {name}").stream() == f"pool {name}: ended\n"
 
 
 def test_a_pool_that_another_notebook_manages_is_refused_until_it_is_taken_over(tmp_path: Path, name: str) -> None:
@@ -113,6 +143,9 @@ def test_a_pool_that_another_notebook_manages_is_refused_until_it_is_taken_over(
         sent = {path.name: path.stat().st_ino for folder in pool_folders(the_pool(name).id) for path in kept(folder)}
         assert len(sent) == 1
         second.run(LOAD)
+        beside = second.run(f"%%sky --name {name}\n1")
+        assert f"pool '{name}' is managed by" in beside.error
+        assert f"`%sky attach {name} --take-over` takes it over" in beside.error
         refused = second.run(f"%sky attach {name}")
         assert refused.error_name == "PoolError"
         assert "--take-over" in refused.error

@@ -182,7 +182,7 @@ def test_nodes_are_added_and_removed_while_a_cell_runs_which_ends_with_an_error_
     assert two.run("%%sky\n1").body == ["[0-1] Out: 1"]
     two.run("%%sky\nmine = 4")
     assert two.run("%sky resize 1 --yes").status == "ok"
-    assert "`%sky resize 2 --name default` changes that" in two.run("%%sky --nodes 2\n1").error
+    assert "`%sky resize 2 --name default`" in two.run("%%sky --nodes 2\n1").error
     two.run("%%sky\nprint('alone')")
     assert two.run("%sky resize 2").status == "ok"
     # A run is shown with the ranks that it had.

@@ -47,7 +47,7 @@ def test_a_file_of_options_names_hosts_too(tmp_path: Path) -> None:
     ("line", "told"),
     [
         ("--provider ssh", "--provider ssh needs --hosts, such as --hosts gpu1,me@gpu2:2222"),
-        ("--hosts a", "--hosts is for --provider ssh"),
+        ("--provider local --hosts a", "--hosts is for --provider ssh"),
         ("--provider local --hosts a --offline", "--hosts, --offline are for --provider ssh"),
         ("--provider ssh --hosts a,a", "host 'a' is named more than once"),
         ("--provider ssh --hosts a --port x", "--port takes a whole number, not 'x'"),

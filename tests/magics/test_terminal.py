@@ -125,7 +125,7 @@ def test_what_each_rank_is_at_stands_below_its_lines(terminal):
 
 
 def test_errors_are_short(terminal):
-    shown = terminal.run("%%sky --name errors\n1/0")
+    shown = terminal.run("%%sky --nodes 1 --name errors\n1/0")
     assert "CellError: the cell failed on its only rank" in shown
     # Where it took longer, the row of its rank says so too.
     assert len(re.findall(r"(?m)^ZeroDivisionError: division by zero", shown)) == 1
@@ -134,7 +134,7 @@ def test_errors_are_short(terminal):
 
 
 def test_an_interrupt_reaches_the_ranks(terminal):
-    terminal.type("%%sky --name stopped\nimport time\nprint('begun', flush=True)\ntime.sleep(60)")
+    terminal.type("%%sky --nodes 1 --name stopped\nimport time\nprint('begun', flush=True)\ntime.sleep(60)")
     terminal.seen(r"(?m)^begun\n\n● sky · stopped · 1 rank · .* running")
     terminal.process.sendintr()
     shown = terminal.shown()

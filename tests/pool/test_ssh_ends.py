@@ -98,7 +98,7 @@ def test_or_by_the_next_notebook(world: World, tmp_path: Path, how: str) -> None
         wait_until(lambda: is_clean(world[1]) and not left_over())
         if how != "clean":
             wait_until(lambda: nothing_here(pool.id))
-        assert "there is no pool" in book.run("%sky down").error
+        assert "there is no pool" in book.run("%sky down").stream()
 
 
 CLEAN = """

@@ -1,0 +1,66 @@
+"""Why a line does not get the pool that it asks for, and what to type instead."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from ..api import kept_row
+from ..errors import nearest
+from ..pool.gone import changes
+from ..pool.live import pools
+from ..spec import PoolSpec
+from . import runs
+from .options import Given
+
+
+def other(spec: PoolSpec, given: Given, differences: Sequence[str], *, attached: bool = True) -> str:
+    """Why options are refused that ask for another pool than the one of that name.
+
+    Parameters
+    ----------
+    spec : PoolSpec
+        The pool as it is.
+    differences : sequence of str
+        What the options ask for and the pool has not, as `PoolSpec.differences` tells it.
+    attached : bool
+        Whether this notebook manages it; else it is a kept one that nobody manages.
+    """
+    name, wanted = spec.name, given.spec(spec)
+    options = changes(spec, wanted)
+    asked = f"and the options ask for another one: {'; '.join(differences)}"
+    if not attached:
+        ways = [
+            ("use it as it is", f"`%sky attach {name}`"),
+            ("end it", f"`%sky down {name}`"),
+            ("make one besides", "give another --name"),
+        ]
+        return "\n".join([f"a kept pool {name!r} lives, {asked}", *_rows(ways)])
+    ways = [("use it as it is", "leave these options out")]
+    if wanted.nodes != spec.nodes:
+        ways.append(("change its nodes", f"`%sky resize {wanted.nodes} --name {name}`"))
+    ways += [
+        ("make it anew", f"`%sky restart --name {name} {options}`".replace(" `", "`") + "; its names are lost"),
+        ("make one besides", f"`%%sky {options} --name OTHER`"),
+    ]
+    return "\n".join([f"pool {name!r} is live, {asked}", *_rows(ways)])
+
+
+def _rows(ways: Sequence[tuple[str, str]]) -> list[str]:
+    width = max(len(what) for what, _ in ways) + 2
+    return [f"  {what + ':':{width}}{how}" for what, how in ways]
+
+
+def name_alone(given: Given) -> str:
+    """Why a line that gives a name and says nothing else of a pool gets none; empty where it makes one."""
+    name = given.name or ""
+    row = kept_row(name)
+    if row is not None and row.owner_lives:
+        return f"pool {name!r} is managed by {row.who}; `%sky attach {name} --take-over` takes it over"
+    if row is not None:
+        return runs.kept(row)
+    if given.verb is not None:
+        # `%sky up` is there to make one.
+        return ""
+    there = pools.names
+    near = nearest(name, there) or (f"; live: {', '.join(there)}." if there else ".")
+    return f"no pool {name!r} here{near} (`%%sky --nodes N --name {name}` makes one)"
