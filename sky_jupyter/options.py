@@ -98,6 +98,9 @@ class Options:
         becomes of that, False writes nothing, a level or a `LogConfig` has it written out.
     worker : Worker, optional
         How many calls a node runs at a time.
+    crowded : bool
+        Whether local nodes may be more rank processes than this machine bears: more than four for each core, or
+        more memory than half of it.
     cluster : bool
         Whether nodes work together. Without it they need not reach each other, and each rank is a world of
         its own: no coordinator, no collectives, ``shard`` gives everything.
@@ -116,6 +119,7 @@ class Options:
     logging: bool | int | str | LogConfig = True
     worker: Worker | None = None
     cluster: bool = True
+    crowded: bool = False
 
     def __post_init__(self) -> None:
         _one_of("selection", self.selection, SELECTIONS)
@@ -126,7 +130,7 @@ class Options:
         if self.max_provision_attempts is not None:
             _whole("max_provision_attempts", self.max_provision_attempts)
         _whole("retry_on_interruption", self.retry_on_interruption, 0)
-        for name in ("console", "cluster"):
+        for name in ("console", "cluster", "crowded"):
             if not isinstance(getattr(self, name), bool):
                 raise SpecError(f"{name} must be True or False, not {getattr(self, name)!r}")
         if self.worker is not None and not isinstance(self.worker, Worker):

@@ -25,7 +25,7 @@ from ..errors import BootstrapError, MachineError
 from ..plugins.base import Step
 from ..redaction import without_secrets
 from ..spec import PoolSpec
-from . import apt, environment, hosts, indexes, package, wheels
+from . import apt, environment, hosts, indexes, package, wheels, words
 from .requirements import frozen
 from .site import PATIENCE, Site, T, on_all
 from .supplies import Supplies
@@ -338,7 +338,9 @@ class Crew:
                 self._tell(site, text, say)
         status = command.wait(PATIENCE)
         if status:
-            raise BootstrapError(phase, f"exit status {status}{advice}", command=shown, lines=lines[-LAST_LINES:])
+            why = words.of(lines) if phase == "environment" else ""
+            told = f"{why}; exit status {status}{advice}" if why else f"exit status {status}{advice}"
+            raise BootstrapError(phase, told, command=shown, lines=lines[-LAST_LINES:])
 
     def _tell(self, site: Site, line: str, say: OnLine) -> None:
         self.on_node(site.node, "on", line)

@@ -16,6 +16,7 @@ import uv
 
 from ..errors import BootstrapError
 from ..redaction import without_secrets
+from . import words
 
 OnLine = Callable[[str], None]
 LAST_LINES = 30
@@ -88,6 +89,8 @@ def run_uv(
         _end(process)
     if stopped or process.returncode:
         message = "uv was stopped" if stopped else f"uv ended with status {process.returncode}"
+        if not stopped and (why := words.of(lines)):
+            message = f"{why}; {message}"
         raise BootstrapError(phase, message, command=command, lines=lines[-LAST_LINES:])
     return lines
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import sys
 from collections.abc import Iterable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from IPython.core.error import UsageError
@@ -157,7 +158,9 @@ class SkyMagics(Magics):
             try:
                 with display.LateView(f"run {id}", "over", "not over", pool=pool.spec.name) as late:
                     with pool.watchdog.telling(late.on_event):
-                        self.attend(pool, detached.run, display.Silent(late.refresh), detached.out)
+                        silent = display.Silent(late.refresh)
+                        self.await_end(pool, detached.run, silent, detached.tape)
+                        self.attend(pool, detached.run, silent, detached.out)
             except CellError as error:
                 print(f"run {id}: {error}; `%sky logs {id}` shows what it printed")
             del pool.detached[id]
@@ -188,7 +191,13 @@ class SkyMagics(Magics):
             raise PoolError(gone.refusal("%%sky --provider local", pools.names))
         if given.name is not None and not given.pool and (why := refusals.name_alone(given)):
             raise PoolError(why)
-        return started(given.spec())
+        spec = given.spec()
+        numbers = [one for one in (*(given.on or ()), *(given.only or ())) if isinstance(one, int)]
+        top = max(numbers, default=0)
+        if top >= spec.world_size:
+            ranks = "1 rank, rank 0" if spec.world_size == 1 else f"ranks 0 to {spec.world_size - 1}"
+            raise SpecError(f"%%sky: the pool would have {ranks}, not {top}: `%%sky --nodes {top + 1}` makes it larger")
+        return started(spec)
 
     def taken_up(self, given: Given) -> Pool | None:
         """The pool that ``--keep`` asks for, where it lives on from an earlier kernel and nobody manages it."""
@@ -281,6 +290,8 @@ class SkyMagics(Magics):
             return
         self.gather(pool, over=True)
         _take_patience(pool, given)
+        if given.yes:
+            pool.spec = replace(pool.spec, options=replace(pool.spec.options, crowded=True))
         if not given.yes and not self.may_lose(pool):
             print(f"pool {pool.spec.name} stays as it was")
             return
@@ -358,9 +369,31 @@ class SkyMagics(Magics):
             view = run_view(pool, sorted(pool.homes(id)))
             self.attend(pool, pool.adopt(id, view.on_event), view)
 
+    def watch(self, pool: Pool, id: str) -> None:
+        """Show a run as `follow` does; an interrupt only ends that."""
+        detached = pool.detached.get(id)
+        if detached is None:
+            tape = Tape()
+            detached = pool.detached[id] = Detached(pool.adopt(id, tape), tape)
+        view = run_view(pool, list(detached.run.outcomes))
+        detached.tape.play(view.on_event)
+        self.await_end(pool, detached.run, view, detached.tape)
+        del pool.detached[id]
+        self.attend(pool, detached.run, view, detached.out)
+
+    def await_end(self, pool: Pool, run: Run, view: Any, tape: Tape) -> None:
+        """Wait for the end of a run that goes on when this is interrupted."""
+        if pool.watch(run, view.refresh):
+            return
+        tape.stop()
+        text = f"run {run.id} goes on; `%sky wait` shows it again, `%sky interrupt` stops it"
+        view.on_event(NoticeEvent(text))
+        view.finish(run.elapsed)
+        raise KeyboardInterrupt(text)
+
     def do_wait(self, given: Given) -> None:
         pool, id = runs.find(given)
-        self.follow(pool, id)
+        self.watch(pool, id)
 
     def do_logs(self, given: Given) -> None:
         pool, id = runs.find(given)

@@ -112,6 +112,8 @@ class Given:
         changes = dict(self.pool)
         if "no_cluster" in changes:
             changes["options"] = replace(spec.options, cluster=not changes.pop("no_cluster"))
+        if changes.pop("yes", False):
+            changes["options"] = replace(changes.get("options", spec.options), crowded=True)
         if "exit_timeout" in changes:
             options = changes.get("options", spec.options)
             changes["options"] = replace(options, exit_timeout=changes.pop("exit_timeout"))
@@ -288,7 +290,8 @@ def _given(verb: str | None, prog: str, parsed: dict[str, Any]) -> Given:
         values = {key: _value(by_key[key], given, f"{prog}: {config}") for key, given in checked}
     values.update({key: _value(by_key[key], given, prog) for key, given in texts.items()})
     values.update(switches, **dict(zip(("target", "to"), parsed["targets"], strict=False)))
-    pool_keys = {item.key for item in (*POOL, *POOL_SWITCHES)}
+    # (`resize` has a --yes of its own.)
+    pool_keys = {item.key for item in (*POOL, *POOL_SWITCHES)} - ({"yes"} if verb == "resize" else set())
     pool = {key: values.pop(key) for key in list(values) if key in pool_keys}
     if verb == "clean":
         _choose_hosts(pool, values.pop("host", None), prog)

@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Sequence
 
 from ..api import kept_row
 from ..errors import nearest
 from ..pool.gone import changes
 from ..pool.live import pools
+from ..redaction import without_secrets
 from ..spec import PoolSpec
 from . import runs
 from .options import Given
@@ -36,6 +38,11 @@ def other(spec: PoolSpec, given: Given, differences: Sequence[str], *, attached:
         ]
         return "\n".join([f"a kept pool {name!r} lives, {asked}", *_rows(ways)])
     ways = [("use it as it is", "leave these options out")]
+    if more := [text for text in wanted.image.pip if text not in spec.image.pip]:
+        added = " ".join(shlex.quote(without_secrets(text)) for text in more)
+        ways.append(
+            ("add packages", f"`%pip install {added}` here, and `%%sky --sync` over the cell that imports them")
+        )
     if wanted.nodes != spec.nodes:
         ways.append(("change its nodes", f"`%sky resize {wanted.nodes} --name {name}`"))
     ways += [

@@ -292,7 +292,9 @@ HOST_SWITCHES = (
     ACCEPT,
     Switch("--offline", "ssh: send the hosts all packages from here; they need no internet"),
 )
+CROWDED = Switch("--yes", "local nodes may be more processes than this machine bears")
 POOL_SWITCHES = (
+    CROWDED,
     Switch("--keep", "the pool outlives its notebook; `%sky attach` finds it again"),
     Switch("--no-cluster", "nodes stand alone: each rank is a world of its own, without collectives"),
     *HOST_SWITCHES,
@@ -335,7 +337,7 @@ ADD = Option(
     "--add", "A,U@B:P", _words, "hosts with a comma between, such as gpu1,me@gpu2:2222", "hosts that become nodes"
 )
 REMOVE = Option("--remove", "2,4-5", ranks, "nodes such as 2,4-5", "nodes that are removed; the others move up")
-YES = Switch("--yes", "do not ask whether what only the nodes have may be lost")
+YES = Switch("--yes", "do not ask whether what only the nodes have may be lost, or whether local nodes are too many")
 EXIT_TIMEOUT = next(option for option in POOL if option.flag == "--exit-timeout")
 HOST = Option("--host", "A,U@B:P", _words, "hosts with a comma between, such as gpu1,me@gpu2:2222", "those hosts")
 VERBS = {
@@ -347,7 +349,7 @@ VERBS = {
     "interrupt": "raise KeyboardInterrupt in every rank that works",
     "down": "end a pool (by its name: also one that nobody manages), or --all",
     "attach": "manage a kept pool from this notebook, and show what runs on it",
-    "wait": "show a run, and go on when it has ended",
+    "wait": "show a run until it has ended; an interrupt only stops the waiting (`%sky interrupt`: the run)",
     "names": "each name that the nodes have: where its value comes from, its size, and when it was sent",
     "runs": "the runs that are recorded, the newest first",
     "logs": "what a run has printed: the newest 1 MB, or more with --last and --to",

@@ -71,7 +71,7 @@ def ignore(event: Event) -> None:
 
 
 class Tape:
-    """The listener of a run that nobody watches yet: it keeps what it hears, and plays it to who comes.
+    """The listener of a run that was let go: it keeps what it hears, and plays it to who comes, also a second time.
 
     Parameters
     ----------
@@ -91,9 +91,8 @@ class Tape:
     def __call__(self, event: Event) -> None:
         """Take an event in, or hand it on."""
         with self._lock:
-            if self._to is None:
-                self._keep(event)
-            else:
+            self._keep(event)
+            if self._to is not None:
                 self._to(event)
 
     def _keep(self, event: Event) -> None:
@@ -117,8 +116,12 @@ class Tape:
                 listener(NoticeEvent(text))
             for event, _ in self._kept:
                 listener(event)
-            self._held, self._to = [], listener
-            self._kept.clear()
+            self._to = listener
+
+    def stop(self) -> None:
+        """Tell the listener nothing more; who comes next is played all that is kept."""
+        with self._lock:
+            self._to = None
 
 
 def _size(event: Event) -> int:

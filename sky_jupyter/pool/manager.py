@@ -562,6 +562,21 @@ class Pool(PoolLife):
                 run.lose(run.left, f"you gave it up, and nothing answers{self.watchdog.why}")
         return bool(presses) or run.presses > before or run.early
 
+    def watch(self, run: Run, tick: Tick = no_tick) -> bool:
+        """Wait until a run's task is done, or an interrupt, which does nothing to the run; whether it is done."""
+        with counting_interrupts() as presses:
+
+            def look() -> None:
+                if presses:
+                    raise _Freed
+                tick()
+
+            try:
+                wait_ticking(run.task, look)
+            except _Freed:
+                return False
+        return True
+
     def press(self, run: Run, times: int = 1) -> None:
         """What a person's interrupt does to a run, by whichever key or button: the second is a hard one."""
         run.presses += times

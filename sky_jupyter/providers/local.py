@@ -12,6 +12,10 @@ from ..node import accelerators
 from ..spec import PoolSpec
 from .base import MachineRecord, Offer
 
+# So many ranks no machine minds; so many a core are too many, and so many bytes each needs at least.
+_FEW, _PER_CORE = 8, 4
+_BARE, _WITH_FRAMEWORK = 100e6, 500e6
+
 
 @dataclass(frozen=True)
 class Local:
@@ -31,15 +35,22 @@ class Local:
         Raises
         ------
         ProvisionError
-            When the spec asks for accelerators that this machine does not have.
+            When this machine does not have the accelerators that are asked for, cannot share those that it has
+            equally among the ranks, or is too small for so many ranks.
         """
+        ranks = count * spec.ranks_per_node
+        if not spec.options.crowded and (why := _too_many(spec, ranks)):
+            raise ProvisionError(why)
+        have = accelerators.present({**os.environ, **spec.full_image.env})
         if spec.accelerator is not None:
-            have = accelerators.present({**os.environ, **spec.full_image.env})
             each = f"each of {count} nodes, which share this machine" if count > 1 else "each node"
             if have.of_kind(spec.accelerator.kind) < spec.accelerator.count * count:
-                raise ProvisionError(f"the pool needs {spec.accelerator} on {each}; this machine has {have}")
-            if not have.can_be_shared(count * spec.ranks_per_node):
-                raise ProvisionError(accelerators.why_not_shared(have, count * spec.ranks_per_node))
+                raise ProvisionError(
+                    f"the pool needs {spec.accelerator} on {each}; this machine has {have}. Leave --accelerator out to "
+                    "run on what there is, or name hosts that have it: --hosts gpu1,gpu2"
+                )
+        if have.all and not have.can_be_shared(ranks):
+            raise ProvisionError(accelerators.why_not_shared(have, ranks))
         return [f"{pool}-{number}" for number in range(count)]
 
     def list(self, pool: str) -> Sequence[MachineRecord]:
@@ -59,3 +70,20 @@ class Local:
 
     def __str__(self) -> str:
         return "local"
+
+
+def _too_many(spec: PoolSpec, ranks: int) -> str:
+    """Why so many rank processes are too many for this machine; empty where they are not."""
+    if ranks <= _FEW:
+        return ""
+    from ..node.metrics import Machine
+
+    machine = Machine()
+    needed = ranks * (_WITH_FRAMEWORK if spec.plugins else _BARE)
+    if ranks <= _PER_CORE * machine.cores and needed <= machine.memory / 2:
+        return ""
+    return (
+        f"{ranks} rank processes, which need about {needed / 1e9:.1f} GB, on this machine's {machine.cores:g} cores "
+        f"and {machine.memory / 1e9:.0f} GB: more than {_PER_CORE} a core, or half of the memory. --yes "
+        "(Options(crowded=True)) makes them all the same"
+    )

@@ -105,14 +105,30 @@ def test_a_dangling_environment_is_made_anew(wheels: Path, cache: Path) -> None:
     assert said_by(again.python, "import json, sky_added; print(json.dumps(sky_added.VERSION))") == "1.0"
 
 
-def test_a_package_that_does_not_exist_fails_in_uvs_words_and_leaves_nothing(wheels: Path, cache: Path) -> None:
+def test_a_package_that_does_not_exist_is_named_before_uvs_words_and_leaves_nothing(
+    wheels: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UV_OFFLINE", raising=False)
+    monkeypatch.setenv("UV_NO_INDEX", "1")
     with pytest.raises(BootstrapError) as caught:
         ensure(Image(pip=("sky-no-such-package",)), cache=cache)
     assert caught.value.phase == "environment"
     assert caught.value.command.startswith("uv pip install")
     assert any("sky-no-such-package" in line for line in caught.value.lines)
+    assert "failed: there is no package sky-no-such-package (is it spelled right?); uv ended" in str(caught.value)
     assert "No solution found" in str(caught.value)
     assert list(cache.iterdir()) == []
+
+
+def test_an_index_that_cannot_be_reached_is_told_before_uvs_lines(
+    wheels: Path, cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("UV_OFFLINE", raising=False)
+    monkeypatch.delenv("UV_NO_INDEX", raising=False)
+    monkeypatch.setenv("UV_INDEX_URL", "http://nowhere.invalid/simple")
+    monkeypatch.setenv("UV_HTTP_RETRIES", "0")
+    with pytest.raises(BootstrapError, match=r"packages are needed, and the internet .* cannot be reached from here"):
+        ensure(Image(pip=("sky-no-such-package",)), cache=cache)
 
 
 def test_a_package_that_would_change_the_notebooks_own_is_refused(wheels: Path, cache: Path) -> None:

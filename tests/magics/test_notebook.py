@@ -98,6 +98,7 @@ def test_another_spec_on_a_live_name_says_what_differs_and_starts_nothing(two):
         assert "%sky restart --name default" in cell.error
         assert "Traceback" not in cell.error
         assert not cell.displays
+    assert "`%pip install einops` here, and `%%sky --sync`" in two.run("%%sky --pip einops\n1").error
     assert "variables: A" in two.run("%%sky --env A=1\n1").error
     told = two.run("%%sky --nodes 3 --python 3.13\n1").error
     assert "python: the notebook's -> 3.13" in told
@@ -115,6 +116,31 @@ def test_a_name_alone_makes_no_pool(two):
     assert "no pool 'xyz' here; live: default. (" in two.run("%%sky --name xyz\n1").error
     assert pools_of(two) == ["default"]
     assert two.run("%%sky\n1").run.startswith("sky · 2 ranks")
+
+
+def test_ranks_that_a_pool_would_not_have_are_refused_before_it_is_made(book):
+    book.run("%sky down --all")
+    cell = book.run("%%sky --on 5 --nodes 2\n1")
+    assert "would have ranks 0 to 1, not 5: `%%sky --nodes 6` makes it larger" in cell.stream("stderr")
+    assert pools_of(book) == []
+
+
+def test_an_interrupt_of_wait_lets_the_run_go_on(two, tmp_path):
+    go = tmp_path / "go"
+    two.run(
+        f"%%sky --detach --out later\nimport os, time\nprint('begun', flush=True)\n"
+        f"while not os.path.exists({str(go)!r}): time.sleep(0.05)\n'kept'"
+    )
+    for source in ("%sky wait", "%sky wait", "%%sky\n'not run'"):
+        stopped = two.run(source, until=lambda cell: begun(cell) or "waiting" in cell.stream())
+        assert stopped.error_name == "KeyboardInterrupt"
+        assert "goes on; `%sky wait` shows it again, `%sky interrupt` stops it" in stopped.error
+    go.touch()
+    assert two.run("%sky wait").body == ["[0-1] begun", "[0-1] Out: 'kept'"]
+    assert two.value("list(later)") == ["kept", "kept"]
+    two.run("%%sky --detach\nimport time\ntime.sleep(600)")
+    assert two.run("%sky interrupt").stream() == "pool default: every rank that works is interrupted\n"
+    assert two.run("%sky wait").error_name in ("CellError", "KeyboardInterrupt")
 
 
 def test_runs_are_told_by_what_their_cells_do(two):

@@ -8,8 +8,11 @@ from pathlib import Path
 import pytest
 
 from sky_jupyter.errors import ProvisionError
+from sky_jupyter.magics.options import parse as parse_line
 from sky_jupyter.node import accelerators
 from sky_jupyter.node.accelerators import VISIBLE, is_kind, parse
+from sky_jupyter.node.metrics import Machine
+from sky_jupyter.options import Options
 from sky_jupyter.pool.manager import Pool
 from sky_jupyter.providers import Local
 from sky_jupyter.spec import Accelerator, Image, PoolSpec
@@ -104,18 +107,37 @@ def test_what_the_user_chose_narrows_the_set() -> None:
 
 
 @pytest.mark.usefixtures("four")
-def test_local_ranks_without_equal_shares_are_promised_none() -> None:
-    with local_pool(nodes=3) as pool:
-        assert run(pool, SEEN).values == [None] * 3
+def test_local_ranks_that_get_no_equal_shares_are_refused_unless_they_are_to_have_none() -> None:
+    pool = Pool(PoolSpec(provider=Local(), nodes=3))
+    with pytest.raises(ProvisionError, match="3 ranks cannot share 4 x NVIDIA A100-SXM4-80GB equally: have 1 or 2 or"):
+        pool.start()
+    assert pool.state == "ended"
+    with local_pool(nodes=3, image=Image(env={VISIBLE: ""})) as pool:
         infos = run(pool, "from sky_jupyter import instance_info\ni = instance_info(); i.accelerators, i.accelerator")
         assert infos.values == [(0, None)] * 3
+
+
+def test_more_local_ranks_than_the_machine_bears_are_asked_for_twice() -> None:
+    machine = Machine()
+    many = int(4 * machine.cores) + 9
+    with pytest.raises(ProvisionError) as caught:
+        Local().create(PoolSpec(provider=Local(), nodes=many), many, "p")
+    assert f"{many} rank processes, which need about" in str(caught.value)
+    assert f"this machine's {machine.cores:g} cores" in str(caught.value)
+    assert "--yes (Options(crowded=True))" in str(caught.value)
+    meant = PoolSpec(provider=Local(), nodes=many, options=Options(crowded=True))
+    assert len(Local().create(meant, many, "p")) == many
+    assert parse_line(f"--nodes {many} --yes", cell=True).spec() == meant
 
 
 @pytest.mark.usefixtures("four")
 @pytest.mark.parametrize(
     ("options", "told"),
     [
-        ({"accelerator": "H100"}, "the pool needs H100 on each node; this machine has 4 x NVIDIA A100-SXM4-80GB"),
+        (
+            {"accelerator": "H100"},
+            "the pool needs H100 on each node; this machine has 4 x NVIDIA A100-SXM4-80GB. Leave --accelerator",
+        ),
         (
             {"accelerator": "A100-40GB"},
             "the pool needs A100-40GB on each node; this machine has 4 x NVIDIA A100-SXM4-80GB",
