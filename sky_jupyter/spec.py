@@ -170,6 +170,9 @@ class PoolSpec:
             raise SpecError(f"options must be sky.Options(…), not {self.options!r}")
         if self.ttl is not None:
             _amount("ttl", self.ttl, MAX_TTL, "a number of seconds above 0, at most ten years")
+        for plugin in self.plugins:
+            if getattr(plugin, "fits", None) is not None:
+                plugin.fits(self)
         together = [str(plugin) for plugin in self.plugins if getattr(plugin, "collective", False)]
         if together and not self.options.cluster and self.world_size > 1:
             names = " and ".join(together)

@@ -96,6 +96,8 @@ class Plugin:
     secret_variables : tuple of str
         Names of environment variables that are secrets: no process of the pool is started with them, though the
         notebook has them. ``around_process`` sets them in the ranks, from a `Secret`.
+    fits : callable, optional
+        ``(spec) -> None``, raises SpecError where a pool cannot have it.
     transform : callable, optional
         ``(image, spec) -> image``.
     bootstrap : callable, optional
@@ -142,6 +144,7 @@ class Plugin:
     noise: tuple[str, ...] = field(default=(), compare=False)
     collectives: tuple[str, ...] = field(default=(), compare=False, repr=False)
     secret_variables: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    fits: Callable[[PoolSpec], None] | None = field(default=None, compare=False, repr=False)
     transform: Callable[[Image, PoolSpec], Image] | None = field(default=None, compare=False, repr=False)
     bootstrap: Callable[[PoolSpec], Steps] | None = field(default=None, compare=False, repr=False)
     around_process: AroundProcess | None = field(default=None, compare=False, repr=False)

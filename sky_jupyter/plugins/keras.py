@@ -1,5 +1,7 @@
 """The plugin `keras`: plain `fit` trains one model on all ranks, with JAX or torch underneath.
 
+With TensorFlow underneath it only sees to the packages and the variable: each rank is on its own there.
+
 Here is what the notebook needs; what happens in a rank is in `keras_model` (for both backends),
 `keras_on_jax` and `keras_on_torch`, which import Keras and so are imported in ranks only.
 """
@@ -9,29 +11,37 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
+import re
+import warnings
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
+from ..accelerators import NVIDIA
 from ..errors import SkyError, SpecError, nearest
 from ..spec import Image, PoolSpec
 from .base import Plugin
+from .jax import jax as jax_plugin
+from .torch import torch as torch_plugin
 
 if TYPE_CHECKING:
     from ..node.runtime import InstanceInfo
 
-BACKENDS = ("jax", "torch")
+TENSORFLOW = "tensorflow"
+_TENSORFLOW = re.compile(r"tensorflow\b", re.IGNORECASE)
+BACKENDS = ("jax", "torch", "tensorflow")
 
 
 def keras(backend: str = "jax", quiet: bool = True) -> Plugin:
     """Keras on all ranks: ``fit`` with each rank's share of the data trains one model.
 
-    With ``backend="jax"`` the plugin `jax` must come before it; with ``backend="torch"`` the
-    plugin `torch` must be there too, before or after.
+    On several ranks the plugin `jax` must come before it with ``backend="jax"``; with ``backend="torch"``
+    the plugin `torch` must be there too, before or after. With ``backend="tensorflow"`` neither may be
+    there, and what trains on several ranks is a strategy of ``tf.distribute`` that the code sets up.
 
     Parameters
     ----------
     backend : str
-        ``"jax"`` or ``"torch"``.
+        ``"jax"``, ``"torch"`` or ``"tensorflow"``.
     quiet : bool
         Whether bars, and callbacks that only write or print, are left out on all ranks but the
         head's; a ``verbose=`` that is given in the call counts in any case.
@@ -47,11 +57,20 @@ def keras(backend: str = "jax", quiet: bool = True) -> Plugin:
         )
     if not isinstance(quiet, bool):
         raise SpecError(f"keras(quiet={quiet!r}) must be True or False")
+    args = ((("backend", backend),) if backend != "jax" else ()) + ((("quiet", False),) if not quiet else ())
+    if backend == TENSORFLOW:
+        return Plugin(
+            name="keras",
+            args=args,
+            fits=_fits_tensorflow,
+            transform=functools.partial(_transform, backend),
+            around_process=_around_tensorflow,
+        )
     return Plugin(
         name="keras",
-        args=((("backend", backend),) if backend != "jax" else ()) + ((("quiet", False),) if not quiet else ()),
-        after=("jax",) if backend == "jax" else (),
-        needs=(backend,),
+        args=args,
+        behind=("jax",) if backend == "jax" else (),
+        fits=functools.partial(_fits, backend),
         preload=("keras", f"{__package__}.keras_on_{backend}"),
         collective=True,
         transform=functools.partial(_transform, backend),
@@ -69,6 +88,29 @@ _GONE = (
 )
 
 
+def _fits(backend: str, spec: PoolSpec) -> None:
+    """On several ranks something must join them."""
+    if spec.world_size == 1 or any(plugin.name == backend for plugin in spec.plugins):
+        return
+    ranks = f"on {spec.world_size} ranks"
+    with_torch = '--plugins "keras(backend=torch),torch"'
+    if backend == "torch":
+        raise SpecError(f"keras(backend=torch) {ranks} needs the plugin torch, which joins them; write {with_torch}")
+    raise SpecError(
+        f"keras {ranks} needs the plugin that joins them, jax or torch; write --plugins jax,keras or {with_torch}"
+    )
+
+
+def _fits_tensorflow(spec: PoolSpec) -> None:
+    for other in ("jax", "torch"):
+        if any(plugin.name == other for plugin in spec.plugins):
+            raise SpecError(
+                f"keras(backend=tensorflow) takes no part in what the plugin {other} sets up: TensorFlow's ranks work "
+                f"together by tf.distribute only, which your code sets up; leave {other} out, or write "
+                f"{'jax,keras' if other == 'jax' else 'keras(backend=torch),torch'}"
+            )
+
+
 def _transform(backend: str, image: Image, spec: PoolSpec) -> Image:
     if any(plugin.name == "jax" and dict(plugin.args).get("init") is False for plugin in spec.plugins):
         raise SpecError("keras on JAX needs the pool's cluster: write jax() instead of jax(init=False)")
@@ -78,7 +120,32 @@ def _transform(backend: str, image: Image, spec: PoolSpec) -> Image:
             f"the variable KERAS_BACKEND={asked} contradicts keras(backend={backend}); "
             f"leave the variable out, or write keras(backend={asked})"
         )
-    return image.adding(pip=("keras",), env={"KERAS_BACKEND": backend})
+    image = image.adding(pip=("keras",), env={"KERAS_BACKEND": backend})
+    if backend == TENSORFLOW:
+        return _with_tensorflow(image, spec)
+    if any(plugin.name == backend for plugin in spec.plugins):
+        return image
+    return (jax_plugin() if backend == "jax" else torch_plugin()).transform_image(image, spec)
+
+
+def _with_tensorflow(image: Image, spec: PoolSpec) -> Image:
+    if spec.world_size > 1:
+        warnings.warn(
+            f"keras(backend=tensorflow) on {spec.world_size} ranks: fit trains each rank's model by itself, unless "
+            "your code sets up a strategy of tf.distribute",
+            stacklevel=2,
+        )
+    if any(_TENSORFLOW.match(item) for item in image.pip):
+        # Such as tensorflow-cpu, which is another package of the same module.
+        return image
+    nvidia = spec.accelerator is not None and spec.accelerator.maker == NVIDIA
+    return image.adding(pip=("tensorflow[and-cuda]" if nvidia else "tensorflow",))
+
+
+@contextlib.contextmanager
+def _around_tensorflow(info: InstanceInfo) -> Iterator[None]:
+    os.environ["KERAS_BACKEND"] = TENSORFLOW
+    yield
 
 
 @contextlib.contextmanager

@@ -11,6 +11,7 @@ import pytest
 from sky_jupyter import plugins
 from sky_jupyter.errors import SkyError, SpecError
 from sky_jupyter.plugins import Plugin, machine
+from sky_jupyter.providers import Local
 from sky_jupyter.spec import Accelerator, Image, PoolSpec
 from tests.plugins.world import free_port, infos
 
@@ -72,6 +73,38 @@ def test_keras_names_its_backend_in_the_image() -> None:
     made = image(plugins.keras(backend="torch"), plugins.torch(version="2.13.0"))
     assert made.pip == ("keras", "numpy", "torch==2.13.0")
     assert made.env["KERAS_BACKEND"] == "torch"
+
+
+def test_keras_alone_brings_its_backend_along_on_one_rank() -> None:
+    assert sorted(image(plugins.keras()).pip) == ["jax", "keras"]
+    assert "torch" in image(plugins.keras(backend="torch")).pip
+    made = image(plugins.keras(backend="tensorflow"))
+    assert (sorted(made.pip), made.env["KERAS_BACKEND"]) == (["keras", "tensorflow"], "tensorflow")
+    assert "tensorflow[and-cuda]" in image(plugins.keras(backend="tensorflow"), accelerator="A100").pip
+    own = image(plugins.keras(backend="tensorflow"), own=Image(pip=["tensorflow-cpu"]))
+    assert sorted(own.pip) == ["keras", "tensorflow-cpu"]
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("keras", ["keras on 2 ranks", "jax or torch", "write --plugins jax,keras or ", "keras(backend=torch),torch"]),
+        ("torch,keras", ["jax or torch", "keras(backend=torch),torch"]),
+        ("keras(backend=torch)", ["needs the plugin torch", '--plugins "keras(backend=torch),torch"']),
+        ("jax,keras(backend=tensorflow)", ["plugin jax", "tf.distribute", "write jax,keras"]),
+        ("keras(backend=tensorflow),torch", ["plugin torch", "tf.distribute"]),
+    ],
+)
+def test_ranks_that_nothing_joins_are_refused_with_what_to_write(text: str, says: list[str]) -> None:
+    with pytest.raises(SpecError) as refused:
+        PoolSpec(None, nodes=2, plugins=plugins.parse_plugins(text))  # type: ignore[arg-type]
+    for words in says:
+        assert words in str(refused.value)
+
+
+def test_several_ranks_with_tensorflow_are_told_that_each_trains_alone() -> None:
+    with pytest.warns(UserWarning, match="tf.distribute"):
+        PoolSpec(Local(), nodes=2, plugins=(plugins.keras(backend="tensorflow"),)).full_image  # noqa: B018
 
 
 def test_a_variable_that_contradicts_the_backend_is_refused() -> None:

@@ -192,6 +192,23 @@ def test_calls_to_one_rank_make_and_train_models() -> None:
         assert all(change < 0 for change in pool.map(trained, [2, 3, 4]))
 
 
+@pytest.mark.long
+def test_keras_alone_has_tensorflow_on_one_rank() -> None:
+    @sky.function
+    def trained() -> tuple[str, bool]:
+        import keras
+        import numpy
+
+        model = keras.Sequential([keras.layers.Input((4,)), keras.layers.Dense(1)])
+        model.compile("sgd", "mse")
+        losses = model.fit(numpy.ones((8, 4)), numpy.zeros((8, 1)), epochs=2, verbose=0).history["loss"]
+        return keras.backend.backend(), losses[1] < losses[0]
+
+    plugins, image = [sky.plugins.keras(backend="tensorflow")], sky.Image(pip=["tensorflow-cpu"])
+    with sky.Compute(provider=sky.Local(), plugins=plugins, image=image) as pool:
+        assert trained() >> pool == ("tensorflow", True)
+
+
 def test_a_collective_in_a_cell_that_leaves_ranks_out_is_told(jax_pool: Pool) -> None:
     notices: list[str] = []
     before, jax_pool.supervisor.silence = jax_pool.supervisor.silence, 1.0
