@@ -31,7 +31,9 @@ class Trace:
         assert packed.pickler is not None
         self.pickler = packed.pickler
         memo = self.pickler.memo.copy()
-        self.objects: dict[int, tuple[int, Any]] = {key: one for key, one in memo.items() if may_change(one[1])}
+        self.objects: dict[int, tuple[int, Any]] = {
+            key: one for key, one in memo.items() if type(one[1]) is not str and may_change(one[1])
+        }
         self.roots: dict[int, list[Any]] = {}
         for array in self.pickler.arrays:
             root = root_of(array)
@@ -55,22 +57,28 @@ class Trace:
 
     def unit(self, token: str) -> Unit | None:
         """What the nodes can be asked for of it once it is sent; None where that is nothing, or too much."""
+        if len(self.objects) > MOST_OBJECTS:
+            return None
         found: dict[int, tuple[Handle, Callable[[], Any]]] = {}
         for key, (number, obj) in self.objects.items():
             found[key] = (token, number), _reference(obj)
         states = set()
         for _, obj in self.objects.values():
+            if type(obj) is dict or type(obj) is list:
+                continue
             # A state that another object takes over is not there by itself.
             if type(own := getattr(obj, "__dict__", None)) is dict and id(own) in found:
                 del found[id(own)]
                 states.add(id(own))
         roots = frozenset(self.roots.keys() - found.keys())
-        if not found or len(found) > MOST_OBJECTS:
+        if not found:
             return None
         return Unit(token, found, roots, frozenset(states))
 
 
 def _reference(obj: Any) -> Callable[[], Any]:
+    if type(obj) is dict or type(obj) is list:
+        return lambda: obj
     try:
         return weakref.ref(obj)
     except TypeError:  # Lists, dicts. An id alone would not do: it is used again.

@@ -51,6 +51,10 @@ def _may_change(kind: Any) -> bool:
 def may_change(obj: Any) -> bool:
     """Whether it matters that two names have this very object, and not two that are equal."""
     kind = type(obj)
+    if kind is str:  # What there may be very many of.
+        return False
+    if kind is dict or kind is list:
+        return True
     if kind is types.FunctionType:
         return bool(vars(obj))
     try:
