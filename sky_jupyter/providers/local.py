@@ -49,7 +49,8 @@ class Local:
                     f"the pool needs {spec.accelerator} on {each}; this machine has {have}. Leave --accelerator out to "
                     "run on what there is, or name hosts that have it: --hosts gpu1,gpu2"
                 )
-        if have.all and not have.can_be_shared(ranks):
+        # One is for all ranks, as for any two programs: the quickstart's two ranks run on a laptop that has one.
+        if len(have) > 1 and not have.can_be_shared(ranks):
             raise ProvisionError(accelerators.why_not_shared(have, ranks))
         return [f"{pool}-{number}" for number in range(count)]
 

@@ -117,6 +117,12 @@ def test_local_ranks_that_get_no_equal_shares_are_refused_unless_they_are_to_hav
         assert infos.values == [(0, None)] * 3
 
 
+@pytest.mark.usefixtures("four")
+def test_the_only_device_is_for_all_local_ranks() -> None:
+    spec = PoolSpec(provider=Local(), nodes=2, image=Image(env={VISIBLE: "2"}))
+    assert len(Local().create(spec, 2, "p")) == 2
+
+
 def test_more_local_ranks_than_the_machine_bears_are_asked_for_twice() -> None:
     machine = Machine()
     many = int(4 * machine.cores) + 9
