@@ -349,7 +349,7 @@ VERBS = {
     "interrupt": "raise KeyboardInterrupt in every rank that works",
     "down": "end a pool (by its name: also one that nobody manages), or --all",
     "attach": "manage a kept pool from this notebook, and show what runs on it",
-    "wait": "show a run until it has ended; an interrupt only stops the waiting (`%sky interrupt`: the run)",
+    "wait": "show a run until it has ended; an interrupt only stops the waiting (see `interrupt`)",
     "names": "each name that the nodes have: where its value comes from, its size, and when it was sent",
     "runs": "the runs that are recorded, the newest first",
     "logs": "what a run has printed: the newest 1 MB, or more with --last and --to",

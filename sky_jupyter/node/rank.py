@@ -33,6 +33,8 @@ _TURN = 32
 _LARGE = 1 << 16
 # So many of its output wait here to be taken in; the kernel holds some more, and then its code waits.
 _MOST_WAITING = 32
+# Bytes of disk that are kept for the files of a rank's next kernel.
+_ROOM = 1 << 16
 _FAREWELL = 2.0
 _BEGIN = 2.0
 OnEvent = Callable[[str, dict[str, Any]], None]
@@ -104,6 +106,11 @@ class Rank:
         return Path(f"{self._prefix}.json")
 
     @property
+    def _room(self) -> Path:
+        """What keeps room for the next kernel's files while this one runs: a disk may be full by then."""
+        return self.folder / f"room{self.number}"
+
+    @property
     def _prefix(self) -> Path:
         """What the names of a kernel's files begin with: an agent before this one may have had as many kernels."""
         return self.folder / f"k{self.number}-{os.getpid()}.{self.generation}"
@@ -126,6 +133,7 @@ class Rank:
         self.entered = self.leaving = False
         self.surprise = ""
         self.ready.clear()
+        self._room.unlink(missing_ok=True)
         prefix = self._prefix
         ports = {f"{name}_port": index for index, name in enumerate(("shell", "iopub", "stdin", "control", "hb"), 1)}
         file, info = write_connection_file(
@@ -151,6 +159,8 @@ class Rank:
             task.cancel()
         if not self.ready.is_set():
             raise RuntimeError(f"the kernel of rank {self.number} ended before it answered\n" + "\n".join(self.tail()))
+        with contextlib.suppress(OSError):
+            self._room.write_bytes(bytes(_ROOM))
 
     def _socket(self, context: Any, kind: int, address: str) -> Any:
         socket = context.socket(kind)

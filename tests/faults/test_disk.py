@@ -189,7 +189,8 @@ def test_on_a_full_disk_ranks_are_replaced_and_a_pool_that_cannot_be_made_says_w
             "if sky.instance_info().rank: os.kill(os.getpid(), signal.SIGKILL)"
         )
         assert killed.status == "error"
-        page.run("%%sky\n1")
+        again = page.run("%%sky\n1")
+        assert again.status == "ok", again.error
         assert page.value("_sky.values") == [1, 1]
         assert page.run("%sky restart").status == "ok"
         page.run("%%sky\n2")

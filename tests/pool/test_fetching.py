@@ -6,6 +6,7 @@ import gc
 import threading
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 
@@ -164,11 +165,19 @@ def test_a_fetch_that_is_interrupted_does_no_harm_and_leaves_nothing(
     wait_until(lambda: files(pool) == [])
 
 
-def test_the_value_of_a_busy_rank_comes_when_it_has_time(pool: Pool, view: Watching) -> None:
+def test_the_value_of_a_busy_rank_comes_when_it_has_time(pool: Pool, view: Watching, tmp_path: Path) -> None:
     result = run(pool, LARGE)
-    busy = begin(pool, "import time\ntime.sleep(1)")
-    assert result[1][0] == 1.0
-    assert NoticeEvent("rank 1 is busy; its value comes when it has time") in view.events
+    told, going_on = NoticeEvent("rank 1 is busy; its value comes when it has time"), tmp_path / "on"
+    busy = begin(pool, f"import os, time\nwhile not os.path.exists({str(going_on)!r}): time.sleep(0.02)")
+
+    def let_go_on() -> None:
+        wait_until(lambda: told in view.events)
+        going_on.touch()
+
+    with ThreadPoolExecutor() as threads:
+        watcher = threads.submit(let_go_on)
+        assert result[1][0] == 1.0
+        watcher.result()
     pool.attend(busy)
 
 

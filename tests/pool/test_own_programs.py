@@ -84,7 +84,7 @@ def refused(pool: Pool, code: str) -> str:
 def test_a_process_group_that_a_cell_ends_is_set_up_again_and_that_is_said(torch_pool: Pool, who: str) -> None:
     wraps = "from torch.nn.parallel import DistributedDataParallel as DDP\nshared = DDP(torch.nn.Linear(1, 1))\n"
     (text,) = noticed(torch_pool, f"{wraps}if {who}: dist.destroy_process_group()")
-    assert "ended torch's process group: it is set up again, and every name is kept, but these take" in text
+    assert "ended torch's process group: it is set up again, and every name is kept; recreate " in text
     assert run(torch_pool, "(reduce(), kept)").values == [(2.0, 1)] * 2
     assert torch_pool.take_restarted() == set()
 
