@@ -19,6 +19,7 @@ else:
     from exceptiongroup import BaseExceptionGroup
 
 _MOST_KINDS = 32
+_TBLIB = "tblib.pickling_support"
 _MOST_TEXT = 1 << 16
 _MOST_ITEMS = 64
 _MOST_DEPTH = 4
@@ -93,9 +94,14 @@ def reduced(obj: Any) -> Any:
     if not issubclass(kind, BaseException) or not isinstance(kind.__init__, types.FunctionType):
         return NotImplemented
     own = kind.__reduce_ex__ is not object.__reduce_ex__ or kind.__reduce__ is not native(kind).__reduce__
-    # What is in slots is not told by the exception: its class may make it.
-    if own or kind in copyreg.dispatch_table or any(vars(one).get("__slots__") for one in kind.__mro__):
-        return NotImplemented
+    special = copyreg.dispatch_table.get(kind)
+    # tblib, which comes with Dask, puts a way of its own there for all exceptions, and forgets slots.
+    foreign = getattr(special, "__module__", "") == _TBLIB
+    if own or not (special is None or foreign):
+        return obj.__reduce_ex__(4) if foreign else NotImplemented
+    if any(vars(one).get("__slots__") for one in kind.__mro__):
+        # What is in slots is not told by the exception: its class may make it.
+        return obj.__reduce_ex__(4)
     same, args, *rest = obj.__reduce_ex__(4)
     try:
         make(kind, *args)
