@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import stat
+import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -44,6 +45,8 @@ class PoolCode:
         self._there: dict[str, str] = {}
         # What was brought to nodes and is no more: those that were not met since have it still.
         self._gone: set[str] = set()
+        # Calls that are made in several threads may all be the first with new code.
+        self._bringing = threading.Lock()
 
     def look(self, modules: Iterable[str]) -> Code:
         """What the nodes are to have with these modules; see `LocalCode.look`."""
@@ -59,6 +62,10 @@ class PoolCode:
         """
         if not code.version:
             return {}
+        with self._bringing:
+            return self._bring(code, hosts, on_send, tick)
+
+    def _bring(self, code: Code, hosts: Sequence[launch.Host], on_send: Listener, tick: Tick) -> dict[str, Any]:
         folder = self.pool.hosts[0].folder / FOLDER
         self._gone = (self._gone | {*code.gone}) - code.sources.keys()
         if self._here != (folder, code.version):

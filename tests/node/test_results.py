@@ -96,6 +96,7 @@ def test_a_figure_comes_whole_and_is_not_shown_again() -> None:
     pytest.importorskip("matplotlib")
     from matplotlib import pyplot
 
+    pyplot.close("all")
     figure = pyplot.figure()
     figure.gca().plot([1, 2, 3])
     told = results.dump(figure, results.SMALL)
