@@ -178,6 +178,8 @@ def _configure(info: InstanceInfo, devices: int | None) -> None:
     """What must be decided before any backend starts."""
     import jax
 
+    from . import jax_kept
+
     _, count = machine.place(info)
     forced = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
     if devices is not None and not forced:
@@ -186,6 +188,7 @@ def _configure(info: InstanceInfo, devices: int | None) -> None:
         # Ranks that share a machine were promised no accelerator, and collectives among ranks
         # fail where they share one: a GPU that happens to be there is left alone.
         jax.config.update("jax_platforms", "cpu")
+    jax_kept.install(info)
     # A survivor of a killed peer gets an error, not SIGABRT.
     _update("jax_enable_recoverability", True)
     # The service catches SIGTERM, and the rank would not end when it is told to.

@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import contextlib
 import ipaddress
+import logging
 import os
 import socket
+import stat
 import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import platformdirs
 import psutil
 
 from ..errors import SkyError, SpecError
@@ -25,6 +29,8 @@ from ..spec import PoolSpec
 if TYPE_CHECKING:
     from ..node.runtime import InstanceInfo
 
+# Where a user's environments are, below the folder for caches.
+_CACHE = "sky_jupyter"
 # An address and a port.
 Place = tuple[str, int]
 # What gloo prints, from native code, for each group of ranks. Threads of one process that do so at
@@ -35,6 +41,8 @@ GLOO_NOISE = (
 )
 # How long a rank's end may wait for a framework that waits for others.
 LEAVE_SECONDS = 3.0
+
+log = logging.getLogger(__name__)
 
 
 def place(info: InstanceInfo) -> tuple[int, int]:
@@ -50,6 +58,29 @@ def share(total: int, index: int, count: int) -> list[int]:
     """The part of `total` devices that is for the process `index` of `count`; empty if they are too few."""
     each = total // count
     return list(range(index * each, (index + 1) * each))
+
+
+def kept_folder(name: str) -> Path | None:
+    """A private folder of this machine's that later pools find again; None where there can be none.
+
+    It lies where environments do: `%sky clean` removes it.
+    """
+    environments = Path(sys.prefix).parent
+    if environments.name == "environments" and environments.parent.name == _CACHE:
+        cache = environments.parent
+    else:
+        cache = platformdirs.user_cache_path(_CACHE)
+    path = cache / "compiled" / name
+    try:
+        path.mkdir(mode=0o700, parents=True, exist_ok=True)
+        path.parent.chmod(0o700)
+        about = path.lstat()
+    except OSError as error:
+        log.info("nothing is kept for later pools: %s", error)
+        return None
+    # What others can write there would be run here.
+    private = stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid() and not about.st_mode & 0o077
+    return path if private else None
 
 
 def check_accelerators(spec: PoolSpec) -> None:
