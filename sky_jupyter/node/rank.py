@@ -28,6 +28,10 @@ _LOG_TAIL = 30
 _LOG_BYTES = 1 << 16
 _CRASH = "Fatal Python error"
 _CRASH_LINES = 12
+# The names of a hundred modules, in one line.
+_CRASH_NOISE = "Extension modules:"
+# The form of glog and absl: "F1123 04:27:35.578633 13960 client.h:80] ".
+_NATIVE_REASON = re.compile(r"F\d{4} \d\d:\d\d:\d\d\.\d+ ")
 # So many messages of a kernel are taken in before others have a turn.
 _TURN = 32
 _LARGE = 1 << 16
@@ -274,7 +278,12 @@ class Rank:
             lines = (self.noise.sub("", text) if self.noise else text).splitlines()
             # A crash begins with what it was and where; the frames of the kernel's own loop follow.
             crashes = [index for index, line in enumerate(lines) if line.startswith(_CRASH)]
-            return lines[crashes[-1] :][:_CRASH_LINES] if crashes else lines[-_LOG_TAIL:]
+            if not crashes:
+                return lines[-_LOG_TAIL:]
+            # Native code that ends the process writes the reason before.
+            reasons = [index for index in range(crashes[-1]) if _NATIVE_REASON.match(lines[index])]
+            crash = [line for line in lines[crashes[-1] :] if line and not line.startswith(_CRASH_NOISE)]
+            return (lines[reasons[-1] : crashes[-1]] if reasons else [])[:_CRASH_LINES] + crash[:_CRASH_LINES]
         return []
 
     async def _watch(self, provisioner: ForkProvisioner) -> None:

@@ -10,6 +10,7 @@ import cloudpickle
 
 from ..errors import BootstrapError, plain
 from ..plugins.secrets import sending
+from .results import aborted
 
 if TYPE_CHECKING:
     from .life import PoolLife
@@ -50,10 +51,11 @@ class Entering:
             ranks=ranks,
             **self.pool.pythons.reader,
         )
-        for node, ends in sorted(answers.items()):
-            for rank, end in ends.items():
-                if end["status"] != "ok":
-                    raise BootstrapError("plugins", _why_not_entered(int(rank), end), node=node, lines=_last_lines(end))
+        ends = [(int(rank), node, end) for node, those in answers.items() for rank, end in those.items()]
+        # Where one has died, what the others say is that they waited for it.
+        for rank, node, end in sorted(ends, key=lambda one: (one[2]["status"] != "died" or aborted(one[2]), one[0])):
+            if end["status"] != "ok":
+                raise BootstrapError("plugins", _why_not_entered(rank, end), node=node, lines=_last_lines(end))
 
     async def _new_epoch(self) -> tuple[dict[str, int], str]:
         """Ports for the frameworks' coordinators and a name, for a new start of the ranks.

@@ -34,6 +34,8 @@ _LOST = re.compile(
     r"|Connection(Reset|Refused|Aborted)|gloo|nccl|heartbeat|coordination service|socket closed|peer (is )?gone",
     re.IGNORECASE,
 )
+# What JAX writes when it ends the processes of all other ranks, as the one that coordinates them is gone.
+_ABORTED = re.compile(r"distributed service detected fatal errors")
 _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 
 
@@ -452,22 +454,29 @@ def _damaged(failed: Sequence[Outcome]) -> list[Outcome]:
     """Ranks that failed because another one's process has ended: their connections to it were closed."""
     if not any(outcome.status in ("died", "lost") for outcome in failed):
         return []
+    ended = [outcome for outcome in failed if outcome.status == "died" and aborted(outcome.end)]
+    if not any(outcome.status in ("died", "lost") and outcome not in ended for outcome in failed):
+        ended = []
     errors = [outcome for outcome in failed if outcome.status == "error"]
-    return [one for one in errors if _LOST.search(f"{one.end.get('ename')}: {one.end.get('evalue')}")]
+    return ended + [one for one in errors if _LOST.search(f"{one.end.get('ename')}: {one.end.get('evalue')}")]
+
+
+def aborted(end: Mapping[str, Any]) -> bool:
+    """Whether a framework ended a rank's process because another rank's process was gone."""
+    return any(_ABORTED.search(line) for line in end.get("tail") or ())
 
 
 def _blocks(failed: Sequence[Outcome]) -> list[str]:
     groups: dict[str, list[Outcome]] = {}
     damaged = _damaged(failed)
-    gone = rank_label(outcome.rank for outcome in failed if outcome.status in ("died", "lost")) if damaged else ""
+    gone = rank_label(one.rank for one in failed if one.status in ("died", "lost") and one not in damaged)
     # What is most likely the cause comes first; ranks that were only stopped because of it come last.
     order = {"died": 0, "lost": 0, "error": 1, "interrupted": 2}
     told: dict[str, str] = {}
     for outcome in sorted(failed, key=lambda item: (order[item.status], item.rank)):
         if outcome in damaged:
-            text = (
-                f"lost the connection to {gone}: {_cause(outcome)}\n(the whole traceback: _sky.errors[{outcome.rank}])"
-            )
+            what = "JAX ended its process too" if outcome.status == "died" else _cause(outcome)
+            text = f"lost the connection to {gone}: {what}\n(in full: _sky.errors[{outcome.rank}])"
             key = "damaged"
         else:
             text = _told(outcome)

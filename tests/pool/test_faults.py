@@ -233,7 +233,8 @@ def test_who_stands_still_is_named_and_what_ran_meanwhile_is_all_there(who: str,
         finally:
             process.resume()
         result = pool.attend(current)
-        assert notices[-1] == f"{name} answers again"
+        # Who looks at the process may tell later that it goes on.
+        assert f"{name} answers again" in notices
         assert result.values == ["done", "done"]
         assert [result.stdout(rank).split() for rank in (0, 1)] == [[str(i) for i in range(90)]] * 2
         assert pool.take_restarted() == set()

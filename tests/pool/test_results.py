@@ -120,6 +120,22 @@ def test_one_death_is_one_failure_and_what_it_broke_is_folded_under_it() -> None
     assert "line of" not in second
 
 
+def test_ranks_that_a_framework_ended_because_of_a_death_did_not_fail_themselves() -> None:
+    reason = "F1123 04:27:35.57 13960 client.h:80] Terminating process because the JAX distributed service detected "
+    tail = [reason + "fatal errors. This most likely indicates that another task died", "Fatal Python error: Aborted"]
+    outcomes = [Outcome(0, 0, "died", {"text": "killed by SIGKILL (9)"})]
+    outcomes += [Outcome(rank, rank, "died", {"text": "killed by SIGABRT (6)", "tail": tail}) for rank in (1, 2)]
+    error = CellError(CellResult(outcomes, 0.1), outcomes)
+    assert str(error) == (
+        "the cell failed on rank 0 of 3: it was killed by SIGKILL (9); ranks 1-2 lost their connection to it"
+    )
+    assert len(error._blocks) == 2
+    assert "lost the connection to rank 0: JAX ended its process too" in error._blocks[1]
+    # Where nothing says which went first, none is the others' damage.
+    alone = CellError(CellResult(outcomes[1:], 0.1), outcomes[1:])
+    assert str(alone).startswith("the cell failed on all 2 ranks: it was killed by SIGABRT (6)")
+
+
 def test_a_failure_of_its_own_is_shown_beside_a_death() -> None:
     outcomes = [
         failed(0, ValueError("bad shape"), "own line"),
