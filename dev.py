@@ -49,6 +49,10 @@ LOCK_HEADER = """\
 FROM_PIP = {"index-url": "UV_DEFAULT_INDEX", "find-links": "UV_FIND_LINKS", "cert": "SSL_CERT_FILE"}
 
 
+# pytest's status where no test was selected.
+NOTHING_RAN = 5
+
+
 class SetUpError(Exception):
     """Set-up cannot go on; the message says what to do."""
 
@@ -113,17 +117,19 @@ def lab_settings() -> str:
 
 
 def test(args: Sequence[str]) -> int:
-    """Run the checks and all tests; with arguments, pytest alone with these.
+    """Run the checks and the daily tests; with arguments, pytest alone with these.
 
-    With --long, the tests that take minutes each and a soak of an hour instead.
+    With --slow, the slow tests; with --all, the daily ones and then the slow ones; with --long, the
+    tests that take minutes each and a soak of an hour.
     """
-    if "--long" in args:
-        os.environ.setdefault("SKY_SOAK_SECONDS", "3600")
-        os.environ.setdefault("SKY_SOAK_SEED", str(random.randrange(1 << 30)))
-        os.environ.setdefault("HYPOTHESIS_PROFILE", "default")
-        return pytest(["-m", "long or soak", *(arg for arg in args if arg != "--long")])
-    if args:
-        return pytest(args)
+    tiers = {"--slow": slow, "--all": daily_and_slow, "--long": long}
+    if asked := [arg for arg in args if arg in tiers]:
+        return tiers[asked[-1]]([arg for arg in args if arg not in tiers])
+    return pytest(args) if args else daily()
+
+
+def daily() -> int:
+    """Run the checks, then the daily tests."""
     with tempfile.TemporaryFile("w+", encoding="utf-8") as said:
         # Fetching waits for the network while the checks compute.
         aside = subprocess.Popen([BIN / "python", FRONT_END, "check"], env=environment(), stdout=said, stderr=said)
@@ -133,12 +139,38 @@ def test(args: Sequence[str]) -> int:
             failed_front = aside.wait()
         said.seek(0)
         print(said.read(), flush=True)
-    status = pytest(())
-    # Alone: what asserts a time would else measure its neighbours.
-    status = python("-m", "pytest", "-m", "timing and not long") or status
+    status = tier("not slow and not long")
     for verb in [*(["check"] if failed else []), *(["front"] if failed_front else [])]:
         print(f"The tests are above; what was before them failed too: python3 dev.py {verb}", file=sys.stderr)
     return status or failed or failed_front
+
+
+def slow(args: Sequence[str]) -> int:
+    """Run the slow tests."""
+    return tier("slow and not long", args)
+
+
+def daily_and_slow(args: Sequence[str]) -> int:
+    """Run the daily tests, then the slow ones whatever became of the first; the worst status of both."""
+    if args:
+        return pytest(["-m", "not long", *args])
+    return max(daily(), slow(()))
+
+
+def long(args: Sequence[str]) -> int:
+    """Run what takes minutes, and a soak of an hour, with seeds drawn at random."""
+    os.environ.setdefault("SKY_SOAK_SECONDS", "3600")
+    os.environ.setdefault("SKY_SOAK_SEED", str(random.randrange(1 << 30)))
+    os.environ.setdefault("HYPOTHESIS_PROFILE", "default")
+    return pytest(["-m", "long or soak", *args])
+
+
+def tier(which: str, args: Sequence[str] = ()) -> int:
+    """Run the tests that a marker expression names: beside each other first, then alone what asserts a time."""
+    status = pytest(["-m", f"{which} and not timing", *args])
+    # It would else measure its neighbours.
+    alone = python("-m", "pytest", "-m", f"{which} and timing", *args)
+    return max(status, 0 if alone == NOTHING_RAN else alone)
 
 
 def pytest(args: Sequence[str]) -> int:

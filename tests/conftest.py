@@ -23,6 +23,8 @@ from tests.took import Took
 if TYPE_CHECKING:
     from tests.hosts.world import World
 
+pytest_plugins = ["tests.left_out"]
+
 MARK = "SKY_TEST"
 PATIENCE = 60.0
 
