@@ -517,15 +517,21 @@ class _Collector:
         return bool(self.met.intersection(found))
 
     def add_joined(self) -> bool:
-        """Send what has not changed but for an object that it has in common with others only since it was sent."""
+        """Send what has not changed but for an object that it has in common with others only since it was sent.
+
+        And views of an array that has changed outside of them.
+        """
         if len(self.packs) < 2:
             return False
         common = shared({name: self.trace(name) for name in self.packs})
+        sent = set().union(*(self.trace(name).ids for name in self.sent()))
         found = set()
         for name in self.packs.keys() - self.bindings.keys() - self.ledger.nodes_own:
             unit, trace = self.ledger.unit(name), self.trace(name)
-            ids = () if unit is None else common & trace.objects.keys()
-            if unit is not None and not all(unit.knows(key, trace.object(key)) for key in ids):
+            if unit is None:
+                continue
+            joined = not all(unit.knows(key, trace.object(key)) for key in common & trace.objects.keys())
+            if joined or any(unit.outdated(key, trace, self.namespace) for key in trace.roots.keys() & sent):
                 found.add(name)
         self.parted_before |= found
         for name in sorted(found):

@@ -18,7 +18,7 @@ from typing import Any
 
 from ..node.arrays import root_of
 from ..node.held import Handle, may_change
-from .payload import Blob, Packed, pack
+from .payload import Blob, Packed, fingerprint, pack
 
 MOST_OBJECTS = 100_000
 """With more objects that can change, a value shares them only with what is sent together with it."""
@@ -103,12 +103,16 @@ class Unit:
         The ids of arrays that views in it belong to, and that were not sent themselves.
     states : frozenset of int
         The ids of attribute dictionaries, which cannot be shared by themselves.
+    contents : dict of int to str
+        Of arrays that views belong to, by their ids: the digests of what they held. A view's own digest says
+        nothing of the rest of its array.
     """
 
     token: str
     objects: dict[int, tuple[Handle, Callable[[], Any]]]
     roots: frozenset[int] = frozenset()
     states: frozenset[int] = frozenset()
+    contents: dict[int, str | None] = field(default_factory=dict)
 
     def touches(self, ids: Collection[int]) -> bool:
         """Whether one of these may be in it: an id may have been used again."""
@@ -122,6 +126,13 @@ class Unit:
         """The handle of this very object."""
         handle, kept = self.objects.get(key, (None, None))
         return handle if kept is not None and kept() is obj else None
+
+    def outdated(self, key: int, trace: Trace, namespace: dict[str, Any]) -> bool:
+        """Whether an array has been changed outside of the views of it that are all that the trace has of it."""
+        if key in trace.objects or key not in trace.roots or key not in self.objects:
+            return False
+        digest = fingerprint(trace.object(key), namespace)
+        return digest is None or digest != self.contents.get(key)
 
 
 @dataclass(frozen=True)
@@ -220,7 +231,10 @@ class Ties:
                 for key in common:
                     if key in trace.roots and key not in trace.objects and key not in self._roots:
                         continue
-                    if (handle := unit.handle(key, held.object(key))) is not None:
+                    handle = unit.handle(key, held.object(key))
+                    if handle is not None and unit.outdated(key, held, self.namespace):
+                        parts = True
+                    elif handle is not None:
                         self._handles.setdefault(key, handle)
                         # What cannot be referred to weakly has gone there with the name's old value.
                         parts = other in self.own and not _is_weak(held.object(key))
@@ -250,11 +264,15 @@ class Ties:
         unit = trace.unit(token)
         objects = dict(unit.objects) if unit is not None else {}
         for key, handle in handles.items():
-            obj = next(trace.object(key) for trace in map(self.traces.get, names) if trace and key in trace.ids)
-            objects[key] = handle, _reference(obj)
+            objects[key] = handle, _reference(self._object(key, names))
         if objects:
-            more = (unit.roots, unit.states) if unit is not None else ()
-            self.units.update(dict.fromkeys(names, Unit(token, objects, *more)))
+            more = (unit.roots, unit.states) if unit is not None else (frozenset[int](), frozenset[int]())
+            arrays = {key: self._object(key, names) for key in roots & objects.keys()}
+            contents = {key: fingerprint(array, self.namespace) for key, array in arrays.items()}
+            self.units.update(dict.fromkeys(names, Unit(token, objects, *more, contents)))
+
+    def _object(self, key: int, names: Iterable[str]) -> Any:
+        return next(self.traces[name].object(key) for name in names if key in self.traces[name].ids)
 
 
 def _token(names: Collection[str], digest: str) -> str:
@@ -302,14 +320,15 @@ def _bounds(array: Any) -> tuple[int, int]:
 
 def refer(packed: Packed, value: Any, units: Mapping[str, tuple[Trace, Unit]]) -> Blob:
     """What is called with a value that shares objects with names: its pickle, with the handles of those."""
-    trace, handles = Trace(packed), {}
+    assert packed.pickler is not None
+    trace, handles, namespace = Trace(packed), {}, packed.pickler.namespace
     roots = overlapping([trace, *(held for held, _ in units.values())])
     for held, unit in units.values():
         for key in (trace.ids & held.ids) - trace.owned if not trace.ids.isdisjoint(held.ids) else ():
-            if (handle := unit.handle(key, held.object(key))) is not None:
+            handle = unit.handle(key, held.object(key))
+            if handle is not None and not unit.outdated(key, held, namespace):
                 handles[key] = handle
     roots &= trace.ids
     if not handles and not roots:
         return packed.blob
-    assert packed.pickler is not None
-    return pack(value, packed.pickler.namespace, handles=handles, roots=roots).blob
+    return pack(value, namespace, handles=handles, roots=roots).blob

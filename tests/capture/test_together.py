@@ -285,3 +285,37 @@ def test_tables_keep_their_copies_on_write(notebook: Notebook) -> None:
     notebook.sky("df; both[1].loc[0, 'b'] = 9; other['c'] = 1")
     assert notebook.node["both"][0] is notebook.node["df"]
     assert list(notebook.node["df"]) == ["a"]
+
+
+@pytest.mark.parametrize("later", ["a", "b", "(a, b)"])
+@pytest.mark.parametrize(
+    "make",
+    [
+        "a = np.arange(4.0); b = a[1:]",
+        "a = np.arange(4.0); b = Thing(); b.x = a[1:]",
+        "a = np.arange(6.0)[1:5]; b = a.base[3:]",  # Nobody has the whole.
+        "a = np.arange(4.0).astype(object); b = a[1:]",
+    ],
+)
+def test_a_change_of_an_array_outside_a_view_of_it_reaches_the_nodes(notebook: Notebook, make: str, later: str) -> None:
+    notebook.plain(make)
+    notebook.sky("a, b")
+    for number in (13.0, 14.0):
+        notebook.plain(f"a[0] = {number}")
+        notebook.sky(later)
+        capture = notebook.sky("a, b")
+        assert not capture.notes
+        assert shape(notebook.node["a"], notebook.node["b"]) == shape(notebook.namespace["a"], notebook.namespace["b"])
+    notebook.sky("a[:] = 7.0")
+    view = notebook.node["b"]
+    assert np.asarray(view.x if isinstance(view, Thing) else view).flat[0] == 7.0
+
+
+def test_an_array_that_has_changed_outside_what_the_nodes_have_of_it_parts_from_that(notebook: Notebook) -> None:
+    notebook.plain("a = np.arange(4.0); b = a[1:]")
+    notebook.sky("a, b; b = b")
+    notebook.sky("b = b[:]")
+    notebook.plain("a[0] = 13.0")
+    capture = notebook.sky("a, b")
+    assert notebook.node["a"].tolist() == [13.0, 1.0, 2.0, 3.0]
+    assert any("a and b share an object" in note for note in capture.notes)
