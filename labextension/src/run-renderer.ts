@@ -13,7 +13,7 @@ import { RunModel } from "./run/model";
 import { reason } from "./run/dom";
 import { knows, whenEnding } from "./run/probe";
 import { drawPlain } from "./run/rich";
-import { MIME, readSnapshot, type Snapshot } from "./run/schema";
+import { MIME, readSnapshot, type Snapshot, type State } from "./run/schema";
 import { RunView } from "./run/view";
 import { arrived, asText, type CommKernel, VIEW, widgetOf, words } from "./run/widgets";
 
@@ -412,10 +412,11 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
 
 /** A run that went on, as it was when nothing more was to be heard of it. */
 function ended(snapshot: Snapshot, notice: string): Snapshot {
-  const ranks = snapshot.ranks.map((rank) =>
-    rank.state === "running" ? { ...rank, state: "interrupted" as const } : rank,
-  );
-  return { ...snapshot, state: "interrupted", ranks, finished: true, notices: [...snapshot.notices, notice] };
+  const over = <T extends { state: State }>(rank: T) =>
+    rank.state === "running" ? { ...rank, state: "interrupted" as const } : rank;
+  const ranks = snapshot.ranks.map(over);
+  const unseen = snapshot.unseen ? { unseen: snapshot.unseen.map(over) } : {};
+  return { ...snapshot, ...unseen, state: "interrupted", ranks, finished: true, notices: [...snapshot.notices, notice] };
 }
 
 /** End a renderer, also where its place has left the page already: Lumino detaches no such widget. */

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ..pool.events import Event, ProgressEvent, TroubleEvent
 from .fronts import in_marimo, in_notebook
 from .region import can_draw
+from .troubles import Troubles
 
 if TYPE_CHECKING:
     from ..node.comm_messages import Message
@@ -70,8 +71,8 @@ class LateView:
         self._title, self._done, self._failed, self._pool = title, done, failed, pool
         self._view: StartView | None = None
         self._last: Event | None = None
-        # What is the matter, by what it is about: whatever comes after it, the view is told.
-        self._troubles: dict[str, TroubleEvent] = {}
+        # Whatever comes after them, the view is told.
+        self._troubles = Troubles()
         self._due = 0.0
 
     def on_event(self, event: Event) -> None:
@@ -82,19 +83,17 @@ class LateView:
         if isinstance(event, ProgressEvent) and event.total >= _LARGE:
             self._due = min(self._due, time.monotonic() + _LATE_LARGE)
         if isinstance(event, TroubleEvent):
-            self._troubles.pop(event.about, None)
-        if isinstance(event, TroubleEvent) and not event.over:
-            self._troubles[event.about] = event
-        else:
+            self._troubles.take(event)
+        if not isinstance(event, TroubleEvent) or event.over:
             self._last = event
         if self._view is not None:
             self._view.on_event(event)
 
     def refresh(self) -> None:
         """Draw what is new; main thread."""
-        if self._view is None and (self._last or self._troubles) and time.monotonic() >= self._due:
+        if self._view is None and (self._last or self._troubles.events) and time.monotonic() >= self._due:
             self._view = start_view(self._title)
-            for event in (*self._troubles.values(), self._last):
+            for event in (*self._troubles.events, self._last):
                 if event is not None:
                     self._view.on_event(event)
         if self._view is not None:
@@ -131,8 +130,24 @@ class Silent:
         """Nothing."""
 
 
-def run_view(title: str, ranks: Sequence[int], *, results: bool = True, pool: str = "") -> RunView:
-    """The view of a run on ``ranks``, for where this process is shown."""
+def run_view(
+    title: str, ranks: Sequence[int], *, results: bool = True, pool: str = "", unseen: Sequence[int] = ()
+) -> RunView:
+    """The view of a run, for where this process is shown.
+
+    Parameters
+    ----------
+    title : str
+        What stands first.
+    ranks : sequence of int
+        Those whose output is shown.
+    results : bool
+        Whether their values are shown.
+    pool : str
+        The name of the pool that runs it.
+    unseen : sequence of int
+        The other ranks that it runs on: only how they fare is shown.
+    """
     if pool in _muted and not results:
         return Silent()
     if in_marimo():
@@ -141,7 +156,7 @@ def run_view(title: str, ranks: Sequence[int], *, results: bool = True, pool: st
         if widget.available():
             from .marimo import MarimoRunView
 
-            return MarimoRunView(title, ranks, pool)
+            return MarimoRunView(title, ranks, pool, unseen)
     elif in_notebook():
         from IPython import get_ipython
 
@@ -151,14 +166,14 @@ def run_view(title: str, ranks: Sequence[int], *, results: bool = True, pool: st
 
             # Where nobody can be asked, nobody looks: what executes the notebook would keep the widget's state in it.
             if asking.can_ask() and widget.available():
-                return widget.WidgetRunView(kernel, title, ranks, pool)
+                return widget.WidgetRunView(kernel, title, ranks, pool, unseen)
         from .live import LiveRunView
 
-        return LiveRunView(kernel, title, ranks, pool)
+        return LiveRunView(kernel, title, ranks, pool, unseen)
     if can_draw(sys.stdout):
         from .console import ConsoleRunView
 
-        return ConsoleRunView(title, ranks, results=results)
+        return ConsoleRunView(title, ranks, results=results, unseen=unseen)
     from .terminal import TerminalRunView
 
     return TerminalRunView(ranks, results=results)

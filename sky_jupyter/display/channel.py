@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections import OrderedDict
+from collections.abc import Awaitable, Callable
 from typing import Any, Protocol
 
 REQUEST = "sky_view_request"
@@ -16,6 +17,8 @@ REPLY = "sky_view_reply"
 _KEPT = 50
 _KEPT_CHARS = 20_000_000
 _INFO, _OURS = "kernel_info_request", "sky_"
+# stream, ident, parent
+Handler = Callable[[Any, Any, dict[str, Any]], Awaitable[None]]
 
 
 class LiveView(Protocol):
@@ -86,13 +89,42 @@ class Views:
 views = Views()
 
 
-def announce(kernel: Any) -> None:
-    """Have a kernel name those of our requests that it knows among its supported features, on the control channel.
+def register(kernel: Any, name: str, handler: Handler) -> bool:
+    """Have a kernel answer a request on its control channel, and name it among its supported features.
 
-    A request that a kernel does not know is an error in the server's log, and is not answered: pages look here first.
+    A request that a kernel does not know is an error in the server's log, and is not answered: pages look there first.
+
+    Parameters
+    ----------
+    kernel
+        The ipykernel that this process is; another has no such channel.
+    name : str
+        The request's type.
+    handler : callable
+        An async one, called with the stream, whom to answer, and the request, on the kernel's control thread.
+
+    Returns
+    -------
+    bool
+        Whether it can.
     """
     handlers = getattr(kernel, "control_handlers", None)
-    if not isinstance(handlers, dict) or getattr(handlers.get(_INFO), "announces", False):
+    if not isinstance(handlers, dict):
+        return False
+    handlers[name] = handler
+    _announce(kernel, handlers)
+    return True
+
+
+def unregister(kernel: Any, name: str) -> None:
+    """Undo `register`."""
+    handlers = getattr(kernel, "control_handlers", None)
+    if isinstance(handlers, dict):
+        handlers.pop(name, None)
+
+
+def _announce(kernel: Any, handlers: dict[str, Any]) -> None:
+    if getattr(handlers.get(_INFO), "announces", False):
         return
 
     async def tell(stream: Any, ident: Any, parent: dict[str, Any]) -> None:
@@ -106,9 +138,8 @@ def announce(kernel: Any) -> None:
 
 
 def install(kernel: Any) -> None:
-    """Have a kernel answer pages, if it can: its control channel takes new requests."""
-    handlers = getattr(kernel, "control_handlers", None)
-    if handlers is None or REQUEST in handlers:
+    """Have a kernel answer pages, if it can."""
+    if REQUEST in getattr(kernel, "control_handlers", ()):
         return
 
     async def handle(stream: Any, ident: Any, parent: dict[str, Any]) -> None:
@@ -118,8 +149,8 @@ def install(kernel: Any) -> None:
             content = {"status": "error", "message": f"{type(error).__name__}: {error}"}
         kernel.session.send(stream, REPLY, content, parent, ident=ident)
 
-    handlers[REQUEST] = handle
-    announce(kernel)
+    if not register(kernel, REQUEST, handle):
+        return
 
     def on_cell(info: Any = None) -> None:
         if cell := (kernel.get_parent("shell").get("metadata") or {}).get("cellId"):

@@ -98,8 +98,7 @@ class Widgets:
         manager = kernel.comm_manager
         manager.comms = _Listed(manager.comms)
         kernel.shell.events.register("post_run_cell", lambda result: self._answer_control())
-        kernel.control_handlers[REQUEST] = self._on_request
-        channel.announce(kernel)
+        channel.register(kernel, REQUEST, self._on_request)
 
     def mirror(self, pool: str, send: Send) -> Mirror:
         """Where a pool tells of its ranks' comms; ``send`` brings a page's message to the rank."""

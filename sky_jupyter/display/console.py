@@ -23,6 +23,7 @@ from .folding import fold
 from .model import StartModel, ended
 from .region import Region
 from .render import RankView, RunViewModel, State, duration, pace
+from .saved import run_state
 from .terminal import TerminalRunView
 
 Facts = Callable[[], Sequence[Mapping[str, Any]]]
@@ -37,6 +38,7 @@ _MORE = "and more"
 # Such a wide terminal takes every row whole.
 _WHOLE = 10_000
 _COLOURS = {"running": "blue", "done": "green", "failed": "red", "died": "red", "interrupted": "yellow", "on": "blue"}
+_COLOURS["timed out"] = "yellow"
 
 
 class _Row(NamedTuple):
@@ -49,11 +51,12 @@ class _Row(NamedTuple):
 class ConsoleRunView(TerminalRunView):
     """The view of one run; made by `display.run_view`, ends with the run."""
 
-    def __init__(self, title: str, ranks: Sequence[int], *, results: bool) -> None:
+    def __init__(self, title: str, ranks: Sequence[int], *, results: bool, unseen: Sequence[int] = ()) -> None:
         super().__init__(ranks, results=results)
         self._title = title
+        self._unseen = frozenset(unseen)
         self._began = self._heard = time.perf_counter()
-        self._states: dict[int, dict[str, Any]] = {rank: {"state": "running"} for rank in ranks}
+        self._states: dict[int, dict[str, Any]] = {rank: {"state": "running"} for rank in (*ranks, *unseen)}
         self._region = Region(sys.stdout)
         self._drawn = 0.0
         self._news = False
@@ -108,12 +111,12 @@ class ConsoleRunView(TerminalRunView):
         return draw([header, *self._columns(self._fitting())], self._region.size.columns - 1)
 
     def _header(self, elapsed: float, *, finished: bool) -> Text:
-        ranks = tuple(RankView(rank, state=told["state"]) for rank, told in self._states.items())
-        states = {view.state for view in ranks}
-        state: State = next((bad for bad in ("died", "failed", "interrupted") if bad in states), "running")
-        colour = _COLOURS["done" if finished and state == "running" else state]
-        said = render.header(RunViewModel(self._title, elapsed, ranks, finished))
-        return Text().append("● ", colour).append(" · ".join(said), "bold")
+        every = [RankView(rank, state=told["state"]) for rank, told in self._states.items()]
+        state = run_state([view.state for view in every], finished=finished)
+        ranks = tuple(view for view in every if view.rank not in self._unseen)
+        unseen = tuple(view for view in every if view.rank in self._unseen)
+        said = render.header(RunViewModel(self._title, elapsed, ranks, finished, unseen=unseen))
+        return Text().append("● ", _COLOURS[state]).append(" · ".join(said), "bold")
 
     def _fitting(self) -> list[tuple[list[int], _Row]]:
         """A row for each different rank; where there is no room for all, those that went well are left out first."""
@@ -123,7 +126,7 @@ class ConsoleRunView(TerminalRunView):
             return [row for row in rows if row[1].state == "running" and self._ranks[row[0][0]].open.strip()]
         if len(rows) <= room:
             return rows
-        order = ("died", "failed", "interrupted", "running", "done")
+        order = (*render.TROUBLES, "running", "done")
         kept = sorted(sorted(rows, key=lambda row: order.index(row[1].state))[: room - 1])
         return [*kept, (sorted(rank for row in rows if row not in kept for rank in row[0]), _Row("running", _MORE))]
 
@@ -134,11 +137,14 @@ class ConsoleRunView(TerminalRunView):
 
     def _folded(self) -> list[tuple[list[int], _Row]]:
         with self._lock:
-            return fold({rank: self._row(rank, told) for rank, told in list(self._states.items())})
+            told = dict(self._states)
+            seen = {rank for rank in told if rank not in self._unseen or told[rank]["state"] in render.TROUBLES}
+            return fold({rank: self._row(rank, told[rank]) for rank in told if rank in seen})
 
     def _row(self, rank: int, told: dict[str, Any]) -> _Row:
-        lines, state = self._ranks[rank], told["state"]
+        state = told["state"]
         if state == "running":
+            lines = self._ranks[rank]
             return _Row(state, ansi.strip(lines.open if lines.open.strip() else lines.last))
         raised = ansi.strip(told["traceback"]).strip().splitlines()
         return _Row(state, told["note"] or (raised[-1] if raised else ""))

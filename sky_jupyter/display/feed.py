@@ -223,7 +223,7 @@ class Feed:
     def _take(self, event: Event) -> None:
         if isinstance(event, NoticeEvent):
             self._pending.add(["n", event.text])
-        elif isinstance(event, OutputEvent) and self.model.shows(event.rank):
+        elif isinstance(event, OutputEvent) and self.model.shows(event):
             item, rank = event.event, event.rank
             kind = item["kind"]
             if "seq" in item:

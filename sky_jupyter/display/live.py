@@ -46,9 +46,11 @@ class Sender:
 class LiveRunView:
     """The view of one run; made by `display.run_view`, ends with the run."""
 
-    def __init__(self, kernel: Any, title: str, ranks: Sequence[int], pool: str = "") -> None:
+    def __init__(
+        self, kernel: Any, title: str, ranks: Sequence[int], pool: str = "", unseen: Sequence[int] = ()
+    ) -> None:
         self.id = uuid.uuid4().hex
-        self.model = RunModel(title, ranks, pool)
+        self.model = RunModel(title, ranks, pool, unseen)
         send = Sender(kernel, self.id)
         self.cell = send.cell
         self._feed = Feed(self.model, self.id, len(ranks), send)

@@ -28,8 +28,8 @@ _kept: deque[Any] = deque()
 class MarimoRunView(WidgetRunView):
     """The view of one run; made by `display.run_view`. Its widget stays, with the run's last state."""
 
-    def __init__(self, title: str, ranks: Sequence[int], pool: str = "") -> None:
-        super().__init__(None, title, ranks, pool)
+    def __init__(self, title: str, ranks: Sequence[int], pool: str = "", unseen: Sequence[int] = ()) -> None:
+        super().__init__(None, title, ranks, pool, unseen)
 
     def _show(self) -> None:
         import marimo

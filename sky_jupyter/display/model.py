@@ -14,6 +14,7 @@ from ..pool.events import Event, NoticeEvent, OutputEvent, PhaseEvent, ProgressE
 from . import ansi
 from .render import RankView, RunViewModel, State
 from .transcript import Part, RankOutput, Rich
+from .troubles import Troubles
 
 # Of the order in which lines came, so many changes from one rank to another are kept.
 _KEPT_TURNS = 20_000
@@ -39,15 +40,12 @@ class StartModel:
         self._headings: dict[str, str] = {}
         # The phase that is on, and when it began.
         self._now: tuple[PhaseEvent, float] | None = None
-        # What is the matter, and lasts, by what it is about.
-        self._troubles: dict[str, str] = {}
+        self._troubles = Troubles()
 
     def on_event(self, event: Event) -> str:
         """What to say of an event, empty where there is nothing; callable from any thread."""
         if isinstance(event, TroubleEvent):
-            self._troubles.pop(event.about, None)
-            if not event.over:
-                self._troubles[event.about] = cleaned(event.text)
+            self._troubles.take(event)
         if isinstance(event, (NoticeEvent, ProgressEvent)):
             return cleaned(event.text)
         if not isinstance(event, PhaseEvent):
@@ -63,7 +61,7 @@ class StartModel:
     @property
     def troubles(self) -> tuple[str, ...]:
         """What is the matter now, to be shown for as long as it is, whatever phases come and go."""
-        return tuple(self._troubles.values())
+        return tuple(cleaned(event.text) for event in self._troubles.events)
 
     @property
     def pace(self) -> str:
@@ -100,6 +98,7 @@ class RunState:
     ranks: tuple[RankState, ...]
     order: tuple[tuple[int, int], ...]
     notices: tuple[str, ...]
+    unseen: tuple[RankView, ...] = ()
 
 
 class RunModel:
@@ -113,9 +112,11 @@ class RunModel:
         Those whose output is shown.
     pool : str
         The name of the pool that runs it.
+    unseen : sequence of int
+        The other ranks that it runs on.
     """
 
-    def __init__(self, title: str, ranks: Sequence[int], pool: str = "") -> None:
+    def __init__(self, title: str, ranks: Sequence[int], pool: str = "", unseen: Sequence[int] = ()) -> None:
         self.title, self.pool = title, pool
         self.began = time.perf_counter()
         self.notices: list[str] = []
@@ -131,6 +132,7 @@ class RunModel:
         self._elapsed: float | None = None
         self._outputs = {rank: RankOutput() for rank in ranks}
         self._views = {rank: RankView(rank) for rank in ranks}
+        self._unseen = {rank: RankView(rank) for rank in unseen}
 
     def on_event(self, event: Event) -> None:
         """Take in what the pool tells; callable from any thread."""
@@ -138,17 +140,21 @@ class RunModel:
             self.version += 1
             if isinstance(event, NoticeEvent):
                 self.notices.append(event.text)
-            elif isinstance(event, OutputEvent) and event.rank in self._outputs:
+            elif isinstance(event, OutputEvent) and self.shows(event):
                 self._take(event)
 
-    def shows(self, rank: int) -> bool:
-        """Whether a rank's output is shown."""
-        return rank in self._outputs
+    def shows(self, event: OutputEvent) -> bool:
+        """Whether an event is shown: all of the ranks whose output is, and how others end."""
+        return event.rank in self._outputs or (event.rank in self._unseen and event.event["kind"] == "end")
 
     def _take(self, event: OutputEvent) -> None:
-        output, item, view = self._outputs[event.rank], event.event, self._views[event.rank]
+        item = event.event
         kind = item["kind"]
         self.run, self._heard = event.run, time.perf_counter()
+        if event.rank in self._unseen:
+            self._unseen[event.rank] = dataclasses.replace(self._unseen[event.rank], **ended(item))
+            return
+        output, view = self._outputs[event.rank], self._views[event.rank]
         self._next[event.rank] = item.get("seq", self._next[event.rank] - 1) + 1
         if kind == "stream":
             output.feed(item["text"], item["name"])
@@ -183,7 +189,8 @@ class RunModel:
             for rank, view in self._views.items():
                 segments, dropped = self._outputs[rank].segments(max_lines)
                 ranks.append(dataclasses.replace(view, segments=segments, dropped=dropped))
-            return RunViewModel(self.title, self._time(), tuple(ranks), self.finished, tuple(self.notices))
+            said = self.finished, tuple(self.notices), tuple(self._unseen.values())
+            return RunViewModel(self.title, self._time(), tuple(ranks), *said)
 
     def state(self, max_lines: int) -> RunState:
         """The same for a page: deltas go on from it."""
@@ -195,7 +202,8 @@ class RunModel:
             idle = 0.0 if self.finished else time.perf_counter() - self._heard
             order, notices = tuple(self._order), tuple(self.notices)
             times = self._time(), idle, self.finished
-            return RunState(self.title, self.pool, self.run, *times, tuple(ranks), order, notices)
+            unseen = tuple(self._unseen.values())
+            return RunState(self.title, self.pool, self.run, *times, tuple(ranks), order, notices, unseen)
 
     @property
     def finished(self) -> bool:
@@ -209,6 +217,8 @@ class RunModel:
 def ended(end: dict[str, Any]) -> dict[str, Any]:
     """What is to be said of a rank that ended: its state, a note, and what it raised."""
     state = _STATES.get(end["status"], "failed")
+    if state == "interrupted" and "timeout" in end:
+        state = "timed out"
     note = str(end.get("text", "")) if state == "died" else ""
     lines = "\n".join(end.get("traceback") or ()).splitlines() if state == "failed" else []
     # IPython's rule would stand right below the view's own.

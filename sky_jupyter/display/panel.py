@@ -27,7 +27,7 @@ _SPAN = 300
 # What a notebook keeps: of each node so many samples, and of each phase so many lines and characters of one.
 _KEPT_SAMPLES = 60
 _KEPT_LINES, _KEPT_LINE = 20, 200
-_CODE = 50
+_TITLE = 50
 # A pool that has more is not told rank by rank.
 _MOST_RANKS = 32
 _SLOW = 0.05
@@ -87,7 +87,7 @@ def to_text(pool: Facts) -> str:
         parts = [f"{node['state']}{_hint(node)}", *_use(node)]
         lines.append(f"  node {node['node']}{_place(node)}: {' · '.join(parts)}")
         if pool["world_size"] <= _MOST_RANKS:
-            lines += [f"    rank {rank['rank']}: {_rank(rank)}" for rank in node["ranks"]]
+            lines += [f"    rank {rank['rank']}: {_rank(rank, pool['state'])}" for rank in node["ranks"]]
     return "\n".join([*lines, *(f"  {line}" for line in [_phases(pool)] if line)])
 
 
@@ -118,18 +118,17 @@ def _head(pool: Facts) -> str:
 
 
 def _run(run: Facts) -> str:
-    lines = [line.strip() for line in run["code"].splitlines() if line.strip() and not line.startswith("# %%sky")]
-    code = lines[0] if lines else ""
-    code = code if len(code) <= _CODE else code[: _CODE - 1] + "…"
+    title = run["title"]
+    title = title if len(title) <= _TITLE else title[: _TITLE - 1] + "…"
     where = f"In[{run['count']}]" if run["count"] else f"run {run['id']}"
-    parts = [f"{where}: {code}", render.duration(run["elapsed"])]
+    parts = [f"{where}: {title}", render.duration(run["elapsed"])]
     if run["left"]:
         work = "works" if len(run["left"]) == 1 else "work"
         parts.append("all ranks work" if run["left"] == run["ranks"] else f"{rank_label(run['left'])} {work}")
     if run["failed"]:
         parts.append(f"{rank_label(run['failed'])} failed")
-    if run["interrupted"]:
-        parts.append("interrupted")
+    if run["timed_out"] or run["interrupted"]:
+        parts.append("timed out" if run["timed_out"] else "interrupted")
     return " · ".join(parts)
 
 
@@ -142,9 +141,9 @@ def _hint(node: Facts) -> str:
     return "; `%sky restart` makes it anew" if node["state"] == "lost" else ""
 
 
-def _rank(rank: Facts) -> str:
+def _rank(rank: Facts, pool: str) -> str:
     if not rank["pid"]:
-        return "its kernel is being replaced"
+        return "its kernel starts" if pool == "starting" else "its kernel is being replaced"
     memory = f", {_bytes(rank['memory'])}" if rank["memory"] else ""
     return f"{'busy' if rank['run'] else 'idle'} (process {rank['pid']}{memory})"
 

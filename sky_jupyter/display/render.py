@@ -21,7 +21,7 @@ from . import ansi
 from .folding import common_end, common_start, fold, rank_numbers
 from .transcript import Rich, Segment, Text
 
-State = Literal["running", "done", "failed", "died", "interrupted"]
+State = Literal["running", "done", "failed", "died", "timed out", "interrupted"]
 
 
 @dataclass(frozen=True)
@@ -37,7 +37,7 @@ class RankView:
     dropped : int
         How many lines before them are left out.
     state : str
-        ``"running"``, ``"done"``, ``"failed"``, ``"died"`` or ``"interrupted"``.
+        ``"running"``, ``"done"``, ``"failed"``, ``"died"``, ``"timed out"`` or ``"interrupted"``.
     note : str
         What is to be said about it, such as the signal that killed it.
     result : Rich, optional
@@ -71,6 +71,8 @@ class RunViewModel:
         Whether nothing will change any more.
     notices : tuple of str
         What else there is to say about the run, such as that kernels are new.
+    unseen : tuple of RankView
+        The other ranks that it runs on: how they fare is told, and their output is not.
     """
 
     title: str
@@ -78,6 +80,12 @@ class RunViewModel:
     ranks: tuple[RankView, ...]
     finished: bool = False
     notices: tuple[str, ...] = ()
+    unseen: tuple[RankView, ...] = ()
+
+    @property
+    def all(self) -> tuple[RankView, ...]:
+        """All ranks that it runs on, in their order."""
+        return tuple(sorted((*self.ranks, *self.unseen), key=lambda view: view.rank))
 
 
 class Shown(NamedTuple):
@@ -102,8 +110,9 @@ class Block(NamedTuple):
 # Jupyter's order of preference, but an image before the text that describes it.
 _KINDS = ("text/html", "image/svg+xml", "image/png", "image/jpeg", "image/gif")
 _TEXTS = ("text/markdown", "text/latex", "text/plain")
-_TROUBLES: tuple[State, ...] = ("died", "failed", "interrupted")
-_COLOURS = {"running": "34", "done": "32", "failed": "31", "died": "31", "interrupted": "33"}
+# The states of ranks that did not end well; what is most likely the cause comes first.
+TROUBLES: tuple[State, ...] = ("died", "failed", "timed out", "interrupted")
+_COLOURS = {"running": "34", "done": "32", "failed": "31", "died": "31", "interrupted": "33", "timed out": "33"}
 # Jupyter's own text outputs stand a little to the right of where HTML begins.
 _OUTER = "margin:0;padding:0 0 0 8px"
 # Where a page has no such variable, or a sanitizer drops it, the size before it holds.
@@ -270,12 +279,12 @@ def _results(model: RunViewModel, pick: Callable[[Rich], tuple[Atom, ...]]) -> l
 
 def _troubles(model: RunViewModel) -> list[tuple[list[int], State]]:
     """The ranks that did not end well; what is most likely the cause comes first."""
-    found = fold({view.rank: view.state for view in model.ranks if view.state in _TROUBLES})
-    return sorted(found, key=lambda item: _TROUBLES.index(item[1]))
+    found = fold({view.rank: view.state for view in model.all if view.state in TROUBLES})
+    return sorted(found, key=lambda item: TROUBLES.index(item[1]))
 
 
 def _notes(model: RunViewModel) -> list[tuple[list[int], State, str]]:
-    noted = {view.rank: (view.state, view.note) for view in model.ranks if view.note}
+    noted = {view.rank: (view.state, view.note) for view in model.all if view.note}
     return [(ranks, state, note) for ranks, (state, note) in fold(noted)]
 
 
@@ -288,8 +297,9 @@ def _quiet_ranks(model: RunViewModel) -> list[int]:
 
 def header(model: RunViewModel) -> list[str]:
     """What stands first: the title, how many ranks, how long, and how they fare."""
-    count = len(model.ranks)
-    return [model.title, f"{count} rank{'s' * (count != 1)}", duration(model.elapsed), *_status(model)]
+    count = len(model.all)
+    shown = f", output of {rank_label(view.rank for view in model.ranks)}" if model.unseen else ""
+    return [model.title, f"{count} rank{'s' * (count != 1)}{shown}", duration(model.elapsed), *_status(model)]
 
 
 def _status(model: RunViewModel) -> list[str]:
@@ -297,9 +307,9 @@ def _status(model: RunViewModel) -> list[str]:
     troubles = _troubles(model)
     words = [f"{rank_label(ranks)} {state}" for ranks, state in troubles]
     if not model.finished:
-        done = sum(view.state == "done" for view in model.ranks)
-        return [f"running, {done} of {len(model.ranks)} done" if done else "running", *words]
-    if len(troubles) == 1 and len(troubles[0][0]) == len(model.ranks):
+        done = sum(view.state == "done" for view in model.all)
+        return [f"running, {done} of {len(model.all)} done" if done else "running", *words]
+    if len(troubles) == 1 and len(troubles[0][0]) == len(model.all):
         return [troubles[0][1]]
     return words or ["done"]
 

@@ -24,13 +24,12 @@ MOST_TEXT = 1_000_000
 _LINES = (1000, 500, 250, 100, 50, 20, 5)
 # Where more than that is asked for; views know no more.
 _MANY_LINES = (10_000, 5000, 2000)
-_WORST: tuple[State, ...] = ("died", "failed", "interrupted")
 
 
 def run_state(states: Iterable[State], *, finished: bool) -> State:
     """How a run fares as a whole."""
     found = set(states)
-    return next((state for state in _WORST if state in found), "done" if finished else "running")
+    return next((state for state in render.TROUBLES if state in found), "done" if finished else "running")
 
 
 def to_json(state: RunState, view: str) -> dict[str, Any]:
@@ -45,13 +44,16 @@ def to_json(state: RunState, view: str) -> dict[str, Any]:
     """
     items = _Items()
     ranks = [_rank(rank, items) for rank in state.ranks]
+    # What older pages do not know of is only there where there is something to tell.
+    unseen = [{"rank": one.rank, "state": one.state, **_ended(one)} for one in state.unseen]
+    every = [*(rank.view for rank in state.ranks), *state.unseen]
     return {
         "version": VERSION,
         "view": view,
         "run": state.run,
         "pool": state.pool,
         "title": state.title,
-        "state": run_state([rank.view.state for rank in state.ranks], finished=state.finished),
+        "state": run_state([view.state for view in every], finished=state.finished),
         "finished": state.finished,
         "elapsed": round(state.elapsed, 3),
         "idle": round(state.idle, 3),
@@ -59,6 +61,7 @@ def to_json(state: RunState, view: str) -> dict[str, Any]:
         "items": items.kept,
         "order": [number for turn in state.order for number in turn],
         "notices": list(state.notices),
+        **({"unseen": unseen} if unseen else {}),
     }
 
 
@@ -107,7 +110,7 @@ def _rank(rank: RankState, items: _Items) -> dict[str, Any]:
         else:
             parts.append({"item": items.add(part.rich), **({"ids": list(part.ids)} if part.ids else {})})
     done: dict[str, Any] = {"rank": view.rank, "state": view.state, "parts": parts}
-    done |= {name: value for name, value in _told(rank).items() if value}
+    done |= {name: value for name, value in _told(rank).items() if value} | _ended(view)
     if view.result is not None:
         done["result"] = items.add(view.result)
     return done
@@ -115,14 +118,12 @@ def _rank(rank: RankState, items: _Items) -> dict[str, Any]:
 
 def _told(rank: RankState) -> dict[str, Any]:
     """What is only said where there is something to say."""
-    view = rank.view
-    return {
-        "dropped": rank.dropped,
-        "stream": rank.stream,
-        "next": rank.next,
-        "note": view.note,
-        "traceback": view.traceback,
-    }
+    return {"dropped": rank.dropped, "stream": rank.stream, "next": rank.next}
+
+
+def _ended(view: render.RankView) -> dict[str, Any]:
+    """The same of how a rank ended."""
+    return {name: text for name, text in {"note": view.note, "traceback": view.traceback}.items() if text}
 
 
 class _Items:

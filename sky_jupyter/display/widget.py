@@ -55,8 +55,10 @@ def _widget_class() -> Any:
 class WidgetRunView:
     """The view of one run; made by `display.run_view`, ends with the run."""
 
-    def __init__(self, kernel: Any, title: str, ranks: Sequence[int], pool: str = "") -> None:
-        self.model = RunModel(title, ranks, pool)
+    def __init__(
+        self, kernel: Any, title: str, ranks: Sequence[int], pool: str = "", unseen: Sequence[int] = ()
+    ) -> None:
+        self.model = RunModel(title, ranks, pool, unseen)
         self.id = uuid.uuid4().hex
         self._kernel = kernel
         self._binary = fronts.takes_buffers()

@@ -100,7 +100,7 @@ class SkyMagics(Magics):
                 tell=values.reading(late.on_event, late.refresh),
             )
         tape = Tape()
-        view: Any = display.Silent() if given.quiet else run_view(pool, [rank for rank in ranks if rank in shown])
+        view: Any = display.Silent() if given.quiet else run_view(pool, ranks, shown)
         if given.saved is not None:
             display.keep(view, given.saved)
         with pool.stopping():
@@ -471,10 +471,12 @@ def started(spec: PoolSpec) -> Pool:
         raise
 
 
-def run_view(pool: Pool, ranks: Sequence[int]) -> Any:
-    """The view of a run on a pool's ranks."""
+def run_view(pool: Pool, ranks: Sequence[int], shown: Sequence[int] | None = None) -> Any:
+    """The view of a run on a pool's ranks; ``shown`` are those whose output is shown, all unless given."""
     name = pool.spec.name
-    return display.run_view(f"sky · {name}" if name != "default" else "sky", ranks, pool=name)
+    title = f"sky · {name}" if name != "default" else "sky"
+    seen = [rank for rank in ranks if shown is None or rank in shown]
+    return display.run_view(title, seen, pool=name, unseen=[rank for rank in ranks if rank not in seen])
 
 
 def status_of(pool: Pool) -> dict[str, Any]:

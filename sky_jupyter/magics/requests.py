@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 from typing import Any
 
-from ..display.channel import announce
+from ..display import channel
 from ..pool import actions
 
 REQUEST, REPLY = "sky_request", "sky_reply"
@@ -68,14 +68,10 @@ def _in_thread(content: Any) -> asyncio.Future[dict[str, Any]]:
 def install(shell: Any) -> None:
     """Answer requests from now on, where the shell is a Jupyter kernel's."""
     kernel = getattr(shell, "kernel", None)
-    handlers = getattr(kernel, "control_handlers", None)
-    if isinstance(handlers, dict):
-        handlers[REQUEST] = Requests(kernel)
-        announce(kernel)
+    if kernel is not None:
+        channel.register(kernel, REQUEST, Requests(kernel))
 
 
 def remove(shell: Any) -> None:
     """Undo `install`."""
-    handlers = getattr(getattr(shell, "kernel", None), "control_handlers", None)
-    if isinstance(handlers, dict) and isinstance(handlers.get(REQUEST), Requests):
-        del handlers[REQUEST]
+    channel.unregister(getattr(shell, "kernel", None), REQUEST)

@@ -589,9 +589,7 @@ class Pool(PoolLife):
             run.task.result()
         self.supervisor.discard(run)
         values.discard(self, run)
-        ends = {run.outcomes[rank].end.get("status") for rank in run.failed}
-        state = "ok" if not ends else "interrupted" if ends == {"interrupted"} else "failed"
-        self.registry.run_ended(run.key, state, run.elapsed)
+        self.registry.run_ended(run.key, run.how_ended, run.elapsed)
         outcomes = list(run.outcomes.values())
         # What only some of the ranks have bound is sent again.
         everywhere = len(outcomes) == self.spec.world_size

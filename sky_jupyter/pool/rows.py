@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ..machines import identity
+from .titles import title_of
 
 MAX_CODE = 10_000
 MAX_RANKS = 1 << 16
@@ -18,8 +19,6 @@ _MAX_PID = (1 << 31) - 1
 _MAX_WHOLE = 1 << 53
 _MAX_TIME = 1e11
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
-_TITLE = 80
-_IMPORT = re.compile(r"(import|from)\s+[\w.]")
 _RANGES = re.compile(r"[0-9]{1,7}(-[0-9]{1,7})?\Z")
 
 
@@ -143,8 +142,8 @@ class RunRow:
     pool, pool_name : str
         The pool's id, and its name where the registry still has it.
     state : str
-        ``running``, ``ok``, ``failed``, ``interrupted``, or ``lost`` where the pool ended before anybody saw
-        the run's end.
+        ``running``, ``ok``, ``failed``, ``interrupted``, ``timed out``, or ``lost`` where the pool ended before
+        anybody saw the run's end.
     cell : int
         Its cell's number, as in ``In[cell]``; 0 where it is of none.
     """
@@ -161,21 +160,8 @@ class RunRow:
 
     @property
     def title(self) -> str:
-        """Its code in a line: the first that says something; a comment above the code is a title."""
-        lines = [line.strip() for line in self.code.splitlines() if line.strip() and not line.startswith("# %%sky")]
-        said = list(_without_imports(lines))
-        text = (said or lines or [""])[0].lstrip("# ")
-        return text if len(text) <= _TITLE else f"{text[: _TITLE - 1]}…"
-
-
-def _without_imports(lines: Sequence[str]) -> Iterator[str]:
-    within = False
-    for line in lines:
-        begins = _IMPORT.match(line) is not None
-        if not begins and not within:
-            yield line
-        # Names in parentheses go on in the next lines.
-        within = (within or (begins and "(" in line)) and ")" not in line
+        """Its code in a line."""
+        return title_of(self.code)
 
 
 class BadRow(ValueError):

@@ -116,6 +116,14 @@ class Run:
         """Ranks that ended otherwise than well."""
         return [rank for rank, outcome in self.outcomes.items() if outcome.failed]
 
+    @property
+    def how_ended(self) -> str:
+        """How it ended as a whole, in the registry's words."""
+        ends = [self.outcomes[rank].end for rank in self.failed]
+        if not ends or any(end.get("status") != "interrupted" for end in ends):
+            return "failed" if ends else "ok"
+        return "timed out" if any("timeout" in end for end in ends) else "interrupted"
+
     def waits(self, node: int) -> bool:
         """Whether events of a node have come for which others must come first."""
         return bool(self._early.get(node))

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from .loop import loop
+from .titles import title_of
 
 if TYPE_CHECKING:
     from .launch import Host
@@ -214,6 +215,7 @@ def _run(pool: Pool, run: Any, now: float) -> dict[str, Any]:
     return {
         "id": run.id,
         "code": run.code[:_CODE],
+        "title": title_of(run.code),
         "count": run.count,
         "elapsed": round(run.since_began, 1),
         "silent": round(now - run.heard, 1),
@@ -221,6 +223,7 @@ def _run(pool: Pool, run: Any, now: float) -> dict[str, Any]:
         "left": run.left,
         "failed": run.failed,
         "interrupted": run.presses > 0,
+        "timed_out": run.timed_out is not None,
         "detached": run.id in pool.detached,
     }
 

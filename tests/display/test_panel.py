@@ -50,8 +50,8 @@ def pool(*nodes: dict[str, Any], **more: Any) -> dict[str, Any]:
 
 
 def test_a_pool_is_told_node_by_node() -> None:
-    run = {"id": "abc", "code": "# %%sky\ntrain(data)", "count": 3, "elapsed": 12.0, "interrupted": False}
-    run = {**run, "ranks": [0, 1], "left": [1], "failed": []}
+    run = {"id": "abc", "title": "train(data)", "count": 3, "elapsed": 12.0, "interrupted": False}
+    run = {**run, "timed_out": False, "ranks": [0, 1], "left": [1], "failed": []}
     phases = [
         {"phase": "connect", "state": "done", "elapsed": 0.5, "usual": None, "lines": []},
         {"phase": "bootstrap", "state": "on", "elapsed": 12.0, "usual": 40.0, "lines": ["host1: uv"]},
@@ -123,8 +123,8 @@ def test_sparklines_show_the_newest_last_whatever_their_length() -> None:
 
 
 def test_what_nodes_and_code_say_stays_text_in_html() -> None:
-    run = {"id": "abc", "code": "<script>1</script>", "count": 0, "elapsed": 1.0, "interrupted": True}
-    run = {**run, "ranks": [0], "left": [0], "failed": []}
+    run = {"id": "abc", "title": "<script>1</script>", "count": 0, "elapsed": 1.0, "interrupted": True}
+    run = {**run, "timed_out": False, "ranks": [0], "left": [0], "failed": []}
     bad = "<img src=x onerror=alert(1)>"
     named = node(0, host=bad, gpus=1)
     named["gpus"][0]["name"] = bad

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import re
 from html.parser import HTMLParser
 
@@ -258,6 +259,7 @@ def test_silent_ranks_are_mentioned_only_beside_others_and_in_the_end():
         (["failed", "running"], False, 61, "sky · 2 ranks · 1 min 1 s · running · rank 0 failed"),
         (["failed", "failed"], True, 1, "sky · 2 ranks · 1.0 s · failed"),
         (["interrupted"], True, 1, "sky · 1 rank · 1.0 s · interrupted"),
+        (["timed out", "timed out"], True, 1, "sky · 2 ranks · 1.0 s · timed out"),
         (["interrupted", "failed"], True, 1, "sky · 2 ranks · 1.0 s · rank 1 failed · rank 0 interrupted"),
         (["failed", "interrupted", "interrupted"], True, 1, "sky · 3 ranks · 1.0 s · rank 0 failed"),
     ],
@@ -268,6 +270,15 @@ def test_the_header_says_how_the_run_fares(states, finished, elapsed, header):
     if len(states) == 3:
         assert to_text(shown).endswith("rank 0 failed · ranks 1-2 interrupted")
         assert "ranks 1-2 interrupted" in Page(to_html(shown)).text
+
+
+@pytest.mark.parametrize(
+    ("states", "status"), [(["done", "done"], "done"), (["failed", "done"], "rank 0 failed"), (["died"] * 2, "died")]
+)
+def test_of_ranks_whose_output_is_not_shown_the_header_says_how_they_fare(states, status):
+    unseen, seen = (view(rank, state=state) for rank, state in enumerate(states))
+    shown = dataclasses.replace(model(seen, finished=True, elapsed=1.0), unseen=(unseen,))
+    assert to_text(shown).splitlines()[0] == f"sky · 2 ranks, output of rank 1 · 1.0 s · {status}"
 
 
 def test_ranks_that_failed_without_a_word_are_not_called_silent():

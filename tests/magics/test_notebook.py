@@ -220,8 +220,12 @@ def test_on_chooses_the_ranks(two):
 def test_only_chooses_whose_output_is_shown(two):
     cell = two.run("%%sky --only 1\nprint('from', rank)\nrank")
     assert cell.body == ["from 1", "Out: 1"]
+    assert "sky · 2 ranks, output of rank 1 · " in cell.run
     assert two.value("_sky.values") == [0, 1]
     assert two.value("_sky.stdout(0)") == "from 0\n"
+    cell = two.run("%%sky --only 1 --grace 0.1\nif rank == 0: raise ValueError('not shown')")
+    assert "sky · 2 ranks, output of rank 1 · " in cell.run
+    assert cell.run.endswith("rank 0 failed")
 
 
 def test_results_are_kept_under_sky_and_the_given_name(two):
@@ -240,7 +244,8 @@ def test_quiet_shows_nothing_but_errors(two):
 def test_a_cell_that_takes_too_long_is_stopped(two):
     cell = two.run("%%sky --timeout 0.3\nimport time\ntime.sleep(600)")
     assert "the run took longer than 0.3 s (--timeout)" in cell.error
-    assert cell.run.endswith("· interrupted")
+    assert cell.run.endswith("· timed out")
+    assert two.run("%sky runs").stream().split()[2:4] == ["timed", "out"]
     assert two.run("%%sky\nrank").body == ["[0] Out: 0", "[1] Out: 1"]
 
 

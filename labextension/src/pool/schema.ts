@@ -41,7 +41,8 @@ const phase = v.object({
 });
 const run = v.object({
   id: text,
-  code: text,
+  /** Its code in a line; kernels of before have none. */
+  title: v.optional(text, ""),
   count: number,
   elapsed: number,
   silent: number,
@@ -49,6 +50,7 @@ const run = v.object({
   left: v.array(whole),
   failed: v.array(whole),
   interrupted: v.boolean(),
+  timed_out: v.optional(v.boolean()),
   detached: v.boolean(),
 });
 const pool = v.object({

@@ -4,7 +4,7 @@ import { rankLabel } from "../run/fold";
 import { duration } from "../run/words";
 import type { NodeFacts, PhaseFacts, PoolFacts, RankFacts, RunFacts } from "./facts";
 
-const CODE = 50;
+const TITLE = 50;
 
 export { duration };
 
@@ -50,9 +50,7 @@ export function poolFacts(pool: PoolFacts): string[] {
 
 /** Such as "In[3]: train(data) · 12.0 s · silent for 3 s · rank 1 works". */
 export function runText(run: RunFacts): string {
-  const lines = run.code.split("\n").filter((line) => line.trim() && !line.startsWith("# %%sky"));
-  const code = (lines[0] ?? "").trim();
-  const shown = code.length <= CODE ? code : `${code.slice(0, CODE - 1)}…`;
+  const shown = run.title.length <= TITLE ? run.title : `${run.title.slice(0, TITLE - 1)}…`;
   const parts = [`${run.count ? `In[${run.count}]` : `run ${run.id}`}: ${shown}`, whole(run.elapsed)];
   if (run.silent >= 2) {
     parts.push(`silent for ${whole(run.silent)}`);
@@ -64,8 +62,8 @@ export function runText(run: RunFacts): string {
   if (run.failed.length) {
     parts.push(`${rankLabel(run.failed)} failed`);
   }
-  if (run.interrupted) {
-    parts.push("interrupted");
+  if (run.timed_out || run.interrupted) {
+    parts.push(run.timed_out ? "timed out" : "interrupted");
   }
   return parts.join(" · ");
 }

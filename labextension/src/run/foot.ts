@@ -1,5 +1,6 @@
 /** Below the box of lines, where it is always in sight: what ranks raised, their results, and what else there is to say. */
 
+import { strip } from "./ansi";
 import { write } from "./coloured";
 import { make } from "./dom";
 import { fold, rankLabel } from "./fold";
@@ -24,7 +25,7 @@ export class Foot {
       model.notices.length,
       host.note,
       model.finished,
-      ranks.map((one) => [one.state, one.result !== undefined]),
+      [...ranks, ...model.unseen].map((one) => [one.state, one.result !== undefined]),
     ]);
     if (key === this.key) {
       return;
@@ -32,11 +33,14 @@ export class Foot {
     this.key = key;
     const several = model.ranks.length > 1;
     this.node.replaceChildren();
-    for (const [of, note] of told(ranks, (rank) => rank.note)) {
+    const ended = [...ranks, ...model.unseen];
+    for (const [of, note] of told(ended, (rank) => rank.note)) {
       this.node.append(trouble(`${rankLabel(of)} ${model.rank(of[0])?.state}`, note));
     }
-    for (const [of, text] of told(ranks, (rank) => rank.traceback)) {
-      this.node.append(trouble(several ? rankLabel(of) : "", text));
+    for (const [of, text] of told(ended, (rank) => rank.traceback)) {
+      const who = several || model.unseen.length ? rankLabel(of) : "";
+      // Once the run is over, its traceback stands right below, as the error of the cell.
+      this.node.append(model.finished ? raised(who, text) : trouble(who, text));
     }
     const results = ranks.filter((rank) => rank.result).map((rank) => [rank.rank, rank.result] as [number, Shown]);
     for (const [of, shown] of fold(results, (one) => JSON.stringify(one.item))) {
@@ -74,6 +78,18 @@ function trouble(who: string, text: string): HTMLElement {
   const lines = make("pre", "sky-wrap");
   write(lines, text);
   node.append(lines);
+  return node;
+}
+
+/** What ranks raised, in a line; the rest of it unfolds. */
+function raised(who: string, text: string): HTMLElement {
+  const node = make("details", "sky-trouble");
+  const line = make("summary", "sky-wrap");
+  const lines = strip(text).trimEnd().split("\n");
+  line.textContent = (who ? `${who}: ` : "") + lines[lines.length - 1];
+  const whole = make("pre", "sky-wrap");
+  write(whole, text);
+  node.append(line, whole);
   return node;
 }
 

@@ -1,6 +1,7 @@
 /** The run view's header: how the run fares, and the buttons of what can be done. */
 
 import { make, mark, say } from "./dom";
+import { rankLabel } from "./fold";
 import type { Host } from "./host";
 import type { RunModel } from "./model";
 import { duration, status } from "./words";
@@ -63,7 +64,8 @@ export class Head {
   }
 
   private drawFacts(model: RunModel): void {
-    const count = model.ranks.length;
+    const count = model.every.length;
+    const shown = model.unseen.length ? `, output of ${rankLabel(model.ranks.map((rank) => rank.rank))}` : "";
     const words = status(model);
     const tick = [model.finished, Math.floor(model.elapsed * TICKS), count, ...words].join();
     if (tick === this.tick) {
@@ -74,7 +76,7 @@ export class Head {
     if (this.dot.dataset.beat !== beat) {
       this.dot.dataset.beat = beat;
     }
-    const facts = [`${count} rank${count === 1 ? "" : "s"}`, duration(model.elapsed), ...words];
+    const facts = [`${count} rank${count === 1 ? "" : "s"}${shown}`, duration(model.elapsed), ...words];
     if (!model.finished && model.idle >= SILENT) {
       facts.push(`silent for ${duration(Math.floor(model.idle)).replace(".0 s", " s")}`);
     }

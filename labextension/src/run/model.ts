@@ -4,6 +4,7 @@ import { AllLog } from "./all";
 import { type Item, RankLog, Shown } from "./log";
 import * as progress from "./progress";
 import type { Delta, Entry, Snapshot, State } from "./schema";
+import { TROUBLES } from "./words";
 
 export { type Delta, MIME, type Snapshot, type State } from "./schema";
 
@@ -22,6 +23,13 @@ export class Rank {
 
   constructor(readonly rank: number) {
     this.log = new RankLog(rank);
+  }
+
+  /** How it fares, and what is to be said of its end. */
+  end(state: State, note = "", traceback = ""): void {
+    this.state = state;
+    this.note = note;
+    this.traceback = traceback;
   }
 
   /** The bar that runs; undefined where none does. */
@@ -56,7 +64,9 @@ export class RunModel {
   title = "";
   finished = false;
   notices: string[] = [];
+  /** Those whose output is shown, and the others that it runs on. */
   ranks: Rank[] = [];
+  unseen: Rank[] = [];
   all = new AllLog();
   number = -1;
   /** Rises with each change. */
@@ -79,10 +89,13 @@ export class RunModel {
   }
 
   get state(): State {
-    const worst = (["died", "failed", "interrupted"] as State[]).find((one) =>
-      this.ranks.some((rank) => rank.state === one),
-    );
+    const worst = TROUBLES.find((one) => this.every.some((rank) => rank.state === one));
     return worst ?? (this.finished ? "done" : "running");
+  }
+
+  /** All ranks that it runs on. */
+  get every(): Rank[] {
+    return this.unseen.length ? [...this.ranks, ...this.unseen].sort((a, b) => a.rank - b.rank) : this.ranks;
   }
 
   rank(number: number): Rank | undefined {
@@ -108,14 +121,18 @@ export class RunModel {
     for (const one of snapshot.ranks) {
       const rank = new Rank(one.rank);
       rank.log.load(one.parts, snapshot.items, one.dropped ?? 0, one.stream ?? "");
-      rank.state = one.state;
-      rank.note = one.note ?? "";
-      rank.traceback = one.traceback ?? "";
+      rank.end(one.state, one.note, one.traceback);
       rank.next = one.next ?? 0;
       rank.result = one.result === undefined ? undefined : new Shown(snapshot.items[one.result], one.rank);
       this.ranks.push(rank);
       this.byRank.set(one.rank, rank);
     }
+    this.unseen = (snapshot.unseen ?? []).map((one) => {
+      const rank = new Rank(one.rank);
+      rank.end(one.state, one.note, one.traceback);
+      this.byRank.set(one.rank, rank);
+      return rank;
+    });
     this.loadAll(snapshot.order);
     this.version += 1;
   }
@@ -125,7 +142,7 @@ export class RunModel {
     this.elapsedAtEnd = this.elapsed;
     this.finished = true;
     this.notices.push(notice);
-    for (const rank of this.ranks.filter((one) => one.state === "running")) {
+    for (const rank of this.every.filter((one) => one.state === "running")) {
       rank.state = "interrupted";
     }
     this.version += 1;
@@ -262,9 +279,7 @@ export class RunModel {
       rank.result = new Shown({ data: entry[2], metadata: entry[3] }, rank.rank);
     } else {
       const { state, note, traceback } = entry[2];
-      rank.state = state;
-      rank.note = note;
-      rank.traceback = traceback;
+      rank.end(state, note, traceback);
     }
   }
 }

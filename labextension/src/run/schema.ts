@@ -5,7 +5,7 @@ import { Misfit, number, read, record, text, whole } from "../page/check";
 
 export const MIME = "application/vnd.sky.run.v1+json";
 
-const state = v.picklist(["running", "done", "failed", "died", "interrupted"]);
+const state = v.picklist(["running", "done", "failed", "died", "timed out", "interrupted"]);
 export type State = v.InferOutput<typeof state>;
 
 export const item = v.object({ data: record, metadata: record });
@@ -38,6 +38,8 @@ const snapshot = v.pipe(
     /** Pairs of a rank and how many lines it said, or -1 for an item. */
     order: v.array(v.pipe(v.number(), v.safeInteger(), v.minValue(-1))),
     notices: v.array(text),
+    /** The other ranks that it runs on, whose output is not shown. */
+    unseen: v.optional(v.array(v.object({ rank: whole, state, note: v.optional(text), traceback: v.optional(text) }))),
     number: v.optional(whole),
   }),
   v.check(({ ranks }) => new Set(ranks.map((one) => one.rank)).size === ranks.length, "a rank is there twice"),

@@ -1,7 +1,7 @@
 /** How a run is told in words. As display/render.py. */
 
 import { fold, rankLabel } from "./fold";
-import { RunModel, State } from "./model";
+import type { RunModel, State } from "./model";
 
 /** Seconds as people say them: "1.3 s", "2 min 5 s". */
 export function duration(seconds: number): string {
@@ -14,21 +14,23 @@ export function duration(seconds: number): string {
   return hours ? `${hours} h ${minutes} min` : `${minutes} min ${whole % 60} s`;
 }
 
-const TROUBLES: State[] = ["died", "failed", "interrupted"];
+/** The states of ranks that did not end well; what is most likely the cause comes first. */
+export const TROUBLES: State[] = ["died", "failed", "timed out", "interrupted"];
 
 /** Such as ["running, 1 of 2 done"] or ["rank 0 failed", "rank 1 interrupted"]. */
 export function status(model: RunModel): string[] {
-  const bad = model.ranks.filter((rank) => TROUBLES.includes(rank.state));
+  const every = model.every;
+  const bad = every.filter((rank) => TROUBLES.includes(rank.state));
   const groups = fold(
     bad.map((rank) => [rank.rank, rank.state] as [number, State]),
     (state) => state,
   ).sort((a, b) => TROUBLES.indexOf(a[1]) - TROUBLES.indexOf(b[1]));
   const words = groups.map(([ranks, state]) => `${rankLabel(ranks)} ${state}`);
   if (!model.finished) {
-    const done = model.ranks.filter((rank) => rank.state === "done").length;
-    return [done ? `running, ${done} of ${model.ranks.length} done` : "running", ...words];
+    const done = every.filter((rank) => rank.state === "done").length;
+    return [done ? `running, ${done} of ${every.length} done` : "running", ...words];
   }
-  if (groups.length === 1 && groups[0][0].length === model.ranks.length) {
+  if (groups.length === 1 && groups[0][0].length === every.length) {
     return [groups[0][1]];
   }
   return words.length ? words : ["done"];

@@ -58,5 +58,6 @@ export const RUN = {
   left: [1],
   failed: [],
   interrupted: false,
+  title: "train(data)",
   detached: false,
 };

@@ -136,4 +136,27 @@ describe("the view", () => {
     expect(asked).toEqual([0, 0, 1, 1]);
     expect(await saved?.text()).toBe("── rank 0\n0:0\n0:1\n\n── rank 1\n1:0\n1:1\n");
   });
+
+  it("shows a traceback while the run goes on, and a line of it once the cell's error has it", async () => {
+    begin(2);
+    const traceback = "Traceback\n  deep inside\nValueError: no data";
+    await told(["e", 1, { state: "failed", note: "", traceback }]);
+    const foot = view.node.querySelector(".sky-foot");
+    expect(foot?.querySelector("pre")?.textContent).toContain("deep inside");
+    expect(foot?.querySelector("details")).toBeNull();
+    await told(["e", 0, { state: "done", note: "", traceback: "" }], ["over", 1]);
+    expect(foot?.querySelectorAll("details:not([open]) > pre").length).toBe(1);
+    expect(foot?.querySelector("summary")?.textContent).toBe("rank 1: ValueError: no data");
+  });
+
+  it("tells how ranks fare whose output is not shown", async () => {
+    begin(1);
+    model.load({ ...snapshot(1), unseen: [{ rank: 1, state: "running" }] });
+    await drawn();
+    expect(view.node.querySelector(".sky-facts")?.textContent).toContain("2 ranks, output of rank 0");
+    await told(["e", 0, { state: "done", note: "", traceback: "" }]);
+    await told(["e", 1, { state: "timed out", note: "", traceback: "" }], ["over", 1]);
+    expect(view.node.querySelector(".sky-facts")?.textContent).toContain("rank 1 timed out");
+    expect(view.node.querySelector<HTMLElement>(".sky-dot")?.dataset.state).toBe("timed out");
+  });
 });
