@@ -337,7 +337,8 @@ class SkyMagics(Magics):
 
     def do_down(self, given: Given) -> None:
         if pools.get(given.name) is None if given.name is not None else not pools.all():
-            print(runs.end_left(given.name))
+            print(runs.end_left(given.name, pools.gone(given.name)))
+            pools.forget(given.name)
             return
         for pool in pools.all() if given.all else [pools.need(given.name)]:
             _take_patience(pool, given)

@@ -11,6 +11,7 @@ from ..display.asking import person
 from ..errors import PoolError
 from ..node.protocol import PROTOCOL
 from ..pool import ending, traces
+from ..pool.gone import Gone
 from ..pool.live import pools
 from ..pool.manager import Pool
 from ..pool.record import protocol_of, unfit
@@ -131,8 +132,15 @@ def _end_left() -> None:
         traces.end(registry, traces.orphans(registry))
 
 
-def end_left(name: str | None) -> str:
+def end_left(name: str | None, gone: Gone | None = None) -> str:
     """End what pools have left on other machines: those of this name, or all that nobody can take up; what was done.
+
+    Parameters
+    ----------
+    name : str, optional
+        A pool's name or id; unless given, all that nobody can take up.
+    gone : Gone, optional
+        The pool in whose place nothing ran here, and which is forgotten now.
 
     Raises
     ------
@@ -143,10 +151,12 @@ def end_left(name: str | None) -> str:
         sweep(registry)
         left = [trace for trace in traces.orphans(registry) if name in (None, trace.name, trace.pool)]
         if not left:
+            if name is not None and (told := person.wait(lambda: ending.end_named(name, person.prompts))):
+                return told
+            if gone is not None:
+                return f"{gone.text}; it is forgotten, and cells run on this machine again"
             if name is None:
                 return "there is no pool, and nothing to end"
-            if told := person.wait(lambda: ending.end_named(name, person.prompts)):
-                return told
             pools.need(name)
         ended, failed = person.wait(lambda: traces.end(registry, left, person.prompts))
     lines = [f"pool {name}: ended on {hosts}" for name, hosts in _by_pool(ended).items()]

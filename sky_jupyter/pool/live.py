@@ -127,6 +127,15 @@ class LivePools:
         self._gone[gone.name] = gone
         self._current, self._lost = None, gone.name
 
+    def forget(self, name: str | None = None) -> Gone | None:
+        """Let cells run on this machine again after a pool on others, of this name or the last; what there was."""
+        gone = self.gone(name)
+        if gone is not None:
+            del self._gone[gone.name]
+            if self._lost == gone.name:
+                self._lost = None
+        return gone
+
     def fail(self, spec: PoolSpec, error: BaseException) -> None:
         """A pool could not be started; nothing where its nodes were to be on this machine."""
         if spec.provider.kind != "local":

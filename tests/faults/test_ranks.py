@@ -167,7 +167,7 @@ def family(pool: Pool) -> int:
 def shown(text: str) -> str:
     """The first line of an error, for the table: whichever rank and however much memory it was."""
     line = text.splitlines()[0].removeprefix("RankDied: ")
-    return re.sub(r"up to [0-9.]+ GB", "up to X GB", re.sub(r"rank \d+ \(node \d+\)", "rank R (node N)", line))
+    return re.sub(r"up to [0-9.]+ [MG]B", "up to X GB", re.sub(r"rank \d+ \(node \d+\)", "rank R (node N)", line))
 
 
 def aborted_beside(errors: dict[int, BaseException], victim: int) -> set[int]:
@@ -287,7 +287,7 @@ def test_a_rank_that_the_oom_killer_ends_is_said_to_have_wanted_memory(took: Too
                 run(pool, code, listener=times)
         told = str(caught.value.errors[1])
         assert "killed by SIGKILL (9) for want of memory: the kernel's OOM killer was at work" in told
-        assert "; it had used up to 0." in told
+        assert re.search(r"; it had used up to [\d.]+ [MG]B", told)
         assert caught.value.result[0] == "well"
         pool.settle()
         assert pool.take_restarted() == {1}

@@ -109,6 +109,11 @@ def test_after_hosts_that_could_not_be_reached_a_bare_cell_is_refused(tmp_path: 
             assert f"`{line}` makes it anew" in cell.error
             assert "`%%sky --provider local` uses this machine" in cell.error
         assert f"`{line}` makes it anew" in book.run("%sky").stream()
+        assert "it is forgotten, and cells run on this machine again" in book.run("%sky down").stream()
+        assert book.run("%sky down").stream() == "there is no pool, and nothing to end\n"
+        assert book.run("%%sky\n40 + 2").status == "ok"
+        book.run("%sky down")
+        assert book.run(line).status == "error"
         assert book.run("%%sky --provider local\n40 + 2").status == "ok"
         # From here on this machine is what the person chose.
         assert book.run("%%sky\n40 + 2").status == "ok"
