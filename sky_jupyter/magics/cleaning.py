@@ -84,7 +84,7 @@ def _end_left(machine: SSHMachine) -> list[str]:
             ending.run(machine, ending.script(id, folders))
             for trace in traces.of(registry, id):
                 if trace.host == machine.target.name:
-                    traces.forget(registry, id, trace.folder)
+                    traces.forget_ended(registry, trace)
         return list(found.values())
     finally:
         registry.close()

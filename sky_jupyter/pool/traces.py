@@ -142,7 +142,7 @@ def orphans(registry: Registry) -> list[Trace]:
         left = [trace for trace in found if trace.pool not in alive]
         old = _old(registry, left)
         for trace in old:
-            forget(registry, trace.pool, trace.folder)
+            forget_ended(registry, trace)
         return [trace for trace in left if trace not in old]
     except PoolError:
         return []
@@ -179,7 +179,7 @@ def end(
             try:
                 for trace in there:
                     ending.run(machine, trace.script)
-                    forget(registry, trace.pool, trace.folder)
+                    forget_ended(registry, trace)
                     ended.append(trace)
             finally:
                 machine.close()
@@ -191,9 +191,6 @@ def end(
         return [], {}
     with ThreadPoolExecutor(min(_BESIDE, len(hosts)), thread_name_prefix="sky-traces") as several:
         done = [trace for ended in several.map(on_one, hosts.values()) for trace in ended]
-    for pool in {trace.pool for trace in done} - {trace.pool for trace in _read(registry)}:
-        # A link that was killed has left its folder here.
-        folders.remove(pool, ())
     return done, failed
 
 
@@ -237,6 +234,14 @@ def forget(registry: Registry, pool: str, folder: str) -> None:
         connection.execute("DELETE FROM traces WHERE pool = ? AND folder = ?", (pool, folder))
 
 
+def forget_ended(registry: Registry, trace: Trace) -> None:
+    """Forget a part of a pool that is over; with its last part goes what the pool has on this machine."""
+    forget(registry, trace.pool, trace.folder)
+    if not of(registry, trace.pool):
+        # A link that was killed has left its folder here.
+        folders.remove(trace.pool, ())
+
+
 def _facts(text: str) -> dict[str, Any]:
     with contextlib.suppress(ValueError, RecursionError):
         found = json.loads(text)
@@ -245,4 +250,4 @@ def _facts(text: str) -> dict[str, Any]:
     return {}
 
 
-__all__ = ["Trace", "Traces", "end", "forget", "hosts_of", "of", "orphans"]
+__all__ = ["Trace", "Traces", "end", "forget", "forget_ended", "hosts_of", "of", "orphans"]

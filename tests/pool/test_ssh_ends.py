@@ -96,8 +96,7 @@ def test_or_by_the_next_notebook(world: World, tmp_path: Path, how: str) -> None
             assert machine_told.status == "ok", machine_told.outputs
             assert book.value("ended") == ["cut"]
         wait_until(lambda: is_clean(world[1]) and not left_over())
-        if how != "clean":
-            wait_until(lambda: nothing_here(pool.id))
+        wait_until(lambda: nothing_here(pool.id))
         assert "there is no pool" in book.run("%sky down").stream()
 
 
