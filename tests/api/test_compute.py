@@ -141,6 +141,7 @@ def test_the_next_spec_is_had_where_one_cannot_be(capsys: pytest.CaptureFixture[
 # -- names and ends --------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_blocks_without_a_name_have_pools_of_their_own(capsys: pytest.CaptureFixture[str]) -> None:
     options = sky.Options(console=False)
     with sky.Compute(options=options) as one, sky.Compute(options=options) as other:
@@ -365,7 +366,6 @@ def test_a_start_that_is_given_up_leaves_nothing() -> None:
 # -- dask ------------------------------------------------------------------------------------------
 
 
-@pytest.mark.slow
 def test_dask_runs_in_plain_workers_that_end_with_the_pool() -> None:
     array = pytest.importorskip("dask.array")
     with sky.Compute(nodes=2, name="dasked", options=sky.Options(console=False)) as pool:

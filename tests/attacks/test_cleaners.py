@@ -23,6 +23,7 @@ def clean(folder: Path, config: Path) -> None:
     subprocess.run([tool, "--clean", str(config)], check=True)
 
 
+@pytest.mark.slow
 def test_the_folders_of_a_pool_outlive_the_daily_cleaning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     # A short name: a pool's sockets must fit below it.
     with tempfile.TemporaryDirectory(prefix="cleaned-", dir="/tmp") as name:
@@ -46,6 +47,7 @@ def outlives(place: Path, config: Path) -> None:
         assert run(pool, "1").values == [1, 1]
 
 
+@pytest.mark.slow
 def test_a_restart_makes_a_pool_anew_whose_folder_was_removed() -> None:
     with local_pool() as pool:
         run(pool, "lost = 1")

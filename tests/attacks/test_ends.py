@@ -26,6 +26,7 @@ from sky_jupyter.spec import PoolSpec
 from tests.attacks import traces
 from tests.conftest import MARK, marked_processes, pool_folders
 from tests.pool.pools import begin, local_pool, run, wait_until
+from tests.tiers import daily
 
 pytest.importorskip("joblib", reason="needs the extra joblib: pip install 'sky-jupyter[joblib]'")
 RANK = "__import__('sky_jupyter').instance_info().rank"
@@ -87,8 +88,7 @@ ENDS: dict[str, Callable[[Pool], object]] = {
 }
 
 
-@pytest.mark.parametrize("end", ENDS)
-@pytest.mark.slow
+@pytest.mark.parametrize("end", daily(["with"], ENDS))
 def test_an_orderly_end_of_the_ranks_writes_all_and_leaves_nothing(live: Live, tmp_path: Path, end: str) -> None:
     pool = live.get()
     leave_traces(pool, tmp_path)
@@ -96,6 +96,7 @@ def test_an_orderly_end_of_the_ranks_writes_all_and_leaves_nothing(live: Live, t
     assert traces.faults(tmp_path, (0, 1)) == []
 
 
+@pytest.mark.slow
 def test_a_file_of_a_cell_is_written_when_the_pool_ends(tmp_path: Path) -> None:
     """The sample of the above that runs every day."""
     with local_pool(nodes=1, options=PATIENT) as pool:
@@ -116,6 +117,7 @@ def test_the_pools_time_that_is_over_ends_the_ranks_in_order_too(tmp_path: Path)
         pool.down()
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_killed_leaves_no_shared_memory(live: Live, tmp_path: Path) -> None:
     pool = live.get()
     for program in traces.PROGRAMS:
@@ -154,6 +156,7 @@ def test_who_takes_long_to_end_is_told_and_killed_when_its_time_is_over() -> Non
         assert pool_folders(pool.id) == []
 
 
+@pytest.mark.slow
 def test_a_cell_that_heeds_no_interrupt_is_told_apart_from_exit_handlers(tmp_path: Path) -> None:
     with local_pool(nodes=1, options=Options(exit_timeout=1.5)) as pool:
         begin(pool, f"import pathlib\npathlib.Path({str(tmp_path / 'on')!r}).touch()\nsum(range(10**13))")
@@ -192,6 +195,7 @@ def test_the_end_of_an_idle_kernel_is_noticed_when_it_comes_and_the_next_cell_ru
     assert "a new kernel is made for rank 1" in news
 
 
+@pytest.mark.slow
 def test_a_kernel_that_ends_while_nobody_manages_the_pool_is_replaced_by_who_takes_it_up(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

@@ -159,6 +159,7 @@ raise Hostile("pick me up")
 """
 
 
+@pytest.mark.slow
 def test_a_failed_cell_runs_nothing_in_the_notebook(tmp_path: Path) -> None:
     with local_pool() as pool:
         with pytest.raises(CellError) as caught:

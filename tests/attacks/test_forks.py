@@ -11,8 +11,6 @@ import pytest
 
 from tests.attacks import forks
 
-pytestmark = pytest.mark.slow
-
 
 @pytest.fixture(scope="module")
 def told() -> dict[str, Any]:

@@ -124,6 +124,7 @@ def test_a_hostile_folder_arrives_as_it_is_and_touches_nothing_outside(
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("place", PLACES)
 @pytest.mark.parametrize("way", WAYS)
 def test_what_an_earlier_folder_left_is_replaced_or_named_and_not_followed(
@@ -247,6 +248,7 @@ def liar(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Server, Pat
         yield made, tools
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("lie", LIES)
 def test_a_host_that_lies_has_nothing_written_outside(
     target_of: TargetOf,  # noqa: F811

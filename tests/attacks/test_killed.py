@@ -33,6 +33,7 @@ def kernels_are_ended(pool: dict[str, psutil.Process]) -> bool:
     return not all(process.is_running() for name, process in pool.items() if "rank" in name)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("who", "verb", "words"), KILLED)
 def test_what_is_killed_in_a_restart_is_named(
     page: Notebook, name: str, who: str, verb: str, words: str, took: Took
@@ -55,6 +56,7 @@ def test_what_is_killed_in_a_restart_is_named(
     is_usable(page)
 
 
+@pytest.mark.slow
 def test_a_host_process_that_is_killed_in_a_wait_is_named(page: Notebook, name: str) -> None:
     assert page.run(f"%%sky --detach\n{FOREVER}").status == "ok"
     pool = of_pool(the_pool(name).id)

@@ -46,6 +46,7 @@ def killed(world: World, registry: Path, kill: kills.Kill) -> str:
     return f"{kill}: gone after {took:.1f} s; told: {told.strip()!r}; said: {said.strip()!r}"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("act", ["start", "grow", "down"])
 def test_a_notebook_that_is_killed_leaves_nothing_that_nobody_can_end(world: World, tmp_path: Path, act: str) -> None:
     kill = kills.at_random(random.Random(f"{SEED} {act}"), act)

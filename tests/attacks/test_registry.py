@@ -82,6 +82,7 @@ def pools(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Pool]]
             yield {"kept": kept, "used": used}
 
 
+@pytest.mark.slow
 @pytest.mark.root
 @pytest.mark.parametrize("stranger", STRANGERS)
 def test_who_does_not_see_a_pools_processes_touches_nothing_of_it(

@@ -21,6 +21,7 @@ def short() -> Iterator[Path]:
         yield Path(folder)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", SURROUNDINGS)
 def test_a_pool_comes_up_and_the_persons_settings_stay(short: Path, tmp_path: Path, name: str) -> None:
     variables = write(short, SURROUNDINGS[name])

@@ -198,6 +198,7 @@ def attack(page: Notebook, name: str, who: str, verb: str, stays: bool, took: To
         is_usable(page)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("who", "verb", "stays"), DAILY)
 def test_what_stands_still_is_named_and_two_presses_free_the_notebook(
     page: Notebook, name: str, who: str, verb: str, stays: bool, took: Took
@@ -263,6 +264,7 @@ def test_what_stands_still_in_a_start_is_named_and_nothing_is_left_of_it(page: N
     page.run(f"%sky down --name {name}")
 
 
+@pytest.mark.slow
 def test_an_interrupt_that_an_agent_does_not_hear_reaches_it_when_it_goes_on(page: Notebook, name: str) -> None:
     going = Going(page, VERBS["cell"])
     going.hear(1.0)

@@ -71,6 +71,7 @@ get_ipython().run_cell_magic("sky", "", RAISE)
 """
 
 
+@pytest.mark.slow
 def test_what_a_rank_prints_and_raises_is_clean_where_ipython_writes_it(tmp_path: Path):
     printed = f"import json\nfor text in json.loads({json.dumps(json.dumps(list(ESCAPES.values())))}): print(text)"
     everything = json.dumps(json.dumps("\n".join(ESCAPES.values())))

@@ -35,6 +35,7 @@ FOUND_BEFORE = [
 ]
 
 
+@pytest.mark.slow
 @settings(SETTINGS, max_examples=300)
 @given(cell)
 def test_no_name_is_looked_up_that_was_not_found(source: str) -> None:

@@ -147,6 +147,7 @@ def test_several_writers_of_one_blob_do_not_disturb_each_other(tmp_path: Path) -
     assert load_blob(paths[0]).sum() == 2_100_000
 
 
+@pytest.mark.slow
 def test_an_unchanged_keras_model_keeps_its_name_as_time_passes(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

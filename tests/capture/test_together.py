@@ -18,6 +18,7 @@ from sky_jupyter.capture.names import analyse
 from sky_jupyter.node.held import Held
 from sky_jupyter.node.payload import bind
 from tests.capture.test_collect import on_a_node
+from tests.tiers import daily
 
 
 class Thing:
@@ -224,7 +225,7 @@ KINDS = {
 }
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", daily(["views", "a bound method"], KINDS))
 def test_what_belongs_together_does_so_on_a_node(kind: str, tmp_path: Path) -> None:
     source, cells, said = KINDS[kind]
     namespace: dict[str, Any] = {"__name__": "__main__"}

@@ -50,6 +50,7 @@ def test_it_has_help_and_completes() -> None:
     assert candidates("%sky clean --h") == ["--help", "--host"]
 
 
+@pytest.mark.slow
 def test_the_environments_of_this_machine_go_when_no_pool_uses_them(tmp_path: Path) -> None:
     wheels, cache = tmp_path / "wheels", tmp_path / "cache"
     make_wheel(wheels, "skyextra")

@@ -96,6 +96,7 @@ def test_local_pools_end_as_ever(live: LivePools) -> None:
         live.need(None)
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("paramiko") is None, reason="needs paramiko (the `ssh` extra)")
 def test_after_hosts_that_could_not_be_reached_a_bare_cell_is_refused(tmp_path: Path) -> None:
     with notebook(tmp_path, SKY_REGISTRY=str(tmp_path / "registry.sqlite")) as book:

@@ -266,6 +266,7 @@ def test_names_are_pushed_and_left_out_as_asked(two):
 # The last writer wins.
 
 
+@pytest.mark.slow
 def test_a_model_and_its_optimizer_train_together_on_the_nodes_whenever_each_is_sent(two):
     pytest.importorskip("torch")
     two.run(
@@ -357,6 +358,7 @@ def test_what_a_called_function_assigns_counts_as_the_nodes(two):
     assert sorted(two.value("_sky.values")) == [["nodes"], ["notebook"]]
 
 
+@pytest.mark.slow
 def test_names_lists_where_each_value_comes_from(two):
     two.run("%sky restart")
     assert "no name of yours yet" in two.run("%sky names").stream()
@@ -703,6 +705,7 @@ def test_restart_gives_new_kernels_on_the_same_nodes(two):
     assert "NameError" in two.run("%%sky\nlost").error
 
 
+@pytest.mark.slow
 def test_restart_with_other_options_makes_another_pool(book):
     book.run("%sky up --name changing")
     cell = book.run("%sky restart --name changing --nodes 2 --env A=1")
@@ -778,6 +781,7 @@ def test_tab_completes_options(book):
 # Loading, unloading, running all.
 
 
+@pytest.mark.slow
 def test_unloading_ends_the_pools_and_loading_again_works(tmp_path):
     with notebook(tmp_path) as book:
         book.run("%load_ext sky_jupyter")
@@ -812,6 +816,7 @@ def test_run_all_stops_at_a_failing_cell_and_the_file_keeps_what_was_shown(tmp_p
 # Pools of programs.
 
 
+@pytest.mark.slow
 def test_cells_and_blocks_share_pools_by_their_names(two):
     two.run("import sky_jupyter as sky")
     # A block joins what the magics have made, and leaves it.
@@ -835,6 +840,7 @@ def test_cells_and_blocks_share_pools_by_their_names(two):
 # Front ends without our extension.
 
 
+@pytest.mark.slow
 def test_a_front_end_without_our_extension_follows_the_run_by_updates_of_html_alone(book):
     # What VS Code's Jupyter extension sets in a notebook's namespace.
     book.run("__vsc_ipynb_file__ = '/tmp/a.ipynb'")

@@ -105,6 +105,7 @@ def test_a_new_notebook_is_told_of_a_kept_pool_and_shows_its_running_cell_from_t
         page.run("%sky down")
 
 
+@pytest.mark.slow
 def test_a_notebook_that_keeps_its_pool_runs_from_top_to_bottom_again(tmp_path: Path, name: str) -> None:
     """With the same line, which finds its own pool; a name alone, or another line, makes none beside it."""
     begin, go = f"%%sky --nodes 2 --keep --name {name}", tmp_path / "go"
@@ -135,6 +136,7 @@ def test_a_notebook_that_keeps_its_pool_runs_from_top_to_bottom_again(tmp_path: 
         assert page.run(f"%sky down {name}").stream() == f"pool {name}: ended\n"
 
 
+@pytest.mark.slow
 def test_a_pool_that_another_notebook_manages_is_refused_until_it_is_taken_over(tmp_path: Path, name: str) -> None:
     with notebook(tmp_path) as first, notebook(tmp_path) as second:
         up(first, name)
@@ -169,6 +171,7 @@ def test_a_pool_that_another_notebook_manages_is_refused_until_it_is_taken_over(
         second.run("%sky down")
 
 
+@pytest.mark.slow
 def test_a_manager_that_stood_still_while_it_was_replaced_is_not_obeyed(tmp_path: Path, name: str, took: Took) -> None:
     with notebook(tmp_path) as first, notebook(tmp_path) as second:
         up(first, name)

@@ -157,6 +157,7 @@ def test_a_rank_can_be_restarted_alone(two):
     assert "has ranks 0 to 1, not 9" in ask(two, "restart", ranks=[9])["message"]
 
 
+@pytest.mark.slow
 def test_nodes_are_added_and_removed_while_a_cell_runs_which_ends_with_an_error_that_says_so(two):
     cell, _ = begin_blocking(two)
     assert done(two, "resize", nodes=3)["message"].startswith("pool default: 2 nodes -> 3")
@@ -245,6 +246,7 @@ def test_what_is_wrong_with_a_request_is_said(two):
         assert text in reply["message"]
 
 
+@pytest.mark.slow
 def test_without_the_extension_nobody_answers(book):
     assert book.run("%unload_ext sky_jupyter").status == "ok"
     request, other = send(book, {"action": "status"}), send(book, {}, "kernel_info_request")

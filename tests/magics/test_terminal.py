@@ -103,6 +103,7 @@ def test_a_cell_runs_and_its_lines_are_marked_with_their_ranks(terminal):
         assert own == ["same", f"Out: {rank}"]
 
 
+@pytest.mark.slow
 def test_what_each_rank_is_at_stands_below_its_lines(terminal):
     terminal.type(
         "%%sky --nodes 2 --name live\nimport pathlib, sys, time\nimport sky_jupyter as sky\n"
@@ -133,6 +134,7 @@ def test_errors_are_short(terminal):
     assert "did you mean '--nodes'?" in terminal.run("%%sky --nodez 2\n1")
 
 
+@pytest.mark.slow
 def test_an_interrupt_reaches_the_ranks(terminal):
     terminal.type("%%sky --nodes 1 --name stopped\nimport time\nprint('begun', flush=True)\ntime.sleep(60)")
     terminal.seen(r"(?m)^begun\n\n● sky · stopped · 1 rank · .* running")

@@ -88,6 +88,7 @@ def four(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv(VISIBLE, raising=False)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("four")
 def test_the_devices_of_this_machine_are_shared_out_among_its_ranks() -> None:
     assert len(accelerators.present()) == 4

@@ -437,6 +437,7 @@ lines = st.one_of(
 files = st.lists(lines, max_size=8).map(b"".join)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(files)
 def test_lines_of_raises_nothing_but_value_errors(data: bytes) -> None:
@@ -444,6 +445,7 @@ def test_lines_of_raises_nothing_but_value_errors(data: bytes) -> None:
         assert all(isinstance(event, dict) for event in lines_of(data))
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(
     st.dictionaries(

@@ -211,6 +211,7 @@ def assert_sound(event: dict[str, Any]) -> None:
             assert isinstance(again.get(field, ""), str)
 
 
+@pytest.mark.slow
 @settings(max_examples=300, deadline=None)
 @given(kinds, contents)
 def test_no_message_raises_and_what_comes_of_it_is_sound(kind: str, content: Any) -> None:
@@ -240,6 +241,7 @@ def test_no_header_raises(kind: Any, parent: Any, content: Any) -> None:
         assert isinstance(run, str)
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(st.tuples(kinds, contents), max_size=5))
 def test_what_comes_of_messages_can_be_journalled(

@@ -112,6 +112,7 @@ def test_tables_come_as_tables() -> None:
     assert back(frame).equals(frame)
 
 
+@pytest.mark.slow
 def test_a_tensor_of_an_accelerator_comes_as_one_of_the_cpu(tmp_path: Path) -> None:
     torch = pytest.importorskip("torch")
 

@@ -19,7 +19,6 @@ from tests.hosts.world import Host
 
 MARKS = [
     pytest.mark.root,
-    pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("paramiko") is None, reason="needs paramiko (the `ssh` extra)"),
 ]
 PATIENCE = 90.0

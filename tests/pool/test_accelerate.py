@@ -57,7 +57,6 @@ def test_training_is_the_same_on_all_ranks_as_in_one_process(pool: Pool) -> None
     assert first[5] == second[5]
 
 
-@pytest.mark.slow
 def test_an_example_that_ends_its_training_leaves_a_pool_that_works(pool: Pool) -> None:
     # As each of Accelerate's own examples ends.
     run(pool, "import torch\nfrom accelerate import Accelerator\nkept = 1\nAccelerator().end_training()")

@@ -183,6 +183,7 @@ def test_a_cell_that_runs_again_takes_the_pool_that_it_has_started(pool: sky.Com
         sky.Compute(nodes=3, name="calls").start()
 
 
+@pytest.mark.slow
 def test_a_pool_of_another_spec_is_ended_first_where_that_is_asked_for() -> None:
     first = sky.Compute(name="started").start()
     other = sky.Compute(ranks_per_node=2, name="started").start(anew=True)

@@ -93,6 +93,7 @@ def test_an_interrupt_reaches_the_ranks_and_leaves_the_pool_usable(tmp_path: Pat
         child.stdout.close()
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_a_run_is_being_begun_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(registry: Registry, *facts: Any) -> None:
         write_down(registry, *facts)
@@ -110,6 +111,7 @@ def test_an_interrupt_while_a_run_is_being_begun_stops_it(monkeypatch: pytest.Mo
         assert run(pool, "1 + 1").values == [2, 2]
 
 
+@pytest.mark.slow
 def test_an_interrupt_just_after_a_broadcast_has_begun_stops_it(monkeypatch: pytest.MonkeyPatch) -> None:
     leave = LateView.__exit__
 
@@ -127,6 +129,7 @@ def test_an_interrupt_just_after_a_broadcast_has_begun_stops_it(monkeypatch: pyt
         assert sky.function(abs)(-1) @ compute == [1, 1]
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_calls_are_being_begun_stops_them(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     begin, mark = Calls.begin, tmp_path / "mark"
 

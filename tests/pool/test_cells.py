@@ -115,6 +115,7 @@ def test_no_line_of_a_flood_is_lost_or_doubled_while_the_listener_is_slow(pool: 
         assert result.stdout(rank).splitlines() == [f"{rank} {i}" for i in range(30_000)]
 
 
+@pytest.mark.slow
 def test_the_last_lines_of_a_run_come_before_its_end(pool: Pool) -> None:
     code = "import sys\nfor i in range(3000): print(rank, i)\nprint('last', file=sys.stderr)"
     for _ in range(40):

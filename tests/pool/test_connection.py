@@ -17,8 +17,6 @@ from tests.pool.relay import Far, Relay, relay
 from tests.pool.test_faults import eventually
 from tests.took import Took
 
-pytestmark = pytest.mark.slow
-
 LINES = """
 import time, os
 for number in range({count}):
@@ -40,6 +38,7 @@ def far(monkeypatch: pytest.MonkeyPatch) -> Iterator[tuple[Pool, Relay]]:
             pool.down()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("seconds", "how"),
     [
@@ -95,6 +94,7 @@ def test_a_run_goes_on_while_the_connection_is_cut_and_nothing_is_missing(
     )
 
 
+@pytest.mark.slow
 def test_a_run_that_is_given_up_while_cut_off_is_stopped_when_the_pool_is_back(far: tuple[Pool, Relay]) -> None:
     pool, relay = far
     run(pool, "1")

@@ -29,6 +29,7 @@ from sky_jupyter.providers import Local
 from sky_jupyter.spec import Image, PoolSpec
 from tests.conftest import marked_processes, pool_folders
 from tests.pool.pools import begin, local_pool, run
+from tests.tiers import daily
 from tests.took import Took
 
 
@@ -76,6 +77,7 @@ def test_a_killed_rank_is_named_with_its_signal_while_the_others_go_on(tmp_path:
         assert caught.value.result[0] == "survived"
 
 
+@pytest.mark.slow
 def test_only_the_dead_rank_is_replaced_where_ranks_do_not_depend_on_each_other() -> None:
     with local_pool() as pool:
         run(pool, "mine = 'kept'")
@@ -87,6 +89,7 @@ def test_only_the_dead_rank_is_replaced_where_ranks_do_not_depend_on_each_other(
         assert isinstance(caught.value.errors[1], NameError)
 
 
+@pytest.mark.slow
 def test_all_ranks_enter_anew_where_the_loss_of_one_breaks_a_plugin() -> None:
     plugin = Plugin("together", collective=True)
     with local_pool(plugins=(plugin,)) as pool:
@@ -152,6 +155,7 @@ def scheduler_of(pool: Pool) -> psutil.Process:
 PRINTING = "import time\nfor i in range({count}):\n    print(i); time.sleep(0.1)\n'done'"
 
 
+@pytest.mark.slow
 def test_kernels_that_are_replaced_twice_at_once_are_one_each() -> None:
     def family() -> int:
         return len(psutil.Process(pool.hosts[0].command.identity[0]).children(recursive=True))
@@ -195,6 +199,7 @@ def test_a_killed_scheduler_costs_nothing(took: Took) -> None:
     )
 
 
+@pytest.mark.slow
 def test_a_function_call_outlives_the_scheduler_and_runs_once(tmp_path: Path) -> None:
     marks = tmp_path / "marks"
 
@@ -300,7 +305,9 @@ print(pool.id, flush=True)
 """
 
 
-@pytest.mark.parametrize("end", ["time.sleep(600)", "sys.exit()", "os._exit(1)", "raise SystemError"])
+@pytest.mark.parametrize(
+    "end", daily(["os._exit(1)"], ["time.sleep(600)", "sys.exit()", "os._exit(1)", "raise SystemError"])
+)
 def test_a_pool_ends_with_its_owner_however_that_ends(end: str) -> None:
     mark = f"{os.environ['SKY_TEST']}-{abs(hash(end))}"
     command = [sys.executable, "-c", OWNER.format(end=end)]
@@ -325,6 +332,7 @@ def refuse(info: Any) -> Any:
     return raise_nothing
 
 
+@pytest.mark.slow
 def test_a_plugin_that_fails_on_one_rank_is_named_and_nothing_is_left() -> None:
     pool = Pool(PoolSpec(provider=Local(), nodes=2, plugins=(Plugin("picky", around_process=refuse),)))
     with pytest.raises(BootstrapError) as caught:
@@ -349,6 +357,7 @@ def test_a_package_that_does_not_exist_fails_in_the_phase_environment(
     assert [path for path in (tmp_path / "sky_jupyter").rglob("*") if path.is_file()] == []
 
 
+@pytest.mark.slow
 def test_an_interrupt_while_a_pool_starts_leaves_nothing() -> None:
     script = textwrap.dedent("""
         import contextlib, signal, time
@@ -388,6 +397,7 @@ def test_an_interrupt_while_a_pool_starts_leaves_nothing() -> None:
     assert pool_folders(pool) == []
 
 
+@pytest.mark.slow
 def test_two_pools_live_beside_each_other() -> None:
     with local_pool(name="first") as first, local_pool(name="second", nodes=1, ranks_per_node=2) as second:
         runs = [begin(pool, "import time; time.sleep(0.2); import os; os.getpid()") for pool in (first, second)]

@@ -286,6 +286,7 @@ def test_a_fetch_of_one_thread_does_not_take_the_file_of_another(pool: Pool) -> 
     assert files(pool) == []
 
 
+@pytest.mark.slow
 def test_the_values_of_kernels_that_were_replaced_are_gone_and_it_is_said_why() -> None:
     with local_pool(nodes=1) as pool:
         result = run(pool, LARGE)

@@ -20,7 +20,6 @@ from tests.plugins.world import needs
 from tests.pool.pools import begin, local_pool, run
 from tests.pool.test_faults import eventually, kernel_of
 
-pytestmark = pytest.mark.slow
 needs("jax")
 needs("torch")
 
@@ -168,6 +167,7 @@ def test_a_cell_on_one_rank_makes_and_trains_a_model(jax_pool: Pool) -> None:
     assert one == other
 
 
+@pytest.mark.slow
 def test_calls_to_one_rank_make_and_train_models() -> None:
     @sky.function
     def build(width: int) -> Any:
@@ -237,6 +237,7 @@ def test_a_restart_enters_the_plugins_again(jax_pool: Pool) -> None:
     fresh(jax_pool)
 
 
+@pytest.mark.slow
 def test_more_and_fewer_nodes_are_one_world_again(jax_pool: Pool) -> None:
     jax_pool.resize(3)
     assert run(jax_pool, GATHER + ALL_RANKS).values == [[0, 1, 2]] * 3
@@ -274,6 +275,7 @@ def test_a_torch_rank_that_raises_frees_those_that_wait(torch_pool: Pool) -> Non
     assert run(torch_pool, setup + "t = torch.ones(1); dist.all_reduce(t); t.item()").values == [2.0, 2.0]
 
 
+@pytest.mark.slow
 def test_keras_on_torch_trains_together_with_torch_entered_first() -> None:
     plugins = sky.plugins.parse_plugins("torch,keras(backend=torch)")
     code = """
@@ -299,6 +301,7 @@ def test_two_ranks_a_node_are_one_world(monkeypatch: pytest.MonkeyPatch) -> None
         assert run(pool, code).values == [(0, 0, 2), (0, 1, 2)]
 
 
+@pytest.mark.slow
 def test_a_variable_of_the_image_is_there_before_a_framework_is_imported() -> None:
     image = sky.Image(env={"JAX_ENABLE_X64": "1"})
     with local_pool(nodes=1, plugins=(sky.plugins.jax(),), image=image) as pool:

@@ -33,6 +33,7 @@ def test_a_rank_keeps_nothing_of_what_its_cells_printed_showed_and_raised() -> N
         assert run(pool, kept.format(names=names), count=3).head == [0, 0, 0, 1]
 
 
+@pytest.mark.slow
 def test_a_rank_keeps_the_values_of_its_last_sixteen_cells_in_out_as_for_a_fetch() -> None:
     with local_pool(nodes=1) as pool:
         results = [run(pool, f"bytearray({2 << 20})", count=number) for number in range(1, 21)]
@@ -85,6 +86,7 @@ def test_what_a_rank_forgets_asks_no_object_of_the_user_for_its_class() -> None:
         assert run(pool, "len(asked)", count=12).head == 0
 
 
+@pytest.mark.slow
 def test_tracebacks_of_calls_leave_nothing_in_a_rank() -> None:
     def fails() -> None:
         from pathlib import Path
@@ -105,6 +107,7 @@ def test_tracebacks_of_calls_leave_nothing_in_a_rank() -> None:
         assert min(counts[3] - counts[2], counts[2] - counts[1]) < 8
 
 
+@pytest.mark.slow
 def test_an_agent_keeps_nothing_of_a_place_that_it_lost(tmp_path: Path) -> None:
     told = tmp_path / "members"
 

@@ -83,7 +83,6 @@ def test_a_run_that_a_lost_node_never_began_is_over_and_is_not_begun_there_later
         assert [path.name for path in tmp_path.iterdir()] == ["0"]
 
 
-@pytest.mark.slow
 def test_taking_up_a_run_in_which_a_rank_died_replaces_no_kernel_that_lives() -> None:
     with local_pool() as pool:
         with pytest.raises(CellError) as caught:

@@ -13,6 +13,7 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
 from tests.conftest import MARK, marked_processes, pool_folders
+from tests.tiers import daily
 from tests.took import Took
 
 START = """
@@ -75,7 +76,7 @@ def shut_down_while_a_cell_runs(notebook: Notebook) -> None:
     notebook.manager.shutdown_kernel(now=True)
 
 
-@pytest.mark.parametrize("end", [shut_down, restart, kill, shut_down_while_a_cell_runs])
+@pytest.mark.parametrize("end", daily([kill], [shut_down, restart, kill, shut_down_while_a_cell_runs]))
 def test_nothing_of_its_pools_is_left(notebook: Notebook, end: Callable[[Notebook], None], took: Took) -> None:
     # Host, forkserver, scheduler, two agents, two kernels.
     assert len(marked_processes(notebook.mark)) == 7

@@ -542,6 +542,7 @@ def killing(pool: Pool, mark: Path, times: int) -> Iterator[None]:
     killer.join()
 
 
+@pytest.mark.slow
 def test_a_broadcast_whose_node_is_lost_begins_again_on_all_ranks_where_that_is_asked_for(
     mortal: sky.Compute, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -551,6 +552,7 @@ def test_a_broadcast_whose_node_is_lost_begins_again_on_all_ranks_where_that_is_
     assert "all ranks begin begins_again again (1 of 2)" in "".join(capsys.readouterr())
 
 
+@pytest.mark.slow
 def test_a_broadcast_is_begun_again_no_more_often_than_asked_and_not_for_what_it_raised(
     mortal: sky.Compute, tmp_path: Path
 ) -> None:
@@ -610,6 +612,7 @@ def test_a_call_is_given_up_that_has_lost_too_many_nodes(compute: sky.Compute, p
         run.value()
 
 
+@pytest.mark.slow
 def test_futures_of_a_pool_that_ends_hear_of_it(tmp_path: Path) -> None:
     with sky.Compute(name="ending") as compute:
         futures = [waits(str(tmp_path / "mark")) > compute for _ in range(2)]

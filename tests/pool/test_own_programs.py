@@ -13,8 +13,8 @@ from sky_jupyter.pool.manager import Pool
 from sky_jupyter.pool.results import CellError
 from tests.plugins.world import needs
 from tests.pool.pools import begin, local_pool, run
+from tests.tiers import daily
 
-pytestmark = pytest.mark.slow
 needs("jax")
 needs("torch")
 
@@ -107,7 +107,7 @@ both + reduce(), dist.is_initialized()
     assert run(torch_pool, code).values == [(4.0, True)] * 2
 
 
-@pytest.mark.parametrize("kind", ["torch", "jax"])
+@pytest.mark.parametrize("kind", daily(["torch"], ["torch", "jax"]))
 def test_an_unchanged_program_runs_in_a_rank_and_as_a_process_of_its_own(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:

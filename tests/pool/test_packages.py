@@ -91,6 +91,7 @@ def test_what_cannot_be_installed_says_why_and_leaves_the_pool_usable(
     assert run(pool, "1 + 1", {}).values == [2, 2]
 
 
+@pytest.mark.slow
 def test_nodes_that_come_later_have_what_was_installed(pool: Pool) -> None:
     assert told(pool, LOOK, sync=True)[0] == [["2.0+cpu", "1.6", "2.0", "2.0+cpu"]] * 2
     pool.resize(3)
@@ -98,6 +99,7 @@ def test_nodes_that_come_later_have_what_was_installed(pool: Pool) -> None:
     assert "sky-needed==1.6" in pool.packages.frozen().splitlines()
 
 
+@pytest.mark.slow
 def test_the_notebooks_own_environment_does_not_differ_from_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(modules: Any) -> Any:
         raise AssertionError

@@ -207,6 +207,7 @@ def test_a_grid_search_is_as_it_is_here(pool: Pool) -> None:
     assert (there.predict(x) == here.predict(x)).all()
 
 
+@pytest.mark.slow
 def test_loops_run_on_the_newest_pool_whichever_ends_first(pool: Pool) -> None:
     def rank(_: int) -> str:
         return sky.instance_info().job_id.partition("-")[0]

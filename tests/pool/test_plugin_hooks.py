@@ -37,6 +37,7 @@ def test_ranks_enter_before_the_first_cell_and_the_head_leaves_last(tmp_path: Pa
     assert path.read_text().splitlines()[2:] == ["leave rank 1", "leave rank 0"]
 
 
+@pytest.mark.slow
 def test_agents_and_the_notebook_enter_too(tmp_path: Path) -> None:
     path = tmp_path / "notes"
     plugin = (
@@ -60,6 +61,7 @@ def test_an_image_is_changed_and_modules_are_imported_before_the_ranks_are_forke
         assert run(pool, "import os, sys; os.environ['NODES'], 'colorsys' in sys.modules").values == [("2", True)] * 2
 
 
+@pytest.mark.slow
 def test_functions_are_wrapped() -> None:
     doubling = sky.Plugin.create("doubling").with_decorator(lambda function: lambda *args: 2 * function(*args))
     # The first one's is outermost.
@@ -68,6 +70,7 @@ def test_functions_are_wrapped() -> None:
         assert sky.function(lambda x: x + 1)(4) >> pool == 8
 
 
+@pytest.mark.slow
 def test_bootstrap_commands_run_once_a_machine_and_their_failure_is_told(tmp_path: Path) -> None:
     write = [sys.executable, "-c", f"open({str(tmp_path / 'ran')!r}, 'a').write('x')"]
     with local_pool(plugins=(sky.Plugin.create("steps").with_bootstrap(lambda spec: [write]),)):

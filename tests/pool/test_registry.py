@@ -759,6 +759,7 @@ def loose(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return path
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(table=st.sampled_from(sorted(_COLUMNS)), data=st.data())
 def test_whatever_a_row_holds_it_is_a_row_or_a_warning(loose: Path, table: str, data: st.DataObject) -> None:

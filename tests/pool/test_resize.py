@@ -85,6 +85,7 @@ def test_nodes_are_added_and_removed_with_new_kernels_and_all_else_as_it_was() -
         assert [(node["node"], node["state"]) for node in survey.of(pool, 0)["nodes"]] == [(0, "idle"), (1, "idle")]
 
 
+@pytest.mark.slow
 def test_nodes_are_removed_by_number_and_nothing_of_them_is_left(tmp_path: Path) -> None:
     with local_pool(nodes=3, ranks_per_node=2) as pool:
         # Each rank has a process that would outlive its kernel.
@@ -148,6 +149,7 @@ def interrupts(pool: Pool, times: int) -> Callable[[], None]:
     return tick
 
 
+@pytest.mark.slow
 def test_what_fails_or_is_given_up_leaves_the_pool_as_it_was(tmp_path: Path) -> None:
     mark = tmp_path / "hang"
     with local_pool(nodes=2, plugins=(fails_in(3, mark),)) as pool:
@@ -283,12 +285,14 @@ def killed(path: Path) -> Iterator[str]:
         script.stdout.close()
 
 
+@pytest.mark.slow
 def test_a_script_that_is_killed_after_it_leaves_nothing(tmp_path: Path) -> None:
     with killed(tmp_path / "script.py") as pool:
         assert pool_folders(pool)
     wait_until(lambda: not pool_folders(pool))
 
 
+@pytest.mark.slow
 def test_a_kept_pool_is_taken_up_as_it_was_left() -> None:
     with local_pool(nodes=1, keep=True) as first:
         first.resize(3)

@@ -312,6 +312,7 @@ def small_journals(info: Any) -> Any:
     return stack
 
 
+@pytest.mark.slow
 def test_a_flood_keeps_its_first_and_its_last_lines_in_the_journal() -> None:
     plugin = sky.Plugin.create("small_journals").with_around_app(small_journals)
     with local_pool(nodes=1, plugins=(plugin,)) as pool:
@@ -438,6 +439,7 @@ def batches(draw: st.DrawFn) -> tuple[Any, Any, Any, Any]:
     return node, draw(st.just(first) | values), count, b"\n".join(lines) + b"\n"
 
 
+@pytest.mark.slow
 @settings(max_examples=200, deadline=None)
 @given(st.lists(batches(), max_size=6), st.booleans())
 def test_no_batch_raises_nor_breaks_a_view_nor_a_later_batch(said: list[Any], anywhere: bool) -> None:

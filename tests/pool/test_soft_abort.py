@@ -16,7 +16,6 @@ from tests.pool.pools import begin, local_pool, run, wait_until
 from tests.pool.test_faults import eventually
 from tests.worlds import COLLECTIVES, some
 
-pytestmark = pytest.mark.slow
 needs("jax")
 needs("torch")
 
@@ -64,6 +63,7 @@ def total(pool: Pool) -> float:
     return float(sum(range(1, pool.spec.world_size + 1)))
 
 
+@pytest.mark.slow
 def test_aborts_in_a_row_keep_every_name(pool: Pool) -> None:
     for attempt in range(4):
         failing = attempt % pool.spec.world_size
@@ -101,6 +101,7 @@ def test_an_interrupt_frees_ranks_that_all_wait(pool: Pool) -> None:
     assert run(pool, "reduce(), kept['rank']").values == [(total(pool), r) for r in range(pool.spec.world_size)]
 
 
+@pytest.mark.slow
 def test_ranks_that_were_interrupted_out_of_step_are_in_step_again(pool: Pool) -> None:
     code = "import time\nwhile True:\n    reduce()\n    time.sleep(0.05 * rank)"
     for _ in range(3):
@@ -128,6 +129,7 @@ kept = rank
 """
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("who", ["caller", "1 - caller"])
 def test_a_group_of_the_cells_own_is_broken_too(who: str) -> None:
     # Its connections are made long after those of the group that the plugin joined, by either of the two.
@@ -175,6 +177,7 @@ def test_shapes_that_differ_over_several_devices_a_rank_cost_no_names(devices_po
     assert devices_pool.take_restarted() == set()
 
 
+@pytest.mark.slow
 def test_a_collective_left_in_the_background_does_not_disturb_the_next_cell() -> None:
     # JAX on CPUs waits where it starts a collective; torch need not.
     with local_pool(plugins=(sky.plugins.torch(),)) as pool:
@@ -187,6 +190,7 @@ def test_a_collective_left_in_the_background_does_not_disturb_the_next_cell() ->
         assert "out of step" in pool.take_news()[0]
 
 
+@pytest.mark.slow
 def test_a_keras_model_goes_on_from_its_weights_after_an_abort() -> None:
     if importlib.util.find_spec("keras") is None:
         pytest.skip("needs the extra keras")

@@ -55,6 +55,7 @@ def mend_notebook_s(world: World, *numbers: int) -> None:
     cut(world, *numbers)
 
 
+@pytest.mark.slow
 def test_two_hosts_that_do_not_reach_each_other_are_a_pool(world: World) -> None:
     cut(world, 0, 1)
     ids: list[str] = []
@@ -236,6 +237,7 @@ def test_collectives_between_hosts_that_do_not_reach_each_other_are_refused(worl
             assert pool.apart == {}
 
 
+@pytest.mark.slow
 def test_a_host_that_forwards_nothing_is_named(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     with hosts(1, Kind(sshd=("AllowTcpForwarding local",)), python=True) as strict:
         monkeypatch.setenv("SKY_SSH_CONFIG", str(strict.ssh_config(tmp_path / "strict")))
@@ -247,6 +249,7 @@ def test_a_host_that_forwards_nothing_is_named(monkeypatch: pytest.MonkeyPatch, 
     assert "AllowTcpForwarding yes" in text
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("line", ["AllowTcpForwarding no", "DisableForwarding yes", "PermitOpen none"])
 def test_a_head_that_forwards_nothing_is_named_at_once(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, line: str

@@ -25,7 +25,6 @@ from tests.pool.pools import run
 
 pytestmark = [
     pytest.mark.root,
-    pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("paramiko") is None, reason="needs paramiko (the `ssh` extra)"),
 ]
 
@@ -78,6 +77,7 @@ def refusal(*names: str, **options: Any) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_ranks_of_a_host_share_its_devices(world: World) -> None:
     give(world, [smi.A100] * 4, [smi.A100] * 4)
     info = "from sky_jupyter import instance_info\ni = instance_info(); i.accelerators, i.accelerator"
@@ -86,16 +86,19 @@ def test_ranks_of_a_host_share_its_devices(world: World) -> None:
     assert infos == [(4, smi.A100)] * 4
 
 
+@pytest.mark.slow
 def test_what_a_host_has_chosen_narrows_the_set(world: World) -> None:
     give(world, [smi.A100] * 4, [smi.A100] * 4, [smi.A100] * 8)
     assert values(pool_of("host0", "host2", ranks_per_node=2), SEEN) == [["0,1", "2,3", "6,7", "4,5"]]
 
 
+@pytest.mark.slow
 def test_hosts_without_devices_are_as_before(world: World) -> None:
     give(world, [], [])
     assert values(pool_of("host0", "host1", ranks_per_node=3), SEEN) == [[None] * 6]
 
 
+@pytest.mark.slow
 def test_hosts_with_other_devices_are_refused_and_those_of_all_are_named(world: World) -> None:
     give(world, [smi.A100] * 4, [smi.A100] * 2)
     text = refusal("host0", "host1")
@@ -129,6 +132,7 @@ def test_a_driver_that_hangs_is_told_and_has_no_devices(world: World) -> None:
     give(world, [])
 
 
+@pytest.mark.slow
 def test_ranks_that_cannot_have_equal_shares_are_refused(world: World) -> None:
     give(world, [smi.A100] * 4)
     told = "3 ranks cannot share 4 x NVIDIA A100-SXM4-80GB equally: have 1 or 2 or 4 of them"

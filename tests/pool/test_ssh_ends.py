@@ -56,6 +56,7 @@ def left_over() -> list[str]:
         return [trace.host for trace in traces.orphans(known)]
 
 
+@pytest.mark.slow
 def test_a_host_that_was_cut_off_when_its_pool_was_ended_is_ended_by_the_link_when_it_is_back(world: World) -> None:
     with ssh_pool() as pool:
         world.cut(world[1])
@@ -71,6 +72,7 @@ def test_a_host_that_was_cut_off_when_its_pool_was_ended_is_ended_by_the_link_wh
     assert left_over() == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("how", ["load", "down", "clean"])
 def test_or_by_the_next_notebook(world: World, tmp_path: Path, how: str) -> None:
     with ssh_pool(name="cut") as pool:
@@ -131,6 +133,7 @@ def test_after_a_notebook_and_its_hosts_have_died_nothing_is_left_here(world: Wo
             host.boot()
 
 
+@pytest.mark.slow
 def test_a_host_whose_login_is_too_loud_to_be_understood_is_ended_all_the_same(world: World) -> None:
     world[0].write("/home/ada/.bashrc", "head -c 20000000 /dev/zero | tr '\\0' x; echo\n", user="ada")
     try:
@@ -142,6 +145,7 @@ def test_a_host_whose_login_is_too_loud_to_be_understood_is_ended_all_the_same(w
         world[0].run("rm -f /home/ada/.bashrc")
 
 
+@pytest.mark.slow
 def test_a_banner_of_3_mb_is_read_over(world: World) -> None:
     world[0].write("/home/ada/.bashrc", "head -c 3000000 /dev/zero | tr '\\0' x; echo\n", user="ada")
     try:
@@ -151,6 +155,7 @@ def test_a_banner_of_3_mb_is_read_over(world: World) -> None:
         world[0].run("rm -f /home/ada/.bashrc")
 
 
+@pytest.mark.slow
 def test_hosts_that_are_not_told_that_their_pool_is_ready_end_by_themselves(
     world: World, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -168,6 +173,7 @@ def test_hosts_that_are_not_told_that_their_pool_is_ready_end_by_themselves(
         assert traces.of(known, pool.id) == []
 
 
+@pytest.mark.slow
 def test_the_script_ends_a_pool_by_its_id_and_no_other(world: World) -> None:
     with ssh_pool(name="one") as one, ssh_pool(name="two") as two:
         with registry() as known:

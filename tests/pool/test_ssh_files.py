@@ -28,7 +28,6 @@ from tests.pool.pools import begin, run
 
 pytestmark = [
     pytest.mark.root,
-    pytest.mark.slow,
     pytest.mark.timeout(900),
     pytest.mark.skipif(importlib.util.find_spec("paramiko") is None, reason="needs paramiko (the `ssh` extra)"),
 ]
@@ -127,6 +126,7 @@ def left_of_runs(host: Host) -> list[str]:
     return [path for path in found if not path.partition("/kept")[1]]
 
 
+@pytest.mark.slow
 def test_a_file_for_four_hosts_crosses_the_link_once(world: World, shared: Pool, place: Path) -> None:
     digest = random_file(place / "big")
     told: list[Event] = []
@@ -145,6 +145,7 @@ def test_a_file_for_four_hosts_crosses_the_link_once(world: World, shared: Pool,
     assert sum(crossed) < MESSAGES
 
 
+@pytest.mark.slow
 def test_a_value_for_four_hosts_crosses_the_link_once_and_is_gone_with_its_run(world: World, shared: Pool) -> None:
     value = os.urandom(SIZE)
     world.link(rate="100mbit")
@@ -230,6 +231,7 @@ def test_the_users_own_code_goes_to_all_hosts_once_and_follows_its_changes(
     assert run(shared, "hosted.answer()").values == [3] * HOSTS
 
 
+@pytest.mark.slow
 def test_packages_that_hosts_lack_are_told_and_then_sent(
     world: World, shared: Pool, place: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -404,6 +406,7 @@ def on_disk(host: Host) -> list[str]:
     return [path for path in host.files() if path.startswith("/tmp/sky-") and "/blobs/" in path]
 
 
+@pytest.mark.slow
 def test_what_hosts_have_is_not_sent_again_to_other_cells_new_kernels_and_other_pools(
     world: World, shared: Pool
 ) -> None:
@@ -431,6 +434,7 @@ def test_what_hosts_have_is_not_sent_again_to_other_cells_new_kernels_and_other_
         pool.down()
 
 
+@pytest.mark.slow
 def test_each_host_is_sent_its_part_only(world: World, shared: Pool) -> None:
     value = os.urandom(SIZE)
     names: dict[str, Any] = {"x": value}
@@ -459,6 +463,7 @@ def test_each_host_is_sent_its_part_only(world: World, shared: Pool) -> None:
     assert sum(crossed) < 2 * MESSAGES
 
 
+@pytest.mark.slow
 def test_cells_and_interrupts_are_as_quick_while_a_file_is_on_its_way(world: World, shared: Pool, place: Path) -> None:
     random_file(place / "slow", 40 << 20)
     world.link(rate="40mbit")
@@ -531,6 +536,7 @@ def test_a_put_that_the_link_broke_goes_on_where_it_was(world: World, place: Pat
         pool.down()
 
 
+@pytest.mark.slow
 def test_an_interrupted_put_leaves_the_pool_usable_and_the_next_goes_on(
     world: World, shared: Pool, place: Path
 ) -> None:
@@ -575,6 +581,7 @@ def test_an_interrupt_while_values_are_sent_leaves_nothing_of_them(world: World,
     assert run(shared, "len(value)", {"value": value}).values == [SIZE] * HOSTS
 
 
+@pytest.mark.slow
 def test_values_that_a_host_has_no_room_for_are_refused_with_sizes(world: World, shared: Pool) -> None:
     with small(world[1], "/dev/shm"), small(world[1], "/tmp"):
         with pytest.raises(CaptureError) as caught, counted(world) as crossed:

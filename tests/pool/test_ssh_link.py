@@ -235,6 +235,7 @@ TOLD = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @DEATHS
 def test_a_host_that_dies_is_named_and_its_ranks_are_given_up(world: World, how: str, took: Took) -> None:
@@ -275,6 +276,7 @@ def test_a_host_that_dies_is_named_and_its_ranks_are_given_up(world: World, how:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(300)
 @DEATHS
 def test_a_head_that_dies_is_named_and_the_others_journals_are_read(world: World, how: str, took: Took) -> None:
@@ -354,6 +356,7 @@ def test_a_killed_notebook_s_pool_is_taken_up_with_its_run_and_ended(world: Worl
     assert row_of(id) is None
 
 
+@pytest.mark.slow
 def test_a_pool_that_ended_by_its_lease_leaves_nothing_on_any_machine(world: World) -> None:
     id = a_dead_owner("leased", lease=10)
     assert len(pool_folders(id)) == 2
@@ -409,6 +412,7 @@ def test_a_pool_that_is_ended_while_it_is_cut_off_says_whom_it_did_not_reach(wor
         wait_until(lambda host=host: is_clean(host))
 
 
+@pytest.mark.slow
 def test_down_leaves_nothing_but_the_cache_on_the_hosts(world: World) -> None:
     with ssh_pool():
         pass
@@ -429,6 +433,7 @@ def test_down_leaves_nothing_but_the_cache_on_the_hosts(world: World) -> None:
     wait_until(lambda: nothing_here(pool.id))
 
 
+@pytest.mark.slow
 def test_a_link_that_is_cut_as_a_restart_begins_costs_nothing_but_time(world: World, took: Took) -> None:
     with ssh_pool() as pool:
         run(pool, "mine = 7")
@@ -458,6 +463,7 @@ def test_a_link_that_is_cut_as_a_restart_begins_costs_nothing_but_time(world: Wo
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("end", ["down", "lease"])
 def test_ranks_on_hosts_end_in_order_too(world: World, end: str) -> None:
     path = f"/home/ada/written-{end}"

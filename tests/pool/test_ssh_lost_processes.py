@@ -38,6 +38,7 @@ def kill(host: Host, which: str) -> None:
     host.run(f"{root}; kill -KILL " + ("$r" if which == "root" else "$(pgrep -o -P $r)"))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("idle", [True, False])
 def test_a_host_whose_forkserver_is_killed_gets_another_and_the_others_keep_their_names(
     world: World, idle: bool
@@ -81,6 +82,7 @@ def _answers(pool: Pool) -> bool:
         return False
 
 
+@pytest.mark.slow
 def test_a_host_whose_root_process_is_killed_in_a_transfer_is_the_one_that_is_named(
     world: World, tmp_path: Path
 ) -> None:

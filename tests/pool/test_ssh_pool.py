@@ -43,6 +43,7 @@ def refusal(kind: type[SkyError], **options: Any) -> str:
     return str(caught.value)
 
 
+@pytest.mark.slow
 def test_a_cell_runs_on_bare_hosts_and_nothing_is_left(world: World) -> None:
     with ssh_pool() as pool:
         result = run(pool, "import socket\nprint(socket.gethostname())\n6 * 7")
@@ -71,6 +72,7 @@ def test_a_cell_runs_on_bare_hosts_and_nothing_is_left(world: World) -> None:
         wait_until(lambda host=host: is_clean(host))
 
 
+@pytest.mark.slow
 def test_the_next_pool_finds_the_environment_there(world: World) -> None:
     with ssh_pool():
         pass
@@ -113,6 +115,7 @@ print("this is", key)
 """
 
 
+@pytest.mark.slow
 def test_functions_run_on_hosts_by_compute(world: World, capsys: pytest.CaptureFixture[str]) -> None:
     step = sky.plugins.Step(["python", "-c", LOOK], env={"KEY": sky.plugins.Secret(SECRET)})
     prepare = sky.Plugin.create("prepare").with_bootstrap(lambda spec: [step, "echo again >>looked"])
@@ -159,6 +162,7 @@ def test_a_collective_of_jax_crosses_the_network(world: World) -> None:
         wait_until(lambda host=host: is_clean(host))
 
 
+@pytest.mark.slow
 def test_a_pool_whose_host_process_is_killed_is_made_anew(world: World) -> None:
     with ssh_pool() as pool:
         hit = pool.hosts[1].command.identity[0]
@@ -202,6 +206,7 @@ def test_an_unknown_host_is_refused_until_its_key_is_accepted(world: World, conf
         assert run(pool, "2").values == [2, 2]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("options", [{"nat": True}, {"jump": True}], ids=["nat", "jump"])
 def test_hosts_behind_a_translator_or_a_jump_host_find_each_other(
     options: dict[str, Any], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
@@ -270,6 +275,7 @@ def test_a_pool_that_its_notebook_left_is_ended_by_the_program_that_servers_run(
     wait_until(lambda: all(is_clean(host) for host in world) and nothing_here(id))
 
 
+@pytest.mark.slow
 def test_a_program_runs_unchanged_on_hosts(world: World, tmp_path: Path) -> None:
     program = tmp_path / "parallel.py"
     local = (ROOT / "examples" / "parallel.py").read_text(encoding="utf-8")
@@ -280,6 +286,7 @@ def test_a_program_runs_unchanged_on_hosts(world: World, tmp_path: Path) -> None
     assert "future: 18446744073709551616" in said
 
 
+@pytest.mark.slow
 def test_dask_workers_are_reached_through_the_link_and_end_with_the_pool(world: World) -> None:
     def name() -> str:
         import socket
@@ -301,6 +308,7 @@ def test_dask_workers_are_reached_through_the_link_and_end_with_the_pool(world: 
         wait_until(lambda host=host: is_clean(host))
 
 
+@pytest.mark.slow
 def test_hosts_that_stand_alone_need_not_reach_each_other(world: World) -> None:
     @sky.function
     def seen() -> tuple[int, int, int, int]:
