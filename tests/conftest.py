@@ -6,8 +6,11 @@ tests of one worker left behind can be told from everything else on the machine.
 
 from __future__ import annotations
 
+import contextlib
 import os
+import re
 import signal
+import tempfile
 import time
 import uuid
 from collections.abc import Iterator
@@ -23,10 +26,11 @@ from tests.took import Took
 if TYPE_CHECKING:
     from tests.hosts.world import World
 
-pytest_plugins = ["tests.left_out"]
+pytest_plugins = ["tests.fresh", "tests.left_out"]
 
 MARK = "SKY_TEST"
 PATIENCE = 60.0
+POOL_FOLDER = re.compile(r"sky-[0-9a-f]{8}-\w{8}\Z")
 
 
 # The same examples each day: a failure then comes from a change. HYPOTHESIS_PROFILE=default draws others.
@@ -56,6 +60,20 @@ def pool_folders(pool: str) -> list[Path]:
     return [path for place in places if place.is_dir() for path in place.glob(f"sky-{pool}-*")]
 
 
+def orphaned_folders(since: float) -> list[Path]:
+    """Folders of pools, in the machine's temporary folders, that are younger than this and of which no process is."""
+    found = []
+    for place in dict.fromkeys((tempfile.gettempdir(), "/tmp", "/dev/shm")):
+        for path in Path(place).glob("sky-*-*"):
+            with contextlib.suppress(OSError):
+                if POOL_FOLDER.match(path.name) and path.stat().st_ctime >= since:
+                    found.append(path)
+    if not found:
+        return []
+    held = "\n".join(" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"]))
+    return [path for path in found if f"/{path.name.rsplit('-', 1)[0]}-" not in held]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """What takes longest begins first: the other workers do the rest meanwhile."""
     items.sort(key=lambda item: item.get_closest_marker("soak") is None)
@@ -66,18 +84,26 @@ def _own_registry(tmp_path_factory: pytest.TempPathFactory) -> None:
     """Tests do not write into the user's registry, and mark what they start."""
     os.environ["SKY_REGISTRY"] = str(tmp_path_factory.mktemp("registry") / "registry.sqlite")
     os.environ[MARK] = uuid.uuid4().hex
+    # Else torch keeps what it compiles in the machine's temporary folder, for good.
+    os.environ["TORCHINDUCTOR_CACHE_DIR"] = str(tmp_path_factory.mktemp("inductor"))
     os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _nothing_is_left() -> Iterator[None]:
-    """Every file of tests ends its pools' processes: none is there for long after its last test."""
+    """Every file of tests ends its pools: no process and no folder is there for long after its last test."""
+    begun = time.time()
     yield
     end = time.monotonic() + PATIENCE
     while left := marked_processes(os.environ[MARK]):
         if time.monotonic() > end:
             pytest.fail(f"processes are left: {[(p.pid, p.status()) for p in left]}")
         time.sleep(0.05)
+    # (Those of other workers' tests have a process, or are on their way out.)
+    while folders := orphaned_folders(begun):
+        if time.monotonic() > end:
+            pytest.fail(f"folders are left: {[(str(path), sorted(map(str, path.rglob('*')))) for path in folders]}")
+        time.sleep(0.5)
 
 
 @pytest.fixture

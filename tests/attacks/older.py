@@ -27,7 +27,8 @@ def older(commits: int, place: Path) -> Path:
 def notebook(package: Path, cells: Sequence[str]) -> str:
     """Run cells in an IPython with the package of this folder, which is killed thereafter; what they printed."""
     code = "import os, sys\nfrom IPython.testing.globalipapp import start_ipython\nshell = start_ipython()\n"
-    code += "for cell in sys.argv[1:]:\n    shell.run_cell(cell)\nsys.stdout.flush()\nos.kill(os.getpid(), 9)\n"
+    code += "for cell in sys.argv[1:]:\n    shell.run_cell(cell)\nsys.stdout.flush()\n"
+    code += "os.unlink(shell.history_manager.hist_file)\nos.kill(os.getpid(), 9)\n"
     env = {**os.environ, "PYTHONPATH": str(package)}
     # (In a file: who keeps a pipe open could outlive the program.)
     said = package / "said.txt"

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator
+from pathlib import Path
 from typing import Any
 
+import dask
 import pytest
 from distributed import Scheduler
 
@@ -19,6 +21,13 @@ class Bare(WithoutHttp, Scheduler):
 
 
 Body = Callable[[Commons], Awaitable[None]]
+
+
+@pytest.fixture(autouse=True)
+def scratch(tmp_path: Path) -> Iterator[None]:
+    """Dask's own folder is where others would not find it: it stays there."""
+    with dask.config.set({"temporary-directory": str(tmp_path)}):
+        yield
 
 
 def on_a_scheduler(body: Body) -> None:
