@@ -13,6 +13,7 @@ import nbformat
 import pytest
 
 from tests.browser import lab
+from tests.tiers import daily
 
 pytestmark = [
     pytest.mark.browser,
@@ -60,7 +61,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[lab.Server]:
         yield server
 
 
-@pytest.fixture(scope="module", params=["lab", "notebook"])
+@pytest.fixture(scope="module", params=daily(["lab"], ["lab", "notebook"]))
 def seen(request: pytest.FixtureRequest, server: lab.Server, chromium: Any) -> Seen:
     """Open a notebook, run all its cells as a person would, and save it."""
     app = request.param

@@ -21,6 +21,7 @@ PROXY = Path(sys.prefix, "share", "jupyter", "labextensions", "jupyter-distribut
 
 pytestmark = [
     pytest.mark.browser,
+    pytest.mark.slow,
     pytest.mark.skipif(bool(lab.missing(front=True)), reason=f"needs {lab.missing(front=True)}"),
 ]
 

@@ -184,6 +184,7 @@ def test_nothing_secret_and_no_widget_is_kept(saved: NotebookNode, folder: Path)
     assert str(folder) not in text
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(importlib.util.find_spec("papermill") is None, reason="needs the Python package papermill")
 def test_papermill_keeps_the_same_and_gives_parameters_to_the_nodes(folder: Path, page: Any) -> None:
     nbformat.write(written(), folder / "in.ipynb")

@@ -741,7 +741,6 @@ def test_a_tls_caller_fails_at_once_while_the_host_is_away(
                 context.wrap_socket(made)
 
 
-@pytest.mark.slow
 def test_the_control_plane_dials_again_over_the_same_port(
     link: Link, target_of: TargetOf, server: Server, tmp_path: Path
 ) -> None:

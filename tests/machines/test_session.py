@@ -197,7 +197,6 @@ def test_a_proxy_command_makes_the_connection_and_ends_with_it(server: Server, t
     assert error.reason == "proxy"
 
 
-@pytest.mark.slow
 def test_a_silent_link_is_found_within_15_seconds(server: Server, target_of: TargetOf) -> None:
     from sky_jupyter.machines.ssh.session import connect
 
@@ -214,7 +213,6 @@ def test_a_silent_link_is_found_within_15_seconds(server: Server, target_of: Tar
             session.run("true")
 
 
-@pytest.mark.slow
 def test_a_silent_link_is_found_while_much_is_sent(server: Server, target_of: TargetOf) -> None:
     from sky_jupyter.machines.ssh.session import connect
 

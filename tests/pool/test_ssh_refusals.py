@@ -22,7 +22,6 @@ from tests.pool.pools import run
 
 pytestmark = [
     pytest.mark.root,
-    pytest.mark.slow,
     pytest.mark.skipif(importlib.util.find_spec("paramiko") is None, reason="needs paramiko (the `ssh` extra)"),
 ]
 
@@ -153,6 +152,7 @@ def test_a_home_without_room(world: World, config: Path) -> None:
     assert "make room there" in text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fits")
 def test_a_home_with_room_for_less_than_an_environment(world: World, config: Path) -> None:
     world[1].run("rm -rf ~/.cache", user="ada")
@@ -177,6 +177,7 @@ def test_a_home_where_nothing_may_be_run(world: World, config: Path) -> None:
     assert "mount it without noexec" in text
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fits")
 def test_where_nothing_may_be_run_in_tmp_a_pool_runs(configure: Configure) -> None:
     with hosts(2, python=True, warm=True) as strict:
@@ -186,6 +187,7 @@ def test_where_nothing_may_be_run_in_tmp_a_pool_runs(configure: Configure) -> No
         runs_on(strict, ["host0", "host1"])
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("fits")
 @pytest.mark.parametrize(
     "ahead",

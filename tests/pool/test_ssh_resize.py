@@ -67,6 +67,7 @@ def no_host_is_added(pool: Pool, world: World) -> None:
     assert len(pool.link.link.machines()) == 1
 
 
+@pytest.mark.slow
 def test_hosts_come_and_go_and_leave_nothing(world: World) -> None:
     with ssh_pool(provider=provider(hosts=["host0"]), nodes=1) as pool:
         (link,) = links(pool.id)

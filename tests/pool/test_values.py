@@ -140,6 +140,7 @@ def test_an_interrupt_while_values_are_read_or_written_leaves_nothing_of_them(po
     assert run(pool, "x[-1]", {"x": value}).values == [value[-1]] * 4
 
 
+@pytest.mark.slow
 def test_what_no_name_holds_is_dropped_where_it_is_too_much_and_sent_again_then(told: list[Event]) -> None:
     held, loose = fresh(), fresh()
     with local_pool(nodes=2, blob_limit=0) as small:

@@ -125,6 +125,7 @@ def test_the_native_frame_is_named(pool: Pool, code: str, native: str) -> None:
         seen(pool, lambda text: re.search(native, text) is not None, within=5)
 
 
+@pytest.mark.slow
 def test_without_py_spy_the_line_that_called_into_c_is_told() -> None:
     with local_pool(nodes=1, image=Image(env={"SKY_PY_SPY": ""})) as pool:
         for code in ("sum(range(10**12))", "import time; time.sleep(600)"):
@@ -161,6 +162,7 @@ def test_ranks_that_do_not_take_part_are_said_to(pool: Pool) -> None:
         pool.attend(current)
 
 
+@pytest.mark.slow
 def test_the_rank_that_is_elsewhere_is_marked() -> None:
     code = """
 import time, sky_jupyter as sky
@@ -338,7 +340,6 @@ def test_a_rank_that_has_not_entered_a_collective_is_told(together: tuple[str, P
         assert f"{rest} in {name}" in seen(pool, lambda text: name in text)
 
 
-@pytest.mark.slow
 def test_a_rank_that_leaves_the_loop_early_is_told(together: tuple[str, Pool]) -> None:
     code = "for step in range(2 if rank == n - 1 else 3):\n    float(total(np.ones(1))[0])"
     with watched(together, code) as (pool, notices):
@@ -395,7 +396,6 @@ if rank == 0: load_batch(4)
         assert notices == []
 
 
-@pytest.mark.slow
 def test_a_run_that_prints_is_not_looked_at(together: tuple[str, Pool]) -> None:
     code = """
 if rank == 0:
@@ -481,6 +481,7 @@ fields = st.sampled_from(
 )
 
 
+@pytest.mark.slow
 @given(
     st.dictionaries(
         st.integers(0, 2),
