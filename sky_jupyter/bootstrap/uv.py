@@ -7,10 +7,12 @@ import os
 import selectors
 import shlex
 import signal
+import stat
 import subprocess
 import tempfile
 import threading
 from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
 
 import uv
 
@@ -20,6 +22,7 @@ from . import words
 
 OnLine = Callable[[str], None]
 LAST_LINES = 30
+_SETTINGS = ("uv.toml", "pyproject.toml")
 
 
 def run_uv(
@@ -33,7 +36,8 @@ def run_uv(
 ) -> list[str]:
     """Run one uv command and hand on each line that it prints.
 
-    uv sees this process's environment, so that ``UV_INDEX``, ``UV_FIND_LINKS`` and the like work.
+    uv sees this process's environment, so that ``UV_INDEX``, ``UV_FIND_LINKS`` and the like work, and the
+    settings of the project that it runs in, unless others may write those.
 
     Parameters
     ----------
@@ -68,6 +72,10 @@ def run_uv(
         raise BootstrapError(
             phase, "the uv program is not in this environment; reinstall it: pip install --force-reinstall uv"
         ) from None
+    folder = None
+    if (foreign := foreign_settings()) is not None:
+        folder = "/"
+        on_line(f"{foreign} is not used: other users of this machine may write it, and it says where packages are from")
     # A session of its own: what uv itself starts ends with it, and an interrupt of the terminal reaches us first.
     with tempfile.TemporaryFile() as given:
         given.write(stdin.encode())
@@ -78,6 +86,7 @@ def run_uv(
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             env={**_environment(), **(env or {})},
+            cwd=folder,
             start_new_session=True,
         )
     lines: list[str] = []
@@ -93,6 +102,27 @@ def run_uv(
             message = f"{why}; {message}"
         raise BootstrapError(phase, message, command=command, lines=lines[-LAST_LINES:])
     return lines
+
+
+def foreign_settings() -> Path | None:
+    """A file of settings that uv would find in the working folder or above it, and that others may write.
+
+    Where many users have folders of their own in a common one, anybody can put one there. Whoever owns the working
+    folder is no stranger: the notebook imports modules from it.
+    """
+    try:
+        here = Path.cwd()
+        owners = {0, os.geteuid(), here.stat().st_uid}
+    except OSError:  # The folder is gone.
+        return None
+    for path in (folder / name for folder in (here, *here.parents) for name in _SETTINGS):
+        with contextlib.suppress(OSError):
+            # A link, and what it leads to.
+            facts = (path.lstat(), path.stat())
+            writable = facts[1].st_mode & stat.S_IWOTH
+            if writable or not owners.issuperset(one.st_uid for one in facts):
+                return path
+    return None
 
 
 def _environment() -> dict[str, str]:
