@@ -23,8 +23,10 @@ import IPython
 from ipykernel.zmqshell import ZMQInteractiveShell
 from IPython.core.error import UsageError
 from IPython.core.interactiveshell import InteractiveShell
+from traitlets import Type
 
 from ..errors import NotOnRanks
+from .showing import RankDisplayHook, ShownPayloads
 
 if sys.version_info >= (3, 11):
     from builtins import BaseExceptionGroup
@@ -47,16 +49,51 @@ _NO_DEBUGGER = (
 class SkyShell(ZMQInteractiveShell):
     """Made by the rank's kernel; ends with it."""
 
+    displayhook_class = Type(RankDisplayHook)
+
     def __init__(self, **kwargs: Any) -> None:
         # The exception that ends the cell that runs, with its traceback; None before there is one.
         self.sky_failure: tuple[BaseException, list[str]] | None = None
         # Whether a cell runs: code in a function that runs code ends none.
         self.sky_in_cell = False
+        # Whether a result that is shown now is output: others of the cell may follow.
+        self.sky_goes_on = False
+        # How many cells run inside of each other.
+        self._cells = 0
         # How many frames of ours stand between a command and whose names it reads.
         self._between = 0
         super().__init__(**kwargs)
 
     # -- what is shown -----------------------------------------------------------------------------
+
+    def init_payload(self) -> None:
+        """IPython's, for front ends that read no payloads."""
+        self.payload_manager = ShownPayloads(parent=self)
+        self.configurables.append(self.payload_manager)
+
+    async def run_cell_async(self, *arguments: Any, **options: Any) -> Any:
+        """IPython's, after which a cell that ran another one would have no result."""
+        before = self.displayhook.exec_result
+        try:
+            return await super().run_cell_async(*arguments, **options)
+        finally:
+            self.displayhook.exec_result = before
+
+    async def run_ast_nodes(
+        self, nodelist: list[Any], cell_name: str, interactivity: str = "last_expr", *more: Any, **options: Any
+    ) -> Any:
+        """IPython's; results before the last, and those of cells that a cell runs, are output."""
+        before, self._cells = self.sky_goes_on, self._cells + 1
+        try:
+            if interactivity == "all" and len(nodelist) > 1:
+                self.sky_goes_on = True
+                if await super().run_ast_nodes(nodelist[:-1], cell_name, interactivity, *more, **options):
+                    return True
+                nodelist = nodelist[-1:]
+            self.sky_goes_on = self._cells > 1
+            return await super().run_ast_nodes(nodelist, cell_name, interactivity, *more, **options)
+        finally:
+            self.sky_goes_on, self._cells = before, self._cells - 1
 
     def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
         """ipykernel's; the message says whether the error ends the cell, whose end then brings it."""

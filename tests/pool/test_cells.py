@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 
 import sky_jupyter as sky
+from sky_jupyter.capture.collect import Capture
 from sky_jupyter.errors import RankDied, SpecError, plain
 from sky_jupyter.pool.events import OutputEvent
 from sky_jupyter.pool.manager import Pool
@@ -141,10 +142,51 @@ def test_a_cell_with_top_level_await_runs(pool: Pool) -> None:
     assert run(pool, "import asyncio\nawait asyncio.sleep(0.01, rank)").values == [0, 1]
 
 
-def test_shell_lines_and_magics_run_on_the_nodes(pool: Pool) -> None:
-    # What `collect` reads is transformed; what the nodes run is the cell itself.
-    from sky_jupyter.capture.collect import Capture
+def shown(pool: Pool, code: str) -> list[tuple[str, str]]:
+    """What rank 0 shows of a cell, in its order: kinds and texts."""
+    items: list[dict[str, Any]] = []
 
+    def listen(event: Any) -> None:
+        if isinstance(event, OutputEvent) and event.rank == 0 and event.event["kind"] != "end":
+            items.append(event.event)
+
+    # What `collect` reads is transformed; what the nodes run is the cell itself.
+    pool.attend(pool.begin_cell(code, Capture(), listener=listen))
+    return [(item["kind"], item.get("text") or item["data"]["text/plain"]) for item in items]
+
+
+@pytest.mark.parametrize(
+    ("code", "text"),
+    [
+        ("len?", "Return the number of items in a container."),
+        ("%pdoc len", "Return the number of items in a container."),
+        ("%prun sum(range(3))", "function calls"),
+        ("get_ipython().set_next_input('y = 1')", "y = 1"),
+    ],
+)
+def test_what_a_front_end_would_page_or_add_is_shown(pool: Pool, code: str, text: str) -> None:
+    shows = [said for kind, said in shown(pool, code) if kind == "display"]
+    assert text in "".join(shows)
+
+
+def test_every_result_of_a_cell_is_shown_and_the_last_is_its_own(pool: Pool) -> None:
+    run(pool, "get_ipython().ast_node_interactivity = 'all'")
+    try:
+        assert shown(pool, "1\nprint('two')\n3\n4") == [
+            ("display", "1"),
+            ("stream", "two\n"),
+            ("display", "3"),
+            ("result", "4"),
+        ]
+        assert run(pool, "rank\nrank + 1").values == [1, 2]
+    finally:
+        run(pool, "get_ipython().ast_node_interactivity = 'last_expr'")
+    inner = "done = get_ipython().run_cell('10 + 1')\n5"
+    assert shown(pool, inner) == [("display", "11"), ("result", "5")]
+    assert run(pool, inner).values == [5, 5]
+
+
+def test_shell_lines_and_magics_run_on_the_nodes(pool: Pool) -> None:
     result = pool.attend(pool.begin_cell("!echo from {rank}\n%time sum(range(10))", Capture()))
     assert "from 1" in result.stdout(1)
 

@@ -1,0 +1,46 @@
+"""How a rank shows what IPython leaves to a front end: a pager's texts, new cells, and results that are not the last.
+
+A front end reads these from the reply to a cell, or numbers them with it. A rank has no front end of its own, and its
+run one result: here they are output, in their place among what the cell prints.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from typing import Any
+
+from ipykernel.displayhook import ZMQShellDisplayHook
+from IPython.core.payload import PayloadManager
+
+_NO_CELLS = "# A rank adds no cell to the notebook. This is its text:\n"
+
+
+class ShownPayloads(PayloadManager):
+    """Shows at once what IPython would give a front end with the reply; made by the rank's shell."""
+
+    def write_payload(self, data: Any, single: bool = True) -> None:
+        """Show a payload: of ``x?``, ``%prun`` or ``%load``."""
+        source = data.get("source") if isinstance(data, Mapping) else None
+        if source == "page":
+            self._show(data["data"])
+        elif source == "set_next_input":
+            self._show({"text/plain": f"{_NO_CELLS}{data['text']}"})
+        else:
+            print(f"{source} needs a front end, which a rank does not have", file=sys.stderr)
+
+    def _show(self, data: Any) -> None:
+        publisher = getattr(self.parent, "display_pub", None)
+        if publisher is not None:
+            publisher.publish(dict(data))
+
+
+class RankDisplayHook(ZMQShellDisplayHook):
+    """Shows results; those that are not the cell's last as output. Made by the rank's shell."""
+
+    def start_displayhook(self) -> None:
+        """ipykernel's, with another kind of message where the shell is not at the cell's last result."""
+        super().start_displayhook()
+        if self.session and getattr(self.shell, "sky_goes_on", False):
+            content: dict[str, Any] = {"data": {}, "metadata": {}, "transient": {}}
+            self.msg = self.session.msg("display_data", content, parent=self.parent_header)
