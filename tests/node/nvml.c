@@ -1,10 +1,12 @@
 /* A stand-in for NVIDIA's management library, where there is no driver: two devices, as busy as it is told.
-   The calls are those of nvml.h; the second device fails where SKY_TEST_LOST is set. */
+   The calls are those of nvml.h; the second device fails where SKY_TEST_LOST is set, and the second version of
+   what tells of memory where SKY_TEST_OLD_DRIVER is. */
 #include <stdlib.h>
 #include <string.h>
 
 typedef struct { unsigned int gpu, memory; } utilization;
 typedef struct { unsigned long long total, free, used; } memory;
+typedef struct { unsigned int version; unsigned long long total, reserved, free, used; } memory_v2;
 static const unsigned long long GIB = 1ull << 30;
 static char devices[2];
 
@@ -38,6 +40,17 @@ int nvmlDeviceGetMemoryInfo(void *device, memory *found) {
     if (lost(device)) return 15;
     found->total = 80 * GIB;
     found->used = (number(device) ? 5 : 60) * GIB;
+    found->used += GIB; /* what the driver keeps for itself counts in this version */
     found->free = found->total - found->used;
+    return 0;
+}
+int nvmlDeviceGetMemoryInfo_v2(void *device, memory_v2 *found) {
+    if (getenv("SKY_TEST_OLD_DRIVER") != NULL) return 3; /* not supported */
+    if (found->version != (sizeof(memory_v2) | 2u << 24)) return 25; /* argument version mismatch */
+    if (lost(device)) return 15;
+    found->total = 80 * GIB;
+    found->reserved = GIB;
+    found->used = (number(device) ? 5 : 60) * GIB;
+    found->free = found->total - found->reserved - found->used;
     return 0;
 }

@@ -136,6 +136,13 @@ def test_devices_are_found_by_index_and_by_what_their_uuid_begins_with(driver: N
     assert found.look() == [(0.25, 5 * GIB), (0.9, 60 * GIB)]
 
 
+def test_what_an_older_driver_keeps_for_itself_counts_as_used(driver: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SKY_TEST_OLD_DRIVER", "1")
+    found = Nvml.of(["0"])
+    assert found is not None
+    assert found.look() == [(0.9, 61 * GIB)]
+
+
 def test_a_device_that_is_lost_is_idle_and_the_others_are_told(driver: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SKY_TEST_LOST", "1")
     found = Nvml.of(["0", "1"])
