@@ -70,7 +70,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     extras, verb = VERBS[options.verb]
     os.chdir(ROOT)
     try:
-        set_up(extras)
+        if extras is not None:
+            set_up(extras)
         return verb(options.args)
     except SetUpError as error:
         print(f"dev.py: {error}", file=sys.stderr)
@@ -223,6 +224,15 @@ def bench(args: Sequence[str]) -> int:
     return python("-m", "benchmarks", *args)
 
 
+def gpu(args: Sequence[str]) -> int:
+    """Run all that needs a GPU with this Python as it is, and write docs/gpu.md; --help says more."""
+    env = dict(os.environ)
+    if "--fetch" in args:
+        set_up(set())  # for uv
+        env = environment()
+    return run([sys.executable, "tests/gpu", *args], env)
+
+
 def lock(args: Sequence[str]) -> int:
     """Write constraints.txt anew."""
     with tempfile.TemporaryDirectory() as folder:
@@ -242,7 +252,8 @@ def lock(args: Sequence[str]) -> int:
     return 0
 
 
-VERBS: dict[str, tuple[set[str], Callable[[Sequence[str]], int]]] = {
+# The extras that each verb needs; None where it leaves `.venv` alone.
+VERBS: dict[str, tuple[set[str] | None, Callable[[Sequence[str]], int]]] = {
     "quickstart": (JOB, quickstart),
     "lab": ({*JOB, "lab"}, lab),
     "test": (EVERYTHING, test),
@@ -250,6 +261,7 @@ VERBS: dict[str, tuple[set[str], Callable[[Sequence[str]], int]]] = {
     "front": (EVERYTHING, front),
     "screenshots": (EVERYTHING, screenshots),
     "bench": (EVERYTHING, bench),
+    "gpu": (None, gpu),
     "lock": (set(), lock),
 }
 

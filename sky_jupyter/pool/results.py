@@ -36,6 +36,10 @@ _LOST = re.compile(
 )
 # What JAX writes when it ends the processes of all other ranks, as the one that coordinates them is gone.
 _ABORTED = re.compile(r"distributed service detected fatal errors")
+# What torch and JAX say where a device, or the machine, has no memory left; JAX's class has had several names.
+_NO_MEMORY = re.compile(
+    r"\AOutOfMemoryError: |RESOURCE_EXHAUSTED: .*(?:[Oo]ut of memory|allocat)|DefaultCPUAllocator: can't allocate"
+)
 _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 
 
@@ -501,6 +505,11 @@ def _interrupted(end: Mapping[str, Any]) -> str:
 
 def _hint(end: Mapping[str, Any]) -> str:
     """What can be done about a failure that has to do with where the code runs."""
+    if _NO_MEMORY.search(f"{end.get('ename')}: {end.get('evalue')}"):
+        return (
+            "\nits device has no memory left for that: what cells have put there stays until its names are deleted "
+            "(`del`), or until `%sky restart`"
+        )
     missing = _NO_MODULE.match(str(end.get("evalue"))) if end.get("ename") == "ModuleNotFoundError" else None
     if missing is None:
         return ""

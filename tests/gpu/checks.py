@@ -72,7 +72,9 @@ class Check:
     limit: float = 60.0
 
 
-def check(name: str, needs: str = "", limit: float = 60.0) -> Callable[[Callable[[Bench], str]], Callable[[Bench], str]]:
+def check(
+    name: str, needs: str = "", limit: float = 60.0
+) -> Callable[[Callable[[Bench], str]], Callable[[Bench], str]]:
     """Have a function be one of the checks, after those before it."""
 
     def made(work: Callable[[Bench], str]) -> Callable[[Bench], str]:

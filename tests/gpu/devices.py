@@ -49,8 +49,7 @@ def detected(bench: Bench) -> str:
         return f"{found}"
     visible = os.environ.get(accelerators.VISIBLE)
     expect(visible is not None or list(found.kinds) == names, f"nvidia-smi shows {names}, and found is {found}")
-    known = [recognised(name) for name in found.kinds]
-    return ", ".join(f"{kind} is {name or 'not in the catalogue'}" for kind, (name, _) in zip(found.kinds, known))
+    return ", ".join(f"{kind} is {recognised(kind)[0] or 'not in the catalogue'}" for kind in found.kinds)
 
 
 @check("--accelerator: a pool of what is here; refused, by name, where it is not")

@@ -6,6 +6,7 @@ The environment of a machine with GPUs is used as it is: what it lacks lies in a
 from __future__ import annotations
 
 import email
+import importlib
 import os
 import re
 import shutil
@@ -77,7 +78,7 @@ def lacking(wanted: Iterable[str], wheels: Mapping[str, Wheel] | None = None) ->
     while todo:
         requirement = todo.pop(0)
         name, extras = canonical(requirement.name), requirement.extras or {""}
-        applies = requirement.marker is None or any(requirement.marker.evaluate({"extra": one}) for one in [""])
+        applies = requirement.marker is None or requirement.marker.evaluate({"extra": ""})
         if not applies or (str(requirement), name) in seen:
             continue
         seen.add((str(requirement), name))
@@ -105,11 +106,12 @@ def _needs(requires: Iterable[str], extras: Iterable[str]) -> list[Any]:
 
 
 def _requirement(text: str) -> Any:
-    try:
-        from packaging.requirements import Requirement
-    except ImportError:
-        from pip._vendor.packaging.requirements import Requirement  # type: ignore[assignment]
-    return Requirement(text)
+    for home in ("packaging", "pip._vendor.packaging"):
+        try:
+            return importlib.import_module(f"{home}.requirements").Requirement(text)
+        except ImportError:
+            continue
+    raise LacksError(f"{python_of_this()} has neither pip nor packaging, which read what is needed")
 
 
 def _installed(name: str) -> metadata.Distribution | None:
@@ -144,7 +146,7 @@ def supply(wheels: Path | None, into: Path) -> dict[str, str]:
     missing, chosen = lacking(requirements(), found)
     if missing:
         raise LacksError(
-            f"{python_of_this()} lacks {', '.join(missing)}{' , as do the wheels' if found else ''}, and what "
+            f"{python_of_this()} lacks {', '.join(missing)}{', as do the wheels' if found else ''}, and what "
             f"that needs in turn. On a machine with a network: {_fetch()}; then here: "
             "python3 dev.py gpu --wheels DIR"
         )
@@ -161,9 +163,7 @@ def supply(wheels: Path | None, into: Path) -> dict[str, str]:
     done = subprocess.run([*command, *(str(wheel.path) for wheel in chosen)], capture_output=True, text=True)
     if done.returncode:
         raise LacksError(f"the wheels could not be installed:\n{done.stdout}{done.stderr}")
-    variables["PYTHONPATH"] = os.pathsep.join(
-        filter(None, [str(ROOT), str(place), os.environ.get("PYTHONPATH", "")])
-    )
+    variables["PYTHONPATH"] = os.pathsep.join(filter(None, [str(ROOT), str(place), os.environ.get("PYTHONPATH", "")]))
     variables["PATH"] = os.pathsep.join([str(place / "bin"), os.environ.get("PATH", "")])
     return variables
 

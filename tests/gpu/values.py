@@ -91,7 +91,9 @@ def results_of_jax(bench: Bench) -> str:
     return f"{', '.join(kinds)}: equal bit by bit; in the notebook they are on its own {' and '.join(where)}{here}"
 
 
-@check("payloads to the device: numpy, torch (bfloat16, and from the notebook's own device), jax", needs="torch", limit=90)
+@check(
+    "payloads to the device: numpy, torch (bfloat16, and from the notebook's own device), jax", needs="torch", limit=90
+)
 def payloads(bench: Bench) -> str:
     import numpy
     import torch

@@ -170,6 +170,24 @@ def test_a_module_that_the_nodes_lack_is_told_with_the_way_there() -> None:
     assert "einops is not on the nodes: `%%sky --sync`" in CellError(CellResult(lacking, 0.1), lacking)._blocks[0]
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("OutOfMemoryError", "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 79.19 GiB"),
+        ("JaxRuntimeError", "RESOURCE_EXHAUSTED: Out of memory allocating 70368744177664 bytes."),
+        ("XlaRuntimeError", "RESOURCE_EXHAUSTED: Failed to allocate request for 8.0GiB on device ordinal 0"),
+        ("RuntimeError", "[enforce fail at alloc_cpu.cpp:127] . DefaultCPUAllocator: can't allocate memory: you tried"),
+    ],
+)
+def test_a_rank_whose_device_has_no_memory_left_is_named_with_what_gives_some_back(name: str, text: str) -> None:
+    end = {"ename": name, "evalue": text, "traceback": [f"{name}: {text}"]}
+    outcomes = [Outcome(0, 0, "ok"), Outcome(1, 1, "error", end)]
+    error = CellError(CellResult(outcomes, 0.1), outcomes[1:])
+    assert str(error).startswith(f"the cell failed on rank 1 of 2: {name}: {text[:20]}")
+    assert "its device has no memory left for that" in error._blocks[0]
+    assert "`%sky restart`" in error._blocks[0]
+
+
 def test_a_cell_error_can_be_split_by_type() -> None:
     outcomes = [failed(0, ValueError("v")), failed(1, KeyError("k"))]
     matched, rest = CellError(CellResult(outcomes, 0.1), outcomes).split(ValueError)
