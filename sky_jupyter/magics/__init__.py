@@ -16,6 +16,8 @@ from ..api import attach_pool, describe, get_files, kept_row, put_files, resize_
 from ..capture.code import check_path
 from ..capture.collect import collect
 from ..capture.names import analyse
+from ..capture.settings import Settings
+from ..capture.unfollowed import statements
 from ..display import panel
 from ..display.asking import agrees, person
 from ..errors import PoolError, SkyError, SpecError, rank_label, shortened
@@ -113,6 +115,7 @@ class SkyMagics(Magics):
                     grace=given.grace,
                     timeout=given.timeout,
                     sync=given.sync,
+                    follow="all" not in given.no_capture,
                     listener=tape if given.detach else view.on_event,
                     on_send=late.on_event,
                     tick=late.refresh,
@@ -445,13 +448,15 @@ class SkyMagics(Magics):
         if not pools.all() or raw.lstrip().startswith("%%sky"):
             return
         try:
-            cell = analyse(self.shell.transform_cell(raw))
+            source = self.shell.transform_cell(raw)
+            cell, done = analyse(source), statements(source, self.shell.user_ns)
         except SyntaxError:
             return
         self.tell_where(result.error_in_exec)
         for pool in pools.all():
             pool.calls.note_writes(self.shell.user_ns)
             pool.ledger.notebook_ran(cell, self.shell.user_ns, finished=result.success)
+            pool.settings.notebook_did(done)
 
     def tell_where(self, error: BaseException | None) -> None:
         """Of a name that a plain cell lacks and the nodes have, say where it is."""
@@ -543,6 +548,7 @@ def load(shell: Any) -> None:
     """Register the magics, their completion, and the watch over the notebook's own cells."""
     magics = SkyMagics(shell)
     shell.register_magics(magics)
+    Settings.from_the_start = True
     shell.events.register("post_run_cell", magics.after_cell)
     shell.sky_magics = magics
     traceback.install(shell)
@@ -562,6 +568,7 @@ def unload(shell: Any) -> None:
     if magics is None:
         return
     pools.end_all()
+    Settings.from_the_start = False
     shell.events.unregister("post_run_cell", magics.after_cell)
     traceback.remove(shell)
     requests.remove(shell)

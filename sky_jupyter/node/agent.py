@@ -553,7 +553,9 @@ class Agent:
         chosen = self.mine(ranks)
         mine = [rank.number for rank in chosen]
         shape = self.config.shape
-        begin = {"kind": "begin", "ranks": ranks, "mine": mine, "shape": shape, "content": content, **(about or {})}
+        # What the notebook has set, environment variables among it, is nothing to keep on a disk.
+        kept = {key: value for key, value in content.items() if key != "settings"}
+        begin = {"kind": "begin", "ranks": ranks, "mine": mine, "shape": shape, "content": kept, **(about or {})}
         record = self.open(run, mine, begin)
         for rank in chosen:
             self.background(rank.request(run, {**content, "partial": self.is_partial(ranks)}))

@@ -51,6 +51,7 @@ from traitlets import DottedObjectName, Type
 from . import (
     asking,
     finale,
+    following,
     foreign,
     forgetting,
     givable,
@@ -115,6 +116,7 @@ class SkyKernel(IPythonKernel):
         self.sky_plugins: tuple[Any, ...] = ()
         self.sky_streams = sys.stdout, sys.stderr
         self.sky_modules, self.sky_added = modules.LocalModules(), packages.Added()
+        self.sky_settings = following.Following()
         self.sky_values = givable.Givable(_KEEP_VALUES)
         self._last_result: Any = None
         # Whether a request is worked on, and whether this process is to end when it is not.
@@ -239,10 +241,12 @@ class SkyKernel(IPythonKernel):
         keep([POOL_VARIABLE, payload.BLOBS, modules.VARIABLE])
         payload.Pickler.reader = content.get("python", "")
         info = instance_info()
+        before = dict(os.environ)
         self.sky_plugins = cloudpickle.loads(base64.b64decode(content["plugins"]))
         for plugin in self.sky_plugins:
             if plugin.around_process is not None:
                 self.sky_stack.enter_context(plugin.around_process(info))
+        self.sky_settings.keep(before)
         return {"status": "ok"}
 
     async def sky_check(self, content: dict[str, Any]) -> dict[str, Any]:
@@ -367,8 +371,9 @@ class SkyKernel(IPythonKernel):
     def find_code(self, content: dict[str, Any]) -> None:
         """Have what a request needs found: packages that were added, and the notebook's own modules as they are now.
 
-        Who reads its values is noted with it.
+        Who reads its values is noted with it, and what the notebook has set in its process is set here.
         """
+        self.sky_settings.update(content.get("settings"))
         self.sky_added.update(content.get("packages"))
         self.sky_modules.update(content.get("modules"))
         payload.Pickler.reader = content.get("python", "")

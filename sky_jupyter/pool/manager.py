@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 from ..capture.collect import Capture
 from ..capture.ledger import Ledger
 from ..capture.payload import Blob
+from ..capture.settings import Settings
 from ..errors import PoolError, SkyError, SpecError, rank_label
 from ..spec import PoolSpec
 from . import bringing, files, launch, pages, pulling, remote, values
@@ -81,7 +82,7 @@ class Pool(PoolLife):
 
     def __init__(self, spec: PoolSpec, prompts: Prompts | None = None) -> None:
         super().__init__(spec, prompts)
-        self.ledger = Ledger()
+        self.ledger, self.settings = Ledger(), Settings()
         self.code = PoolCode(self)
         self.packages = PoolPackages(self)
         self.shared = PoolShares(self)
@@ -143,6 +144,7 @@ class Pool(PoolLife):
         grace: float = DEFAULT_GRACE,
         timeout: float | None = None,
         sync: bool = False,
+        follow: bool = True,
         listener: Listener = ignore,
         on_send: Listener = ignore,
         tick: Tick = no_tick,
@@ -163,13 +165,15 @@ class Pool(PoolLife):
             Seconds after which all ranks are stopped.
         sync : bool
             Whether nodes are given the packages that its imports need, as the notebook has them.
+        follow : bool
+            Whether the ranks are told what the notebook has set in its process; see `Settings`.
         on_send : callable
             Told how far the values are on their way to other machines.
         tick : callable
             Called several times a second meanwhile.
         """
         run = self._new_run(self.check_ranks(ranks), listener, capture)
-        shipped = self._ship(run, on_send, tick, sync=sync)
+        shipped = self._ship(run, on_send, tick, sync=sync, follow=follow, text=code)
         content = {"kind": "cell", "code": code, "count": count, **shipped}
         return self._begin(run, content, code, grace, timeout)
 
@@ -237,7 +241,15 @@ class Pool(PoolLife):
         return run
 
     def _ship(
-        self, run: Run, on_send: Listener, tick: Tick, call: Blob | None = None, *, sync: bool = False
+        self,
+        run: Run,
+        on_send: Listener,
+        tick: Tick,
+        call: Blob | None = None,
+        *,
+        sync: bool = False,
+        follow: bool = True,
+        text: str = "",
     ) -> dict[str, Any]:
         """Write a run's blobs where the nodes find them; what goes wrong leaves none.
 
@@ -252,10 +264,11 @@ class Pool(PoolLife):
         if code.news:
             run.listener(NoticeEvent(code.news, run.id))
         packages = self.packages.check(code.others, run.listener, on_send, tick, put=sync)
+        settings = self._followed(run, text) if follow else {}
         for note in run.capture.notes:
             run.listener(NoticeEvent(note, run.id))
         try:
-            shipped = {**packages, **self.pythons.reader, **values.ship(self, run, call, on_send, tick)}
+            shipped = {**packages, **settings, **self.pythons.reader, **values.ship(self, run, call, on_send, tick)}
             shipped.update(self.code.bring(code, values.hosts_of(self, run), on_send, tick))
         except BaseException as error:
             values.discard(self, run)
@@ -266,6 +279,13 @@ class Pool(PoolLife):
                 self._must_live()
             raise
         return shipped
+
+    def _followed(self, run: Run, text: str) -> dict[str, Any]:
+        """What the ranks are told of the notebook's process; of what does not follow a person is told."""
+        self.settings.look()
+        for note in self.settings.notes(run.capture.modules, text):
+            run.listener(NoticeEvent(note, run.id))
+        return self.settings.told()
 
     def _has_folders(self) -> bool:
         return bool(self.hosts) and self.hosts[0].folder.exists() and self.hosts[0].blobs.exists()

@@ -90,6 +90,29 @@ def test_functions_of_the_notebook_show_their_source_on_the_ranks_as_they_do_her
     assert two.run("%%sky\ninspect.getsource(plainly)").body == [r"[0-1] Out: 'def plainly():\n    return 1\n'"]
 
 
+def test_options_of_libraries_that_the_notebook_sets_are_set_on_the_ranks(two):
+    two.run("import numpy as np, pandas as pd, matplotlib.pyplot as plt")
+    two.run("np.set_printoptions(precision=3); pd.set_option('display.max_rows', 7); plt.rcParams['figure.dpi'] = 155")
+    show = "%%sky\nprint(np.array([1 / 3]), pd.get_option('display.max_rows'), plt.rcParams['figure.dpi'])"
+    assert two.run(show).body == ["[0-1] [0.333] 7 155.0"]
+    two.run("%%sky\nplt.rcParams['figure.dpi'] = 60")
+    assert two.run(show).body == ["[0-1] [0.333] 7 60.0"]
+    two.run("np.set_printoptions(precision=8); pd.reset_option('display.max_rows'); plt.rcParams['figure.dpi'] = 100")
+    assert two.run(show).body == ["[0-1] [0.33333333] 60 100.0"]
+
+
+def test_what_a_cell_of_the_notebook_does_to_a_module_is_named_once_where_the_module_is_used(two):
+    two.run("import colorsys, random\ncolorsys.EXTRA = 77\nrandom.seed(3)")
+    assert two.run("%%sky\n1").body == ["[0-1] Out: 1"]
+    told = two.run("%%sky\nhasattr(colorsys, 'EXTRA')").body
+    assert told == [
+        "[0-1] Out: False",
+        "set in the notebook, and not on the ranks: `colorsys.EXTRA = 77`; the same line in a %%sky cell sets it there",
+    ]
+    assert two.run("%%sky\nrandom.seed(3)\nrandom.randint(0, 9) == 3").body == ["[0-1] Out: True"]
+    assert two.run("%%sky\nhasattr(colorsys, 'EXTRA')").body == ["[0-1] Out: False"]
+
+
 def test_another_spec_on_a_live_name_says_what_differs_and_starts_nothing(two):
     for line in ("--nodes 3", "--nodes 3 --name default"):
         cell = two.run(f"%%sky {line}\n1")
