@@ -28,7 +28,7 @@ def book(tmp_path_factory) -> Iterator[Notebook]:
     with notebook(folder) as opened:
         assert opened.run("%load_ext sky_jupyter").status == "ok"
         yield opened
-    end = time.monotonic() + 5
+    end = time.monotonic() + 60
     while marked_processes(os.environ[MARK]):
         assert time.monotonic() < end, "the notebook's pools outlive it"
         time.sleep(0.05)

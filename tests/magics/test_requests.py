@@ -22,7 +22,7 @@ def book(tmp_path_factory) -> Iterator[Notebook]:
     with notebook(tmp_path_factory.mktemp("book")) as opened:
         assert opened.run("%load_ext sky_jupyter").status == "ok"
         yield opened
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while marked_processes(os.environ[MARK]):
         assert time.monotonic() < end, "the notebook's pools outlive it"
         time.sleep(0.05)

@@ -40,6 +40,13 @@ def run(pool: Pool, code: str, namespace: dict[str, Any] | None = None, **option
     return pool.attend(begin(pool, code, namespace, **options))
 
 
+def underway(pool: Pool, code: str, **options: Any) -> Run:
+    """Start a cell, and wait until each of its ranks is at it."""
+    current = begin(pool, f"print('at it', flush=True)\n{code}", **options)
+    wait_until(lambda: all("at it" in "".join(outcome.stdout) for outcome in current.outcomes.values()), 60)
+    return current
+
+
 def wait_until(holds: Callable[[], object], seconds: float = 20.0) -> None:
     """Wait for what is to come about by itself."""
     end = time.monotonic() + seconds
@@ -48,4 +55,4 @@ def wait_until(holds: Callable[[], object], seconds: float = 20.0) -> None:
         time.sleep(0.02)
 
 
-__all__ = ["Image", "begin", "local_pool", "run", "wait_until"]
+__all__ = ["Image", "begin", "local_pool", "run", "underway", "wait_until"]

@@ -83,7 +83,7 @@ def test_nothing_of_its_pools_is_left(notebook: Notebook, end: Callable[[Noteboo
     assert len(pool_folders(notebook.pool)) == 2
     end(notebook)
     ended = time.monotonic()
-    patience = ended + 5
+    patience = ended + 60
     while marked_processes(notebook.mark) or pool_folders(notebook.pool):
         assert time.monotonic() < patience, (marked_processes(notebook.mark), pool_folders(notebook.pool))
         time.sleep(0.05)

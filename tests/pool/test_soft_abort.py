@@ -12,7 +12,7 @@ import sky_jupyter as sky
 from sky_jupyter.pool.manager import Pool
 from sky_jupyter.pool.results import CellError, RankInterrupted
 from tests.plugins.world import needs
-from tests.pool.pools import begin, local_pool, run, wait_until
+from tests.pool.pools import begin, local_pool, run, underway, wait_until
 from tests.pool.test_faults import eventually
 from tests.worlds import COLLECTIVES, some
 
@@ -80,7 +80,7 @@ def test_aborts_in_a_row_keep_every_name(pool: Pool) -> None:
 
 
 def test_an_interrupt_frees_ranks_that_wait_for_one_that_never_comes(pool: Pool) -> None:
-    current = begin(pool, "if rank != 0: reduce()\nelse:\n    import time; time.sleep(600)")
+    current = underway(pool, "if rank != 0: reduce()\nelse:\n    import time; time.sleep(600)")
     time.sleep(0.5)
     pool.interrupt(current)
     with pytest.raises(CellError) as caught:
@@ -92,10 +92,12 @@ def test_an_interrupt_frees_ranks_that_wait_for_one_that_never_comes(pool: Pool)
 
 def test_an_interrupt_frees_ranks_that_all_wait(pool: Pool) -> None:
     # Each rank but the last enters one collective more than the next: nobody can go on.
-    current = begin(pool, "reduce()\nif rank < n - 1: reduce()\nelse:\n    import threading; threading.Event().wait()")
+    current = underway(
+        pool, "reduce()\nif rank < n - 1: reduce()\nelse:\n    import threading; threading.Event().wait()"
+    )
     time.sleep(0.5)
     pool.interrupt(current)
-    assert eventually(lambda: not current.left, 5)
+    assert eventually(lambda: not current.left)
     with pytest.raises(CellError):
         pool.attend(current)
     assert run(pool, "reduce(), kept['rank']").values == [(total(pool), r) for r in range(pool.spec.world_size)]
