@@ -50,6 +50,7 @@ PARALLEL = {
 }
 
 
+@pytest.mark.slow
 def test_many_calls_run_at_once(tmp_path: Path) -> None:
     assert lines_of(run_example("parallel.py", tmp_path)) == PARALLEL
 
@@ -63,6 +64,7 @@ def test_every_node_counts_its_part(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_parts_of_arrays_belong_together(tmp_path: Path) -> None:
     needs("numpy")
     said = lines_of(run_example("sharding.py", tmp_path))
@@ -95,6 +97,7 @@ def test_nodes_share_state(tmp_path: Path) -> None:
     }
 
 
+@pytest.mark.slow
 def test_nodes_that_are_alone_work_all_the_same(tmp_path: Path) -> None:
     said = run_example("standalone.py", tmp_path)
     assert [line.split(":")[0] for line in said.splitlines()[:6]] == [f"chunk {chunk}" for chunk in range(6)]
@@ -102,6 +105,7 @@ def test_nodes_that_are_alone_work_all_the_same(tmp_path: Path) -> None:
     assert lines_of(said)["everywhere"] == f"[(0, '{digest}'), (0, '{digest}')]"
 
 
+@pytest.mark.slow
 def test_joblib_runs_on_the_ranks(tmp_path: Path) -> None:
     needs("joblib")
     said = lines_of(run_example("joblib_pool.py", tmp_path))
@@ -110,6 +114,7 @@ def test_joblib_runs_on_the_ranks(tmp_path: Path) -> None:
     assert said["computed by"] in ("1 processes", "2 processes")
 
 
+@pytest.mark.slow
 def test_a_grid_search_runs_on_the_ranks(tmp_path: Path) -> None:
     needs("sklearn")
     said = lines_of(run_example("grid_search.py", tmp_path))
@@ -117,6 +122,7 @@ def test_a_grid_search_runs_on_the_ranks(tmp_path: Path) -> None:
     assert float(said["accuracy"]) > 0.98
 
 
+@pytest.mark.slow
 def test_a_model_goes_to_a_node_and_comes_back_trained(tmp_path: Path) -> None:
     needs("torch")
     said = lines_of(run_example("torch_roundtrip.py", tmp_path))
@@ -125,6 +131,7 @@ def test_a_model_goes_to_a_node_and_comes_back_trained(tmp_path: Path) -> None:
     assert said["here unchanged"] == said["before"]
 
 
+@pytest.mark.slow
 def test_every_node_counts_the_devices_of_all(tmp_path: Path) -> None:
     needs("jax")
     said = run_example("total_devices.py", tmp_path)
@@ -135,6 +142,7 @@ def test_every_node_counts_the_devices_of_all(tmp_path: Path) -> None:
     assert said.count("one answer") == 1
 
 
+@pytest.mark.slow
 def test_plain_jax_trains_on_a_mesh_of_all_nodes(tmp_path: Path) -> None:
     needs("jax")
     said = run_example("jax_mesh.py", tmp_path)

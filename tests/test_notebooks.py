@@ -179,7 +179,6 @@ def assert_crossed(executed: Executed, hosts: list[str], least: int) -> None:
     assert min(late - early for (_, early), (_, late) in zip(before, after, strict=True)) > least
 
 
-@pytest.mark.slow
 class TestQuickstart:
     @pytest.fixture
     def probed(self, quickstart: Executed) -> dict[str, Any]:

@@ -113,7 +113,6 @@ def test_a_pool_whose_clock_jumps_loses_no_line_no_connection_and_no_lease(
             pool.hosts[0].command.kill()
 
 
-@pytest.mark.slow
 def test_a_clock_that_is_set_back_again_and_again_holds_no_output_back(nodes_clock: Clock) -> None:
     # What a stream of messages waits for is milliseconds ahead: only many jumps meet such a moment.
     with local_pool() as pool:

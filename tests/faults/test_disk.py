@@ -20,7 +20,7 @@ from tests.pool.test_faults import eventually
 from tests.took import Took
 
 __all__ = ["name"]
-pytestmark = [pytest.mark.root, pytest.mark.slow]
+pytestmark = [pytest.mark.root]
 NOTICE = "the disk of this node is full: output is shown, but not kept"
 GAP = r"… [\d.]+ \w+ of output dropped \(the disk of this node is full\) …"
 
@@ -135,6 +135,7 @@ def test_a_run_on_a_full_disk_is_shown_whole_and_says_what_is_not_kept(
     )
 
 
+@pytest.mark.slow
 def test_who_takes_a_run_up_on_a_full_disk_is_told_what_is_missing_and_sees_its_end(
     tmp_path: Path, disk: Path, name: str
 ) -> None:
@@ -178,6 +179,7 @@ def test_who_takes_a_run_up_on_a_full_disk_is_told_what_is_missing_and_sees_its_
         page.run("%sky down")
 
 
+@pytest.mark.slow
 def test_on_a_full_disk_ranks_are_replaced_and_a_pool_that_cannot_be_made_says_why(
     tmp_path: Path, disk: Path, name: str
 ) -> None:

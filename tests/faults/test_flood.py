@@ -13,7 +13,6 @@ from tests.magics.notebook import Cell, Notebook, notebook
 from tests.magics.test_reattach import LOAD, kill, name, the_pool, up
 
 __all__ = ["name"]
-pytestmark = pytest.mark.slow
 MB = 1_000_000
 COUNT = 100_000
 GAP = r"^… ([\d.]+) MB of output dropped \(journal limit 1 MB\) …$"
@@ -59,6 +58,7 @@ def flooded(page: Notebook, code: str, pool: str) -> Cell:
     return cell
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("code", [PRINTED, NATIVE], ids=["printed", "native"])
 def test_of_a_flood_the_notebook_has_all_and_the_journal_both_ends(tmp_path: Path, name: str, code: str) -> None:
     with notebook(tmp_path) as page:

@@ -23,8 +23,6 @@ from tests.pool.pools import begin, local_pool, run
 from tests.pool.test_faults import eventually, kernel_of
 from tests.took import Took
 
-pytestmark = pytest.mark.slow
-
 HEEDED = {
     "a Python loop": "while True: pass",
     "time.sleep": "time.sleep(600)",
@@ -221,6 +219,7 @@ NEVER = {
 }
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("framework", NEVER)
 def test_an_interrupt_reaches_a_collective_that_never_completes(framework: str, took: Took) -> None:
     pytest.importorskip(framework, reason=f"needs the extra {framework}")
@@ -257,6 +256,7 @@ machine.break_connections = break_connections
 """
 
 
+@pytest.mark.slow
 def test_a_rank_that_is_being_freed_is_not_called_deaf_and_one_that_computes_is() -> None:
     pytest.importorskip("jax", reason="needs the extra jax")
     code, plugin = NEVER["jax"]

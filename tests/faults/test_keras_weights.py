@@ -19,7 +19,6 @@ from tests.pool.pools import begin, local_pool, run
 from tests.pool.test_faults import eventually
 
 pytestmark = [
-    pytest.mark.slow,
     # Keras itself is imported in ranks only: here it would look for another backend.
     pytest.mark.skipif(importlib.util.find_spec("keras") is None, reason="needs the extra keras"),
 ]
@@ -92,6 +91,7 @@ def expected(pool: Pool, steps: int) -> list[float]:
     return list(run(pool, code + "quiet.evaluate(x, y, verbose=0)").values)
 
 
+@pytest.mark.slow
 def test_an_exception_in_a_callback_of_one_rank_costs_no_weights_and_training_goes_on(pool: Pool) -> None:
     run(pool, SETUP)
     for attempt, failing in enumerate((1, 0, 1)):
@@ -118,6 +118,7 @@ def test_training_after_an_abort_gives_the_numbers_of_training_without_one(pool:
     assert pool.take_restarted() == set()
 
 
+@pytest.mark.slow
 def test_an_interrupt_during_fit_leaves_all_ranks_at_one_step(pool: Pool) -> None:
     run(pool, SETUP)
     for _ in range(4):
@@ -135,6 +136,7 @@ def test_an_interrupt_during_fit_leaves_all_ranks_at_one_step(pool: Pool) -> Non
     assert trained[0] == trained[1]
 
 
+@pytest.mark.slow
 def test_the_first_step_and_an_evaluation_that_are_broken_off_cost_no_weights(pool: Pool) -> None:
     run(pool, SETUP + "train(model, 1, callbacks=[Noting()]); before = weights(model)")
     for call in ("train(model, 1)", "model.evaluate(x, y, batch_size=8, verbose=0)"):
@@ -151,6 +153,7 @@ def test_the_first_step_and_an_evaluation_that_are_broken_off_cost_no_weights(po
     assert pool.take_restarted() == set()
 
 
+@pytest.mark.slow
 def test_predict_and_a_model_that_was_saved_still_work_after_an_abort(pool: Pool, tmp_path: object) -> None:
     run(pool, SETUP + "train(model, 1); first = model.predict(x, verbose=0)")
     with pytest.raises(CellError):
@@ -165,6 +168,7 @@ def test_predict_and_a_model_that_was_saved_still_work_after_an_abort(pool: Pool
     ).values == [0.0, 0.0]
 
 
+@pytest.mark.slow
 def test_weights_reach_a_new_kernel_by_the_two_cells_that_the_notice_names(pool: Pool) -> None:
     run(pool, SETUP + "train(model, 1)")
     with pytest.raises(CellError):

@@ -52,7 +52,6 @@ def only_loopback(pool: Pool) -> None:
         assert (getattr(address, "ipv4_mapped", None) or address).is_loopback, found
 
 
-@pytest.mark.slow
 def test_no_port_is_open_to_another_machine_whatever_the_pool_goes_through() -> None:
     pytest.importorskip("jax", reason="needs the extra jax")
     pytest.importorskip("torch", reason="needs the extra torch")

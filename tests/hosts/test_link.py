@@ -21,7 +21,7 @@ from sky_jupyter.machines.link.forms import Event
 from sky_jupyter.machines.ssh.targets import Target, resolve
 from tests.hosts.world import Host, World, hosts, skip_without_hosts
 
-pytestmark = [pytest.mark.root, pytest.mark.slow]
+pytestmark = [pytest.mark.root]
 
 PATIENCE = 90.0
 # Says back what it is told, for one caller after another.

@@ -246,6 +246,7 @@ def test_a_pool_is_seen_with_its_notebook_and_its_cell_and_ends_when_it_is_nobod
         assert set(heard) >= {"urn:sky-jupyter:pools:v1"}
 
 
+@pytest.mark.slow
 def test_a_kernel_is_busy_while_a_cell_works_whatever_its_page_asks(client, tmp_path):
     """By what the server says of it, which is what its culler goes by: a run may print nothing for an hour."""
     book, go = Notebook(client, "books/busy.ipynb"), tmp_path / "go"
@@ -313,6 +314,7 @@ def test_a_refusal_names_commands_as_they_are_typed(client, registry):
         registry.update("0ff00001", "ended")
 
 
+@pytest.mark.slow
 def test_who_ends_a_pool_at_the_same_time_as_others_is_told_that_it_has_ended(client):
     book = Notebook(client, "books/many.ipynb")
     try:

@@ -28,6 +28,7 @@ def test_mypy_sees_the_types() -> None:
     assert "no issues found" in run(sys.executable, "-m", "mypy", FILE)
 
 
+@pytest.mark.slow
 def test_pyright_sees_the_types(tmp_path: Path) -> None:
     if importlib.util.find_spec("basedpyright") is None:
         pytest.skip("needs basedpyright (pyright that brings its own Node), of the extra `dev`")
