@@ -14,9 +14,28 @@ from typing import NamedTuple
 # CSI, then OSC with its terminator, then any other escape; the first two groups are a CSI's parameters and end.
 ESCAPE = re.compile(r"\x1b\[([0-?]*)[ -/]*([@-~])|\x1b\][^\x07\x1b]*(?:\x07|\x1b\\)|\x1b[ -/]*[0-~]?")
 
-_SET = {1: "bold", 2: "faint", 3: "italic", 4: "underline", 7: "inverse", 9: "strike", 21: "underline"}
+# A terminal has no such codes: text of stderr is marked with them, from the view's model to what is drawn.
+STDERR = 1002
+_SET = {
+    STDERR: "stderr",
+    1: "bold",
+    2: "faint",
+    3: "italic",
+    4: "underline",
+    7: "inverse",
+    9: "strike",
+    21: "underline",
+}
 _UNSET = {22: ("bold", "faint"), 23: ("italic",), 24: ("underline",), 27: ("inverse",), 29: ("strike",)}
-_CODE = {"bold": "1", "faint": "2", "italic": "3", "underline": "4", "inverse": "7", "strike": "9"}
+_CODE = {
+    "stderr": str(STDERR),
+    "bold": "1",
+    "faint": "2",
+    "italic": "3",
+    "underline": "4",
+    "inverse": "7",
+    "strike": "9",
+}
 
 # Half-way bright, so that each is readable on white and on black. The sanitizer of untrusted
 # notebooks drops `var()`, so the fixed colour always comes first.
@@ -27,6 +46,7 @@ _THEMED = {1: "--jp-error-color1", 2: "--jp-success-color1", 4: "--jp-brand-colo
 class Style(NamedTuple):
     """How a piece of text looks; colours are kept as SGR codes of a foreground, such as ``"38;5;9"``."""
 
+    stderr: bool = False
     bold: bool = False
     faint: bool = False
     italic: bool = False
@@ -38,6 +58,7 @@ class Style(NamedTuple):
 
 
 PLAIN = Style()
+_STDERR, _PLAINLY = f"\x1b[{STDERR}", "\x1b[0m"
 
 
 @functools.lru_cache(maxsize=1024)
@@ -88,9 +109,27 @@ def codes_of(style: Style) -> str:
     return ";".join(codes)
 
 
+def is_stderr(line: str) -> bool:
+    """Whether a line was written to stderr, as far as it begins so."""
+    return line.startswith(_STDERR)
+
+
+def italic(line: str) -> str:
+    """The line in italics, with its own colours: how stderr is told apart in a terminal, whatever its colours are."""
+    return "".join(wrapped(style._replace(italic=True, stderr=False), piece) for style, piece in runs(line))
+
+
+def joined(line: str, style: Style, text: str) -> str:
+    """`line` with `text` behind it: in one piece with what is in the same style, however it came."""
+    codes, at = codes_of(style), line.rfind("\x1b[", 0, -len(_PLAINLY))
+    if codes and line.endswith(_PLAINLY) and line.startswith(f"\x1b[{codes}m", at):
+        return f"{line[: -len(_PLAINLY)]}{text}{_PLAINLY}"
+    return line + wrapped(style, text)
+
+
 def wrapped(style: Style, text: str) -> str:
     """`text` in `style`, and plain again after it."""
-    return text if style == PLAIN or not text else f"\x1b[{codes_of(style)}m{text}\x1b[0m"
+    return text if style == PLAIN or not text else f"\x1b[{codes_of(style)}m{text}{_PLAINLY}"
 
 
 def runs(text: str) -> Iterator[tuple[Style, str]]:

@@ -27,9 +27,12 @@ def can_draw(stream: TextIO | None) -> bool:
     """Whether a stream is a terminal whose cursor can be moved, and nothing else is drawn there."""
     if stream is None or Region.standing is not None or os.environ.get("SKY_VIEW") == "lines":
         return False
-    if os.environ.get("TERM", "dumb") in ("", "dumb", "unknown"):
-        return False
-    if (getattr(stream, "encoding", None) or "").lower().replace("-", "") != "utf8":
+    return (getattr(stream, "encoding", None) or "").lower().replace("-", "") == "utf8" and is_terminal(stream)
+
+
+def is_terminal(stream: TextIO | None) -> bool:
+    """Whether a stream is a terminal that knows more than lines."""
+    if stream is None or os.environ.get("TERM", "dumb") in ("", "dumb", "unknown"):
         return False
     try:
         return stream.isatty()

@@ -120,6 +120,8 @@ _CODE = (
     "font-size:13px;font-size:var(--jp-code-font-size,13px);"
     "font-family:monospace;font-family:var(--jp-code-font-family,monospace)"
 )
+# What marks stderr, on light and dark pages, and for who sees no colours.
+_BESIDE = "border-left:2px solid #e03e3e;padding-left:6px"
 _MUTED = "opacity:0.75;font-size:85%"
 # So many groups may fill their share of lines; more groups share what these have.
 _FULL_GROUPS = 4
@@ -191,7 +193,7 @@ def to_text(model: RunViewModel, max_lines: int = 1000, *, colours: bool = True)
 
     def add(ranks: Iterable[int], lines: Iterable[str]) -> None:
         mark = f"[{rank_numbers(ranks).replace(' ', '')}] " if len(model.ranks) > 1 else ""
-        rows.extend((mark + line).rstrip() for line in lines)
+        rows.extend((mark + (ansi.italic(line) if ansi.is_stderr(line) else line)).rstrip() for line in lines)
 
     for block in _blocks(model, _as_lines, max_lines):
         if block.left_out:
@@ -420,20 +422,29 @@ def _html_block(block: Block) -> str:
     parts = []
     if block.left_out:
         parts.append(_html_aside(_left_out(block.left_out)))
-    for is_text, atoms in itertools.groupby(block.atoms, lambda atom: isinstance(atom, str)):
-        if is_text:
-            parts.append(_pre(ansi.to_html("\n".join(map(str, atoms)))))
-        else:
+    for kind, atoms in itertools.groupby(block.atoms, _kind):
+        if kind == "item":
             parts.extend(_html_shown(atom) for atom in atoms if isinstance(atom, Shown))
+        else:
+            parts.append(_pre(ansi.to_html("\n".join(map(str, atoms))), stderr=kind == "stderr"))
     return "".join(parts)
 
 
-def _pre(content: str) -> str:
+def _kind(atom: Atom) -> str:
+    """What may stand in one element with its neighbours."""
+    if not isinstance(atom, str):
+        return "item"
+    return "stderr" if ansi.is_stderr(atom) else "stdout"
+
+
+def _pre(content: str, *, stderr: bool = False) -> str:
     # A browser drops one newline right after the tag.
     content = "\n" * content.startswith("\n") + content
     style = (
         f"margin:0;padding:0;background:transparent;white-space:pre-wrap;word-wrap:break-word;{_CODE};line-height:1.3"
     )
+    if stderr:
+        style += f";{_BESIDE}"
     # Markdown, which nbconvert can make of a notebook, takes HTML for ended at an empty line.
     return _EMPTY_LINE.sub(r"\1&#10;", f'<pre style="{style}">{content}</pre>')
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 import sys
 import threading
@@ -15,7 +16,7 @@ from ..pool.events import Event, NoticeEvent, OutputEvent, ProgressEvent
 from . import ansi
 from .folding import rank_numbers
 from .model import StartModel
-from .region import writable
+from .region import is_terminal, writable
 from .render import duration
 from .transcript import CONTROL, Streams, Transcript
 
@@ -28,6 +29,7 @@ _STEP = 0.5
 class _Line(NamedTuple):
     text: str
     came: float
+    stderr: bool = False
 
 
 class _Lines:
@@ -39,6 +41,7 @@ class _Lines:
         # The last that was finished and says anything.
         self.last = ""
         self._open = ""
+        self._open_stderr = False
         self._streams = Streams()
 
     @property
@@ -50,10 +53,14 @@ class _Lines:
         fresh, text = self._streams.next(name, text, open=bool(self._open))
         if fresh:
             text = "\n" + text
+        was_open, stderr = self._open_stderr if self._open else None, name == "stderr"
         *whole, self._open = (self._open + text).split("\n")
+        self._open_stderr = stderr if whole or was_open is None else was_open
         now = time.monotonic()
         whole = [_carried_out(line) for line in whole]
-        self.queue.extend(_Line(line, now) for line in whole)
+        # The first of them may have been begun on the other stream.
+        of = itertools.chain([stderr if was_open is None else was_open], itertools.repeat(stderr))
+        self.queue.extend(_Line(line, now, one) for line, one in zip(whole, of, strict=False))
         self.last = next((line for line in reversed(whole) if line.strip()), self.last)
         if self._open.count("\r") > 1:
             # A bar comes back to the start of its line thousands of times.
@@ -65,7 +72,7 @@ class _Lines:
         # A bar that is taken away leaves blanks.
         if self.open.strip():
             self.last = self.open
-            self.queue.append(_Line(self.last, time.monotonic()))
+            self.queue.append(_Line(self.last, time.monotonic(), self._open_stderr))
         self._open = ""
 
 
@@ -83,6 +90,7 @@ class TerminalRunView:
     def __init__(self, ranks: Sequence[int], *, results: bool) -> None:
         self._ranks = {rank: _Lines() for rank in ranks}
         self._several = len(ranks) > 1
+        self._italics = is_terminal(sys.stdout)
         self._results = results
         self._notices: deque[str] = deque()
         self._lock = threading.Lock()
@@ -126,7 +134,8 @@ class TerminalRunView:
         lines = "".join(f"{row}\n" for row in rows)
         return ansi.strip(lines) if os.environ.get("NO_COLOR") else lines, notices
 
-    def _marked(self, ranks: Iterable[int], text: str) -> str:
+    def _marked(self, ranks: Iterable[int], line: _Line) -> str:
+        text = ansi.italic(line.text) if line.stderr and self._italics else line.text
         return f"[{rank_numbers(ranks).replace(' ', '')}] {text}" if self._several else text
 
     def finish(self, elapsed: float) -> None:
@@ -138,8 +147,8 @@ class TerminalRunView:
             self._print(finished=True)
         self._print(finished=True)
 
-    def _due(self, finished: bool) -> list[tuple[list[int], str]]:
-        rows: list[tuple[list[int], str]] = []
+    def _due(self, finished: bool) -> list[tuple[list[int], _Line]]:
+        rows: list[tuple[list[int], _Line]] = []
         heads = {rank: lines.queue[0] for rank, lines in self._ranks.items() if lines.queue}
         waited = any(lines.running and not lines.queue for lines in self._ranks.values())
         late = time.monotonic() - _PATIENCE
@@ -147,7 +156,7 @@ class TerminalRunView:
             _, oldest = min(heads.items(), key=lambda item: (item[1].came, item[0]))
             if waited and not finished and oldest.came >= late:
                 break
-            equal = [rank for rank, line in heads.items() if line.text == oldest.text]
+            equal = [rank for rank, line in heads.items() if (line.text, line.stderr) == (oldest.text, oldest.stderr)]
             for rank in equal:
                 lines = self._ranks[rank]
                 lines.queue.popleft()
@@ -156,7 +165,7 @@ class TerminalRunView:
                 else:
                     del heads[rank]
                     waited = waited or lines.running
-            rows.append((equal, oldest.text))
+            rows.append((equal, oldest))
         return rows
 
 

@@ -53,6 +53,7 @@ class Transcript:
         self._row = 0
         self._column: int | None = None  # None is the end of a row that is text
         self._style = ansi.PLAIN
+        self._stderr = False
         self._held = ""
         self._size = 0
         self._dropped = 0
@@ -94,8 +95,9 @@ class Transcript:
             text += "\r" + f"\x1b[{column}C" * (column > 0)
         return text + (f"\x1b[{ansi.codes_of(self._style)}m" if self._style != ansi.PLAIN else "") + self._held
 
-    def feed(self, text: str) -> None:
-        """Take what the rank printed next."""
+    def feed(self, text: str, *, stderr: bool = False) -> None:
+        """Take what the rank printed next, to stdout or stderr."""
+        self._stderr = stderr
         text = self._held + text
         self._held = ""
         if self._at_end() and self._style == ansi.PLAIN and not CONTROL.search(text):
@@ -112,7 +114,7 @@ class Transcript:
     def end_line(self) -> None:
         """Begin a new line below all others, unless there is one."""
         if self.open:
-            self.feed("\n" * (len(self._rows) - self._row))
+            self.feed("\n" * (len(self._rows) - self._row), stderr=self._stderr)
 
     @property
     def size(self) -> int:
@@ -133,6 +135,8 @@ class Transcript:
             self._append(first)
         if others and max(map(len, others)) > self.max_columns:
             others = [self._cut(line) for line in others]
+        if self._stderr:
+            others = [ansi.wrapped(self._look, line) for line in others]
         self._rows += others
         self._row += len(others)
 
@@ -150,6 +154,11 @@ class Transcript:
         elif token[4]:
             self._control(token[4], token[3])
 
+    @property
+    def _look(self) -> ansi.Style:
+        """How what is written next looks; a program's own reset does not take it off stderr."""
+        return self._style._replace(stderr=True) if self._stderr else self._style
+
     def _write(self, text: str) -> None:
         if self._column is None:
             self._append(text)
@@ -158,7 +167,7 @@ class Transcript:
         text = text[: max(0, self.max_columns - start)]
         if start > len(cells):
             cells += [(ansi.PLAIN, " ")] * (start - len(cells))
-        style = self._style
+        style = self._look
         cells[start : start + len(text)] = [(style, letter) for letter in text]
         self._column = start + len(text)
 
@@ -166,7 +175,7 @@ class Transcript:
         row = self._text(self._rows[self._row])
         if len(row) <= self.max_columns:
             text = self._cut(text, self.max_columns - len(row))
-            self._rows[self._row] = row + ansi.wrapped(self._style, text)
+            self._rows[self._row] = ansi.joined(row, self._look, text)
 
     def _cut(self, line: str, room: int | None = None) -> str:
         room = self.max_columns if room is None else room
@@ -344,7 +353,7 @@ class RankOutput:
         fresh, text = self._streams.next(name, text, open=part.open)
         if fresh:
             part.end_line()
-        part.feed(text)
+        part.feed(text, stderr=name == "stderr")
         self._note(len(text))
 
     def show(

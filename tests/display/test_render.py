@@ -137,6 +137,17 @@ def test_html_uses_only_what_the_sanitizer_of_untrusted_notebooks_keeps():
             seen.add(name)
 
 
+def test_stderr_stands_apart_from_stdout():
+    output = RankOutput()
+    for text, name in [("loss 1\n", "stdout"), ("warned <of>\nit\n", "stderr"), ("loss 2\n", "stdout")]:
+        output.feed(text, name)
+    shown = model(view(0, *output.segments(10)[0]))
+    marked = re.findall("<pre style=[^>]*border-left[^>]*>(.*?)</pre>", to_html(shown), re.DOTALL)
+    assert marked == ["warned &lt;of&gt;\nit"]
+    assert body(shown) == ["loss 1", "\x1b[3mwarned <of>\x1b[0m", "\x1b[3mit\x1b[0m", "loss 2"]
+    assert to_text(shown, colours=False).split("\n")[1:] == ["loss 1", "warned <of>", "it", "loss 2"]
+
+
 def test_equal_output_is_shown_once_and_a_single_rank_has_no_mark():
     assert body(model(view(0, "a\nb"), view(1, "a\nb"))) == ["[0-1] a", "[0-1] b"]
     assert body(model(view(0, "a\nb", result=Rich({"text/plain": "1\n2"})))) == ["a", "b", "Out: 1", "     2"]

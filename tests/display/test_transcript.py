@@ -46,6 +46,27 @@ def test_control_characters_act_as_in_a_terminal(text, expected):
     assert lines(*text) == expected
 
 
+def test_lines_of_stderr_are_marked_however_they_come_and_whatever_they_reset():
+    output, whole = RankOutput(), RankOutput()
+    for text, name in [("a", "stdout"), ("b", "stderr"), ("c\x1b[31mred\x1b[0m", "stderr"), ("\nd", "stderr")]:
+        output.feed(text, name)
+    whole.feed("a\n")
+    whole.feed("bc\x1b[31mred\x1b[0m\nd\n", "stderr")
+    output.feed("\ne", "stdout")
+    whole.feed("e")
+    [of_pieces], [of_whole] = output.segments(10)[0], whole.segments(10)[0]
+    assert isinstance(of_pieces, Text)
+    assert of_pieces == of_whole
+    assert [ansi.is_stderr(line) for line in of_pieces.lines] == [False, True, True, False]
+    assert [ansi.strip(line) for line in of_pieces.lines] == ["a", "bcred", "d", "e"]
+    assert ansi.to_html(of_pieces.lines[1]).startswith("bc<span ")
+    # What a page is given of it, and what comes after that.
+    again = Transcript()
+    again.feed(output.parts(10)[0][0].text)
+    again.feed("f")
+    assert again.lines == [*of_pieces.lines[:3], "ef"]
+
+
 def test_nested_bars_stay_on_their_lines():
     steps = ["outer 0", "\n", "\rinner 0", "\x1b[A", "\n", "\rinner 1", "\x1b[A", "\router 1", "\n\rdone   \n"]
     assert lines(*steps) == ["outer 1", "done   "]

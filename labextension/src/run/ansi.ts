@@ -1,6 +1,8 @@
 /** Terminal colours: reading SGR codes, and turning them into looks that suit light and dark pages. As display/ansi.py. */
 
 export interface Style {
+  /** It was written to stderr: a row says so, no piece of it. */
+  readonly stderr: boolean;
   readonly bold: boolean;
   readonly faint: boolean;
   readonly italic: boolean;
@@ -12,9 +14,10 @@ export interface Style {
   readonly bg: string;
 }
 
-type Flag = "bold" | "faint" | "italic" | "underline" | "inverse" | "strike";
+type Flag = "stderr" | "bold" | "faint" | "italic" | "underline" | "inverse" | "strike";
 
 export const PLAIN: Style = Object.freeze({
+  stderr: false,
   bold: false,
   faint: false,
   italic: false,
@@ -28,8 +31,12 @@ export const PLAIN: Style = Object.freeze({
 /** CSI, whose parameters and end are the first two groups; OSC with its terminator; any other escape. */
 export const ESCAPE = "\\x1b\\[([0-?]*)[ -/]*([@-~])|\\x1b\\][^\\x07\\x1b]*(?:\\x07|\\x1b\\\\)|\\x1b[ -/]*[0-~]?";
 
-const FLAGS: Flag[] = ["bold", "faint", "italic", "underline", "inverse", "strike"];
+const FLAGS: Flag[] = ["stderr", "bold", "faint", "italic", "underline", "inverse", "strike"];
+/** No terminal's code: text of stderr is marked with it, as in display/ansi.py. */
+const STDERR = 1002;
+const PLAINLY = "\x1b[0m";
 const SET: Record<number, Flag> = {
+  [STDERR]: "stderr",
   1: "bold",
   2: "faint",
   3: "italic",
@@ -45,7 +52,15 @@ const UNSET: Record<number, Flag[]> = {
   27: ["inverse"],
   29: ["strike"],
 };
-const CODE: Record<Flag, string> = { bold: "1", faint: "2", italic: "3", underline: "4", inverse: "7", strike: "9" };
+const CODE: Record<Flag, string> = {
+  stderr: String(STDERR),
+  bold: "1",
+  faint: "2",
+  italic: "3",
+  underline: "4",
+  inverse: "7",
+  strike: "9",
+};
 
 // Each style is one object, so that equal ones are told by identity.
 const known = new Map<string, Style>();
@@ -145,7 +160,26 @@ export function codesOf(style: Style): string {
 
 /** Text in a style, and plain again after it. */
 export function wrapped(style: Style, text: string): string {
-  return style === PLAIN || !text ? text : `\x1b[${codesOf(style)}m${text}\x1b[0m`;
+  return style === PLAIN || !text ? text : `\x1b[${codesOf(style)}m${text}${PLAINLY}`;
+}
+
+/** A line with a text behind it: in one piece with what is in the same style, however it came. */
+export function joined(line: string, style: Style, text: string): string {
+  const codes = codesOf(style);
+  const at = line.lastIndexOf("\x1b[", line.length - PLAINLY.length - 1);
+  return codes && line.endsWith(PLAINLY) && at >= 0 && line.startsWith(`\x1b[${codes}m`, at)
+    ? line.slice(0, -PLAINLY.length) + text + PLAINLY
+    : line + wrapped(style, text);
+}
+
+/** The style on stderr. */
+export function onStderr(style: Style): Style {
+  return style.stderr ? style : intern({ ...style, stderr: true });
+}
+
+/** Whether a line was written to stderr, as far as it begins so. */
+export function isStderr(line: string): boolean {
+  return line.startsWith(`\x1b[${STDERR}`);
 }
 
 /** The pieces of a text between escapes, each with its style; other escapes than SGR are dropped. */

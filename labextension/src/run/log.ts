@@ -128,7 +128,7 @@ export class RankLog {
       }
     }
     const before = part.dropped;
-    part.feed(rest, onLine);
+    part.feed(rest, onLine, stream === 1);
     if (this.parts.length > 1 && (part.dropped > before || this.lineCount > 2 * this.window)) {
       this.closeHole(part);
     }

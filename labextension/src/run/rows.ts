@@ -1,5 +1,6 @@
 /** Lines as nodes of the page: made once, and given other texts as other lines come in sight. */
 
+import { isStderr } from "./ansi";
 import type { Line, Lines } from "./blocks";
 import { write } from "./coloured";
 import { make, paint } from "./dom";
@@ -8,6 +9,7 @@ class Row {
   readonly node = make("div", "sky-row");
   private line: Line = { label: "", text: "" };
   private readonly words = document.createTextNode("");
+  private stderr = false;
   private who: HTMLElement | undefined;
   private coloured: HTMLElement | undefined;
 
@@ -21,6 +23,7 @@ class Row {
     }
     if (line.text !== this.line.text) {
       this.write(line.text);
+      this.mark(isStderr(line.text));
     }
     this.line = line;
   }
@@ -36,6 +39,14 @@ class Row {
       this.node.prepend(this.who);
     }
     this.who.textContent = label;
+  }
+
+  private mark(stderr: boolean): void {
+    if (stderr !== this.stderr) {
+      this.stderr = stderr;
+      this.node.classList.toggle("sky-stderr", stderr);
+      this.node.title = stderr ? "stderr" : "";
+    }
   }
 
   private write(text: string): void {

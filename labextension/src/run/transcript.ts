@@ -18,7 +18,8 @@ export class Transcript {
   private rows: Row[] = [""];
   private row = 0;
   private column: number | null = null;
-  private look: ansi.Style = ansi.PLAIN;
+  private sgr: ansi.Style = ansi.PLAIN;
+  private stderr = false;
   private held = "";
 
   /** `key` is the same for copies. */
@@ -62,13 +63,14 @@ export class Transcript {
   }
 
   /** Take what was printed next; `onLine` is told each line that is finished. */
-  feed(piece: string, onLine?: (line: string) => void): void {
+  feed(piece: string, onLine?: (line: string) => void, stderr = false): void {
+    this.stderr = stderr;
     piece = this.held + piece;
     this.held = "";
     if (
       this.column === null &&
       this.row === this.rows.length - 1 &&
-      this.look === ansi.PLAIN &&
+      this.sgr === ansi.PLAIN &&
       !CONTROL.test(piece)
     ) {
       this.feedPlain(piece, onLine);
@@ -90,7 +92,7 @@ export class Transcript {
   /** Begin a new line below all others, unless there is one. */
   endLine(onLine?: (line: string) => void): void {
     if (this.open) {
-      this.feed("\n".repeat(this.rows.length - this.row), onLine);
+      this.feed("\n".repeat(this.rows.length - this.row), onLine, this.stderr);
     }
   }
 
@@ -112,7 +114,8 @@ export class Transcript {
     for (let index = 1; index < lines.length; index++) {
       onLine?.(this.line(this.rows.length - 1));
       const line = lines[index];
-      this.rows.push(line.length > MAX_COLUMNS ? `${line.slice(0, MAX_COLUMNS)}…` : line);
+      const cut = line.length > MAX_COLUMNS ? `${line.slice(0, MAX_COLUMNS)}…` : line;
+      this.rows.push(ansi.wrapped(this.look, cut));
     }
     this.row = this.rows.length - 1;
   }
@@ -128,10 +131,15 @@ export class Transcript {
     } else if (move === "\b") {
       this.column = Math.max(0, this.at() - 1);
     } else if (kind === "m") {
-      this.look = ansi.restyled(this.look, codes);
+      this.sgr = ansi.restyled(this.sgr, codes);
     } else if (kind) {
       this.control(kind, codes);
     }
+  }
+
+  /** How what is written next looks; a program's own reset does not take it off stderr. */
+  private get look(): ansi.Style {
+    return this.stderr ? ansi.onStderr(this.sgr) : this.sgr;
   }
 
   private write(words: string): void {
@@ -144,8 +152,9 @@ export class Transcript {
     while (cells.length < this.column) {
       cells.push([ansi.PLAIN, " "]);
     }
+    const look = this.look;
     for (const letter of words) {
-      cells[this.column++] = [this.look, letter];
+      cells[this.column++] = [look, letter];
     }
   }
 
@@ -153,7 +162,7 @@ export class Transcript {
     const row = this.line(this.row);
     if (row.length <= MAX_COLUMNS) {
       const room = MAX_COLUMNS - row.length;
-      this.rows[this.row] = row + ansi.wrapped(this.look, words.length > room ? `${words.slice(0, room)}…` : words);
+      this.rows[this.row] = ansi.joined(row, this.look, words.length > room ? `${words.slice(0, room)}…` : words);
     }
   }
 

@@ -1,6 +1,6 @@
 import { describe, expect, it } from "vitest";
 
-import { strip } from "../../src/run/ansi";
+import { isStderr, strip } from "../../src/run/ansi";
 import { write } from "../../src/run/coloured";
 import { Streams, Transcript } from "../../src/run/transcript";
 
@@ -18,6 +18,22 @@ function markup(line: string): string {
 }
 
 describe("a transcript", () => {
+  it("marks lines of stderr, however they come and whatever they reset", () => {
+    const pieces = new Transcript();
+    pieces.feed("a\n");
+    pieces.feed("b", undefined, true);
+    pieces.feed("c\x1b[31mred\x1b[0m", undefined, true);
+    pieces.feed("\nd\n", undefined, true);
+    pieces.feed("e\n");
+    const whole = fed("a\n");
+    whole.feed("bc\x1b[31mred\x1b[0m\nd\n", undefined, true);
+    whole.feed("e\n");
+    expect(pieces.lines()).toEqual(whole.lines());
+    expect(pieces.lines().map(isStderr)).toEqual([false, true, true, false]);
+    expect(pieces.lines().map(strip)).toEqual(["a", "bcred", "d", "e"]);
+    expect(markup(pieces.line(1))).toMatch(/^bc<span /);
+  });
+
   it.each([
     [["a\nb\n"], ["a", "b"]],
     [
