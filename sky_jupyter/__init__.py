@@ -128,6 +128,9 @@ def _find(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f".{name}", __name__)
     if name in _HOMES:
+        # With what makes pools: before a file of the user's breaks an import in the midst of it.
+        if _HOMES[name] == "api" and (problem := importlib.import_module(".hidden", __name__).problem()):
+            raise ImportError(problem)
         value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
         globals()[name] = value
         return value
@@ -146,6 +149,12 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """What ``%load_ext sky_jupyter`` calls."""
+    from . import hidden
+
+    if problem := hidden.problem():
+        from IPython.core.error import UsageError
+
+        raise UsageError(problem)
     from . import magics
 
     magics.load(shell)
