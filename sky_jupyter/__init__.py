@@ -129,7 +129,7 @@ def _find(name: str) -> Any:
         return importlib.import_module(f".{name}", __name__)
     if name in _HOMES:
         # With what makes pools: before a file of the user's breaks an import in the midst of it.
-        if _HOMES[name] == "api" and (problem := importlib.import_module(".hidden", __name__).problem()):
+        if _HOMES[name] == "api" and (problem := importlib.import_module(".bootstrap.hidden", __name__).problem()):
             raise ImportError(problem)
         value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
         globals()[name] = value
@@ -149,7 +149,7 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """What ``%load_ext sky_jupyter`` calls."""
-    from . import hidden
+    from .bootstrap import hidden
 
     if problem := hidden.problem():
         from IPython.core.error import UsageError

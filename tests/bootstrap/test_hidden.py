@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+ROOT = Path(__file__).resolve().parents[2]
 SCRIPT = "import sky_jupyter as sky\nprint(sky.Image.__name__)\nprint(sky.Compute.__name__)\n"
 
 
@@ -24,7 +24,7 @@ def test_what_hides_a_needed_package_is_named_when_the_extension_is_loaded(tmp_p
     file.parent.mkdir(exist_ok=True)
     file.write_text("world_size = 2\n")
     done = run(tmp_path, "-m", "IPython", "-c", "%load_ext sky_jupyter")
-    hidden = tmp_path / name.split("/")[0]
+    hidden = tmp_path / name.split("/", maxsplit=1)[0]
     said = f"{hidden} hides a package of the same name that Sky Jupyter needs: rename {hidden.name}, and restart"
     assert f"UsageError: {said}" in done.stdout + done.stderr
     assert "Traceback" not in done.stdout + done.stderr
