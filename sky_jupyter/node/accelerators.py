@@ -15,6 +15,11 @@ VISIBLE = "CUDA_VISIBLE_DEVICES"
 QUERY = ("--query-gpu=index,uuid,name", "--format=csv,noheader")
 _ROW = re.compile(r"(?P<index>\d+), (?P<uuid>GPU-[0-9a-fA-F-]+), (?P<name>\S.*?)\s*\Z")
 _PATIENCE = 10.0
+# How much of a device JAX takes at once, and what else says so: where the user does, nobody else.
+FRACTION = "XLA_PYTHON_CLIENT_MEM_FRACTION"
+_SAYS = (FRACTION, "XLA_CLIENT_MEM_FRACTION", "XLA_PYTHON_CLIENT_PREALLOCATE", "XLA_PYTHON_CLIENT_ALLOCATOR")
+# JAX's own, of one process.
+_ALONE = 0.75
 
 
 @dataclass(frozen=True)
@@ -111,6 +116,28 @@ def parse(rows: Sequence[str], visible: str | None = None) -> Devices:
             break
         chosen[key] = device
     return Devices(tuple(chosen.values()), narrowed=True)
+
+
+def sharing(devices: Devices, ranks: int, env: Mapping[str, str] = os.environ) -> dict[str, str]:
+    """What ranks find in their environment that all use the same devices, so that JAX in one leaves the others room.
+
+    By itself it takes three quarters of a device's memory at once, in each process.
+    """
+    if not devices.all or ranks < 2 or any(env.get(name) for name in _SAYS):
+        return {}
+    return {FRACTION: f"{_ALONE / ranks:.3f}"}
+
+
+def shared_by(devices: Devices, ranks: int, env: Mapping[str, str] = os.environ) -> str:
+    """That ranks share devices, and what follows, in words; empty where each has its own."""
+    if not devices.all or ranks < 2 or devices.can_be_shared(ranks):
+        return ""
+    part = sharing(devices, ranks, env).get(FRACTION)
+    memory = f"JAX takes {part} of its memory in each ({FRACTION}); " if part else ""
+    return (
+        f"{ranks} ranks share {devices}: {memory}collectives among them go over the CPU (gloo), and what needs a GPU "
+        "a rank for those, as JAX does, computes on the CPU"
+    )
 
 
 def why_not_shared(devices: Devices, ranks: int) -> str:

@@ -27,7 +27,7 @@ from typing import Any
 import cloudpickle
 
 from ..errors import PoolError, plain
-from . import foreign, look, metrics, modules, packages, payload, stacks
+from . import accelerators, foreign, look, metrics, modules, packages, payload, stacks
 from .accelerators import Devices
 from .beside import Beside
 from .calls import Calls
@@ -145,12 +145,13 @@ class Agent:
             # debugpy comes with ipykernel and warns of what is no matter here.
             "PYDEVD_DISABLE_FILE_VALIDATION": "1",
         }
+        together = accelerators.sharing(devices, _beside(config, node)[1])
         self.ranks = {
             number: Rank(
                 number,
                 self.folder,
                 config.cwd,
-                {**env, **share.environment()},
+                {**env, **(share.environment() or together)},
                 functools.partial(self.on_event, number),
             )
             for number, share in enumerate(shares, first)
@@ -674,7 +675,11 @@ def _shares(devices: Devices, config: HostConfig, node: int) -> list[Devices]:
 
     Where not all ranks of the machine can have equal shares, none is promised any, and none is kept from any.
     """
+    before, ranks = _beside(config, node)
+    return devices.shares(ranks)[before : before + config.ranks_per_node]
+
+
+def _beside(config: HostConfig, node: int) -> tuple[int, int]:
+    """How many ranks of a node's machine come before its own, and how many there are in all."""
     nodes = [number for number, address in enumerate(config.addresses) if address == config.addresses[node]]
-    per_node = config.ranks_per_node
-    first = nodes.index(node) * per_node
-    return devices.shares(len(nodes) * per_node)[first : first + per_node]
+    return nodes.index(node) * config.ranks_per_node, len(nodes) * config.ranks_per_node

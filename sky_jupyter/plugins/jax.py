@@ -10,6 +10,7 @@ import contextlib
 import functools
 import gc
 import importlib
+import importlib.util
 import inspect
 import logging
 import os
@@ -131,7 +132,20 @@ def _transform(cuda: str | None, image: Image, spec: PoolSpec) -> Image:
     if any(_WITH_EXTRAS.match(item) for item in image.pip):
         # Two of them for different releases of CUDA would be in each other's way.
         return image
+    if _is_here(cuda, image, spec):
+        return image.adding(pip=("jax",))
     return image.adding(pip=(_package(cuda, image, spec.accelerator),))
+
+
+def _is_here(cuda: str | None, image: Image, spec: PoolSpec) -> bool:
+    """Whether local nodes find JAX with CUDA in the notebook's environment, whatever brought it CUDA's libraries.
+
+    The extras ask for libraries as packages of their own, which a toolkit of the system makes needless.
+    """
+    if getattr(spec.provider, "kind", None) != "local" or image.python is not None:
+        return False
+    majors = (12, 13) if cuda is None else (_major(cuda),)
+    return any(importlib.util.find_spec(f"jax_cuda{major}_plugin") is not None for major in majors)
 
 
 def _package(cuda: str | None, image: Image, accelerator: Accelerator | None) -> str:

@@ -233,8 +233,22 @@ def _store(info: InstanceInfo) -> Any:
 
 def abort(info: InstanceInfo) -> None:
     """Free this rank from a collective that it is blocked in; `again` must follow on all ranks."""
+    _abort_nccl()
     # Each group of the user's own has its own listener.
     machine.break_connections("torch", every=True)
+
+
+def _abort_nccl() -> None:
+    """End NCCL's kernels, which wait on the device and heed no connection."""
+    import torch.distributed as dist
+    from torch.distributed import distributed_c10d
+
+    if not dist.is_initialized() or dist.get_backend() != "nccl":
+        return
+    # The newest first, as torch itself does it; releases before 2.6 have no such call.
+    for group in reversed(list(distributed_c10d._world.pg_map)):
+        with contextlib.suppress(Exception):
+            group.abort()
 
 
 def check(info: InstanceInfo) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import os
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -11,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ..bootstrap import apt, environment, steps
 from ..errors import BootstrapError
 from ..machines.local import LocalMachine
+from ..node import accelerators
 from . import launch, patience, remote
 from .events import NoticeEvent
 from .link import PoolLink
@@ -67,6 +69,10 @@ class Making:
         def have() -> None:
             pool.ids = pool.spec.provider.create(pool.spec, pool.spec.nodes, pool.id)
             self._near = [pool.spec.provider.connect(id) for id in pool.ids]
+            if pool.spec.world_size > 1:
+                env = {**os.environ, **pool.spec.full_image.env}
+                if said := accelerators.shared_by(accelerators.present(env), pool.spec.world_size, env):
+                    pool.listener(NoticeEvent(said))
 
         await self._attempt(lambda: asyncio.to_thread(have))
 

@@ -124,6 +124,35 @@ def test_the_only_device_is_for_all_local_ranks() -> None:
     assert len(Local().create(spec, 2, "p")) == 2
 
 
+def test_ranks_that_share_the_only_device_leave_each_other_memory_and_it_is_said(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", f"{smi.install(tmp_path / 'bin', [smi.H100])}{os.pathsep}{os.environ['PATH']}")
+    monkeypatch.delenv(VISIBLE, raising=False)
+    told: list[str] = []
+    pool = Pool(PoolSpec(provider=Local(), nodes=2))
+    pool.start(lambda event: told.append(event.text))
+    try:
+        part = run(pool, "import os; os.environ.get('XLA_PYTHON_CLIENT_MEM_FRACTION'), os.environ.get('JAX_PLATFORMS')")
+        assert part.values == [("0.375", None)] * 2
+        (said,) = [text for text in told if "share" in text]
+        assert said.startswith(f"2 ranks share 1 x {smi.H100}: JAX takes 0.375 of its memory in each (XLA_PYTHON_")
+        assert "collectives among them go over the CPU (gloo)" in said
+    finally:
+        pool.down()
+
+
+def test_what_the_user_says_of_jaxs_memory_stands_and_devices_of_ones_own_are_used_whole() -> None:
+    one, two = parse(smi.rows([smi.H100])), parse(smi.rows([smi.H100] * 2))
+    assert accelerators.sharing(one, 4, {}) == {accelerators.FRACTION: "0.188"}
+    for name, value in (("XLA_PYTHON_CLIENT_PREALLOCATE", "false"), ("XLA_CLIENT_MEM_FRACTION", ".2")):
+        assert accelerators.sharing(one, 2, {name: value}) == {}
+        assert "JAX takes" not in accelerators.shared_by(one, 2, {name: value})
+    assert accelerators.sharing(one, 1, {}) == accelerators.sharing(parse([]), 2, {}) == {}
+    assert accelerators.shared_by(one, 1, {}) == accelerators.shared_by(two, 2, {}) == ""
+    assert accelerators.shared_by(parse([]), 2, {}) == ""
+
+
 def test_more_local_ranks_than_the_machine_bears_are_asked_for_twice() -> None:
     machine = Machine()
     many = int(4 * machine.cores) + 9

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
+import sys
+from pathlib import Path
 
 import psutil
 import pytest
@@ -169,3 +171,18 @@ def test_a_coordinator_that_never_comes_is_named() -> None:
         machine.wait_for("127.0.0.1", port, 0.1)
     with socket.create_server(("127.0.0.1", 0)) as server:
         machine.wait_for("127.0.0.1", server.getsockname()[1], 5)
+
+
+def test_local_nodes_take_the_notebooks_own_jax_with_cuda(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def asked(own: Image | None = None, **given: str) -> tuple[str, ...]:
+        h100 = Accelerator.parse("H100")
+        return PoolSpec(Local(), plugins=(plugins.jax(**given),), accelerator=h100, image=own or Image()).full_image.pip
+
+    assert asked() == ("jax[cuda13]" if sys.version_info >= (3, 11) else "jax[cuda12]",)
+    # As an environment has it that takes CUDA's libraries from the system.
+    (tmp_path / "jax_cuda12_plugin").mkdir()
+    (tmp_path / "jax_cuda12_plugin" / "__init__.py").touch()
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert asked() == asked(cuda="cu128") == ("jax",)
+    assert asked(cuda="cu130") == ("jax[cuda13]",)
+    assert asked(own=Image(python="3.13")) == ("jax[cuda13]",)
