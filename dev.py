@@ -49,8 +49,8 @@ LOCK_HEADER = """\
 FROM_PIP = {"index-url": "UV_DEFAULT_INDEX", "find-links": "UV_FIND_LINKS", "cert": "SSL_CERT_FILE"}
 
 
-# pytest's status where no test was selected.
-NOTHING_RAN = 5
+# pytest's statuses where somebody interrupted it, or a file could not be read, and where no test was selected.
+INTERRUPTED, NOTHING_RAN = 2, 5
 
 
 class SetUpError(Exception):
@@ -155,7 +155,8 @@ def daily_and_slow(args: Sequence[str]) -> int:
     """Run the daily tests, then the slow ones whatever became of the first; the worst status of both."""
     if args:
         return pytest(["-m", "not long", *args])
-    return max(daily(), slow(()))
+    status = daily()
+    return status if status == INTERRUPTED else max(status, slow(()))
 
 
 def long(args: Sequence[str]) -> int:
@@ -169,6 +170,8 @@ def long(args: Sequence[str]) -> int:
 def tier(which: str, args: Sequence[str] = ()) -> int:
     """Run the tests that a marker expression names: beside each other first, then alone what asserts a time."""
     status = pytest(["-m", f"{which} and not timing", *args])
+    if status == INTERRUPTED:
+        return status
     # It would else measure its neighbours.
     alone = python("-m", "pytest", "-m", f"{which} and timing", *args)
     return max(status, 0 if alone == NOTHING_RAN else alone)
