@@ -268,10 +268,9 @@ def seen(request: pytest.FixtureRequest) -> Report:
     return report
 
 
-PLACES = ["here", pytest.param("far", marks=pytest.mark.root)]
+PLACES = ["here", pytest.param("far", marks=[pytest.mark.root, pytest.mark.slow])]
 
 
-@pytest.mark.slow
 @pytest.mark.parametrize("planted", PLANTED, ids=NAMES)
 @pytest.mark.parametrize("seen", PLACES, indirect=True)
 class TestSecrets:

@@ -168,6 +168,7 @@ def there(other: str) -> Iterator[tuple[Pool, list[Event]]]:
         pool.down()
 
 
+@pytest.mark.slow
 def test_cells_run_on_another_python_and_what_cannot_travel_is_told(
     there: tuple[Pool, list[Event]], other: str
 ) -> None:
@@ -192,6 +193,7 @@ def test_cells_run_on_another_python_and_what_cannot_travel_is_told(
     assert sky.function(os.path.join)("a", "b") >> pool == "a/b"
 
 
+@pytest.mark.slow
 def test_values_with_code_in_them_do_not_come_back_from_another_python(
     there: tuple[Pool, list[Event]], other: str
 ) -> None:
