@@ -8,7 +8,6 @@ from typing import Any
 
 from ...errors import SkyError
 from ..ssh.machine import SSHMachine
-from ..ssh.packets import send_all
 from .held import Held
 
 _READ = 1 << 18
@@ -114,7 +113,7 @@ def _pour(source: Any, target: Any) -> None:
     """Pass bytes on until the source has said its last word; where either is gone, end both."""
     with contextlib.suppress(OSError, EOFError):
         while data := source.recv(_READ):
-            send_all(target, data)
+            target.send_all(data)
         if not source.closed:
             target.shutdown_write()
             return

@@ -103,14 +103,9 @@ class Server:
 
     def _import(self) -> None:
         try:
-            import paramiko.channel
-
-            from ..ssh.pipe import Pipe
             from .guard import Guard
             from .keeping import Keeping
 
-            # Tunnels read by it too: see there how much faster it is.
-            paramiko.channel.BufferedPipe = Pipe
             self._guard, self._keeping = Guard(self._lifetime, self._folders), Keeping()
         except ImportError as error:
             self._failed = f"SSH needs paramiko: pip install 'sky-jupyter[ssh]' ({error})"

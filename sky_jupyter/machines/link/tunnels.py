@@ -9,7 +9,6 @@ import threading
 from typing import Any
 
 from ...errors import SkyError
-from ..ssh.packets import send_all
 from .held import Held
 
 _READ = 1 << 18
@@ -111,7 +110,7 @@ def join(near: socket.socket, far: Any) -> None:
 def _up(near: socket.socket, far: Any) -> None:
     try:
         while data := near.recv(_READ):
-            send_all(far, data)
+            far.send_all(data)
         far.shutdown_write()
     except (OSError, EOFError):
         # Nobody reads there any more, or the connection broke.

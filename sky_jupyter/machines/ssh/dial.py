@@ -17,7 +17,7 @@ from .targets import Target
 # Seconds after which a link on which nothing is heard is given up.
 SILENT = 12
 # Bytes that the system takes ahead of what the link can carry.
-UNSENT = 1 << 17
+_UNSENT = 1 << 17
 
 
 def dial(target: Target) -> socket.socket:
@@ -62,7 +62,7 @@ def tune(link: socket.socket) -> None:
         numbers = {}
         wanted["TCP_USER_TIMEOUT"] = SILENT * 1000
     # What waits to be sent waits with us, where a few bytes of another channel need not queue behind all of it.
-    wanted["TCP_NOTSENT_LOWAT"] = UNSENT
+    wanted["TCP_NOTSENT_LOWAT"] = _UNSENT
     for name, value in wanted.items():
         if hasattr(socket, name):
             numbers[getattr(socket, name)] = value

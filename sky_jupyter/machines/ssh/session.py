@@ -19,9 +19,8 @@ from paramiko.message import Message
 
 from ...errors import LinkLost, LoginRefused, MachineError, Unreachable
 from . import auth, hostkeys
+from .channels import PACKET, Channel, Wire
 from .dial import SILENT, command_socket, dial, end, peer
-from .packets import PACKET, Channel, Packets, Wire, send_all
-from .pipe import Pipe
 from .targets import Target
 from .values import Done, Prompts
 
@@ -146,9 +145,7 @@ class Session:
         self.key = ""
         self.address = peer(wire.inner) or target.host
         self._wire, self._below, self._child = wire, below, child
-        self._transport = _Transport(
-            wire, default_window_size=_WINDOW, default_max_packet_size=PACKET, packetizer_class=Packets
-        )
+        self._transport = _Transport(wire, default_window_size=_WINDOW, default_max_packet_size=PACKET)
         self._transport.daemon = True
         self._transport.channel_timeout = _CHANNEL_PATIENCE
         self._closing = threading.Event()
@@ -362,9 +359,6 @@ class Session:
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise self._lost_or("channel", f"{self.target} opened no channel: {error or 'it gave no reason'}") from None
         channel.__class__ = Channel
-        if kind == "session":
-            # Nothing comes before a command was asked for; a stream's other end may have begun to speak already.
-            channel.in_buffer = Pipe()
         return channel
 
     def _lost_or(self, reason: str, message: str) -> MachineError:
@@ -559,6 +553,6 @@ def _feed(channel: Any, data: bytes | Iterable[bytes], failed: list[Exception] |
             if part is None:
                 channel.shutdown_write()
                 return
-            send_all(channel, part)
+            channel.send_all(part)
         except (OSError, EOFError, paramiko.SSHException):
             return

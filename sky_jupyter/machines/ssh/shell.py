@@ -12,7 +12,6 @@ import paramiko
 
 from ...errors import LinkLost, MachineError
 from . import scripts
-from .packets import send_all
 from .session import Session
 from .values import Done, NoShell, shown
 
@@ -162,7 +161,7 @@ class Shell:
         raise NoShell(target.name, "shell", f"{text} ({'it said: ' + told if told else 'it said nothing'})") from None
 
     def _send(self, script: str) -> None:
-        send_all(self._channel, scripts.line(script))
+        self._channel.send_all(scripts.line(script))
 
     def _reply(self) -> Done:
         """What stands before the next line of ours, and the status in that."""
