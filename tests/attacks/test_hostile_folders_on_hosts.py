@@ -18,6 +18,7 @@ from tests.hosts.world import Host, World, hosts
 from tests.pool.pools import run
 
 pytestmark = [
+    pytest.mark.slow,
     pytest.mark.root,
     pytest.mark.skipif(importlib.util.find_spec("paramiko") is None, reason="needs paramiko (the `ssh` extra)"),
 ]
@@ -91,7 +92,6 @@ os.symlink({str(hostage.folder)!r}, "evil/out")
     assert not list(tmp_path.glob(".sky-*"))
 
 
-@pytest.mark.slow
 def test_a_hostile_folder_goes_to_all_hosts_over_the_link_once_and_touches_nothing_there(
     world: World, pool: Pool, hostage: Victim, tmp_path: Path
 ) -> None:

@@ -143,10 +143,12 @@ def test_evaluate_gives_the_metrics_of_all_ranks(world: World) -> None:
     check_evaluate(world)
 
 
+@pytest.mark.slow
 def test_with_torch_evaluate_gives_the_metrics_of_all_ranks(torch_world: World) -> None:
     check_evaluate(torch_world)
 
 
+@pytest.mark.slow
 def test_with_torch_one_rank_works_by_itself_and_fit_on_all_goes_on_from_the_heads_values(
     torch_world: World, tmp_path: Path
 ) -> None:
@@ -154,6 +156,7 @@ def test_with_torch_one_rank_works_by_itself_and_fit_on_all_goes_on_from_the_hea
     check_return(torch_world)
 
 
+@pytest.mark.slow
 def test_with_torch_each_rank_drops_others_out_and_all_draw_the_same_numbers_afterwards(torch_world: World) -> None:
     def masks(info: Any) -> tuple[list[Any], float, list[Any]]:
         import keras
@@ -415,6 +418,7 @@ def test_ranks_of_one_machine_write_and_read_the_same_files(world: World, tmp_pa
     check_files(world, tmp_path)
 
 
+@pytest.mark.slow
 def test_with_torch_ranks_of_one_machine_write_and_read_the_same_files(torch_world: World, tmp_path: Path) -> None:
     check_files(torch_world, tmp_path)
 
@@ -505,6 +509,7 @@ def test_with_torch_plain_fit_trains_one_model_too(torch_world: World) -> None:
     assert largest_difference(after, expected) < TOLERANCE
 
 
+@pytest.mark.slow
 def test_with_torch_early_stopping_and_running_means_agree(torch_world: World) -> None:
     def fit(info: Any) -> tuple[int, list[Any]]:
         import keras
@@ -531,6 +536,7 @@ def test_with_torch_early_stopping_and_running_means_agree(torch_world: World) -
     assert largest_difference(weights, other_weights) == 0
 
 
+@pytest.mark.slow
 def test_with_torch_unequal_shares_are_refused_and_train_on_batch_agrees(torch_world: World) -> None:
     def uneven(info: Any) -> None:
         x, y = data(20 + info.rank)

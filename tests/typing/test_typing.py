@@ -24,6 +24,7 @@ def run(*command: str | Path) -> str:
     return done.stdout
 
 
+@pytest.mark.slow
 def test_mypy_sees_the_types() -> None:
     assert "no issues found" in run(sys.executable, "-m", "mypy", FILE)
 
