@@ -4,11 +4,7 @@
 ``"H100-94GB"`` make the same `Accelerator`. `docs/accelerators.md` has the whole table.
 
 Sources. Memory is what the makers' data sheets say; compute capability is what NVIDIA lists
-(developer.nvidia.com/cuda-gpus). What CUDA needs of a device, and of its driver, is JAX's word
-(docs.jax.dev/en/latest/installation.html: CUDA 12 from capability 5.2 and driver 525, CUDA 13 from 7.5
-and driver 580). Which builds of torch there are, and for which capabilities, is PyTorch's
-(github.com/pytorch/pytorch: pull request 175253, issues 178665 and 190385): CUDA 12.8 ends with
-torch 2.11, and Volta (V100) and earlier only have the builds for CUDA 12.6.
+(developer.nvidia.com/cuda-gpus). `builds` knows which packages those need.
 """
 
 from __future__ import annotations
@@ -17,6 +13,7 @@ import difflib
 import re
 from dataclasses import dataclass
 
+from .builds import of_jax, of_torch, takes_cuda, why_none_of_torch, why_not_torch
 from .errors import SpecError
 
 NVIDIA, AWS, GOOGLE, AMD, INTEL = "NVIDIA", "AWS", "Google", "AMD", "Intel"
@@ -27,14 +24,6 @@ _CUSTOM = "custom:"
 _CUSTOM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,62}\Z")
 _WORD = re.compile(r"[a-z0-9]+")
 MAX_COUNT = 1024
-# The builds of torch, the best first: name, the lowest and highest capability, the first and last release.
-_TORCH = (
-    ("cu130", (7, 5), (12, 1), (2, 9), None),
-    ("cu128", (7, 5), (12, 1), (2, 7), (2, 11)),
-    ("cu126", (5, 0), (9, 0), (2, 6), (2, 14)),
-)
-# The extras of jax: name, the lowest capability, the first Python that has a release of jax with it.
-_JAX = (("cuda13", (7, 5), 11), ("cuda12", (5, 2), 10))
 
 
 @dataclass(frozen=True)
@@ -53,6 +42,8 @@ class Model:
         Who makes it.
     also : tuple of str
         What else people call it.
+    arm : bool
+        Whether the machines that it is made for have processors by Arm.
     """
 
     name: str
@@ -60,6 +51,7 @@ class Model:
     capability: tuple[int, int] | None = None
     maker: str = NVIDIA
     also: tuple[str, ...] = ()
+    arm: bool = False
 
     def __call__(self, count: int = 1, memory: int | str | None = None) -> Accelerator:
         """So many of them on each node.
@@ -155,6 +147,11 @@ class Accelerator:
         return None if self.is_custom else CATALOGUE[self.name].capability
 
     @property
+    def arm(self) -> bool:
+        """Whether the machines that it is made for have processors by Arm."""
+        return not self.is_custom and CATALOGUE[self.name].arm
+
+    @property
     def maker(self) -> str:
         """Who makes it; nodes are asked for NVIDIA's only, so that others' names are taken to be those."""
         return NVIDIA if self.is_custom else CATALOGUE[self.name].maker
@@ -170,8 +167,7 @@ class Accelerator:
             return "jax[tpu]"
         if self.capability is None:
             return None
-        fits = (extra for extra, lowest, first in _JAX if self.capability >= lowest and python >= first)
-        extra = next(fits, None)
+        extra = of_jax(self.capability, python)
         return None if extra is None else f"jax[{extra}]"
 
     @property
@@ -185,21 +181,19 @@ class Accelerator:
 
     def torch_builds(self, release: tuple[int, ...] | None = None) -> list[str]:
         """The builds of torch that run on it, the best first; of one release, or the newest."""
+        return of_torch(self.capability, release, arm=self.arm) if self.capability else []
+
+    def why_not_torch(self, build: str | None, release: tuple[int, ...] | None = None) -> str:
+        """Why a build of torch, or every one, does not run on it; empty where it may, as far as is known."""
         if self.capability is None:
-            return []
-        found = []
-        for build, lowest, highest, first, last in _TORCH:
-            there = last is None if release is None else release[:2] >= first and (last is None or release[:2] <= last)
-            # What is built for older devices only is kept for them in the newest releases as well.
-            there = there or (release is None and build == "cu126")
-            if there and lowest <= self.capability <= highest:
-                found.append(build)
-        return found
+            return ""
+        if build is None:
+            return why_none_of_torch(self.capability, release, arm=self.arm)
+        return why_not_torch(build, self.capability, release, arm=self.arm)
 
     def takes_cuda(self, major: int) -> bool:
         """Whether that CUDA runs on it, as far as is known: 13 has dropped what came before Turing."""
-        lowest = {12: (5, 2), 13: (7, 5)}.get(major)
-        return self.capability is None or lowest is None or self.capability >= lowest
+        return self.capability is None or takes_cuda(self.capability, major)
 
     def fits(self, name: str) -> bool:
         """Whether a driver's name, such as ``NVIDIA A100-SXM4-80GB``, is one of these.
@@ -288,7 +282,7 @@ P40 = Model("P40", (24,), (6, 1))
 P100 = Model("P100", (16, 12), (6, 0))
 V100 = Model("V100", (16, 32), (7, 0))
 T4 = Model("T4", (16,), (7, 5))
-T4G = Model("T4G", (16,), (7, 5))
+T4G = Model("T4G", (16,), (7, 5), arm=True)
 A2 = Model("A2", (16,), (8, 6))
 A10 = Model("A10", (24,), (8, 6))
 A10G = Model("A10G", (24,), (8, 6))
@@ -304,12 +298,12 @@ H20 = Model("H20", (96, 141), (9, 0))
 H100 = Model("H100", (80, 94), (9, 0))
 H800 = Model("H800", (80,), (9, 0))
 H200 = Model("H200", (141,), (9, 0))
-GH200 = Model("GH200", (96, 144), (9, 0))
+GH200 = Model("GH200", (96, 144), (9, 0), arm=True)
 B100 = Model("B100", (192,), (10, 0))
 B200 = Model("B200", (180, 192), (10, 0))
 B300 = Model("B300", (288,), (10, 3))
-GB200 = Model("GB200", (186, 192), (10, 0))
-GB300 = Model("GB300", (288,), (10, 3))
+GB200 = Model("GB200", (186, 192), (10, 0), arm=True)
+GB300 = Model("GB300", (288,), (10, 3), arm=True)
 # Workstations.
 TITAN_Xp = Model("TITAN_Xp", (12,), (6, 1))
 TITAN_V = Model("TITAN_V", (12,), (7, 0))

@@ -17,12 +17,12 @@ PACKAGE = ROOT / "sky_jupyter"
 
 # From the top to the bottom of the design's list: a room imports from itself and from rooms below it.
 ROOMS = ["magics", "api", "display", "server", "pool", "capture", "providers", "bootstrap", "machines", "plugins"]
-ROOMS += ["spec", "image", "options", "accelerators", "node"]
+ROOMS += ["spec", "image", "options", "accelerators", "builds", "node"]
 EVERYWHERE = {"errors", "redaction"}
 # Of a room that it may use, a module may import this part alone.
 ONLY = {("display", "pool"): {"pool.events"}, ("server", "pool"): {"pool.registry"}}
 # The node's code travels by itself.
-NODE_MAY_IMPORT = {"node", "spec", "accelerators", "errors"}
+NODE_MAY_IMPORT = {"node", "spec", "accelerators", "builds", "errors"}
 NODE_LIBRARIES = {"cloudpickle", "dask", "distributed", "ipykernel", "IPython", "jupyter_client", "psutil"}
 NODE_LIBRARIES |= {"tornado", "traitlets", "zmq", "comm", "exceptiongroup"}  # what those bring
 HEAVY = ["distributed", "dask", "numpy", "IPython", "ipykernel", "jupyter_client", "zmq"]

@@ -22,6 +22,7 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any
 
 from ..accelerators import NVIDIA, Accelerator
+from ..builds import why_not_jax
 from ..errors import SkyError, SpecError
 from ..spec import Image, PoolSpec
 from . import machine
@@ -153,12 +154,16 @@ def _package(cuda: str | None, image: Image, accelerator: Accelerator | None) ->
     if accelerator is None:
         return "jax"
     if accelerator.maker == NVIDIA and cuda is not None:
+        extra = f"cuda{_major(cuda)}"
+        why = why_not_jax(extra, _python(image))
         if not accelerator.takes_cuda(_major(cuda)):
+            why = f"CUDA {_major(cuda)} does not run on it any more"
+        if why:
             raise SpecError(
-                f"jax(cuda={cuda}): CUDA {_major(cuda)} does not run on {accelerator.kind} any more; "
-                f"write jax(), which chooses {accelerator.jax}"
+                f"jax(cuda={cuda}) on {accelerator.kind}: {why}; "
+                f"write jax(), which chooses {accelerator.jax_for(_python(image))}"
             )
-        return f"jax[cuda{_major(cuda)}]"
+        return f"jax[{extra}]"
     package = accelerator.jax_for(_python(image))
     if package is None:
         more = (

@@ -35,6 +35,8 @@ COLLECTIVES = (
 BACKENDS = ("gloo", "nccl")
 JOIN_SECONDS = 60
 _CUDA = re.compile(r"cu[0-9]{3}\Z")
+# A torch that is asked for by more than its name.
+_OWN = re.compile(r"torch\s*[@<>=!~]", re.IGNORECASE)
 _RELEASE = re.compile(r"[0-9]+")
 _VERSION = re.compile(r"[0-9]+(\.[0-9]+)*([a-z0-9.+-]*)\Z")
 
@@ -108,28 +110,39 @@ def torch(
 
 def _transform(cuda: str | None, version: str | None, image: Image, spec: PoolSpec) -> Image:
     machine.check_accelerators(spec)
-    build = _build(cuda, version, spec.accelerator)
+    own = any(_OWN.match(item) for item in image.pip)
+    build = _build(cuda, version, spec.accelerator, own=own)
     # uv chooses the build by this variable; plain torch is what its index holds for the platform.
     env = {"UV_TORCH_BACKEND": build} if build else {}
     # torch does without numpy, and then takes no array of the notebook's.
     return image.adding(pip=(f"torch=={version}" if version else "torch", "numpy"), env=env)
 
 
-def _build(cuda: str | None, version: str | None, accelerator: Accelerator | None) -> str | None:
-    """The build of torch for the nodes, as uv calls it; None for what the index has."""
+def _build(cuda: str | None, version: str | None, accelerator: Accelerator | None, *, own: bool) -> str | None:
+    """The build of torch for the nodes, as uv calls it; None for what the index has.
+
+    Raises
+    ------
+    SpecError
+        When there is none that runs there, unless the image asks for a torch of the user's own.
+    """
     if accelerator is None or accelerator.maker != NVIDIA:
         return None
     release = tuple(int(part) for part in _RELEASE.findall(version)[:2]) if version else None
     suited = accelerator.torch_for(release)
-    if cuda is None:
-        return suited
-    major = int(cuda[2:4])
-    if not accelerator.takes_cuda(major):
-        raise SpecError(
-            f"torch(cuda={cuda}): CUDA {major} does not run on {accelerator.kind} any more; "
-            f"write torch(), which chooses {accelerator.torch}"
-        )
-    return cuda
+    if own:
+        return cuda or suited
+    why = accelerator.why_not_torch(cuda, release)
+    if cuda is not None and not accelerator.takes_cuda(int(cuda[2:4])):
+        why = f"CUDA {cuda[2:4]} does not run on it any more"
+    if not why:
+        return cuda or suited
+    asked = ", ".join(f"{key}={value}" for key, value in {"cuda": cuda, "version": version}.items() if value)
+    if accelerator.torch:
+        way_out = f"write torch(), which chooses {accelerator.torch}"
+    else:
+        way_out = "put a torch that does into sky.Image(pip=[...]), as torch @ URL"
+    raise SpecError(f"torch({asked}) on {accelerator.kind}: {why}; {way_out}")
 
 
 @contextlib.contextmanager

@@ -67,7 +67,7 @@ def test_jax_for_cpus_on_nodes_with_accelerators_is_told(accelerator: str) -> No
 
 @pytest.mark.parametrize("plugin", [plugins.jax(cuda="cu130"), plugins.torch(cuda="cu130")])
 def test_a_cuda_that_has_dropped_the_accelerator_is_refused(plugin: Plugin) -> None:
-    with pytest.raises(SpecError, match=r"CUDA 13 does not run on V100-32GB any more; write (jax|torch)\(\)"):
+    with pytest.raises(SpecError, match=r"on V100-32GB: CUDA 13 does not run on it any more; write (jax|torch)\(\)"):
         image(plugin, accelerator="V100-32GB")
 
 
@@ -126,6 +126,9 @@ def test_torch_is_built_for_cuda_only_where_there_is_some() -> None:
         ("A100", None, "cu130"),
         ("V100", None, "cu126"),
         ("P100", "2.8.0", "cu126"),
+        ("V100", "2.8.0", "cu128"),
+        ("V100", "2.11.0", "cu126"),
+        ("GH200", None, "cu130"),
         ("RTX 5090", "2.8", "cu128"),
         ("B200", "2.13.0", "cu130"),
         ("A100", "2.5.1", None),
@@ -138,6 +141,33 @@ def test_the_build_of_torch_is_one_that_runs_on_the_accelerator(
     assert made.env.get("UV_TORCH_BACKEND") == expected
     # Another build is another environment.
     assert (made.digest == image(plugins.torch(version=version)).digest) is (expected is None)
+
+
+@pytest.mark.parametrize(
+    ("plugin", "accelerator", "python", "says"),
+    [
+        ("torch(cuda=cu126)", "B200", None, ["cu126", "not built for compute capability 10.0", "chooses cu130"]),
+        ("torch(cuda=cu128)", "V100", None, ["not built for compute capability 7.0", "chooses cu126"]),
+        ("torch(cuda=cu124)", "RTX 5090", None, ["nothing for compute capability 12.0 yet", "chooses cu130"]),
+        ("torch(cuda=cu128,version=2.13.0)", "A100", None, ["torch 2.13 is not built so", "torch from 2.7 to 2.11 is"]),
+        ("torch(version=2.15.0)", "V100", None, ["torch 2.15", "compute capability 7.0", "from 2.6 to 2.14 do"]),
+        ("torch(version=2.5.1)", "B200", None, ["torch 2.5", "those of torch from 2.7 on do"]),
+        ("torch", "T4G", None, ["builds nothing for compute capability 7.5", "Arm", "torch @ URL"]),
+        ("jax(cuda=cu130)", "A100", "3.10", ["no release of JAX for Python 3.10", "jax(), which chooses jax[cuda12]"]),
+    ],
+)
+def test_what_no_package_does_is_refused_in_words(
+    plugin: str, accelerator: str, python: str | None, says: list[str]
+) -> None:
+    with pytest.raises(SpecError) as refused:
+        image(*plugins.parse_plugins(plugin), accelerator=accelerator, own=Image(python=python))
+    for words in [accelerator.replace(" ", "_"), *says]:
+        assert words in str(refused.value)
+
+
+def test_a_torch_of_the_users_own_is_left_alone() -> None:
+    own = Image(pip=("torch @ https://wheels.example/torch-2.14-cp312.whl",))
+    assert "UV_TORCH_BACKEND" not in image(plugins.torch(), accelerator="T4G", own=own).env
 
 
 def test_more_ranks_than_accelerators_are_refused() -> None:
