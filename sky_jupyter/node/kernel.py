@@ -62,6 +62,7 @@ from . import (
     results,
     stacks,
     streams,
+    unpaired,
 )
 from .held import HELD
 from .iopub import OutputThread
@@ -698,6 +699,7 @@ def run_kernel(connection_file: str, end: int) -> None:
             "--IPKernelApp.parent_handle=0",
         ]
     )
+    app.session.pack = unpaired.pack
     answer_nobody()
     # traitlets makes a record of each message, and drops it then.
     app.log.setLevel(app.log_level)

@@ -89,6 +89,29 @@ def test_output_of_python_native_code_and_subprocesses_is_kept_in_order(pool: Po
         assert result.stderr(rank) == "oops\n"
 
 
+def test_text_that_is_not_unicode_is_shown_with_all_around_it(pool: Pool) -> None:
+    code = r"""
+import sys
+print("before"); print("half \ud83d of 😀"); print("after", file=sys.stderr)
+from IPython.display import display
+display({"text/plain": "plain \ud83d"}, raw=True)
+{"k": "\ud83d"}
+"""
+    result = run(pool, code)
+    for rank in (0, 1):
+        assert result.stdout(rank) == "before\nhalf \\ud83d of 😀\n"
+        assert result.stderr(rank) == "after\n"
+        assert result[rank] == {"k": "\ud83d"}
+
+
+def test_an_error_whose_text_is_not_unicode_ends_its_cell(pool: Pool) -> None:
+    with pytest.raises(CellError) as caught:
+        run(pool, 'raise ValueError("no token for \\ud83d")')
+    assert "ValueError: no token for \\ud83d" in str(caught.value)
+    assert list(caught.value.errors) == [0, 1]
+    assert run(pool, "rank").values == [0, 1]
+
+
 def test_what_goes_to_stdout_and_stderr_in_turn_keeps_its_order(pool: Pool) -> None:
     texts: list[str] = []
 
