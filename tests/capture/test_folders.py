@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from sky_jupyter.capture import folders
 from sky_jupyter.errors import CaptureError
 
-NAMES = ["a", "b.py", "c.log", "d[1].txt", "ab", "build"]
-PARTS = ["a", "b.py", "*.log", "*.py", "**", "a*", "?b", "build", "[ab]", "[!a]b", "d\\[1\\].txt", "*"]
+NAMES = ["a", "b.py", "c.log", "d[1].txt", "ab", "build", "b_py", "clog", "c++", "(a)"]
+PARTS = ["a", "c++", "(a)", "a.b$", "b.py", "*.log", "*.py", "**", "a*", "?b", "build", "[ab]", "[!a]b", "d\\[1\\].txt", "*"]
 
 
 def names(folder: Path) -> list[str]:
