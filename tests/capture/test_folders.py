@@ -13,7 +13,8 @@ from sky_jupyter.capture import folders
 from sky_jupyter.errors import CaptureError
 
 NAMES = ["a", "b.py", "c.log", "d[1].txt", "ab", "build", "b_py", "clog", "c++", "(a)"]
-PARTS = ["a", "c++", "(a)", "a.b$", "b.py", "*.log", "*.py", "**", "a*", "?b", "build", "[ab]", "[!a]b", "d\\[1\\].txt", "*"]
+PARTS = ["a", "b.py", "*.log", "*.py", "**", "a*", "?b", "build", "[ab]", "[!a]b", "d\\[1\\].txt", "*"]
+PARTS += ["c++", "(a)", "a.b$"]
 
 
 def names(folder: Path) -> list[str]:
