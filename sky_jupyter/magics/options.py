@@ -207,7 +207,7 @@ def _verb(words: list[str]) -> tuple[str, list[str]]:
     if not words:
         return "status", words
     word = words[0]
-    if word in ("-h", "--help"):
+    if word in ("-h", "--help") or words == ["help"]:
         rows = [f"  {verb:10} {text}" for verb, text in VERBS.items()]
         raise HelpAsked("\n".join(["%sky VERB [options]", *rows, "`%sky VERB --help` and `%%sky?` say more."]))
     if word not in VERBS:

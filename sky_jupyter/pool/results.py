@@ -271,7 +271,11 @@ class CellResult(Sequence[Any]):
     @overload
     def __getitem__(self, index: slice) -> list[Any]: ...
     def __getitem__(self, index: int | slice) -> Any:
-        ranks = self.ranks[index]
+        try:
+            ranks = self.ranks[index]
+        except IndexError:
+            ran = f"the cell ran on {rank_label(self.ranks)}"
+            raise IndexError(f"there is no result {index}: {ran}, and results are counted from 0") from None
         return self._several(ranks) if isinstance(ranks, tuple) else self.value(ranks)
 
     def __len__(self) -> int:

@@ -559,9 +559,10 @@ def test_help_of_a_verb_names_its_options_only(name):
         assert all(f"  {target.metavar} " in text and target.help in text for target in TARGETS[name])
 
 
-def test_help_without_a_verb_names_the_verbs():
+@pytest.mark.parametrize("line", ["--help", "-h", "help"])
+def test_help_without_a_verb_names_the_verbs(line):
     with pytest.raises(HelpAsked) as caught:
-        verb("--help")
+        verb(line)
     assert all(f"  {name} " in str(caught.value) for name in VERBS)
 
 

@@ -270,6 +270,8 @@ def test_a_cell_can_run_on_some_ranks_only(pool: Pool) -> None:
     result = run(pool, "rank", ranks=[1])
     assert result.ranks == (1,)
     assert result.head == 1
+    with pytest.raises(IndexError, match="no result 1: the cell ran on rank 1, and results are counted from 0"):
+        result[1]
 
 
 def test_a_rank_that_the_pool_does_not_have_is_refused(pool: Pool) -> None:
