@@ -66,6 +66,9 @@ class SkyShell(ZMQInteractiveShell):
 
     # -- what is shown -----------------------------------------------------------------------------
 
+    def init_prompts(self) -> None:
+        """Nothing: programs that find prompts take a rank for a terminal that somebody types at (Lightning does)."""
+
     def init_payload(self) -> None:
         """IPython's, for front ends that read no payloads."""
         self.payload_manager = ShownPayloads(parent=self)

@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import inspect
 import json
 import os
 import sys
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -38,6 +39,7 @@ _FSDP = {"TRANSFORMER_LAYER_CLS_TO_WRAP": "TRANSFORMER_CLS_TO_WRAP"}
 _DEEPSPEED = "ACCELERATE_DEEPSPEED_"
 _PLAIN = {"GRADIENT_ACCUMULATION_STEPS", "GRADIENT_CLIPPING"}
 _TIMEOUT = 300.0
+_LAUNCHERS = ("notebook_launcher", "debug_launcher")
 
 
 def accelerate(config: Mapping[str, Any] | None = None, mixed_precision: str | None = None) -> Plugin:
@@ -145,6 +147,7 @@ def _around(settings: Mapping[str, Any], info: InstanceInfo) -> Iterator[None]:
         if "torch" not in info.ports:
             stack.enter_context(around_group(settings.get("backend"), _TIMEOUT, _own(info)))
         _settle(settings, info)
+        _install_launchers(info)
         yield
 
 
@@ -163,6 +166,39 @@ def _settle(settings: Mapping[str, Any], info: InstanceInfo) -> None:
         os.environ["ACCELERATE_USE_CPU"] = "true"
     # It would take all processors for each rank of a machine, as it sees one of them.
     os.environ.setdefault("OMP_NUM_THREADS", str(max(1, machine.cores() // machine.place(info)[1])))
+
+
+def _install_launchers(info: InstanceInfo) -> None:
+    """Have `notebook_launcher` find the ranks launched: it would start processes of its own on each of them."""
+    import accelerate
+    from accelerate import launchers
+
+    for name in _LAUNCHERS:
+        launcher = _launcher(getattr(launchers, name), info)
+        setattr(launchers, name, launcher)
+        setattr(accelerate, name, launcher)
+
+
+def _launcher(original: Callable[..., None], info: InstanceInfo) -> Callable[..., None]:
+    """A launcher that calls the function on the rank that calls it; what else it is given is the pool's."""
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def launch(*args: Any, **kwargs: Any) -> None:
+        from accelerate.utils import patch_environment
+
+        given = signature.bind(*args, **kwargs).arguments
+        asked = given.get("num_processes")
+        if asked is not None and asked * given.get("num_nodes", 1) != info.world_size:
+            raise ValueError(
+                f"{original.__name__}(num_processes={asked}): a pool's ranks are launched already, and here are "
+                f"{info.world_size} of them; leave num_processes out, or make a pool of as many ranks"
+            )
+        precision = given.get("mixed_precision", "no")
+        with patch_environment(**({} if precision == "no" else {"ACCELERATE_MIXED_PRECISION": precision})):
+            given["function"](*given.get("args", ()))
+
+    return launch
 
 
 def _again(settings: Mapping[str, Any], info: InstanceInfo) -> None:

@@ -175,7 +175,7 @@ def ended(info: InstanceInfo) -> str:
 
 
 def _environment(info: InstanceInfo) -> None:
-    """The variables that torchrun would set; Hugging Face's Trainer looks at nothing else."""
+    """The variables that torchrun would set; Hugging Face's Trainer and Lightning look at nothing else."""
     os.environ.update(
         MASTER_ADDR=info.head_addr,
         # Not where our own store listens: what a cell starts as a process of its own has its store there.
@@ -185,6 +185,16 @@ def _environment(info: InstanceInfo) -> None:
         LOCAL_RANK=str(info.local_rank),
         LOCAL_WORLD_SIZE=str(info.ranks_per_node),
         NODE_RANK=str(info.node),
+        GROUP_RANK=str(info.node),
+        GROUP_WORLD_SIZE=str(info.total_nodes),
+        ROLE_NAME="default",
+        ROLE_RANK=str(info.rank),
+        ROLE_WORLD_SIZE=str(info.world_size),
+        # Who finds it leaves starting the ranks to others.
+        TORCHELASTIC_RUN_ID=info.job_id,
+        TORCHELASTIC_RESTART_COUNT="0",
+        TORCHELASTIC_MAX_RESTARTS="0",
+        TORCHELASTIC_USE_AGENT_STORE="False",
     )
     # By itself gloo uses the address of the host's name, often 127.0.1.1.
     name = machine.interface(info.addr)

@@ -69,11 +69,22 @@ def test_ddp_gives_the_gradients_of_one_process_on_all_ranks(world: World) -> No
         assert np.abs(mine).max() > 1e-3
 
 
+def is_launched(info: Any) -> bool:
+    import torch.distributed as dist
+
+    return dist.is_torchelastic_launched()
+
+
 def test_the_environment_is_that_of_a_launcher(world: World) -> None:
     names = ("MASTER_ADDR", "MASTER_PORT", "WORLD_SIZE", "RANK", "LOCAL_RANK", "LOCAL_WORLD_SIZE", "NODE_RANK")
     seen = world.run(lambda info: [os.environ[name] for name in names])
     port = str(world.infos[0].ports["torch.programs"])
     assert seen == [["127.0.0.1", port, "2", str(rank), "0", "1", str(rank)] for rank in range(2)]
+    names = ("GROUP_RANK", "GROUP_WORLD_SIZE", "ROLE_NAME", "ROLE_RANK", "ROLE_WORLD_SIZE")
+    names += ("TORCHELASTIC_RESTART_COUNT", "TORCHELASTIC_MAX_RESTARTS", "TORCHELASTIC_USE_AGENT_STORE")
+    seen = world.run(lambda info: [os.environ[name] for name in names])
+    assert seen == [[str(rank), "2", "default", str(rank), "2", "0", "0", "False"] for rank in range(2)]
+    assert all(world.run(is_launched))
 
 
 def test_threads_are_shared_out_among_the_ranks_of_a_machine(world: World) -> None:

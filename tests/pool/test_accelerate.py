@@ -9,6 +9,7 @@ import pytest
 import sky_jupyter as sky
 from sky_jupyter.plugins import parse_plugins
 from sky_jupyter.pool.manager import Pool
+from sky_jupyter.pool.results import CellError
 from tests.plugins.world import needs
 from tests.pool.pools import local_pool, run
 
@@ -55,6 +56,22 @@ def test_training_is_the_same_on_all_ranks_as_in_one_process(pool: Pool) -> None
     assert first[:5] == (2, 0, [0, 1], "cpu", True)
     assert second[:5] == (2, 1, [0, 1], "cpu", True)
     assert first[5] == second[5]
+
+
+def test_notebook_launcher_calls_its_function_on_the_ranks_that_are_there(pool: Pool) -> None:
+    code = """
+from accelerate import Accelerator, notebook_launcher
+seen = []
+def train(extra):
+    made = Accelerator()
+    seen.append((made.num_processes, made.process_index, made.mixed_precision, extra))
+notebook_launcher(train, ("x",), num_processes=2)
+notebook_launcher(train, args=("y",))
+seen
+"""
+    assert run(pool, code).values == [[(2, rank, "no", extra) for extra in "xy"] for rank in range(2)]
+    with pytest.raises(CellError, match="ranks are launched already, and here are 2 of them"):
+        run(pool, "notebook_launcher(train, ('x',), num_processes=4)")
 
 
 def test_an_example_that_ends_its_training_leaves_a_pool_that_works(pool: Pool) -> None:

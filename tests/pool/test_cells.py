@@ -383,6 +383,10 @@ def test_an_interrupt_that_the_code_raises_itself_keeps_its_text(pool: Pool) -> 
     assert "interrupted: KeyboardInterrupt: mine" in str(stopped.value.errors[0])
 
 
+def test_no_program_takes_a_rank_for_a_prompt_that_somebody_types_at(pool: Pool) -> None:
+    assert run(pool, "import sys; hasattr(sys, 'ps1')").values == [False, False]
+
+
 def test_a_rank_has_no_arguments_of_its_host(pool: Pool) -> None:
     assert run(pool, "import sys; sys.argv").values == [[""]] * 2
     assert run(pool, "import argparse; vars(argparse.ArgumentParser().parse_args())").values == [{}, {}]
