@@ -26,6 +26,8 @@ def apart(obj: Any) -> Any:
         return _of_numpy(obj) if kind.__name__ == "ndarray" else NotImplemented
     if home == "torch.storage":
         return _of_torch(obj)
+    if home == "torch" and kind.__name__ == "Tensor":
+        return _of_new_kinds(obj)
     if home.startswith("jax") and kind.__name__ == "ArrayImpl":
         return _of_jax(obj)
     return NotImplemented
@@ -116,6 +118,22 @@ def _of_torch(storage: Any) -> Any:
     except (RuntimeError, ImportError):  # a torch without numpy
         return NotImplemented
     return _untyped_storage, (pickle.PickleBuffer(plain),)
+
+
+def _of_new_kinds(tensor: Any) -> Any:
+    """A tensor of float8, uint16 and the like, of whose storages pickle makes what torch cannot read again."""
+    torch: Any = sys.modules["torch"]
+    kinds: Any = getattr(torch.storage, "_new_dtypes", set)()
+    if tensor.dtype not in kinds or tensor.layout is not torch.strided:
+        return NotImplemented
+    # With the same strides, on the same storage.
+    kind = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}[tensor.dtype.itemsize]
+    return _of_kind, (tensor.detach().view(kind), tensor.dtype, tensor.requires_grad)
+
+
+def _of_kind(plain: Any, kind: Any, requires_grad: bool) -> Any:
+    tensor = plain.view(kind)
+    return tensor.requires_grad_() if requires_grad else tensor
 
 
 def _is_plain(torch: Any, storage: Any) -> bool:

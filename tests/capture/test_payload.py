@@ -209,6 +209,23 @@ def test_torch_tensors_are_views_of_the_mapped_file_and_share_what_they_shared(t
     assert torch.equal(inside, base + 1)
 
 
+@pytest.mark.parametrize("kind", ["float8_e4m3fn", "float8_e5m2", "uint16", "uint32", "uint64"])
+def test_torch_tensors_of_kinds_that_torchs_own_pickling_cannot_read_come_back(tmp_path: Path, kind: str) -> None:
+    torch = pytest.importorskip("torch")
+    if not hasattr(torch, kind):
+        pytest.skip(f"this torch has no {kind}")
+    large = (torch.arange(100_000) % 5).to(getattr(torch, kind))
+    sent = {"large": large, "part": large[10:20], "turned": large.view(400, -1).T, "small": large[:7].clone()}
+    back = round_trip(sent, tmp_path)
+    for name, tensor in sent.items():
+        mine = back[name]
+        assert (mine.dtype, mine.shape, mine.stride()) == (tensor.dtype, tensor.shape, tensor.stride())
+        assert torch.equal(mine.to(torch.float32), tensor.to(torch.float32))
+    assert mapped(back["large"].data_ptr())
+    back["large"][15] = 4
+    assert back["part"][5].item() == back["turned"].T.flatten()[15].item() == 4
+
+
 def test_jax_arrays_are_the_mapped_file(tmp_path: Path) -> None:
     jax = pytest.importorskip("jax")
     jnp = jax.numpy

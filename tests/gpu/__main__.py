@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import subprocess
 import sys
 import tempfile
 import time
@@ -68,7 +69,7 @@ def run(options: argparse.Namespace, env: dict[str, str], began: float) -> int:
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "gpu.log"
     log.unlink(missing_ok=True)
-    jobs = listed(env, options.some)
+    jobs, facts = listed(env, options.some)
 
     def command(words: Path, keys: Sequence[str]) -> list[str]:
         return [*runner.this_python(Path(__file__).parent), INSIDE, options.device, str(words), *keys]
@@ -76,7 +77,6 @@ def run(options: argparse.Namespace, env: dict[str, str], began: float) -> int:
     def tell(row: table.Row) -> None:
         print(f"{row.seconds:6.1f} s  {row.result:8}  {row.name}: {row.figure}".rstrip(": "), flush=True)
 
-    facts = table.machine()
     rows = runner.Runner(command, env, log, options.seconds - (time.monotonic() - began), tell).run(jobs)
     page = table.write(folder, rows, facts)
     text = table.text(rows, facts)
@@ -87,17 +87,16 @@ def run(options: argparse.Namespace, env: dict[str, str], began: float) -> int:
     return int(any(row.result == table.FAILED for row in rows))
 
 
-def listed(env: dict[str, str], some: str) -> list[runner.Job]:
-    """The checks, as a process that can import the package says them."""
-    import subprocess
-
+def listed(env: dict[str, str], some: str) -> tuple[list[runner.Job], dict[str, str]]:
+    """The checks and the machine, as a process says them that has all packages."""
     done = subprocess.run(
         [*runner.this_python(Path(__file__).parent), INSIDE, "list"], env=env, capture_output=True, text=True
     )
     if done.returncode:
         raise supplies.LacksError(f"the checks cannot be read:\n{done.stderr}")
-    jobs = [runner.Job(**told) for told in json.loads(done.stdout.splitlines()[-1])]
-    return [job for job in jobs if not some or any(word in job.key for word in some.split(","))]
+    told = json.loads(done.stdout.splitlines()[-1])
+    jobs = [runner.Job(**one) for one in told["checks"]]
+    return [job for job in jobs if not some or any(word in job.key for word in some.split(","))], told["machine"]
 
 
 # In the process that runs checks.
@@ -108,7 +107,8 @@ def inside(arguments: Sequence[str]) -> int:
     from tests.gpu.checks import Bench, registered
 
     if arguments[0] == "list":
-        print(json.dumps([{"key": one.key, "name": one.name, "limit": one.limit} for one in registered().values()]))
+        checks = [{"key": one.key, "name": one.name, "limit": one.limit} for one in registered().values()]
+        print(json.dumps({"checks": checks, "machine": table.machine()}))
         return 0
     device, words, *keys = arguments
     bench = Bench(device)

@@ -34,7 +34,9 @@ import ctypes, os, sky_jupyter as sky
 info, seen = sky.instance_info(), None
 try:
     cuda, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int()
-    seen = count.value if cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count)) else count.value
+    # An error of either leaves the count at none.
+    cuda.cuInit(0) or cuda.cuDeviceGetCount(ctypes.byref(count))
+    seen = count.value
 except OSError:
     pass
 os.environ.get("CUDA_VISIBLE_DEVICES"), info.accelerators, info.accelerator, seen
