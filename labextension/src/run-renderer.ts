@@ -10,6 +10,7 @@ import { actions, type Kernel, Refusal, Subscription, VIEW_REQUEST } from "./run
 import type { Host } from "./run/host";
 import type { Item } from "./run/log";
 import { RunModel } from "./run/model";
+import { withPictures } from "./run/pictures";
 import { reason } from "./run/dom";
 import { knows, whenEnding } from "./run/probe";
 import { drawPlain } from "./run/rich";
@@ -73,7 +74,7 @@ class RunRenderer extends Widget implements IRenderMime.IRenderer {
     this.shown = model;
     let snapshot: Snapshot;
     try {
-      snapshot = readSnapshot(model.data[MIME]);
+      snapshot = readSnapshot(withPictures(model.data[MIME], model.data["text/html"]));
     } catch (error) {
       this.refuse(foreignVersion(model.data[MIME], "this run was") || reason(error));
       return;

@@ -1,12 +1,13 @@
 """A run as JSON: what a saved notebook keeps of it, and what a page is given that comes while it runs.
 
 The labextension draws it, with the same tabs while the run goes on and in a notebook without a
-kernel. Equal rich items are held once.
+kernel. Equal rich items are held once, and a picture that the HTML shows is there alone.
 """
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterable
 from typing import Any
 
@@ -22,6 +23,9 @@ WINDOW = 5000
 # Of text, in all of a bundle's forms together; pictures come on top.
 MOST_TEXT = 1_000_000
 _LINES = (1000, 500, 250, 100, 50, 20, 5)
+# What the HTML shows of an item; labextension/src/run/pictures.ts finds the same.
+_PICTURES = ("image/png", "image/jpeg", "image/gif")
+_PICTURE = re.compile(r'src="data:(image/(?:png|jpeg|gif));base64,([A-Za-z0-9+/=]+)"')
 # Where more than that is asked for; views know no more.
 _MANY_LINES = (10_000, 5000, 2000)
 
@@ -78,6 +82,33 @@ def bundle(model: RunModel, view: str, most_text: int | None = None) -> dict[str
         How many characters the forms may have together, without pictures; as many of the last lines
         are kept as fit. Without it, as many as the model has been asked to keep.
     """
+    done = _forms(model, view, most_text)
+    return {**done, MIME: _without_pictures(done[MIME], done["text/html"])}
+
+
+def last(model: RunModel, view: str) -> dict[str, Any]:
+    """The JSON of `bundle` alone, with all of its pictures, for a page that gets no HTML."""
+    whole: dict[str, Any] = _forms(model, view, None)[MIME]
+    return whole
+
+
+def _without_pictures(run: dict[str, Any], page: str) -> dict[str, Any]:
+    """A run with a picture's number in its HTML in the place of each that is there: a notebook holds it once."""
+    numbers: dict[tuple[str, str], int] = {}
+    for number, found in enumerate(_PICTURE.finditer(page)):
+        numbers.setdefault((found[1], found[2]), number)
+    items = []
+    for item in run["items"]:
+        data = dict(item["data"])
+        for kind in filter(data.__contains__, _PICTURES):
+            text = "".join(data[kind].split()) if isinstance(data[kind], str) else ""
+            if (kind, text) in numbers:
+                data[kind] = {"html": numbers[kind, text]}
+        items.append({**item, "data": data})
+    return {**run, "items": items}
+
+
+def _forms(model: RunModel, view: str, most_text: int | None) -> dict[str, Any]:
     done: dict[str, Any] = {}
     most_text = next(most for most in (most_text, model.most_text, MOST_TEXT) if most is not None)
     for lines in (*(_MANY_LINES if most_text > MOST_TEXT else ()), *_LINES):

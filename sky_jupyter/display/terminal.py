@@ -50,6 +50,9 @@ class _Lines:
         return _carried_out(self._open)
 
     def feed(self, text: str, name: str = "stdout") -> None:
+        if name != self._streams.last and not self.open.strip():
+            # What a bar leaves that is taken away for other output.
+            self._open = ""
         fresh, text = self._streams.next(name, text, open=bool(self._open))
         if fresh:
             text = "\n" + text

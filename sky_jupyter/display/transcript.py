@@ -111,6 +111,11 @@ class Transcript:
         self._size += len(text)
         self._trim()
 
+    def drop_blank(self) -> None:
+        """Take back an unfinished last line of blanks: what a bar leaves that is taken away for other output."""
+        if self.open and self._row == len(self._rows) - 1 and not ansi.strip(self._text(self._rows[-1])).strip():
+            self._rows[-1], self._column = "", None
+
     def end_line(self) -> None:
         """Begin a new line below all others, unless there is one."""
         if self.open:
@@ -350,6 +355,8 @@ class RankOutput:
             self._parts.append(Transcript(self.max_lines))
         part = self._parts[-1]
         assert isinstance(part, Transcript)
+        if name != self._streams.last:
+            part.drop_blank()
         fresh, text = self._streams.next(name, text, open=part.open)
         if fresh:
             part.end_line()

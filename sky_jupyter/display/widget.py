@@ -109,8 +109,7 @@ class WidgetRunView:
 
     def _last(self) -> dict[str, Any]:
         """The run as it has ended, with the number of the last delta."""
-        whole: dict[str, Any] = saved.bundle(self.model, self.id)[saved.MIME]
-        return {**whole, "number": self._feed.open()["number"]}
+        return {**saved.last(self.model, self.id), "number": self._feed.open()["number"]}
 
     def _to_pages(self, content: dict[str, Any], buffers: list[bytes]) -> None:
         if self._send is None:

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import base64
 import json
+import re
 import threading
 import time
 from types import SimpleNamespace
@@ -268,6 +270,27 @@ def test_a_saved_run_takes_more_text_where_that_is_asked_for():
     bundle = saved.bundle(model, "v")
     assert 1000 < len(bundle["text/plain"]) < 10_000
     assert bundle["text/plain"].endswith(f"8999 {'x' * 100}")
+
+
+def test_a_notebook_keeps_each_picture_once():
+    plot, other = base64.b64encode(b"plot" * 3000).decode(), base64.b64encode(b"other" * 3000).decode()
+    shown = {"data": {"image/png": f"{plot}\n", "text/plain": "<Figure>"}, "metadata": {}}
+    # This one is not what the HTML shows.
+    table = {"data": {"text/html": "<b>table</b>", "image/png": other}, "metadata": {}}
+    model = finished(
+        *(OutputEvent("r", rank, {"kind": "display", **shown}) for rank in range(2)),
+        OutputEvent("r", 0, {"kind": "display", **table}),
+        OutputEvent("r", 0, {"kind": "result", **shown}),
+    )
+    bundle = saved.bundle(model, "v")
+    kept = json.dumps(bundle[saved.MIME])
+    assert plot not in kept
+    assert kept.count(other) == 1
+    numbers = [item["data"]["image/png"] for item in bundle[saved.MIME]["items"]]
+    assert numbers == [{"html": 0}, other]
+    assert re.findall('base64,([^"]*)', bundle["text/html"])[0] == plot
+    # A page that has no HTML gets them.
+    assert saved.last(model, "v")["items"][0] == shown
 
 
 class Kernel:

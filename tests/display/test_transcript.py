@@ -46,6 +46,19 @@ def test_control_characters_act_as_in_a_terminal(text, expected):
     assert lines(*text) == expected
 
 
+def test_a_bar_that_is_taken_away_for_a_line_leaves_no_blank_one():
+    """As `tqdm.write` does."""
+    output = RankOutput()
+    for step in range(2):
+        output.feed(f"\rtrain: {step}/2", "stderr")
+        output.feed("\r          \r", "stderr")
+        output.feed(f"loss {step}\n")
+    output.feed("\rtrain: 2/2\n", "stderr")
+    [shown] = output.segments(10)[0]
+    assert isinstance(shown, Text)
+    assert [ansi.strip(line) for line in shown.lines] == ["loss 0", "loss 1", "train: 2/2"]
+
+
 def test_lines_of_stderr_are_marked_however_they_come_and_whatever_they_reset():
     output, whole = RankOutput(), RankOutput()
     for text, name in [("a", "stdout"), ("b", "stderr"), ("c\x1b[31mred\x1b[0m", "stderr"), ("\nd", "stderr")]:

@@ -117,6 +117,9 @@ export class RankLog {
       this.parts.push(part);
       this.limit();
     }
+    if (this.streams.changes(stream)) {
+      part.dropBlank();
+    }
     const [fresh, rest] = this.streams.next(stream, text, part.open);
     if (fresh) {
       part.endLine(onLine);

@@ -89,6 +89,15 @@ export class Transcript {
     }
   }
 
+  /** Take back an unfinished last line of blanks: what a bar leaves that is taken away for other output. */
+  dropBlank(): void {
+    const last = this.rows.length - 1;
+    if (this.open && this.row === last && !ansi.strip(this.line(last)).trim()) {
+      this.rows[last] = "";
+      this.column = null;
+    }
+  }
+
   /** Begin a new line below all others, unless there is one. */
   endLine(onLine?: (line: string) => void): void {
     if (this.open) {
@@ -261,6 +270,11 @@ export class Streams {
 
   /** `last` is the stream that came last, or -1. */
   constructor(private last = -1) {}
+
+  /** Whether what comes now follows something on another stream. */
+  changes(name: number): boolean {
+    return name !== this.last;
+  }
 
   /** Whether the text needs a line of its own, and what of it is to be shown. */
   next(name: number, piece: string, open: boolean): [boolean, string] {

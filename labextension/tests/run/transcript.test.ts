@@ -2,6 +2,7 @@ import { describe, expect, it } from "vitest";
 
 import { isStderr, strip } from "../../src/run/ansi";
 import { write } from "../../src/run/coloured";
+import { RankLog } from "../../src/run/log";
 import { Streams, Transcript } from "../../src/run/transcript";
 
 function fed(...pieces: string[]): Transcript {
@@ -18,6 +19,18 @@ function markup(line: string): string {
 }
 
 describe("a transcript", () => {
+  it("has no blank line where a bar is taken away for a line, as by tqdm.write", () => {
+    const log = new RankLog(0);
+    for (const step of [0, 1]) {
+      log.feed(1, `\rtrain: ${step}/2`, 0, -1);
+      log.feed(1, "\r          \r", 0, -1);
+      log.feed(0, `loss ${step}\n`, 0, -1);
+    }
+    log.feed(1, "\rtrain: 2/2\n", 0, -1);
+    const lines = [...log.sequence()].map((line) => strip(line as string));
+    expect(lines).toEqual(["loss 0", "loss 1", "train: 2/2"]);
+  });
+
   it("marks lines of stderr, however they come and whatever they reset", () => {
     const pieces = new Transcript();
     pieces.feed("a\n");
