@@ -159,7 +159,7 @@ function pools(chance: Chance): unknown {
       uptime: chance.number(),
       away: Object.fromEntries(chance.list(2, () => [chance.text(), chance.text()])),
       apart: Object.fromEntries(chance.list(2, () => [chance.text(), chance.text()])),
-      runs: chance.list(2, () => ({ ...RUN, code: chance.text(), count: chance.number(), elapsed: chance.number(), ranks: chance.list(3, chance.whole) })),
+      runs: chance.list(2, () => ({ ...RUN, title: chance.text(), count: chance.number(), elapsed: chance.number(), ranks: chance.list(3, chance.whole) })),
       phases: chance.list(3, phase),
       nodes: chance.list(3, facts),
       cost: chance.flag() ? chance.number() : null,

@@ -50,7 +50,6 @@ export function pool(more: Partial<PoolFacts> = {}): PoolFacts {
 
 export const RUN = {
   id: "abc",
-  code: "# %%sky\ntrain(data)",
   count: 3,
   elapsed: 12.4,
   silent: 3.2,

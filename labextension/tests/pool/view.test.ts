@@ -146,7 +146,7 @@ describe("a pool", () => {
 
   it("is text, whatever its nodes say of themselves", () => {
     const bad = "<img src=x onerror=alert(1)>";
-    show(pool({ name: bad, why: bad, away: { x: bad }, nodes: [node(0, { host: bad, state: bad })], runs: [{ ...RUN, code: bad }] }));
+    show(pool({ name: bad, why: bad, away: { x: bad }, nodes: [node(0, { host: bad, state: bad })], runs: [{ ...RUN, title: bad }] }));
     expect(panel.node.querySelector("img")).toBe(null);
   });
 });
