@@ -43,6 +43,7 @@ MODULES = (
 # Written from C++ to file descriptors 1 and 2 whenever ranks meet.
 NOISE = (
     machine.GLOO_NOISE,
+    machine.NCCL_NOISE,
     r"W\d{4} .*\] Using experimental recoverable task feature\..*",
 )
 # Where a rank waits for others: by name, or in what JAX compiled.
@@ -243,6 +244,7 @@ def _join(info: InstanceInfo, *, init: bool = True) -> None:
         os.environ["JAX_LOCAL_DEVICE_COUNT"] = str(_devices_of_one(info))
         return
     machine.past_proxies(info)
+    machine.prepare_nccl(info)
     _bind_gloo(info.addr)
     if not init:
         os.environ["JAX_LOCAL_DEVICE_COUNT"] = str(_devices_of_one(info))

@@ -39,6 +39,8 @@ GLOO_NOISE = (
     r"(?=.*(?:\[Gloo\]|is connected to|peer ranks))"
     r"(?:\[Gloo\] Rank |\d+| ?is connected to | ?peer ranks\. ?|Expected number of connected peer ranks is : ?)+"
 )
+# The first line of what it says where it is to warn.
+NCCL_NOISE = r"(?:\S+:\d+:\d+ \[\d+\] )?NCCL version \d+\.\S+"
 # How long a rank's end may wait for a framework that waits for others.
 LEAVE_SECONDS = 3.0
 
@@ -108,6 +110,38 @@ def interface(addr: str) -> str | None:
         if any(entry.address.split("%")[0] in wanted for entry in addresses):
             return name
     return None
+
+
+def prepare_nccl(info: InstanceInfo) -> None:
+    """Have NCCL reach the other ranks where they know each other, and say what goes wrong.
+
+    What a person has set, or an administrator in NCCL's files, is left so.
+    """
+    if info.world_size == 1:
+        return
+    wanted = {}
+    if name := interface(info.addr):
+        # By itself it takes the first interface that is up, such as one of containers. Without = this is a prefix.
+        wanted["NCCL_SOCKET_IFNAME"] = f"={name}"
+    if ":" in info.addr:
+        wanted["NCCL_SOCKET_FAMILY"] = "AF_INET6"
+    if info.accelerators:
+        wanted["NCCL_DEBUG"] = "WARN"
+    settled = _set_for_nccl()
+    for key, value in wanted.items():
+        if key not in settled:
+            os.environ.setdefault(key, value)
+
+
+def _set_for_nccl() -> set[str]:
+    """The variables that NCCL's own files set; what is in the environment would count for more."""
+    own = os.environ.get("NCCL_CONF_FILE") or os.path.expanduser("~/.nccl.conf")
+    found = set()
+    for file in (own, "/etc/nccl.conf"):
+        with contextlib.suppress(OSError):
+            lines = Path(file).read_text(encoding="utf-8", errors="replace").splitlines()
+            found |= {line.partition("=")[0].strip() for line in lines if not line.lstrip().startswith("#")}
+    return found
 
 
 _reserved: dict[str, socket.socket] = {}

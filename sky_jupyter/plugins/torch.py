@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 # What the first use of torch across ranks would import; none starts a thread or touches a GPU.
 MODULES = ("torch", "torch.distributed", "torch.nn.parallel")
-NOISE = (machine.GLOO_NOISE,)
+NOISE = (machine.GLOO_NOISE, machine.NCCL_NOISE)
 # Where a rank waits for others: by name, or in what runs a backward pass.
 COLLECTIVES = (
     r"torch/distributed/distributed_c10d\.py:(?P<call>[a-z]\w*)\Z",
@@ -200,6 +200,7 @@ def _environment(info: InstanceInfo) -> None:
     name = machine.interface(info.addr)
     if name is not None:
         os.environ.setdefault("GLOO_SOCKET_IFNAME", name)
+    machine.prepare_nccl(info)
 
 
 def _join(backend: str | None, timeout: float, info: InstanceInfo, *, init: bool) -> None:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
+import re
 import socket
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
@@ -179,6 +181,39 @@ def test_ranks_of_one_machine_are_counted_over_its_nodes() -> None:
     assert [machine.place(info) for info in infos([], 2, 2)] == [(0, 4), (1, 4), (2, 4), (3, 4)]
     assert machine.share(8, 1, 4) == [2, 3]
     assert machine.share(1, 0, 2) == []
+
+
+def test_nccl_takes_the_interface_of_the_pool_and_warns_where_nobody_has_settled_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    names = ("NCCL_SOCKET_IFNAME", "NCCL_SOCKET_FAMILY", "NCCL_DEBUG")
+
+    def prepared(count: int = 2, accelerators: int = 1, **env: str) -> list[str | None]:
+        with monkeypatch.context() as patch:
+            for name in names:
+                # (What was not set is removed again at the end.)
+                patch.setenv(name, "")
+                patch.delenv(name)
+            for name, value in env.items():
+                patch.setenv(name, value)
+            machine.prepare_nccl(replace(infos([], count)[0], accelerators=accelerators))
+            return [os.environ.get(name) for name in names]
+
+    monkeypatch.setenv("NCCL_CONF_FILE", str(tmp_path / "nccl.conf"))
+    lo = f"={machine.interface('127.0.0.1')}"
+    assert prepared() == [lo, None, "WARN"]
+    assert prepared(accelerators=0) == [lo, None, None]
+    assert prepared(count=1) == [None, None, None]
+    assert prepared(NCCL_SOCKET_IFNAME="eth1", NCCL_DEBUG="INFO") == ["eth1", None, "INFO"]
+    (tmp_path / "nccl.conf").write_text("# NCCL_DEBUG=INFO\nNCCL_SOCKET_IFNAME==ens1f0\n")
+    assert prepared() == [None, None, "WARN"]
+
+
+def test_the_line_that_nccl_begins_with_is_noise_and_its_warnings_are_not() -> None:
+    noise = re.compile(machine.NCCL_NOISE)
+    assert noise.fullmatch("NCCL version 2.28.9+cuda13.0")
+    assert noise.fullmatch("gpu1:2311:2311 [0] NCCL version 2.27.5+cuda12.9")
+    assert not noise.fullmatch("gpu1:2311:2399 [0] socket.c:540 NCCL WARN Net : Connection refused")
 
 
 def test_the_interface_of_an_address_is_found_by_the_address() -> None:
