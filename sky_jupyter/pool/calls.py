@@ -28,6 +28,7 @@ from .loop import Tick, loop, no_tick
 from .results import CellResult, Outcome, exception_of
 from .runs import Run
 from .supervisor import FREE_PATIENCE
+from .watch import Watch
 
 if TYPE_CHECKING:
     from distributed import Client, Future
@@ -257,6 +258,8 @@ class Calls:
         self.ended: deque[CallRun] = deque()
         # Calls may be sent by several threads at once, and the ledger is one.
         self.lock = threading.RLock()
+        # By call, what watches over one that a rank works on, or will once that has been silent for long.
+        self._silences: dict[str, asyncio.TimerHandle | asyncio.Task[None]] = {}
         self._futures: dict[str, Future[Any]] = {}
         self._finishing: set[asyncio.Task[None]] = set()
         self._forgotten: dict[int, list[str]] = {}
@@ -292,7 +295,7 @@ class Calls:
             run.capture = order.parcel.capture if order.arguments is None else order.capture
             run.on_over, run.on_left = self._on_over, self._on_left
             # No rank sets its frameworks up anew beside what it works on.
-            run.on_begun = self.pool.supervisor._working.add
+            run.on_begun = self._on_begun
             run.shape, run.carrier, run.noted = self.pool.shape, order.carrier, order.noted
             run.code, run.together = order.title, order.together
             owns.append(self._own(run, order, on_send, tick))
@@ -492,6 +495,8 @@ class Calls:
                 run.end_unbegun()
             elif hard and control is not None and run.node not in control.there:
                 run.give_up("its node does not answer, and you gave it up; `%sky restart` makes it anew")
+            elif not hard:
+                self.pool.supervisor.do(self.pool.supervisor.free(run))
 
     async def _cancel_on(self, node: int, runs: Sequence[CallRun], begun: set[str], hard: bool) -> None:
         """Have a node stop calls, as soon as it can be reached; those that it had begun are noted."""
@@ -509,6 +514,24 @@ class Calls:
         await asyncio.sleep(FREE_PATIENCE)
         for run in runs:
             run.give_up(f"it does not end, and you gave it up{self.pool.watchdog.why}")
+
+    def _on_begun(self, run: CallRun) -> None:
+        """A rank has begun a call: where that is silent for long, it is looked at."""
+        supervisor = self.pool.supervisor
+        supervisor._working.add(run)
+        if self.pool.spec.world_size > 1:
+            self._stop_watching(run)
+            later = asyncio.get_running_loop().call_later
+            self._silences[run.call] = later(supervisor.silence, self._watch_over, run)
+
+    def _watch_over(self, run: CallRun) -> None:
+        supervisor = self.pool.supervisor
+        watch = Watch(run, supervisor._look, after=supervisor.silence)
+        self._silences[run.call] = supervisor._keep_task(watch.attend())
+
+    def _stop_watching(self, run: CallRun) -> None:
+        if (silence := self._silences.pop(run.call, None)) is not None:
+            silence.cancel()
 
     def _on_left(self, node: int) -> None:
         """A call is to go on elsewhere: where only we know that its node's machine is off, Dask has to be told."""
@@ -539,6 +562,7 @@ class Calls:
 
     async def _finish(self, run: CallRun) -> None:
         supervisor = self.pool.supervisor
+        self._stop_watching(run)
         try:
             outcome = run.outcome
             if outcome.end.get("large") and not outcome.failed and not run.cancelled:

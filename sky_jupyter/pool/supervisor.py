@@ -272,24 +272,29 @@ class Supervisor:
         A kill loses a namespace: what the user interrupted waits for a second interrupt instead.
         """
         await self.signal(run, signal.SIGINT)
-        looking = self._keep_task(self._look_at_held(run)) if self.gentle and not to_the_end else None
+        if not to_the_end:
+            await self.free(run)
+        elif not await run.until(lambda: not run.left, _INTERRUPT_PATIENCE):
+            if self.gentle:
+                await self.abort(run)
+                if await run.until(lambda: not run.left, _ABORT_PATIENCE):
+                    return
+            await self.signal(run, signal.SIGKILL)
+            await self._ended_or_silent(run)
+            run.lose(run.left, "it was to be stopped, and its node does not answer; `%sky restart` makes it anew")
+        await run.until(lambda: not run.left, None)
+
+    async def free(self, run: Run) -> None:
+        """See to the ranks of a run, or of a call, that a person has interrupted, and that do not heed it."""
+        looking = self._keep_task(self._look_at_held(run)) if self.gentle else None
         if await run.until(lambda: not run.left, _INTERRUPT_PATIENCE):
             return
         if looking is not None:
             await asyncio.wait([looking], timeout=_INTERRUPT_PATIENCE)
             await self._free_gently(run, looking.result() if looking.done() else None)
-        elif not to_the_end:
+        else:
             await run.until(lambda: not run.left, _INTERRUPT_PATIENCE)
             self._tell(run, Held(run.left).warning(run.left, failed=False))
-        elif self.gentle:
-            await self.abort(run)
-            if await run.until(lambda: not run.left, _ABORT_PATIENCE):
-                return
-        if to_the_end:
-            await self.signal(run, signal.SIGKILL)
-            await self._ended_or_silent(run)
-            run.lose(run.left, "it was to be stopped, and its node does not answer; `%sky restart` makes it anew")
-        await run.until(lambda: not run.left, None)
 
     async def _ended_or_silent(self, run: Run) -> None:
         """Wait for ranks that were killed; those of a node that does not answer cannot say that they have ended."""

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 import sky_jupyter as sky
+from sky_jupyter.capture.collect import collect_value
 from sky_jupyter.errors import RankDied, SpecError
 from sky_jupyter.pool.events import Event, NoticeEvent
 from sky_jupyter.pool.manager import Pool
@@ -227,6 +228,39 @@ def test_a_collective_in_a_cell_that_leaves_ranks_out_is_told(jax_pool: Pool) ->
             jax_pool.attend(current)
     finally:
         jax_pool.supervisor.silence = before
+    fresh(jax_pool)
+
+
+def test_a_collective_in_a_call_of_one_rank_is_told_and_an_interrupt_frees_it(jax_pool: Pool) -> None:
+    notices: list[str] = []
+    before, jax_pool.supervisor.silence = jax_pool.supervisor.silence, 1.0
+
+    def gather() -> None:
+        import jax.numpy as jnp
+        from jax.experimental import multihost_utils
+
+        multihost_utils.process_allgather(jnp.ones(1))
+
+    def listen(event: Event) -> None:
+        if isinstance(event, NoticeEvent):
+            notices.append(event.text)
+
+    run(jax_pool, "kept = 5", {})
+    pids = run(jax_pool, "import os; os.getpid()", {}).values
+    try:
+        blob, capture = collect_value((gather, (), {}), {}, jax_pool.ledger)
+        call = jax_pool.begin_one(blob, capture, rank=1, listener=listen)
+        assert eventually(lambda: bool(notices), 60)
+        assert notices[0].startswith("rank 1 waits in process_allgather")
+        assert "what it waits for may be rank 0, which this run leaves out" in notices[0]
+        jax_pool.interrupt(call)
+        assert not jax_pool.wait(call)
+        assert call.outcome.status == "interrupted"
+        jax_pool.finish(call)
+    finally:
+        jax_pool.supervisor.silence = before
+    jax_pool.settle()
+    assert run(jax_pool, "kept, os.getpid()", {}).values == [(5, pid) for pid in pids]
     fresh(jax_pool)
 
 
