@@ -21,17 +21,19 @@ from ..node.settings import FAMILIES, Family, Held
 from .unfollowed import Statement
 
 _ABSENT = object()
-_PLAIN = (str, int, float, bool, type(None))
+_PLAIN = (float, bool, type(None))
+# What the control plane takes as a number.
+_LARGEST = 1 << 63
 # What a process's surroundings, this project, and libraries as they are imported set for one process.
 _SILENT = re.compile(
     r"SKY_|COMPUTE_POOL\Z|JPY_|JUPYTER|PYTEST_|PYDEVD_|IPY|_\Z|PWD\Z|OLDPWD\Z|SHLVL\Z|COLUMNS\Z|LINES\Z|TERM|MPLBACKEND\Z"
-    r"|KMP_|CLICOLOR|FORCE_COLOR\Z|PAGER\Z|GIT_PAGER\Z|QT_|TF2_BEHAVIOR\Z|SSH_|PYTHON"
+    r"|KMP_|CLICOLOR|FORCE_COLOR\Z|PAGER\Z|GIT_PAGER\Z|QT_|TF2_BEHAVIOR\Z|SSH_|PYTHON|UV_|PIP_|LD_|XDG_|CONDA_|VIRTUAL_ENV"
+    r"|ACCELERATE_|DASK_|NVIDIA_|CUDA_MODULE_LOADING\Z"
 )
 # What each machine, or each rank, has of its own.
 _OWN = re.compile(
-    r"(PATH|HOME|USER|LOGNAME|SHELL|TMPDIR|TEMP|TMP|HOSTNAME|VIRTUAL_ENV|RANK|WORLD_SIZE|NODE_RANK|GROUP_RANK|GROUP_WORLD_SIZE"
-    r"|KERAS_BACKEND|XLA_FLAGS)\Z|(LD|XDG|CONDA|LOCAL|MASTER|ROLE|TORCHELASTIC|JAX|XLA|CUDA|HIP|ROCR|NVIDIA|ACCELERATE|DASK|UV)_"
-    r"|\w+_SOCKET_IFNAME\Z"
+    r"(PATH|HOME|USER|LOGNAME|SHELL|TMPDIR|TEMP|TMP|HOSTNAME|RANK|WORLD_SIZE|NODE_RANK|GROUP_RANK|GROUP_WORLD_SIZE"
+    r"|KERAS_BACKEND)\Z|(LOCAL|MASTER|ROLE|TORCHELASTIC|JAX|XLA|CUDA|HIP|ROCR)_|\w+_SOCKET_IFNAME\Z"
 )
 _SECRET = re.compile(r"(?i:.*(token|secret|passw|credential|api_?key|access_?key|private|_key\Z|_pwd\Z|_pat\Z))")
 
@@ -203,4 +205,9 @@ def _is_plain(value: Any) -> bool:
         return all(map(_is_plain, value))
     if isinstance(value, dict):
         return all(isinstance(key, str) and _is_plain(one) for key, one in value.items())
+    if type(value) is str:
+        # A variable may hold bytes that are no text.
+        return value.isascii() or value == value.encode(errors="replace").decode()
+    if type(value) is int:
+        return abs(value) < _LARGEST
     return type(value) in _PLAIN and value == value and value not in (float("inf"), float("-inf"))

@@ -222,11 +222,13 @@ def _pattern(one: Any) -> str:
 def _put_filters(_: str, value: Any) -> None:
     """Put the notebook's filters before the process's own, in the place of those that it had before."""
     wanted = [one for one in map(_filter, value or ()) if one is not None]
-    ours = _filters_put + wanted
-    rest = [one for one in warnings.filters if one not in ours]
-    _filters_put[:] = wanted
+    before, _filters_put[:] = list(_filters_put), wanted
+    kept = [one for one in before if one in wanted]
+    # What the notebook had before stays behind what a cell has put here since; where its order is another, all is anew.
+    fresh = wanted[: len(wanted) - len(kept)] if wanted[len(wanted) - len(kept) :] == kept else wanted
+    gone = [one for one in before if one not in wanted]
     filters: Any = warnings.filters
-    filters[:] = [*wanted, *rest]
+    filters[:] = [*fresh, *(one for one in filters if one not in fresh and one not in gone)]
     with warnings.catch_warnings():
         """What Python remembers of the filters before is forgotten thereby."""
 

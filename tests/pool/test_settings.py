@@ -123,6 +123,22 @@ def test_filters_of_warnings_and_levels_of_loggers_follow_with_handlers_that_wri
     assert "says" not in result.stderr(0)
 
 
+def test_a_filter_that_the_notebook_adds_leaves_those_of_cells_in_their_place(pool):
+    show = "import warnings\nwarnings.warn('common')"
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", message="common")
+        assert run(pool, show, {}).stderr(0) == ""
+        run(pool, "warnings.filterwarnings('always', message='common')", {})
+        warnings.filterwarnings("ignore", message="other")
+        assert "UserWarning: common" in run(pool, show, {}).stderr(0)
+    run(pool, "warnings.resetwarnings()", {})
+
+
+def test_what_is_no_text_is_no_hindrance(pool, monkeypatch):
+    monkeypatch.setenv("NO_TEXT", os.fsdecode(b"\xff\xfe"))
+    assert stdout(pool, "import os; print(os.fsencode(os.environ['NO_TEXT']))") == [r"b'\xff\xfe'"] * 2
+
+
 def test_a_handler_that_cannot_follow_is_named(pool, tmp_path: Path):
     logger, handler = logging.getLogger("filed"), logging.FileHandler(tmp_path / "log")
     logger.addHandler(handler)
