@@ -49,7 +49,7 @@ _NODE_NEEDS = (
     "psutil",
 )
 # Of what has a URL some releases of uv print ``name==version (from url)``, others ``name @ url``.
-_PLANNED = re.compile(
+PLANNED = re.compile(
     r" [+~] (?P<name>[\w.-]+)(?:==(?P<version>\S+))?(?: @ (?P<at>\S+)| \(from (?P<from>.+)\))?\Z", re.ASCII
 )
 _MARK = ".ok"
@@ -105,7 +105,7 @@ def ensure(
     BootstrapError
         When uv fails or is stopped; nothing is left behind.
     """
-    own_python = _is_own_python(image.python)
+    own_python = is_own_python(image.python)
     wanted = missing(indexes.wanted(image))
     if own_python and not wanted:
         return Environment(Path(sys.executable), reused=True, path=None)
@@ -131,10 +131,11 @@ def ensure(
 
 def is_own(image: Image) -> bool:
     """Whether the notebook's own environment has all that an image asks for, as it is."""
-    return _is_own_python(image.python) and not missing(indexes.wanted(image))
+    return is_own_python(image.python) and not missing(indexes.wanted(image))
 
 
-def _is_own_python(asked: str | None) -> bool:
+def is_own_python(asked: str | None) -> bool:
+    """Whether an image's Python is the one that runs this."""
     return asked is None or platform.python_version_tuple()[: asked.count(".") + 1] == tuple(asked.split("."))
 
 
@@ -186,7 +187,7 @@ def _build_overlay(
         plan = run_uv(
             [*command, "--constraints", str(constraints), *asked],
             phase=PHASE,
-            on_line=lambda line: None if _PLANNED.match(line) or line.startswith("Would ") else on_line(line),
+            on_line=lambda line: None if PLANNED.match(line) or line.startswith("Would ") else on_line(line),
             stop=stop,
             env=indexes.environment(image, os.environ),
             stdin=lines,
@@ -237,7 +238,7 @@ def _additions(plan: list[str], wanted: list[str]) -> list[str]:
     """
     direct = {canonicalize_name(item.name): f"{item.name} @ {item.url}" for item in map(parse, wanted) if item.url}
     additions = list(direct.values())
-    for match in filter(None, map(_PLANNED.match, plan)):
+    for match in filter(None, map(PLANNED.match, plan)):
         name, version, url = match["name"], match["version"], match["at"] or match["from"]
         if canonicalize_name(name) in direct:
             continue

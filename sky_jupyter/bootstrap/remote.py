@@ -322,8 +322,8 @@ class Crew:
         advice: str = "",
         survive: bool = False,
         hide: Callable[[str], str] = str,
-    ) -> None:
-        """Run a script on a host that ends with our connection, or survives it; its lines are told as they come."""
+    ) -> list[str]:
+        """Run a script on a host that ends with our connection, or survives it; its lines, told as they come."""
         log = PurePosixPath(f"{site.facts.cache}/bootstrap.log")
         command = site.machine.exec(
             ["/bin/sh", "-c", f"exec 2>&1; {script}"], env=env, cwd=site.facts.home, log=log, survive=survive
@@ -341,6 +341,7 @@ class Crew:
             why = words.of(lines) if phase == "environment" else ""
             told = f"{why}; exit status {status}{advice}" if why else f"exit status {status}{advice}"
             raise BootstrapError(phase, told, command=shown, lines=lines[-LAST_LINES:])
+        return lines
 
     def _tell(self, site: Site, line: str, say: OnLine) -> None:
         self.on_node(site.node, "on", line)

@@ -11,6 +11,7 @@ import json
 import os
 import shlex
 import sys
+import tempfile
 import threading
 from collections.abc import Iterable, Mapping, Sequence
 from importlib import metadata
@@ -20,12 +21,14 @@ from packaging.requirements import InvalidRequirement, Requirement
 from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
-from . import wheels
+from . import environment, indexes, wheels
 from .remote import Crew
+from .requirements import parse
 from .supplies import own_cache
 from .uv import OnLine, run_uv
 
 if TYPE_CHECKING:
+    from ..image import Image
     from ..machines.ssh.machine import SSHMachine
     from ..spec import PoolSpec
     from .site import Site
@@ -139,20 +142,109 @@ def _requirements(distribution: metadata.Distribution) -> list[Requirement]:
     return found
 
 
+def lacking(requirements: Iterable[str], there: Mapping[str, str]) -> list[str]:
+    """The requirements that a node with these distributions, by name and version, does not satisfy for sure."""
+    found = []
+    for text in requirements:
+        one = parse(text)
+        version = there.get(canonicalize_name(one.name))
+        # What extras and URLs come to only uv can tell.
+        if version is None or one.extras or one.url or not one.specifier.contains(version, prereleases=True):
+            found.append(text)
+    return found
+
+
+def _pins(requirements: Iterable[str], there: Mapping[str, str]) -> list[str]:
+    """What stays on a node as it is, as lines for uv: all but what is asked for."""
+    asked = {canonicalize_name(parse(text).name) for text in requirements}
+    return [
+        f"{name}=={version}" for name, version in sorted(there.items()) if name not in asked and _is_version(version)
+    ]
+
+
+def _is_version(text: str) -> bool:
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True
+
+
+def _planned(lines: Iterable[str], requirements: Iterable[str], there: Mapping[str, str]) -> list[str]:
+    """Of what uv plans to install, what a node lacks; what has a URL as it was given, since uv prints no password."""
+    direct = {canonicalize_name(one.name): f"{one.name} @ {one.url}" for one in map(parse, requirements) if one.url}
+    found = list(direct.values())
+    for match in filter(None, map(environment.PLANNED.match, lines)):
+        name, version = canonicalize_name(match["name"]), match["version"]
+        url = match["at"] or match["from"]
+        if name not in direct and (url or differs(version or "", there.get(name, ""))):
+            found.append(f"{name} @ {url}" if url else f"{name}=={version}")
+    return found
+
+
+def _untold(line: str) -> None:
+    """For a plan, which says what is not done yet."""
+
+
+def plan_here(
+    python: str, image: Image, requirements: Sequence[str], there: Mapping[str, str], stop: threading.Event
+) -> list[str]:
+    """What local nodes need for requirements, besides what they have.
+
+    Parameters
+    ----------
+    python : str
+        Their interpreter.
+    image : Image
+        Whose indexes count.
+    there : mapping of str to str
+        The versions of the distributions that they see.
+
+    Raises
+    ------
+    BootstrapError
+        When uv finds no such set; it says why.
+    """
+    # Of an overlay uv sees the packages that it adds to the notebook's, and not the notebook's.
+    seen = sys.executable if environment.is_own_python(image.python) else python
+    with tempfile.NamedTemporaryFile("w", prefix="sky-asked-", suffix=".txt") as file:
+        file.write("".join(f"{line}\n" for line in _pins(requirements, there)))
+        file.flush()
+        command = [
+            "pip",
+            "install",
+            "--dry-run",
+            "--break-system-packages",
+            "--python",
+            seen,
+            "--constraints",
+            file.name,
+        ]
+        with indexes.arguments(requirements, image) as (asked, lines):
+            env = indexes.environment(image, os.environ)
+            phase = environment.PHASE
+            plan = run_uv([*command, *asked], phase=phase, on_line=_untold, stop=stop, env=env, stdin=lines)
+    return _planned(plan, requirements, there)
+
+
 def public(requirement: str) -> str:
     """A requirement without what a version was built for, such as torch's ``+cpu``."""
     return requirement.partition("+")[0]
 
 
-def install_here(python: str, folder: str, requirements: Sequence[str], say: OnLine, stop: threading.Event) -> None:
-    """Install distributions into a folder of this machine, for an interpreter.
+def install_here(
+    python: str, folder: str, image: Image, requirements: Sequence[str], say: OnLine, stop: threading.Event
+) -> None:
+    """Install distributions into a folder of this machine, for an interpreter; from where the image's indexes say.
 
     Raises
     ------
     BootstrapError
         When uv fails.
     """
-    run_uv([*_install(python, folder), *requirements], phase="environment", on_line=say, stop=stop)
+    with indexes.arguments(requirements, image) as (asked, lines):
+        env = indexes.environment(image, os.environ)
+        run_uv([*_install(python, folder), *asked], phase="environment", on_line=say, stop=stop, env=env, stdin=lines)
 
 
 def _install(python: str, folder: str) -> list[str]:
@@ -192,6 +284,49 @@ class Addition(Crew):
         if not self.offline or any(site.facts.devices.all for site in self.sites):
             requirements = [public(item) for item in requirements]
         self.each(lambda site: self._add(site, requirements, say), "environment")
+
+    def add(self, requirements: Sequence[str], there: Mapping[str, str], say: OnLine) -> list[str]:
+        """Have what requirements come to installed on all hosts, as far as they lack it; what that is.
+
+        Parameters
+        ----------
+        there : mapping of str to str
+            The versions of the distributions that they have: their environments are alike.
+
+        Raises
+        ------
+        BootstrapError
+            When uv finds no such set, or fails on a host, or one cannot be sent what it needs.
+        """
+        self.look(say)
+        site = self.sites[0]
+        pins = _pins(requirements, there)
+        if self.offline:
+            aim = self._aim(site)
+            found = wheels.resolve(requirements, aim, pins, image=self.image, on_line=say, stop=self.stop)
+            planned = [
+                line for line in found if differs(line.partition("==")[2], there.get(line.partition("==")[0], ""))
+            ]
+        else:
+            planned = _planned(self._plan(site, requirements, pins, say), requirements, there)
+        if planned:
+            self.each(lambda site: self._add(site, planned, say), "environment")
+        return planned
+
+    def _plan(self, site: Site, requirements: Sequence[str], pins: Sequence[str], say: OnLine) -> list[str]:
+        """What uv would install on a host, in its words."""
+        python, folder = self.places[site.node]
+        site.environment = folder
+        cache = site.facts.cache
+        self.supplies.send(site, [], self._aim(site), functools.partial(self._tell, site, say=say))
+        command = [f"{cache}/bin/uv-{self.supplies.uv}", "pip", "install", "--dry-run", "--python", python]
+        lines = shlex.quote("".join(f"{line}\n" for line in pins))
+        uv = f"{shlex.join(command)} --constraints $f {shlex.join(requirements)}"
+        script = f"f=$(mktemp) && printf %s {lines} >$f && {uv}; r=$?; rm -f $f; exit $r"
+        variables = {**self.image.env, "UV_CACHE_DIR": f"{cache}/uv", "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
+        variables.update(indexes.environment(self.image, self.image.env))
+        shown = shlex.join(["uv", "pip", "install", *requirements])
+        return self._stream(site, script, variables, "environment", say, shown=shown)
 
     def _add(self, site: Site, requirements: Sequence[str], say: OnLine) -> None:
         python, folder = self.places[site.node]

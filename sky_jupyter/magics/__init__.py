@@ -41,7 +41,11 @@ _NAMES_SHOWN = 12
 
 @magics_class
 class SkyMagics(Magics):
-    """Made when the extension is loaded; it holds nothing but the shell."""
+    """Made when the extension is loaded; it holds the shell, and what keeps its kernel from being culled."""
+
+    def __init__(self, shell: Any) -> None:
+        super().__init__(shell)
+        self.pulse = busy.Pulse(shell)
 
     @line_cell_magic
     def sky(self, line: str, cell: str | None = None) -> None:
@@ -181,11 +185,22 @@ class SkyMagics(Magics):
         live = pools.current if given.name is None else pools.get(given.name)
         if live is None:
             return self.taken_up(given) or self.made(given)
-        if given.pool and (differences := live.spec.differences(given.spec(live.spec))):
-            raise PoolError(refusals.other(live.spec, given, differences))
+        if given.pool:
+            wanted = given.spec(live.spec)
+            if live.spec.differences(replace(wanted, image=replace(wanted.image, pip=live.spec.image.pip))):
+                raise PoolError(refusals.other(live.spec, given, live.spec.differences(wanted)))
+            if "pip" in given.pool:
+                self.add_packages(live, wanted.image.pip)
         _take_patience(live, given)
         pools.use(live)
         return live
+
+    def add_packages(self, pool: Pool, requirements: Sequence[str]) -> None:
+        """Have a live pool's nodes have packages; what they lack is installed for this pool alone."""
+        with display.LateView("packages", failed="not installed", pool=pool.spec.name) as late:
+            installed = pool.packages.add(requirements, late.on_event, late.refresh)
+        if installed:
+            print(f"installed on the nodes: {', '.join(installed)}")
 
     def made(self, given: Given) -> Pool:
         """A new pool; a cell that says nothing of machines gets none in the place of one that was elsewhere."""
@@ -550,6 +565,7 @@ def load(shell: Any) -> None:
     shell.register_magics(magics)
     Settings.from_the_start = True
     shell.events.register("post_run_cell", magics.after_cell)
+    shell.events.register("post_run_cell", magics.pulse.after_cell)
     shell.sky_magics = magics
     traceback.install(shell)
     requests.install(shell)
@@ -570,6 +586,8 @@ def unload(shell: Any) -> None:
     pools.end_all()
     Settings.from_the_start = False
     shell.events.unregister("post_run_cell", magics.after_cell)
+    shell.events.unregister("post_run_cell", magics.pulse.after_cell)
+    magics.pulse.stop()
     traceback.remove(shell)
     requests.remove(shell)
     busy.remove(shell)

@@ -2,12 +2,25 @@
 
 ipykernel says `idle` after each request, also after one on the control channel that a cell does not keep waiting.
 Jupyter Server takes that for the kernel's state: it is shown as idle, and is ended for want of activity.
+
+While a run goes on that no cell waits for, the kernel is idle, and its owner may go on working. A message now and
+then, which pages take no notice of, is activity for the server.
 """
 
 from __future__ import annotations
 
+import asyncio
 import threading
+from collections.abc import Callable
+from concurrent.futures import Future
 from typing import Any
+
+from ..pool.live import pools
+from ..pool.loop import loop
+
+ALIVE = "sky_alive"
+# Seconds; whoever culls does so after a minute at the earliest, and mostly after an hour.
+_EVERY = 2.0
 
 
 class Status:
@@ -34,6 +47,40 @@ class Status:
             elif status == "idle" and self._parent is not None:
                 # With the cell's own header: a page knows by the header above which request is over.
                 self._publish("busy", "shell", self._parent)
+
+
+class Pulse:
+    """What tells the server that a kernel's runs go on; made by the magics, ended with them.
+
+    Parameters
+    ----------
+    shell
+        The notebook's.
+    """
+
+    def __init__(self, shell: Any) -> None:
+        self._kernel: Any = getattr(shell, "kernel", None)
+        self._beating: Future[None] | None = None
+
+    def after_cell(self, result: Any = None) -> None:
+        """A cell has ended: see whether it has left a run that goes on."""
+        if self._kernel is not None and (self._beating is None or self._beating.done()) and _runs_go_on():
+            self._beating = loop().submit(self._beat(_runs_go_on))
+
+    def stop(self) -> None:
+        """The server is told nothing any more."""
+        if self._beating is not None:
+            self._beating.cancel()
+
+    async def _beat(self, go_on: Callable[[], bool]) -> None:
+        while go_on():
+            kernel = self._kernel
+            kernel.session.send(kernel.iopub_socket, ALIVE, {}, parent={}, ident=ALIVE.encode())
+            await asyncio.sleep(_EVERY)
+
+
+def _runs_go_on() -> bool:
+    return any(run.left for pool in pools.all() for run in list(pool.supervisor.runs.values()))
 
 
 def install(shell: Any) -> None:

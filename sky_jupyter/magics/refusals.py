@@ -39,10 +39,8 @@ def other(spec: PoolSpec, given: Given, differences: Sequence[str], *, attached:
         return "\n".join([f"a kept pool {name!r} lives, {asked}", *_rows(ways)])
     ways = [("use it as it is", "leave these options out")]
     if more := [text for text in wanted.image.pip if text not in spec.image.pip]:
-        added = " ".join(shlex.quote(without_secrets(text)) for text in more)
-        ways.append(
-            ("add packages", f"`%pip install {added}` here, and `%%sky --sync` over the cell that imports them")
-        )
+        added = shlex.quote(",".join(map(without_secrets, more)))
+        ways.append(("add packages", f"`%%sky --name {name} --pip {added}`"))
     if wanted.nodes != spec.nodes:
         ways.append(("change its nodes", f"`%sky resize {wanted.nodes} --name {name}`"))
     ways += [

@@ -388,9 +388,11 @@ class Agent:
         return {**answer, "accelerators": self.accelerators[0]}
 
     async def sky_packages(self) -> dict[str, Any]:
-        """This node's Python, and what is installed for it."""
-        found = await asyncio.to_thread(packages.installed, str(self.pool_folder / packages.FOLDER))
-        return {"python": platform.python_version(), "interpreter": sys.executable, "packages": found}
+        """This node's Python, what is installed for it, and what of that was added for this pool."""
+        folder = str(self.pool_folder / packages.FOLDER)
+        found = await asyncio.to_thread(packages.installed, folder)
+        facts = {"python": platform.python_version(), "interpreter": sys.executable, "packages": found}
+        return {**facts, "added": sorted(packages.added(folder))}
 
     async def sky_python(self) -> dict[str, Any]:
         """The minor version of this node's Python, and the number of the protocol that this speaks."""

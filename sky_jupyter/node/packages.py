@@ -1,4 +1,4 @@
-"""What is installed where this process runs, and what ``--sync`` has added for one pool."""
+"""What is installed where this process runs, and what ``--sync`` and ``--pip`` have added for one pool."""
 
 from __future__ import annotations
 
@@ -41,6 +41,12 @@ def installed(first: str) -> dict[str, list[str]]:
     return found
 
 
+def added(folder: str) -> set[str]:
+    """The distributions in a folder, as ``name==version``."""
+    found = ((each.metadata["Name"], each.version) for each in metadata.distributions(path=[folder]))
+    return {f"{canonical(name)}=={version}" for name, version in found if name and version}
+
+
 def _requirement(name: str, distribution: metadata.Distribution) -> str:
     try:
         origin: dict[str, Any] = json.loads(distribution.read_text("direct_url.json") or "{}")
@@ -72,21 +78,23 @@ class Added:
         token = "\n".join(added or ())
         if token == self._known and (self._folder in sys.path or not os.path.isdir(self._folder)):
             return
-        fresh = set(token.splitlines()) - set(self._known.splitlines())
+        known = set(self._known.splitlines())
+        fresh = set(token.splitlines()) - known
         self._known = token
         if self._folder not in sys.path:
             # After the notebook's own modules.
             sys.path.insert(1, self._folder)
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [os.environ.get("PYTHONPATH", ""), self._folder]))
         importlib.invalidate_caches()
+        earlier = {line.partition("==")[0] for line in known}
         for requirement in sorted(fresh):
-            self._say_if_late(requirement)
+            self._say_if_late(requirement, again=requirement.partition("==")[0] in earlier)
 
-    def _say_if_late(self, requirement: str) -> None:
+    def _say_if_late(self, requirement: str, *, again: bool) -> None:
         tops = {name.partition("/")[0] for name in self._files(requirement.partition("==")[0])}
         for top in sorted(tops & set(sys.modules)):
             file = getattr(sys.modules[top], "__file__", None) or ""
-            if file and not Path(file).is_relative_to(self._folder):
+            if file and (again or not Path(file).is_relative_to(self._folder)):
                 way = f"make the pool anew with --pip {requirement}" if top in self._early else "`%sky restart`"
                 print(f"{top} was loaded before {requirement} was installed, and stays: {way}", file=sys.stderr)
 

@@ -16,6 +16,7 @@ import pytest
 from nbclient import NotebookClient
 from nbclient.exceptions import CellExecutionError
 
+from tests.bootstrap.wheels import make_wheel
 from tests.conftest import MARK, marked_processes
 from tests.magics.notebook import Cell, Notebook, OwnKernelSpecs, notebook
 
@@ -121,7 +122,6 @@ def test_another_spec_on_a_live_name_says_what_differs_and_starts_nothing(two):
         assert "%sky restart --name default" in cell.error
         assert "Traceback" not in cell.error
         assert not cell.displays
-    assert "`%pip install einops` here, and `%%sky --sync`" in two.run("%%sky --pip einops\n1").error
     assert "variables: A" in two.run("%%sky --env A=1\n1").error
     told = two.run("%%sky --nodes 3 --python 3.13\n1").error
     assert "python: the notebook's -> 3.13" in told
@@ -129,6 +129,28 @@ def test_another_spec_on_a_live_name_says_what_differs_and_starts_nothing(two):
     assert "`%sky resize 3 --name default`" in told
     assert "resize" not in two.run("%%sky --accelerator A100\n1").error
     assert pools_of(two) == ["default"]
+
+
+def test_packages_are_installed_for_a_live_pool_that_runs_in_the_notebooks_own_environment(book, tmp_path):
+    make_wheel(tmp_path, "sky_extra", "1.5")
+    book.run(f"import os; os.environ.update(UV_NO_INDEX='1', UV_FIND_LINKS={str(tmp_path)!r})")
+    assert book.run("%sky up --name more --nodes 2").status == "ok"
+    try:
+        book.run("%%sky\nkept_name = 3")
+        failed = book.run("%%sky --pip sky-absent\n1")
+        assert failed.error_name == "BootstrapError"
+        assert "sky-absent" in failed.error
+        cell = book.run("%%sky --nodes 2 --pip sky-extra\nimport sky_extra\nsky_extra.VERSION, kept_name")
+        assert (cell.stream(), cell.body) == ("installed on the nodes: sky-extra==1.5\n", ["[0-1] Out: ('1.5', 3)"])
+        again = book.run("%%sky --pip sky-extra\nsky_extra.VERSION")
+        assert (again.stream(), again.body) == ("", ["[0-1] Out: '1.5'"])
+        assert book.run("import sky_extra").error_name == "ModuleNotFoundError"
+        both = book.run("%%sky --pip sky-other --env A=1\n1").error
+        assert "packages: sky-extra -> sky-other" in both
+        assert "`%%sky --name more --pip sky-other`" in both
+    finally:
+        book.run("%sky down more")
+        book.run("del os.environ['UV_NO_INDEX'], os.environ['UV_FIND_LINKS']")
 
 
 def test_a_name_alone_makes_no_pool(two):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import zipfile
@@ -16,6 +17,7 @@ from sky_jupyter.bootstrap import sync
 from sky_jupyter.errors import BootstrapError
 from sky_jupyter.pool.events import Event, NoticeEvent
 from sky_jupyter.pool.manager import Pool
+from sky_jupyter.pool.packages import PoolPackages
 from sky_jupyter.spec import Image
 from tests.bootstrap.wheels import make_wheel
 from tests.pool.pools import local_pool, run
@@ -100,6 +102,40 @@ def test_nodes_that_come_later_have_what_was_installed(pool: Pool) -> None:
 
 
 @pytest.mark.slow
+def test_packages_that_are_asked_for_while_the_pool_lives_are_installed_for_it_alone(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    index = Path(os.environ["UV_FIND_LINKS"])
+    # Neither is here, and what one needs is there already or is not.
+    make_wheel(index, "sky_inner", "1.0")
+    make_wheel(index, "sky_more", "1.0", ["sky_inner", "sky_there"])
+    make_wheel(index, "sky_more", "2.0", ["sky_inner", "sky_there"])
+    environment = Path(pool.packages._there()[0]["interpreter"]).parent.parent
+    before = sorted(environment.rglob("*.dist-info"))
+    assert sorted(pool.packages.add(["sky-more<2"])) == ["sky-inner==1.0", "sky-more==1.0"]
+    assert sorted(environment.rglob("*.dist-info")) == before
+    look = "import sky_more, sky_inner, sky_there\n[sky_more.VERSION, sky_inner.VERSION]"
+    assert run(pool, look, {}).values == [["1.0", "1.0"]] * pool.spec.world_size
+    assert pool.packages.add(["sky-more<2"]) == []
+    assert "sky-more<2" in pool.spec.image.pip
+    # A rank that has loaded one keeps it, and says so.
+    assert pool.packages.add(["sky-more==2.0"]) == ["sky-more==2.0"]
+    result = run(pool, look, {})
+    assert result.values == [["1.0", "1.0"]] * pool.spec.world_size
+    assert result.stderr(0) == "sky_more was loaded before sky-more==2.0 was installed, and stays: `%sky restart`\n"
+    pool.restart()
+    assert run(pool, look, {}).values == [["2.0", "1.0"]] * pool.spec.world_size
+    # Who takes the pool over finds it, as long as its nodes have it.
+    pool.packages = PoolPackages(pool)
+    assert pool.packages.add(["sky-more==2.0"]) == []
+    pool.restart()
+    assert run(pool, look, {}).values == [["2.0", "1.0"]] * pool.spec.world_size
+    with pytest.raises(BootstrapError, match="sky-nobodys"):
+        pool.packages.add(["sky-nobodys"])
+    assert "sky-nobodys" not in pool.spec.image.pip
+    assert run(pool, "1 + 1", {}).values == [2] * pool.spec.world_size
+
+
 def test_the_notebooks_own_environment_does_not_differ_from_itself(monkeypatch: pytest.MonkeyPatch) -> None:
     def never(modules: Any) -> Any:
         raise AssertionError

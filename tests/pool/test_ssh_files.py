@@ -18,9 +18,10 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.capture.collect import collect
-from sky_jupyter.errors import CaptureError, LinkLost, SkyError, TransferError
+from sky_jupyter.errors import BootstrapError, CaptureError, LinkLost, SkyError, TransferError
 from sky_jupyter.pool.events import Event, NoticeEvent, ProgressEvent
 from sky_jupyter.pool.manager import Pool
+from sky_jupyter.pool.packages import PoolPackages
 from sky_jupyter.spec import PoolSpec
 from tests.bootstrap.wheels import make_wheel
 from tests.hosts.world import Host, World, hosts
@@ -254,6 +255,28 @@ def test_packages_that_hosts_lack_are_told_and_then_sent(
     new = [path for path in world[1].files() if path not in before and path.endswith("sky_sent/__init__.py")]
     (own,) = [path for path in new if "/.cache/sky_jupyter/uv/" not in path]
     assert "/site/" in own
+
+
+@pytest.mark.slow
+def test_packages_that_are_asked_for_while_hosts_are_on_are_sent_with_what_they_require(
+    world: World, shared: Pool, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make_wheel(place / "asked", "sky_asked", "1.0", ["sky_asked_too", "cloudpickle"])
+    make_wheel(place / "asked", "sky_asked_too", "1.5")
+    make_wheel(place / "asked", "cloudpickle", "99.0")
+    monkeypatch.setenv("UV_NO_INDEX", "1")
+    monkeypatch.setenv("UV_FIND_LINKS", str(place / "asked"))
+    spec = shared.spec
+    try:
+        with pytest.raises(BootstrapError, match="sky-nobodys"):
+            shared.packages.add(["sky-nobodys"])
+        assert run(shared, "1").values == [1] * HOSTS
+        assert shared.packages.add(["sky-asked"]) == ["sky-asked==1.0", "sky-asked-too==1.5"]
+        code = "import sky_asked, sky_asked_too, cloudpickle\n(sky_asked.VERSION, sky_asked_too.VERSION)"
+        assert run(shared, code).values == [("1.0", "1.5")] * HOSTS
+    finally:
+        # The next tests have no such index.
+        shared.spec, shared.packages = spec, PoolPackages(shared)
 
 
 def left_of_values(world: World, pool: Pool) -> list[str]:

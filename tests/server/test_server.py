@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from ipykernel.kernelspec import get_kernel_dict
 
 from sky_jupyter.pool.registry import Registry
 from tests.browser import lab
@@ -87,7 +88,12 @@ class Client:
 def client(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Client]:
     folder = tmp_path_factory.mktemp("server")
     (folder / "config").mkdir()
-    settings = {"SkyApp": {"look_every": 0.2, "reap_every": 1}}
+    # Kernels of the kind "culled" alone end soon.
+    culling = {"cull_idle_timeout": 86400, "cull_interval": 1}
+    settings = {"SkyApp": {"look_every": 0.2, "reap_every": 1}, "MappingKernelManager": culling}
+    spec = {**get_kernel_dict(), "display_name": "culled", "metadata": {"cull_idle_timeout": 8}}
+    (folder / "data" / "kernels" / "culled").mkdir(parents=True)
+    (folder / "data" / "kernels" / "culled" / "kernel.json").write_text(json.dumps(spec))
     (folder / "config" / "jupyter_server_config.json").write_text(json.dumps(settings))
     with lab.server(folder) as server:
         # It says where it listens a moment before it does.
@@ -123,10 +129,10 @@ def answers(url: str) -> bool:
 class Notebook:
     """A notebook that the server has a kernel for."""
 
-    def __init__(self, client: Client, path: str) -> None:
+    def __init__(self, client: Client, path: str, kernel: str = "python3") -> None:
         from jupyter_client.blocking import BlockingKernelClient
 
-        body = {"path": path, "name": path, "type": "notebook", "kernel": {"name": "python3"}}
+        body = {"path": path, "name": path, "type": "notebook", "kernel": {"name": kernel}}
         status, session = client.ask("api/sessions", "POST", body)
         assert status == 201, session
         self.client, self.session, self.kernel = client, session["id"], session["kernel"]["id"]
@@ -265,6 +271,28 @@ def test_a_kernel_is_busy_while_a_cell_works_whatever_its_page_asks(client, tmp_
         reply = book.channels.get_shell_msg(timeout=PATIENCE)
         assert (reply["parent_header"]["msg_id"], reply["content"]["status"]) == (cell, "ok")
         asked_all("idle")
+    finally:
+        go.touch()
+        book.run("%sky down")
+        book.close()
+
+
+@pytest.mark.slow
+def test_a_kernel_whose_run_was_let_go_is_idle_and_is_not_culled(client, tmp_path):
+    book, go = Notebook(client, "books/away.ipynb", "culled"), tmp_path / "go"
+    try:
+        book.run("%load_ext sky_jupyter")
+        book.run(CELL.format(go=str(go)))
+        # One that has nothing to do, and whose last cell was later.
+        other = Notebook(client, "books/nothing.ipynb", "culled")
+        other.run("1")
+        until(lambda: client.ask(f"api/kernels/{other.kernel}")[0] == 404)
+        other.channels.stop_channels()
+        status, facts = client.ask(f"api/kernels/{book.kernel}")
+        assert (status, facts["execution_state"]) == (200, "idle")
+        go.touch()
+        book.run("%sky wait")
+        book.run("assert _sky.errors == {}")
     finally:
         go.touch()
         book.run("%sky down")
