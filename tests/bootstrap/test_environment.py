@@ -187,7 +187,7 @@ def test_an_environment_that_lacks_what_was_wanted_is_not_kept(
 ) -> None:
     make_wheel(wheels, "sky_added")
     # As where uv prints its plan in a form that nobody knows.
-    monkeypatch.setattr(environment, "_PLANNED", re.compile("never"))
+    monkeypatch.setattr(environment, "PLANNED", re.compile("never"))
     with pytest.raises(BootstrapError, match="sky_added was asked for, and the environment lacks it, although uv"):
         ensure(Image(pip=("sky_added",)), cache=cache)
     assert list(cache.iterdir()) == []
