@@ -30,6 +30,7 @@ pytest_plugins = ["tests.fresh", "tests.left_out"]
 
 MARK = "SKY_TEST"
 PATIENCE = 60.0
+TOLD: set[int] = set()
 POOL_FOLDER = re.compile(r"sky-[0-9a-f]{8}-\w{8}\Z")
 
 
@@ -60,8 +61,11 @@ def pool_folders(pool: str) -> list[Path]:
     return [path for place in places if place.is_dir() for path in place.glob(f"sky-{pool}-*")]
 
 
-def orphaned_folders(since: float) -> list[Path]:
-    """Folders of pools, in the machine's temporary folders, that are younger than this and of which no process is."""
+def orphaned_folders(since: float, base: Path) -> list[Path]:
+    """Folders of pools that are younger than this and of which no process is, where a registry below ``base`` has them.
+
+    Others use the machine's temporary folders too; the tests of one worker have their registries in its own.
+    """
     found = []
     for place in dict.fromkeys((tempfile.gettempdir(), "/tmp", "/dev/shm")):
         for path in Path(place).glob("sky-*-*"):
@@ -71,7 +75,9 @@ def orphaned_folders(since: float) -> list[Path]:
     if not found:
         return []
     held = "\n".join(" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"]))
-    return [path for path in found if f"/{path.name.rsplit('-', 1)[0]}-" not in held]
+    found = [path for path in found if f"/{path.name.rsplit('-', 1)[0]}-" not in held]
+    known = b"".join(file.read_bytes() for file in base.rglob("*.sqlite*")) if found else b""
+    return [path for path in found if path.name.split("-")[1].encode() in known]
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
@@ -90,17 +96,18 @@ def _own_registry(tmp_path_factory: pytest.TempPathFactory) -> None:
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _nothing_is_left() -> Iterator[None]:
+def _nothing_is_left(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     """Every file of tests ends its pools: no process and no folder is there for long after its last test."""
-    begun = time.time()
+    begun, base = time.time(), tmp_path_factory.getbasetemp()
     yield
     end = time.monotonic() + PATIENCE
-    while left := marked_processes(os.environ[MARK]):
+    while left := [one for one in marked_processes(os.environ[MARK]) if one.pid not in TOLD]:
         if time.monotonic() > end:
-            pytest.fail(f"processes are left: {[(p.pid, p.status()) for p in left]}")
+            # Of what one file left the next ones are not told.
+            TOLD.update(one.pid for one in left)
+            pytest.fail(f"processes are left: {[(one.pid, one.status(), one.cmdline()) for one in left]}")
         time.sleep(0.05)
-    # (Those of other workers' tests have a process, or are on their way out.)
-    while folders := orphaned_folders(begun):
+    while folders := orphaned_folders(begun, base):
         if time.monotonic() > end:
             pytest.fail(f"folders are left: {[(str(path), sorted(map(str, path.rglob('*')))) for path in folders]}")
         time.sleep(0.5)

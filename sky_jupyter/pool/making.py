@@ -137,7 +137,15 @@ class Making:
 
     def _launch_here(self, machines: Sequence[Any], python: Path, env: Mapping[str, str]) -> str:
         pool = self.pool
-        return launch.launch(pool.id, pool.spec, machines, python, env, pool.host_events.take, pool.expiry.left)
+
+        def take(host: launch.Host) -> None:
+            pool.host_events.take(host)
+            if pool._stop.is_set() or pool.state == "ended":
+                # Whoever ended the pool may not have seen this one: it was on its way.
+                host.end()
+                raise BootstrapError("agent", "stopped")
+
+        return launch.launch(pool.id, pool.spec, machines, python, env, take, pool.expiry.left)
 
     async def _prepare_remote(self) -> tuple[Callable[[], str], bool]:
         """Connect to the machines and see that they have the environment; what starts the hosts there."""

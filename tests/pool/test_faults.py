@@ -20,7 +20,9 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.errors import BootstrapError, PoolError, RankDied
+from sky_jupyter.machines import identity
 from sky_jupyter.plugins import Plugin
+from sky_jupyter.pool import launch
 from sky_jupyter.pool.events import NoticeEvent, OutputEvent
 from sky_jupyter.pool.loop import loop
 from sky_jupyter.pool.manager import Pool
@@ -414,3 +416,26 @@ def test_broadcasts_from_two_threads_do_not_mix() -> None:
         for thread in threads:
             thread.join()
         assert sorted(results) == [[[n, n], [n, n]] for n in range(8)]
+
+
+def test_a_start_that_is_given_up_as_its_host_begins_leaves_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    pool, make = Pool(PoolSpec(provider=Local())), launch.make_folders
+    begun, given_up = threading.Event(), threading.Event()
+
+    def late(id: str) -> Any:
+        begun.set()
+        given_up.wait()
+        return make(id)
+
+    def tick() -> None:
+        if begun.is_set():
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(launch, "make_folders", late)
+    with pytest.raises(KeyboardInterrupt):
+        pool.start(tick=tick)
+    # The hosts that were there have ended: this one comes after that.
+    given_up.set()
+    assert eventually(lambda: pool.hosts)
+    assert eventually(lambda: not identity.lives(*pool.hosts[0].command.identity))
+    assert eventually(lambda: not pool_folders(pool.id))
