@@ -190,6 +190,8 @@ def metrics(bench: Bench) -> str:
     if not told:
         expect(max(sample[0] for sample in samples) > 0.2 / (psutil.cpu_count() or 1), "its CPU was idle")
         return f"CPU {node['now'][0]:.0%}, memory {mib(node['now'][1])}"
+    if not all(word.isdigit() for word in told[0]):
+        raise LeftOut(f"nvidia-smi itself does not tell all of it: {told[0]}")
     used, total, busy = (float(word) for word in told[0])
     now = node["now"]
     expect(len(now) == 2 + 2 * len(gpus()), f"a sample has {len(now)} figures")
