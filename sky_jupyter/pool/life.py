@@ -258,6 +258,8 @@ class PoolLife:
         self.expiry.begin()
         with self._phase("agent", f"starting {spec.nodes} node{'s' if spec.nodes > 1 else ''} ({provider.kind})"):
             launching = asyncio.ensure_future(asyncio.to_thread(launch_all))
+            # Where the start is given up nobody asks for its error.
+            launching.add_done_callback(lambda done: done.cancelled() or done.exception())
             # The client's import takes as long as the hosts' start; beside it, it costs nothing.
             await asyncio.to_thread(import_client)
             address = await launching
