@@ -124,6 +124,7 @@ def test_an_error_that_is_no_want_of_machines_is_raised_at_once() -> None:
         first_of(specs(Market(), Market()), refuse, print)
 
 
+@pytest.mark.slow
 def test_the_next_spec_is_had_where_one_cannot_be(capsys: pytest.CaptureFixture[str]) -> None:
     nowhere = sky.Spec(sky.SSH(["127.0.0.1:1"], accept_host_keys=True))
     with sky.Compute(nowhere, sky.Spec(Local(), ttl="1h"), nodes=1, region="eu") as pool:
@@ -170,6 +171,7 @@ def test_a_block_joins_the_pool_of_its_name_and_leaves_it(shared: sky.Compute) -
         pass
 
 
+@pytest.mark.slow
 def test_a_pool_of_the_magics_is_joined_and_has_the_images_files(tmp_path: Path) -> None:
     data = tmp_path / "data"
     for name in ("words.txt", "model.ckpt", "raw/one.txt", "deep/raw.txt"):
@@ -318,6 +320,7 @@ def test_the_end_has_its_time_too(caplog: pytest.LogCaptureFixture) -> None:
 # -- beside an event loop --------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 def test_other_tasks_go_on_while_a_pool_starts_and_ends() -> None:
     async def program() -> int:
         beats = 0

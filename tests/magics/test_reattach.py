@@ -196,6 +196,7 @@ def test_a_manager_that_stood_still_while_it_was_replaced_is_not_obeyed(tmp_path
         second.run("%sky down")
 
 
+@pytest.mark.slow
 def test_a_run_that_is_let_go_is_shown_and_kept_when_it_is_waited_for(tmp_path: Path, name: str) -> None:
     go = tmp_path / "go"
     wait = f"import os, time\nwhile not os.path.exists({str(go)!r}): time.sleep(0.05)\n"

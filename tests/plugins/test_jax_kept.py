@@ -157,6 +157,7 @@ def test_it_may_be_cleaned_while_it_is_used(tmp_path: Path) -> None:
     ],
     ids=["another JAX", "GPUs", "nowhere"],
 )
+@pytest.mark.slow
 def test_where_it_cannot_be_kept_jax_works_as_without(tmp_path: Path, before: str, facts: str, said: str) -> None:
     script = f"""
 import os

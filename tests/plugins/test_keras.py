@@ -112,6 +112,7 @@ def test_dropout_and_random_numbers_agree_on_all_ranks(world: World) -> None:
     assert (first[0] != first[1]).any()
 
 
+@pytest.mark.slow
 def test_models_with_dropout_and_batch_normalisation_stay_equal(world: World) -> None:
     def train(info: Any) -> list[Any]:
         import keras
@@ -299,6 +300,7 @@ def check_one_rank(any_world: World, tmp_path: Path) -> None:
     assert largest_difference(first, other_first) == largest_difference(after, other_after) == 0
 
 
+@pytest.mark.slow
 def test_one_rank_makes_loads_and_fits_a_model_by_itself(world: World, tmp_path: Path) -> None:
     check_one_rank(world, tmp_path)
 
@@ -414,6 +416,7 @@ def check_files(any_world: World, folder: Path) -> None:
     assert not (folder / "backup").exists()
 
 
+@pytest.mark.slow
 def test_ranks_of_one_machine_write_and_read_the_same_files(world: World, tmp_path: Path) -> None:
     check_files(world, tmp_path)
 

@@ -122,6 +122,7 @@ def test_ranks_end_in_order_and_leave_no_process_and_no_port() -> None:
 
 
 @pytest.mark.parametrize("killed", [0, 1])
+@pytest.mark.slow
 def test_a_survivor_of_a_killed_peer_gets_an_error_and_ends_well(killed: int) -> None:
     with World([plugins.torch()], 2) as world:
         world.kill(killed)
