@@ -215,7 +215,7 @@ def screenshots(args: Sequence[str]) -> int:
     """Take the pictures of docs/images anew, which the README shows; others go to artifacts/."""
     folder = ROOT / "artifacts"
     os.environ["SKY_SCREENSHOTS"] = str(folder)
-    if status := python("-m", "pytest", "tests/browser/test_pages.py", "-k", "glance", *args):
+    if status := python("-m", "pytest", "tests/browser/test_pages.py", "-m", "slow", "-k", "glance", *args):
         return status
     for picture in (ROOT / "docs" / "images").glob("*.png"):
         shutil.copy(folder / picture.name, picture)
