@@ -18,6 +18,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
 from ..node.settings import FAMILIES, Family, Held
+from ..redaction import without_secrets
 from .unfollowed import Statement
 
 _ABSENT = object()
@@ -35,7 +36,10 @@ _OWN = re.compile(
     r"(PATH|HOME|USER|LOGNAME|SHELL|TMPDIR|TEMP|TMP|HOSTNAME|RANK|WORLD_SIZE|NODE_RANK|GROUP_RANK|GROUP_WORLD_SIZE"
     r"|KERAS_BACKEND)\Z|(LOCAL|MASTER|ROLE|TORCHELASTIC|JAX|XLA|CUDA|HIP|ROCR)_|\w+_SOCKET_IFNAME\Z"
 )
-_SECRET = re.compile(r"(?i:.*(token|secret|passw|credential|api_?key|access_?key|private|_key\Z|_pwd\Z|_pat\Z))")
+_SECRET = re.compile(
+    r"(?i:.*(token|secret|passw|passphrase|credential|api_?key|access_?key|private|cookie|signature|webhook"
+    r"|connection_?string|(_|\A)(key|pwd|pat|auth|dsn|pass)\Z))"
+)
 
 
 class Settings:
@@ -143,7 +147,7 @@ class Settings:
         if kind == "env":
             if _SILENT.match(key):
                 return
-            if way := "own" if _OWN.match(key) else "secret" if _SECRET.match(key) else "":
+            if way := "own" if _OWN.match(key) else "secret" if _is_secret(key, value) else "":
                 self._held[which] = way
                 return
         if kind == "logging" and value is not None:
@@ -160,6 +164,11 @@ class Settings:
         self._changes[which] = self._version, *encoded
 
 
+def _is_secret(key: str, value: Any) -> bool:
+    """Whether a variable's name, or a login in the URL that it holds, says that it is secret."""
+    return bool(_SECRET.match(key)) or (isinstance(value, str) and without_secrets(value) != value)
+
+
 def _of_variables(names: Collection[str]) -> str:
     shown = ", ".join(sorted(names))
     line = "the same line in the cell sets it" if len(names) == 1 else "the same lines in the cell set them"
@@ -169,7 +178,7 @@ def _of_variables(names: Collection[str]) -> str:
 def _of_secrets(names: Collection[str]) -> str:
     first, shown = min(names), ", ".join(sorted(names))
     return (
-        f"{shown}: set in the notebook, and not on the ranks, since the name is a secret's; "
+        f"{shown}: set in the notebook, and not on the ranks, as it looks like a secret; "
         f"`word = os.environ[{first!r}]` here and `os.environ[{first!r}] = word` in the cell set it there"
     )
 

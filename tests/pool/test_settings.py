@@ -68,13 +68,14 @@ def test_a_cell_that_is_sent_nothing_leaves_it_to_the_next(pool, monkeypatch):
 
 def test_secrets_and_what_each_rank_has_of_its_own_stay_here_which_is_said_once(pool, monkeypatch):
     monkeypatch.setenv("SOME_API_KEY", "hush")
+    monkeypatch.setenv("DATABASE", "postgresql://me:hush@db/x")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    show = "import os; print(os.environ.get('SOME_API_KEY'), os.environ.get('CUDA_VISIBLE_DEVICES'))"
+    show = "import os; print(os.environ.get('SOME_API_KEY'), 'DATABASE' in os.environ, os.environ.get('CUDA_VISIBLE_DEVICES'))"
     own, secret = notices(pool, show)
     assert own.startswith("CUDA_VISIBLE_DEVICES: set in the notebook, and each rank has its own")
-    assert secret.startswith("SOME_API_KEY: set in the notebook, and not on the ranks")
+    assert secret.startswith("DATABASE, SOME_API_KEY: set in the notebook, and not on the ranks")
     assert notices(pool, show) == []
-    assert stdout(pool, show)[0].startswith("None")
+    assert stdout(pool, show)[0].startswith("None False")
     assert "7" not in stdout(pool, show)[0]
 
 
