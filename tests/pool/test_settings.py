@@ -70,7 +70,7 @@ def test_secrets_and_what_each_rank_has_of_its_own_stay_here_which_is_said_once(
     monkeypatch.setenv("SOME_API_KEY", "hush")
     monkeypatch.setenv("DATABASE", "postgresql://me:hush@db/x")
     monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "7")
-    show = "import os; print(os.environ.get('SOME_API_KEY'), 'DATABASE' in os.environ, os.environ.get('CUDA_VISIBLE_DEVICES'))"
+    show = "from os import environ as e; print(e.get('SOME_API_KEY'), 'DATABASE' in e, e.get('CUDA_VISIBLE_DEVICES'))"
     own, secret = notices(pool, show)
     assert own.startswith("CUDA_VISIBLE_DEVICES: set in the notebook, and each rank has its own")
     assert secret.startswith("DATABASE, SOME_API_KEY: set in the notebook, and not on the ranks")
