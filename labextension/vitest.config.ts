@@ -12,5 +12,6 @@ export default defineConfig({
       },
     },
   ],
-  test: { environment: "happy-dom", include: ["tests/**/*.test.ts"] },
+  // A busy machine takes longer than the five seconds that are usual.
+  test: { environment: "happy-dom", include: ["tests/**/*.test.ts"], testTimeout: 60_000, hookTimeout: 60_000 },
 });
