@@ -467,6 +467,7 @@ class _Collector:
         notes = self.notes if any(one.ranks for one in bindings) else ()
         sources = sources_of(self.files, self.namespace)
         notes += tuple(_parting(*pair) for pair in ties.parted)
+        notes += tuple(_untied(*pair) for pair in ties.untied)
         found = Capture(bindings, inner, skipped, cell, modules, self.carried, notes, sources, self.namespace)
         return replace(found, groups=tuple(ties.groups), units=ties.units)
 
@@ -562,6 +563,15 @@ def _parting(name: str, other: str) -> str:
     return (
         f"{name} and {other} share an object in the notebook, and do not on the nodes: {name} is sent now, and {other} "
         f"is what the nodes have. Assign both anew in the notebook to have them share it there"
+    )
+
+
+def _untied(name: str, other: str) -> str:
+    """What a person should know of Keras models that share layers here, and will not on the nodes."""
+    models = f"{name} and {other} share" if name != other else f"models in {name} share"
+    return (
+        f"{models} Keras layers or weights in the notebook, and do not on the nodes: the configuration that Keras has "
+        f"of a model there does not name them. Make both inside the cell, or have both read by the same cell"
     )
 
 

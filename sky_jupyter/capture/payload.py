@@ -11,14 +11,12 @@ from __future__ import annotations
 import contextlib
 import hashlib
 import io
-import json
 import os
 import pickle
 import sys
 import tempfile
 import time
 import types
-import zipfile
 from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,6 +31,7 @@ from ..node.kept import LEAST, STAMP
 from ..node.payload import ALIGNMENT, HEAD, MAGIC, SPAN, Pickler, out_of_band
 from ..node.reads import code_reads
 from .functions import code_attributes, code_guesses
+from .keras_models import Models
 from .modules import imports_of_code
 from .texts import annotation_names
 
@@ -165,9 +164,13 @@ class NotebookPickler(Pickler):
         numpy's arrays, but for those in tables.
     roots : collection of int
         The ids of the arrays whose views go as views of them.
+    models : Models
+        The Keras models in it.
     """
 
     roots: Collection[int] = ()
+    # The ids of what the nodes have.
+    there: Collection[int] = ()
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -175,6 +178,7 @@ class NotebookPickler(Pickler):
         self.met: dict[int, Any] = {}
         self.classes: dict[int, Any] = {}
         self.arrays: list[Any] = []
+        self.models = Models()
         # Arrays that were made here to pickle others.
         self._made: dict[int, Any] = {}
         self._table: Any = None
@@ -196,10 +200,8 @@ class NotebookPickler(Pickler):
         if isinstance(obj, (types.FunctionType, type)) and obj.__module__ == self.namespace.get("__name__"):
             with contextlib.suppress(Exception):  # From 3.14 they are evaluated only now.
                 self.guesses |= annotation_names(obj.__annotations__.values())
-        saveable = sys.modules.get("keras.src.saving.keras_saveable")
-        if saveable is not None and isinstance(obj, saveable.KerasSaveable):
-            rebuild, (archive,) = obj.__reduce__()
-            return rebuild, (_undated(archive),)
+        if "keras" in sys.modules and (model := self.models.reduced(obj, self.there)) is not NotImplemented:
+            return model
         if (special := _SPECIAL.get((type(obj).__module__, type(obj).__name__))) is not None:
             return special(self, obj)
         reduced = super().reducer_override(obj)
@@ -264,25 +266,6 @@ class ReferringPickler(NotebookPickler):
         return self.handles.get(id(obj))
 
 
-def _undated(archive: io.BytesIO) -> io.BytesIO:
-    """A Keras archive without the time at which it was saved.
-
-    With it, an unchanged model would look changed a second later: it would be sent again, and what
-    it learned on the nodes would be lost.
-    """
-    undated = io.BytesIO()
-    with zipfile.ZipFile(archive) as old, zipfile.ZipFile(undated, "w") as new:
-        for name in old.namelist():
-            content = old.read(name)
-            if name == "metadata.json":
-                facts = json.loads(content)
-                facts["date_saved"] = ""
-                content = json.dumps(facts).encode()
-            new.writestr(zipfile.ZipInfo(name), content)
-    undated.seek(0)
-    return undated
-
-
 def pack(
     value: Any,
     namespace: dict[str, Any],
@@ -301,14 +284,13 @@ def pack(
     Exception
         Whatever the value's own pickling raises.
     """
-    buffers: list[memoryview] = []
-    file = io.BytesIO()
-    pickler = (ReferringPickler if handles else NotebookPickler)(file, namespace, buffer_callback=out_of_band(buffers))
-    pickler.roots = roots
-    if isinstance(pickler, ReferringPickler):
-        pickler.handles = handles or {}
-    pickler.dump(value)
-    pickled = file.getvalue()
+    pickler, pickled, buffers = _pickled(value, namespace, handles or {}, roots, Models())
+    alone = pickler
+    if alone.models.met and (owners := alone.models.common(memo := alone.memo.copy())):
+        pickler, pickled, buffers = _pickled(value, namespace, handles or {}, roots, Models(owners))
+        if first := {id(model) for model, _ in pickler.models.untied}:
+            owners = alone.models.common(memo, first)
+            pickler, pickled, buffers = _pickled(value, namespace, handles or {}, roots, Models(owners))
     digest = hashlib.blake2b(pickled, digest_size=20)
     hashes = tuple(_hash(buffer, tell) for buffer in buffers)
     for buffer, hashed in zip(buffers, hashes, strict=True):
@@ -325,6 +307,19 @@ def pack(
         files=frozenset(code.co_filename for code in pickler.carried),
         pickler=pickler,
     )
+
+
+def _pickled(
+    value: Any, namespace: dict[str, Any], handles: Mapping[int, Handle], roots: Collection[int], models: Models
+) -> tuple[NotebookPickler, bytes, list[memoryview]]:
+    buffers: list[memoryview] = []
+    file = io.BytesIO()
+    pickler = (ReferringPickler if handles else NotebookPickler)(file, namespace, buffer_callback=out_of_band(buffers))
+    pickler.roots, pickler.models = roots, models
+    if isinstance(pickler, ReferringPickler):
+        pickler.handles = pickler.there = handles
+    pickler.dump(value)
+    return pickler, file.getvalue(), buffers
 
 
 def fingerprint(value: Any, namespace: dict[str, Any]) -> str | None:

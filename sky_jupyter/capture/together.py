@@ -18,6 +18,8 @@ from typing import Any
 
 from ..node.arrays import root_of
 from ..node.held import Handle, may_change
+from ..node.keras_parts import Place
+from .keras_models import Models
 from .payload import Blob, Packed, fingerprint, pack
 
 MOST_OBJECTS = 100_000
@@ -34,6 +36,12 @@ class Trace:
         self.objects: dict[int, tuple[int, Any]] = {
             key: one for key, one in memo.items() if type(one[1]) is not str and may_change(one[1])
         }
+        # The parts of Keras models are in their archives; where, by their ids.
+        self.places: dict[int, Place] = {}
+        for model in self.pickler.models.met.values():
+            for key, (place, one) in self.pickler.models.parts(model).items():
+                if key not in self.objects and id(model) in memo:
+                    self.objects[key], self.places[key] = (memo[id(model)][0], one), place
         self.roots: dict[int, list[Any]] = {}
         for array in self.pickler.arrays:
             root = root_of(array)
@@ -61,7 +69,8 @@ class Trace:
             return None
         found: dict[int, tuple[Handle, Callable[[], Any]]] = {}
         for key, (number, obj) in self.objects.items():
-            found[key] = (token, number), _reference(obj)
+            place = self.places.get(key)
+            found[key] = (token, number) if place is None else (token, number, place), _reference(obj)
         states = set()
         for _, obj in self.objects.values():
             if type(obj) is dict or type(obj) is list:
@@ -183,6 +192,8 @@ class Ties:
         By name, what the nodes have with it once it is sent.
     parted : list of (str, str)
         Names that share an object here, and will not there.
+    untied : list of (str, str)
+        Names of Keras models with common layers that they will not share there; both are the same where one holds both.
     """
 
     namespace: dict[str, Any]
@@ -194,6 +205,7 @@ class Ties:
     groups: list[Group] = field(default_factory=list)
     units: dict[str, Unit] = field(default_factory=dict)
     parted: list[tuple[str, str]] = field(default_factory=list)
+    untied: list[tuple[str, str]] = field(default_factory=list)
     _roots: set[int] = field(default_factory=set)
     _handles: dict[int, Handle] = field(default_factory=dict)
 
@@ -251,6 +263,7 @@ class Ties:
             unit = self.traces[names[0]].unit(_token(names, self.digests[names[0]]))
             if unit is not None:
                 self.units[names[0]] = unit
+            self._note_untied(names, self.traces[names[0]].pickler.models)
             return
         try:
             packed = pack({name: self.values[name] for name in names}, self.namespace, handles=handles, roots=roots)
@@ -261,6 +274,7 @@ class Ties:
         token = _token(names, packed.blob.digest)
         self.groups.append(Group(tuple(names), packed.blob, token, bool(handles)))
         trace = Trace(packed)
+        self._note_untied(names, trace.pickler.models)
         unit = trace.unit(token)
         objects = dict(unit.objects) if unit is not None else {}
         for key, handle in handles.items():
@@ -273,6 +287,15 @@ class Ties:
 
     def _object(self, key: int, names: Iterable[str]) -> Any:
         return next(self.traces[name].object(key) for name in names if key in self.traces[name].ids)
+
+    def _note_untied(self, names: list[str], models: Models) -> None:
+        """Note of models that are given layers of others and have made their own."""
+        held = {name: trace for name, (trace, _) in self.kept.items()} | {name: self.traces[name] for name in names}
+        for model, part in models.untied:
+            name = next((name for name in names if id(model) in self.traces[name].ids), names[0])
+            other = next((other for other in held if other != name and id(part) in held[other].ids), name)
+            if (name, other) not in self.untied:
+                self.untied.append((name, other))
 
 
 def _token(names: Collection[str], digest: str) -> str:

@@ -17,8 +17,10 @@ from collections.abc import Callable, Collection
 from enum import Enum
 from typing import Any
 
-Handle = tuple[str, int]
-"""A unit, and the number of an object in it."""
+from .keras_parts import Place, part
+
+Handle = tuple[str, int] | tuple[str, int, Place]
+"""A unit, the number of an object in it and, of a part of a Keras model, the place in that."""
 
 _SIMPLE = frozenset(
     {str, bytes, int, float, complex, bool, type(None), tuple, frozenset, range, slice, type, types.CodeType}
@@ -121,15 +123,16 @@ class Held:
         Unresolved
             When it is not here any more.
         """
-        unit, number = handle
+        unit, number, *place = handle
         kept = self._kept.get(unit, {})
-        if number in kept:
-            return kept[number]
         weak = self._weak.get(unit, {}).get(number)
-        obj = None if weak is None else weak()
-        if obj is None:
-            raise Unresolved(f"{unit}:{number}")
-        return obj
+        obj = kept[number] if number in kept else None if weak is None else weak()
+        try:
+            if obj is None:
+                raise LookupError("it is gone")
+            return part(obj, place[0]) if place else obj
+        except LookupError as error:
+            raise Unresolved(f"{unit}:{number}: {error}") from None
 
     def name(self, name: str, value: Any, unit: str) -> None:
         """A name has been bound to a value of a unit."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -320,3 +321,80 @@ def test_an_array_that_has_changed_outside_what_the_nodes_have_of_it_parts_from_
     capture = notebook.sky("a, b")
     assert notebook.node["a"].tolist() == [13.0, 1.0, 2.0, 3.0]
     assert any("a and b share an object" in note for note in capture.notes)
+
+
+KERAS = """
+import keras
+L = keras.layers; x = np.ones((8, 4), "float32")
+inputs = keras.Input((4,)); code = L.Dense(2)(inputs)
+encoder = keras.Model(inputs, code)
+auto = keras.Model(inputs, L.Dense(4)(code))
+inner = keras.Sequential([keras.Input((4,)), L.Dense(4)])
+whole = keras.Sequential([keras.Input((4,)), inner, L.Dense(4)])
+class Net(keras.Model):
+    def __init__(self):
+        super().__init__()
+        self.head = keras.Sequential([L.Dense(4)])
+    def call(self, x):
+        return self.head(x)
+net = Net(); net(x); head = net.head
+one, two = keras.Input((4,)), keras.Input((4,)); dense = L.Dense(4)
+left, right = keras.Model(one, L.Activation("tanh")(dense(one))), keras.Model(two, L.Dense(4)(dense(two)))
+for each in auto, whole, net, right:
+    each.compile(keras.optimizers.SGD(0.1), "mse", run_eagerly=True)
+auto.fit(x, x * 0 + 3, verbose=0)
+optimizer, kernel = auto.optimizer, dense.kernel
+"""
+MODELS = [("encoder", "auto"), ("inner", "whole"), ("head", "net"), ("left", "right"), ("kernel", "right")]
+
+
+@pytest.fixture(scope="module")
+def keras_names() -> dict[str, Any]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("KERAS_BACKEND", os.environ.get("KERAS_BACKEND", "jax"))
+        pytest.importorskip("keras")
+    namespace = {"__name__": "__main__", "np": np}
+    exec(KERAS, namespace)
+    return namespace
+
+
+@pytest.mark.parametrize(
+    ("pair", "later"),
+    # What is in no configuration cannot be given to a model later: see below.
+    [(pair, later) for pair in MODELS for later in (False, True) if not (later and pair[0] in ("head", "kernel"))],
+)
+def test_keras_models_with_common_layers_train_them_together(
+    pair: tuple[str, str], later: bool, notebook: Notebook, keras_names: dict[str, Any]
+) -> None:
+    notebook.namespace |= keras_names
+    part, model = pair
+    value = part if part == "kernel" else f"{part}(x)"
+    told = f"before = np.array({value})"
+    notes = notebook.sky(told if later else f"{model}; {told}").notes
+    notes += notebook.sky(f"{model}.fit(x, x * 0 + 3, verbose=0)").notes
+    notebook.sky(f"after = np.array({value})")
+    assert not np.allclose(notebook.node["before"], notebook.node["after"])
+    here = keras_names[part] if part == "kernel" else keras_names[part](keras_names["x"])
+    assert np.allclose(notebook.node["before"], np.array(here), atol=1e-6)
+    assert notes == ()
+
+
+def test_a_keras_models_optimizer_is_the_one_that_it_trains_with(
+    notebook: Notebook, keras_names: dict[str, Any]
+) -> None:
+    notebook.namespace |= keras_names
+    notebook.sky("steps = int(np.array(auto.optimizer.iterations)), optimizer is auto.optimizer")
+    assert notebook.node["steps"] == (1, True)
+    notebook.plain("pair = [auto, encoder]")
+    notebook.sky("tied = pair[0] is auto, pair[1] is encoder, encoder.layers[1] is auto.layers[1]")
+    assert notebook.node["tied"] == (True, True, True)
+
+
+@pytest.mark.parametrize(("part", "model"), [("head", "net"), ("kernel", "right")])
+def test_a_keras_layer_that_cannot_be_kept_common_is_named_before_the_cell_runs(
+    part: str, model: str, notebook: Notebook, keras_names: dict[str, Any]
+) -> None:
+    notebook.namespace |= keras_names
+    notebook.sky(part)
+    (note,) = notebook.sky(model).notes
+    assert note.startswith(f"{model} and {part} share Keras layers or weights in the notebook, and do not on the nodes")
