@@ -65,7 +65,7 @@ def run(options: argparse.Namespace, env: dict[str, str], began: float) -> int:
     env.pop("PYTHONDONTWRITEBYTECODE", None)
     if options.device == "cpu":
         env["JAX_PLATFORMS"] = "cpu"
-    folder = options.out or Path(tempfile.mkdtemp(prefix="sky-gpu-out-"))
+    folder = options.out or ROOT / "artifacts" / "gpu"
     folder.mkdir(parents=True, exist_ok=True)
     log = folder / "gpu.log"
     log.unlink(missing_ok=True)
