@@ -134,7 +134,6 @@ def test_errors_are_short(terminal):
     assert "did you mean '--nodes'?" in terminal.run("%%sky --nodez 2\n1")
 
 
-@pytest.mark.slow
 def test_an_interrupt_reaches_the_ranks(terminal):
     terminal.type("%%sky --nodes 1 --name stopped\nimport time\nprint('begun', flush=True)\ntime.sleep(60)")
     terminal.seen(r"(?m)^begun\n\n● sky · stopped · 1 rank · .* running")
