@@ -33,6 +33,7 @@ from ..node.reads import code_reads
 from .functions import code_attributes, code_guesses
 from .keras_models import Models
 from .modules import imports_of_code
+from .singletons import made_there
 from .texts import annotation_names
 
 _REFERRED = (type, FunctionType, BuiltinFunctionType, ModuleType)
@@ -171,6 +172,8 @@ class NotebookPickler(Pickler):
     roots: Collection[int] = ()
     # The ids of what the nodes have.
     there: Collection[int] = ()
+    # Whether nodes may have their own of what cannot be pickled.
+    made_there = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -204,6 +207,8 @@ class NotebookPickler(Pickler):
             return model
         if (special := _SPECIAL.get((type(obj).__module__, type(obj).__name__))) is not None:
             return special(self, obj)
+        if self.made_there and (own := made_there(obj)) is not NotImplemented:
+            return own
         reduced = super().reducer_override(obj)
         if isinstance(obj, type) and reduced is not NotImplemented:
             self.classes[id(obj)] = obj
@@ -266,6 +271,12 @@ class ReferringPickler(NotebookPickler):
         return self.handles.get(id(obj))
 
 
+class LastPickler(NotebookPickler):
+    """One for values that cannot be pickled as they are."""
+
+    made_there = True
+
+
 def pack(
     value: Any,
     namespace: dict[str, Any],
@@ -284,13 +295,13 @@ def pack(
     Exception
         Whatever the value's own pickling raises.
     """
-    pickler, pickled, buffers = _pickled(value, namespace, handles or {}, roots, Models())
+    pickler, pickled, buffers = _pickled(value, namespace, handles or {}, roots)
     alone = pickler
     if alone.models.met and (owners := alone.models.common(memo := alone.memo.copy())):
-        pickler, pickled, buffers = _pickled(value, namespace, handles or {}, roots, Models(owners))
+        pickler, pickled, buffers = _pickled(value, namespace, handles or {}, roots, owners)
         if first := {id(model) for model, _ in pickler.models.untied}:
             owners = alone.models.common(memo, first)
-            pickler, pickled, buffers = _pickled(value, namespace, handles or {}, roots, Models(owners))
+            pickler, pickled, buffers = _pickled(value, namespace, handles or {}, roots, owners)
     digest = hashlib.blake2b(pickled, digest_size=20)
     hashes = tuple(_hash(buffer, tell) for buffer in buffers)
     for buffer, hashed in zip(buffers, hashes, strict=True):
@@ -310,16 +321,27 @@ def pack(
 
 
 def _pickled(
-    value: Any, namespace: dict[str, Any], handles: Mapping[int, Handle], roots: Collection[int], models: Models
+    value: Any, namespace: dict[str, Any], handles: Mapping[int, Handle], roots: Collection[int], owners: Any = None
 ) -> tuple[NotebookPickler, bytes, list[memoryview]]:
-    buffers: list[memoryview] = []
-    file = io.BytesIO()
-    pickler = (ReferringPickler if handles else NotebookPickler)(file, namespace, buffer_callback=out_of_band(buffers))
-    pickler.roots, pickler.models = roots, models
-    if isinstance(pickler, ReferringPickler):
-        pickler.handles = pickler.there = handles
-    pickler.dump(value)
-    return pickler, file.getvalue(), buffers
+    def attempt(*, made_there: bool) -> tuple[NotebookPickler, bytes, list[memoryview]]:
+        buffers: list[memoryview] = []
+        file = io.BytesIO()
+        kind = ReferringPickler if handles else NotebookPickler
+        pickler = kind(file, namespace, buffer_callback=out_of_band(buffers))
+        pickler.roots, pickler.models, pickler.made_there = roots, Models(owners), made_there
+        if isinstance(pickler, ReferringPickler):
+            pickler.handles = pickler.there = handles
+        pickler.dump(value)
+        return pickler, file.getvalue(), buffers
+
+    try:
+        return attempt(made_there=False)
+    except Exception as error:
+        # Only now: what can be sent as it is must not be another one there.
+        try:
+            return attempt(made_there=True)
+        except Exception:
+            raise error from None
 
 
 def fingerprint(value: Any, namespace: dict[str, Any]) -> str | None:

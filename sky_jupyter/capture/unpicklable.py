@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from ..node import unpicklable
-from .payload import NotebookPickler
+from .payload import LastPickler
 
 
 def explain(name: str, value: Any, namespace: dict[str, Any], error: Exception) -> str:
@@ -15,4 +15,4 @@ def explain(name: str, value: Any, namespace: dict[str, Any], error: Exception) 
     --------
     ``loader.db: sqlite3.Connection cannot be pickled (cannot pickle 'sqlite3.Connection' object)``
     """
-    return unpicklable.explain(name, value, namespace, error, NotebookPickler)
+    return unpicklable.explain(name, value, namespace, error, LastPickler)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import io
 import multiprocessing
 import os
@@ -275,3 +276,34 @@ def test_what_two_values_hold_is_one_file(tmp_path: Path) -> None:
         file.truncate(array.nbytes - 1)
     with pytest.raises(ValueError, match="damaged"):
         load_blob(paths[1])
+
+
+def test_what_a_package_has_made_once_for_all_is_the_nodes_own_there(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    package = tmp_path / "site-packages" / "once_for_all"
+    package.mkdir(parents=True)
+    (package / "__init__.py").write_text("from ._inner import Logger\nlogger = Logger()\n")
+    (package / "_inner.py").write_text("import threading\nclass Logger:\n    lock = None\n    def __init__(self):\n")
+    with (package / "_inner.py").open("a") as file:
+        file.write("        self.lock = threading.Lock()\n")
+    monkeypatch.syspath_prepend(package.parent)
+    once = importlib.import_module("once_for_all")
+    namespace = {"__name__": "__main__"}
+    sent = {"logger": once.logger, "list": [once.logger]}
+    there = pickle.loads(pack(sent, namespace).blob.pickled)
+    assert there["logger"] is once.logger is there["list"][0]
+    with pytest.raises(TypeError, match="cannot pickle"):
+        pack([once.logger, once.Logger()], namespace)
+
+
+def test_a_console_of_rich_is_made_anew_there_but_for_one_with_a_file() -> None:
+    from rich.console import Console
+
+    namespace = {"__name__": "__main__"}
+    console = Console(stderr=True)
+    first, second = pickle.loads(pack([console, console], namespace).blob.pickled)
+    assert first is second
+    assert (type(first), first.stderr) == (Console, True)
+    with pytest.raises(TypeError, match="cannot pickle"):
+        pack(Console(file=io.StringIO()), namespace)

@@ -130,15 +130,22 @@ class Runner:
                     time.sleep(_LOOK)
 
     def clear(self, process: subprocess.Popen[bytes]) -> None:
-        """End the process, and whatever bears its mark."""
+        """End the process; its pools end by themselves then, and what does not is killed."""
         with contextlib.suppress(ProcessLookupError):
             os.killpg(process.pid, signal.SIGKILL)
         process.wait()
+        self.wait_for_end()
         end = time.monotonic() + _PATIENCE
         while (left := marked(self.mark)) and time.monotonic() < end:
             for pid in left:
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
+            time.sleep(_LOOK)
+
+    def wait_for_end(self) -> None:
+        """Wait until nothing bears the mark: a pool removes its folders as it ends."""
+        end = time.monotonic() + _PATIENCE
+        while marked(self.mark) and time.monotonic() < end:
             time.sleep(_LOOK)
 
 
