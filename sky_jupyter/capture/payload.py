@@ -167,6 +167,8 @@ class NotebookPickler(Pickler):
         The ids of the arrays whose views go as views of them.
     models : Models
         The Keras models in it.
+    value : Any
+        What was pickled.
     """
 
     roots: Collection[int] = ()
@@ -182,6 +184,7 @@ class NotebookPickler(Pickler):
         self.classes: dict[int, Any] = {}
         self.arrays: list[Any] = []
         self.models = Models()
+        self.value: Any = None
         # Arrays that were made here to pickle others.
         self._made: dict[int, Any] = {}
         self._table: Any = None
@@ -332,6 +335,7 @@ def _pickled(
         if isinstance(pickler, ReferringPickler):
             pickler.handles = pickler.there = handles
         pickler.dump(value)
+        pickler.value = value
         return pickler, file.getvalue(), buffers
 
     try:

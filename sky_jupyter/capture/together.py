@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import contextlib
 import functools
+import gc
 import hashlib
 import weakref
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,8 +21,9 @@ from ..node.arrays import root_of
 from ..node.held import Handle, may_change
 from ..node.keras_parts import Place
 from .keras_models import Models
-from .payload import Blob, Packed, fingerprint, pack
+from .payload import Blob, NotebookPickler, Packed, fingerprint, pack
 
+_PLAIN = frozenset([str, bytes, int, float, complex, bool, type(None)])
 MOST_OBJECTS = 100_000
 """With more objects that can change, a value shares them only with what is sent together with it."""
 
@@ -32,10 +34,16 @@ class Trace:
     def __init__(self, packed: Packed) -> None:
         assert packed.pickler is not None
         self.pickler = packed.pickler
-        memo = self.pickler.memo.copy()
-        self.objects: dict[int, tuple[int, Any]] = {
-            key: one for key, one in memo.items() if type(one[1]) is not str and may_change(one[1])
-        }
+        value = self.pickler.value
+        self.objects: dict[int, tuple[int, Any]] = {}
+        memo: dict[int, tuple[int, Any]] = {}
+        if type(self.pickler) is NotebookPickler and _has_plain_items(value):
+            # Its memo would be a copy of all of them.
+            self.objects[id(value)] = 0, value
+        else:
+            with _uncollected():
+                memo = self.pickler.memo.copy()
+            self.objects |= {key: one for key, one in memo.items() if type(one[1]) is not str and may_change(one[1])}
         # The parts of Keras models are in their archives; where, by their ids.
         self.places: dict[int, Place] = {}
         for model in self.pickler.models.met.values():
@@ -68,9 +76,10 @@ class Trace:
         if len(self.objects) > MOST_OBJECTS:
             return None
         found: dict[int, tuple[Handle, Callable[[], Any]]] = {}
-        for key, (number, obj) in self.objects.items():
-            place = self.places.get(key)
-            found[key] = (token, number) if place is None else (token, number, place), _reference(obj)
+        with _uncollected():
+            for key, (number, obj) in self.objects.items():
+                place = self.places.get(key)
+                found[key] = (token, number) if place is None else (token, number, place), _reference(obj)
         states = set()
         for _, obj in self.objects.values():
             if type(obj) is dict or type(obj) is list:
@@ -83,6 +92,26 @@ class Trace:
         if not found:
             return None
         return Unit(token, found, roots, frozenset(states))
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep Python from looking for garbage after each few hundred objects while very many are made."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def _has_plain_items(value: Any) -> bool:
+    """Whether a list, set or dictionary has nothing in it that is more than a number or a text."""
+    kind = type(value)
+    if kind is dict:
+        return _PLAIN.issuperset(map(type, value)) and _PLAIN.issuperset(map(type, value.values()))
+    return (kind is list or kind is set) and _PLAIN.issuperset(map(type, value))
 
 
 def _reference(obj: Any) -> Callable[[], Any]:
