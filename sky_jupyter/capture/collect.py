@@ -6,6 +6,7 @@ once the nodes have bound it, `Capture.commit` tells the ledger.
 
 from __future__ import annotations
 
+import builtins
 import contextlib
 import sys
 import time
@@ -386,7 +387,11 @@ class _Collector:
         return name == "open" and str(getattr(value, "__module__", "")).startswith("IPython")
 
     def resolve(self, name: str, required: bool) -> None:
-        if name not in self.namespace:
+        if name in self.namespace:
+            value = self.namespace[name]
+        elif self.ledger.hides_builtin(name):
+            value = getattr(builtins, name)
+        else:
             if (again := self.ledger.import_again(name)) is not None:
                 (module, *inner), others = again
                 self.imports.update(inner)
@@ -394,7 +399,7 @@ class _Collector:
                 self.bindings[name] = Binding(name, "module", module, owners=others)
             self.add(self.ledger.uses(name), required=required)
             return
-        value, ranks = self.namespace[name], self.ranks.get(name, 0)
+        ranks = self.ranks.get(name, 0)
         if isinstance(value, types.ModuleType) and value.__name__ in sys.modules:
             self.modules.add(value.__name__)
             binding = Binding(name, "module", value.__name__, value=value)
@@ -485,7 +490,7 @@ class _Collector:
             for name in self.packs.keys() - sent.keys():
                 kept[name] = self.trace(name), self.ledger.unit(name) or Unit("", {})
             kept.update(self.replaced(sent))
-        values = {name: self.namespace[name] for name in sent}
+        values = {name: self.bindings[name].value for name in sent}
         digests = {name: self.packs[name].blob.digest for name in sent}
         self.ties = Ties(self.namespace, values, digests, sent, kept, self.ledger.nodes_own)
         self.ties.tie()

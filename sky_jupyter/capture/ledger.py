@@ -7,6 +7,7 @@ cell's own assignments by `nodes_wrote`. `collect` asks it which values must be 
 
 from __future__ import annotations
 
+import builtins
 import copy
 import time
 import weakref
@@ -279,6 +280,10 @@ class Ledger:
         every = sorted(modules)
         for name, full in imports.items():
             self._imports[name] = full, *(one for one in every if one.startswith(f"{full}."))
+
+    def hides_builtin(self, name: str) -> bool:
+        """Whether the nodes have a value of the notebook's under a name of Python's own, which it has deleted since."""
+        return name in self._old and hasattr(builtins, name)
 
     def import_again(self, name: str) -> tuple[tuple[str, ...], frozenset[int]] | None:
         """What new kernels are to import for a name that the old ones had, and the ranks that are not; else None."""

@@ -341,11 +341,11 @@ def _pickled(
     try:
         return attempt(made_there=False)
     except Exception as error:
-        # Only now: what can be sent as it is must not be another one there.
-        try:
-            return attempt(made_there=True)
-        except Exception:
-            raise error from None
+        first = error
+    # Only now: what can be sent as it is must not be another one there.
+    with contextlib.suppress(Exception):
+        return attempt(made_there=True)
+    raise first
 
 
 def fingerprint(value: Any, namespace: dict[str, Any]) -> str | None:

@@ -46,7 +46,9 @@ JAX = {
 # Loggers of what runs the kernels and the pool.
 _RUNTIME = re.compile(
     r"(sky_jupyter|distributed|dask|tornado|asyncio|traitlets|IPython|ipykernel|jupyter\w*|comm|concurrent|parso"
-    r"|zmq|bokeh|paramiko|boto3|botocore|urllib3|kubernetes|Comm|IPKernelApp|stack_data|pytest|hypothesis)(\.|\Z)"
+    r"|zmq|bokeh|paramiko|boto3|botocore|urllib3|kubernetes|Comm|stack_data|pytest|hypothesis)(\.|\Z)"
+    # As traitlets names an application's: IPKernelApp, TerminalIPythonApp.
+    r"|[A-Z]\w*App\Z"
 )
 # What Python and IPython begin with.
 _FILTERS = {

@@ -398,3 +398,15 @@ def test_a_keras_layer_that_cannot_be_kept_common_is_named_before_the_cell_runs(
     notebook.sky(part)
     (note,) = notebook.sky(model).notes
     assert note.startswith(f"{model} and {part} share Keras layers or weights in the notebook, and do not on the nodes")
+
+
+def test_a_name_of_pythons_own_is_itself_again_once_the_notebook_has_deleted_its_own(notebook: Notebook) -> None:
+    notebook.plain("list = [1]")
+    notebook.sky("seen = list")
+    notebook.plain("del list")
+    assert names(notebook.sky("seen = list('ab')")) == {"list"}
+    assert notebook.node["seen"] == ["a", "b"]
+    assert names(notebook.sky("seen = list('c')")) == set()
+    notebook.plain("list = [2]")
+    notebook.sky("seen = list")
+    assert notebook.node["seen"] == [2]

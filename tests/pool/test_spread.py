@@ -58,6 +58,13 @@ class Copies:
         made = Spread(
             self.pool.control, secrets.token_hex(4), pack(listing_of(self.source)), self.size, places, self.tell
         )
+        take = made._take
+
+        async def taken(node: int, source: int | None) -> None:
+            self.sources.add(source)
+            await take(node, source)
+
+        made._take = taken  # type: ignore[method-assign]
         self.made = made
         return made
 
@@ -66,7 +73,6 @@ class Copies:
 
     def tell(self, there: Mapping[int, int]) -> None:
         self.told.append(dict(there))
-        self.sources |= {job.source for job in self.made._jobs.values()}
 
     async def whole(self, holders: Iterable[int] = (0,), others: Iterable[int] = range(1, NODES)) -> dict[int, str]:
         """The failures of a whole spread, by their kinds."""
