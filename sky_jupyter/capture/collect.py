@@ -19,6 +19,7 @@ from typing import Any, Literal
 from ..errors import CaptureError, SpecError, nearest
 from ..node.shard import common_length, part, uneven_text
 from ..node.sources import Source
+from . import memory
 from .ledger import Ledger
 from .modules import imports_of
 from .names import CellNames, analyse, is_internal
@@ -473,8 +474,16 @@ class _Collector:
         sources = sources_of(self.files, self.namespace)
         notes += tuple(_parting(*pair) for pair in ties.parted)
         notes += tuple(_untied(*pair) for pair in ties.untied)
+        notes += self.of_memory()
         found = Capture(bindings, inner, skipped, cell, modules, self.carried, notes, sources, self.namespace)
         return replace(found, groups=tuple(ties.groups), units=ties.units)
+
+    def of_memory(self) -> tuple[str, ...]:
+        """What a person should know of memory that values share here, and will not on the nodes."""
+        sent = self.sent()
+        cut = {name: self.bindings[name].value for name in self.ranks if name in self.bindings}
+        ids = {name: self.trace(name).ids for name in sent} if cut else {}
+        return *memory.apart(self.packs, sent), *memory.cut(cut, ids)
 
     # -- what shares objects -----------------------------------------------------------------------
 

@@ -161,8 +161,8 @@ class NotebookPickler(Pickler):
         Names in the annotations of the notebook's functions and classes, where they are texts.
     classes : dict
         The classes that go by value, by their ids.
-    arrays : list
-        numpy's arrays, but for those in tables.
+    arrays, tensors : list
+        numpy's arrays, but for those in tables, and torch's tensors.
     roots : collection of int
         The ids of the arrays whose views go as views of them.
     models : Models
@@ -183,6 +183,7 @@ class NotebookPickler(Pickler):
         self.met: dict[int, Any] = {}
         self.classes: dict[int, Any] = {}
         self.arrays: list[Any] = []
+        self.tensors: list[Any] = []
         self.models = Models()
         self.value: Any = None
         # Arrays that were made here to pickle others.
@@ -229,6 +230,10 @@ class NotebookPickler(Pickler):
             self._made[id(reduced[1][0])] = reduced[1][0]
         return reduced
 
+    def _reduce_tensor(self, tensor: Any) -> Any:
+        self.tensors.append(tensor)
+        return super().reducer_override(tensor)
+
     def _reduce_table(self, table: Any) -> Any:
         """In a pickle of its own: tables share memory until one of them is changed, which pickles know nothing of."""
         if table is self._table:
@@ -251,6 +256,8 @@ class NotebookPickler(Pickler):
 
 _SPECIAL: dict[tuple[str, str], Callable[[NotebookPickler, Any], Any]] = {
     ("numpy", "ndarray"): NotebookPickler._reduce_array,
+    ("torch", "Tensor"): NotebookPickler._reduce_tensor,
+    ("torch.nn.parameter", "Parameter"): NotebookPickler._reduce_tensor,
     **{
         (module, name): NotebookPickler._reduce_table
         for name in ("DataFrame", "Series")

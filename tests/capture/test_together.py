@@ -410,3 +410,21 @@ def test_a_name_of_pythons_own_is_itself_again_once_the_notebook_has_deleted_its
     notebook.plain("list = [2]")
     notebook.sky("seen = list")
     assert notebook.node["seen"] == [2]
+
+
+def test_an_array_and_a_tensor_that_share_memory_are_told_apart_before_a_cell_runs(notebook: Notebook) -> None:
+    notebook.namespace["torch"] = torch = pytest.importorskip("torch")
+    notebook.plain("a = np.zeros(8); t = torch.from_numpy(a[2:]); model = torch.nn.Linear(2, 2); b = np.ones(8)")
+    (note,) = notebook.sky("a, t, model, b").notes
+    assert note.startswith("a and t share memory in the notebook, and do not on the nodes")
+    assert notebook.sky("a, t").notes == ()
+    notebook.namespace["both"] = {"weights": torch.arange(5.0), "array": None}
+    notebook.namespace["both"]["array"] = notebook.namespace["both"]["weights"].numpy()
+    (note,) = notebook.sky("both").notes
+    assert note.startswith("an array and a tensor in both share memory")
+
+
+def test_what_shard_cuts_is_told_apart_from_what_goes_whole(notebook: Notebook) -> None:
+    notebook.plain("a = np.arange(8.0); view = a[1:]; other = np.arange(8.0)")
+    capture = collect("a, view, other", notebook.namespace, notebook.ledger, shard=("a",), ranks=2)
+    assert capture.notes == ("a and view are one in the notebook, and not on the nodes: --shard cuts a alone",)
