@@ -460,7 +460,7 @@ class SkyMagics(Magics):
     def after_cell(self, result: Any) -> None:
         """A cell of the notebook has run: what it assigned counts from now on."""
         raw = getattr(result.info, "raw_cell", None) or ""
-        if not pools.all() or raw.lstrip().startswith("%%sky"):
+        if not pools.all() or _SKY_LINE.match("".join(_with_body(raw.lstrip().splitlines(keepends=True)))):
             return
         try:
             source = self.shell.transform_cell(raw)
@@ -550,11 +550,19 @@ def _exclude(given: Given) -> Any:
 
 
 def _with_body(lines: list[str]) -> list[str]:
-    """``%%sky`` alone in a cell gets an empty body: IPython refuses a cell magic without one, even for ``--help``."""
-    alone = len(lines) == 1 and re.match(r"%%sky(\s|\Z)", lines[0])
-    return [lines[0].rstrip("\n") + "\n", "\n"] if alone else lines
+    """Make of a cell with ``%%sky`` what IPython takes for one.
+
+    Alone it gets an empty body, which IPython wants even for ``--help``. Comments above it come below it; the lines
+    after it keep their numbers.
+    """
+    at = next((i for i, line in enumerate(lines) if line.strip() and not line.startswith("#")), 0)
+    if not _SKY_LINE.match("".join(lines[at : at + 1])):
+        return lines
+    first = lines[at].rstrip("\n") + "\n"
+    return [first, *lines[:at], *lines[at + 1 :]] if len(lines) > 1 else [first, "\n"]
 
 
+_SKY_LINE = re.compile(r"%%sky(\s|\Z)")
 # IPython leaves such transformers out where it asks whether a cell is finished: a terminal waits for its lines.
 _with_body.has_side_effects = True  # type: ignore[attr-defined]
 

@@ -800,6 +800,13 @@ def test_down_ends_all_pools_and_status_says_how_to_make_one(book):
 # Help and completion, through the kernel.
 
 
+def test_comments_may_stand_above_the_magic_and_lines_keep_their_numbers(two):
+    cell = two.run("#| label: first\n\n# what it is for\n%%sky\nprint('there')\n1 / 0")
+    assert cell.body[0] == "[0-1] there", cell.body
+    assert re.search(r"line 6\b", cell.error), cell.error
+    assert two.run("x = 1\n%%sky\n1").status == "error"
+
+
 def test_help_is_printed_even_where_the_cell_is_empty(book):
     for source in ("%%sky --help", "%%sky --help\n1", "%%sky -h"):
         text = book.run(source).stream()
