@@ -289,7 +289,7 @@ class Ties:
         handles = {key: handle for key, handle in self._handles.items() if key in ids}
         roots = self._roots & ids
         if len(names) == 1 and not handles and not roots:
-            unit = self.traces[names[0]].unit(_token(names, self.digests[names[0]]))
+            unit = self.traces[names[0]].unit(self._token(names, self.digests[names[0]]))
             if unit is not None:
                 self.units[names[0]] = unit
             self._note_untied(names, self.traces[names[0]].pickler.models)
@@ -300,7 +300,7 @@ class Ties:
             # Each alone could be.
             self.parted += [(names[0], other) for other in names[1:]]
             return
-        token = _token(names, packed.blob.digest)
+        token = self._token(names, packed.blob.digest)
         self.groups.append(Group(tuple(names), packed.blob, token, bool(handles)))
         trace = Trace(packed)
         self._note_untied(names, trace.pickler.models)
@@ -314,6 +314,14 @@ class Ties:
             contents = {key: fingerprint(array, self.namespace) for key, array in arrays.items()}
             self.units.update(dict.fromkeys(names, Unit(token, objects, *more, contents)))
 
+    def _token(self, names: Collection[str], digest: str) -> str:
+        """What a unit is called: the same when the same objects are sent again, to a rank alone.
+
+        Others with the same content are not these: what the nodes have of the former may be named beside them.
+        """
+        which = (str(id(self.values[name])) for name in names)
+        return hashlib.blake2b(" ".join([digest, *names, *which]).encode(), digest_size=8).hexdigest()
+
     def _object(self, key: int, names: Iterable[str]) -> Any:
         return next(self.traces[name].object(key) for name in names if key in self.traces[name].ids)
 
@@ -325,11 +333,6 @@ class Ties:
             other = next((other for other in held if other != name and id(part) in held[other].ids), name)
             if (name, other) not in self.untied:
                 self.untied.append((name, other))
-
-
-def _token(names: Collection[str], digest: str) -> str:
-    """What a unit is called: the same when the same is sent again, to a rank alone."""
-    return hashlib.blake2b(" ".join([digest, *names]).encode(), digest_size=8).hexdigest()
 
 
 def shared(traces: Mapping[str, Trace], roots: Collection[int] = ()) -> set[int]:

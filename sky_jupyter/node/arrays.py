@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import pickle
 import sys
+import weakref
 from typing import Any
 
 SMALL = 4096
@@ -92,7 +93,18 @@ def _numpy_view(
         array = numpy.ndarray(shape, dtype, flat.view("u1"), offset, strides)
     if not writeable:
         array.flags.writeable = False
+    _keep(array, root)
     return array
+
+
+# The arrays that views are of, by the views' ids. A view's own base is whatever has the memory: the array that it was
+# taken from would be gone once its name is, and what comes later as a view of that could not be one.
+_VIEWED: dict[int, Any] = {}
+
+
+def _keep(view: Any, root: Any) -> None:
+    _VIEWED[id(view)] = root
+    weakref.finalize(view, _VIEWED.pop, id(view), None).atexit = False
 
 
 def frame_of(pickled: bytes, buffers: list[Any]) -> Any:

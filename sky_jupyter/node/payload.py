@@ -186,8 +186,12 @@ def bind(manifest: dict[str, list[Any]], namespace: dict[str, Any], rank: int = 
             with contextlib.suppress(ImportError):
                 importlib.import_module(module)
     held = HELD if held is None else held
+    # What has a name that is bound anew may be what a later value names.
+    refers = any(not isinstance(name, str) and more[1] for name, _, *more in manifest["values"])
+    former = list(namespace.values()) if refers else []
     for one in manifest["values"]:
         _bind_value(one, namespace, own, held)
+    del former
     for name, places in manifest.get("parts", ()):
         for number, path in places:
             if number == rank:

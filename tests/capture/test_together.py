@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
+import random
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -428,3 +430,47 @@ def test_what_shard_cuts_is_told_apart_from_what_goes_whole(notebook: Notebook) 
     notebook.plain("a = np.arange(8.0); view = a[1:]; other = np.arange(8.0)")
     capture = collect("a, view, other", notebook.namespace, notebook.ledger, shard=("a",), ranks=2)
     assert capture.notes == ("a and view are one in the notebook, and not on the nodes: --shard cuts a alone",)
+
+
+VIEWS = ["{}[1:]", "{}.reshape(-1)", "{}", "{}.copy()", "{}.T", "{}[::2]", "np.arange(12.)"]
+
+
+@pytest.mark.parametrize("seed", range(0, 60, 10))
+def test_views_taken_at_random_share_memory_there_as_here(seed: int, tmp_path: Path) -> None:
+    for each in range(seed, seed + 10):
+        chance, notebook = random.Random(each), Notebook(tmp_path)
+        told: set[str] = set()
+        lines = ["a = np.arange(12.)"]
+        notebook.plain(lines[0])
+        for _ in range(14):
+            have = [name for name in "abcd" if name in notebook.namespace]
+            if chance.random() < 0.3:
+                line = "; ".join(chance.sample(have, chance.randint(1, len(have))))
+                told.update(notebook.sky(line).notes)
+            else:
+                line = f"{chance.choice('abcd')} = {chance.choice(VIEWS).format(chance.choice(have))}"
+                notebook.plain(line)
+            lines.append(line)
+        have = [name for name in "abcd" if name in notebook.namespace]
+        told.update(notebook.sky("; ".join(have)).notes)
+        here, there = notebook.namespace, notebook.node
+        for one, other in itertools.combinations(have, 2):
+            assert np.array_equal(here[one], there[one]), lines
+            if not any(one in note and other in note for note in told):
+                assert np.shares_memory(here[one], here[other]) == np.shares_memory(there[one], there[other]), lines
+
+
+def test_an_equal_array_in_the_place_of_another_is_not_taken_for_it(notebook: Notebook) -> None:
+    notebook.plain("a = np.arange(12.)")
+    notebook.sky("a")
+    notebook.plain("b = a[1:]; a = np.arange(12.)")
+    notebook.sky("a; b")
+    assert not np.shares_memory(notebook.node["a"], notebook.node["b"])
+
+
+def test_views_of_an_array_without_a_name_are_views_of_one_array(notebook: Notebook) -> None:
+    notebook.plain("a = np.arange(12.)")
+    notebook.sky("a")
+    notebook.plain("d = a[2:]; a = d[1:]")
+    notebook.sky("a; d")
+    assert np.shares_memory(notebook.node["a"], notebook.node["d"])
