@@ -76,7 +76,7 @@ def orphaned_folders(since: float, base: Path) -> list[Path]:
         return []
     held = "\n".join(" ".join(one.info["cmdline"] or ()) for one in psutil.process_iter(["cmdline"]))
     found = [path for path in found if f"/{path.name.rsplit('-', 1)[0]}-" not in held]
-    known = b"".join(file.read_bytes() for file in base.rglob("*.sqlite*")) if found else b""
+    known = b"".join(file.read_bytes() for file in base.rglob("*.sqlite*") if file.is_file()) if found else b""
     return [path for path in found if path.name.split("-")[1].encode() in known]
 
 

@@ -187,7 +187,7 @@ def test_a_pool_is_watched_interrupted_and_ended_from_its_panel_while_a_cell_blo
     page.wait_for(BLOCKED, "waiting")
     panel = panel_of(page)
     # The cell came after the output was made: a page that asks knows of it.
-    shows(panel, "In[4]: import time", "2 local nodes · ready", "busy", " cores", "all ranks work")
+    shows(panel, 'In[4]: print("waiting"', "2 local nodes · ready", "busy", " cores", "all ranks work")
     panel.get_by_role("img", name="memory use, last 1 min").first.wait_for(timeout=PATIENCE)
     is_clean(page, panel)
     asks_only_in_sight(page)
@@ -196,7 +196,7 @@ def test_a_pool_is_watched_interrupted_and_ended_from_its_panel_while_a_cell_blo
         page.command("docmanager:save")
         page.wait_until(lambda: "application/vnd.sky.pool.v1+json" in (server.root / "pool.ipynb").read_text())
         other = lab.Page(chromium, server.address("pool.ipynb", app="notebook"), width=900)
-        shows(panel_of(other), "In[4]: import time", "all ranks work")
+        shows(panel_of(other), 'In[4]: print("waiting"', "all ranks work")
         other.page.close()
 
     panel.get_by_role("button", name="Interrupt").click()
@@ -289,7 +289,7 @@ def the_badge_opens_it(page: lab.Page) -> None:
     badge = page.page.get_by_role("button", name="Pool default")
     badge.click()
     panel = panel_of(page, BLOCKED)
-    shows(panel, "In[4]: import time")
+    shows(panel, 'In[4]: print("waiting"')
     assert violations(page.page, ".sky-run") == []
     badge.click()
     panel.wait_for(state="detached", timeout=PATIENCE)
