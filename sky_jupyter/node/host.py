@@ -150,6 +150,8 @@ class Host:
         os.close(write)
         with os.fdopen(read) as pipe:
             line = pipe.readline().strip() if self.comes(read) else ""
+        if not line and self.ending:
+            raise StartFailed("the host ended: a signal asked it to while the pool started", [])
         if not line:
             raise StartFailed("the scheduler ended before it listened", _tail(self.folder / "scheduler.log"))
         return line
