@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import builtins
 import contextlib
+import functools
 import getpass
 import os
 import signal
@@ -74,6 +75,8 @@ class SkyShell(ZMQInteractiveShell):
         self.payload_manager = ShownPayloads(parent=self)
         self.configurables.append(self.payload_manager)
 
+    # ipykernel looks at its signature for what this release of IPython takes.
+    @functools.wraps(ZMQInteractiveShell.run_cell_async)
     async def run_cell_async(self, *arguments: Any, **options: Any) -> Any:
         """IPython's, after which a cell that ran another one would have no result."""
         before = self.displayhook.exec_result
