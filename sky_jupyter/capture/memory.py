@@ -20,10 +20,9 @@ class _Span(NamedTuple):
 
 def apart(packs: Mapping[str, Packed], sent: Collection[str]) -> Iterator[str]:
     """A sentence for each pair of names, one of them sent, that is an array and a tensor with memory in common."""
-    arrays = sorted({span for name, packed in packs.items() for span in _arrays(name, packed)})
-    tensors = sorted({span for name, packed in packs.items() for span in _tensors(name, packed)}) if arrays else []
-    if not tensors:
-        return
+    tensors = sorted({span for name, packed in packs.items() for span in _tensors(name, packed)})
+    # Most notebooks have none, and some have very many arrays.
+    arrays = sorted({span for name, packed in packs.items() for span in _arrays(name, packed)}) if tensors else []
     # Where spans overlap each other, the longest one before may reach farthest.
     ends = list(itertools.accumulate((one.end for one in arrays), max))
     found = set()
