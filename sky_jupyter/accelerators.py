@@ -1,7 +1,8 @@
-"""The accelerators that people ask for by name: what each is, and which packages suit it. Values only.
+"""Read the accelerators that people ask for by name: what each is, and which packages suit it.
 
 ``accelerators.A100(count=8)``, ``accelerators.H100(memory="94GB")`` and the texts ``"A100:8"``,
-``"H100-94GB"`` make the same `Accelerator`. `docs/accelerators.md` has the whole table.
+``"H100-94GB"`` make the same `Accelerator`. The models are the rows of `accelerators.json`; those of makers other
+than NVIDIA are not asked for on nodes yet. `docs/accelerators.md` has the whole table.
 
 Sources. Memory is what the makers' data sheets say; compute capability is what NVIDIA lists
 (developer.nvidia.com/cuda-gpus). `builds` knows which packages those need.
@@ -10,13 +11,16 @@ Sources. Memory is what the makers' data sheets say; compute capability is what 
 from __future__ import annotations
 
 import difflib
+import json
 import re
 from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 from .builds import of_jax, of_torch, takes_cuda, why_none_of_torch, why_not_torch
 from .errors import SpecError
 
-NVIDIA, AWS, GOOGLE, AMD, INTEL = "NVIDIA", "AWS", "Google", "AMD", "Intel"
+NVIDIA, GOOGLE = "NVIDIA", "Google"
 _COUNT = re.compile(r"(?P<rest>.*?)\s*(?::\s*(?P<count>[0-9]+))?\Z", re.DOTALL)
 _MEMORY = re.compile(r"(?P<rest>.+?)[-_ ]+(?P<memory>[0-9]+)\s*gi?b\Z", re.IGNORECASE | re.DOTALL)
 _GB = re.compile(r"(?P<number>[0-9]+)\s*(gi?b?)?\Z", re.IGNORECASE)
@@ -276,126 +280,32 @@ def _find(part: tuple[str, ...], words: tuple[str, ...]) -> int:
     return next((at for at in range(len(words) - len(part) + 1) if words[at : at + len(part)] == part), -1)
 
 
-# Data centres.
-P4 = Model("P4", (8,), (6, 1))
-P40 = Model("P40", (24,), (6, 1))
-P100 = Model("P100", (16, 12), (6, 0))
-V100 = Model("V100", (16, 32), (7, 0))
-T4 = Model("T4", (16,), (7, 5))
-T4G = Model("T4G", (16,), (7, 5), arm=True)
-A2 = Model("A2", (16,), (8, 6))
-A10 = Model("A10", (24,), (8, 6))
-A10G = Model("A10G", (24,), (8, 6))
-A16 = Model("A16", (16,), (8, 6))
-A30 = Model("A30", (24,), (8, 0))
-A40 = Model("A40", (48,), (8, 6))
-A100 = Model("A100", (80, 40), (8, 0))
-A800 = Model("A800", (80, 40), (8, 0))
-L4 = Model("L4", (24,), (8, 9))
-L40 = Model("L40", (48,), (8, 9))
-L40S = Model("L40S", (48,), (8, 9))
-H20 = Model("H20", (96, 141), (9, 0))
-H100 = Model("H100", (80, 94), (9, 0))
-H800 = Model("H800", (80,), (9, 0))
-H200 = Model("H200", (141,), (9, 0))
-GH200 = Model("GH200", (96, 144), (9, 0), arm=True)
-B100 = Model("B100", (192,), (10, 0))
-B200 = Model("B200", (180, 192), (10, 0))
-B300 = Model("B300", (288,), (10, 3))
-GB200 = Model("GB200", (186, 192), (10, 0), arm=True)
-GB300 = Model("GB300", (288,), (10, 3), arm=True)
-# Workstations.
-TITAN_Xp = Model("TITAN_Xp", (12,), (6, 1))
-TITAN_V = Model("TITAN_V", (12,), (7, 0))
-TITAN_RTX = Model("TITAN_RTX", (24,), (7, 5))
-Quadro_RTX_4000 = Model("Quadro_RTX_4000", (8,), (7, 5))
-Quadro_RTX_5000 = Model("Quadro_RTX_5000", (16,), (7, 5))
-Quadro_RTX_6000 = Model("Quadro_RTX_6000", (24,), (7, 5))
-Quadro_RTX_8000 = Model("Quadro_RTX_8000", (48,), (7, 5))
-RTX_A2000 = Model("RTX_A2000", (6, 12), (8, 6))
-RTX_A4000 = Model("RTX_A4000", (16,), (8, 6), also=("A4000",))
-RTX_A4500 = Model("RTX_A4500", (20,), (8, 6), also=("A4500",))
-RTX_A5000 = Model("RTX_A5000", (24,), (8, 6), also=("A5000",))
-RTX_A5500 = Model("RTX_A5500", (24,), (8, 6), also=("A5500",))
-RTX_A6000 = Model("RTX_A6000", (48,), (8, 6), also=("A6000",))
-RTX_2000_Ada = Model("RTX_2000_Ada", (16,), (8, 9))
-RTX_4000_Ada = Model("RTX_4000_Ada", (20,), (8, 9))
-RTX_4500_Ada = Model("RTX_4500_Ada", (24,), (8, 9))
-RTX_5000_Ada = Model("RTX_5000_Ada", (32,), (8, 9))
-RTX_6000_Ada = Model("RTX_6000_Ada", (48,), (8, 9))
-RTX_PRO_4000 = Model("RTX_PRO_4000", (24,), (12, 0))
-RTX_PRO_4500 = Model("RTX_PRO_4500", (32,), (12, 0))
-RTX_PRO_5000 = Model("RTX_PRO_5000", (48, 72), (12, 0))
-RTX_PRO_6000 = Model("RTX_PRO_6000", (96,), (12, 0))
-# GeForce.
-GTX_1050 = Model("GTX_1050", (2,), (6, 1))
-GTX_1050_Ti = Model("GTX_1050_Ti", (4,), (6, 1))
-GTX_1060 = Model("GTX_1060", (6, 3), (6, 1))
-GTX_1070 = Model("GTX_1070", (8,), (6, 1))
-GTX_1070_Ti = Model("GTX_1070_Ti", (8,), (6, 1))
-GTX_1080 = Model("GTX_1080", (8,), (6, 1))
-GTX_1080_Ti = Model("GTX_1080_Ti", (11,), (6, 1))
-GTX_1650 = Model("GTX_1650", (4,), (7, 5))
-GTX_1650_SUPER = Model("GTX_1650_SUPER", (4,), (7, 5))
-GTX_1660 = Model("GTX_1660", (6,), (7, 5))
-GTX_1660_SUPER = Model("GTX_1660_SUPER", (6,), (7, 5))
-GTX_1660_Ti = Model("GTX_1660_Ti", (6,), (7, 5))
-RTX_2060 = Model("RTX_2060", (6, 12), (7, 5))
-RTX_2060_SUPER = Model("RTX_2060_SUPER", (8,), (7, 5))
-RTX_2070 = Model("RTX_2070", (8,), (7, 5))
-RTX_2070_SUPER = Model("RTX_2070_SUPER", (8,), (7, 5))
-RTX_2080 = Model("RTX_2080", (8,), (7, 5))
-RTX_2080_SUPER = Model("RTX_2080_SUPER", (8,), (7, 5))
-RTX_2080_Ti = Model("RTX_2080_Ti", (11,), (7, 5))
-RTX_3050 = Model("RTX_3050", (8, 6), (8, 6))
-RTX_3060 = Model("RTX_3060", (12, 8), (8, 6))
-RTX_3060_Ti = Model("RTX_3060_Ti", (8,), (8, 6))
-RTX_3070 = Model("RTX_3070", (8,), (8, 6))
-RTX_3070_Ti = Model("RTX_3070_Ti", (8,), (8, 6))
-RTX_3080 = Model("RTX_3080", (10, 12), (8, 6))
-RTX_3080_Ti = Model("RTX_3080_Ti", (12,), (8, 6))
-RTX_3090 = Model("RTX_3090", (24,), (8, 6))
-RTX_3090_Ti = Model("RTX_3090_Ti", (24,), (8, 6))
-RTX_4060 = Model("RTX_4060", (8,), (8, 9))
-RTX_4060_Ti = Model("RTX_4060_Ti", (8, 16), (8, 9))
-RTX_4070 = Model("RTX_4070", (12,), (8, 9))
-RTX_4070_SUPER = Model("RTX_4070_SUPER", (12,), (8, 9))
-RTX_4070_Ti = Model("RTX_4070_Ti", (12,), (8, 9))
-RTX_4070_Ti_SUPER = Model("RTX_4070_Ti_SUPER", (16,), (8, 9))
-RTX_4080 = Model("RTX_4080", (16,), (8, 9))
-RTX_4080_SUPER = Model("RTX_4080_SUPER", (16,), (8, 9))
-RTX_4090 = Model("RTX_4090", (24,), (8, 9))
-RTX_5050 = Model("RTX_5050", (8,), (12, 0))
-RTX_5060 = Model("RTX_5060", (8,), (12, 0))
-RTX_5060_Ti = Model("RTX_5060_Ti", (16, 8), (12, 0))
-RTX_5070 = Model("RTX_5070", (12,), (12, 0))
-RTX_5070_Ti = Model("RTX_5070_Ti", (16,), (12, 0))
-RTX_5080 = Model("RTX_5080", (16,), (12, 0))
-RTX_5090 = Model("RTX_5090", (32,), (12, 0))
-# Others' than NVIDIA's. No node is asked for these yet: a provider that has them must know them.
-Trainium1 = Model("Trainium1", (32,), maker=AWS, also=("Trainium", "trn1"))
-Trainium2 = Model("Trainium2", (96,), maker=AWS, also=("trn2",))
-Trainium3 = Model("Trainium3", (144,), maker=AWS, also=("trn3",))
-Inferentia1 = Model("Inferentia1", (8,), maker=AWS, also=("Inferentia", "inf1"))
-Inferentia2 = Model("Inferentia2", (32,), maker=AWS, also=("inf2",))
-TPUv2 = Model("TPUv2", (16,), maker=GOOGLE)
-TPUv3 = Model("TPUv3", (32,), maker=GOOGLE)
-TPUv4 = Model("TPUv4", (32,), maker=GOOGLE)
-TPUv5e = Model("TPUv5e", (16,), maker=GOOGLE)
-TPUv5p = Model("TPUv5p", (95,), maker=GOOGLE)
-TPUv6 = Model("TPUv6", (32,), maker=GOOGLE, also=("TPUv6e",))
-MI100 = Model("MI100", (32,), maker=AMD)
-MI210 = Model("MI210", (64,), maker=AMD)
-MI250 = Model("MI250", (128,), maker=AMD)
-MI250X = Model("MI250X", (128,), maker=AMD)
-MI300A = Model("MI300A", (128,), maker=AMD)
-MI300X = Model("MI300X", (192,), maker=AMD)
-MI325X = Model("MI325X", (256,), maker=AMD)
-MI355X = Model("MI355X", (288,), maker=AMD)
-Gaudi = Model("Gaudi", (32,), maker=INTEL)
-Gaudi2 = Model("Gaudi2", (96,), maker=INTEL)
-Gaudi3 = Model("Gaudi3", (128,), maker=INTEL)
+def _read_catalogue() -> dict[str, Model]:
+    """Read the models of accelerators.json, in its order."""
+    rows: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+    for row in rows.values():
+        row.update({key: tuple(value) for key, value in row.items() if isinstance(value, list)})
+    return {name: Model(name, **row) for name, row in rows.items()}
 
-CATALOGUE = {value.name: value for value in list(globals().values()) if isinstance(value, Model)}
+
+CATALOGUE = _read_catalogue()
 _BY_KEY = {"".join(_words(word)): model for model in CATALOGUE.values() for word in (model.name, *model.also)}
 _BY_WORDS = [(_words(model.name), model) for model in CATALOGUE.values() if model.maker == NVIDIA]
+if TYPE_CHECKING:
+    # The names for type checkers and editors: those of accelerators.json, which a test compares.
+    P4 = P40 = P100 = V100 = T4 = T4G = A2 = A10 = A10G = A16 = A30 = A40 = A100 = A800 = L4 = L40 = Model("", ())
+    L40S = H20 = H100 = H800 = H200 = GH200 = B100 = B200 = B300 = GB200 = GB300 = TITAN_Xp = TITAN_V = Model("", ())
+    TITAN_RTX = Quadro_RTX_4000 = Quadro_RTX_5000 = Quadro_RTX_6000 = Quadro_RTX_8000 = RTX_A2000 = Model("", ())
+    RTX_A4000 = RTX_A4500 = RTX_A5000 = RTX_A5500 = RTX_A6000 = RTX_2000_Ada = RTX_4000_Ada = Model("", ())
+    RTX_4500_Ada = RTX_5000_Ada = RTX_6000_Ada = RTX_PRO_4000 = RTX_PRO_4500 = RTX_PRO_5000 = Model("", ())
+    RTX_PRO_6000 = GTX_1050 = GTX_1050_Ti = GTX_1060 = GTX_1070 = GTX_1070_Ti = GTX_1080 = GTX_1080_Ti = Model("", ())
+    GTX_1650 = GTX_1650_SUPER = GTX_1660 = GTX_1660_SUPER = GTX_1660_Ti = RTX_2060 = RTX_2060_SUPER = Model("", ())
+    RTX_2070 = RTX_2070_SUPER = RTX_2080 = RTX_2080_SUPER = RTX_2080_Ti = RTX_3050 = RTX_3060 = Model("", ())
+    RTX_3060_Ti = RTX_3070 = RTX_3070_Ti = RTX_3080 = RTX_3080_Ti = RTX_3090 = RTX_3090_Ti = RTX_4060 = Model("", ())
+    RTX_4060_Ti = RTX_4070 = RTX_4070_SUPER = RTX_4070_Ti = RTX_4070_Ti_SUPER = RTX_4080 = Model("", ())
+    RTX_4080_SUPER = RTX_4090 = RTX_5050 = RTX_5060 = RTX_5060_Ti = RTX_5070 = RTX_5070_Ti = RTX_5080 = Model("", ())
+    RTX_5090 = Trainium1 = Trainium2 = Trainium3 = Inferentia1 = Inferentia2 = TPUv2 = TPUv3 = TPUv4 = Model("", ())
+    TPUv5e = TPUv5p = TPUv6 = MI100 = MI210 = MI250 = MI250X = MI300A = MI300X = MI325X = MI355X = Model("", ())
+    Gaudi = Gaudi2 = Gaudi3 = Model("", ())
+else:
+    globals().update(CATALOGUE)

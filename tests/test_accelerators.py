@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import pickle
 import re
 from pathlib import Path
@@ -136,6 +137,15 @@ def test_a_drivers_name_is_recognised(name: str, model: str | None, memory: int 
 )
 def test_a_device_fits_by_what_its_driver_calls_it(asked: str, name: str, fits: bool) -> None:
     assert sky.Accelerator.parse(asked).fits(name) is fits
+
+
+def test_type_checkers_and_completion_have_the_names_of_the_catalogue() -> None:
+    tree = ast.parse(Path(accelerators.__file__).read_text(encoding="utf-8"))
+    block = next(node for node in tree.body if isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
+    named = [ast.unparse(name) for node in block.body if isinstance(node, ast.Assign) for name in node.targets]
+    assert named == list(CATALOGUE)
+    assert set(named) < set(dir(sky.accelerators))
+    assert all(getattr(accelerators, name) is model for name, model in CATALOGUE.items())
 
 
 def test_the_page_has_the_whole_catalogue() -> None:
