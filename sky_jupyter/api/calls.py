@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypeVar, overload
+from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypedDict, TypeVar, overload
 
 from ..errors import SpecError
 from ..options import MAX_ATTEMPTS
@@ -13,9 +13,11 @@ from .futures import Future
 from .targets import Target
 
 if TYPE_CHECKING:
-    from typing_extensions import Self
+    from typing_extensions import Self, TypeVarTuple, Unpack
 
     from .functions import Function
+
+    Ts = TypeVarTuple("Ts")
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -107,13 +109,16 @@ class PendingCall(Generic[T]):
     @overload
     def __and__(self, other: PendingCall[B]) -> Group[tuple[T, B]]: ...
     @overload
-    def __and__(self, other: Group[tuple[B, ...]]) -> Group[tuple[Any, ...]]: ...
+    def __and__(self, other: Group[tuple[Unpack[Ts]]]) -> Group[tuple[T, Unpack[Ts]]]: ...
     def __and__(self, other: Any) -> Any:
         """This call and others, for different ranks at the same time: a `Group`."""
         return Group((self,)) & other
 
     def __repr__(self) -> str:
         return f"<pending call of {self.function!r}: `>> pool` runs it on one rank, `@ pool` on every rank>"
+
+
+Call = PendingCall
 
 
 class Calls:
@@ -169,19 +174,7 @@ class Group(Calls, Generic[R]):
         return dispatch.together_later(self.calls, pool)
 
     @overload
-    def __and__(self: Group[tuple[A, B]], other: PendingCall[C]) -> Group[tuple[A, B, C]]: ...
-    @overload
-    def __and__(self: Group[tuple[A, B, C]], other: PendingCall[D]) -> Group[tuple[A, B, C, D]]: ...
-    @overload
-    def __and__(self: Group[tuple[A, B, C, D]], other: PendingCall[E]) -> Group[tuple[A, B, C, D, E]]: ...
-    @overload
-    def __and__(self: Group[tuple[A, B, C, D, E]], other: PendingCall[F]) -> Group[tuple[A, B, C, D, E, F]]: ...
-    @overload
-    def __and__(self: Group[tuple[A, B, C, D, E, F]], other: PendingCall[G]) -> Group[tuple[A, B, C, D, E, F, G]]: ...
-    @overload
-    def __and__(
-        self: Group[tuple[A, B, C, D, E, F, G]], other: PendingCall[H]
-    ) -> Group[tuple[A, B, C, D, E, F, G, H]]: ...
+    def __and__(self: Group[tuple[Unpack[Ts]]], other: PendingCall[A]) -> Group[tuple[Unpack[Ts], A]]: ...
     @overload
     def __and__(self, other: PendingCall[Any] | Group[Any]) -> Group[tuple[Any, ...]]: ...
     def __and__(self, other: PendingCall[Any] | Group[Any]) -> Group[Any]:
@@ -208,86 +201,46 @@ class StreamedGroup(Calls, Generic[T]):
         return dispatch.streamed(self.calls, pool, ordered=self.ordered)
 
 
+class Together(TypedDict, total=False):
+    """Hold the options of a `gather` whose result is one tuple."""
+
+    stream: Literal[False]
+    ordered: bool
+
+
+# A type for each call: Python's types have no word for "of each one of them" yet. Past eight, they must be alike.
 @overload
-def gather(first: PendingCall[A], /, *, stream: Literal[False] = False, ordered: bool = ...) -> Group[tuple[A]]: ...
+def gather(a: Call[A], /, **how: Unpack[Together]) -> Group[tuple[A]]: ...
 @overload
-def gather(
-    first: PendingCall[A], second: PendingCall[B], /, *, stream: Literal[False] = False, ordered: bool = ...
-) -> Group[tuple[A, B]]: ...
+def gather(a: Call[A], b: Call[B], /, **how: Unpack[Together]) -> Group[tuple[A, B]]: ...
 @overload
-def gather(
-    first: PendingCall[A],
-    second: PendingCall[B],
-    third: PendingCall[C],
-    /,
-    *,
-    stream: Literal[False] = False,
-    ordered: bool = ...,
-) -> Group[tuple[A, B, C]]: ...
+def gather(a: Call[A], b: Call[B], c: Call[C], /, **how: Unpack[Together]) -> Group[tuple[A, B, C]]: ...
 @overload
-def gather(
-    first: PendingCall[A],
-    second: PendingCall[B],
-    third: PendingCall[C],
-    fourth: PendingCall[D],
-    /,
-    *,
-    stream: Literal[False] = False,
-    ordered: bool = ...,
-) -> Group[tuple[A, B, C, D]]: ...
+def gather(a: Call[A], b: Call[B], c: Call[C], d: Call[D], /, **how: Unpack[Together]) -> Group[tuple[A, B, C, D]]: ...
 @overload
 def gather(
-    first: PendingCall[A],
-    second: PendingCall[B],
-    third: PendingCall[C],
-    fourth: PendingCall[D],
-    fifth: PendingCall[E],
-    /,
-    *,
-    stream: Literal[False] = False,
-    ordered: bool = ...,
+    a: Call[A], b: Call[B], c: Call[C], d: Call[D], e: Call[E], /, **how: Unpack[Together]
 ) -> Group[tuple[A, B, C, D, E]]: ...
 @overload
 def gather(
-    first: PendingCall[A],
-    second: PendingCall[B],
-    third: PendingCall[C],
-    fourth: PendingCall[D],
-    fifth: PendingCall[E],
-    sixth: PendingCall[F],
-    /,
-    *,
-    stream: Literal[False] = False,
-    ordered: bool = ...,
+    a: Call[A], b: Call[B], c: Call[C], d: Call[D], e: Call[E], f: Call[F], /, **how: Unpack[Together]
 ) -> Group[tuple[A, B, C, D, E, F]]: ...
 @overload
 def gather(
-    first: PendingCall[A],
-    second: PendingCall[B],
-    third: PendingCall[C],
-    fourth: PendingCall[D],
-    fifth: PendingCall[E],
-    sixth: PendingCall[F],
-    seventh: PendingCall[G],
-    /,
-    *,
-    stream: Literal[False] = False,
-    ordered: bool = ...,
+    a: Call[A], b: Call[B], c: Call[C], d: Call[D], e: Call[E], f: Call[F], g: Call[G], /, **how: Unpack[Together]
 ) -> Group[tuple[A, B, C, D, E, F, G]]: ...
 @overload
 def gather(
-    first: PendingCall[A],
-    second: PendingCall[B],
-    third: PendingCall[C],
-    fourth: PendingCall[D],
-    fifth: PendingCall[E],
-    sixth: PendingCall[F],
-    seventh: PendingCall[G],
-    eighth: PendingCall[H],
+    a: Call[A],
+    b: Call[B],
+    c: Call[C],
+    d: Call[D],
+    e: Call[E],
+    f: Call[F],
+    g: Call[G],
+    h: Call[H],
     /,
-    *,
-    stream: Literal[False] = False,
-    ordered: bool = ...,
+    **how: Unpack[Together],
 ) -> Group[tuple[A, B, C, D, E, F, G, H]]: ...
 @overload
 def gather(*calls: PendingCall[T], stream: Literal[False] = False, ordered: bool = ...) -> Group[tuple[T, ...]]: ...

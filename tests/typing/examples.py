@@ -78,7 +78,16 @@ def groups(pool: sky.Compute) -> None:
     number, text, _, _ = (add(1) & name(2) & below() & add(3)) >> pool
     assert_type(number, int)
     assert_type(text, str)
+    assert_type((name(1) & (add(1) & below())) >> pool, tuple[str, int, float])
+    nine = add(1) & name(2) & below() & add(3) & name(4) & below() & add(5) & name(6) & below()
+    assert_type((nine >> pool)[7:], tuple[str, float])
+    assert_type(sky.gather(add(1)) >> pool, tuple[int])
     assert_type(sky.gather(add(1), name(2)) >> pool, tuple[int, str])
+    assert_type(sky.gather(add(1), name(2), stream=False, ordered=False) >> pool, tuple[int, str])
+    assert_type(
+        sky.gather(add(1), name(2), below(), add(3), name(4), below(), add(5), name(6)) >> pool,
+        tuple[int, str, float, int, str, float, int, str],
+    )
     assert_type(sky.gather(*(name(number) for number in range(9))) >> pool, tuple[str, ...])
     assert_type(sky.gather(add(1), stream=True) >> pool, Iterator[int])
     assert_type(sky.gather(add(1), add(2), stream=True, ordered=False) >> pool, Iterator[int])
@@ -102,6 +111,11 @@ def blocks() -> None:
     with sky.Compute(provider=sky.Local(), nodes=2, plugins=[sky.plugins.jax()]) as pool:
         assert_type(pool, sky.Compute)
     assert_type(sky.Compute(name="train").start(), sky.Compute)
+
+
+def devices() -> None:
+    assert_type(sky.accelerators.A100(count=8), sky.Accelerator)
+    sky.accelerators.A1000()  # type: ignore[attr-defined]  # pyright: ignore[reportAttributeAccessIssue]
 
 
 async def async_blocks() -> None:
@@ -128,6 +142,7 @@ def mistakes(pool: sky.Compute) -> None:
     add(1) >> 3  # type: ignore[operator]  # pyright: ignore[reportOperatorIssue, reportUnusedExpression]
     add(1) @ "pool"  # type: ignore[operator]  # pyright: ignore[reportOperatorIssue, reportUnusedExpression]
     add(1) & 3  # type: ignore[operator]  # pyright: ignore[reportOperatorIssue, reportUnusedExpression]
+    sky.gather(add(1), 3)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
     sky.gather(add)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType, reportCallIssue]
     pool.map(name, ["one"])  # type: ignore[arg-type]  # pyright: ignore[reportArgumentType, reportCallIssue]
     sky.function(3)  # type: ignore[call-overload]  # pyright: ignore[reportArgumentType]
