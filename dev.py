@@ -35,7 +35,7 @@ FRONT_END = "labextension/build.py"
 PEERS = {"jupyter-distributed": "jupyter_distributed", "ipyparallel-labextension": "ipyparallel"}
 
 JOB = {"jax", "keras", "notebook"}
-EVERYTHING = {*JOB, "torch", "ssh", "dev"}
+EVERYTHING = {*JOB, "torch", "ssh", "dev", "docs"}
 
 # `lock` takes these versions instead of the newest; torch is large, and moves only when someone means it to.
 HELD = ("torch==2.13.0",)
@@ -187,17 +187,35 @@ def pytest(args: Sequence[str]) -> int:
 
 
 def check(args: Sequence[str]) -> int:
-    """Run ruff, mypy and the front end's lint rule; with --fix, let ruff repair what it can."""
+    """Run ruff, mypy, pydoclint, Sphinx and the front end's lint rule; with --fix, let ruff repair what it can."""
     return max(check_python(args), python(FRONT_END, "lint"))
 
 
 def check_python(args: Sequence[str]) -> int:
-    """Run ruff and mypy: the front end's own check holds it to its rule."""
+    """Run what checks the Python code and the documentation: the front end's own check holds it to its rule."""
     if unknown := set(args) - {"--fix"}:
         raise SetUpError(f"check takes --fix alone, not {' '.join(sorted(unknown))}")
     lint, style = (["--fix"], []) if args else ([], ["--check"])
     commands = (["ruff", "check", *lint], ["ruff", "format", *style], ["mypy"])
-    return max([python("-m", *command) for command in commands])
+    status = max([python("-m", *command) for command in commands])
+    with tempfile.TemporaryDirectory() as folder:
+        # Reads all pages and writes none.
+        return max(status, sphinx("dummy", folder))
+
+
+def docs(args: Sequence[str]) -> int:
+    """Build the documentation, with the API reference, in artifacts/docs; arguments are sphinx-build's."""
+    folder = ROOT / "artifacts" / "docs"
+    shutil.rmtree(folder, ignore_errors=True)  # pages that have been renamed
+    if status := sphinx("html", str(folder), *args):
+        return status
+    print(f"The first page: {folder / 'docs' / 'index.html'}")
+    return 0
+
+
+def sphinx(builder: str, folder: str, *args: str) -> int:
+    """Have Sphinx read all pages and docstrings anew; a warning is an error."""
+    return python("-m", "sphinx", "-b", builder, "-c", "docs", "-q", "-W", "--keep-going", "-E", "-a", *args, ".", folder)
 
 
 def front(args: Sequence[str]) -> int:
@@ -262,6 +280,7 @@ VERBS: dict[str, tuple[set[str] | None, Callable[[Sequence[str]], int]]] = {
     "test": (EVERYTHING, test),
     "check": (EVERYTHING, check),
     "front": (EVERYTHING, front),
+    "docs": (EVERYTHING, docs),
     "screenshots": (EVERYTHING, screenshots),
     "bench": (EVERYTHING, bench),
     "gpu": (None, gpu),

@@ -283,7 +283,7 @@ class Compute(Running, SharedNames):
 
     @property
     def dask(self) -> Client:
-        """A Dask client of the pool: plain workers beside the agents, one a node, started when first asked for.
+        """Dask client of the pool's plain workers, one per node, started on first use.
 
         They are processes of their own in the pool's environment and end with the pool. What is submitted
         runs in them, never in the ranks' kernels, and sees neither their namespaces nor their plugins.
