@@ -215,7 +215,8 @@ def docs(args: Sequence[str]) -> int:
 
 def sphinx(builder: str, folder: str, *args: str) -> int:
     """Have Sphinx read all pages and docstrings anew; a warning is an error."""
-    return python("-m", "sphinx", "-b", builder, "-c", "docs", "-q", "-W", "--keep-going", "-E", "-a", *args, ".", folder)
+    strict = ["-q", "-W", "--keep-going", "-E", "-a"]
+    return python("-m", "sphinx", "-b", builder, "-c", "docs", *strict, *args, ".", folder)
 
 
 def front(args: Sequence[str]) -> int:
