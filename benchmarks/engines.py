@@ -51,9 +51,9 @@ class Ours:
 
     def start(self, nodes: int, plugins: tuple[str, ...] = ()) -> None:
         from sky_jupyter.plugins import parse_plugins
-        from sky_jupyter.pool.manager import Pool
+        from sky_jupyter.pool.pool import Pool
         from sky_jupyter.providers import Local
-        from sky_jupyter.spec import PoolSpec
+        from sky_jupyter.spec.pool_spec import PoolSpec
 
         self.pool = Pool(PoolSpec(provider=Local(), nodes=nodes, plugins=parse_plugins(plugins)))
         self.pool.start()

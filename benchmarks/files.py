@@ -53,8 +53,8 @@ def measure(options: Options) -> list[Row]:
 def pool_on(world: World, folder: Path) -> Iterator[Any]:
     """A started pool on all hosts."""
     import sky_jupyter as sky
-    from sky_jupyter.pool.manager import Pool
-    from sky_jupyter.spec import PoolSpec
+    from sky_jupyter.pool.pool import Pool
+    from sky_jupyter.spec.pool_spec import PoolSpec
 
     os.environ["SKY_SSH_CONFIG"] = str(world.ssh_config(folder / "config"))
     os.environ.pop("SSH_AUTH_SOCK", None)

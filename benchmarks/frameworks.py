@@ -55,7 +55,7 @@ def ours() -> Figures:
 
 def until_it_works(cell: Callable[[], object], settle: Callable[[], None]) -> None:
     """Run a cell as often as it takes: one that meets the dead rank fails, and the next one works."""
-    from sky_jupyter.pool.results import CellError
+    from sky_jupyter.pool.runs.result import CellError
 
     end = time.monotonic() + PATIENCE
     while True:

@@ -53,7 +53,8 @@ def measure(options: Options) -> list[Row]:
 
 def ours(server: Server, folder: Path) -> Figures:
     """A new connection, and what is done with it."""
-    from sky_jupyter.machines.ssh import files, targets
+    from sky_jupyter.machines.ssh import file_transfer
+    from sky_jupyter.machines.ssh import target as targets
     from sky_jupyter.machines.ssh.machine import SSHMachine
 
     known = folder / "known"
@@ -67,9 +68,9 @@ def ours(server: Server, folder: Path) -> Figures:
     with machine:
         machine.put(b"", folder / "first")
         with clock(figures, "up"):
-            files.upload(machine, folder / "data", folder / "up")
+            file_transfer.upload(machine, folder / "data", folder / "up")
         with clock(figures, "down"):
-            files.download(machine, folder / "up", folder / "down")
+            file_transfer.download(machine, folder / "up", folder / "down")
         with clock(figures, "exec", 1000 / COMMANDS):
             for _ in range(COMMANDS):
                 machine.session.run("true")

@@ -15,53 +15,53 @@ from typing import TYPE_CHECKING, Any
 __version__ = "0.1.0.dev0"
 
 _HOMES = {
-    "Accelerator": "accelerators",
+    "Accelerator": "spec.accelerators",
     "BootstrapError": "errors",
-    "BroadcastError": "pool.failures",
+    "BroadcastError": "pool.runs.failures",
     "CaptureError": "errors",
-    "CellError": "pool.results",
-    "CellResult": "pool.results",
+    "CellError": "pool.runs.result",
+    "CellResult": "pool.runs.result",
     "Compute": "api",
     "Future": "api",
     "Group": "api",
-    "Image": "image",
-    "InstanceInfo": "node.runtime",
+    "Image": "spec.image",
+    "InstanceInfo": "node.runtime.instance_info",
     "Local": "providers",
-    "LogConfig": "options",
+    "LogConfig": "spec.options",
     "NotInPoolError": "errors",
-    "Options": "options",
+    "Options": "spec.options",
     "PendingCall": "api",
-    "PipIndex": "image",
+    "PipIndex": "spec.image",
     "Plugin": "plugins",
     "PoolError": "errors",
     "ProvisionError": "errors",
     "RankDied": "errors",
     "RemoteError": "errors",
-    "RemoteRepr": "node.standins",
+    "RemoteRepr": "node.serialization.remote_repr",
     "SSH": "providers",
     "SkyError": "errors",
     "Spec": "api",
     "SpecError": "errors",
-    "Worker": "options",
-    "barrier": "node.named",
-    "counter": "node.named",
-    "dict": "node.named",
+    "Worker": "spec.options",
+    "barrier": "node.shared.named_objects",
+    "counter": "node.shared.named_objects",
+    "dict": "node.shared.named_objects",
     "function": "api",
     "gather": "api",
-    "included": "node.modules",
-    "instance_info": "node.runtime",
-    "is_head": "node.runtime",
-    "lock": "node.named",
-    "queue": "node.named",
-    "set": "node.named",
-    "shard": "node.shard",
-    "silent": "node.runtime",
+    "included": "node.kernel.project_modules",
+    "instance_info": "node.runtime.instance_info",
+    "is_head": "node.runtime.instance_info",
+    "lock": "node.shared.named_objects",
+    "queue": "node.shared.named_objects",
+    "set": "node.shared.named_objects",
+    "shard": "node.runtime.shard",
+    "silent": "node.runtime.instance_info",
     "sky": "api",
-    "stderr": "node.runtime",
-    "stdout": "node.runtime",
+    "stderr": "node.runtime.instance_info",
+    "stdout": "node.runtime.instance_info",
     "stream": "api.streams",
 }
-_MODULES = ("accelerators", "plugins")
+_MODULES = {"accelerators": "spec.accelerators", "plugins": "plugins"}
 
 # `from sky_jupyter import *` takes nobody's own `dict` and `set` away.
 _STARLESS = ("dict", "set")
@@ -75,9 +75,7 @@ __all__ = [  # noqa: PLE0604
 ]
 
 if TYPE_CHECKING:
-    from . import accelerators as accelerators
     from . import plugins as plugins
-    from .accelerators import Accelerator as Accelerator
     from .api import Compute as Compute
     from .api import Future as Future
     from .api import Group as Group
@@ -96,45 +94,49 @@ if TYPE_CHECKING:
     from .errors import RemoteError as RemoteError
     from .errors import SkyError as SkyError
     from .errors import SpecError as SpecError
-    from .image import Image as Image
-    from .image import PipIndex as PipIndex
-    from .node.modules import included as included
-    from .node.named import barrier as barrier
-    from .node.named import counter as counter
-    from .node.named import dict as dict  # noqa: A004 - what Skyward calls it
-    from .node.named import lock as lock
-    from .node.named import queue as queue
-    from .node.named import set as set  # noqa: A004 - what Skyward calls it
-    from .node.runtime import InstanceInfo as InstanceInfo
-    from .node.runtime import instance_info as instance_info
-    from .node.runtime import is_head as is_head
-    from .node.runtime import silent as silent
-    from .node.runtime import stderr as stderr
-    from .node.runtime import stdout as stdout
-    from .node.shard import shard as shard
-    from .node.standins import RemoteRepr as RemoteRepr
-    from .options import LogConfig as LogConfig
-    from .options import Options as Options
-    from .options import Worker as Worker
+    from .node.kernel.project_modules import included as included
+    from .node.runtime.instance_info import InstanceInfo as InstanceInfo
+    from .node.runtime.instance_info import instance_info as instance_info
+    from .node.runtime.instance_info import is_head as is_head
+    from .node.runtime.instance_info import silent as silent
+    from .node.runtime.instance_info import stderr as stderr
+    from .node.runtime.instance_info import stdout as stdout
+    from .node.runtime.shard import shard as shard
+    from .node.serialization.remote_repr import RemoteRepr as RemoteRepr
+    from .node.shared.named_objects import barrier as barrier
+    from .node.shared.named_objects import counter as counter
+    from .node.shared.named_objects import dict as dict  # noqa: A004 - what Skyward calls it
+    from .node.shared.named_objects import lock as lock
+    from .node.shared.named_objects import queue as queue
+    from .node.shared.named_objects import set as set  # noqa: A004 - what Skyward calls it
     from .plugins import Plugin as Plugin
-    from .pool.failures import BroadcastError as BroadcastError
-    from .pool.results import CellError as CellError
-    from .pool.results import CellResult as CellResult
+    from .pool.runs.failures import BroadcastError as BroadcastError
+    from .pool.runs.result import CellError as CellError
+    from .pool.runs.result import CellResult as CellResult
     from .providers import SSH as SSH
     from .providers import Local as Local
+    from .spec import accelerators as accelerators
+    from .spec.accelerators import Accelerator as Accelerator
+    from .spec.image import Image as Image
+    from .spec.image import PipIndex as PipIndex
+    from .spec.options import LogConfig as LogConfig
+    from .spec.options import Options as Options
+    from .spec.options import Worker as Worker
 
 
 def _find(name: str) -> Any:
     if name in _MODULES:
-        return importlib.import_module(f".{name}", __name__)
+        return importlib.import_module(f".{_MODULES[name]}", __name__)
     if name in _HOMES:
         # With what makes pools: before a file of the user's breaks an import in the midst of it.
-        if _HOMES[name] == "api" and (problem := importlib.import_module(".bootstrap.hidden", __name__).problem()):
+        if _HOMES[name] == "api" and (
+            problem := importlib.import_module(".bootstrap.shadowing_files", __name__).problem()
+        ):
             raise ImportError(problem)
         value = getattr(importlib.import_module(f".{_HOMES[name]}", __name__), name)
         globals()[name] = value
         return value
-    hint = "" if name.startswith("_") else importlib.import_module(".api.elsewhere", __name__).hint(name)
+    hint = "" if name.startswith("_") else importlib.import_module(".api.skyward_names", __name__).hint(name)
     raise AttributeError(f"module {__name__!r} has no attribute {name!r}{hint}")
 
 
@@ -149,9 +151,9 @@ def __dir__() -> list[str]:
 
 def load_ipython_extension(shell: Any) -> None:
     """What ``%load_ext sky_jupyter`` calls."""
-    from .bootstrap import hidden
+    from .bootstrap import shadowing_files
 
-    if problem := hidden.problem():
+    if problem := shadowing_files.problem():
         from IPython.core.error import UsageError
 
         raise UsageError(problem)

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from sky_jupyter.pool.manager import Pool
+from sky_jupyter.pool.pool import Pool
 
 _SUSPECT = pytest.StashKey["set[str]"]()
 _RETRIED = pytest.StashKey["set[str]"]()

@@ -10,9 +10,9 @@ from pathlib import Path
 import pytest
 
 import sky_jupyter as sky
-from sky_jupyter import accelerators
-from sky_jupyter.accelerators import CATALOGUE, recognised
 from sky_jupyter.errors import SpecError
+from sky_jupyter.spec import accelerators
+from sky_jupyter.spec.accelerators import CATALOGUE, recognised
 
 PAGE = Path(__file__).parent.parent / "docs" / "accelerators.md"
 

@@ -13,5 +13,5 @@ NAMES = re.findall(r"^\.\. auto(?:class|function|data|exception|module):: (\S+)$
 
 
 def test_the_api_reference_has_every_public_name_once() -> None:
-    public = [*sky._HOMES, "sky_jupyter.accelerators", "sky_jupyter.plugins.Step", "sky_jupyter.plugins.Secret"]
+    public = [*sky._HOMES, "sky_jupyter.spec.accelerators", "sky_jupyter.plugins.Step", "sky_jupyter.plugins.Secret"]
     assert sorted(NAMES) == sorted([*public, *(f"sky_jupyter.plugins.{name}" for name in FACTORIES)])

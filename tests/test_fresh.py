@@ -10,9 +10,9 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 TESTS = """
 import pytest
-from sky_jupyter.pool.manager import Pool
+from sky_jupyter.pool.pool import Pool
 from sky_jupyter.providers import Local
-from sky_jupyter.spec import PoolSpec
+from sky_jupyter.spec.pool_spec import PoolSpec
 
 made = []
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 import sky_jupyter as sky
-from sky_jupyter.api import elsewhere
+from sky_jupyter.api import skyward_names
 from tests.programs import ROOT
 
 # All that Skyward's releases 0.10.0 and 0.12.1 export.
@@ -105,4 +105,4 @@ def test_hints_tell_what_the_page_tells() -> None:
     for names, said, here in rows():
         for name in names:
             if said.startswith("renamed") and name.isidentifier() and not hasattr(sky, name):
-                assert any(one.partition("(")[0] in elsewhere.hint(name) for one in here), name
+                assert any(one.partition("(")[0] in skyward_names.hint(name) for one in here), name

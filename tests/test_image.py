@@ -9,7 +9,7 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.providers import Local
-from sky_jupyter.spec import PoolSpec
+from sky_jupyter.spec.pool_spec import PoolSpec
 
 SECRET = "hunter2"
 PRIVATE = sky.PipIndex(f"https://me:{SECRET}@index.example/simple", packages=["my_core", "My.App"])

@@ -10,7 +10,7 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.providers import Local
-from sky_jupyter.spec import PoolSpec
+from sky_jupyter.spec.pool_spec import PoolSpec
 
 
 @pytest.mark.parametrize(

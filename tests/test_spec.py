@@ -10,9 +10,9 @@ import pytest
 
 from sky_jupyter.api import Compute
 from sky_jupyter.errors import SpecError
-from sky_jupyter.magics.table import options_of
+from sky_jupyter.magics.option_table import options_of
 from sky_jupyter.providers import SSH, Local
-from sky_jupyter.spec import DEFAULT_JOURNAL, PoolSpec
+from sky_jupyter.spec.pool_spec import DEFAULT_JOURNAL, PoolSpec
 
 
 @pytest.mark.parametrize(

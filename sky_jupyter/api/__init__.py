@@ -14,12 +14,12 @@
 
 from __future__ import annotations
 
+from ..session.pools import attach_pool, describe, get_files, kept_row, pull_value, put_files, resize_pool, start_pool
 from .calls import Group, PendingCall, StreamedGroup, gather
-from .choice import Spec
 from .compute import Compute
 from .functions import Function, function
 from .futures import Future
-from .pools import attach_pool, describe, get_files, kept_row, pull_value, put_files, resize_pool, start_pool
+from .spec_choice import Spec
 from .targets import Sky, sky
 
 __all__ = [

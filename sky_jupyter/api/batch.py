@@ -13,13 +13,13 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from .. import display
 from ..capture.collect import collect_value
 from ..capture.ledger import Ledger
-from ..pool.calls import CallRun, Order, Parcel
-from ..pool.loop import counting_interrupts
-from ..pool.manager import Pool
-from . import showing
+from ..display import views as display
+from ..pool.base.event_loop import counting_interrupts
+from ..pool.execution.tasks import CallRun, Order, Parcel
+from ..pool.pool import Pool
+from ..session import shared_view
 from .kinds import refuse
 
 if TYPE_CHECKING:
@@ -145,7 +145,7 @@ class Batch:
         self._lock = threading.Lock()
         self.id = ""
         self.title = title
-        self.showing = showing.joined(live, title, waited=waited)
+        self.showing = shared_view.joined(live, title, waited=waited)
 
     # -- sending
 

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypedDict, TypeVar, overload
 
 from ..errors import SpecError
-from ..options import MAX_ATTEMPTS
+from ..spec.options import MAX_ATTEMPTS
 from . import dispatch
 from .futures import Future
 from .targets import Target

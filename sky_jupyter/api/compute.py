@@ -11,19 +11,19 @@ from dataclasses import replace
 from types import TracebackType
 from typing import TYPE_CHECKING, Any
 
-from ..capture.code import check_path
+from ..capture.project_files import check_path
 from ..errors import PoolError, SpecError
-from ..options import Options, Worker
 from ..plugins import Plugin, parse_plugins
-from ..pool.live import pools
-from ..pool.manager import Pool
-from ..pool.moving import Transfer
+from ..pool.open_pools import pools
+from ..pool.pool import Pool
+from ..pool.transfer.base import Transfer
 from ..providers import Local
-from ..spec import DEFAULT_JOURNAL, Accelerator, Image, PoolSpec, seconds, size
-from .choice import Spec, first_of
+from ..session.pools import get_files, kept_pool, let_go, live_pool, pull_value, put_files, resize_pool, start_pool
+from ..spec.options import Options, Worker
+from ..spec.pool_spec import DEFAULT_JOURNAL, Accelerator, Image, PoolSpec, seconds, size
 from .names import SharedNames
-from .pools import get_files, kept_pool, let_go, live_pool, pull_value, put_files, resize_pool, start_pool
 from .running import Running
+from .spec_choice import Spec, first_of
 
 if TYPE_CHECKING:
     from distributed import Client

@@ -7,14 +7,14 @@ import sys
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any, TypeVar
 
-from .. import display
 from ..capture.collect import collect_value
+from ..display import views as display
 from ..errors import SpecError
-from ..pool.events import NoticeEvent
-from ..pool.failures import BroadcastError
-from ..pool.manager import Pool
-from ..pool.results import CellResult, Outcome
-from ..pool.runs import Run
+from ..pool.base.events import NoticeEvent
+from ..pool.pool import Pool
+from ..pool.runs.failures import BroadcastError
+from ..pool.runs.result import CellResult, Outcome
+from ..pool.runs.run import Run
 from . import kinds, streams
 from .batch import Batch, Sent, main, name_of, note_restarts
 from .futures import Future, settler

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from ..node.shared import SharedBarrier, SharedCounter, SharedDict, SharedLock, SharedQueue, SharedSet
-from .pools import live_pool
+from ..node.shared.objects import SharedBarrier, SharedCounter, SharedDict, SharedLock, SharedQueue, SharedSet
+from ..session.pools import live_pool
 
 if TYPE_CHECKING:
-    from ..node.asking import Shares
-    from ..pool.manager import Pool
+    from ..node.shared.agent_channel import Shares
+    from ..pool.pool import Pool
 
 
 class SharedNames:

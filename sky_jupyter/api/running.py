@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar, overload
 
-from ..pool.manager import Pool
+from ..pool.pool import Pool
 from . import dispatch
 from .calls import Group, PendingCall, StreamedGroup
 from .functions import function_of

@@ -13,17 +13,17 @@ from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import SpecError
-from ..node import results
-from ..node.streams import Outside, dump_item
-from ..pool.loop import counting_interrupts
-from ..pool.results import ValueNotHere
-from ..pool.streams import Flow, Wanted, Yielded
+from ..node.kernel.generator_streams import Outside, dump_item
+from ..node.serialization import result_values
+from ..pool.base.event_loop import counting_interrupts
+from ..pool.execution.streams import Flow, Wanted, Yielded
+from ..pool.runs.result import ValueNotHere
 from .batch import Batch, name_of
 from .kinds import is_generator, iterator_names
 
 if TYPE_CHECKING:
-    from ..pool.calls import CallRun
-    from ..pool.manager import Pool
+    from ..pool.execution.tasks import CallRun
+    from ..pool.pool import Pool
     from .calls import PendingCall
     from .functions import Function
 
@@ -197,7 +197,7 @@ class Stream(Iterator[T]):
             self._flow.give(wanted, items)
             return
         text = f"{type(error).__name__}: {error}"
-        self._flow.give(wanted, [], error=text, exception=results.dump_exception(error))
+        self._flow.give(wanted, [], error=text, exception=result_values.dump_exception(error))
 
     # -- the end
 

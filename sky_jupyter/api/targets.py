@@ -6,9 +6,9 @@ from types import ModuleType
 from typing import Union
 
 from ..errors import PoolError
-from ..pool.live import pools
-from ..pool.manager import Pool
-from .pools import Holder, live_pool
+from ..pool.open_pools import pools
+from ..pool.pool import Pool
+from ..session.pools import Holder, live_pool
 
 
 class Sky:

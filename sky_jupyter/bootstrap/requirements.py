@@ -12,7 +12,7 @@ from packaging.utils import canonicalize_name
 from packaging.version import InvalidVersion, Version
 
 from ..errors import SpecError
-from ..redaction import HIDDEN, without_secrets
+from ..util.redaction import HIDDEN, without_secrets
 
 
 def parse(text: str) -> Requirement:

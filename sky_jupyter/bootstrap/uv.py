@@ -17,8 +17,8 @@ from pathlib import Path
 import uv
 
 from ..errors import BootstrapError
-from ..redaction import without_secrets
-from . import words
+from ..util.redaction import without_secrets
+from . import uv_messages
 
 OnLine = Callable[[str], None]
 LAST_LINES = 30
@@ -98,7 +98,7 @@ def run_uv(
         _end(process)
     if stopped or process.returncode:
         message = "uv was stopped" if stopped else f"uv ended with status {process.returncode}"
-        if not stopped and (why := words.of(lines)):
+        if not stopped and (why := uv_messages.of(lines)):
             message = f"{why}; {message}"
         raise BootstrapError(phase, message, command=command, lines=lines[-LAST_LINES:])
     return lines

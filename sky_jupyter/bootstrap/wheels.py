@@ -22,8 +22,8 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from ..errors import BootstrapError
-from ..spec import Image
-from . import indexes
+from ..spec.pool_spec import Image
+from . import package_indexes
 from .uv import OnLine, run_uv
 
 PHASE = "environment"
@@ -92,15 +92,15 @@ def resolve(
         lock.write_text("".join(f"{item}\n" for item in prefer), encoding="utf-8")
         command = ["pip", "compile", "--quiet", "--no-header", "--no-annotate", *aim.arguments]
         command += ["--output-file", str(lock), str(asked)]
-        run_uv(command, phase=PHASE, on_line=on_line, stop=stop, env=indexes.environment(image, os.environ))
+        run_uv(command, phase=PHASE, on_line=on_line, stop=stop, env=package_indexes.environment(image, os.environ))
         lines = lock.read_text(encoding="utf-8").splitlines()
     return [line for line in lines if line.strip() and not line.startswith(("#", "--"))]
 
 
 def _asked(folder: Path, requirements: Sequence[str], image: Image) -> Path:
     """A file that names requirements, as uv reads it."""
-    text = indexes.project(requirements, image)
-    path = folder / (indexes.FILE if text else "asked.txt")
+    text = package_indexes.project(requirements, image)
+    path = folder / (package_indexes.FILE if text else "asked.txt")
     path.write_text(text or "".join(f"{item}\n" for item in requirements), encoding="utf-8")
     return path
 
@@ -132,7 +132,7 @@ def gather(
         tree, asked = Path(folder, "tree"), _asked(Path(folder), lock, image)
         command = ["pip", "install", "--quiet", "--no-deps", "--target", str(tree), "--python", sys.executable]
         command += [*aim.arguments, "-r", str(asked)]
-        run_uv(command, phase=PHASE, on_line=on_line, stop=stop, env=indexes.environment(image, os.environ))
+        run_uv(command, phase=PHASE, on_line=on_line, stop=stop, env=package_indexes.environment(image, os.environ))
         infos = sorted(tree.glob("*.dist-info"))
         with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as several:
             wheels = list(several.map(lambda info: _wheel(tree, info, cache), infos))

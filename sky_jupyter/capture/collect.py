@@ -17,20 +17,20 @@ from pathlib import Path
 from typing import Any, Literal
 
 from ..errors import CaptureError, SpecError, nearest
-from ..node.shard import common_length, part, uneven_text
-from ..node.sources import Source
-from . import memory
+from ..node.runtime.shard import common_length, part, uneven_text
+from ..node.serialization.cell_sources import Source
+from . import aliased_memory
+from .blobs import Blob, Packed, Tell, fingerprint, pack, untold, write_blob
+from .cell_names import CellNames, analyse, is_internal
+from .cell_sources import sources_of
+from .import_graph import imports_of
 from .ledger import Ledger
-from .modules import imports_of
-from .names import CellNames, analyse, is_internal
-from .payload import Blob, Packed, Tell, fingerprint, pack, untold, write_blob
-from .sources import sources_of
-from .together import Group, Ties, Trace, Unit, refer, shared
+from .shared_objects import Group, Ties, Trace, Unit, refer, shared
 from .unpicklable import explain
 
 _EVEN = "leave some out here, or leave --shard out and "
 Manifest = dict[str, list[Any]]
-"""What to bind from where, as `bind` of ``sky_jupyter.node.payload`` takes it."""
+"""What to bind from where, as `bind` of ``sky_jupyter.node.serialization.pickling`` takes it."""
 
 
 @dataclass(frozen=True)
@@ -165,7 +165,7 @@ class Capture:
     def manifest(self, place: Callable[[Blob], str], parts: Mapping[str, Mapping[int, str]] | None = None) -> Manifest:
         """Say in plain JSON what to bind from where.
 
-        ``sky_jupyter.node.payload.bind`` reads it.
+        ``sky_jupyter.node.serialization.pickling.bind`` reads it.
 
         Parameters
         ----------
@@ -483,7 +483,7 @@ class _Collector:
         sent = self.sent()
         cut = {name: self.bindings[name].value for name in self.ranks if name in self.bindings}
         ids = {name: self.trace(name).ids for name in sent} if cut else {}
-        return *memory.apart(self.packs, sent), *memory.cut(cut, ids)
+        return *aliased_memory.apart(self.packs, sent), *aliased_memory.cut(cut, ids)
 
     # -- what shares objects -----------------------------------------------------------------------
 

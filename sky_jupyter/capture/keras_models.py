@@ -14,7 +14,7 @@ import zipfile
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from typing import Any
 
-from ..node.keras_parts import ASSETS, CONFIG, WEIGHTS, Place, is_keras, layers_of, part, parts, rebuilt
+from ..node.serialization.keras_models import ASSETS, CONFIG, WEIGHTS, Place, is_keras, layers_of, part, parts, rebuilt
 
 METADATA = "metadata.json"
 

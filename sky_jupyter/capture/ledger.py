@@ -15,9 +15,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from .names import CellNames, is_internal
-from .payload import fingerprint
-from .together import Unit
+from .blobs import fingerprint
+from .cell_names import CellNames, is_internal
+from .shared_objects import Unit
 
 _ABSENT = object()
 

@@ -10,7 +10,7 @@ import os
 import sys
 from typing import Any
 
-from .modules import is_local
+from .import_graph import is_local
 
 
 def made_there(obj: Any) -> Any:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from ..node import unpicklable
-from .payload import LastPickler
+from ..node.serialization import diagnose
+from .blobs import LastPickler
 
 
 def explain(name: str, value: Any, namespace: dict[str, Any], error: Exception) -> str:
@@ -15,4 +15,4 @@ def explain(name: str, value: Any, namespace: dict[str, Any], error: Exception) 
     --------
     ``loader.db: sqlite3.Connection cannot be pickled (cannot pickle 'sqlite3.Connection' object)``
     """
-    return unpicklable.explain(name, value, namespace, error, LastPickler)
+    return diagnose.explain(name, value, namespace, error, LastPickler)

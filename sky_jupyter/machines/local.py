@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 
 from ..errors import PoolError
-from . import identity
-from .earlier import EarlierProcess
+from ..util import process_identity as identity
+from .process_handle import EarlierProcess
 
 _LOOK = 0.5
 

@@ -11,29 +11,32 @@ from typing import Any
 from IPython.core.error import UsageError
 from IPython.core.magic import Magics, line_cell_magic, magics_class
 
-from .. import display
 from ..api import attach_pool, describe, get_files, kept_row, put_files, resize_pool, start_pool
-from ..capture.code import check_path
+from ..capture.cell_names import analyse
 from ..capture.collect import collect
-from ..capture.names import analyse
-from ..capture.settings import Settings
-from ..capture.unfollowed import statements
-from ..display import panel
-from ..display.asking import agrees, person
+from ..capture.process_settings import Settings
+from ..capture.project_files import check_path
+from ..capture.untracked_changes import statements
+from ..display import views as display
+from ..display.base.prompts import agrees, person
+from ..display.notebook import pool_panel
 from ..errors import PoolError, SkyError, SpecError, rank_label, shortened
-from ..pool import survey, values
-from ..pool.events import NoticeEvent, Tape
-from ..pool.live import pools
-from ..pool.manager import Detached, Pool
-from ..pool.record import PoolRecord
-from ..pool.results import CellError, CellResult
-from ..pool.runs import Run
-from ..spec import PoolSpec
-from . import busy, cleaning, logs, names, pulling, refusals, requests, runs, traceback
+from ..pool.base.events import NoticeEvent, Tape
+from ..pool.lifecycle import status
+from ..pool.open_pools import pools
+from ..pool.pool import Detached, Pool
+from ..pool.registry.pool_record import PoolRecord
+from ..pool.runs.result import CellError, CellResult
+from ..pool.runs.run import Run
+from ..pool.transfer import blobs
+from ..spec.pool_spec import PoolSpec
+from . import clean, control_channel, logs, pull, refusals, runs_table, tracebacks
+from . import kernel_status as busy
+from . import names_table as names
 from .completion import sky_matcher
 from .manual import MANUAL
-from .options import Given, HelpAsked, check_shown, parse
-from .table import chosen, without_values
+from .option_table import chosen, without_values
+from .parsing import Given, HelpAsked, check_shown, parse
 
 RESULT = "_sky"
 _NAMES_SHOWN = 12
@@ -62,7 +65,7 @@ class SkyMagics(Magics):
         except CellError:
             raise
         except (SkyError, KeyboardInterrupt) as error:
-            traceback.short(error)
+            tracebacks.short(error)
             raise
 
     sky.__doc__ = MANUAL
@@ -79,9 +82,9 @@ class SkyMagics(Magics):
         namespace = self.shell.user_ns
         # The number that the notebook shows; the shell's own counter may be one ahead of it.
         count = self.shell.displayhook.prompt_count
-        transformed = traceback.transform(self.shell, code, count)
+        transformed = tracebacks.transform(self.shell, code, count)
         # Everything that can be wrong with the cell itself is said before a pool is made for it.
-        traceback.check_syntax(self.shell, transformed, count)
+        tracebacks.check_syntax(self.shell, transformed, count)
         for path in given.include:
             check_path(path)
         pool = self.pool_for(given)
@@ -103,7 +106,7 @@ class SkyMagics(Magics):
                 push=given.push,
                 shard=given.shard,
                 ranks=pool.spec.world_size,
-                tell=values.reading(late.on_event, late.refresh),
+                tell=blobs.reading(late.on_event, late.refresh),
             )
         tape = Tape()
         view: Any = display.Silent() if given.quiet else run_view(pool, ranks, shown)
@@ -268,12 +271,12 @@ class SkyMagics(Magics):
 
     def do_status(self, given: Given) -> None:
         if given.name is not None and pools.get(given.name) is None and (row := kept_row(given.name)):
-            print(runs.kept(row))
+            print(runs_table.kept(row))
             return
         chosen = pools.all() if given.name is None else [pools.need(given.name)]
-        kept = runs.nobodys() if given.name is None else []
+        kept = runs_table.nobodys() if given.name is None else []
         if chosen or not kept:
-            panel.show([status_of(pool) for pool in chosen])
+            pool_panel.show([status_of(pool) for pool in chosen])
         for line in kept:
             print(line)
         if given.name is None and (gone := pools.gone()) is not None:
@@ -355,7 +358,7 @@ class SkyMagics(Magics):
 
     def do_down(self, given: Given) -> None:
         if pools.get(given.name) is None if given.name is not None else not pools.all():
-            print(runs.end_left(given.name, pools.gone(given.name)))
+            print(runs_table.end_left(given.name, pools.gone(given.name)))
             pools.forget(given.name)
             return
         for pool in pools.all() if given.all else [pools.need(given.name)]:
@@ -411,11 +414,11 @@ class SkyMagics(Magics):
         raise KeyboardInterrupt(text)
 
     def do_wait(self, given: Given) -> None:
-        pool, id = runs.find(given)
+        pool, id = runs_table.find(given)
         self.watch(pool, id)
 
     def do_logs(self, given: Given) -> None:
-        pool, id = runs.find(given)
+        pool, id = runs_table.find(given)
         ranks = [rank for rank in pool.homes(id) if given.ranks is None or rank in given.ranks]
         print(logs.write(pool, id, ranks, given.to) if given.to else logs.text(pool, id, ranks, given.last))
 
@@ -434,21 +437,21 @@ class SkyMagics(Magics):
         pool = pools.need(given.name)
         self.gather(pool)
         self.settle(pool)
-        print(pulling.pull(given, pool, self.shell.user_ns))
+        print(pull.pull(given, pool, self.shell.user_ns))
 
     def do_runs(self, given: Given) -> None:
-        print(runs.table(given.name))
+        print(runs_table.table(given.name))
 
     def do_names(self, given: Given) -> None:
         pool = pools.need(given.name)
         for news in filter(None, self.take_restarts(pool)):
             print(news)
-        lines = names.table(pool.ledger.facts(self.shell.user_ns), pool.modules), names.kept_line(values.kept(pool))
+        lines = names.table(pool.ledger.facts(self.shell.user_ns), pool.modules), names.kept_line(blobs.kept(pool))
         print("\n".join(filter(None, lines)))
 
     def do_clean(self, given: Given) -> None:
         provider = given.pool.get("provider")
-        print(cleaning.here() if provider is None else "\n".join(cleaning.hosts(provider)))
+        print(clean.here() if provider is None else "\n".join(clean.hosts(provider)))
 
     def end(self, pool: Pool) -> None:
         """End a pool and forget it, and say which ranks take long."""
@@ -502,7 +505,7 @@ def run_view(pool: Pool, ranks: Sequence[int], shown: Sequence[int] | None = Non
 
 def status_of(pool: Pool) -> dict[str, Any]:
     """A pool and what its nodes do, with the last five minutes of it, as the panel takes it."""
-    return {**survey.of(pool, 0), "about": describe(pool.spec), "current": pool is pools.current}
+    return {**status.of(pool, 0), "about": describe(pool.spec), "current": pool is pools.current}
 
 
 def _take_patience(pool: Pool, given: Given) -> None:
@@ -575,14 +578,14 @@ def load(shell: Any) -> None:
     shell.events.register("post_run_cell", magics.after_cell)
     shell.events.register("post_run_cell", magics.pulse.after_cell)
     shell.sky_magics = magics
-    traceback.install(shell)
-    requests.install(shell)
+    tracebacks.install(shell)
+    control_channel.install(shell)
     busy.install(shell)
     shell.input_transformers_cleanup.append(_with_body)
     completer = getattr(shell, "Completer", None)
     if completer is not None and sky_matcher not in completer.custom_matchers:
         completer.custom_matchers.append(sky_matcher)
-    for line in runs.news():
+    for line in runs_table.news():
         print(line)
 
 
@@ -596,8 +599,8 @@ def unload(shell: Any) -> None:
     shell.events.unregister("post_run_cell", magics.after_cell)
     shell.events.unregister("post_run_cell", magics.pulse.after_cell)
     magics.pulse.stop()
-    traceback.remove(shell)
-    requests.remove(shell)
+    tracebacks.remove(shell)
+    control_channel.remove(shell)
     busy.remove(shell)
     if _with_body in shell.input_transformers_cleanup:
         shell.input_transformers_cleanup.remove(_with_body)

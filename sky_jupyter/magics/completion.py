@@ -12,18 +12,32 @@ from typing import Any
 from IPython.core.completer import CompletionContext, SimpleCompletion, context_matcher
 
 from ..errors import PoolError
-from ..plugins import entries
-from ..pool.live import pools
-from ..pool.registry import Registry
-from . import pulling
-from .table import ADD, CONFIG, HOST, HOSTS, NAME, NAMED, PATHS, REMOVE, TARGETS, VERBS, Option, options_of, switches_of
+from ..plugins.core import entry_points
+from ..pool.open_pools import pools
+from ..pool.registry.registry import Registry
+from . import pull
+from .option_table import (
+    ADD,
+    CONFIG,
+    HOST,
+    HOSTS,
+    NAME,
+    NAMED,
+    PATHS,
+    REMOVE,
+    TARGETS,
+    VERBS,
+    Option,
+    options_of,
+    switches_of,
+)
 
 # Nobody waits for a list of names.
 _PATIENCE = 0.2
 _RUNS = 20
 # The verbs that also mean kept pools that this notebook does not manage.
 _OF_KEPT = ("attach", "down")
-_REGISTERED = {"plugins": entries.PLUGINS, "provider": entries.PROVIDERS}
+_REGISTERED = {"plugins": entry_points.PLUGINS, "provider": entry_points.PROVIDERS}
 _LINE = re.compile(r"\s*(?P<mark>%%?)sky(?P<rest>\s.*)?\Z", re.DOTALL)
 
 
@@ -65,7 +79,7 @@ def _has_target(words: list[str], options: Container[str]) -> bool:
 def _targets(verb: str) -> list[str]:
     """The variables that a verb can mean, or what the registry has of the pools or runs."""
     if verb == "pull":
-        return pulling.names(pools.current)
+        return pull.names(pools.current)
     live = [pool.spec.name for pool in pools.all()] if verb in NAMED and verb != "attach" else []
     if verb in NAMED and verb not in _OF_KEPT:
         return live
@@ -88,7 +102,7 @@ def _values(option: Option, word: str, verb: str | None) -> list[str] | None:
     if option == NAME:
         choices = _targets(verb) if verb in _OF_KEPT else [pool.spec.name for pool in pools.all()]
     if option.key in _REGISTERED:
-        choices = entries.names(_REGISTERED[option.key], choices)
+        choices = entry_points.names(_REGISTERED[option.key], choices)
     current = pools.current
     if option == ADD and current is not None:
         choices = [host for host in getattr(current.spec.provider, "hosts", ()) if host not in current.ids]

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TextIO
 
 from ..errors import SkyError, rank_label
-from ..pool.logs import newest, texts_of, walk
-from ..pool.manager import Pool
-from ..pool.moving import size_text
+from ..pool.pool import Pool
+from ..pool.runs.log_reader import newest, texts_of, walk
+from ..pool.transfer.base import size_text
 
 # As much as a cell's view keeps; and what a page can still take, where so many lines are asked for.
 _MOST, _MOST_ASKED = 1 << 20, 20 << 20

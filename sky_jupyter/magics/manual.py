@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from .table import CELL, CELL_SWITCHES, CONFIG, NAME, POOL, POOL_SWITCHES, VERBS, Option, Switch, targets_text
+from .option_table import CELL, CELL_SWITCHES, CONFIG, NAME, POOL, POOL_SWITCHES, VERBS, Option, Switch, targets_text
 
 
 def _rows(*items: Option | Switch) -> str:

@@ -7,12 +7,12 @@ from collections.abc import Sequence
 
 from ..api import kept_row
 from ..errors import nearest
-from ..pool.gone import changes
-from ..pool.live import pools
-from ..redaction import without_secrets
-from ..spec import PoolSpec
-from . import runs
-from .options import Given
+from ..pool.open_pools import pools
+from ..pool.registry.ended_pools import changes
+from ..spec.pool_spec import PoolSpec
+from ..util.redaction import without_secrets
+from . import runs_table
+from .parsing import Given
 
 
 def other(spec: PoolSpec, given: Given, differences: Sequence[str], *, attached: bool = True) -> str:
@@ -62,7 +62,7 @@ def name_alone(given: Given) -> str:
     if row is not None and row.owner_lives:
         return f"pool {name!r} is managed by {row.who}; `%sky attach {name} --take-over` takes it over"
     if row is not None:
-        return runs.kept(row)
+        return runs_table.kept(row)
     if given.verb is not None:
         # `%sky up` is there to make one.
         return ""

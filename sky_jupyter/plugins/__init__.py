@@ -8,15 +8,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from . import entries
 from .accelerate import accelerate
-from .base import Plugin, Step
+from .core import entry_points
+from .core.plugin import Plugin, Step
+from .core.secrets import Secret
 from .huggingface import huggingface
 from .jax import jax
 from .joblib import joblib, sklearn
 from .keras import keras
 from .parse import FACTORIES, parse_plugins, validate_order
-from .secrets import Secret
 from .torch import torch
 
 __all__ = [
@@ -37,6 +37,6 @@ __all__ = [
 
 def __getattr__(name: str) -> Any:
     """What another distribution registers: ``sky.plugins.mine()``."""
-    if name.startswith("_") or name not in entries.names(entries.PLUGINS, ()):
+    if name.startswith("_") or name not in entry_points.names(entry_points.PLUGINS, ()):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return entries.find(entries.PLUGINS, name, FACTORIES)
+    return entry_points.find(entry_points.PLUGINS, name, FACTORIES)

@@ -18,9 +18,9 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SpecError, nearest
-from ..spec import Image, PoolSpec
-from . import machine
-from .base import Plugin
+from ..spec.pool_spec import Image, PoolSpec
+from .core import rank_network
+from .core.plugin import Plugin
 from .torch import BACKENDS, COLLECTIVES, MODULES, NOISE
 from .torch import abort as abort_group
 from .torch import again as join_again
@@ -30,7 +30,7 @@ from .torch import ended as ended_group
 from .torch import torch as torch_plugin
 
 if TYPE_CHECKING:
-    from ..node.runtime import InstanceInfo
+    from ..node.runtime.instance_info import InstanceInfo
 
 PRECISIONS = ("no", "fp16", "bf16", "fp8")
 SETTINGS = ("mixed_precision", "gradient_accumulation_steps", "backend", "fsdp", "deepspeed")
@@ -165,7 +165,7 @@ def _settle(settings: Mapping[str, Any], info: InstanceInfo) -> None:
         # Where devices are, that were given to nobody.
         os.environ["ACCELERATE_USE_CPU"] = "true"
     # It would take all processors for each rank of a machine, as it sees one of them.
-    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, machine.cores() // machine.place(info)[1])))
+    os.environ.setdefault("OMP_NUM_THREADS", str(max(1, rank_network.cores() // rank_network.place(info)[1])))
 
 
 def _install_launchers(info: InstanceInfo) -> None:

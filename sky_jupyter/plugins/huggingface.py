@@ -15,12 +15,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..errors import SpecError
-from ..spec import Image, PoolSpec
-from .base import Plugin, Step
-from .secrets import Secret
+from ..spec.pool_spec import Image, PoolSpec
+from .core.plugin import Plugin, Step
+from .core.secrets import Secret
 
 if TYPE_CHECKING:
-    from ..node.runtime import InstanceInfo
+    from ..node.runtime.instance_info import InstanceInfo
 
 PACKAGES = ("datasets", "tokenizers", "transformers")
 VARIABLE = "HF_TOKEN"

@@ -14,14 +14,14 @@ from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 from ..errors import SpecError, nearest
-from . import entries
 from .accelerate import accelerate
-from .base import Plugin
+from .core import entry_points
+from .core.plugin import Plugin
+from .core.secrets import Secret
 from .huggingface import huggingface
 from .jax import jax
 from .joblib import joblib, sklearn
 from .keras import keras
-from .secrets import Secret
 from .torch import torch
 
 FACTORIES: dict[str, Callable[..., Plugin]] = {
@@ -169,7 +169,7 @@ def _read(text: str) -> list[Plugin]:
 def _one(text: str) -> Plugin:
     match = _ONE.match(text)
     name = match["name"] if match else text
-    factory = entries.find(entries.PLUGINS, name, FACTORIES)
+    factory = entry_points.find(entry_points.PLUGINS, name, FACTORIES)
     arguments: dict[str, Any] = {}
     for part in _split((match and match["inner"]) or "", text):
         if part:
@@ -179,7 +179,7 @@ def _one(text: str) -> Plugin:
             arguments[key] = value
     made = factory(**arguments)
     if not isinstance(made, Plugin):
-        origin = entries.origin(entries.PLUGINS, name)
+        origin = entry_points.origin(entry_points.PLUGINS, name)
         raise SpecError(f"plugin {name} of the distribution {origin} is no Plugin, but {made!r}")
     return made
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from ..machines.base import Machine
-from ..spec import PoolSpec
+from ..spec.pool_spec import PoolSpec
 
 
 @dataclass(frozen=True)

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from ..errors import ProvisionError
 from ..machines.local import LocalMachine
-from ..node import accelerators
-from ..spec import PoolSpec
+from ..node.system import gpus
+from ..spec.pool_spec import PoolSpec
 from .base import MachineRecord, Offer
 
 # So many ranks no machine minds; so many a core are too many, and so many bytes each needs at least.
@@ -41,7 +41,7 @@ class Local:
         ranks = count * spec.ranks_per_node
         if not spec.options.crowded and (why := _too_many(spec, ranks)):
             raise ProvisionError(why)
-        have = accelerators.present({**os.environ, **spec.full_image.env})
+        have = gpus.present({**os.environ, **spec.full_image.env})
         if spec.accelerator is not None:
             each = f"each of {count} nodes, which share this machine" if count > 1 else "each node"
             if have.of_kind(spec.accelerator.kind) < spec.accelerator.count * count:
@@ -51,7 +51,7 @@ class Local:
                 )
         # One is for all ranks, as for any two programs: the quickstart's two ranks run on a laptop that has one.
         if len(have) > 1 and not have.can_be_shared(ranks):
-            raise ProvisionError(accelerators.why_not_shared(have, ranks))
+            raise ProvisionError(gpus.why_not_shared(have, ranks))
         return [f"{pool}-{number}" for number in range(count)]
 
     def list(self, pool: str) -> Sequence[MachineRecord]:
@@ -77,7 +77,7 @@ def _too_many(spec: PoolSpec, ranks: int) -> str:
     """Why so many rank processes are too many for this machine; empty where they are not."""
     if ranks <= _FEW:
         return ""
-    from ..node.metrics import Machine
+    from ..node.system.metrics import Machine
 
     machine = Machine()
     needed = ranks * (_WITH_FRAMEWORK if spec.plugins else _BARE)

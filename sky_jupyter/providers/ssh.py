@@ -10,16 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import MachineError, ProvisionError, SpecError
-from ..machines.ssh.hostkeys import valid_fingerprint
-from ..machines.ssh.targets import Place, Target, resolve
-from ..spec import PoolSpec
+from ..machines.ssh.known_hosts import valid_fingerprint
+from ..machines.ssh.target import Place, Target, resolve
+from ..spec.pool_spec import PoolSpec
 from .base import MachineRecord, Offer
 
 if TYPE_CHECKING:
     from ..machines.link.client import Link
     from ..machines.ssh.machine import SSHMachine
     from ..machines.ssh.session import Access
-    from ..machines.ssh.values import Prompts
+    from ..machines.ssh.types import Prompts
 
 _MAX_HOSTS = 4096
 _BESIDE = 64

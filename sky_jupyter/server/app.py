@@ -10,12 +10,12 @@ from tornado.ioloop import PeriodicCallback
 from traitlets import Float
 
 from ..errors import SkyError
-from ..pool.registry import Registry, sweep
+from ..pool.registry.registry import Registry, sweep
 from . import handlers
-from .ending import Ends
+from .end_pool import Ends
 from .kernels import Kernels
-from .listing import Listing
-from .watching import Watch
+from .pools import Listing
+from .registry_watcher import Watch
 
 EVENT = "urn:sky-jupyter:pools:v1"
 _SCHEMA = Path(__file__).with_name("pools.yaml")

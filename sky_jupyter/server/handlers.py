@@ -16,11 +16,11 @@ from jupyter_server.base.handlers import APIHandler
 from tornado import web
 
 from ..errors import PoolError, SkyError
-from ..pool.registry import PoolRow, Registry
+from ..pool.registry.registry import PoolRow, Registry
 from . import logs
-from .ending import Ends
+from .end_pool import Ends
 from .kernels import Kernel, Kernels, manager_of
-from .listing import Listing
+from .pools import Listing
 
 ACTIONS = ("interrupt", "restart", "down", "where")
 SHOWN = ("message", "done", "text", "runs")

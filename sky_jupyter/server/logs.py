@@ -7,9 +7,9 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from ..node.journal import Journal, lines_of
-from ..node.messages import text_of
-from ..pool.registry import PoolRow
+from ..node.journal.journal import Journal, lines_of
+from ..node.protocol.events import text_of
+from ..pool.registry.registry import PoolRow
 
 # So much of the end of each node's journal is read; so much of it is shown of each rank.
 _READ = 1 << 20

@@ -20,14 +20,14 @@ import psutil
 import pytest
 
 import sky_jupyter as sky
-from sky_jupyter.api.choice import first_of, price
-from sky_jupyter.api.pools import start_pool
+from sky_jupyter.api.spec_choice import first_of, price
 from sky_jupyter.errors import BootstrapError, PoolError, ProvisionError, SpecError
-from sky_jupyter.pool.live import pools
-from sky_jupyter.pool.registry import Registry
+from sky_jupyter.pool.open_pools import pools
+from sky_jupyter.pool.registry.registry import Registry
 from sky_jupyter.providers import Local
 from sky_jupyter.providers.base import Offer
-from sky_jupyter.spec import PoolSpec
+from sky_jupyter.session.pools import start_pool
+from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.conftest import pool_folders
 
 PATIENCE = 30.0

@@ -22,13 +22,13 @@ from typing import Any
 from IPython.core.error import UsageError
 
 from sky_jupyter.errors import SkyError, cleaned
-from sky_jupyter.machines.link import forms
-from sky_jupyter.machines.link.wire import Broken, Wire
-from sky_jupyter.machines.ssh import targets
-from sky_jupyter.magics.options import HelpAsked, parse
-from sky_jupyter.pool.folders import is_ours
-from sky_jupyter.pool.registry import Registry, sweep
-from sky_jupyter.pool.runs import Run
+from sky_jupyter.machines.link import encoding
+from sky_jupyter.machines.link.framing import Broken, Wire
+from sky_jupyter.machines.ssh import target as targets
+from sky_jupyter.magics.parsing import HelpAsked, parse
+from sky_jupyter.pool.registry.folders import is_ours
+from sky_jupyter.pool.registry.registry import Registry, sweep
+from sky_jupyter.pool.runs.run import Run
 
 _MOST = 4000
 _PUNCTUATION = "- -- = ' \" \\ # % * ? ! ~ $( ` ${X} %h% /../ [ ] { } ( ,, :: : @"
@@ -200,9 +200,9 @@ def feed_packet(given: bytes, folder: Path) -> None:
         finally:
             far.shutdown(socket.SHUT_RDWR)
             sender.join()
-    str(forms.error(facts.get("error")))
+    str(encoding.error(facts.get("error")))
     with contextlib.suppress(SkyError):
-        forms.target(facts.get("target"))
+        encoding.target(facts.get("target"))
 
 
 def feed_batches(given: list[tuple[Any, ...]], folder: Path) -> None:
@@ -273,7 +273,7 @@ Host *
 """
 _CALL = {
     "call": "connect",
-    "target": forms.from_target(targets.Target("gpu", "10.0.0.1", "me", keys=("/k",))),
+    "target": encoding.from_target(targets.Target("gpu", "10.0.0.1", "me", keys=("/k",))),
     "error": {"kind": "HostKeyError", "host": "gpu", "reason": "x", "message": "y", "fingerprint": "z", "number": 2},
 }
 _EVENTS: list[dict[str, Any]] = [

@@ -18,7 +18,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-from sky_jupyter.node import staging
+from sky_jupyter.node.files import staging
 
 LARGE = 9 << 20
 """More than goes in an archive: such a file comes in pieces, and goes on after a break."""

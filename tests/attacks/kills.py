@@ -36,8 +36,8 @@ START_LEASE, LEASE = 8.0, 10.0
 _VICTIM = """
 import signal, sys
 import sky_jupyter as sky
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.spec import PoolSpec
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.spec.pool_spec import PoolSpec
 
 name, lease, act = sys.argv[1], float(sys.argv[2]), sys.argv[3]
 provider = sky.SSH("host0,host1", offline=True)

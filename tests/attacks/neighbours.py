@@ -15,7 +15,7 @@ from typing import Any
 import psutil
 import pytest
 
-from sky_jupyter.pool.manager import Pool
+from sky_jupyter.pool.pool import Pool
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to be another user: run the tests as root")
 

@@ -17,12 +17,12 @@ from jupyter_client.blocking.client import BlockingKernelClient
 from jupyter_client.manager import KernelManager
 
 import sky_jupyter as sky
-from sky_jupyter.options import Options
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.registry import Registry
-from sky_jupyter.pool.results import CellError
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.registry.registry import Registry
+from sky_jupyter.pool.runs.result import CellError
 from sky_jupyter.providers import Local
-from sky_jupyter.spec import PoolSpec
+from sky_jupyter.spec.options import Options
+from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.attacks import traces
 from tests.conftest import MARK, marked_processes, pool_folders
 from tests.pool.pools import begin, local_pool, run, wait_until

@@ -20,10 +20,10 @@ ROOT = Path(__file__).resolve().parents[2]
 GONE = """
 import json, os, shutil, sys
 from sky_jupyter.api import start_pool
-from sky_jupyter.capture.code import check_path
-from sky_jupyter.pool.registry import Registry
+from sky_jupyter.capture.project_files import check_path
+from sky_jupyter.pool.registry.registry import Registry
 from sky_jupyter.providers import Local
-from sky_jupyter.spec import PoolSpec
+from sky_jupyter.spec.pool_spec import PoolSpec
 
 def said(work):
     try:

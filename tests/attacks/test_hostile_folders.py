@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from sky_jupyter.errors import MachineError, SkyError, SpecError, TransferError
-from sky_jupyter.machines.ssh.targets import Target
-from sky_jupyter.node import staging
-from sky_jupyter.node.listing import MOST_BYTES, hashed, pack, unpack, walk
-from sky_jupyter.node.taking import LocalSource, Take
-from sky_jupyter.pool.manager import Pool
+from sky_jupyter.machines.ssh.target import Target
+from sky_jupyter.node.files import staging
+from sky_jupyter.node.files.file_manifest import MOST_BYTES, hashed, pack, unpack, walk
+from sky_jupyter.node.files.transfer import LocalSource, Take
+from sky_jupyter.pool.pool import Pool
 from tests.attacks import hostile_folders as folders
 from tests.attacks.hostile_folders import (
     KINDS,
@@ -362,7 +362,7 @@ def test_a_list_of_files_that_unpacks_to_too_much_is_refused_with_its_size() -> 
 def test_a_list_of_files_that_a_node_makes_too_large_names_the_node(
     pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, took: Took
 ) -> None:
-    from sky_jupyter.pool import fetching
+    from sky_jupyter.pool.transfer import download
 
     packed = folders.bomb(2 * MOST_BYTES)
 
@@ -370,7 +370,7 @@ def test_a_list_of_files_that_a_node_makes_too_large_names_the_node(
         # Only a node that was taken over would say so.
         return {0: {"path": b"/data/set", "listing": packed, "error": ""}}
 
-    monkeypatch.setattr(fetching, "ask", answer)
+    monkeypatch.setattr(download, "ask", answer)
     with pytest.raises(TransferError, match=r"node 0: /data/set: a list of files is more than"):
         pool.get("set", tmp_path / "got")
     took.row(

@@ -11,8 +11,8 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.errors import TransferError
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.spec import PoolSpec
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.attacks.hostile_folders import ENDS, LARGE, Victim, fill, tree, victim
 from tests.hosts.world import Host, World, hosts
 from tests.pool.pools import run

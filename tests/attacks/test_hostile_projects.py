@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from sky_jupyter.errors import CaptureError
-from sky_jupyter.pool.events import Event, NoticeEvent
-from sky_jupyter.pool.manager import Pool
+from sky_jupyter.pool.base.events import Event, NoticeEvent
+from sky_jupyter.pool.pool import Pool
 from tests.attacks.hostile_folders import Victim, victim
 from tests.pool.pools import local_pool, run
 from tests.took import Took

@@ -10,13 +10,13 @@ from pathlib import Path, PurePosixPath
 
 import pytest
 
-from sky_jupyter.bootstrap import hosts
+from sky_jupyter.bootstrap import host_probe
 from sky_jupyter.errors import BootstrapError, LoginRefused, MachineError, SpecError, Unreachable
-from sky_jupyter.machines.ssh import config, shell
+from sky_jupyter.machines.ssh import remote_shell, ssh_config
 from sky_jupyter.machines.ssh.machine import SSHMachine
 from sky_jupyter.machines.ssh.session import Access, connect
-from sky_jupyter.machines.ssh.targets import Target
-from sky_jupyter.machines.ssh.values import Prompts
+from sky_jupyter.machines.ssh.target import Target
+from sky_jupyter.machines.ssh.types import Prompts
 from tests.attacks.logins import login
 from tests.machines.conftest import need_ssh, target_of
 from tests.machines.sshd import keygen
@@ -45,7 +45,7 @@ HARMLESS = {
 def test_a_node_runs_in_spite_of(kind: str, tmp_path: Path, target_of: TargetOf) -> None:
     before, options = HARMLESS[kind]
     with login(tmp_path / "sshd", before, *options) as server, SSHMachine.connect(target_of(server)) as machine:
-        assert hosts.look(machine, MINOR, "0.0.0", {}).home
+        assert host_probe.look(machine, MINOR, "0.0.0", {}).home
         path = PurePosixPath(tmp_path / "made" / "note")
         machine.put(b"written", path)
         argv = [sys.executable, "-c", f"print(open({str(path)!r}).read())"]
@@ -77,13 +77,13 @@ def test_what_is_refused_says_what_the_host_said_and_what_to_do(kind: str, tmp_p
     before, options, text = REFUSED[kind]
     with login(tmp_path / "sshd", before, *options) as server, SSHMachine.connect(target_of(server)) as machine:
         with pytest.raises((MachineError, BootstrapError), match=text):
-            hosts.look(machine, MINOR, "0.0.0", {})
+            host_probe.look(machine, MINOR, "0.0.0", {})
 
 
 def test_a_login_that_reads_what_comes_after_it_is_named(
     tmp_path: Path, target_of: TargetOf, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(shell, "_BEGIN_PATIENCE", 2.0)
+    monkeypatch.setattr(remote_shell, "_BEGIN_PATIENCE", 2.0)
     with login(tmp_path / "sshd", "read answer") as server, SSHMachine.connect(target_of(server)) as machine:
         with pytest.raises(MachineError, match=r"in 2 s: a file that its logins run \(~/\.bashrc, .* may wait"):
             machine.shell.run("true")
@@ -116,11 +116,11 @@ def test_a_configuration_that_others_can_write_runs_nothing(home: Path, mode: in
     (home / "included").write_text("")
     with open(home / name, "a") as file:
         file.write(f'Match exec "touch {ran}"\n  User me\n')
-    assert config.lookup("host").get("user") == "me"
+    assert ssh_config.lookup("host").get("user") == "me"
     ran.unlink()
     (home / name).chmod(mode)
     with pytest.raises(SpecError, match=rf"others can write .*/{name}, so it is not used: chmod go-w it"):
-        config.lookup("host")
+        ssh_config.lookup("host")
     assert not ran.exists()
 
 
@@ -131,7 +131,7 @@ def test_a_configuration_of_another_user_runs_nothing(home: Path) -> None:
     (home / "config").write_text("Match exec true\n  User me\n")
     os.chown(home / "config", 12345, 0)
     with pytest.raises(SpecError, match="belongs to another user, so it is not used: chown it to you"):
-        config.lookup("host")
+        ssh_config.lookup("host")
 
 
 def test_a_file_that_is_named_in_particular_is_the_persons_choice(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -139,7 +139,7 @@ def test_a_file_that_is_named_in_particular_is_the_persons_choice(home: Path, mo
     named.write_text("Host host\n  User me\n")
     named.chmod(0o666)
     monkeypatch.setenv("SKY_SSH_CONFIG", str(named))
-    assert config.lookup("host").get("user") == "me"
+    assert ssh_config.lookup("host").get("user") == "me"
 
 
 def test_two_hosts_with_one_key_are_told_the_same_of_its_passphrase(tmp_path: Path, target_of: TargetOf) -> None:

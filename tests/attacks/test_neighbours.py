@@ -7,7 +7,7 @@ from collections.abc import Iterator
 import pytest
 
 import sky_jupyter as sky
-from sky_jupyter.pool.manager import Pool
+from sky_jupyter.pool.pool import Pool
 from tests.attacks import neighbours
 from tests.pool.pools import local_pool, run
 from tests.took import Took

@@ -15,10 +15,10 @@ from typing import Any
 
 import pytest
 
-from sky_jupyter.machines import identity
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.registry import Registry, sweep
-from sky_jupyter.pool.rows import PoolRow
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.registry.registry import Registry, sweep
+from sky_jupyter.pool.registry.rows import PoolRow
+from sky_jupyter.util import process_identity
 from tests.attacks.namespaces import container
 from tests.conftest import pool_folders
 from tests.faults.clocks import Clock
@@ -33,10 +33,10 @@ YEARS = 2 * 365 * 86_400
 MEDDLE = """
 import sys
 from sky_jupyter.errors import PoolError
-from sky_jupyter.magics import cleaning, runs
-from sky_jupyter.pool.registry import Registry, sweep
-from sky_jupyter.pool.ending import end
-from sky_jupyter.server.listing import Listing
+from sky_jupyter.magics import clean as cleaning; from sky_jupyter.magics import runs_table as runs
+from sky_jupyter.pool.registry.registry import Registry, sweep
+from sky_jupyter.pool.end_pool import end
+from sky_jupyter.server.pools import Listing
 print("swept", sweep(Registry()))
 print(*runs.news(), sep="\\n")
 for pool in Listing(Registry(), None)._read({}):
@@ -150,7 +150,7 @@ def pool_files(pool: Pool) -> list[str]:
 
 
 def of_another_boot(row: PoolRow, machine: str) -> str:
-    return identity.Place(row.machine, machine, OTHER_BOOT, identity.here().pids).text
+    return process_identity.Place(row.machine, machine, OTHER_BOOT, process_identity.here().pids).text
 
 
 @pytest.mark.parametrize("heard", ["before", "since"])
@@ -159,15 +159,15 @@ def test_what_this_machine_ran_before_it_was_started_again_has_ended(
     tmp_path: Path, place: Path, monkeypatch: pytest.MonkeyPatch, machine: str, heard: str
 ) -> None:
     monkeypatch.setattr(tempfile, "tempdir", str(place))
-    if not identity.here().machine:
+    if not process_identity.here().machine:
         pytest.skip("this machine has no id: /etc/machine-id is missing or empty")
     registry = Registry(tmp_path / "registry.sqlite")
     id = uuid.uuid4().hex[:8]
     folder = Path(tempfile.mkdtemp(prefix=f"sky-{id}-"))
     # (A process of that number, which began then, is there: it is another boot's.)
-    me = identity.this()
+    me = process_identity.this()
     dead_pool(registry, id, owner=me.pid, owner_started=me.started, host_pid=me.pid, host_started=me.started)
-    machine_id = {"this": identity.here().machine, "another": "0123456789abcdef", "unknown": ""}[machine]
+    machine_id = {"this": process_identity.here().machine, "another": "0123456789abcdef", "unknown": ""}[machine]
     text = of_another_boot(registry.pools()[0], machine_id)
     ask(registry.path, "UPDATE pools SET owner_place = ?, machine_place = ?", text, text)
     if heard == "before":
@@ -182,9 +182,9 @@ def test_what_this_machine_ran_before_it_was_started_again_has_ended(
 MANAGE = """
 import os, sys, tempfile
 from pathlib import Path
-from sky_jupyter.machines import identity
-from sky_jupyter.node import locking
-from sky_jupyter.pool.registry import Registry
+from sky_jupyter.util import process_identity as identity
+from sky_jupyter.node.system import locks as locking
+from sky_jupyter.pool.registry.registry import Registry
 id, keep, place = sys.argv[1], sys.argv[2] == "keep", Path(sys.argv[3])
 registry = Registry()
 registry.intend(id, "x", "local", 1, keep)
@@ -234,7 +234,7 @@ def test_a_container_that_is_gone_takes_its_pools_with_it(
     registry.close()
 
 
-HOLD = "import sys\nfrom pathlib import Path\nfrom sky_jupyter.node import locking\n"
+HOLD = "import sys\nfrom pathlib import Path\nfrom sky_jupyter.node.system import locks as locking\n"
 HOLD += "assert locking.hold(Path(sys.argv[1]) / locking.HOST) is not None\nprint('held', flush=True)\nsys.stdin.read()"
 
 
@@ -285,9 +285,9 @@ def test_a_process_that_got_a_pools_number_is_neither_taken_for_it_nor_ended(tmp
 REUSED = """
 import json, signal, sqlite3, subprocess, sys, time
 from pathlib import Path
-from sky_jupyter.machines import identity
+from sky_jupyter.util import process_identity as identity
 from sky_jupyter.machines.local import LocalProcess
-from sky_jupyter.pool.registry import Registry, sweep
+from sky_jupyter.pool.registry.registry import Registry, sweep
 
 def start():
     return subprocess.Popen([sys.executable, "-c", "import sys; sys.stdin.read()"], stdin=subprocess.PIPE)

@@ -18,9 +18,9 @@ from types import MappingProxyType
 
 import pytest
 
-from sky_jupyter.bootstrap import environment, remote, wheels
+from sky_jupyter.bootstrap import local_environment, remote_environment, wheels
+from sky_jupyter.bootstrap.offline_bundle import own_cache
 from sky_jupyter.bootstrap.requirements import frozen
-from sky_jupyter.bootstrap.supplies import own_cache
 from tests.attacks.secrets import Hit, Server, Watcher, files_with, for_others, look, processes
 from tests.bootstrap.wheels import make_wheel
 from tests.hosts.world import hosts, skip_unless_hosts_run
@@ -228,7 +228,9 @@ def far() -> Report:
     skip_unless_hosts_run(minor)
     aim = wheels.Aim(minor, "x86_64-manylinux_2_36")
     made = wheels.gather(
-        wheels.resolve([*environment._pins(), *remote._NEEDS], aim, frozen()), aim, own_cache() / "wheels"
+        wheels.resolve([*local_environment._pins(), *remote_environment._NEEDS], aim, frozen()),
+        aim,
+        own_cache() / "wheels",
     )
     report = Report()
     with hosts(1, python=True, open_laptop=True) as world, tempfile.TemporaryDirectory() as config:

@@ -16,7 +16,7 @@ from collections.abc import Iterator
 import psutil
 import pytest
 
-from sky_jupyter.pool.registry import Registry
+from sky_jupyter.pool.registry.registry import Registry
 from tests.attacks.presses import Going
 from tests.attacks.processes import eventually, left_of, of_pool, stopped
 from tests.hosts.world import hosts, skip_unless_hosts_run
@@ -71,7 +71,7 @@ DAILY = [
 ]
 SET_UP = """
 import time, sky_jupyter as sky
-from sky_jupyter.pool.live import pools
+from sky_jupyter.pool.open_pools import pools
 open("a-file", "w").write("text")
 @sky.function
 def forever():

@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from sky_jupyter.errors import PoolError
-from sky_jupyter.machines import identity
-from sky_jupyter.node.protocol import PROTOCOL
-from sky_jupyter.pool.ending import end_named
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.registry import Registry
+from sky_jupyter.node.protocol.version import PROTOCOL
+from sky_jupyter.pool.end_pool import end_named
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.registry.registry import Registry
+from sky_jupyter.util import process_identity
 from tests.attacks.older import ROOT, notebook, older
 from tests.conftest import pool_folders
 from tests.hosts.world import hosts, skip_unless_hosts_run
@@ -45,7 +45,7 @@ def write_number(pool: Pool, number: int | None) -> None:
 def test_a_pool_of_another_protocol_is_refused_and_ended_by_its_name(number: int) -> None:
     with local_pool(nodes=1, keep=True, name="kept") as pool:
         write_number(pool, number)
-        host = identity.Process(*pool.hosts[0].command.identity)
+        host = process_identity.Process(*pool.hosts[0].command.identity)
         pool.release()
         registry = Registry()
         (row,) = registry.pools()
@@ -55,10 +55,10 @@ def test_a_pool_of_another_protocol_is_refused_and_ended_by_its_name(number: int
             else pytest.raises(PoolError, match="without a protocol's number")
         ):
             Pool.attach(row)
-        assert identity.lives(*host)
+        assert process_identity.lives(*host)
         assert registry.pools() == [row]
         assert end_named("kept") == "pool kept: ended"
-        assert not identity.lives(*host)
+        assert not process_identity.lives(*host)
         assert pool_folders(pool.id) == []
         assert registry.pools() == []
         registry.close()
@@ -86,7 +86,7 @@ def test_a_pool_of_a_version_before_is_refused_and_ended(commits: int) -> None:
 def test_a_pool_of_this_version_is_ended_by_one_before() -> None:
     with local_pool(nodes=1, keep=True, name="kept") as pool, tempfile.TemporaryDirectory(dir="/tmp") as place:
         pool.release()
-        code = f"import subprocess\nsubprocess.run(['python', '-m', 'sky_jupyter.pool.ending', {pool.id!r}])"
+        code = f"import subprocess\nsubprocess.run(['python', '-m', 'sky_jupyter.pool.end_pool', {pool.id!r}])"
         said = notebook(older(60, Path(place)), ("%load_ext sky_jupyter", "%sky attach kept", code))
         assert "pool.record cannot be read" in said
         wait_until(lambda: pool_folders(pool.id) == [])

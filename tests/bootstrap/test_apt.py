@@ -16,7 +16,7 @@ import pytest
 import sky_jupyter as sky
 from sky_jupyter.bootstrap import apt
 from sky_jupyter.errors import BootstrapError, SpecError
-from sky_jupyter.spec import Image
+from sky_jupyter.spec.pool_spec import Image
 from tests.bootstrap.test_remote import crew
 from tests.hosts.world import Host, World, hosts
 

@@ -15,10 +15,10 @@ import uv
 from packaging.requirements import Requirement
 
 from sky_jupyter import plugins
-from sky_jupyter.accelerators import CATALOGUE, NVIDIA
-from sky_jupyter.bootstrap import environment
-from sky_jupyter.builds import TORCH
-from sky_jupyter.spec import Accelerator, Image, PoolSpec
+from sky_jupyter.bootstrap import local_environment
+from sky_jupyter.spec.accelerators import CATALOGUE, NVIDIA
+from sky_jupyter.spec.cuda_builds import TORCH
+from sky_jupyter.spec.pool_spec import Accelerator, Image, PoolSpec
 
 PYTHON = "3.12"
 ARMS = {False: "x86_64-manylinux_2_28", True: "aarch64-manylinux_2_28"}
@@ -95,7 +95,7 @@ def test_each_build_of_torch_is_in_its_index(build: str, arm: bool) -> None:
 def test_two_choices_of_cuda_never_share_an_environment() -> None:
     asked = ["jax(cuda=cu12)", "jax(cuda=cu13)", "torch(cuda=cu126)", "torch(cuda=cu130)", "torch(cuda=cu132)", "torch"]
     images = [image(text, "H100") for text in asked] + [image("torch", "V100"), image("torch", "H100", "3.13")]
-    keys = [environment._key(one, []) for one in images]
+    keys = [local_environment._key(one, []) for one in images]
     # (What is chosen and what is written are one environment where they are the same.)
     assert keys[5] == keys[3]
     assert keys[6] == keys[2]

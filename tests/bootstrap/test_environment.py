@@ -19,12 +19,12 @@ import packaging
 import pytest
 import uv
 
-from sky_jupyter.bootstrap import environment
-from sky_jupyter.bootstrap.environment import ensure
+from sky_jupyter.bootstrap import local_environment
+from sky_jupyter.bootstrap.local_environment import ensure
 from sky_jupyter.bootstrap.wheels import Aim, resolve
 from sky_jupyter.errors import BootstrapError, SpecError
-from sky_jupyter.redaction import without_secrets
-from sky_jupyter.spec import Image
+from sky_jupyter.spec.pool_spec import Image
+from sky_jupyter.util.redaction import without_secrets
 from tests.bootstrap.wheels import make_sdist, make_wheel
 
 
@@ -179,7 +179,7 @@ def test_what_is_wanted_by_its_url_is_added_however_uv_prints_it(line: str) -> N
     wanted = ["sky_given @ file:///mine/sky_given-2.0-py3-none-any.whl"]
     plan = [line, " + sky-more==3.0", " ~ sky-dep @ file:///dep.whl"]
     expected = ["sky_given @ file:///mine/sky_given-2.0-py3-none-any.whl", "sky-more==3.0", "sky-dep @ file:///dep.whl"]
-    assert environment._additions(plan, wanted) == expected
+    assert local_environment._additions(plan, wanted) == expected
 
 
 def test_an_environment_that_lacks_what_was_wanted_is_not_kept(
@@ -187,7 +187,7 @@ def test_an_environment_that_lacks_what_was_wanted_is_not_kept(
 ) -> None:
     make_wheel(wheels, "sky_added")
     # As where uv prints its plan in a form that nobody knows.
-    monkeypatch.setattr(environment, "PLANNED", re.compile("never"))
+    monkeypatch.setattr(local_environment, "PLANNED", re.compile("never"))
     with pytest.raises(BootstrapError, match="sky_added was asked for, and the environment lacks it, although uv"):
         ensure(Image(pip=("sky_added",)), cache=cache)
     assert list(cache.iterdir()) == []
@@ -248,7 +248,7 @@ def test_builders_at_the_same_time_make_one_environment(wheels: Path, cache: Pat
 
 def test_builders_in_two_threads_make_one_environment(wheels: Path, cache: Path) -> None:
     make_wheel(wheels, "sky_added")
-    built: list[environment.Environment] = []
+    built: list[local_environment.Environment] = []
 
     def build() -> None:
         built.append(ensure(Image(pip=("sky_added",)), cache=cache))

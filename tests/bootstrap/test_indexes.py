@@ -16,8 +16,8 @@ import psutil
 import pytest
 
 import sky_jupyter as sky
-from sky_jupyter.bootstrap import indexes, wheels
-from sky_jupyter.bootstrap.environment import ensure
+from sky_jupyter.bootstrap import package_indexes, wheels
+from sky_jupyter.bootstrap.local_environment import ensure
 from sky_jupyter.errors import BootstrapError
 from tests.bootstrap.wheels import make_wheel
 
@@ -118,7 +118,7 @@ def test_what_goes_to_hosts_is_resolved_and_fetched_from_there(index: Index, tmp
     make_wheel(tmp_path / "usual", "sky_app", "9.9")
     image = sky.Image(pip=["sky_app"], pip_indexes=[sky.PipIndex(index.url, packages=["sky_app"])])
     aim = wheels.Aim(".".join(platform.python_version_tuple()[:2]), "x86_64-manylinux_2_28")
-    lock = wheels.resolve(indexes.wanted(image), aim, image=image)
+    lock = wheels.resolve(package_indexes.wanted(image), aim, image=image)
     assert lock == ["sky-app==1.5"]
     gathered = wheels.gather(lock, aim, tmp_path / "wheels", image=image)
     assert [wheel.path.name for wheel in gathered] == ["sky_app-1.5-py3-none-any.whl"]

@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 import sky_jupyter as sky
-from sky_jupyter.bootstrap import pythons
+from sky_jupyter.bootstrap import standalone_python
 from sky_jupyter.errors import BootstrapError
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.spec import PoolSpec
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.hosts import images
 from tests.hosts.traces import wait_until_clean
 from tests.hosts.world import hosts, skip_unless_hosts_run
@@ -49,15 +49,15 @@ def test_the_newest_that_fits_is_found(place: Path) -> None:
     make(place, "3.12.9")
     make(place, "3.12.11", "aarch64")
     make(place, "3.13.1")
-    found = pythons.standalone("3.12", "x86_64", on_line=nothing)
+    found = standalone_python.standalone("3.12", "x86_64", on_line=nothing)
     assert (found.folder, found.version, found.program) == (newest, "3.12.10", "bin/python3.12")
-    assert pythons.standalone("3.12.9", "x86_64", on_line=nothing).version == "3.12.9"
+    assert standalone_python.standalone("3.12.9", "x86_64", on_line=nothing).version == "3.12.9"
 
 
 def test_one_that_uv_cannot_fetch_is_told_with_uvs_words(place: Path) -> None:
     make(place, "3.12.9")
     with pytest.raises(BootstrapError) as caught:
-        pythons.standalone("3.13", "x86_64", on_line=nothing)
+        standalone_python.standalone("3.13", "x86_64", on_line=nothing)
     assert caught.value.phase == "python"
     assert "python install" in caught.value.command
 
@@ -104,9 +104,9 @@ def test_an_archive_is_made_once(place: Path, tmp_path: Path) -> None:
     for name in ("lib/python3.12/os.py", "lib/python3.12/__pycache__/os.pyc", "lib/python3.12/test/test_os.py"):
         (folder / name).parent.mkdir(parents=True, exist_ok=True)
         (folder / name).touch()
-    first = pythons.archive(pythons.Standalone(folder), tmp_path / "cache")
+    first = standalone_python.archive(standalone_python.Standalone(folder), tmp_path / "cache")
     made = os.stat(first).st_mtime_ns
-    assert pythons.archive(pythons.Standalone(folder), tmp_path / "cache") == first
+    assert standalone_python.archive(standalone_python.Standalone(folder), tmp_path / "cache") == first
     assert os.stat(first).st_mtime_ns == made
     shutil.unpack_archive(first, tmp_path / "there")
     files = {str(path.relative_to(tmp_path / "there")) for path in (tmp_path / "there").rglob("*") if path.is_file()}

@@ -20,11 +20,11 @@ from pathlib import Path
 import pytest
 
 import sky_jupyter as sky
-from sky_jupyter.bootstrap import package, remote, wheels
+from sky_jupyter.bootstrap import remote_environment, source_archive, wheels
 from sky_jupyter.bootstrap.uv import run_uv
 from sky_jupyter.errors import BootstrapError
-from sky_jupyter.image import PipIndex
-from sky_jupyter.spec import Image, PoolSpec
+from sky_jupyter.spec.image import PipIndex
+from sky_jupyter.spec.pool_spec import Image, PoolSpec
 from tests.bootstrap.wheels import make_wheel
 from tests.hosts.world import Kind, World, hosts, skip_unless_hosts_run
 
@@ -41,19 +41,21 @@ def nothing(line: str) -> None:
 
 
 @contextlib.contextmanager
-def crew(world: World, names: Sequence[str], *, offline: bool = True, **options: object) -> Iterator[remote.Crew]:
+def crew(
+    world: World, names: Sequence[str], *, offline: bool = True, **options: object
+) -> Iterator[remote_environment.Crew]:
     """Connections to some of a world's hosts."""
     provider = sky.SSH(names)
     machines = provider.connect_all(provider.hosts)
     try:
         spec = PoolSpec(provider=provider, nodes=len(names), **options)
-        yield remote.Crew(machines, spec, offline=offline, stop=threading.Event())
+        yield remote_environment.Crew(machines, spec, offline=offline, stop=threading.Event())
     finally:
         for machine in machines:
             machine.close()
 
 
-def prepare(one: remote.Crew, say: Callable[[str], None] = nothing) -> None:
+def prepare(one: remote_environment.Crew, say: Callable[[str], None] = nothing) -> None:
     for _, _, work in one.phases:
         work(say)
 
@@ -126,9 +128,9 @@ def test_of_several_versions_that_would_do_the_notebooks_is_taken(
 
 
 def test_the_same_code_gives_the_same_archive() -> None:
-    first = package.own()
-    package.own.cache_clear()
-    assert package.own() == first
+    first = source_archive.own()
+    source_archive.own.cache_clear()
+    assert source_archive.own() == first
 
 
 @pytest.mark.root

@@ -17,13 +17,13 @@ from typing import Any
 
 import pytest
 
-from sky_jupyter.display import widget
+from sky_jupyter.display.notebook import anywidget_view
 from tests.browser import lab
 from tests.conftest import MARK, marked_processes
 
 ROOT = Path(__file__).parents[2]
 LACKS = [f"`pip install {name}`" for name in ("marimo", "anywidget") if importlib.util.find_spec(name) is None]
-if not widget._module().is_file():
+if not anywidget_view._module().is_file():
     LACKS.append("the front end: `python3 dev.py front`")
 
 pytestmark = [

@@ -15,7 +15,7 @@ from typing import Any
 import nbformat
 import pytest
 
-from sky_jupyter.pool.registry import Registry
+from sky_jupyter.pool.registry.registry import Registry
 from tests.browser import lab
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -32,9 +32,9 @@ pytestmark = [
 # A program that leaves a kept pool, as a notebook's kernel does that is killed.
 LEAVE = """
 import os
-from sky_jupyter.pool.manager import Pool
+from sky_jupyter.pool.pool import Pool
 from sky_jupyter.providers import Local
-from sky_jupyter.spec import PoolSpec
+from sky_jupyter.spec.pool_spec import PoolSpec
 
 Pool(PoolSpec(provider=Local(), nodes=1, name="stray", keep=True)).start()
 os._exit(0)
@@ -52,7 +52,7 @@ def leave_a_pool(folder: Path) -> Iterator[Path]:
     finally:
         registry = Registry(path)
         for row in registry.pools():
-            subprocess.run([sys.executable, "-m", "sky_jupyter.pool.ending", row.id], env=env, timeout=120)
+            subprocess.run([sys.executable, "-m", "sky_jupyter.pool.end_pool", row.id], env=env, timeout=120)
         registry.close()
 
 

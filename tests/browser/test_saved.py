@@ -23,7 +23,7 @@ from markdown_it import MarkdownIt
 from nbconvert import HTMLExporter, MarkdownExporter
 from nbformat import NotebookNode
 
-from sky_jupyter.display.saved import MIME
+from sky_jupyter.display.model.saved_output import MIME
 from tests.browser import lab
 from tests.magics.notebook import notebook
 

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from sky_jupyter.capture import folders
-from sky_jupyter.capture.code import LocalCode
+from sky_jupyter.capture import file_selection
+from sky_jupyter.capture.project_files import LocalCode
 from sky_jupyter.errors import CaptureError
 
 
@@ -73,7 +73,7 @@ def test_links_go_as_links_and_those_that_lead_out_are_named_once(
 def test_what_was_included_and_is_refused_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / "big").mkdir()
     with open(tmp_path / "big" / "b.bin", "wb") as file:
-        file.truncate(folders.LIMIT + 1)
+        file.truncate(file_selection.LIMIT + 1)
     (tmp_path / "words.txt").write_text("words")
     monkeypatch.chdir(tmp_path)
     local = LocalCode()

@@ -24,7 +24,7 @@ ROOT = Path(__file__).resolve().parents[2]
 NODE = """
 import json, sys
 sys.path.insert(0, {root!r})
-from sky_jupyter.node import payload
+from sky_jupyter.node.serialization import pickling as payload
 for manifest, cell in json.load(sys.stdin):
     payload.bind(manifest, payload.main_namespace())
     exec(compile(cell, "<cell>", "exec"), payload.main_namespace())

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from sky_jupyter.capture import folders
+from sky_jupyter.capture import file_selection
 from sky_jupyter.errors import CaptureError
 
 NAMES = ["a", "b.py", "c.log", "d[1].txt", "ab", "build", "b_py", "clog", "c++", "(a)"]
@@ -18,7 +18,7 @@ PARTS += ["c++", "(a)", "a.b$"]
 
 
 def names(folder: Path) -> list[str]:
-    return [name for name, _ in folders.files_in(folder)]
+    return [name for name, _ in file_selection.files_in(folder)]
 
 
 def fill(folder: Path, *paths: str) -> None:
@@ -84,13 +84,13 @@ def test_a_folder_that_git_ignores_goes_when_it_is_named(tmp_path: Path) -> None
 
 
 def test_a_folder_that_is_too_large_names_what_makes_it_so() -> None:
-    folders.refuse_large("data", [("a", folders.LIMIT)], "go")
+    file_selection.refuse_large("data", [("a", file_selection.LIMIT)], "go")
     few = [("raw/a.bin", 80_000_000), ("b.bin", 30_000_000), *((f"c/{n}", 1000) for n in range(20))]
     with pytest.raises(CaptureError, match=r"data is 110 MB in 22 files.*largest in it: raw/a\.bin 80\.0 MB, b\.bin"):
-        folders.refuse_large("data", few, "go")
+        file_selection.refuse_large("data", few, "go")
     many = [(f"frames/{n}", 1_000_000) for n in range(120)]
     with pytest.raises(CaptureError, match=r"the largest in it: frames/ 120\.0 MB; go"):
-        folders.refuse_large("data", many, "go")
+        file_selection.refuse_large("data", many, "go")
 
 
 def test_what_cannot_be_read_is_named(tmp_path: Path) -> None:
@@ -104,6 +104,6 @@ def test_files_with_passwords_and_private_keys_stay_here_and_are_named(tmp_path:
     fill(tmp_path, *secret, *sent)
     (tmp_path / "own.pem").write_text("Bag\n-----BEGIN RSA PRIVATE KEY-----\n")
     named: list[str] = []
-    found = [name for name, _ in folders.files_in(tmp_path, on_secret=named.append)]
+    found = [name for name, _ in file_selection.files_in(tmp_path, on_secret=named.append)]
     assert sorted(found) == sorted(sent)
     assert sorted(named) == sorted([*secret, "own.pem"])

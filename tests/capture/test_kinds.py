@@ -17,7 +17,7 @@ from sky_jupyter.errors import CaptureError
 ROOT = Path(__file__).resolve().parents[2]
 NODE = """
 import contextlib, io, json, sys, types
-from sky_jupyter.node import payload
+from sky_jupyter.node.serialization import pickling as payload
 told = {}
 for name, (manifest, cell) in json.load(sys.stdin).items():
     main = sys.modules["__main__"] = types.ModuleType("__main__")

@@ -11,9 +11,9 @@ import numpy as np
 import pandas as pd
 import pytest
 
+from sky_jupyter.capture.cell_names import analyse
 from sky_jupyter.capture.collect import collect
 from sky_jupyter.capture.ledger import Ledger
-from sky_jupyter.capture.names import analyse
 
 
 class Notebook:

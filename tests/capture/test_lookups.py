@@ -17,11 +17,11 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
+from sky_jupyter.capture.cell_names import analyse
 from sky_jupyter.capture.collect import collect
 from sky_jupyter.capture.ledger import Ledger
-from sky_jupyter.capture.names import analyse
 from sky_jupyter.errors import CaptureError
-from sky_jupyter.node.reads import nested_code
+from sky_jupyter.node.serialization.global_names import nested_code
 from tests.capture.cells import NAMES, Globals, calls, cell, definitions, initial, shallow, statement
 
 SETTINGS = settings(deadline=None, suppress_health_check=list(HealthCheck))
@@ -65,7 +65,7 @@ for _source in FOUND_BEFORE:
 ROOT = Path(__file__).resolve().parents[2]
 NODE = """
 import builtins, contextlib, json, sys, types
-from sky_jupyter.node import payload
+from sky_jupyter.node.serialization import pickling as payload
 from tests.capture.cells import shallow
 
 class Builtins(dict):

@@ -9,8 +9,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sky_jupyter.capture.code import LocalCode
-from sky_jupyter.capture.modules import LocalModules, imports_of, imports_of_code
+from sky_jupyter.capture.import_graph import LocalModules, imports_of, imports_of_code
+from sky_jupyter.capture.project_files import LocalCode
 
 
 @pytest.fixture

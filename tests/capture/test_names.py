@@ -6,7 +6,7 @@ import sys
 
 import pytest
 
-from sky_jupyter.capture.names import analyse
+from sky_jupyter.capture.cell_names import analyse
 
 READS = {
     "x": {"x"},

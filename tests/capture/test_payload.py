@@ -16,8 +16,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sky_jupyter.capture.payload import fingerprint, pack, write_blob
-from sky_jupyter.node.payload import ALIGNMENT, SMALL_BUFFER, Pickler, load_blob
+from sky_jupyter.capture.blobs import fingerprint, pack, write_blob
+from sky_jupyter.node.serialization.pickling import ALIGNMENT, SMALL_BUFFER, Pickler, load_blob
 
 
 def round_trip(value: Any, folder: Path) -> Any:

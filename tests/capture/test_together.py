@@ -15,11 +15,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from sky_jupyter.capture.cell_names import analyse
 from sky_jupyter.capture.collect import Capture, collect
 from sky_jupyter.capture.ledger import Ledger
-from sky_jupyter.capture.names import analyse
-from sky_jupyter.node.held import Held
-from sky_jupyter.node.payload import bind
+from sky_jupyter.node.serialization.pickling import bind
+from sky_jupyter.node.serialization.sent_objects import Held
 from tests.capture.test_collect import on_a_node
 from tests.tiers import daily
 

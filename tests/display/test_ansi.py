@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sky_jupyter.display import ansi
+from sky_jupyter.display.model import ansi
 
 
 def test_text_is_escaped_and_plain_text_gets_no_span():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sky_jupyter.display.bars import Bar, of_line
+from sky_jupyter.display.model.progress_bars import Bar, of_line
 
 
 @pytest.mark.parametrize(

@@ -247,7 +247,7 @@ def test_a_widget_ends_with_the_runs_that_used_it_and_is_open_again_when_it_is_s
     ((box, slider),) = book.value("_sky.values")
     front.wait(lambda: box in front.opened, "the widget is not opened")
     book.run(
-        "from sky_jupyter.pool.live import pools\nfrom sky_jupyter.pool.loop import loop\n"
+        "from sky_jupyter.pool.open_pools import pools\nfrom sky_jupyter.pool.base.event_loop import loop\n"
         "loop().call(pools.current.control.ask('forget', run=_sky.run))"
     )
     front.wait(lambda: not {box, slider} & {*front.opened}, "the widget is not closed")

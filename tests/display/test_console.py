@@ -13,12 +13,13 @@ import pytest
 
 pytest.importorskip("pyte", reason="needs the package pyte")
 
-from sky_jupyter import display
-from sky_jupyter.display import asking, console, region, terminal
-from sky_jupyter.display.console import ConsoleRunView, ConsoleStartView
-from sky_jupyter.display.terminal import TerminalRunView, TerminalStartView
-from sky_jupyter.pool.events import NoticeEvent, OutputEvent, PhaseEvent, ProgressEvent, TroubleEvent
-from sky_jupyter.pool.phases import PhaseLog
+from sky_jupyter.display import views as display
+from sky_jupyter.display.base import prompts
+from sky_jupyter.display.terminal import bottom_rows, line_view, live_view
+from sky_jupyter.display.terminal.line_view import TerminalRunView, TerminalStartView
+from sky_jupyter.display.terminal.live_view import ConsoleRunView, ConsoleStartView
+from sky_jupyter.pool.base.events import NoticeEvent, OutputEvent, PhaseEvent, ProgressEvent, TroubleEvent
+from sky_jupyter.pool.base.phases import PhaseLog
 from tests.display.screens import Terminal
 
 
@@ -29,9 +30,9 @@ def terminals(monkeypatch) -> Iterator[Callable[[], Terminal]]:
     monkeypatch.setenv("TERM", "xterm-256color")
     for name in ("NO_COLOR", "COLORTERM", "FORCE_COLOR", "SKY_VIEW"):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(terminal, "_PATIENCE", 0.0)
+    monkeypatch.setattr(line_view, "_PATIENCE", 0.0)
     for name in ("_PATIENCE", "_INTERVAL", "_CLOCK"):
-        monkeypatch.setattr(console, name, 0.0)
+        monkeypatch.setattr(live_view, name, 0.0)
 
     def make() -> Terminal:
         made.append(Terminal())
@@ -42,7 +43,7 @@ def terminals(monkeypatch) -> Iterator[Callable[[], Terminal]]:
 
     yield make
     # What a test that failed has left.
-    region.Region.standing = None
+    bottom_rows.Region.standing = None
     for one in made:
         one.close()
 
@@ -201,7 +202,7 @@ def test_what_others_print_meanwhile_stands_above_the_rows(terminals):
 
 def test_what_is_over_at_once_shows_its_lines_only(terminals, monkeypatch):
     seen = terminals()
-    monkeypatch.setattr(console, "_PATIENCE", 60.0)
+    monkeypatch.setattr(live_view, "_PATIENCE", 60.0)
     view = ConsoleRunView("sky", [0, 1], results=True)
     say(view, 0, "x\n")
     view.refresh()
@@ -212,7 +213,7 @@ def test_what_is_over_at_once_shows_its_lines_only(terminals, monkeypatch):
 
 def test_a_flood_is_printed_in_parts_and_whole(terminals, monkeypatch):
     seen = terminals()
-    monkeypatch.setattr(terminal, "_AT_ONCE", 10)
+    monkeypatch.setattr(line_view, "_AT_ONCE", 10)
     view = ConsoleRunView("sky", [0, 1], results=True)
     for rank in (0, 1):
         say(view, rank, "".join(f"{rank} {step}\n" for step in range(50)))
@@ -367,7 +368,7 @@ def test_what_is_the_matter_stays_above_the_rows_whatever_phases_come(terminals)
 
 def test_a_question_is_not_drawn_over(terminals, monkeypatch):
     seen = terminals()
-    monkeypatch.setattr(asking, "can_ask", lambda: True)
+    monkeypatch.setattr(prompts, "can_ask", lambda: True)
     view = ConsoleStartView("pool demo")
     view.on_event(PhaseEvent("connect", "ssh a", 0.1))
     asked = []
@@ -379,11 +380,11 @@ def test_a_question_is_not_drawn_over(terminals, monkeypatch):
         print()
         return "secret"
 
-    with asking.person.answering(view.refresh) as tick:
+    with prompts.person.answering(view.refresh) as tick:
         tick()
         assert still(seen.look()) == ["", "● pool demo · ssh a · 0.0 s"]
         answers: list[str] = []
-        thread = threading.Thread(target=lambda: answers.append(asking.person._ask(question, "")))
+        thread = threading.Thread(target=lambda: answers.append(prompts.person._ask(question, "")))
         thread.start()
         while not answers:
             tick()

@@ -12,12 +12,13 @@ from types import SimpleNamespace
 import pytest
 from IPython.core.events import EventManager, available_events
 
-from sky_jupyter.display import channel, saved
-from sky_jupyter.display.feed import Feed, Pending
-from sky_jupyter.display.live import LiveRunView
-from sky_jupyter.display.model import RunModel
-from sky_jupyter.display.transcript import RankOutput, Rich, Transcript
-from sky_jupyter.pool.events import NoticeEvent, OutputEvent
+from sky_jupyter.display.model import saved_output
+from sky_jupyter.display.model.run_model import RunModel
+from sky_jupyter.display.model.transcript import RankOutput, Rich, Transcript
+from sky_jupyter.display.notebook import control_channel as channel
+from sky_jupyter.display.notebook.deltas import Feed, Pending
+from sky_jupyter.display.notebook.run_view import LiveRunView
+from sky_jupyter.pool.base.events import NoticeEvent, OutputEvent
 
 PIXEL = "iVBORw0KGgoAAAANSUhEUgAAAAEAAAABCAYAAAAfFcSJAAAADUlEQVR42mNk+M9QDwADhgGAWjR9awAAAABJRU5ErkJggg=="
 
@@ -237,9 +238,9 @@ def test_a_saved_run_is_json_html_and_text_without_a_widget():
         end(0),
         end(1, "error", traceback=["-----", "ValueError: no"]),
     )
-    bundle = saved.bundle(model, "v")
-    assert set(bundle) == {saved.MIME, "text/html", "text/plain"}
-    run = json.loads(json.dumps(bundle[saved.MIME]))
+    bundle = saved_output.bundle(model, "v")
+    assert set(bundle) == {saved_output.MIME, "text/html", "text/plain"}
+    run = json.loads(json.dumps(bundle[saved_output.MIME]))
     assert (run["state"], run["finished"], run["elapsed"]) == ("failed", True, 1.5)
     assert (run["pool"], run["run"]) == ("demo", "r1")
     assert [rank["state"] for rank in run["ranks"]] == ["done", "failed"]
@@ -252,10 +253,10 @@ def test_a_saved_run_is_json_html_and_text_without_a_widget():
 
 def test_a_saved_run_takes_a_megabyte_of_text_at_most():
     events = [stream(rank, "".join(f"{rank} {'x' * 100} {line}\n" for line in range(5000))) for rank in range(8)]
-    bundle = saved.bundle(finished(*events, ranks=8), "v")
-    size = len(json.dumps(bundle[saved.MIME])) + len(bundle["text/html"]) + len(bundle["text/plain"])
+    bundle = saved_output.bundle(finished(*events, ranks=8), "v")
+    size = len(json.dumps(bundle[saved_output.MIME])) + len(bundle["text/html"]) + len(bundle["text/plain"])
     assert size < 1_100_000
-    for rank in bundle[saved.MIME]["ranks"]:
+    for rank in bundle[saved_output.MIME]["ranks"]:
         assert rank["parts"][-1]["text"].endswith(f"{'x' * 100} 4999\n")
         assert rank["dropped"] + rank["parts"][-1]["text"].count("\n") == 5000
 
@@ -263,11 +264,11 @@ def test_a_saved_run_takes_a_megabyte_of_text_at_most():
 def test_a_saved_run_takes_more_text_where_that_is_asked_for():
     model = finished(stream(0, "".join(f"{line} {'x' * 100}\n" for line in range(9000))), ranks=1)
     model.most_text = 5_000_000
-    bundle = saved.bundle(model, "v")
-    for text in (bundle["text/plain"], bundle["text/html"], bundle[saved.MIME]["ranks"][0]["parts"][0]["text"]):
+    bundle = saved_output.bundle(model, "v")
+    for text in (bundle["text/plain"], bundle["text/html"], bundle[saved_output.MIME]["ranks"][0]["parts"][0]["text"]):
         assert text.count("x" * 100) == 9000
     model.most_text = 10_000
-    bundle = saved.bundle(model, "v")
+    bundle = saved_output.bundle(model, "v")
     assert 1000 < len(bundle["text/plain"]) < 10_000
     assert bundle["text/plain"].endswith(f"8999 {'x' * 100}")
 
@@ -282,15 +283,15 @@ def test_a_notebook_keeps_each_picture_once():
         OutputEvent("r", 0, {"kind": "display", **table}),
         OutputEvent("r", 0, {"kind": "result", **shown}),
     )
-    bundle = saved.bundle(model, "v")
-    kept = json.dumps(bundle[saved.MIME])
+    bundle = saved_output.bundle(model, "v")
+    kept = json.dumps(bundle[saved_output.MIME])
     assert plot not in kept
     assert kept.count(other) == 1
-    numbers = [item["data"]["image/png"] for item in bundle[saved.MIME]["items"]]
+    numbers = [item["data"]["image/png"] for item in bundle[saved_output.MIME]["items"]]
     assert numbers == [{"html": 0}, other]
     assert re.findall('base64,([^"]*)', bundle["text/html"])[0] == plot
     # A page that has no HTML gets them.
-    assert saved.last(model, "v")["items"][0] == shown
+    assert saved_output.last(model, "v")["items"][0] == shown
 
 
 class Kernel:
@@ -312,13 +313,13 @@ class Kernel:
 
 def test_a_page_opens_a_view_by_the_control_channel_and_finds_what_is_kept_after_its_end(monkeypatch):
     drawn = []
-    monkeypatch.setattr("sky_jupyter.display.notebook.Slot.show", lambda self, bundle: drawn.append(bundle))
+    monkeypatch.setattr("sky_jupyter.display.notebook.start_view.Slot.show", lambda self, bundle: drawn.append(bundle))
     kernel = Kernel()
     view = LiveRunView(kernel, "sky", [0], "demo")
     assert channel.REQUEST in kernel.control_handlers
     view.on_event(stream(0, "a\n"))
     wait_until(lambda: view.refresh() or drawn)
-    assert drawn[0][saved.MIME]["view"] == view.id
+    assert drawn[0][saved_output.MIME]["view"] == view.id
     assert "a" in drawn[0]["text/html"]
     assert {"view": view.id, "cell": "c1", "live": True} in channel.views.answer({"action": "views"})["views"]
     opened = channel.views.answer({"action": "open", "view": view.id})
@@ -333,7 +334,7 @@ def test_a_page_opens_a_view_by_the_control_channel_and_finds_what_is_kept_after
     assert len(drawn) == count
     view.on_event(end(0))
     view.finish(1.0)
-    assert drawn[-1][saved.MIME]["finished"] is True
+    assert drawn[-1][saved_output.MIME]["finished"] is True
     assert channel.views.answer({"action": "open", "view": view.id})["bundle"] == drawn[-1]
     assert channel.views.answer({"action": "open", "view": "unknown"})["status"] == "error"
     # The cell runs anew: what it showed before does not come back.

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sky_jupyter.display.folding import common_end, common_start, fold, rank_numbers
+from sky_jupyter.display.model.folding import common_end, common_start, fold, rank_numbers
 from sky_jupyter.errors import rank_label
 
 

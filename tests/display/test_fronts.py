@@ -8,7 +8,7 @@ from types import ModuleType, SimpleNamespace
 import IPython
 import pytest
 
-from sky_jupyter.display import fronts
+from sky_jupyter.display.base import frontends
 
 
 @pytest.fixture
@@ -31,35 +31,35 @@ def colab(monkeypatch) -> list[str]:
 
 
 def test_a_kernel_that_nothing_else_is_known_of_is_jupyters(kernel):
-    assert fronts.front_end() == "jupyter"
+    assert frontends.front_end() == "jupyter"
     bundle = {"application/vnd.sky.run.v1+json": {}, "text/html": "", "text/plain": ""}
-    assert fronts.drawable(bundle) == bundle
-    assert fronts.takes_buffers()
+    assert frontends.drawable(bundle) == bundle
+    assert frontends.takes_buffers()
 
 
 def test_vs_code_is_known_by_its_name_in_the_namespace_or_by_its_own_kernel(kernel, monkeypatch):
     kernel.user_ns["__vsc_ipynb_file__"] = "/tmp/a.ipynb"
-    assert fronts.front_end() == "vscode"
+    assert frontends.front_end() == "vscode"
     kernel.user_ns.clear()
     monkeypatch.setenv("VSCODE_PID", "1")
-    assert fronts.front_end() == "vscode"
+    assert frontends.front_end() == "vscode"
     # JupyterLab, whose server was started in a terminal of VS Code.
     monkeypatch.setenv("JPY_SESSION_NAME", "/tmp/a.ipynb")
-    assert fronts.front_end() == "jupyter"
+    assert frontends.front_end() == "jupyter"
 
 
 def test_vs_code_and_colab_get_what_every_front_end_draws(kernel, monkeypatch):
     asked = colab(monkeypatch)
-    assert fronts.front_end() == "colab"
+    assert frontends.front_end() == "colab"
     bundle = {"application/vnd.sky.run.v1+json": {}, "application/vnd.jupyter.widget-view+json": {}, "text/html": ""}
-    assert set(fronts.drawable(bundle)) == {"application/vnd.jupyter.widget-view+json", "text/html"}
-    assert not fronts.takes_buffers()
-    fronts.allow_widgets()
+    assert set(frontends.drawable(bundle)) == {"application/vnd.jupyter.widget-view+json", "text/html"}
+    assert not frontends.takes_buffers()
+    frontends.allow_widgets()
     assert asked == ["widgets"]
 
 
 def test_a_script_is_no_notebook_whatever_it_has_imported(monkeypatch):
     monkeypatch.setitem(sys.modules, "marimo", SimpleNamespace(running_in_notebook=lambda: False))
     monkeypatch.setattr(IPython, "get_ipython", lambda: None)
-    assert fronts.front_end() == "none"
-    assert not fronts.in_notebook()
+    assert frontends.front_end() == "none"
+    assert not frontends.in_notebook()

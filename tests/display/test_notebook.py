@@ -6,20 +6,20 @@ from typing import Any
 
 import pytest
 
-from sky_jupyter.display import notebook, panel
-from sky_jupyter.pool.events import PhaseEvent, TroubleEvent
+from sky_jupyter.display.notebook import pool_panel, start_view
+from sky_jupyter.pool.base.events import PhaseEvent, TroubleEvent
 
 
 @pytest.fixture
 def shown(monkeypatch: pytest.MonkeyPatch) -> list[dict[str, Any]]:
     """What the view shows, one after another."""
     bundles: list[dict[str, Any]] = []
-    monkeypatch.setattr(notebook.Slot, "show", lambda _, bundle: bundles.append(bundle))
+    monkeypatch.setattr(start_view.Slot, "show", lambda _, bundle: bundles.append(bundle))
     return bundles
 
 
 def test_a_start_that_lasts_has_a_panel_as_long_as_it_goes_on(shown: list[dict[str, Any]]) -> None:
-    view = notebook.NotebookStartView("pool train", "train")
+    view = start_view.NotebookStartView("pool train", "train")
     view.on_event(PhaseEvent("environment", "building", 1.0))
     view._next = 0.0
     view.refresh()
@@ -27,7 +27,7 @@ def test_a_start_that_lasts_has_a_panel_as_long_as_it_goes_on(shown: list[dict[s
     view.began -= 60
     view._next = 0.0
     view.refresh()
-    start = shown[-1][panel.MIME]["start"]
+    start = shown[-1][pool_panel.MIME]["start"]
     assert start["pool"] == "train"
     assert start["text"].startswith("pool train · building · 1 min")
     view.finish("2 local nodes ready")
@@ -35,7 +35,7 @@ def test_a_start_that_lasts_has_a_panel_as_long_as_it_goes_on(shown: list[dict[s
 
 
 def test_a_transfer_has_no_panel_however_long_it_lasts(shown: list[dict[str, Any]]) -> None:
-    view = notebook.NotebookStartView("put data")
+    view = start_view.NotebookStartView("put data")
     view.began -= 60
     view.on_event(PhaseEvent("put", "sending", 1.0))
     view._next = 0.0
@@ -44,7 +44,7 @@ def test_a_transfer_has_no_panel_however_long_it_lasts(shown: list[dict[str, Any
 
 
 def test_what_is_the_matter_stands_below_the_line_until_it_is_over(shown: list[dict[str, Any]]) -> None:
-    view = notebook.NotebookStartView("pool train", "train")
+    view = start_view.NotebookStartView("pool train", "train")
 
     def last() -> dict[str, Any]:
         view._next = 0.0
@@ -59,7 +59,7 @@ def test_what_is_the_matter_stands_below_the_line_until_it_is_over(shown: list[d
     assert page["text/plain"].startswith("pool train · starting kernels · 1 min")
     assert page["text/plain"].splitlines()[1:] == ["the forkserver <stands> still"]
     assert "the forkserver &lt;stands&gt; still" in page["text/html"]
-    assert page[panel.MIME]["start"]["text"] == page["text/plain"]
+    assert page[pool_panel.MIME]["start"]["text"] == page["text/plain"]
     view.finish("interrupted", ok=False)
     assert "the forkserver <stands> still" in shown[-1]["text/plain"]
     view.on_event(TroubleEvent("it goes on again", about="keeper 7", over=True))

@@ -8,7 +8,7 @@ import re
 from html.parser import HTMLParser
 from typing import Any
 
-from sky_jupyter.display.panel import MIME, picture, spark, to_html, to_json, to_text
+from sky_jupyter.display.notebook.pool_panel import MIME, picture, spark, to_html, to_json, to_text
 
 GB = 1_000_000_000
 

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from sky_jupyter.display.model import StartModel
-from sky_jupyter.pool.events import PhaseEvent, TroubleEvent
+from sky_jupyter.display.model.run_model import StartModel
+from sky_jupyter.pool.base.events import PhaseEvent, TroubleEvent
 
 
 def test_a_phase_is_told_with_how_long_it_usually_takes_where_that_is_worth_it() -> None:

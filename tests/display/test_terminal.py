@@ -7,15 +7,16 @@ import sys
 
 import pytest
 
-from sky_jupyter import display
-from sky_jupyter.display import LateView, terminal
-from sky_jupyter.display.terminal import TerminalRunView, TerminalStartView
-from sky_jupyter.pool.events import NoticeEvent, OutputEvent, PhaseEvent, ProgressEvent, TroubleEvent
+from sky_jupyter.display import views as display
+from sky_jupyter.display.terminal import line_view
+from sky_jupyter.display.terminal.line_view import TerminalRunView, TerminalStartView
+from sky_jupyter.display.views import LateView
+from sky_jupyter.pool.base.events import NoticeEvent, OutputEvent, PhaseEvent, ProgressEvent, TroubleEvent
 
 
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch):
-    monkeypatch.setattr(terminal, "_PATIENCE", 0.0)
+    monkeypatch.setattr(line_view, "_PATIENCE", 0.0)
 
 
 def say(view, rank, text, name="stdout"):
@@ -100,7 +101,7 @@ def test_a_start_is_told_step_by_step(capsys):
 
 
 def test_a_transfer_is_told_by_tenths_and_each_part_of_it_by_itself(capsys, monkeypatch):
-    monkeypatch.setattr(terminal, "_STEP", 0.0)
+    monkeypatch.setattr(line_view, "_STEP", 0.0)
     view = TerminalStartView("put data")
     for what in ("data to node 0", "data from node to node"):
         for there in range(101):
@@ -127,7 +128,7 @@ def test_a_quick_transfer_is_told_by_few_lines(capsys):
 @pytest.mark.parametrize("late", [0.0, 3600.0])
 def test_values_that_are_soon_there_are_not_spoken_of(capsys, monkeypatch, late):
     monkeypatch.setattr(display, "_LATE", late)
-    monkeypatch.setattr(terminal, "_STEP", 0.0)
+    monkeypatch.setattr(line_view, "_STEP", 0.0)
     with LateView("values") as view:
         view.refresh()
         view.on_event(ProgressEvent("values", "values to node 0: 1 of 2 MB", 1, 2))
@@ -144,7 +145,7 @@ def test_values_that_are_soon_there_are_not_spoken_of(capsys, monkeypatch, late)
 def test_a_bar_is_shown_from_50_mb_on(capsys, monkeypatch):
     monkeypatch.setattr(display, "_LATE", 3600.0)
     monkeypatch.setattr(display, "_LATE_LARGE", 0.0)
-    monkeypatch.setattr(terminal, "_STEP", 0.0)
+    monkeypatch.setattr(line_view, "_STEP", 0.0)
     with LateView("values") as view:
         view.on_event(ProgressEvent("values", "values to node 0: 1 of 49 MB", 10**6, 49 * 10**6))
         view.refresh()

@@ -8,8 +8,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sky_jupyter.display import ansi
-from sky_jupyter.display.transcript import RankOutput, Rich, Text, Transcript
+from sky_jupyter.display.model import ansi
+from sky_jupyter.display.model.transcript import RankOutput, Rich, Text, Transcript
 
 
 def lines(*chunks: str, **options: int) -> list[str]:

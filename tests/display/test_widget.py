@@ -8,12 +8,14 @@ import json
 
 import pytest
 
-from sky_jupyter.display import fronts, saved, widget
-from sky_jupyter.pool.events import OutputEvent
+from sky_jupyter.display.base import frontends
+from sky_jupyter.display.model import saved_output
+from sky_jupyter.display.notebook import anywidget_view
+from sky_jupyter.pool.base.events import OutputEvent
 
 pytestmark = [
     pytest.mark.skipif(importlib.util.find_spec("anywidget") is None, reason="needs the Python package anywidget"),
-    pytest.mark.skipif(not widget._module().is_file(), reason="needs the front end: `python3 dev.py front`"),
+    pytest.mark.skipif(not anywidget_view._module().is_file(), reason="needs the front end: `python3 dev.py front`"),
 ]
 VIEW = "application/vnd.jupyter.widget-view+json"
 
@@ -37,9 +39,9 @@ def printed(text, seq):
 
 def test_a_widget_shows_the_run_and_gives_way_to_the_bundle(monkeypatch):
     drawn = []
-    monkeypatch.setattr("sky_jupyter.display.notebook.Slot.show", lambda self, bundle: drawn.append(bundle))
+    monkeypatch.setattr("sky_jupyter.display.notebook.start_view.Slot.show", lambda self, bundle: drawn.append(bundle))
     kernel = Kernel()
-    view = widget.WidgetRunView(kernel, "sky", [0], "demo")
+    view = anywidget_view.WidgetRunView(kernel, "sky", [0], "demo")
     view.on_event(printed("a\n", 0))
     view._next = 0.0
     view.refresh()
@@ -53,15 +55,15 @@ def test_a_widget_shows_the_run_and_gives_way_to_the_bundle(monkeypatch):
     told = [(comm, content["number"]) for comm, content, _ in kernel.sent]
     assert told == [(model_id, number + 1 + index) for index in range(len(told))]
     assert b"".join(buffers[0] for _, _, buffers in kernel.sent if buffers) == b"b\n"
-    assert set(drawn[-1]) == {saved.MIME, "text/html", "text/plain"}
+    assert set(drawn[-1]) == {saved_output.MIME, "text/html", "text/plain"}
     assert view._widget is None
 
 
 def test_where_buffers_may_get_lost_messages_are_json_alone(monkeypatch):
-    monkeypatch.setattr("sky_jupyter.display.notebook.Slot.show", lambda self, bundle: None)
-    monkeypatch.setattr(fronts, "front_end", lambda: "colab")
+    monkeypatch.setattr("sky_jupyter.display.notebook.start_view.Slot.show", lambda self, bundle: None)
+    monkeypatch.setattr(frontends, "front_end", lambda: "colab")
     kernel = Kernel()
-    view = widget.WidgetRunView(kernel, "sky", [0], "demo")
+    view = anywidget_view.WidgetRunView(kernel, "sky", [0], "demo")
     view._next = 0.0
     view.refresh()
     view.on_event(printed("größer ✓\n", 0))
@@ -75,8 +77,8 @@ def test_where_buffers_may_get_lost_messages_are_json_alone(monkeypatch):
 
 def test_a_run_that_is_over_at_once_makes_no_widget(monkeypatch):
     drawn = []
-    monkeypatch.setattr("sky_jupyter.display.notebook.Slot.show", lambda self, bundle: drawn.append(bundle))
-    view = widget.WidgetRunView(Kernel(), "sky", [0])
+    monkeypatch.setattr("sky_jupyter.display.notebook.start_view.Slot.show", lambda self, bundle: drawn.append(bundle))
+    view = anywidget_view.WidgetRunView(Kernel(), "sky", [0])
     view.refresh()
     view.finish(0.1)
-    assert [set(bundle) for bundle in drawn] == [{saved.MIME, "text/html", "text/plain"}]
+    assert [set(bundle) for bundle in drawn] == [{saved_output.MIME, "text/html", "text/plain"}]

@@ -9,7 +9,7 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.plugins import Plugin
-from sky_jupyter.pool.results import CellError
+from sky_jupyter.pool.runs.result import CellError
 from tests.pool.pools import local_pool, run
 from tests.took import Took
 

@@ -12,11 +12,11 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sky_jupyter.machines import identity
 from sky_jupyter.machines.local import LocalProcess
-from sky_jupyter.pool.events import OutputEvent
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.registry import Registry, sweep
+from sky_jupyter.pool.base.events import OutputEvent
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.registry.registry import Registry, sweep
+from sky_jupyter.util import process_identity
 from tests.conftest import pool_folders
 from tests.faults.clocks import Clock
 from tests.magics.notebook import Notebook, notebook
@@ -56,7 +56,7 @@ def numbers(text: str) -> list[int]:
 
 def swept(*, environment: dict[str, str]) -> list[str]:
     """What another process takes for gone."""
-    script = "from sky_jupyter.pool.registry import Registry, sweep; print(*sweep(Registry()))"
+    script = "from sky_jupyter.pool.registry.registry import Registry, sweep; print(*sweep(Registry()))"
     done = subprocess.run(
         [sys.executable, "-c", script], env={**os.environ, **environment}, capture_output=True, text=True, check=True
     )
@@ -64,7 +64,7 @@ def swept(*, environment: dict[str, str]) -> list[str]:
 
 
 def host_lives(pool: Pool) -> bool:
-    return identity.lives(*pool.hosts[0].command.identity)
+    return process_identity.lives(*pool.hosts[0].command.identity)
 
 
 @pytest.mark.slow
@@ -200,7 +200,7 @@ def test_processes_keep_their_identity_when_the_machines_clock_is_set(
     (tmp_path / "stat").write_text("".join(moved))
     script = (
         "import psutil, sys\nfrom sky_jupyter.machines.local import LocalProcess\n"
-        "from sky_jupyter.pool.registry import Registry, sweep\n"
+        "from sky_jupyter.pool.registry.registry import Registry, sweep\n"
         "pid, started, born = int(sys.argv[1]), float(sys.argv[2]), float(sys.argv[3])\n"
         "assert psutil.Process(pid).create_time() - born > 80_000\n"
         "assert LocalProcess(pid, started).alive\n"

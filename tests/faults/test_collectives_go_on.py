@@ -12,10 +12,10 @@ import psutil
 import pytest
 
 import sky_jupyter as sky
-from sky_jupyter.pool.events import OutputEvent
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.results import CellError, CellResult
-from sky_jupyter.spec import PoolSpec
+from sky_jupyter.pool.base.events import OutputEvent
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.runs.result import CellError, CellResult
+from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.faults.clocks import Clock
 from tests.pool.pools import begin, run
 from tests.pool.relay import Far, Relay, relay

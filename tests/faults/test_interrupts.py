@@ -15,10 +15,10 @@ import psutil
 import pytest
 
 import sky_jupyter as sky
-from sky_jupyter.pool.events import NoticeEvent
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.results import CellError, RankInterrupted
-from sky_jupyter.pool.runs import Run
+from sky_jupyter.pool.base.events import NoticeEvent
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.runs.result import CellError, RankInterrupted
+from sky_jupyter.pool.runs.run import Run
 from tests.pool.pools import begin, local_pool, run
 from tests.pool.test_faults import eventually, kernel_of
 from tests.took import Took
@@ -247,7 +247,7 @@ def test_an_interrupt_reaches_a_collective_that_never_completes(framework: str, 
 
 # As on a busy machine: what frees a rank comes after what is said of one that heeds nothing.
 SLOW = """
-from sky_jupyter.plugins import machine
+from sky_jupyter.plugins.core import rank_network as machine
 broken = machine.break_connections
 def break_connections(*args, **options):
     time.sleep(4)

@@ -11,9 +11,9 @@ from collections.abc import Iterator
 import pytest
 
 import sky_jupyter as sky
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.results import CellError
-from sky_jupyter.pool.runs import Run
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.runs.result import CellError
+from sky_jupyter.pool.runs.run import Run
 from tests.plugins.world import needs
 from tests.pool.pools import begin, local_pool, run
 from tests.pool.test_faults import eventually
@@ -141,7 +141,7 @@ def test_the_first_step_and_an_evaluation_that_are_broken_off_cost_no_weights(po
     run(pool, SETUP + "train(model, 1, callbacks=[Noting()]); before = weights(model)")
     for call in ("train(model, 1)", "model.evaluate(x, y, batch_size=8, verbose=0)"):
         # Rank 1 meets the others where the arguments are compared, and then not again.
-        code = "from sky_jupyter.plugins import keras_model\nchecked = keras_model.check_steps\n"
+        code = "from sky_jupyter.plugins.keras import model_hooks as keras_model\nchecked = keras_model.check_steps\n"
         code += "def leave(*a):\n    checked(*a)\n    raise ValueError('left')\n"
         code += "if rank == 1: keras_model.check_steps = leave\n"
         code += f"try:\n    {call}\nfinally:\n    keras_model.check_steps = checked"

@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.registry import Registry
-from sky_jupyter.pool.runs import Run
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.registry.registry import Registry
+from sky_jupyter.pool.runs.run import Run
 from tests.conftest import marked_processes, pool_folders
 from tests.faults.test_collectives_go_on import Steps, assert_all_is_there, need
 from tests.pool.pools import run
@@ -26,9 +26,9 @@ pytestmark = pytest.mark.slow
 OWNER = """
 import sys, time
 import sky_jupyter as sky
-from sky_jupyter.pool.manager import Pool
+from sky_jupyter.pool.pool import Pool
 from sky_jupyter.providers import Local
-from sky_jupyter.spec import PoolSpec
+from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.faults.test_collectives_go_on import PLUGINS, SETUP, Steps
 from tests.pool.pools import begin, run
 kind, nodes, name, path = sys.argv[1], int(sys.argv[2]), sys.argv[3], sys.argv[4]

@@ -20,9 +20,9 @@ from distributed.core import rpc
 from distributed.security import Security
 
 import sky_jupyter as sky
-from sky_jupyter.node import scheduler
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.results import CellError
+from sky_jupyter.node.dask import scheduler
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.runs.result import CellError
 from tests.attacks.neighbours import family, listening
 from tests.pool.pools import begin, local_pool, run
 from tests.pool.test_faults import scheduler_of

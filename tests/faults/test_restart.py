@@ -10,7 +10,7 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.plugins import Plugin
-from sky_jupyter.pool.results import CellError
+from sky_jupyter.pool.runs.result import CellError
 from tests.plugins.world import needs
 from tests.pool.pools import begin, local_pool, run
 from tests.pool.test_faults import eventually, kernel_of

@@ -18,10 +18,10 @@ from typing import Any
 import psutil
 
 import sky_jupyter as sky
-from sky_jupyter.pool.events import NoticeEvent
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.results import CellError, CellResult
-from sky_jupyter.pool.runs import Run
+from sky_jupyter.pool.base.events import NoticeEvent
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.runs.result import CellError, CellResult
+from sky_jupyter.pool.runs.run import Run
 from tests.gpu.table import smi
 from tests.pool.pools import begin, local_pool, run
 

@@ -11,10 +11,10 @@ from typing import Any
 import psutil
 
 import sky_jupyter as sky
-from sky_jupyter.accelerators import CATALOGUE, recognised
 from sky_jupyter.errors import ProvisionError
-from sky_jupyter.node import accelerators
-from sky_jupyter.pool import survey
+from sky_jupyter.node.system import gpus as accelerators
+from sky_jupyter.pool.lifecycle import status
+from sky_jupyter.spec.accelerators import CATALOGUE, recognised
 from tests.gpu.checks import MIB, SLACK, Bench, LeftOut, check, expect, kernel_of, mib, until
 from tests.gpu.table import gpus, smi
 from tests.pool.pools import Image, local_pool, run
@@ -84,8 +84,8 @@ def asked_for(bench: Bench) -> str:
 
 @check("--accelerator with --plugins jax,torch: the notebook's own packages serve", needs="jax torch", limit=90)
 def own_packages(bench: Bench) -> str:
-    from sky_jupyter.bootstrap import environment
-    from sky_jupyter.spec import PoolSpec
+    from sky_jupyter.bootstrap import local_environment
+    from sky_jupyter.spec.pool_spec import PoolSpec
 
     found = accelerators.present()
     name = recognised(found.kinds[0])[0] if len(found) else None
@@ -94,7 +94,7 @@ def own_packages(bench: Bench) -> str:
     wanted = sky.Accelerator.parse(f"{name}:{len(found)}")
     plugins = (sky.plugins.jax(), sky.plugins.torch())
     image = PoolSpec(provider=sky.Local(), plugins=plugins, accelerator=wanted).full_image
-    expect(environment.is_own(image), f"an environment would be built for {', '.join(image.pip)}")
+    expect(local_environment.is_own(image), f"an environment would be built for {', '.join(image.pip)}")
     with local_pool(1, plugins=plugins, accelerator=wanted) as pool:
         code = "import jax, torch; torch.ones(2).to('cuda').sum().item(), jax.devices()[0].platform"
         (answer,) = run(pool, code).values
@@ -179,12 +179,12 @@ def metrics(bench: Bench) -> str:
     samples: list[Any] = []
 
     def looked() -> int:
-        node = survey.of(pool, 0)["nodes"][0]
+        node = status.of(pool, 0)["nodes"][0]
         samples[:] = [sample[1:] for sample in node["samples"]]
         return len(samples)
 
     until(lambda: looked() >= 4 and current.since_began > 5, "samples")
-    node = survey.of(pool)["nodes"][0]
+    node = status.of(pool)["nodes"][0]
     told = smi("memory.used,memory.total,utilization.gpu") if bench.has_gpu else []
     pool.attend(current)
     if not told:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import signal
 import time
 
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.results import CellError, RankInterrupted
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.runs.result import CellError, RankInterrupted
 from tests.gpu.checks import GIB, SLACK, Bench, LeftOut, Notices, check, expect, failing, kernel_of, mib, until
 from tests.gpu.table import gpus
 

@@ -17,8 +17,8 @@ import pytest
 
 from sky_jupyter.errors import LinkLost
 from sky_jupyter.machines.link.client import Link
-from sky_jupyter.machines.link.forms import Event
-from sky_jupyter.machines.ssh.targets import Target, resolve
+from sky_jupyter.machines.link.encoding import Event
+from sky_jupyter.machines.ssh.target import Target, resolve
 from tests.hosts.world import Host, World, hosts, skip_without_hosts
 
 pytestmark = [pytest.mark.root]
@@ -141,7 +141,7 @@ def test_nothing_is_left_on_the_host_and_here(world: World, tmp_path: Path, how:
     code = (
         "import sys, pathlib\n"
         "from sky_jupyter.machines.link.client import Link\n"
-        "from sky_jupyter.machines.ssh.targets import resolve\n"
+        "from sky_jupyter.machines.ssh.target import resolve\n"
         "link = Link.start(pathlib.Path(sys.argv[1]))\n"
         "machine = link.connect(resolve(sys.argv[2], files=[pathlib.Path(sys.argv[3])]))\n"
         "machine.put(b'x', pathlib.PurePath('/tmp/x'))\n"

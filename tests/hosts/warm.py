@@ -21,8 +21,8 @@ from pathlib import Path
 
 import sky_jupyter as sky
 from sky_jupyter import bootstrap
-from sky_jupyter.bootstrap import environment, remote
-from sky_jupyter.spec import PoolSpec
+from sky_jupyter.bootstrap import local_environment, remote_environment
+from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.hosts import images
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -46,7 +46,7 @@ def _recipe() -> str:
     """A short hash of what makes it: a change to that makes it anew."""
     sources = sorted(Path(bootstrap.__path__[0]).glob("*.py"))
     facts = [*(path.read_text() for path in sources), Path(__file__).read_text()]
-    facts += [sys.version, *environment._pins(), *remote._NEEDS]
+    facts += [sys.version, *local_environment._pins(), *remote_environment._NEEDS]
     return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:8]
 
 
@@ -68,7 +68,9 @@ def main(place: Path) -> None:
         os.environ.pop("SSH_AUTH_SOCK", None)
         provider = sky.SSH([world[0].name], offline=True)
         machines = provider.connect_all(provider.hosts)
-        crew = remote.Crew(machines, PoolSpec(provider=provider, nodes=1), offline=True, stop=threading.Event())
+        crew = remote_environment.Crew(
+            machines, PoolSpec(provider=provider, nodes=1), offline=True, stop=threading.Event()
+        )
         for name, _, work in crew.phases:
             # The package's own code is sent by every pool that finds another there.
             if name != "files":

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from sky_jupyter.machines.ssh import targets
+from sky_jupyter.machines.ssh import target
 
 from .sshd import MISSING, Server, serve
 
@@ -36,10 +36,10 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
 
 
 @pytest.fixture
-def target_of(tmp_path: Path) -> Callable[..., targets.Target]:
+def target_of(tmp_path: Path) -> Callable[..., target.Target]:
     """Makes the target for a server: its key known, and nothing of this machine's user or agent used."""
 
-    def make(server: Server, **changes: Any) -> targets.Target:
+    def make(server: Server, **changes: Any) -> target.Target:
         known = tmp_path / "known_hosts"
         if "known_hosts" not in changes:
             port = changes.get("port", server.port)
@@ -50,7 +50,7 @@ def target_of(tmp_path: Path) -> Callable[..., targets.Target]:
             "agent": None,
             "keys": (str(server.key),),
         }
-        plain = targets.resolve(f"127.0.0.1:{changes.get('port', server.port)}", files=[])
+        plain = target.resolve(f"127.0.0.1:{changes.get('port', server.port)}", files=[])
         return replace(plain, **{**usual, **changes})
 
     return make

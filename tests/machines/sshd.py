@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-from sky_jupyter.node import processes
+from sky_jupyter.node.system import processes
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:" + os.environ.get("PATH", ""))
 MISSING = "" if SSHD and shutil.which("ssh-keygen") else "needs OpenSSH's server and client (openssh-server)"

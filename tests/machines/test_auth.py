@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from sky_jupyter.errors import LoginRefused
-from sky_jupyter.machines.ssh.targets import Target
+from sky_jupyter.machines.ssh.target import Target
 
 from .conftest import need_ssh
 from .sshd import Server, keygen, serve
@@ -103,7 +103,7 @@ def test_a_passphrase_is_asked_for_once_for_all_hosts(
     server: Server, target_of: TargetOf, tmp_path: Path, more: list[str]
 ) -> None:
     from sky_jupyter.machines.ssh.session import Access, connect
-    from sky_jupyter.machines.ssh.values import Prompts
+    from sky_jupyter.machines.ssh.types import Prompts
 
     key = keygen(tmp_path / "locked", "rsa", "open sesame", "-b", "2048", *more)
     let_in(server, tmp_path / "locked.pub")
@@ -128,7 +128,7 @@ def test_who_takes_longer_to_answer_than_the_host_waits_is_let_in_all_the_same(
     target_of: TargetOf, tmp_path: Path
 ) -> None:
     from sky_jupyter.machines.ssh.session import Access, connect
-    from sky_jupyter.machines.ssh.values import Prompts
+    from sky_jupyter.machines.ssh.types import Prompts
 
     asked: list[str] = []
     with serve(tmp_path / "sshd", "LoginGraceTime 2") as impatient:
@@ -157,7 +157,7 @@ def test_a_key_that_stays_closed_is_named_and_not_asked_for_again(
     server: Server, target_of: TargetOf, tmp_path: Path
 ) -> None:
     from sky_jupyter.machines.ssh.session import Access, connect
-    from sky_jupyter.machines.ssh.values import Prompts
+    from sky_jupyter.machines.ssh.types import Prompts
 
     key = keygen(tmp_path / "locked", "ed25519", "secret")
     target = target_of(server, keys=(str(key),))

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from sky_jupyter.machines.ssh.targets import Target
+from sky_jupyter.machines.ssh.target import Target
 
 from .conftest import need_ssh
 from .sshd import Server, serve

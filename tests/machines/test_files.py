@@ -16,7 +16,7 @@ from typing import Any
 import pytest
 
 from sky_jupyter.errors import LinkLost, MachineError
-from sky_jupyter.machines.ssh.targets import Target
+from sky_jupyter.machines.ssh.target import Target
 
 from .conftest import eventually, need_ssh
 from .link import link
@@ -44,7 +44,7 @@ def big(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def spoil_what_is_left(machine: Any, target: Path, source: Path, way: str, content: bytes) -> None:
     """Stop a transfer when some of it is there, and write something else in its stead."""
-    from sky_jupyter.machines.ssh import files
+    from sky_jupyter.machines.ssh import file_transfer
 
     class Enough(Exception):
         pass
@@ -55,7 +55,7 @@ def spoil_what_is_left(machine: Any, target: Path, source: Path, way: str, conte
 
     before = set(target.parent.iterdir())
     with pytest.raises(Enough):
-        getattr(files, f"{way}load")(machine, source, target, progress=stop)
+        getattr(file_transfer, f"{way}load")(machine, source, target, progress=stop)
     (staged,) = set(target.parent.iterdir()) - before
     eventually(lambda: list(staged.glob("*.part")))
     # Whoever wrote it there has ended with its shell.
@@ -111,14 +111,14 @@ def folder(tmp_path: Path, big: Path) -> Path:
 
 @pytest.mark.parametrize("size", [0, 1, 1 << 20, BIG])
 def test_a_file_goes_up_and_comes_down_again(machine: Any, tmp_path: Path, big: Path, size: int) -> None:
-    from sky_jupyter.machines.ssh import files
+    from sky_jupyter.machines.ssh import file_transfer
 
     source, there, back = tmp_path / "source", tmp_path / "new" / "there it's", tmp_path / "other" / "back"
     source.write_bytes(big.read_bytes()[:size])
     source.chmod(0o640)
     up, down = Told(), Told()
-    assert files.upload(machine, source, there, progress=up) == files.Moved(size)
-    assert files.download(machine, there, back, progress=down) == files.Moved(size)
+    assert file_transfer.upload(machine, source, there, progress=up) == file_transfer.Moved(size)
+    assert file_transfer.download(machine, there, back, progress=down) == file_transfer.Moved(size)
     assert up.good
     assert down.good
     assert back.read_bytes() == source.read_bytes()
@@ -127,14 +127,14 @@ def test_a_file_goes_up_and_comes_down_again(machine: Any, tmp_path: Path, big: 
 
 
 def test_a_path_may_begin_with_the_home_there(machine: Any, tmp_path: Path) -> None:
-    from sky_jupyter.machines.ssh import files
+    from sky_jupyter.machines.ssh import file_transfer
 
     name = f".sky-test-{os.getpid()}-{os.urandom(4).hex()}"
     source = tmp_path / "source"
     source.write_text("home")
-    files.upload(machine, source, f"~/{name}/file")
+    file_transfer.upload(machine, source, f"~/{name}/file")
     try:
-        files.download(machine, f"~/{name}/file", tmp_path / "back")
+        file_transfer.download(machine, f"~/{name}/file", tmp_path / "back")
         assert (tmp_path / "back").read_text() == "home"
     finally:
         machine.shell.run(f'rm -r -- "$HOME"/{name}')
@@ -144,10 +144,10 @@ def test_a_path_may_begin_with_the_home_there(machine: Any, tmp_path: Path) -> N
 def test_a_broken_transfer_goes_on_where_it_was(
     server: Server, target_of: TargetOf, tmp_path: Path, big: Path, way: str
 ) -> None:
-    from sky_jupyter.machines.ssh import files
+    from sky_jupyter.machines.ssh import file_transfer
     from sky_jupyter.machines.ssh.machine import SSHMachine
 
-    move = getattr(files, f"{way}load")
+    move = getattr(file_transfer, f"{way}load")
     target = tmp_path / "target"
     with link(server.port) as between:
         with SSHMachine.connect(target_of(server, port=between.port)) as machine:
@@ -189,19 +189,19 @@ def test_a_slow_link_costs_the_host_no_time(server: Server, target_of: TargetOf,
 
 @pytest.mark.parametrize("way", ["up", "down"])
 def test_what_is_left_of_another_file_does_not_count(machine: Any, tmp_path: Path, big: Path, way: str) -> None:
-    from sky_jupyter.machines.ssh import files
+    from sky_jupyter.machines.ssh import file_transfer
 
     for left in (os.urandom(9 << 20), os.urandom(BIG + 5), big.read_bytes()[: 9 << 20] + b"x"):
         spoil_what_is_left(machine, tmp_path / "target", big, way, left)
-        moved = getattr(files, f"{way}load")(machine, big, tmp_path / "target")
-        assert moved == files.Moved(BIG, 0)
+        moved = getattr(file_transfer, f"{way}load")(machine, big, tmp_path / "target")
+        assert moved == file_transfer.Moved(BIG, 0)
         assert (tmp_path / "target").read_bytes() == big.read_bytes()
 
 
 def test_a_writer_of_a_silent_link_is_ended_before_another_goes_on(
     server: Server, target_of: TargetOf, tmp_path: Path, big: Path
 ) -> None:
-    from sky_jupyter.machines.ssh import files
+    from sky_jupyter.machines.ssh import file_transfer
     from sky_jupyter.machines.ssh.machine import SSHMachine
 
     target = tmp_path / "target"
@@ -211,7 +211,9 @@ def test_a_writer_of_a_silent_link_is_ended_before_another_goes_on(
 
             def send() -> None:
                 try:
-                    files.upload(machine, big, target, progress=lambda done, _: done > BIG // 2 and between.freeze())
+                    file_transfer.upload(
+                        machine, big, target, progress=lambda done, _: done > BIG // 2 and between.freeze()
+                    )
                 except (MachineError, OSError) as error:
                     failed.append(error)
 
@@ -220,7 +222,7 @@ def test_a_writer_of_a_silent_link_is_ended_before_another_goes_on(
             eventually(lambda: [part for part in tmp_path.glob(".sky-*/*.part") if part.stat().st_size > 1 << 20])
             between.freeze()
             with SSHMachine.connect(target_of(server)) as other:
-                files.upload(other, big, target)
+                file_transfer.upload(other, big, target)
             between.thaw()
             thread.join(60)
     assert failed
@@ -228,16 +230,16 @@ def test_a_writer_of_a_silent_link_is_ended_before_another_goes_on(
 
 
 def test_the_files_of_a_folder_go_up(machine: Any, tmp_path: Path, folder: Path) -> None:
-    from sky_jupyter.machines.ssh import files
+    from sky_jupyter.machines.ssh import file_transfer
 
     with pytest.raises(OSError, match=r"(to a|nowhere) is neither file nor folder: it cannot be sent like this"):
-        files.upload(machine, folder, tmp_path / "refused")
+        file_transfer.upload(machine, folder, tmp_path / "refused")
     for name in ("to a", "nowhere"):
         (folder / name).unlink()
     there, told = tmp_path / "there", Told()
     contents = {str(path.relative_to(folder)): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
     size = sum(map(len, contents.values()))
-    assert files.upload(machine, folder, there, progress=told) == files.Moved(size)
+    assert file_transfer.upload(machine, folder, there, progress=told) == file_transfer.Moved(size)
     assert {str(path.relative_to(there)): path.read_bytes() for path in there.rglob("*") if path.is_file()} == contents
     assert told.good
     # Nobody else reads or writes what has come, or is to come.
@@ -246,29 +248,29 @@ def test_the_files_of_a_folder_go_up(machine: Any, tmp_path: Path, folder: Path)
 
 
 def test_a_folder_comes_down_as_it_is(machine: Any, tmp_path: Path, folder: Path) -> None:
-    from sky_jupyter.machines.ssh import files
+    from sky_jupyter.machines.ssh import file_transfer
 
     back, down = tmp_path / "back", Told()
     size = sum(path.stat().st_size for path in folder.rglob("*") if path.is_file() and not path.is_symlink())
-    assert files.download(machine, folder, back, progress=down) == files.Moved(size)
+    assert file_transfer.download(machine, folder, back, progress=down) == file_transfer.Moved(size)
     assert tree(back) == tree(folder)
     assert down.good
     assert [name for name in os.listdir(tmp_path) if "sky" in name] == []
     # What is there already does not come again; what was added there stays.
     (back / "mine").write_text("kept")
-    assert files.download(machine, folder, back) == files.Moved(0, size)
+    assert file_transfer.download(machine, folder, back) == file_transfer.Moved(0, size)
     assert (back / "mine").read_text() == "kept"
 
 
 def test_a_folder_of_a_thousand_files_takes_one_command(machine: Any, tmp_path: Path) -> None:
-    from sky_jupyter.machines.ssh import files
+    from sky_jupyter.machines.ssh import file_transfer
 
     source = tmp_path / "many"
     source.mkdir()
     for number in range(1000):
         (source / f"{number:04}").write_text(str(number))
-    files.upload(machine, source, tmp_path / "there")
-    files.download(machine, tmp_path / "there", tmp_path / "back")
+    file_transfer.upload(machine, source, tmp_path / "there")
+    file_transfer.download(machine, tmp_path / "there", tmp_path / "back")
     assert tree(tmp_path / "back") == tree(tmp_path / "there")
     assert {path.name: path.read_text() for path in (tmp_path / "back").iterdir()} == {
         path.name: path.read_text() for path in source.iterdir()
@@ -301,7 +303,7 @@ def test_a_staging_folder_that_is_something_else_is_not_written(machine: Any, tm
 
 
 def test_a_broken_folder_goes_on_where_it_was(server: Server, target_of: TargetOf, tmp_path: Path) -> None:
-    from sky_jupyter.machines.ssh import files
+    from sky_jupyter.machines.ssh import file_transfer
     from sky_jupyter.machines.ssh.machine import SSHMachine
 
     source = tmp_path / "source"
@@ -310,7 +312,7 @@ def test_a_broken_folder_goes_on_where_it_was(server: Server, target_of: TargetO
         (source / f"{number:02}").write_bytes(os.urandom(4 << 20))
     size = 80 << 20
     for way, begin, end in (("up", source, tmp_path / "there"), ("down", tmp_path / "there", tmp_path / "back")):
-        move = getattr(files, f"{way}load")
+        move = getattr(file_transfer, f"{way}load")
         with link(server.port) as between:
             with SSHMachine.connect(target_of(server, port=between.port)) as machine:
                 between.break_after = between.passed + size * 3 // 4
@@ -328,7 +330,7 @@ def test_a_broken_folder_goes_on_where_it_was(server: Server, target_of: TargetO
 @pytest.mark.parametrize("name", ["../evil", "/tmp/sky-evil-file", "link/evil", "a/../../evil"])
 def test_an_archive_from_there_writes_nothing_outside_the_folder(tmp_path: Path, name: str) -> None:
     need_ssh()
-    from sky_jupyter.machines.ssh import files
+    from sky_jupyter.machines.ssh import file_transfer
 
     buffer = io.BytesIO()
     outside, target = tmp_path / "outside", tmp_path / "target"
@@ -342,46 +344,46 @@ def test_an_archive_from_there_writes_nothing_outside_the_folder(tmp_path: Path,
         info.size = 4
         archive.addfile(info, io.BytesIO(b"evil"))
     buffer.seek(0)
-    with tarfile.open(fileobj=buffer, mode="r|") as archive, files._receiving(target, folder=True) as to:
+    with tarfile.open(fileobj=buffer, mode="r|") as archive, file_transfer._receiving(target, folder=True) as to:
         with pytest.raises(OSError, match=r"leads out of the folder|should be one"):
-            list(map(partial(files._extract, archive, to=to), archive))
+            list(map(partial(file_transfer._extract, archive, to=to), archive))
     assert os.listdir(outside) == []
     assert not (tmp_path / "evil").exists()
     assert not Path("/tmp/sky-evil-file").exists()
 
 
 def test_what_is_not_there_or_may_not_be_written_says_so(machine: Any, tmp_path: Path) -> None:
-    from sky_jupyter.machines.ssh import files
+    from sky_jupyter.machines.ssh import file_transfer
 
     with pytest.raises(MachineError, match=r"cannot be fetched.*No such file"):
-        files.download(machine, tmp_path / "nothing", tmp_path / "back")
+        file_transfer.download(machine, tmp_path / "nothing", tmp_path / "back")
     with pytest.raises(FileNotFoundError):
-        files.upload(machine, tmp_path / "nothing", tmp_path / "there")
+        file_transfer.upload(machine, tmp_path / "nothing", tmp_path / "there")
     (tmp_path / "small").write_text("x")
     with pytest.raises(MachineError, match="could not be written"):
-        files.upload(machine, tmp_path / "small", "/proc/nowhere/file")
+        file_transfer.upload(machine, tmp_path / "small", "/proc/nowhere/file")
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "odd").mkdir()
     os.rename(tmp_path / "pipe", tmp_path / "odd" / "pipe")
     with pytest.raises(OSError, match="neither file nor folder"):
-        files.upload(machine, tmp_path / "odd", tmp_path / "there")
+        file_transfer.upload(machine, tmp_path / "odd", tmp_path / "there")
     assert machine.shell.run("echo well").out == b"well\n"
 
 
 def test_a_file_that_shrinks_while_it_is_sent_is_not_taken(machine: Any, tmp_path: Path, big: Path) -> None:
-    from sky_jupyter.machines.ssh import files
+    from sky_jupyter.machines.ssh import file_transfer
 
     source = tmp_path / "source"
     source.write_bytes(big.read_bytes())
     with pytest.raises(OSError, match="became shorter"):
-        files.upload(machine, source, tmp_path / "there", progress=lambda done, _: os.truncate(source, 9 << 20))
+        file_transfer.upload(machine, source, tmp_path / "there", progress=lambda done, _: os.truncate(source, 9 << 20))
     assert not (tmp_path / "there").exists()
     assert machine.shell.run("echo well").out == b"well\n"
 
 
 def test_a_host_without_a_shell_takes_files_by_sftp(target_of: TargetOf, tmp_path: Path, big: Path) -> None:
     need_ssh()
-    from sky_jupyter.machines.ssh import files
+    from sky_jupyter.machines.ssh import file_transfer
     from sky_jupyter.machines.ssh.machine import SSHMachine
 
     with (
@@ -389,13 +391,13 @@ def test_a_host_without_a_shell_takes_files_by_sftp(target_of: TargetOf, tmp_pat
         SSHMachine.connect(target_of(server)) as machine,
     ):
         up, down = Told(), Told()
-        assert files.upload(machine, big, tmp_path / "there", progress=up).sent == BIG
-        assert files.download(machine, tmp_path / "there", tmp_path / "back", progress=down).sent == BIG
+        assert file_transfer.upload(machine, big, tmp_path / "there", progress=up).sent == BIG
+        assert file_transfer.download(machine, tmp_path / "there", tmp_path / "back", progress=down).sent == BIG
         assert (tmp_path / "back").read_bytes() == big.read_bytes()
         assert stat.S_IMODE((tmp_path / "there").stat().st_mode) == 0o750
         assert up.good
         assert down.good
         with pytest.raises(MachineError, match="could not be written"):
-            files.upload(machine, big, tmp_path / "no" / "folder")
+            file_transfer.upload(machine, big, tmp_path / "no" / "folder")
         with pytest.raises(MachineError, match="runs no /bin/sh"):
             machine.put(b"x", tmp_path / "put")

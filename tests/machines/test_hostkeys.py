@@ -14,9 +14,9 @@ from typing import Any
 import pytest
 
 from sky_jupyter.errors import HostKeyError, SpecError
-from sky_jupyter.machines.ssh import hostkeys
-from sky_jupyter.machines.ssh.hostkeys import Presented, Unknown
-from sky_jupyter.machines.ssh.targets import Target
+from sky_jupyter.machines.ssh import known_hosts
+from sky_jupyter.machines.ssh.known_hosts import Presented, Unknown
+from sky_jupyter.machines.ssh.target import Target
 
 from .sshd import Server, keygen, serve
 
@@ -67,7 +67,7 @@ def to(tmp_path: Path, text: str | bytes = "", **changes: Any) -> Target:
     ],
 )
 def test_a_known_key_passes(tmp_path: Path, keys: dict[str, Presented], names: str, port: int) -> None:
-    hostkeys.check(to(tmp_path, line(names, keys["ed25519"]), port=port), keys["ed25519"])
+    known_hosts.check(to(tmp_path, line(names, keys["ed25519"]), port=port), keys["ed25519"])
 
 
 @pytest.mark.parametrize(
@@ -75,7 +75,7 @@ def test_a_known_key_passes(tmp_path: Path, keys: dict[str, Presented], names: s
 )
 def test_a_line_for_another_host_does_not_count(tmp_path: Path, keys: dict[str, Presented], names: str) -> None:
     with pytest.raises(HostKeyError) as caught:
-        hostkeys.check(to(tmp_path, line(names, keys["ed25519"])), keys["ed25519"])
+        known_hosts.check(to(tmp_path, line(names, keys["ed25519"])), keys["ed25519"])
     assert caught.value.reason == "unknown"
 
 
@@ -84,18 +84,18 @@ def test_hashed_names_are_found_and_made(tmp_path: Path, keys: dict[str, Present
     path = target.known_hosts[0]
     subprocess.run(["ssh-keygen", "-q", "-H", "-f", path], check=True, capture_output=True)
     assert "gpu" not in Path(path).read_text()
-    hostkeys.check(target, keys["ed25519"])
+    known_hosts.check(target, keys["ed25519"])
     other = replace(target, host="new", port=2200, hash_known_hosts=True)
-    hostkeys.check(other, keys["rsa"], accept=True)
+    known_hosts.check(other, keys["rsa"], accept=True)
     assert "new" not in Path(path).read_text()
     found = subprocess.run(["ssh-keygen", "-F", "[new]:2200", "-f", path], capture_output=True, text=True)
     assert "ssh-rsa" in found.stdout
-    hostkeys.check(other, keys["rsa"])
+    known_hosts.check(other, keys["rsa"])
 
 
 def test_a_new_key_is_shown_as_ssh_keygen_shows_it(tmp_path: Path, keys: dict[str, Presented]) -> None:
     with pytest.raises(HostKeyError) as caught:
-        hostkeys.check(to(tmp_path), keys["ed25519"])
+        known_hosts.check(to(tmp_path), keys["ed25519"])
     error = caught.value
     assert (error.host, error.reason) == ("gpu", "unknown")
     assert f"ED25519 key fingerprint of gpu.example.org is {error.fingerprint}" in str(error)
@@ -107,8 +107,8 @@ def test_an_accepted_key_is_kept_once_for_its_user_only(tmp_path: Path, keys: di
     folder = tmp_path / "home" / ".ssh"
     target = to(tmp_path, known_hosts=(str(folder / "known_hosts"),))
     for _ in range(2):
-        hostkeys.check(target, keys["ecdsa"], accept=True)
-    hostkeys.check(target, keys["ecdsa"])
+        known_hosts.check(target, keys["ecdsa"], accept=True)
+    known_hosts.check(target, keys["ecdsa"])
     path = folder / "known_hosts"
     assert len(path.read_text().splitlines()) == 1
     assert stat.S_IMODE(path.stat().st_mode) == 0o600
@@ -119,19 +119,19 @@ def test_an_accepted_key_is_kept_once_for_its_user_only(tmp_path: Path, keys: di
 
 def test_a_line_without_an_end_is_not_run_into(tmp_path: Path, keys: dict[str, Presented]) -> None:
     target = to(tmp_path, line("a", keys["rsa"]).rstrip("\n"))
-    hostkeys.check(target, keys["ecdsa"], accept=True)
+    known_hosts.check(target, keys["ecdsa"], accept=True)
     assert len(Path(target.known_hosts[0]).read_text().splitlines()) == 2
-    hostkeys.check(replace(target, host="a"), keys["rsa"])
+    known_hosts.check(replace(target, host="a"), keys["rsa"])
 
 
 def test_only_the_named_fingerprint_is_accepted(tmp_path: Path, keys: dict[str, Presented]) -> None:
     target = to(tmp_path)
     with pytest.raises(HostKeyError, match="and not SHA256:"):
-        hostkeys.check(target, keys["other"], accept={"gpu": keys["ed25519"].fingerprint})
+        known_hosts.check(target, keys["other"], accept={"gpu": keys["ed25519"].fingerprint})
     with pytest.raises(HostKeyError, match="not established"):
-        hostkeys.check(target, keys["other"], accept={"gpu2": keys["other"].fingerprint})
-    hostkeys.check(target, keys["ed25519"], accept={"gpu": keys["ed25519"].fingerprint})
-    hostkeys.check(target, keys["ed25519"])
+        known_hosts.check(target, keys["other"], accept={"gpu2": keys["other"].fingerprint})
+    known_hosts.check(target, keys["ed25519"], accept={"gpu": keys["ed25519"].fingerprint})
+    known_hosts.check(target, keys["ed25519"])
 
 
 def test_a_person_may_be_asked_unless_strict_checking_is_on(tmp_path: Path, keys: dict[str, Presented]) -> None:
@@ -143,10 +143,10 @@ def test_a_person_may_be_asked_unless_strict_checking_is_on(tmp_path: Path, keys
 
     target = to(tmp_path)
     with pytest.raises(HostKeyError):
-        hostkeys.check(replace(target, strict="yes"), keys["rsa"], ask=answer)
-    hostkeys.check(target, keys["rsa"], ask=answer)
+        known_hosts.check(replace(target, strict="yes"), keys["rsa"], ask=answer)
+    known_hosts.check(target, keys["rsa"], ask=answer)
     assert asked == [Unknown("gpu.example.org", "RSA", keys["rsa"].fingerprint)]
-    hostkeys.check(replace(target, host="b", strict="accept-new"), keys["rsa"])
+    known_hosts.check(replace(target, host="b", strict="accept-new"), keys["rsa"])
 
 
 def test_a_changed_key_is_refused_whatever_is_accepted(tmp_path: Path, keys: dict[str, Presented]) -> None:
@@ -154,7 +154,7 @@ def test_a_changed_key_is_refused_whatever_is_accepted(tmp_path: Path, keys: dic
     target = to(tmp_path, text, strict="accept-new")
     for key in (keys["other"], keys["rsa"]):
         with pytest.raises(HostKeyError) as caught:
-            hostkeys.check(target, key, accept=True, ask=lambda _: True)
+            known_hosts.check(target, key, accept=True, ask=lambda _: True)
         assert caught.value.reason == "changed"
         assert "REMOTE HOST IDENTIFICATION HAS CHANGED" in str(caught.value)
         assert f"offending ED25519 key in {target.known_hosts[0]}:3" in str(caught.value)
@@ -165,14 +165,14 @@ def test_a_changed_key_is_refused_whatever_is_accepted(tmp_path: Path, keys: dic
 def test_a_revoked_key_is_refused_though_it_is_known(tmp_path: Path, keys: dict[str, Presented]) -> None:
     text = line("gpu.example.org", keys["ed25519"]) + "@revoked " + line("*", keys["ed25519"])
     with pytest.raises(HostKeyError) as caught:
-        hostkeys.check(to(tmp_path, text), keys["ed25519"], accept=True)
+        known_hosts.check(to(tmp_path, text), keys["ed25519"], accept=True)
     assert caught.value.reason == "revoked"
-    hostkeys.check(to(tmp_path, text + line("gpu.example.org", keys["rsa"])), keys["rsa"])
+    known_hosts.check(to(tmp_path, text + line("gpu.example.org", keys["rsa"])), keys["rsa"])
 
 
 def test_an_authoritys_own_key_is_no_hosts_key(tmp_path: Path, keys: dict[str, Presented]) -> None:
     with pytest.raises(HostKeyError) as caught:
-        hostkeys.check(to(tmp_path, "@cert-authority " + line("*", keys["ed25519"])), keys["ed25519"])
+        known_hosts.check(to(tmp_path, "@cert-authority " + line("*", keys["ed25519"])), keys["ed25519"])
     assert caught.value.reason == "unknown"
 
 
@@ -180,14 +180,14 @@ def test_lines_that_make_no_sense_are_passed_over(tmp_path: Path, keys: dict[str
     odd = b"gpu.example.org\n\n@what gpu.example.org ssh-rsa AAAA\n|1|x|y ssh-rsa AAAA\n|2|a|b|c k v\n\xff\xfe\n"
     odd += b"gpu.example.org ssh-rsa !!!!\ngpu.example.org ssh-rsa AAAAB3\n" + b"gpu.example.org ssh-ed25519 "
     odd += line("", keys["rsa"]).split()[1].encode() + b"\n"
-    hostkeys.check(to(tmp_path, odd + line("gpu.example.org", keys["ecdsa"]).encode()), keys["ecdsa"])
+    known_hosts.check(to(tmp_path, odd + line("gpu.example.org", keys["ecdsa"]).encode()), keys["ecdsa"])
 
 
 def test_what_is_known_is_asked_for_first(tmp_path: Path, keys: dict[str, Presented]) -> None:
-    order = hostkeys.algorithms(hostkeys.known(to(tmp_path, line("gpu.example.org", keys["rsa"]))))
+    order = known_hosts.algorithms(known_hosts.known(to(tmp_path, line("gpu.example.org", keys["rsa"]))))
     assert order[:2] == ["rsa-sha2-512", "rsa-sha2-256"]
-    assert sorted(order) == sorted(hostkeys.ALGORITHMS)
-    signed = hostkeys.algorithms(hostkeys.known(to(tmp_path, "@cert-authority " + line("*", keys["rsa"]))))
+    assert sorted(order) == sorted(known_hosts.ALGORITHMS)
+    signed = known_hosts.algorithms(known_hosts.known(to(tmp_path, "@cert-authority " + line("*", keys["rsa"]))))
     assert signed[0] == "ssh-ed25519-cert-v01@openssh.com"
 
 
@@ -195,13 +195,13 @@ def test_a_key_that_cannot_be_kept_is_not_taken(tmp_path: Path, keys: dict[str, 
     target = to(tmp_path, known_hosts=(str(tmp_path / "known" / "below" / "file"),))
     (tmp_path / "known").write_text("")
     with pytest.raises(HostKeyError, match="cannot be kept"):
-        hostkeys.check(target, keys["rsa"], accept=True)
+        known_hosts.check(target, keys["rsa"], accept=True)
 
 
 @pytest.mark.parametrize("text", ["", "MD5:aa:bb", "SHA256:", "SHA256:short", "SHA256:" + "!" * 43])
 def test_what_is_no_fingerprint_is_refused(text: str) -> None:
     with pytest.raises(SpecError, match="ssh-keygen -l shows"):
-        hostkeys.valid_fingerprint(text)
+        known_hosts.valid_fingerprint(text)
 
 
 # With a server
@@ -288,7 +288,7 @@ def test_a_host_certificate_counts_when_it_is_good(
 def test_many_processes_may_keep_keys_at_once(tmp_path: Path, keys: dict[str, Presented]) -> None:
     path = tmp_path / "known_hosts"
     code = (
-        "import sys; from sky_jupyter.machines.ssh import hostkeys, targets\n"
+        "import sys; from sky_jupyter.machines.ssh import known_hosts as hostkeys, target as targets\n"
         "key = hostkeys.Presented(sys.argv[2], bytes.fromhex(sys.argv[3]))\n"
         "for n in range(50):\n"
         "    hostkeys.keep(targets.Target('x', f'host{n}', 'me', known_hosts=(sys.argv[1],)), key)\n"

@@ -28,14 +28,14 @@ from sky_jupyter.errors import (
     SpecError,
     Unreachable,
 )
-from sky_jupyter.machines import identity
-from sky_jupyter.machines.link import place, wire
+from sky_jupyter.machines.link import framing, socket_folder
 from sky_jupyter.machines.link.client import Link
-from sky_jupyter.machines.link.forms import Event
+from sky_jupyter.machines.link.encoding import Event
 from sky_jupyter.machines.link.machine import LinkMachine
-from sky_jupyter.machines.ssh.hostkeys import Unknown
-from sky_jupyter.machines.ssh.targets import Target
-from sky_jupyter.machines.ssh.values import Prompts
+from sky_jupyter.machines.ssh.known_hosts import Unknown
+from sky_jupyter.machines.ssh.target import Target
+from sky_jupyter.machines.ssh.types import Prompts
+from sky_jupyter.util import process_identity
 
 from .conftest import eventually, need_ssh
 from .link import link as relay
@@ -143,7 +143,7 @@ def test_a_machine_over_the_link_does_what_one_does_without(machine: LinkMachine
     secret = 'it\'s a "secret"\nof $two'
     text = 'printf "%s\\n" "$A"; echo wrong >&2; pwd; sleep 0.3; printf end; exit 7'
     command = machine.exec(["sh", "-c", text], env={"A": secret}, cwd=str(tmp_path), log=tmp_path / "log")
-    assert identity.lives(*command.identity)
+    assert process_identity.lives(*command.identity)
     with pytest.raises(TimeoutError):
         command.wait(0.01)
     assert list(command.lines()) == [*secret.split("\n"), str(tmp_path), "end"]
@@ -280,7 +280,7 @@ def test_the_notebook_does_not_import_the_ssh_library(server: Server, target_of:
     code = (
         "import sys, pathlib\n"
         "from sky_jupyter.machines.link.client import Link\n"
-        "from sky_jupyter.machines.link import forms\n"
+        "from sky_jupyter.machines.link import encoding as forms\n"
         "import json\n"
         "link = Link.start(pathlib.Path(sys.argv[1]))\n"
         "machine = link.connect(forms.target(json.loads(sys.argv[2])))\n"
@@ -289,9 +289,9 @@ def test_the_notebook_does_not_import_the_ssh_library(server: Server, target_of:
     )
     import json
 
-    from sky_jupyter.machines.link import forms
+    from sky_jupyter.machines.link import encoding
 
-    facts = json.dumps(forms.from_target(target_of(server)))
+    facts = json.dumps(encoding.from_target(target_of(server)))
     done = subprocess.run([sys.executable, "-c", code, str(folder), facts], capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("b'hello\\n' False\n", "")
 
@@ -343,9 +343,9 @@ def test_questions_reach_the_notebook_and_answers_are_kept_nowhere(
             assert asked == [server.fingerprint(), (str(key), 0), (str(key), 1)]
             process = one_process(folder)
             shown = " ".join([*process.cmdline(), *process.environ().values()])
-            shown += (folder / place.LOG).read_text() + (folder / place.CONFIG).read_text()
+            shown += (folder / socket_folder.LOG).read_text() + (folder / socket_folder.CONFIG).read_text()
             assert phrase not in shown
-            assert (folder / place.KEY).read_bytes().hex() not in shown
+            assert (folder / socket_folder.KEY).read_bytes().hex() not in shown
             # Nobody is asked again, though the connection is made anew.
             events: list[Event] = []
             link.on_event(events.append)
@@ -492,8 +492,8 @@ def test_a_stream_is_a_socket_of_this_process(machine: LinkMachine, echo: Echo) 
 def test_nobody_is_let_in_without_the_key(link: Link, folder: Path) -> None:
     assert stat.S_IMODE(folder.stat().st_mode) == 0o700
     assert {stat.S_IMODE((folder / name).stat().st_mode) for name in os.listdir(folder)} == {0o600}
-    with pytest.raises(wire.Broken):
-        wire.prove(place.dial(folder), bytes(32), server=False)
+    with pytest.raises(framing.Broken):
+        framing.prove(socket_folder.dial(folder), bytes(32), server=False)
     with pytest.raises(PoolError, match="runs in"):
         Link.start(folder)
     folder.chmod(0o755)
@@ -515,7 +515,7 @@ def test_nobody_is_let_in_without_the_key(link: Link, folder: Path) -> None:
     ],
 )
 def test_what_makes_no_sense_ends_its_own_connection_only(link: Link, folder: Path, sent: bytes) -> None:
-    made = wire.prove(place.dial(folder), place.read_key(folder), server=False)
+    made = framing.prove(socket_folder.dial(folder), socket_folder.read_key(folder), server=False)
     made.socket.settimeout(PATIENCE)
     made.socket.sendall(sent)
     with contextlib.suppress(ConnectionError):
@@ -577,18 +577,18 @@ def owner_of(folder: Path, target: Target, lease: str) -> subprocess.Popen[str]:
     """A process that starts a link, connects, and sleeps."""
     import json
 
-    from sky_jupyter.machines.link import forms
+    from sky_jupyter.machines.link import encoding
 
     code = (
         "import sys, pathlib, json, time\n"
-        "from sky_jupyter.machines.link import forms\n"
+        "from sky_jupyter.machines.link import encoding as forms\n"
         "from sky_jupyter.machines.link.client import Link\n"
         f"link = Link.start(pathlib.Path(sys.argv[1]), idle_timeout={lease})\n"
         "link.connect(forms.target(json.loads(sys.argv[2])))\n"
         "print('ready', flush=True)\n"
         "time.sleep(600)\n"
     )
-    facts = json.dumps(forms.from_target(target))
+    facts = json.dumps(encoding.from_target(target))
     made = subprocess.Popen([sys.executable, "-c", code, str(folder), facts], stdout=subprocess.PIPE, text=True)
     assert made.stdout is not None
     assert made.stdout.readline() == "ready\n"
@@ -673,8 +673,8 @@ def test_a_command_whose_caller_is_gone_is_let_go(
     loud = machine.exec(["sh", "-c", "while :; do echo x; done"], env={}, cwd="/", log=log)
     second = Link.join(folder)
     first.close()
-    eventually(lambda: not identity.lives(*dying.identity), PATIENCE)
-    assert identity.lives(*loud.identity)
+    eventually(lambda: not process_identity.lives(*dying.identity), PATIENCE)
+    assert process_identity.lives(*loud.identity)
     second.machines()[0].process(*loud.identity).kill()
     second.end()
 
@@ -685,13 +685,15 @@ def test_a_command_whose_caller_is_gone_is_let_go(
 @contextlib.contextmanager
 def scheduler_of(folder: Path) -> Iterator[int]:
     """A pool's scheduler, on a port of this machine, with its certificates in the folder."""
-    from sky_jupyter.pool import certificates
+    from sky_jupyter.pool.control import certificates
 
     folder.mkdir()
     for name, data in certificates.make("test").files().items():
         (folder / name).write_bytes(data)
     ours, theirs = os.pipe()
-    code = "import sys, pathlib; from sky_jupyter.node import scheduler; scheduler.serve(pathlib.Path(sys.argv[1]), "
+    code = (
+        "import sys, pathlib; from sky_jupyter.node.dask import scheduler; scheduler.serve(pathlib.Path(sys.argv[1]), "
+    )
     code += f"'127.0.0.1', 0, {theirs})"
     process = subprocess.Popen([sys.executable, "-c", code, str(folder)], pass_fds=[theirs])
     os.close(theirs)
@@ -746,7 +748,7 @@ def test_the_control_plane_dials_again_over_the_same_port(
 ) -> None:
     import asyncio
 
-    from sky_jupyter.pool.control import Control
+    from sky_jupyter.pool.control.client import Control
 
     async def watch(port: int, away: Callable[[], None], back: Callable[[], None]) -> None:
         seen = Seen()
@@ -835,7 +837,7 @@ def test_a_client_is_told_that_the_process_ended_without_its_doing(folder: Path)
     one_process(folder).kill()
     assert told.wait(PATIENCE)
     link.close()
-    place.clear(folder)
+    socket_folder.clear(folder)
     folder.rmdir()
     quiet = threading.Event()
     other = Link.start(folder)

@@ -15,8 +15,8 @@ import psutil
 import pytest
 
 from sky_jupyter.errors import LinkLost, MachineError, SpecError
-from sky_jupyter.machines import identity
-from sky_jupyter.machines.ssh.targets import Target
+from sky_jupyter.machines.ssh.target import Target
+from sky_jupyter.util import process_identity
 
 from .conftest import eventually, need_ssh
 from .link import link
@@ -45,8 +45,8 @@ def test_a_command_is_told_apart_and_says_all_that_it_says(machine: Any, tmp_pat
     command = start(machine, tmp_path, "sh", "-c", text, env={"A": secret}, survive=survive)
     pid, started = command.identity
     process = psutil.Process(pid)
-    assert identity.lives(pid, started)
-    assert identity.started(pid) == started
+    assert process_identity.lives(pid, started)
+    assert process_identity.started(pid) == started
     assert os.getsid(pid) != os.getsid(0)
     # It is known before the shell that set its variables has given way to it.
     end = time.monotonic() + 60
@@ -104,7 +104,7 @@ def test_a_command_lives_or_dies_with_the_connection_as_asked(
                 command.wait(30)
             # It goes on printing, and nothing of that fails.
             time.sleep(1.0)
-            assert identity.lives(pid, started)
+            assert process_identity.lives(pid, started)
             assert not (tmp_path / "failed").exists()
             with SSHMachine.connect(target_of(server)) as again:
                 process = again.process(pid, started)
@@ -115,7 +115,7 @@ def test_a_command_lives_or_dies_with_the_connection_as_asked(
                 process.terminate()
                 assert process.wait(30) == 0
         else:
-            eventually(lambda: not identity.lives(pid, started))
+            eventually(lambda: not process_identity.lives(pid, started))
 
 
 @pytest.mark.parametrize(
@@ -208,7 +208,7 @@ def test_a_shell_runs_one_script_after_another(machine: Any, tmp_path: Path) -> 
 
 def test_a_login_that_says_much_is_not_taken_for_an_answer(target_of: TargetOf, tmp_path: Path) -> None:
     need_ssh()
-    from sky_jupyter.machines.ssh import files
+    from sky_jupyter.machines.ssh import file_transfer as files
     from sky_jupyter.machines.ssh.machine import SSHMachine
 
     noise = tmp_path / "noise"

@@ -12,9 +12,9 @@ import pytest
 
 from sky_jupyter.errors import MachineError, PoolError
 from sky_jupyter.machines.link.client import Link
-from sky_jupyter.machines.link.forms import Event
+from sky_jupyter.machines.link.encoding import Event
 from sky_jupyter.machines.ssh.machine import SSHMachine
-from sky_jupyter.machines.ssh.targets import Target
+from sky_jupyter.machines.ssh.target import Target
 
 from .conftest import eventually, need_ssh
 from .sshd import Server, free_port, serve

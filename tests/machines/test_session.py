@@ -15,7 +15,7 @@ import psutil
 import pytest
 
 from sky_jupyter.errors import LinkLost, MachineError, Unreachable
-from sky_jupyter.machines.ssh.targets import Target
+from sky_jupyter.machines.ssh.target import Target
 
 from .conftest import eventually, need_ssh
 from .link import link

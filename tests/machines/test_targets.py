@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sky_jupyter.errors import SpecError
-from sky_jupyter.machines.ssh import config
-from sky_jupyter.machines.ssh.targets import Place, Target, resolve
+from sky_jupyter.machines.ssh import ssh_config
+from sky_jupyter.machines.ssh.target import Place, Target, resolve
 
 
 @pytest.mark.parametrize(
@@ -109,7 +109,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
     monkeypatch.delenv("SKY_SSH_CONFIG", raising=False)
     (home / ".ssh" / "config").write_text(CONFIG)
     (home / ".ssh" / "extra" / "one.conf").write_text(EXTRA)
-    return [config.user_file()]
+    return [ssh_config.user_file()]
 
 
 def test_the_configuration_says_where_and_how(files: list[Path]) -> None:
@@ -150,7 +150,7 @@ def test_openssh_reads_the_same(files: list[Path], name: str) -> None:
         key, _, value = line.partition(" ")
         theirs.setdefault(key, []).append(value)
     place = Place.parse(name)
-    found = config.lookup(place.host, place.user, files)
+    found = ssh_config.lookup(place.host, place.user, files)
     ours = resolve(name, files=files)
     assert [ours.host, ours.user, str(ours.port)] == [theirs[key][0] for key in ("hostname", "user", "port")]
     assert found.get("proxyjump", "none") == theirs.get("proxyjump", ["none"])[0]

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
-from sky_jupyter.display.asking import Asking
-from sky_jupyter.machines.ssh.hostkeys import Unknown
+from sky_jupyter.display.base.prompts import Asking
+from sky_jupyter.machines.ssh.known_hosts import Unknown
 from tests.hosts.traces import wait_until_clean
 from tests.hosts.world import World, hosts, skip_unless_hosts_run
 from tests.magics.notebook import Notebook, notebook
@@ -165,8 +165,8 @@ def test_nobody_is_asked_outside_of_a_wait_or_without_a_terminal() -> None:
 def test_a_script_in_a_terminal_asks_there(tmp_path: Path) -> None:
     script = tmp_path / "script.py"
     script.write_text(
-        "from sky_jupyter.display.asking import person\n"
-        "from sky_jupyter.machines.ssh.hostkeys import Unknown\n"
+        "from sky_jupyter.display.base.prompts import person\n"
+        "from sky_jupyter.machines.ssh.known_hosts import Unknown\n"
         "new = Unknown('gpu1', 'ED25519', 'SHA256:abc')\n"
         "def work(): return person.prompts.accept(new), person.prompts.passphrase('/key', 0), 'done'\n"
         "print(person.wait(work))\n"

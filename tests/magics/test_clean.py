@@ -11,7 +11,7 @@ import pytest
 from IPython.core.error import UsageError
 
 from sky_jupyter.magics.completion import candidates
-from sky_jupyter.magics.options import HelpAsked, parse
+from sky_jupyter.magics.parsing import HelpAsked, parse
 from sky_jupyter.providers import SSH
 from tests.bootstrap.wheels import make_wheel
 from tests.hosts.traces import wait_until_clean

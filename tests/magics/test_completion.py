@@ -9,12 +9,12 @@ from IPython.core.completer import provisionalcompleter
 from IPython.core.interactiveshell import InteractiveShell
 from traitlets.config import Config
 
-from sky_jupyter.machines import identity
 from sky_jupyter.magics import completion, load, unload
 from sky_jupyter.magics.completion import candidates
-from sky_jupyter.magics.table import VERBS, flags_of
+from sky_jupyter.magics.option_table import VERBS, flags_of
 from sky_jupyter.plugins.parse import FACTORIES
-from sky_jupyter.pool.registry import Registry
+from sky_jupyter.pool.registry.registry import Registry
+from sky_jupyter.util import process_identity
 
 CELL_FLAGS = sorted([*flags_of(None), "--help"])
 
@@ -93,7 +93,7 @@ def recorded(tmp_path, monkeypatch):
     registry = Registry()
     for number, name in enumerate(["night", "nine", "over"]):
         registry.intend(f"k{number}", name, "local", 1, True)
-        registry.update(f"k{number}", "ready", host=identity.this() if name != "over" else (4_000_000, 1.0))
+        registry.update(f"k{number}", "ready", host=process_identity.this() if name != "over" else (4_000_000, 1.0))
         registry.release(f"k{number}")
     registry.intend("own", "nobodys", "local", 1, True)
     registry.run_began("3f9a2c1b", "k0", "x")

@@ -9,11 +9,11 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.errors import PoolError
-from sky_jupyter.magics.options import parse
-from sky_jupyter.pool.gone import line
-from sky_jupyter.pool.live import LivePools
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.spec import PoolSpec
+from sky_jupyter.magics.parsing import parse
+from sky_jupyter.pool.open_pools import LivePools
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.registry.ended_pools import line
+from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.magics.notebook import notebook
 
 

@@ -8,8 +8,8 @@ import pytest
 
 from sky_jupyter.magics import SkyMagics
 from sky_jupyter.magics.manual import MANUAL
-from sky_jupyter.magics.options import parse
-from sky_jupyter.magics.table import TARGETS, VERBS, options_of, switches_of, targets_text
+from sky_jupyter.magics.option_table import TARGETS, VERBS, options_of, switches_of, targets_text
+from sky_jupyter.magics.parsing import parse
 
 EXAMPLES = [line.strip() for line in MANUAL.partition("Examples::")[2].splitlines() if "%sky" in line]
 

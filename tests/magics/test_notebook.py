@@ -393,7 +393,7 @@ def test_what_was_made_on_the_nodes_sees_what_the_notebook_assigns_later(two):
 
 
 def test_what_a_called_function_assigns_counts_as_the_nodes(two):
-    two.run("counted = 'notebook'\nimport sky_jupyter as sky\nfrom sky_jupyter.pool.live import pools")
+    two.run("counted = 'notebook'\nimport sky_jupyter as sky\nfrom sky_jupyter.pool.open_pools import pools")
     two.run("@sky.function\ndef count():\n    global counted\n    counted = ['nodes']\n    return 1")
     assert two.run("count() @ pools.current").outputs[-1].data["text/plain"] == "[1, 1]"
     assert two.run("%%sky\ncounted").body == ["[0-1] Out: ['nodes']"]
@@ -770,7 +770,7 @@ def test_verbs_name_the_pools_there_are(two):
 
 def test_where_tells_what_each_rank_is_at(two):
     assert two.run("%sky where").stream() == "ranks 0-1 are idle\n"
-    two.run("import threading, time\nfrom sky_jupyter.pool.live import pools\nseen = []")
+    two.run("import threading, time\nfrom sky_jupyter.pool.open_pools import pools\nseen = []")
     two.run(
         "def look():\n"
         "    while 'load' not in ''.join(seen): time.sleep(0.1); seen.append(str(pools.current.where()))\n"

@@ -15,8 +15,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from IPython.core.error import UsageError
 
-from sky_jupyter.magics.options import Given, HelpAsked, parse
-from sky_jupyter.magics.table import (
+from sky_jupyter.magics.option_table import (
     CELL,
     CONFIG,
     NAME,
@@ -31,10 +30,11 @@ from sky_jupyter.magics.table import (
     targets_text,
     without_values,
 )
+from sky_jupyter.magics.parsing import Given, HelpAsked, parse
 from sky_jupyter.plugins import parse_plugins
-from sky_jupyter.pool.manager import DEFAULT_GRACE
+from sky_jupyter.pool.pool import DEFAULT_GRACE
 from sky_jupyter.providers import Local
-from sky_jupyter.spec import Image, PoolSpec
+from sky_jupyter.spec.pool_spec import Image, PoolSpec
 
 
 def cell(line: str) -> Given:

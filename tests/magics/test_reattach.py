@@ -13,8 +13,8 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sky_jupyter.pool.registry import Registry, running
-from sky_jupyter.pool.rows import PoolRow
+from sky_jupyter.pool.registry.registry import Registry, running
+from sky_jupyter.pool.registry.rows import PoolRow
 from tests.conftest import pool_folders
 from tests.magics.notebook import Notebook, notebook
 from tests.pool.test_faults import eventually
@@ -285,7 +285,8 @@ for line in range(100):
         page.run(LOAD)
         page.run(f"%sky attach {name}")
         page.run(
-            "from sky_jupyter.pool.live import pools\nlogs = [pools.current.log(id) for id in pools.current.runs()]"
+            "from sky_jupyter.pool.open_pools import pools\n"
+            "logs = [pools.current.log(id) for id in pools.current.runs()]"
         )
         runs = page.value("[(r.values, [r.stdout(k) for k in r.ranks], len(r.errors)) for r in logs]")
         page.run("%sky down")

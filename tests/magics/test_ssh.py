@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from IPython.core.error import UsageError
 
-from sky_jupyter.magics.options import parse
+from sky_jupyter.magics.parsing import parse
 from sky_jupyter.providers import SSH, Local
 from tests.hosts.traces import wait_until_clean
 from tests.hosts.world import Kind, hosts, skip_unless_hosts_run
@@ -100,7 +100,7 @@ def test_a_new_notebook_is_told_of_the_pool_that_a_killed_one_left_and_takes_it_
             page.run("%load_ext sky_jupyter")
             line = "%sky up --provider ssh --hosts host0,host1 --offline --name far"
             assert page.run(line, timeout=240).status == "ok"
-            id = page.value("__import__('sky_jupyter.pool.live', fromlist=['pools']).pools.current.id")
+            id = page.value("__import__('sky_jupyter.pool.open_pools', fromlist=['pools']).pools.current.id")
             page.run("%%sky\nfirst = 'here'")
             page.client.execute(
                 "%%sky\nimport time\nfor i in range(150):\n    print('line', i); time.sleep(.1)\n'the end'"
@@ -150,7 +150,7 @@ def test_a_pool_that_ends_by_itself_says_so_and_no_cell_runs_here_in_its_place(t
             # Made anew by the line, and lost with its hosts' processes.
             assert book.run(line.replace("15s", "1h"), timeout=240).status == "ok"
             for host in world:
-                host.run("pkill -KILL -u ada -f sky_jupyter.node.host")
+                host.run("pkill -KILL -u ada -f sky_jupyter.node.host.host")
             while (message := book.client.get_iopub_msg(timeout=240))["msg_type"] != "stream":
                 pass
             assert "pool 'default' can run nothing any more: " in message["content"]["text"]

@@ -8,14 +8,14 @@ from pathlib import Path
 import pytest
 
 from sky_jupyter.errors import ProvisionError
-from sky_jupyter.magics.options import parse as parse_line
-from sky_jupyter.node import accelerators
-from sky_jupyter.node.accelerators import VISIBLE, is_kind, parse
-from sky_jupyter.node.metrics import Machine
-from sky_jupyter.options import Options
-from sky_jupyter.pool.manager import Pool
+from sky_jupyter.magics.parsing import parse as parse_line
+from sky_jupyter.node.system import gpus
+from sky_jupyter.node.system.gpus import VISIBLE, is_kind, parse
+from sky_jupyter.node.system.metrics import Machine
+from sky_jupyter.pool.pool import Pool
 from sky_jupyter.providers import Local
-from sky_jupyter.spec import Accelerator, Image, PoolSpec
+from sky_jupyter.spec.options import Options
+from sky_jupyter.spec.pool_spec import Accelerator, Image, PoolSpec
 from tests.node import smi
 from tests.pool.pools import local_pool, run
 
@@ -91,7 +91,7 @@ def four(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.usefixtures("four")
 def test_the_devices_of_this_machine_are_shared_out_among_its_ranks() -> None:
-    assert len(accelerators.present()) == 4
+    assert len(gpus.present()) == 4
     with local_pool(nodes=2, ranks_per_node=2) as pool:
         assert run(pool, SEEN).values == ["0", "1", "2", "3"]
         infos = run(pool, "from sky_jupyter import instance_info\ni = instance_info(); i.accelerators, i.accelerator")
@@ -144,13 +144,13 @@ def test_ranks_that_share_the_only_device_leave_each_other_memory_and_it_is_said
 
 def test_what_the_user_says_of_jaxs_memory_stands_and_devices_of_ones_own_are_used_whole() -> None:
     one, two = parse(smi.rows([smi.H100])), parse(smi.rows([smi.H100] * 2))
-    assert accelerators.sharing(one, 4, {}) == {accelerators.FRACTION: "0.188"}
+    assert gpus.sharing(one, 4, {}) == {gpus.FRACTION: "0.188"}
     for name, value in (("XLA_PYTHON_CLIENT_PREALLOCATE", "false"), ("XLA_CLIENT_MEM_FRACTION", ".2")):
-        assert accelerators.sharing(one, 2, {name: value}) == {}
-        assert "JAX takes" not in accelerators.shared_by(one, 2, {name: value})
-    assert accelerators.sharing(one, 1, {}) == accelerators.sharing(parse([]), 2, {}) == {}
-    assert accelerators.shared_by(one, 1, {}) == accelerators.shared_by(two, 2, {}) == ""
-    assert accelerators.shared_by(parse([]), 2, {}) == ""
+        assert gpus.sharing(one, 2, {name: value}) == {}
+        assert "JAX takes" not in gpus.shared_by(one, 2, {name: value})
+    assert gpus.sharing(one, 1, {}) == gpus.sharing(parse([]), 2, {}) == {}
+    assert gpus.shared_by(one, 1, {}) == gpus.shared_by(two, 2, {}) == ""
+    assert gpus.shared_by(parse([]), 2, {}) == ""
 
 
 def test_more_local_ranks_than_the_machine_bears_are_asked_for_twice() -> None:

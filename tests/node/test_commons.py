@@ -11,9 +11,9 @@ import dask
 import pytest
 from distributed import Scheduler
 
-from sky_jupyter.node import commons
-from sky_jupyter.node.commons import Commons
-from sky_jupyter.node.scheduler import WithoutHttp
+from sky_jupyter.node.dask import shared_state
+from sky_jupyter.node.dask.scheduler import WithoutHttp
+from sky_jupyter.node.dask.shared_state import Commons
 
 
 class Bare(WithoutHttp, Scheduler):
@@ -130,7 +130,7 @@ def _barrier(parties: int) -> dict[str, Any]:
 def test_an_agent_that_comes_back_in_time_keeps_its_locks_and_one_that_does_not_loses_them(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(commons, "ABSENCE", 0.1)
+    monkeypatch.setattr(shared_state, "ABSENCE", 0.1)
 
     async def body(held: Commons) -> None:
         await held.here("a", "node-0", "tls://1")
@@ -150,7 +150,7 @@ def test_an_agent_that_comes_back_in_time_keeps_its_locks_and_one_that_does_not_
 
 
 def test_what_is_shared_has_a_limit_and_room_again_when_it_is_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(commons, "MOST_ALL", 3000)
+    monkeypatch.setattr(shared_state, "MOST_ALL", 3000)
 
     async def body(held: Commons) -> None:
         await share(held, "put", "dict", "put", b"key", bytes(1000), keys=["k"])

@@ -6,9 +6,9 @@ import asyncio
 import json
 from typing import Any
 
-from sky_jupyter.node.comm_messages import MOST_CUSTOM, Message, Pending, read
-from sky_jupyter.node.comm_states import VIEW, Held
-from sky_jupyter.node.comms import Comms
+from sky_jupyter.node.comms.hub import Comms
+from sky_jupyter.node.comms.states import VIEW, Held
+from sky_jupyter.node.protocol.comm_messages import MOST_CUSTOM, Message, Pending, read
 
 
 def message(kind: str, comm: str, data: dict[str, Any], *buffers: bytes, run: str = "run") -> dict[str, Any]:

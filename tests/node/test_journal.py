@@ -18,8 +18,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sky_jupyter.node.journal import MAX_READ, Journal, lines_of, size_text
-from sky_jupyter.node.spares import Spares
+from sky_jupyter.node.journal.journal import MAX_READ, Journal, lines_of, size_text
+from sky_jupyter.node.journal.spare_files import Spares
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -284,7 +284,7 @@ def test_a_file_that_may_not_grow_is_followed_by_another_and_by_a_gap_where_none
         """
         import json, resource, sys
         from pathlib import Path
-        from sky_jupyter.node.journal import Journal, lines_of
+        from sky_jupyter.node.journal.journal import Journal, lines_of
         Journal.patience = 0.0
         _, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
         journal = Journal(Path(sys.argv[1]) / "run.jsonl")

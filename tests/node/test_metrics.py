@@ -15,10 +15,10 @@ from pathlib import Path
 import psutil
 import pytest
 
-from sky_jupyter.node import metrics
-from sky_jupyter.node.metrics import KEPT, Machine, NoGpus, Sampler
-from sky_jupyter.node.nvml import Nvml
-from sky_jupyter.pool import survey
+from sky_jupyter.node.system import metrics
+from sky_jupyter.node.system.metrics import KEPT, Machine, NoGpus, Sampler
+from sky_jupyter.node.system.nvml import Nvml
+from sky_jupyter.pool.lifecycle import status
 from tests.node import smi
 from tests.pool.pools import local_pool
 
@@ -165,10 +165,10 @@ def test_a_pool_tells_how_busy_its_nodes_are(driver: None, monkeypatch: pytest.M
     monkeypatch.setenv("PATH", f"{folder}:{os.environ['PATH']}")
     with local_pool(nodes=2) as pool:
         end = time.monotonic() + 60
-        while not all(len(node["samples"]) >= 3 for node in survey.of(pool, 0)["nodes"]):
+        while not all(len(node["samples"]) >= 3 for node in status.of(pool, 0)["nodes"]):
             assert time.monotonic() < end
             time.sleep(0.2)
-        found = survey.of(pool, 0)
+        found = status.of(pool, 0)
         for node, busy in zip(found["nodes"], (0.9, 0.25), strict=True):
             assert (node["state"], node["address"], node["accelerators"]) == ("idle", "127.0.0.1", 1)
             assert node["gpus"] == [{"name": smi.A100, "memory": 80.0 * GIB}]
@@ -180,9 +180,9 @@ def test_a_pool_tells_how_busy_its_nodes_are(driver: None, monkeypatch: pytest.M
             assert ages == sorted(ages, reverse=True)
         # What was told is not told again.
         time.sleep(0.6)
-        later = survey.of(pool, found["mark"])
+        later = status.of(pool, found["mark"])
         assert all(len(node["samples"]) < 10 for node in later["nodes"])
-        assert all(node["samples"] == [] for node in survey.of(pool)["nodes"])
+        assert all(node["samples"] == [] for node in status.of(pool)["nodes"])
         assert [phase["state"] for phase in found["phases"]] == ["done"] * 3
 
 

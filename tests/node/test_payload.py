@@ -12,7 +12,16 @@ from typing import Any
 import pytest
 
 from sky_jupyter.errors import CaptureError
-from sky_jupyter.node.payload import ALIGNMENT, HEAD, MAGIC, SPAN, Pickler, bind, load_blob, main_namespace
+from sky_jupyter.node.serialization.pickling import (
+    ALIGNMENT,
+    HEAD,
+    MAGIC,
+    SPAN,
+    Pickler,
+    bind,
+    load_blob,
+    main_namespace,
+)
 
 
 def blob_file(path: Path, pickled: bytes, spans: list[tuple[int, int]], size: int, magic: bytes = MAGIC) -> Path:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import types
 
-from sky_jupyter.node.reads import global_reads
+from sky_jupyter.node.serialization.global_names import global_reads
 
 
 def notebook(source: str) -> dict[str, object]:

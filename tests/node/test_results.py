@@ -13,21 +13,21 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sky_jupyter.node import parts, payload, results
-from sky_jupyter.node.givable import Givable
-from sky_jupyter.node.standins import text_of
+from sky_jupyter.node.kernel.result_store import Givable
+from sky_jupyter.node.serialization import pickling, result_values, sharded_arrays
+from sky_jupyter.node.serialization.remote_repr import text_of
 
 
 def back(value: Any) -> Any:
     """A value that went with its run's end."""
-    told = results.dump(value, results.SMALL)
+    told = result_values.dump(value, result_values.SMALL)
     return pickle.loads(base64.b64decode(told["value"]))
 
 
 def fetched(value: Any, folder: Path, **options: Any) -> Any:
     """A value that went as a file."""
-    told = results.give(value, [str(folder / "value")], **options)
-    return payload.load_blob(told["path"])
+    told = result_values.give(value, [str(folder / "value")], **options)
+    return pickling.load_blob(told["path"])
 
 
 class Rude:
@@ -39,7 +39,7 @@ class Rude:
 
 def test_a_value_is_small_or_large_by_its_pickle() -> None:
     assert back({"a": 1}) == {"a": 1}
-    assert results.dump(np.zeros(1 << 17), 1 << 20) == {"type": "numpy.ndarray", "large": True}
+    assert result_values.dump(np.zeros(1 << 17), 1 << 20) == {"type": "numpy.ndarray", "large": True}
 
 
 def test_what_has_no_repr_has_one_here() -> None:
@@ -51,18 +51,18 @@ def test_what_has_no_repr_has_one_here() -> None:
 def test_a_value_that_holds_itself_and_a_bad_item_is_one_stand_in() -> None:
     value: list[Any] = [(item for item in ())]
     value.append(value)
-    told = results.dump(value, results.SMALL)
+    told = result_values.dump(value, result_values.SMALL)
     assert told["unpicklable"].startswith("value[0]: generator cannot be pickled")
     assert "generator object" in told["repr"]
 
 
 def test_arrays_go_apart_and_are_not_pickled_in_band(tmp_path: Path) -> None:
-    told = results.give({"x": np.arange(1 << 16), "y": b"y"}, [str(tmp_path / "value")])
+    told = result_values.give({"x": np.arange(1 << 16), "y": b"y"}, [str(tmp_path / "value")])
     path = Path(told["path"])
     assert path.stat().st_mode & 0o077 == 0
-    _, pickled, count = payload.HEAD.unpack_from(path.read_bytes())
+    _, pickled, count = pickling.HEAD.unpack_from(path.read_bytes())
     assert (count, pickled < 4096) == (1, True)
-    again = payload.load_blob(path)
+    again = pickling.load_blob(path)
     assert again["x"].sum() == np.arange(1 << 16).sum()
     again["x"][0] = 7
 
@@ -72,16 +72,16 @@ def test_a_file_goes_where_there_is_room(tmp_path: Path, monkeypatch: pytest.Mon
     for folder in (first, second):
         folder.mkdir()
     free = {str(first): 1, str(second): 1 << 40}
-    monkeypatch.setattr(results.shutil, "disk_usage", lambda path: type("Usage", (), {"free": free[str(path)]}))
-    told = results.give(bytes(1 << 20), [str(first / "value"), str(second / "value")])
+    monkeypatch.setattr(result_values.shutil, "disk_usage", lambda path: type("Usage", (), {"free": free[str(path)]}))
+    told = result_values.give(bytes(1 << 20), [str(first / "value"), str(second / "value")])
     assert told["path"] == str(second / "value")
     free[str(second)] = 1
     with pytest.raises(OSError, match=r"it needs 1 MB, and 64 MB to spare; .*second has .* free"):
-        results.give(bytes(1 << 20), [str(first / "value"), str(second / "value")])
+        result_values.give(bytes(1 << 20), [str(first / "value"), str(second / "value")])
 
 
 def test_where_all_is_wanted_a_part_that_cannot_come_keeps_the_value_there(tmp_path: Path) -> None:
-    told = results.give({"a": [1, (item for item in ())]}, [str(tmp_path / "value")], strict=True)
+    told = result_values.give({"a": [1, (item for item in ())]}, [str(tmp_path / "value")], strict=True)
     assert told["unpicklable"].startswith("value['a'][1]: generator cannot be pickled")
     assert list(tmp_path.iterdir()) == []
 
@@ -89,7 +89,7 @@ def test_where_all_is_wanted_a_part_that_cannot_come_keeps_the_value_there(tmp_p
 def test_a_rank_says_of_a_name_that_it_lacks_which_one_is_near(tmp_path: Path) -> None:
     content = {"name": "loss", "places": [str(tmp_path / "value")]}
     assert Givable(2).give(content, {"losses": 1, "_loss": 2}) == {"lacks": "; did you mean 'losses'?"}
-    assert payload.load_blob(Givable(2).give(content, {"loss": 1})["path"]) == 1
+    assert pickling.load_blob(Givable(2).give(content, {"loss": 1})["path"]) == 1
 
 
 def test_a_figure_comes_whole_and_is_not_shown_again() -> None:
@@ -99,7 +99,7 @@ def test_a_figure_comes_whole_and_is_not_shown_again() -> None:
     pyplot.close("all")
     figure = pyplot.figure()
     figure.gca().plot([1, 2, 3])
-    told = results.dump(figure, results.SMALL)
+    told = result_values.dump(figure, result_values.SMALL)
     pyplot.close(figure)
     again = pickle.loads(base64.b64decode(told["value"]))
     assert len(again.axes[0].lines) == 1
@@ -148,7 +148,7 @@ JAX = """
 import base64, json, pickle, sys
 import jax, numpy
 from jax.sharding import Mesh, NamedSharding, PartitionSpec as P
-from sky_jupyter.node import parts, payload, results
+from sky_jupyter.node.serialization import sharded_arrays as parts, pickling as payload, result_values as results
 
 mesh = Mesh(numpy.array(jax.devices()).reshape(2, 2), ("a", "b"))
 whole = numpy.arange(24.0).reshape(4, 6)
@@ -220,7 +220,7 @@ def test_tensors_that_span_ranks_come_as_local_ones_or_are_put_together(tmp_path
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     whole = torch.arange(20.0).reshape(5, 4)
-    put, first = parts.Whole(), None
+    put, first = sharded_arrays.Whole(), None
     for rank in (0, 1):
         distributed.init_process_group("fake", rank=rank, world_size=2, store=FakeStore())
         try:
@@ -231,12 +231,12 @@ def test_tensors_that_span_ranks_come_as_local_ones_or_are_put_together(tmp_path
             assert type(local) is torch.Tensor
             assert torch.equal(local, mine)
             assert torch.equal(back(DTensor.from_local(whole, mesh, [Replicate()])), whole)
-            told = results.give({"w": tensor}, [str(tmp_path / "value")], whole=True)
+            told = result_values.give({"w": tensor}, [str(tmp_path / "value")], whole=True)
             with put.reading():
-                value = payload.load_blob(told["path"])
+                value = pickling.load_blob(told["path"])
             first = value if first is None else first
             sums = DTensor.from_local(whole, mesh, [Partial()])
-            told = results.give(sums, [str(tmp_path / "value")], whole=True)
+            told = result_values.give(sums, [str(tmp_path / "value")], whole=True)
             assert "partial sums" in told["unpicklable"]
         finally:
             distributed.destroy_process_group()

@@ -5,8 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sky_jupyter.node.journal import Journal, lines_of
-from sky_jupyter.node.run import Run
+from sky_jupyter.node.journal.journal import Journal, lines_of
+from sky_jupyter.node.journal.run_record import Run
 
 MEBI = 1 << 20
 

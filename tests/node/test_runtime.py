@@ -15,8 +15,8 @@ import cloudpickle
 import pytest
 
 from sky_jupyter.errors import NotInPoolError, SpecError
-from sky_jupyter.node import runtime
-from sky_jupyter.node.runtime import InstanceInfo, instance_info
+from sky_jupyter.node.runtime import instance_info as runtime
+from sky_jupyter.node.runtime.instance_info import InstanceInfo, instance_info
 
 INFO = InstanceInfo(
     node=1, rank=3, total_nodes=2, world_size=4, ranks_per_node=2, local_rank=1,

@@ -10,7 +10,7 @@ import pytest
 from distributed import Client, Future, Worker
 from distributed.scheduler import KilledWorker
 
-from sky_jupyter.node.scheduler import CALL, DASK_SETTINGS, RETRIES, PoolScheduler
+from sky_jupyter.node.dask.scheduler import CALL, DASK_SETTINGS, RETRIES, PoolScheduler
 
 KEY = f"{CALL}-1"
 Body = Callable[[PoolScheduler, Callable[[int], Future]], Awaitable[None]]

@@ -12,9 +12,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sky_jupyter.errors import NotInPoolError, SpecError
-from sky_jupyter.node import shard as module
-from sky_jupyter.node.runtime import InstanceInfo
-from sky_jupyter.node.shard import indices, part, shard, take
+from sky_jupyter.node.runtime import shard as module
+from sky_jupyter.node.runtime.instance_info import InstanceInfo
+from sky_jupyter.node.runtime.shard import indices, part, shard, take
 
 CASES = {
     "n": st.integers(0, 200),

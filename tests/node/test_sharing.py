@@ -7,7 +7,7 @@ import asyncio
 import pytest
 from distributed.core import ConnectionPool
 
-from sky_jupyter.node.sharing import unless_broken
+from sky_jupyter.node.agent.shared_state_client import unless_broken
 
 
 def test_a_request_through_a_member_that_has_closed_is_one_whose_connection_broke() -> None:

@@ -6,7 +6,7 @@ import inspect
 
 from ipykernel.zmqshell import ZMQInteractiveShell
 
-from sky_jupyter.node.shell import SkyShell
+from sky_jupyter.node.kernel.shell import SkyShell
 
 
 def test_it_says_that_it_takes_what_this_release_of_ipython_takes() -> None:

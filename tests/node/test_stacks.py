@@ -18,12 +18,13 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from sky_jupyter.node import look, stacks
+from sky_jupyter.node.agent import rank_inspection
+from sky_jupyter.node.kernel import stack_dump
 
 PROGRAM = """
 import sys, time, signal
 from pathlib import Path
-from sky_jupyter.node import stacks
+from sky_jupyter.node.kernel import stack_dump as stacks
 def deep(n, work):
     return deep(n - 1, work) if n else work()
 def main():
@@ -48,7 +49,7 @@ def process(path: Path, code: str) -> Iterator[int]:
 
 
 def looked(pid: int, path: Path) -> dict[str, object]:
-    return asyncio.run(look.look(pid, path, window=0.02))
+    return asyncio.run(rank_inspection.look(pid, path, window=0.02))
 
 
 def seen(pid: int, path: Path, *, spy: bool) -> dict[str, object]:
@@ -68,11 +69,11 @@ def functions(report: dict[str, object]) -> list[str]:
 @pytest.fixture(params=["py-spy", "no py-spy"])
 def spy(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """With py-spy, where it is there, and as if it were not."""
-    there = look.spy_path() is not None
+    there = rank_inspection.spy_path() is not None
     if request.param == "py-spy" and not there:
         pytest.skip("needs py-spy")
     if request.param == "no py-spy":
-        monkeypatch.setattr(look, "spy_path", lambda: None)
+        monkeypatch.setattr(rank_inspection, "spy_path", lambda: None)
     return request.param == "py-spy"
 
 
@@ -105,12 +106,12 @@ def test_a_stopped_process_is_said_to_be_and_not_signalled(tmp_path: Path, spy: 
     with process(path, "time.sleep(60)") as pid:
         os.kill(pid, signal.SIGSTOP)
         end = time.monotonic() + 60
-        while (now := look.facts(pid)) is None or now.state != "T":
+        while (now := rank_inspection.facts(pid)) is None or now.state != "T":
             # A look before that is one at a process that runs.
             assert time.monotonic() < end
         report = seen(pid, path, spy=spy)
         assert report["note"] == "stopped (SIGSTOP)"
-        now = look.facts(pid)
+        now = rank_inspection.facts(pid)
         assert now is not None
         assert not now.pending
         assert bool(report["frames"]) == spy
@@ -121,7 +122,7 @@ def test_a_process_that_would_die_of_the_signal_does_not_get_it(tmp_path: Path, 
     with process(path, "signal.signal(stacks.LOOK, signal.SIG_DFL)\nwhile True: pass") as pid:
         time.sleep(0.5)
         report = seen(pid, path, spy=spy)
-        assert look.facts(pid) is not None
+        assert rank_inspection.facts(pid) is not None
         assert bool(report["frames"]) == spy
         assert spy or "taken away" in str(report["note"])
 
@@ -142,22 +143,22 @@ def test_a_process_that_has_ended_is_said_to_have(tmp_path: Path) -> None:
 
 
 def test_the_name_of_a_cell_tells_its_number_and_differs_with_its_code() -> None:
-    name = stacks.cell_file("x = 1\n", 12)
-    match = stacks.CELL.search(name)
+    name = stack_dump.cell_file("x = 1\n", 12)
+    match = stack_dump.CELL.search(name)
     assert match is not None
     assert match["count"] == "12"
-    assert name == stacks.cell_file("x = 1\n", 12) != stacks.cell_file("x = 2\n", 12)
-    assert stacks.CELL.search(stacks.cell_file("\ud800", 1))
+    assert name == stack_dump.cell_file("x = 1\n", 12) != stack_dump.cell_file("x = 2\n", 12)
+    assert stack_dump.CELL.search(stack_dump.cell_file("\ud800", 1))
 
 
 def test_odd_names_are_read(tmp_path: Path) -> None:
     path = tmp_path / "stacks"
     with path.open("w") as file:
         for name in ("main.py", 'a "b", line 3 in c\nü\x1b[31m.py'):
-            faulthandler.register(stacks.LOOK, file=file, all_threads=False)
-            exec(compile(f"import signal\nsignal.raise_signal({stacks.LOOK})", name, "exec"))
-        faulthandler.unregister(stacks.LOOK)
-    first, second = stacks.read_dumps(path.read_text())
+            faulthandler.register(stack_dump.LOOK, file=file, all_threads=False)
+            exec(compile(f"import signal\nsignal.raise_signal({stack_dump.LOOK})", name, "exec"))
+        faulthandler.unregister(stack_dump.LOOK)
+    first, second = stack_dump.read_dumps(path.read_text())
     assert first.frames[0] == ("main.py", 2, "<module>")
     assert second.frames[0] == ('a "b", line 3 in c\\x0a\\xfc\\x1b[31m.py', 2, "<module>")
     assert first.whole
@@ -184,10 +185,10 @@ REFERENCE = 'Stack (most recent call first):\n  File "host.py", line 9 in <modul
     ],
 )
 def test_a_stack_that_is_still_being_written_is_known(more: str, whole: bool) -> None:
-    dumps = stacks.read_dumps(REFERENCE + more)
+    dumps = stack_dump.read_dumps(REFERENCE + more)
     assert [dump.whole for dump in dumps] == [True, whole]
     data = (REFERENCE + more).encode()
-    assert data[: stacks.reference_end(data)].decode() == REFERENCE
+    assert data[: stack_dump.reference_end(data)].decode() == REFERENCE
 
 
 lines = st.one_of(
@@ -203,19 +204,19 @@ lines = st.one_of(
 @example('Stack (most recent call first):\n  File "\x1b[2J", line 99999999999 in \u202e\n')
 @settings(max_examples=300, deadline=None)
 def test_any_file_is_read_without_harm(text: str) -> None:
-    for dump in stacks.read_dumps(text):
-        assert len(dump.frames) <= stacks.MAX_FRAMES
+    for dump in stack_dump.read_dumps(text):
+        assert len(dump.frames) <= stack_dump.MAX_FRAMES
         for file, line, function in dump.frames:
             assert (file + function).isprintable()
-            assert max(len(file), len(function)) <= stacks.MAX_TEXT + 1
+            assert max(len(file), len(function)) <= stack_dump.MAX_TEXT + 1
             assert 0 <= line < 10**9
-        stacks.users_part(dump.frames)
+        stack_dump.users_part(dump.frames)
 
 
 @given(st.binary(max_size=400))
 @settings(max_examples=200, deadline=None)
 def test_any_bytes_have_a_reference(data: bytes) -> None:
-    assert 0 <= stacks.reference_end(data) <= len(data)
+    assert 0 <= stack_dump.reference_end(data) <= len(data)
 
 
 json_values = st.recursive(
@@ -235,6 +236,6 @@ json_values = st.recursive(
 @example(json.dumps([{"os_thread_id": 1, "frames": [{"name": None, "filename": 3, "module": []}]}]).encode())
 @settings(max_examples=300, deadline=None)
 def test_any_report_of_py_spy_is_read_without_harm(data: bytes) -> None:
-    frames, native = look.read_report(data, 1)
+    frames, native = rank_inspection.read_report(data, 1)
     assert all(isinstance(line, int) and (file + name).isprintable() for file, line, name in frames)
     assert all((library + name).isprintable() for library, name in native)

@@ -13,9 +13,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sky_jupyter.node import receiving, staging, standing, taking
-from sky_jupyter.node.listing import Entry, hashed, pack, unpack, walk
-from sky_jupyter.node.taking import PIECE, LocalSource, Take, Want
+from sky_jupyter.node.files import compare, receiver, staging, transfer
+from sky_jupyter.node.files.file_manifest import Entry, hashed, pack, unpack, walk
+from sky_jupyter.node.files.transfer import PIECE, LocalSource, Take, Want
 
 LARGE = 3 * PIECE + 5
 
@@ -42,7 +42,7 @@ def listed(root: Path) -> list[Entry]:
     return unpack(pack(hashed(root, entries, range(len(entries)), lambda size: None)))
 
 
-def take(target: Path, entries: Sequence[Entry], source: taking.Source | None, spool: Path | None = None) -> Take:
+def take(target: Path, entries: Sequence[Entry], source: transfer.Source | None, spool: Path | None = None) -> Take:
     """A take that has ended."""
     made = Take(target, entries, source, spool)
     asyncio.run(made.run())
@@ -98,15 +98,15 @@ def test_what_is_there_already_is_not_asked_for(source: Path, tmp_path: Path) ->
 
 def test_looking_reads_no_content_and_says_what_is_not_sure(source: Path, tmp_path: Path) -> None:
     entries, target = walk(source), tmp_path / "target"
-    found = standing.look(target, entries)
+    found = compare.look(target, entries)
     assert (len(found.absent), found.doubtful, found.clash) == (len(entries), [], "")
     assert found.needs == sum(entry.size for entry in entries) <= found.free
     take(target, listed(source), LocalSource(source))
-    found = standing.look(target, entries)
-    assert found == standing.Standing(free=found.free)
+    found = compare.look(target, entries)
+    assert found == compare.Standing(free=found.free)
     os.utime(target / "large")
     (target / "inner" / "small").write_text("other")
-    found = standing.look(target, entries)
+    found = compare.look(target, entries)
     names = [[entries[index].name for index in indices] for indices in (found.absent, found.doubtful)]
     assert names == [[], ["large", "inner/small"]]
 
@@ -114,9 +114,9 @@ def test_looking_reads_no_content_and_says_what_is_not_sure(source: Path, tmp_pa
 def test_what_another_thing_stands_in_the_place_of_is_told(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     (target / "large").mkdir(parents=True)
-    clash = standing.look(target, walk(source)).clash
+    clash = compare.look(target, walk(source)).clash
     assert clash == f"{target}/large is a folder: a file cannot take its place"
-    clash = standing.look(source / "large" / "x", walk(source)).clash
+    clash = compare.look(source / "large" / "x", walk(source)).clash
     assert clash == f"{source}/large is no folder: nothing can be put into it"
 
 
@@ -161,7 +161,7 @@ def test_a_full_disk_is_told_and_not_kept_full(source: Path, tmp_path: Path, mon
     def full(*_: object) -> None:
         raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
 
-    monkeypatch.setattr(receiving, "write", full)
+    monkeypatch.setattr(receiver, "write", full)
     failed = take(tmp_path / "target", listed(source / "large"), LocalSource(source / "large"))
     assert (failed.state, failed.kind) == ("failed", "full")
     assert "No space left" in failed.why

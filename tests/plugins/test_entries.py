@@ -13,7 +13,7 @@ from IPython.core.error import UsageError
 import sky_jupyter as sky
 from sky_jupyter.errors import SpecError
 from sky_jupyter.magics.completion import candidates
-from sky_jupyter.magics.options import parse
+from sky_jupyter.magics.parsing import parse
 from sky_jupyter.plugins import parse_plugins
 from sky_jupyter.plugins.parse import FACTORIES
 

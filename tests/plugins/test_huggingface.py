@@ -22,12 +22,12 @@ import pytest
 import sky_jupyter as sky
 from sky_jupyter.errors import BootstrapError, SpecError
 from sky_jupyter.plugins import Secret, parse_plugins
+from sky_jupyter.plugins.core.secrets import sending
 from sky_jupyter.plugins.huggingface import Token
-from sky_jupyter.plugins.secrets import sending
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.record import PoolRecord
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.registry.pool_record import PoolRecord
 from sky_jupyter.providers import Local
-from sky_jupyter.spec import Image, PoolSpec
+from sky_jupyter.spec.pool_spec import Image, PoolSpec
 from tests.bootstrap.wheels import make_wheel
 from tests.plugins import hub as hubs
 from tests.pool.pools import run

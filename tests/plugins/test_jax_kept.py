@@ -17,9 +17,9 @@ import cloudpickle
 import pytest
 
 from sky_jupyter import plugins
-from sky_jupyter.bootstrap import clean
-from sky_jupyter.plugins import jax_kept
-from sky_jupyter.plugins.jax_kept import Kept
+from sky_jupyter.bootstrap import cleanup
+from sky_jupyter.plugins.jax import compile_cache
+from sky_jupyter.plugins.jax.compile_cache import Kept
 from tests.plugins.world import World, needs
 
 needs("jax")
@@ -99,7 +99,7 @@ def test_folders_that_a_person_sets_are_used_instead(tmp_path: Path) -> None:
     with world(XDG_CACHE_HOME=str(ours), JAX_COMPILATION_CACHE_DIR=str(own)) as ranks:
         seen = ranks.run(lambda info: dict(os.environ))
     assert {env["JAX_COMPILATION_CACHE_DIR"] for env in seen} == {str(own)}
-    assert not any(name.upper() in env for env in seen for name in jax_kept.THRESHOLDS)
+    assert not any(name.upper() in env for env in seen for name in compile_cache.THRESHOLDS)
     assert files(ours) == before
 
 
@@ -137,7 +137,7 @@ def test_it_may_be_cleaned_while_it_is_used(tmp_path: Path) -> None:
     cache = tmp_path / "sky_jupyter"
     kept = Kept(cache / "compiled" / "jax-x")
     kept.put("a", bytes(5000))
-    assert clean.clean_here({}, cache) >= 5000
+    assert cleanup.clean_here({}, cache) >= 5000
     assert kept.get("a") is None
     kept.put("a", b"again")
     assert kept.get("a") == b"again"
@@ -163,7 +163,7 @@ def test_where_it_cannot_be_kept_jax_works_as_without(tmp_path: Path, before: st
 import os
 import jax, jax.numpy as jnp
 from jax._src import compiler
-from sky_jupyter.plugins import jax_kept
+from sky_jupyter.plugins.jax import compile_cache as jax_kept
 from tests.plugins.world import infos
 from dataclasses import replace
 {before}

@@ -34,10 +34,10 @@ from typing import Any
 import cloudpickle
 import pytest
 
-from sky_jupyter.node import processes
-from sky_jupyter.node.runtime import InstanceInfo
+from sky_jupyter.node.runtime.instance_info import InstanceInfo
+from sky_jupyter.node.system import processes
 from sky_jupyter.plugins import Plugin
-from sky_jupyter.spec import PoolSpec
+from sky_jupyter.spec.pool_spec import PoolSpec
 
 ROOT = Path(__file__).resolve().parents[2]
 

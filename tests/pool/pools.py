@@ -9,11 +9,11 @@ from typing import Any
 
 from sky_jupyter.capture.collect import collect
 from sky_jupyter.plugins import Plugin
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.results import CellResult
-from sky_jupyter.pool.runs import Run
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.runs.result import CellResult
+from sky_jupyter.pool.runs.run import Run
 from sky_jupyter.providers import Local
-from sky_jupyter.spec import Image, PoolSpec
+from sky_jupyter.spec.pool_spec import Image, PoolSpec
 
 
 @contextmanager

@@ -12,8 +12,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 from sky_jupyter.machines.local import LocalMachine
-from sky_jupyter.node import processes
-from sky_jupyter.pool.control import Control
+from sky_jupyter.node.system import processes
+from sky_jupyter.pool.control.client import Control
 from sky_jupyter.providers import Local
 
 

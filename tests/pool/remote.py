@@ -12,8 +12,8 @@ import psutil
 import pytest
 
 import sky_jupyter as sky
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.spec import PoolSpec
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.conftest import pool_folders
 from tests.hosts.world import Host
 

@@ -8,8 +8,8 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.plugins import parse_plugins
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.results import CellError
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.runs.result import CellError
 from tests.plugins.world import needs
 from tests.pool.pools import local_pool, run
 

@@ -12,11 +12,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sky_jupyter.plugins import parse_plugins
-from sky_jupyter.pool import actions, pages
-from sky_jupyter.pool.live import pools
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.phases import PhaseLog
-from sky_jupyter.pool.results import CellError
+from sky_jupyter.pool import requests
+from sky_jupyter.pool.base.phases import PhaseLog
+from sky_jupyter.pool.open_pools import pools
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.runs import log_pages
+from sky_jupyter.pool.runs.result import CellError
 from tests.pool.pools import begin, local_pool, run
 
 JSON = st.recursive(
@@ -39,13 +40,13 @@ def pool() -> Iterator[Pool]:
 
 
 def ask(action: str, **more: Any) -> dict[str, Any]:
-    return actions.answer({"action": action, **more})
+    return requests.answer({"action": action, **more})
 
 
 @settings(max_examples=80, deadline=None)
 @given(content=JSON)
 def test_anything_at_all_is_answered(content):
-    reply = actions.answer(content)
+    reply = requests.answer(content)
     assert reply["status"] == "error"
     assert reply["message"]
 
@@ -91,7 +92,7 @@ def test_a_page_has_as_much_as_fits_and_says_where_the_next_one_begins(pool):
     while True:
         (page,) = ask("log", run=id, rank=0, **{"from": start})["nodes"]
         assert page["next"] > start
-        assert len(json.dumps(page)) < 4 * pages.COUNT * 1000
+        assert len(json.dumps(page)) < 4 * log_pages.COUNT * 1000
         pieces += sum(len(event["text"]) for event in page["events"] if event["kind"] == "stream")
         start = page["next"]
         if start >= page["end"]:
@@ -100,7 +101,7 @@ def test_a_page_has_as_much_as_fits_and_says_where_the_next_one_begins(pool):
 
 
 def test_half_characters_and_endless_numbers_are_made_fit_to_be_sent():
-    assert actions.sound({"a": "\ud800x", "b": [float("nan"), 1.5], "c": {"\udfff": 1}}) == {
+    assert requests.sound({"a": "\ud800x", "b": [float("nan"), 1.5], "c": {"\udfff": 1}}) == {
         "a": "?x",
         "b": [None, 1.5],
         "c": {"?": 1},
@@ -118,21 +119,21 @@ def test_half_characters_and_endless_numbers_are_made_fit_to_be_sent():
     ],
 )
 def test_a_node_that_answers_nonsense_is_named(answer):
-    with pytest.raises(actions.PoolError, match="node 3 sent a page that cannot be read"):
-        pages.read(3, answer, None, 10)
+    with pytest.raises(requests.PoolError, match="node 3 sent a page that cannot be read"):
+        log_pages.read(3, answer, None, 10)
 
 
 @settings(max_examples=80, deadline=None)
 @given(lines=st.lists(JSON.map(json.dumps) | st.text(), max_size=5), count=st.integers(1, 10))
 def test_a_page_of_any_lines_is_read(lines, count):
     data = "\n".join(lines).encode(errors="replace")
-    page = pages.read(0, {"first": 0, "next": 5, "end": 9, "data": data}, None, count)
+    page = log_pages.read(0, {"first": 0, "next": 5, "end": 9, "data": data}, None, count)
     assert min(5, count) <= page.next <= 9
     assert isinstance(page.text, str)
 
 
 def test_answers_of_nodes_are_read_as_far_as_they_can_be_right():
-    from sky_jupyter.pool.survey import Seen, take
+    from sky_jupyter.pool.lifecycle.status import Seen, take
 
     seen = Seen()
     good = {"cores": 2, "memory": 100, "gpus": [["A100", 80]], "next": 1, "samples": [[0.5, 10, 0.25, 20]]}

@@ -12,7 +12,7 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.errors import plain
-from sky_jupyter.pool.live import pools
+from sky_jupyter.pool.open_pools import pools
 
 FACTOR = 10
 

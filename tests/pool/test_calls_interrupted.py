@@ -15,10 +15,10 @@ from typing import Any
 import pytest
 
 import sky_jupyter as sky
-from sky_jupyter.display import LateView
-from sky_jupyter.pool.calls import Calls
-from sky_jupyter.pool.registry import Registry
-from sky_jupyter.pool.results import CellError
+from sky_jupyter.display.views import LateView
+from sky_jupyter.pool.execution.tasks import Calls
+from sky_jupyter.pool.registry.registry import Registry
+from sky_jupyter.pool.runs.result import CellError
 from tests.pool.pools import local_pool, run, wait_until
 
 PATIENCE = 60.0

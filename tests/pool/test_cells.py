@@ -15,9 +15,9 @@ import pytest
 import sky_jupyter as sky
 from sky_jupyter.capture.collect import Capture
 from sky_jupyter.errors import RankDied, SpecError, plain
-from sky_jupyter.pool.events import OutputEvent
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.results import CellError, RankInterrupted, TimedOut
+from sky_jupyter.pool.base.events import OutputEvent
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.runs.result import CellError, RankInterrupted, TimedOut
 from tests.pool.pools import begin, local_pool, run
 
 WHO = "import sky_jupyter as sky; rank = sky.instance_info().rank\n"
@@ -419,7 +419,7 @@ def test_a_rank_that_ignores_interrupts_is_replaced(pool: Pool) -> None:
 
 
 def test_a_run_id_that_an_agent_knows_is_not_run_twice(pool: Pool) -> None:
-    from sky_jupyter.pool.loop import loop
+    from sky_jupyter.pool.base.event_loop import loop
 
     run(pool, "counter = 0")
     current = begin(pool, "counter += 1; counter")
@@ -432,8 +432,8 @@ def test_a_run_id_that_an_agent_knows_is_not_run_twice(pool: Pool) -> None:
 
 
 def test_the_journal_holds_every_event_in_order(pool: Pool) -> None:
-    from sky_jupyter.node.journal import lines_of
-    from sky_jupyter.pool.loop import loop
+    from sky_jupyter.node.journal.journal import lines_of
+    from sky_jupyter.pool.base.event_loop import loop
 
     current = begin(pool, "print('journalled'); rank")
     pool.attend(current)

@@ -13,11 +13,11 @@ from typing import Any
 import pytest
 
 import sky_jupyter as sky
-from sky_jupyter.capture import folders
+from sky_jupyter.capture import file_selection
 from sky_jupyter.errors import CaptureError, SpecError
-from sky_jupyter.pool.events import Event, NoticeEvent
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.results import CellError
+from sky_jupyter.pool.base.events import Event, NoticeEvent
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.runs.result import CellError
 from tests.conftest import pool_folders
 from tests.pool.pools import local_pool, run
 
@@ -255,7 +255,7 @@ def test_what_is_too_large_is_refused_with_its_largest_entries(
 ) -> None:
     (project / "heavy" / "raw").mkdir(parents=True)
     with open(project / "heavy" / "raw" / "a.bin", "wb") as file:
-        file.truncate(folders.LIMIT)
+        file.truncate(file_selection.LIMIT)
     (project / "heavy" / "small.txt").write_text("x")
     monkeypatch.setattr(pool.code.local, "_included", {})
     pool.include([str(project / "heavy")])

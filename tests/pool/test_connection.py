@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from sky_jupyter.pool.events import NoticeEvent
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.results import CellError
-from sky_jupyter.spec import PoolSpec
+from sky_jupyter.pool.base.events import NoticeEvent
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.runs.result import CellError
+from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.pool.pools import begin, run
 from tests.pool.relay import Far, Relay, relay
 from tests.pool.test_faults import eventually

@@ -20,15 +20,15 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.errors import BootstrapError, PoolError, RankDied
-from sky_jupyter.machines import identity
 from sky_jupyter.plugins import Plugin
-from sky_jupyter.pool import launch
-from sky_jupyter.pool.events import NoticeEvent, OutputEvent
-from sky_jupyter.pool.loop import loop
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.results import CellError
+from sky_jupyter.pool.base.event_loop import loop
+from sky_jupyter.pool.base.events import NoticeEvent, OutputEvent
+from sky_jupyter.pool.hosts import host as launch
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.runs.result import CellError
 from sky_jupyter.providers import Local
-from sky_jupyter.spec import Image, PoolSpec
+from sky_jupyter.spec.pool_spec import Image, PoolSpec
+from sky_jupyter.util import process_identity
 from tests.conftest import marked_processes, pool_folders
 from tests.pool.pools import begin, local_pool, run, underway
 from tests.tiers import daily
@@ -295,9 +295,9 @@ def test_the_end_of_a_pool_leaves_nothing_not_even_daemons_of_the_user() -> None
 
 OWNER = """
 import os, sys, time
-from sky_jupyter.pool.manager import Pool
+from sky_jupyter.pool.pool import Pool
 from sky_jupyter.providers import Local
-from sky_jupyter.spec import PoolSpec
+from sky_jupyter.spec.pool_spec import PoolSpec
 pool = Pool(PoolSpec(provider=Local(), nodes=2))
 pool.start()
 print(pool.id, flush=True)
@@ -362,9 +362,9 @@ def test_an_interrupt_while_a_pool_starts_leaves_nothing() -> None:
     script = textwrap.dedent("""
         import contextlib, signal, time
         from sky_jupyter.plugins import Plugin
-        from sky_jupyter.pool.manager import Pool
+        from sky_jupyter.pool.pool import Pool
         from sky_jupyter.providers import Local
-        from sky_jupyter.spec import PoolSpec
+        from sky_jupyter.spec.pool_spec import PoolSpec
 
         # Tests that run in the background may have been started with interrupts ignored.
         signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -437,5 +437,5 @@ def test_a_start_that_is_given_up_as_its_host_begins_leaves_nothing(monkeypatch:
     # The hosts that were there have ended: this one comes after that.
     given_up.set()
     assert eventually(lambda: pool.hosts)
-    assert eventually(lambda: not identity.lives(*pool.hosts[0].command.identity))
+    assert eventually(lambda: not process_identity.lives(*pool.hosts[0].command.identity))
     assert eventually(lambda: not pool_folders(pool.id))

@@ -13,12 +13,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from sky_jupyter.capture.payload import fingerprint
-from sky_jupyter.node.standins import RemoteRepr
-from sky_jupyter.pool import bringing
-from sky_jupyter.pool.events import Event, NoticeEvent, ProgressEvent
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.results import ValueNotHere
+from sky_jupyter.capture.blobs import fingerprint
+from sky_jupyter.node.serialization.remote_repr import RemoteRepr
+from sky_jupyter.pool.base.events import Event, NoticeEvent, ProgressEvent
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.runs.result import ValueNotHere
+from sky_jupyter.pool.transfer import fetch_values
 from tests.pool.pools import begin, local_pool, run
 
 PATIENCE = 30.0
@@ -282,7 +282,7 @@ def test_a_fetch_of_one_thread_does_not_take_the_file_of_another(pool: Pool) -> 
     first, second = run(pool, LARGE), run(pool, LARGE)
     brought = pool.fetch([1], {"of": first.run}, "the first")[1]
     assert second[1][0] == 1.0
-    assert bringing.load(brought)[0] == 1.0
+    assert fetch_values.load(brought)[0] == 1.0
     assert files(pool) == []
 
 

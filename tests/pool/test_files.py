@@ -10,9 +10,9 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.errors import PoolError, SpecError, TransferError
-from sky_jupyter.pool.events import Event, ProgressEvent
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.moving import size_text
+from sky_jupyter.pool.base.events import Event, ProgressEvent
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.transfer.base import size_text
 from tests.pool.pools import local_pool, run
 
 

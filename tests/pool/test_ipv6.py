@@ -9,7 +9,7 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.machines.local import LocalMachine
-from sky_jupyter.pool.reach import place
+from sky_jupyter.pool.hosts.reachability import place
 from tests.plugins.world import needs
 from tests.pool.pools import local_pool, run
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from sky_jupyter.machines.link import place
-from sky_jupyter.pool.folders import LINK
-from sky_jupyter.pool.leases import has_ended
-from sky_jupyter.pool.registry import Registry
-from sky_jupyter.pool.rows import PoolRow
+from sky_jupyter.machines.link import socket_folder
+from sky_jupyter.pool.registry.folders import LINK
+from sky_jupyter.pool.registry.leases import has_ended
+from sky_jupyter.pool.registry.registry import Registry
+from sky_jupyter.pool.registry.rows import PoolRow
 
 RowOf = Callable[[], PoolRow]
 
@@ -25,7 +25,7 @@ def folder(tmp_path: Path) -> Path:
     """A pool's folder with what a link keeps in its own; nobody answers there."""
     made = tmp_path / "sky-p1-x"
     (made / LINK).mkdir(mode=0o700, parents=True)
-    (made / LINK / place.CONFIG).write_text(json.dumps({"lease": 600.0}))
+    (made / LINK / socket_folder.CONFIG).write_text(json.dumps({"lease": 600.0}))
     return made
 
 
@@ -45,7 +45,7 @@ def row(tmp_path: Path, folder: Path) -> RowOf:
 def old(folder: Path, seconds: float) -> None:
     """The link's last client was there so long ago."""
     when = time.time() - seconds
-    os.utime(folder / LINK / place.CONFIG, (when, when))
+    os.utime(folder / LINK / socket_folder.CONFIG, (when, when))
 
 
 def test_a_pool_that_was_heard_of_within_its_lease_lives(row: RowOf, folder: Path) -> None:
@@ -60,7 +60,7 @@ def test_one_that_was_not_has_ended_unless_a_run_was_on(row: RowOf, folder: Path
 
 
 def test_a_link_that_ended_in_order_saw_the_lease_pass(row: RowOf, folder: Path) -> None:
-    (folder / LINK / place.CONFIG).unlink()
+    (folder / LINK / socket_folder.CONFIG).unlink()
     assert has_ended(row(), running=False)
     assert not has_ended(row(), running=True)
 
@@ -72,13 +72,13 @@ def test_a_pool_without_its_folder_has_ended(row: RowOf, folder: Path) -> None:
 
 @pytest.mark.parametrize("text", ["", "{", "[]", '{"lease": "x"}', '{"lease": null}'])
 def test_what_a_link_left_in_pieces_decides_nothing_for_a_new_pool(row: RowOf, folder: Path, text: str) -> None:
-    (folder / LINK / place.CONFIG).write_text(text)
+    (folder / LINK / socket_folder.CONFIG).write_text(text)
     assert not has_ended(row(), running=True)
 
 
 def test_a_link_that_answers_has_the_last_word(row: RowOf, folder: Path) -> None:
     old(folder, 10_000)
-    with socket.socket(socket.AF_UNIX) as listener, place._address(folder / LINK) as address:
+    with socket.socket(socket.AF_UNIX) as listener, socket_folder._address(folder / LINK) as address:
         listener.bind(address)
         listener.listen()
         assert not has_ended(row(), running=False)

@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from sky_jupyter.magics import logs
-from sky_jupyter.magics.options import UsageError, parse
-from sky_jupyter.pool.events import NoticeEvent, OutputEvent, Tape
-from sky_jupyter.pool.logs import Tail
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.printed import Bound, Printed
-from sky_jupyter.pool.results import CellResult
+from sky_jupyter.magics.parsing import UsageError, parse
+from sky_jupyter.pool.base.events import NoticeEvent, OutputEvent, Tape
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.runs.log_reader import Tail
+from sky_jupyter.pool.runs.printed_output import Bound, Printed
+from sky_jupyter.pool.runs.result import CellResult
 from tests.pool.pools import begin, local_pool, run
 
 MEBI = 1 << 20
@@ -56,7 +56,7 @@ def test_a_text_that_is_larger_than_all_that_is_kept_stays_alone() -> None:
 
 
 def test_what_the_notebook_does_not_keep_comes_from_the_journals(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("sky_jupyter.pool.runs.Bound", lambda: Bound(MEBI))
+    monkeypatch.setattr("sky_jupyter.pool.runs.run.Bound", lambda: Bound(MEBI))
     current = begin(pool, MANY.format(count=50_000))
     result = pool.attend(current)
     kept = current.outcomes[0].stdout

@@ -13,7 +13,7 @@ import pytest
 import sky_jupyter as sky
 from sky_jupyter.capture.collect import collect_value
 from sky_jupyter.errors import plain
-from sky_jupyter.pool.results import CellError, ValueNotHere
+from sky_jupyter.pool.runs.result import CellError, ValueNotHere
 from tests.pool.pools import begin, local_pool, run
 from tests.pool.test_faults import eventually, scheduler_of
 
@@ -54,7 +54,11 @@ def test_a_rank_lets_go_of_the_values_of_older_cells() -> None:
 
 def test_a_rank_keeps_the_source_of_its_newest_cells_and_of_functions_that_live() -> None:
     with local_pool(nodes=1) as pool:
-        run(pool, "import linecache\nfrom sky_jupyter.node import forgetting\nforgetting.KEEP_SOURCES = 5", count=1)
+        run(
+            pool,
+            "import linecache\nfrom sky_jupyter.node.kernel import history_trim\nhistory_trim.KEEP_SOURCES = 5",
+            count=1,
+        )
         run(pool, "def lives(): return 1 / 0", count=2)
         run(pool, "class Lives:\n    def method(self): return lives()", count=3)
         for number in range(4, 40):
@@ -79,7 +83,7 @@ def test_a_rank_keeps_the_source_of_its_newest_cells_and_of_functions_that_live(
 def test_what_a_rank_forgets_asks_no_object_of_the_user_for_its_class() -> None:
     asked = "class Asks:\n    @property\n    def __class__(self): asked.append(1); return int\nasked = []; one = Asks()"
     with local_pool(nodes=1) as pool:
-        run(pool, f"from sky_jupyter.node import forgetting\nforgetting.KEEP_SOURCES = 2\n{asked}", count=1)
+        run(pool, f"from sky_jupyter.node.kernel import history_trim\nhistory_trim.KEEP_SOURCES = 2\n{asked}", count=1)
         run(pool, "asked.clear()", count=2)
         for number in range(3, 12):
             run(pool, "pass", count=number)

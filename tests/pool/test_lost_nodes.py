@@ -12,7 +12,7 @@ import psutil
 import pytest
 
 from sky_jupyter.plugins import Plugin
-from sky_jupyter.pool.results import CellError
+from sky_jupyter.pool.runs.result import CellError
 from tests.pool.pools import begin, local_pool, run, wait_until
 
 

@@ -19,7 +19,7 @@ from tests.took import Took
 START = """
 get_ipython().run_line_magic("load_ext", "sky_jupyter")
 get_ipython().run_cell_magic("sky", "--nodes 2", "big = bytearray(10_000_000)")
-from sky_jupyter.pool.live import pools
+from sky_jupyter.pool.open_pools import pools
 open({path!r}, "w").write(pools.current.id)
 """
 

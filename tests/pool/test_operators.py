@@ -16,8 +16,8 @@ from pathlib import Path
 import pytest
 
 import sky_jupyter as sky
-from sky_jupyter.pool.loop import loop
-from sky_jupyter.pool.manager import Pool
+from sky_jupyter.pool.base.event_loop import loop
+from sky_jupyter.pool.pool import Pool
 
 PATIENCE = 60.0
 
@@ -597,8 +597,8 @@ def test_how_often_a_call_is_begun_again_is_asked_of_the_call_then_its_function_
 
 
 def test_a_call_is_given_up_that_has_lost_too_many_nodes(compute: sky.Compute, pool: Pool, tmp_path: Path) -> None:
-    from sky_jupyter.pool.calls import CallRun
-    from sky_jupyter.pool.events import ignore
+    from sky_jupyter.pool.base.events import ignore
+    from sky_jupyter.pool.execution.tasks import CallRun
 
     run = CallRun("call", ignore, retries=1)
     assert run.accepts("call.0-a", 0)

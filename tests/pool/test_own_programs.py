@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from sky_jupyter.plugins import parse_plugins
-from sky_jupyter.pool.events import NoticeEvent
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.results import CellError
+from sky_jupyter.pool.base.events import NoticeEvent
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.runs.result import CellError
 from tests.plugins.world import needs
 from tests.pool.pools import begin, local_pool, run
 from tests.tiers import daily

@@ -13,12 +13,12 @@ from typing import Any
 import pytest
 import uv
 
-from sky_jupyter.bootstrap import sync
+from sky_jupyter.bootstrap import package_sync
 from sky_jupyter.errors import BootstrapError
-from sky_jupyter.pool.events import Event, NoticeEvent
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.packages import PoolPackages
-from sky_jupyter.spec import Image
+from sky_jupyter.pool.base.events import Event, NoticeEvent
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.transfer.packages import PoolPackages
+from sky_jupyter.spec.pool_spec import Image
 from tests.bootstrap.wheels import make_wheel
 from tests.pool.pools import local_pool, run
 
@@ -140,7 +140,7 @@ def test_the_notebooks_own_environment_does_not_differ_from_itself(monkeypatch: 
     def never(modules: Any) -> Any:
         raise AssertionError
 
-    monkeypatch.setattr(sync, "behind", never)
+    monkeypatch.setattr(package_sync, "behind", never)
     with local_pool(nodes=1) as pool:
         assert told(pool, "import numpy\n1") == ([1], [])
         frozen = pool.packages.frozen()
@@ -163,8 +163,8 @@ def test_the_distribution_behind_a_shared_first_name_is_the_one_that_has_the_mod
         (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: sky-{name}\nVersion: 1.0\n")
         (info / "RECORD").write_text(f"sky_shared/{name}/__init__.py,,\n")
     monkeypatch.syspath_prepend(tmp_path / "site-packages")
-    assert sync.behind({"sky_shared.one.part"}) == {"sky-one": "1.0"}
-    assert sync.behind({"sky_shared.one", "sky_shared.other", "absent", "json"}) == {
+    assert package_sync.behind({"sky_shared.one.part"}) == {"sky-one": "1.0"}
+    assert package_sync.behind({"sky_shared.one", "sky_shared.other", "absent", "json"}) == {
         "sky-one": "1.0",
         "sky-other": "1.0",
     }

@@ -20,7 +20,7 @@ from joblib import Parallel, delayed
 import sky_jupyter as sky
 import sky_jupyter.api  # shows what loops print
 from sky_jupyter.errors import RankDied, SpecError
-from sky_jupyter.pool.manager import Pool
+from sky_jupyter.pool.pool import Pool
 from tests.plugins.world import needs
 from tests.pool.pools import local_pool, run, wait_until
 
@@ -120,7 +120,7 @@ def test_large_arguments_are_brought_to_each_rank_once(pool: Pool, monkeypatch: 
     pool.restart()
     sent.clear()
     assert loop(delayed(total)(array, number, more=other) for number in range(6)) == [1.0 * (1 << 20)] * 6
-    held = "from sky_jupyter.plugins import shared\nlen(shared._held)"
+    held = "from sky_jupyter.plugins.joblib import shared_values as shared\nlen(shared._held)"
     assert run(pool, held, {}).values == [2, 2]
     # Parts of a whole are not kept.
     sent.clear()

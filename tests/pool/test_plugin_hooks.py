@@ -12,9 +12,9 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.errors import BootstrapError, ProvisionError, SpecError
-from sky_jupyter.pool.manager import Pool
+from sky_jupyter.pool.pool import Pool
 from sky_jupyter.providers import Local
-from sky_jupyter.spec import Image, PoolSpec
+from sky_jupyter.spec.pool_spec import Image, PoolSpec
 from tests.pool.pools import local_pool, run
 
 

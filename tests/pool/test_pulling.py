@@ -10,9 +10,9 @@ import pytest
 
 from sky_jupyter.capture.collect import collect
 from sky_jupyter.errors import PoolError, SpecError
-from sky_jupyter.node import parts
-from sky_jupyter.pool import pulling
-from sky_jupyter.pool.manager import Pool
+from sky_jupyter.node.serialization import sharded_arrays
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.transfer import pull
 from tests.pool.pools import local_pool, run
 
 MAKE = """
@@ -63,7 +63,7 @@ def test_tensors_and_tables_are_put_together_as_such() -> None:
 
 
 def joined(values: list[Any], how: str) -> Any:
-    return pulling.together("x", values, how)
+    return pull.together("x", values, how)
 
 
 def test_what_does_not_fit_together_is_refused_with_the_reason(pool: Pool) -> None:
@@ -100,12 +100,12 @@ def test_what_cannot_be_pickled_is_not_pulled_and_the_part_is_named(pool: Pool) 
 
 
 def test_arrays_that_only_some_ranks_have_are_not_taken_for_the_whole() -> None:
-    put = parts.Whole()
+    put = sharded_arrays.Whole()
     with put.reading():
-        parts.part((4,), [((0,), np.arange(2))])
+        sharded_arrays.part((4,), [((0,), np.arange(2))])
     assert put.missing == 2
     with pytest.raises(ValueError, match="do not have the same arrays"), put.reading():
-        parts.part((6,), [((0,), np.arange(2))])
+        sharded_arrays.part((6,), [((0,), np.arange(2))])
     with pytest.raises(ValueError, match="do not have the same arrays"), put.reading():
         pass
 
@@ -116,7 +116,7 @@ def test_arrays_that_only_some_ranks_have_are_not_taken_for_the_whole() -> None:
 def pulled(pool: Pool, name: str, namespace: dict[str, Any], **how: Any) -> None:
     """As `%sky pull` does it."""
     namespace[name] = pool.pull(name, **how)
-    pulling.note(pool.ledger, name, namespace, pool.spec.world_size)
+    pull.note(pool.ledger, name, namespace, pool.spec.world_size)
 
 
 def sends(pool: Pool, code: str, namespace: dict[str, Any]) -> set[str]:

@@ -17,14 +17,14 @@ import sky_jupyter as sky
 from sky_jupyter.capture.collect import Capture, collect, collect_value
 from sky_jupyter.capture.ledger import Ledger
 from sky_jupyter.errors import BootstrapError, CaptureError
-from sky_jupyter.node.foreign import PYTHON
-from sky_jupyter.node.standins import RemoteRepr
+from sky_jupyter.node.serialization.code_portability import PYTHON
+from sky_jupyter.node.serialization.remote_repr import RemoteRepr
 from sky_jupyter.plugins import Plugin
-from sky_jupyter.pool.events import Event, NoticeEvent
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.pythons import PoolPythons
+from sky_jupyter.pool.base.events import Event, NoticeEvent
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.transfer.python_versions import PoolPythons
 from sky_jupyter.providers import Local
-from sky_jupyter.spec import Image, PoolSpec
+from sky_jupyter.spec.pool_spec import Image, PoolSpec
 from tests.pool.pools import run
 
 

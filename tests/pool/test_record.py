@@ -16,14 +16,14 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sky_jupyter.errors import PoolError
-from sky_jupyter.machines.ssh.targets import Target
-from sky_jupyter.node.protocol import PROTOCOL
+from sky_jupyter.machines.ssh.target import Target
+from sky_jupyter.node.protocol.version import PROTOCOL
 from sky_jupyter.plugins import Plugin
-from sky_jupyter.pool.record import PoolRecord
-from sky_jupyter.pool.registry import Registry
-from sky_jupyter.pool.rows import PoolRow
+from sky_jupyter.pool.registry.pool_record import PoolRecord
+from sky_jupyter.pool.registry.registry import Registry
+from sky_jupyter.pool.registry.rows import PoolRow
 from sky_jupyter.providers import Local
-from sky_jupyter.spec import PoolSpec
+from sky_jupyter.spec.pool_spec import PoolSpec
 
 SPEC = PoolSpec(provider=Local(), nodes=2, keep=True, name="kept", plugins=(Plugin("own"),))
 RECORD = PoolRecord(SPEC, "tls://127.0.0.1:1", ("local-0", "local-1"), ({"nodes": [0, 1]},), direct=True)

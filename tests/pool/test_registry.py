@@ -26,17 +26,19 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sky_jupyter.errors import PoolError
-from sky_jupyter.machines import identity
-from sky_jupyter.pool import folders
-from sky_jupyter.pool import registry as registry_module
-from sky_jupyter.pool.database import VERSION
-from sky_jupyter.pool.registry import Registry, sweep
+from sky_jupyter.pool.registry import folders
+from sky_jupyter.pool.registry import registry as registry_module
+from sky_jupyter.pool.registry.database import VERSION
+from sky_jupyter.pool.registry.registry import Registry, sweep
+from sky_jupyter.util import process_identity
 
 ROOT = Path(__file__).resolve().parents[2]
 PATIENCE = 60.0
 SLEEP = "import time; time.sleep(600)"
 # Of rows that were written on another machine.
-FAR = identity.Place("elsewhere", "0123456789abcdef", "e5fd4b44-0000-4000-8000-000000000000", "4026531836-1").text
+FAR = process_identity.Place(
+    "elsewhere", "0123456789abcdef", "e5fd4b44-0000-4000-8000-000000000000", "4026531836-1"
+).text
 
 
 @pytest.fixture
@@ -87,8 +89,8 @@ def kept(registry: Registry, start: Callable[..., subprocess.Popen[str]]) -> sub
 
 MAKE_KEPT = """
 import subprocess, sys, time
-from sky_jupyter.machines import identity
-from sky_jupyter.pool.registry import Registry
+from sky_jupyter.util import process_identity as identity
+from sky_jupyter.pool.registry.registry import Registry
 registry = Registry()
 registry.intend("k", "kept", "local", 1, True)
 host = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"], start_new_session=True,
@@ -104,7 +106,7 @@ def _no_host_is_left(path: Path) -> Iterator[None]:
     yield
     if path.is_file():
         for pid, began in ask(path, "SELECT host_pid, host_started FROM pools", fails=False):
-            if isinstance(pid, int) and pid != os.getpid() and identity.lives(pid, began):
+            if isinstance(pid, int) and pid != os.getpid() and process_identity.lives(pid, began):
                 os.kill(pid, signal.SIGKILL)
 
 
@@ -126,7 +128,7 @@ def end(process: subprocess.Popen[str] | int) -> None:
     pid = process if isinstance(process, int) else process.pid
     os.kill(pid, signal.SIGKILL)
     limit = time.monotonic() + PATIENCE
-    while identity.started(pid):
+    while process_identity.started(pid):
         assert time.monotonic() < limit
         time.sleep(0.01)
 
@@ -157,7 +159,7 @@ def test_a_pool_is_known_from_its_intent_to_its_end(registry: Registry) -> None:
     assert row.owner_lives
     assert row.is_here
     assert (row.host_pid, row.host_lives, row.folders) == (0, False, ())
-    registry.update("p1", "ready", ["/tmp/sky-p1-x"], host=identity.this())
+    registry.update("p1", "ready", ["/tmp/sky-p1-x"], host=process_identity.this())
     (row,) = registry.pools()
     assert (row.state, row.folders, row.host_lives) == ("ready", ("/tmp/sky-p1-x",), True)
     registry.update("p1", "ready")
@@ -259,7 +261,7 @@ def test_a_registry_that_was_moved_away_is_made_anew(registry: Registry) -> None
 
 WRITE = """
 import sys
-from sky_jupyter.pool.registry import Registry
+from sky_jupyter.pool.registry.registry import Registry
 registry, mark, number = Registry(), sys.argv[1], 0
 while True:
     number += 1
@@ -309,7 +311,7 @@ def test_processes_that_open_a_new_registry_at_the_same_time_all_can(
 ) -> None:
     code = """
 import sys
-from sky_jupyter.pool.registry import Registry
+from sky_jupyter.pool.registry.registry import Registry
 registry = Registry()
 print("ready", flush=True)
 sys.stdin.readline()
@@ -327,7 +329,7 @@ def test_a_second_connection_of_a_process_leaves_the_first_ones_locks(
     registry.intend("p1", "x", "local", 1, False)
     second = Registry(registry.path)
     assert second.pools()
-    other = start("from sky_jupyter.pool.registry import Registry; r = Registry(); r.pools(); r.close()")
+    other = start("from sky_jupyter.pool.registry.registry import Registry; r = Registry(); r.pools(); r.close()")
     assert other.wait(PATIENCE) == 0
     # Who closes the file last takes these away; that is still to come.
     assert registry.path.with_name("registry.sqlite-wal").exists()
@@ -352,7 +354,7 @@ def test_what_was_told_before_the_interpreter_ends_is_written(
 ) -> None:
     code = """
 import atexit
-from sky_jupyter.pool.registry import Registry
+from sky_jupyter.pool.registry.registry import Registry
 registry = Registry()
 atexit.register(lambda: registry.run_ended("r0", "ok", 1.0))
 for number in range(100):
@@ -369,7 +371,7 @@ for number in range(100):
 RACE = """
 import sys, time
 from sky_jupyter.errors import PoolError
-from sky_jupyter.pool.registry import Registry
+from sky_jupyter.pool.registry.registry import Registry
 registry = Registry()
 registry.pools()
 print("ready", flush=True)
@@ -414,7 +416,7 @@ def test_a_pool_of_another_live_process_is_refused_with_who_and_how(
 ) -> None:
     with pytest.raises(PoolError) as caught:
         registry.own("k")
-    who = rf"python \(process {kept.pid} on host {re.escape(identity.here().host)}, since \d\d:\d\d\)"
+    who = rf"python \(process {kept.pid} on host {re.escape(process_identity.here().host)}, since \d\d:\d\d\)"
     assert re.fullmatch(
         rf"pool 'kept' is managed by {who}; `%sky attach kept --take-over` takes it over", str(caught.value)
     )
@@ -445,7 +447,7 @@ def test_an_owner_has_the_same_generation_until_it_releases_the_pool(registry: R
 
 def test_a_process_that_got_the_dead_owners_number_does_not_own_the_pool(registry: Registry) -> None:
     registry.intend("p1", "x", "local", 1, True)
-    me = identity.this()
+    me = process_identity.this()
     ask(registry.path, "UPDATE pools SET owner_started = ?", me.started - 5)
     (row,) = registry.pools()
     assert row.owner == os.getpid()
@@ -460,20 +462,20 @@ def test_an_owner_is_known_by_psutils_time_too_and_not_once_it_is_a_zombie(
     start: Callable[..., subprocess.Popen[str]],
 ) -> None:
     process = start(SLEEP)
-    born, began = psutil.Process(process.pid).create_time(), identity.started(process.pid)
-    assert identity.lives(process.pid, began)
-    assert identity.lives(process.pid, born)
-    assert not identity.lives(process.pid, born - 5)
+    born, began = psutil.Process(process.pid).create_time(), process_identity.started(process.pid)
+    assert process_identity.lives(process.pid, began)
+    assert process_identity.lives(process.pid, born)
+    assert not process_identity.lives(process.pid, born - 5)
     os.kill(process.pid, signal.SIGKILL)
     os.waitid(os.P_PID, process.pid, os.WEXITED | os.WNOWAIT)
     assert psutil.Process(process.pid).status() == psutil.STATUS_ZOMBIE
-    assert not identity.lives(process.pid, began)
-    assert identity.started(process.pid) == 0
+    assert not process_identity.lives(process.pid, began)
+    assert process_identity.started(process.pid) == 0
 
 
 @pytest.mark.parametrize("pid", [0, -1, 1 << 40])
 def test_numbers_that_no_process_has_do_not_live(pid: int) -> None:
-    assert not identity.lives(pid, 0.0)
+    assert not process_identity.lives(pid, 0.0)
 
 
 def test_a_second_kept_pool_of_a_name_is_refused_while_the_first_lives(
@@ -520,7 +522,7 @@ def test_an_owner_is_named_as_a_person_knows_it(
 ) -> None:
     monkeypatch.setenv("JPY_SESSION_NAME", session.replace("~", str(Path.home())))
     monkeypatch.setattr(sys, "argv", [program])
-    assert identity.own_name() == name
+    assert process_identity.own_name() == name
 
 
 # What is left of pools whose processes are gone.
@@ -608,9 +610,9 @@ def test_a_host_that_nobody_could_record_is_found_and_its_pool_kept(
     id = uuid.uuid4().hex[:8]
     folder = leftovers(id)
     # In place of the host, a process that says with its command that it is one.
-    host = start(SLEEP, "-m", "sky_jupyter.node.host", str(folder))
+    host = start(SLEEP, "-m", "sky_jupyter.node.host.host", str(folder))
     limit = time.monotonic() + PATIENCE
-    while "sky_jupyter.node.host" not in psutil.Process(host.pid).cmdline():
+    while "sky_jupyter.node.host.host" not in psutil.Process(host.pid).cmdline():
         assert time.monotonic() < limit
     dead_pool(registry, id, keep=True)
     assert sweep(registry) == []
@@ -639,7 +641,7 @@ def test_two_sweeps_at_the_same_time_end_a_pool_once(
         dead_pool(registry, id, name=id)
     code = """
 import sys
-from sky_jupyter.pool.registry import Registry, sweep
+from sky_jupyter.pool.registry.registry import Registry, sweep
 print("ready", flush=True)
 sys.stdin.readline()
 print(*sweep(Registry()))
@@ -766,7 +768,7 @@ def test_whatever_a_row_holds_it_is_a_row_or_a_warning(loose: Path, table: str, 
     dead = {"owner": 4_000_000, "owner_started": 1.0, "began": 1.0, "owner_since": 1.0, "host_pid": 4_000_001}
     good = {"id": "bad1", "name": "x", "provider": "local", "nodes": 1, "state": "ready", "folders": "[]", "keep": 1}
     good |= {"owner_name": "", "owner_host": "", "machine": "", "generation": 1, "host_started": 1.0, **dead}
-    good |= {"owner_place": "", "machine_place": identity.here().text}
+    good |= {"owner_place": "", "machine_place": process_identity.here().text}
     good |= {"pool": "bad1", "code": "x", "elapsed": None, "ranks": "0-3", "ended": None}
     changed = data.draw(st.dictionaries(st.sampled_from(_COLUMNS[table]), _VALUES, min_size=1))
     row = {**{name: good[name] for name in _COLUMNS[table]}, **changed}
@@ -935,7 +937,7 @@ def test_a_locked_file_holds_up_no_cell_and_refuses_a_pool(path: Path) -> None:
 FULL = """
 import resource
 from sky_jupyter.errors import PoolError
-from sky_jupyter.pool.registry import Registry
+from sky_jupyter.pool.registry.registry import Registry
 registry = Registry()
 registry.intend("p1", "x", "local", 1, False)
 # No file may grow beyond this: the disk is full.

@@ -17,12 +17,12 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.errors import BootstrapError, PoolError, SpecError
-from sky_jupyter.pool import plan, survey
-from sky_jupyter.pool.events import PhaseEvent
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.registry import Registry
+from sky_jupyter.pool.base.events import PhaseEvent
+from sky_jupyter.pool.lifecycle import resize_plan, status
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.registry.registry import Registry
 from sky_jupyter.providers import SSH, Local
-from sky_jupyter.spec import PoolSpec
+from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.conftest import pool_folders
 from tests.pool.pools import begin, local_pool, run
 
@@ -82,7 +82,7 @@ def test_nodes_are_added_and_removed_with_new_kernels_and_all_else_as_it_was() -
         assert [old.stdout(rank) for rank in (0, 1)] == ["rank 0\n", "rank 1\n"]
         assert "its node was removed from the pool" in str(old.errors[2])
         assert pool.page(first, 0)[0].text == "first\n3\n"
-        assert [(node["node"], node["state"]) for node in survey.of(pool, 0)["nodes"]] == [(0, "idle"), (1, "idle")]
+        assert [(node["node"], node["state"]) for node in status.of(pool, 0)["nodes"]] == [(0, "idle"), (1, "idle")]
 
 
 @pytest.mark.slow
@@ -223,12 +223,12 @@ def test_what_cannot_be_is_refused_before_anything_changes() -> None:
     }
     for text, options in wrong.items():
         with pytest.raises(SpecError, match=text):
-            plan.of(local, ids, **{"nodes": None, "add": (), "remove": (), **options})
+            resize_plan.of(local, ids, **{"nodes": None, "add": (), "remove": (), **options})
     ssh = PoolSpec(provider=SSH(["a", "b", "c", "d"]), nodes=3)
     with pytest.raises(SpecError, match="6 nodes need 2 more hosts than the pool knows"):
-        plan.of(ssh, ids, 6, (), ())
+        resize_plan.of(ssh, ids, 6, (), ())
     with pytest.raises(SpecError, match="host 'b' is named more than once"):
-        plan.of(ssh, ids, None, ["b"], ())
+        resize_plan.of(ssh, ids, None, ["b"], ())
 
 
 @pytest.mark.parametrize(
@@ -246,7 +246,7 @@ def test_what_cannot_be_is_refused_before_anything_changes() -> None:
 )
 def test_hosts_become_nodes_in_their_order(options: Any, ids: str, kept: tuple[int, ...], hosts: str) -> None:
     spec = PoolSpec(provider=SSH(list("abcd"), accept_host_keys={"b": "SHA256:" + 43 * "A"}), nodes=3)
-    made = plan.of(spec, list("abc"), **{"nodes": None, "add": (), "remove": (), **options})
+    made = resize_plan.of(spec, list("abc"), **{"nodes": None, "add": (), "remove": (), **options})
     assert ("".join(made.ids), made.kept) == (ids, kept)
     assert "".join(made.spec.provider.hosts) == hosts
     assert made.spec.nodes == len(ids)

@@ -9,9 +9,9 @@ import pickle
 import pytest
 
 from sky_jupyter.errors import RankDied, RemoteError, SkyError
-from sky_jupyter.node.raised import describe
-from sky_jupyter.node.standins import RemoteRepr
-from sky_jupyter.pool.results import CellError, CellResult, Outcome, RankInterrupted
+from sky_jupyter.node.serialization.exceptions import describe
+from sky_jupyter.node.serialization.remote_repr import RemoteRepr
+from sky_jupyter.pool.runs.result import CellError, CellResult, Outcome, RankInterrupted
 
 
 def ok(rank: int, value: object) -> Outcome:

@@ -12,14 +12,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import sky_jupyter as sky
-from sky_jupyter.display import render
-from sky_jupyter.display.model import RunModel
-from sky_jupyter.display.terminal import TerminalRunView
-from sky_jupyter.node.journal import Journal
-from sky_jupyter.pool.events import Event, NoticeEvent, OutputEvent
-from sky_jupyter.pool.loop import loop
-from sky_jupyter.pool.results import CellError, CellResult
-from sky_jupyter.pool.runs import Run
+from sky_jupyter.display.model import html
+from sky_jupyter.display.model.run_model import RunModel
+from sky_jupyter.display.terminal.line_view import TerminalRunView
+from sky_jupyter.node.journal.journal import Journal
+from sky_jupyter.pool.base.event_loop import loop
+from sky_jupyter.pool.base.events import Event, NoticeEvent, OutputEvent
+from sky_jupyter.pool.runs.result import CellError, CellResult
+from sky_jupyter.pool.runs.run import Run
 from tests.pool.pools import begin, local_pool, run
 
 
@@ -117,9 +117,9 @@ def test_a_gap_is_shown_where_output_is_missing(tmp_path: Path) -> None:
     assert lines[0] == "line 0"
     assert lines[place - 1] == f"line {place - 1}"
     assert lines[-1] == "line 499"
-    shown = render.to_text(model.snapshot(1000), 1000)
+    shown = html.to_text(model.snapshot(1000), 1000)
     assert lines[place] in shown
-    assert lines[place] in render.to_html(model.snapshot(1000), 1000)
+    assert lines[place] in html.to_html(model.snapshot(1000), 1000)
     assert heard.run.over.is_set()
     assert heard.notices == []
 
@@ -292,7 +292,7 @@ def test_an_image_of_no_possible_size_is_shown(width: str) -> None:
     line = '{"seq": 0, "rank": 0, "kind": "display", ' + shown + "}"
     heard.run.take(0, 0, 1, (line % width).encode())
     model.on_event(heard.events[0])
-    assert "<img" in render.to_html(model.snapshot(10))
+    assert "<img" in html.to_html(model.snapshot(10))
 
 
 # -- with a pool -----------------------------------------------------------------------------------
@@ -303,7 +303,7 @@ def small_journals(info: Any) -> Any:
     import contextlib
     from unittest import mock
 
-    from sky_jupyter.node.journal import Journal
+    from sky_jupyter.node.journal.journal import Journal
 
     make = Journal.__init__
     stack = contextlib.ExitStack()
@@ -458,8 +458,8 @@ def test_no_batch_raises_nor_breaks_a_view_nor_a_later_batch(said: list[Any], an
         fed.take(*batch)
     assert errors == []
     final = model.snapshot(100)
-    render.to_html(final).encode()
-    render.to_text(final).encode()
+    html.to_html(final).encode()
+    html.to_text(final).encode()
     outcomes = list(fed.outcomes.values())
     for outcome in outcomes:
         "".join([*outcome.stdout, *outcome.stderr]).encode()

@@ -17,10 +17,10 @@ import psutil
 import pytest
 
 import sky_jupyter as sky
-from sky_jupyter.node.commons import MOST_VALUE
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.results import CellError, RankInterrupted
-from sky_jupyter.pool.runs import Run
+from sky_jupyter.node.dask.shared_state import MOST_VALUE
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.runs.result import CellError, RankInterrupted
+from sky_jupyter.pool.runs.run import Run
 from tests.pool.pools import begin, wait_until
 from tests.pool.test_faults import scheduler_of
 

@@ -15,8 +15,8 @@ import pytest
 
 from sky_jupyter.capture.collect import collect_value
 from sky_jupyter.errors import CaptureError
-from sky_jupyter.pool.events import NoticeEvent
-from sky_jupyter.pool.manager import Pool
+from sky_jupyter.pool.base.events import NoticeEvent
+from sky_jupyter.pool.pool import Pool
 from tests.pool.pools import local_pool, run
 
 

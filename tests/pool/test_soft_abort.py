@@ -9,8 +9,8 @@ from collections.abc import Iterator
 import pytest
 
 import sky_jupyter as sky
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.results import CellError, RankInterrupted
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.runs.result import CellError, RankInterrupted
 from tests.plugins.world import needs
 from tests.pool.pools import begin, local_pool, run, underway, wait_until
 from tests.pool.test_faults import eventually
@@ -119,7 +119,7 @@ def test_ranks_that_were_interrupted_out_of_step_are_in_step_again(pool: Pool) -
 
 # Which of the first two ranks has called the other, for a group of theirs.
 FEW = """
-from sky_jupyter.plugins import machine
+from sky_jupyter.plugins.core import rank_network as machine
 before = set(machine._connections().values())
 few = dist.new_group([0, 1])
 if rank < 2: dist.barrier(few)

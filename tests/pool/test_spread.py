@@ -15,12 +15,12 @@ import psutil
 import pytest
 
 from sky_jupyter.errors import NodeLost
-from sky_jupyter.node import staging
-from sky_jupyter.node.listing import Entry, digest_of, hashed, pack, to_wire, walk
-from sky_jupyter.pool import spread
-from sky_jupyter.pool.loop import loop
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.spread import Place, Spread
+from sky_jupyter.node.files import staging
+from sky_jupyter.node.files.file_manifest import Entry, digest_of, hashed, pack, to_wire, walk
+from sky_jupyter.pool.base.event_loop import loop
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.transfer import broadcast_tree as spread
+from sky_jupyter.pool.transfer.broadcast_tree import Place, Spread
 from tests.pool.pools import local_pool
 
 PATIENCE = 60.0

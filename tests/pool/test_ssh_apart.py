@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import sky_jupyter as sky
-from sky_jupyter.display import panel
+from sky_jupyter.display.notebook import pool_panel
 from sky_jupyter.errors import BootstrapError, SkyError
 from sky_jupyter.magics import status_of
 from sky_jupyter.plugins import parse_plugins
-from sky_jupyter.pool.events import NoticeEvent
-from sky_jupyter.pool.results import CellError
+from sky_jupyter.pool.base.events import NoticeEvent
+from sky_jupyter.pool.runs.result import CellError
 from tests.hosts.traces import nothing_left
 from tests.hosts.world import Kind, World, hosts, skip_unless_hosts_run
 from tests.pool.pools import begin, run
@@ -66,7 +66,7 @@ def test_two_hosts_that_do_not_reach_each_other_are_a_pool(world: World) -> None
             (notice,) = [event.text for event in told if isinstance(event, NoticeEvent)]
             assert notice.startswith("host1 does not reach host0 (at ")
             assert "the control of host1 goes through this notebook's link; collectives between them" in notice
-            assert "host1 does not reach host0" in panel.to_text(status_of(pool))
+            assert "host1 does not reach host0" in pool_panel.to_text(status_of(pool))
             result = run(pool, "import socket\nprint(socket.gethostname())\n6 * 7")
             assert result.values == [42, 42]
             assert [result.stdout(rank) for rank in (0, 1)] == ["host0\n", "host1\n"]

@@ -15,9 +15,9 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.errors import BootstrapError
-from sky_jupyter.node.accelerators import VISIBLE
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.spec import Accelerator, Image, PoolSpec
+from sky_jupyter.node.system.gpus import VISIBLE
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.spec.pool_spec import Accelerator, Image, PoolSpec
 from tests.hosts.traces import wait_until_clean
 from tests.hosts.world import Kind, World, hosts, skip_unless_hosts_run
 from tests.node import smi

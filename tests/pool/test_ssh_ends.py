@@ -13,9 +13,9 @@ import psutil
 import pytest
 
 from sky_jupyter.errors import BootstrapError
-from sky_jupyter.machines import ending
-from sky_jupyter.pool import traces
-from sky_jupyter.pool.registry import Registry
+from sky_jupyter.machines import remote_cleanup
+from sky_jupyter.pool.registry import remote_parts
+from sky_jupyter.pool.registry.registry import Registry
 from tests.attacks.kills import START_LEASE
 from tests.conftest import pool_folders
 from tests.hosts.world import World, hosts, skip_unless_hosts_run
@@ -53,7 +53,7 @@ def registry() -> Iterator[Registry]:
 
 def left_over() -> list[str]:
     with registry() as known:
-        return [trace.host for trace in traces.orphans(known)]
+        return [trace.host for trace in remote_parts.orphans(known)]
 
 
 @pytest.mark.slow
@@ -104,7 +104,7 @@ def test_or_by_the_next_notebook(world: World, tmp_path: Path, how: str) -> None
 
 CLEAN = """
 import sky_jupyter as sky
-from sky_jupyter.magics import cleaning
+from sky_jupyter.magics import clean as cleaning
 (machine,) = sky.SSH("host1").connect_all(["host1"])
 ended = cleaning._end_left(machine)
 machine.close()
@@ -120,7 +120,7 @@ import sky_jupyter as sky
 def test_after_a_notebook_and_its_hosts_have_died_nothing_is_left_here(world: World, tmp_path: Path) -> None:
     with notebook(tmp_path) as book:
         assert book.run(OWNER, timeout=240).status == "ok"
-        id = book.value("__import__('sky_jupyter.pool.live', fromlist=['pools']).pools.current.id")
+        id = book.value("__import__('sky_jupyter.pool.open_pools', fromlist=['pools']).pools.current.id")
         folders = pool_folders(id)
         (folders[-1] / "value").write_bytes(b"x")
         os.kill(book.manager.provisioner.pid, signal.SIGKILL)
@@ -167,18 +167,18 @@ def test_hosts_that_are_not_told_that_their_pool_is_ready_end_by_themselves(
             f"{folder}/ready" for folder in folders
         ]
         with registry() as known:
-            assert [trace.host for trace in traces.of(known, pool.id)] == ["host0", "host1"]
-            assert traces.orphans(known) == []
+            assert [trace.host for trace in remote_parts.of(known, pool.id)] == ["host0", "host1"]
+            assert remote_parts.orphans(known) == []
     with registry() as known:
-        assert traces.of(known, pool.id) == []
+        assert remote_parts.of(known, pool.id) == []
 
 
 @pytest.mark.slow
 def test_the_script_ends_a_pool_by_its_id_and_no_other(world: World) -> None:
     with ssh_pool(name="one") as one, ssh_pool(name="two") as two:
         with registry() as known:
-            there = {trace.host: trace for trace in traces.of(known, one.id)}
-        ending.run(one.machines[0], there["host0"].script)
+            there = {trace.host: trace for trace in remote_parts.of(known, one.id)}
+        remote_cleanup.run(one.machines[0], there["host0"].script)
         commands = [command for _, _, command in world[0].processes("ada")]
         assert not [command for command in commands if f"/sky-{one.id}-" in command]
         assert [command for command in commands if f"/sky-{two.id}-" in command]

@@ -19,10 +19,10 @@ import pytest
 import sky_jupyter as sky
 from sky_jupyter.capture.collect import collect
 from sky_jupyter.errors import BootstrapError, CaptureError, LinkLost, SkyError, TransferError
-from sky_jupyter.pool.events import Event, NoticeEvent, ProgressEvent
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.packages import PoolPackages
-from sky_jupyter.spec import PoolSpec
+from sky_jupyter.pool.base.events import Event, NoticeEvent, ProgressEvent
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.transfer.packages import PoolPackages
+from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.bootstrap.wheels import make_wheel
 from tests.hosts.world import Host, World, hosts
 from tests.pool.pools import begin, run

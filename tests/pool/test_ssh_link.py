@@ -14,11 +14,11 @@ from typing import Any
 import pytest
 
 from sky_jupyter.errors import PoolError, SkyError
-from sky_jupyter.pool.events import NoticeEvent
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.registry import Registry, sweep
-from sky_jupyter.pool.results import CellError
-from sky_jupyter.pool.rows import PoolRow
+from sky_jupyter.pool.base.events import NoticeEvent
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.registry.registry import Registry, sweep
+from sky_jupyter.pool.registry.rows import PoolRow
+from sky_jupyter.pool.runs.result import CellError
 from tests.conftest import pool_folders
 from tests.hosts.world import Host, World, hosts
 from tests.pool.pools import begin, run
@@ -36,8 +36,8 @@ os.getpid()
 """
 OWNER = """
 import sys, time, sky_jupyter as sky
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.spec import PoolSpec
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.pool.pools import begin, run
 name, lease, code = sys.argv[1], float(sys.argv[2]), sys.argv[3]
 pool = Pool(PoolSpec(provider=sky.SSH("host0,host1", offline=True), nodes=2, name=name, idle_timeout=lease))

@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 
 from sky_jupyter.errors import SkyError
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.results import CellError, RankDied, RankInterrupted
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.runs.result import CellError, RankDied, RankInterrupted
 from tests.hosts.world import Host, World, hosts, skip_unless_hosts_run
 from tests.pool.pools import begin, run
 from tests.pool.remote import MARKS, ssh_pool, wait_until
@@ -34,7 +34,7 @@ def settings(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def kill(host: Host, which: str) -> None:
     """SIGKILL for the pool's root process on a host, or its forkserver: the root's first child."""
-    root = 'r=$(pgrep -o -u ada -f "python[^ ]* -m sky_jupyter.node.host")'
+    root = 'r=$(pgrep -o -u ada -f "python[^ ]* -m sky_jupyter.node.host.host")'
     host.run(f"{root}; kill -KILL " + ("$r" if which == "root" else "$(pgrep -o -P $r)"))
 
 

@@ -17,9 +17,9 @@ import pytest
 import sky_jupyter as sky
 from sky_jupyter.errors import BootstrapError, HostKeyError, LoginRefused, MachineError, SkyError, Unreachable
 from sky_jupyter.plugins import parse_plugins
-from sky_jupyter.pool.events import PhaseEvent
-from sky_jupyter.pool.live import pools
-from sky_jupyter.pool.results import CellError
+from sky_jupyter.pool.base.events import PhaseEvent
+from sky_jupyter.pool.open_pools import pools
+from sky_jupyter.pool.runs.result import CellError
 from tests.hosts.world import World, hosts, skip_unless_hosts_run
 from tests.pool.pools import run
 from tests.pool.remote import MARKS, is_clean, nothing_here, provider, ssh_pool, wait_until
@@ -254,8 +254,8 @@ LEAVE = """
 import os
 import secrets
 import sky_jupyter as sky
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.spec import PoolSpec
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.spec.pool_spec import PoolSpec
 
 pool = Pool(PoolSpec(provider=sky.SSH(hosts=["host0", "host1"], offline=True), nodes=2, name="stray"))
 pool.start()
@@ -269,7 +269,7 @@ def test_a_pool_that_its_notebook_left_is_ended_by_the_program_that_servers_run(
     left = subprocess.run([sys.executable, "-c", LEAVE], capture_output=True, text=True, timeout=200)
     id = left.stdout.strip()
     ended = subprocess.run(
-        [sys.executable, "-m", "sky_jupyter.pool.ending", id], capture_output=True, text=True, timeout=200
+        [sys.executable, "-m", "sky_jupyter.pool.end_pool", id], capture_output=True, text=True, timeout=200
     )
     assert (ended.returncode, ended.stdout, ended.stderr) == (0, "pool stray: ended\n", "")
     wait_until(lambda: all(is_clean(host) for host in world) and nothing_here(id))

@@ -13,8 +13,8 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.errors import BootstrapError, HostKeyError, LoginRefused, SkyError, Unreachable
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.spec import Image, PoolSpec
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.spec.pool_spec import Image, PoolSpec
 from tests.bootstrap.wheels import make_wheel
 from tests.hosts.traces import nothing_left
 from tests.hosts.world import Host, Kind, World, hosts, skip_unless_hosts_run

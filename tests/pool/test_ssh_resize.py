@@ -10,9 +10,9 @@ from typing import Any
 import pytest
 
 from sky_jupyter.errors import MachineError, PoolError
-from sky_jupyter.pool.events import PhaseEvent
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.registry import Registry
+from sky_jupyter.pool.base.events import PhaseEvent
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.registry.registry import Registry
 from tests.hosts.world import World, hosts, skip_unless_hosts_run
 from tests.pool.pools import run
 from tests.pool.remote import MARKS, is_clean, links, nothing_here, provider, ssh_pool, wait_until

@@ -20,8 +20,8 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.api import kinds
-from sky_jupyter.node.streams import AHEAD
-from sky_jupyter.pool.manager import Pool
+from sky_jupyter.node.kernel.generator_streams import AHEAD
+from sky_jupyter.pool.pool import Pool
 from tests.conftest import MARK, marked_processes
 from tests.pool.pools import wait_until
 from tests.pool.test_faults import scheduler_of

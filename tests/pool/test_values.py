@@ -13,11 +13,11 @@ import pytest
 
 from sky_jupyter.capture.collect import collect
 from sky_jupyter.errors import CaptureError
-from sky_jupyter.node.shard import indices, take
-from sky_jupyter.pool import values
-from sky_jupyter.pool.events import Event, NoticeEvent, ProgressEvent
-from sky_jupyter.pool.loop import loop
-from sky_jupyter.pool.manager import Pool
+from sky_jupyter.node.runtime.shard import indices, take
+from sky_jupyter.pool.base.event_loop import loop
+from sky_jupyter.pool.base.events import Event, NoticeEvent, ProgressEvent
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.transfer import blobs
 from tests.conftest import pool_folders
 from tests.pool.pools import local_pool, run
 
@@ -160,9 +160,9 @@ def test_what_no_name_holds_makes_room_where_memory_is_short(pool: Pool) -> None
     before = set(kept(pool))
     run(pool, "held = x\nloose = y\n(held[0], loose[0])", {"x": held, "y": loose})
     own = kept(pool).keys() - before
-    first = values.kept(pool)
+    first = blobs.kept(pool)
     run(pool, "del loose, y")
-    facts = values.kept(pool)
+    facts = blobs.kept(pool)
     assert facts is not None
     assert first is not None
     assert facts["kept"] == first["kept"] == sum(path.stat().st_size for path in files(pool))
@@ -271,7 +271,7 @@ def test_what_cannot_be_cut_is_told_before_anything_runs(pool: Pool, code: str, 
 
 
 def test_a_blob_folder_of_another_user_is_not_believed(pool: Pool, tmp_path: Path) -> None:
-    from sky_jupyter.node.kept import Kept
+    from sky_jupyter.node.files.blob_cache import Kept
 
     name = "0" * 32
     theirs = tmp_path / "sky-theirs" / "kept"

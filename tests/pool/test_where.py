@@ -16,15 +16,16 @@ from hypothesis import strategies as st
 
 import sky_jupyter as sky
 from sky_jupyter.errors import plain
-from sky_jupyter.node import look, stacks
-from sky_jupyter.pool.events import Event, NoticeEvent
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.results import CellError
-from sky_jupyter.pool.runs import Run
-from sky_jupyter.pool.watch import verdict
-from sky_jupyter.pool.where import Where, read
+from sky_jupyter.node.agent import rank_inspection
+from sky_jupyter.node.kernel import stack_dump
+from sky_jupyter.pool.base.events import Event, NoticeEvent
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.runs.hang_detector import verdict
+from sky_jupyter.pool.runs.result import CellError
+from sky_jupyter.pool.runs.run import Run
+from sky_jupyter.pool.runs.stacks import Where, read
 from sky_jupyter.providers import Local
-from sky_jupyter.spec import Image, PoolSpec
+from sky_jupyter.spec.pool_spec import Image, PoolSpec
 from tests.pool.pools import begin, local_pool, run
 from tests.pool.test_faults import eventually
 from tests.worlds import COLLECTIVES, some
@@ -100,7 +101,7 @@ BUSY = {
 
 @pytest.mark.parametrize(("code", "expected"), BUSY.values(), ids=list(BUSY))
 def test_where_tells_the_line_whatever_the_ranks_are_doing(pool: Pool, code: str, expected: str) -> None:
-    if "deep" in code and look.spy_path() is None:
+    if "deep" in code and rank_inspection.spy_path() is None:
         pytest.skip("needs py-spy: the interpreter writes 100 frames at most")
     with running(pool, code):
         # The ranks have the same stack, so they are one group.
@@ -118,7 +119,7 @@ def test_where_tells_the_line_whatever_the_ranks_are_doing(pool: Pool, code: str
     ids=["in the regular expression machine", "in the C library", "in LAPACK"],
 )
 def test_the_native_frame_is_named(pool: Pool, code: str, native: str) -> None:
-    if look.spy_path() is None:
+    if rank_inspection.spy_path() is None:
         pytest.skip("needs py-spy")
     with running(pool, code):
         # On a busy machine, reading the names of a large library takes longer than a person waits.
@@ -135,7 +136,7 @@ def test_without_py_spy_the_line_that_called_into_c_is_told() -> None:
 
 
 def test_a_look_does_not_end_a_sleep_in_c(pool: Pool) -> None:
-    if look.spy_path() is None:
+    if rank_inspection.spy_path() is None:
         pytest.skip("needs py-spy: a signal ends it")
     with running(
         pool, "import ctypes, time; t = time.time(); ctypes.CDLL(None).usleep(10_000_000); time.time() - t"
@@ -205,13 +206,13 @@ def test_a_stopped_process_and_a_stopped_agent_keep_no_other_answer_back(pool: P
 
 @pytest.mark.parametrize("handler", ["signal.SIG_DFL", "signal.SIG_IGN", "lambda *_: None"])
 def test_user_code_that_takes_the_signal_away_is_not_harmed(pool: Pool, handler: str) -> None:
-    with running(pool, f"import signal, time\nsignal.signal({stacks.LOOK}, {handler})\nwhile True: pass"):
+    with running(pool, f"import signal, time\nsignal.signal({stack_dump.LOOK}, {handler})\nwhile True: pass"):
         time.sleep(0.5)
         text = seen(pool, lambda text: "Cell In[5], line 3" in text or "its stack is not known" in text)
-        assert ("line 3" in text) == (look.spy_path() is not None)
-        if look.spy_path() is None:
+        assert ("line 3" in text) == (rank_inspection.spy_path() is not None)
+        if rank_inspection.spy_path() is None:
             assert "handler" in text
-    run(pool, f"import faulthandler\nfaulthandler.unregister({stacks.LOOK})")
+    run(pool, f"import faulthandler\nfaulthandler.unregister({stack_dump.LOOK})")
     # The kernels are new afterwards, with their own handler.
     pool.restart()
     assert str(pool.where()) == "ranks 0-1 are idle"
@@ -412,7 +413,7 @@ gather(np.ones(2))
 # -- reading the answers ---------------------------------------------------------------------------
 
 SPEC = PoolSpec(provider=Local(), nodes=2, plugins=(sky.plugins.jax(), sky.plugins.torch()))
-CELL = stacks.cell_file("x = f()", 3)
+CELL = stack_dump.cell_file("x = f()", 3)
 GATHER = [["/v/site-packages/jax/experimental/multihost_utils.py", 159, "process_allgather"], [CELL, 1, "<module>"]]
 
 

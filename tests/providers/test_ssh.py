@@ -13,7 +13,7 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.errors import HostKeyError, ProvisionError, SpecError
-from sky_jupyter.spec import PoolSpec
+from sky_jupyter.spec.pool_spec import PoolSpec
 
 
 def test_hosts_are_the_nodes_in_their_order() -> None:

@@ -5,10 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sky_jupyter.machines import identity
-from sky_jupyter.node.journal import Journal
-from sky_jupyter.pool.registry import Registry
+from sky_jupyter.node.journal.journal import Journal
+from sky_jupyter.pool.registry.registry import Registry
 from sky_jupyter.server import logs
+from sky_jupyter.util import process_identity
 
 
 def journal(folder: Path, node: int, run: str, *events: dict[str, Any]) -> None:
@@ -27,7 +27,7 @@ def test_each_rank_has_what_it_printed_and_how_it_ended(tmp_path):
     row = registry.pool("f00d")
     registry.close()
     assert row is not None
-    assert row.machine == identity.here().host
+    assert row.machine == process_identity.here().host
     assert logs.local(row, "feed") == []
     error = {"kind": "end", "rank": 1, "status": "error", "traceback": ["Traceback", "ValueError: no"]}
     died = {"kind": "end", "rank": 0, "status": "died", "text": "killed by SIGKILL"}

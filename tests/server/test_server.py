@@ -27,7 +27,7 @@ from typing import Any
 import pytest
 from ipykernel.kernelspec import get_kernel_dict
 
-from sky_jupyter.pool.registry import Registry
+from sky_jupyter.pool.registry.registry import Registry
 from tests.browser import lab
 
 pytestmark = pytest.mark.skipif(importlib.util.find_spec("jupyterlab") is None, reason="needs jupyterlab")
@@ -359,7 +359,7 @@ def test_who_ends_a_pool_at_the_same_time_as_others_is_told_that_it_has_ended(cl
 
 
 def test_the_reaper_ends_what_a_lost_process_left(client, tmp_path):
-    code = "import sys; from sky_jupyter.pool.registry import Registry\n"
+    code = "import sys; from sky_jupyter.pool.registry.registry import Registry\n"
     code += "Registry().intend('dead0001', 'dead', 'local', 1, False)"
     env = {**os.environ, "SKY_REGISTRY": str(client.server.root.parent / "registry.sqlite")}
     env["PYTHONPATH"] = str(Path(__file__).resolve().parents[2])

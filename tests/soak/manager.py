@@ -27,13 +27,13 @@ from sky_jupyter import plugins
 from sky_jupyter.api import attach_pool, start_pool
 from sky_jupyter.capture.collect import collect, collect_value
 from sky_jupyter.errors import SkyError
-from sky_jupyter.pool.events import Event, NoticeEvent
-from sky_jupyter.pool.loop import loop
-from sky_jupyter.pool.manager import Pool
-from sky_jupyter.pool.results import CellResult
-from sky_jupyter.pool.runs import Run
+from sky_jupyter.pool.base.event_loop import loop
+from sky_jupyter.pool.base.events import Event, NoticeEvent
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.runs.result import CellResult
+from sky_jupyter.pool.runs.run import Run
 from sky_jupyter.providers import Local
-from sky_jupyter.spec import PoolSpec
+from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.soak import words
 
 

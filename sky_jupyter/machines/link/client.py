@@ -15,14 +15,14 @@ from pathlib import Path
 from typing import Any
 
 from ...errors import LinkLost, PoolError, SkyError
-from .. import identity
-from ..ssh.hostkeys import Unknown
-from ..ssh.targets import Target
-from ..ssh.values import Prompts
-from . import forms, place
-from .forms import Event
+from ...util import process_identity
+from ..ssh.known_hosts import Unknown
+from ..ssh.target import Target
+from ..ssh.types import Prompts
+from . import encoding, socket_folder
+from .encoding import Event
+from .framing import Broken, Wire, prove
 from .machine import LinkMachine, LinkProcess
-from .wire import Broken, Wire, prove
 
 _START_PATIENCE = 30.0
 _END_PATIENCE = 15.0
@@ -81,7 +81,7 @@ class Link:
     def start(
         cls,
         folder: Path,
-        owner: identity.Process | None = None,
+        owner: process_identity.Process | None = None,
         *,
         idle_timeout: float | None = None,
         folders: Sequence[Path] = (),
@@ -105,11 +105,11 @@ class Link:
             When a link runs in this folder already, or none comes up.
         """
         folder = Path(os.path.abspath(folder))
-        if place.answers(folder):
+        if socket_folder.answers(folder):
             raise PoolError(f"a link runs in {folder} already: join it, or end it first")
         named = [os.path.abspath(one) for one in folders]
-        config = {"owner": list(owner or identity.this()), "lease": idle_timeout, "folders": named}
-        link = cls(folder, place.make(folder, config))
+        config = {"owner": list(owner or process_identity.this()), "lease": idle_timeout, "folders": named}
+        link = cls(folder, socket_folder.make(folder, config))
         try:
             link._launch()
             link._come_up()
@@ -128,7 +128,7 @@ class Link:
             When there is none in this folder.
         """
         folder = Path(os.path.abspath(folder))
-        link = cls(folder, place.read_key(folder))
+        link = cls(folder, socket_folder.read_key(folder))
         try:
             link._listen()
         except (OSError, Broken) as error:
@@ -165,7 +165,7 @@ class Link:
         """
         prompts = prompts or Prompts()
         facts = {
-            "target": forms.from_target(target),
+            "target": encoding.from_target(target),
             "accept": dict(accept) if isinstance(accept, Mapping) else accept,
             "address": address,
             "passphrase": prompts.passphrase is not None,
@@ -177,7 +177,7 @@ class Link:
             while "ask" in (question := wire.receive().facts):
                 wire.send({"answer": _answer(question, prompts)})
             reply = question
-        return self._machine(forms.checked(reply))
+        return self._machine(encoding.checked(reply))
 
     def machines(self) -> list[LinkMachine]:
         """All that the link holds, connected or away."""
@@ -225,7 +225,7 @@ class Link:
         self._tell_end = tell
 
     def _machine(self, facts: dict[str, Any]) -> LinkMachine:
-        target = forms.target(facts["target"])
+        target = encoding.target(facts["target"])
         return LinkMachine(self, facts["machine"], target, key=facts["key"], address=facts["address"])
 
     def _shown(self, facts: dict[str, Any]) -> Tunnel:
@@ -287,7 +287,7 @@ class Link:
             named = [os.path.abspath(one) for one in folders]
             pid, started = self.ask("end", folders=named)["process"]
             until = time.monotonic() + _END_PATIENCE
-            while identity.lives(pid, started) and time.monotonic() < until:
+            while process_identity.lives(pid, started) and time.monotonic() < until:
                 time.sleep(_LOOK)
         self.close()
         if self._process is not None:
@@ -325,7 +325,7 @@ class Link:
         env = dict(os.environ)
         if root.name not in ("site-packages", "dist-packages"):
             env["PYTHONPATH"] = os.pathsep.join(filter(None, [str(root), env.get("PYTHONPATH", "")]))
-        log = os.open(self.folder / place.LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
+        log = os.open(self.folder / socket_folder.LOG, os.O_WRONLY | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600)
         try:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", __package__, str(self.folder)],
@@ -351,7 +351,7 @@ class Link:
                 self._listen()
             except (OSError, Broken):
                 if self._process.poll() is not None or time.monotonic() > until:
-                    told = (self.folder / place.LOG).read_text(errors="replace")[-2000:].strip()
+                    told = (self.folder / socket_folder.LOG).read_text(errors="replace")[-2000:].strip()
                     raise PoolError(f"the link's process did not come up: {told or 'it said nothing'}") from None
                 time.sleep(_LOOK)
                 continue
@@ -362,7 +362,7 @@ class Link:
             self._process.kill()
             self._process.wait()
         self.close()
-        place.clear(self.folder)
+        socket_folder.clear(self.folder)
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
@@ -380,7 +380,7 @@ class Link:
                     with self._lock:
                         tell = list(self._tell)
                     for one in tell:
-                        one(forms.event(facts))
+                        one(encoding.event(facts))
         self.forget(wire)
         if not self._closed:
             self._tell_end()
@@ -391,7 +391,7 @@ class Link:
         """A call that has one answer."""
         with self.call(call, facts, name) as wire:
             reply = wire.receive().facts
-        return forms.checked(reply)
+        return encoding.checked(reply)
 
     @contextlib.contextmanager
     def call(self, call: str, facts: Mapping[str, Any], host: str = "link", *, last: bool = False) -> Iterator[Wire]:
@@ -431,7 +431,7 @@ class Link:
         return self._dial()
 
     def _dial(self) -> Wire:
-        wire = prove(place.dial(self.folder), self._key, server=False)
+        wire = prove(socket_folder.dial(self.folder), self._key, server=False)
         with self._lock:
             self._wires.add(wire)
         return wire

@@ -9,11 +9,11 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
-from ..earlier import EarlierProcess
-from ..ssh.targets import Target
-from ..ssh.values import Done, Moved, Progress
-from .forms import checked
-from .wire import Broken, Wire
+from ..process_handle import EarlierProcess
+from ..ssh.target import Target
+from ..ssh.types import Done, Moved, Progress
+from .encoding import checked
+from .framing import Broken, Wire
 
 if TYPE_CHECKING:
     from .client import Link

@@ -16,11 +16,11 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ...node import locking
-from .. import identity
-from . import place
-from .lifetime import Lifetime
-from .wire import Broken, Wire, prove
+from ...node.system import locks
+from ...util import process_identity
+from . import socket_folder
+from .framing import Broken, Wire, prove
+from .idle_timeout import Lifetime
 
 _TICK = 0.5
 _SIGN = 5.0
@@ -43,10 +43,10 @@ def main(folder: Path) -> int:
     # What the library has to say of keys and hosts is in our errors; it is in no log.
     logging.getLogger("paramiko").addHandler(logging.NullHandler())
     logging.getLogger("paramiko").propagate = False
-    key, config = place.read_key(folder), place.read_config(folder)
+    key, config = socket_folder.read_key(folder), socket_folder.read_config(folder)
     lifetime = Lifetime(_owner(config.get("owner")), config.get("lease"))
-    listener = place.listen(folder)
-    locking.shield(folder)
+    listener = socket_folder.listen(folder)
+    locks.shield(folder)
     server = Server(listener, key, lifetime, stop, [Path(one) for one in config.get("folders", ())])
     server.start()
     ours = _which(folder)
@@ -54,12 +54,12 @@ def main(folder: Path) -> int:
     while not (why := lifetime.over()) and not stop.wait(_TICK) and _which(folder) == ours:
         if lifetime.idle is None and time.monotonic() - signed >= _SIGN:
             signed = time.monotonic()
-            place.sign(folder)
+            socket_folder.sign(folder)
     still = _which(folder) == ours
     _note(f"ending: {why or ('it was asked to' if still else 'its folder is gone')}")
     server.close()
     if still:
-        place.clear(folder)
+        socket_folder.clear(folder)
         if config.get("made"):
             with contextlib.suppress(OSError):
                 folder.rmdir()
@@ -103,8 +103,8 @@ class Server:
 
     def _import(self) -> None:
         try:
-            from .guard import Guard
-            from .keeping import Keeping
+            from .connection_table import Keeping
+            from .pool_watchdog import Guard
 
             self._guard, self._keeping = Guard(self._lifetime, self._folders), Keeping()
         except ImportError as error:
@@ -146,7 +146,7 @@ class Server:
             with contextlib.suppress(Broken):
                 self._excuse(wire)
             return
-        from .calls import Calls
+        from .request_handlers import Calls
 
         Calls(self._keeping, self._lifetime, self._guard, self._stop.set, wire).serve()
 
@@ -154,7 +154,7 @@ class Server:
         """Answer every call with what is missing, but the one that ends the link."""
         while True:
             if wire.receive().facts.get("call") == "end":
-                wire.send({"done": True, "process": list(identity.this())})
+                wire.send({"done": True, "process": list(process_identity.this())})
                 self._stop.set()
             else:
                 wire.send({"error": {"kind": "SpecError", "message": self._failed}})
@@ -163,14 +163,14 @@ class Server:
 def _which(folder: Path) -> tuple[int, int] | None:
     """Which socket is in the folder: who removed ours, or put another there, wants us no more."""
     try:
-        facts = (folder / place.SOCKET).lstat()
+        facts = (folder / socket_folder.SOCKET).lstat()
     except OSError:
         return None
     return facts.st_dev, facts.st_ino
 
 
-def _owner(facts: Any) -> identity.Process | None:
-    return identity.Process(int(facts[0]), float(facts[1])) if facts else None
+def _owner(facts: Any) -> process_identity.Process | None:
+    return process_identity.Process(int(facts[0]), float(facts[1])) if facts else None
 
 
 def _note(text: str) -> None:

@@ -26,8 +26,8 @@ from paramiko.agent import AgentSSH
 from paramiko.pkey import PublicBlob
 
 from ...errors import LoginRefused
-from .targets import PORT, Target
-from .values import Passphrase
+from .target import PORT, Target
+from .types import Passphrase
 
 # In OpenSSH's order, so that the same key is tried first.
 _DEFAULT_KEYS = ("id_rsa", "id_ecdsa", "id_ed25519")

@@ -10,12 +10,12 @@ from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 from ...errors import LinkLost, MachineError
-from ..earlier import EarlierProcess
+from ..process_handle import EarlierProcess
 from . import scripts
+from .remote_shell import Shell
 from .session import Access, Session, connect
-from .shell import Shell
-from .targets import Target
-from .values import Done, Moved, Progress
+from .target import Target
+from .types import Done, Moved, Progress
 
 # The kernel counts in hundredths of a second for user space on every processor that is sold.
 _TICKS = 100
@@ -313,7 +313,7 @@ class SSHMachine:
 
     @property
     def _files(self) -> Any:
-        from . import files
+        from . import file_transfer as files
 
         return files
 

@@ -18,11 +18,11 @@ from paramiko.common import MSG_CHANNEL_REQUEST
 from paramiko.message import Message
 
 from ...errors import LinkLost, LoginRefused, MachineError, Unreachable
-from . import auth, hostkeys
+from . import auth, known_hosts
 from .channels import PACKET, Channel, Wire
-from .dial import SILENT, command_socket, dial, end, peer
-from .targets import Target
-from .values import Done, Prompts
+from .target import Target
+from .tcp import SILENT, command_socket, dial, end, peer
+from .types import Done, Prompts
 
 # Encrypting and checking in one pass of the processor's own instructions; the others are much slower.
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
@@ -46,11 +46,11 @@ class Access:
     """What connections share: keys that were opened, whom to ask, which host keys are accepted."""
 
     ring: auth.KeyRing = field(default_factory=auth.KeyRing)
-    accept: hostkeys.Accepted = False
-    ask: Callable[[hostkeys.Unknown], bool] | None = None
+    accept: known_hosts.Accepted = False
+    ask: Callable[[known_hosts.Unknown], bool] | None = None
 
     @classmethod
-    def of(cls, accept: hostkeys.Accepted = False, prompts: Prompts | None = None) -> Access:
+    def of(cls, accept: known_hosts.Accepted = False, prompts: Prompts | None = None) -> Access:
         """For the hosts of one pool."""
         prompts = prompts or Prompts()
         return cls(auth.KeyRing(prompts.passphrase), accept, prompts.accept)
@@ -98,12 +98,12 @@ class _Transport(paramiko.Transport):
         super()._verify_key(host_key, sig)
         self.host_blob = host_key
 
-    def presented(self) -> hostkeys.Presented:
+    def presented(self) -> known_hosts.Presented:
         """The key that the host has signed with."""
         key = self.get_remote_server_key()
         plain = bytes(key.asbytes())
         kind = plain[4 : 4 + int.from_bytes(plain[:4], "big")].decode("ascii", "replace")
-        return hostkeys.Presented(kind, plain, None if self.host_blob == plain else self.host_blob)
+        return known_hosts.Presented(kind, plain, None if self.host_blob == plain else self.host_blob)
 
     def _handle_request(self, channel: Any, message: Any) -> None:
         """Note which signal has ended a command, which paramiko does not."""
@@ -161,7 +161,7 @@ class Session:
 
     def _open(self, access: Access) -> None:
         target, transport = self.target, self._transport
-        transport.host_key_order = tuple(hostkeys.algorithms(hostkeys.known(target)))
+        transport.host_key_order = tuple(known_hosts.algorithms(known_hosts.known(target)))
         options = transport.get_security_options()
         options.ciphers = [
             *(c for c in _CIPHERS if c in options.ciphers),
@@ -174,7 +174,7 @@ class Session:
                 raise Unreachable(target.name, "timeout", f"{target} took more than {_HANDSHAKE:g} s to exchange keys")
         except (paramiko.SSHException, EOFError, OSError) as error:
             raise _no_protocol(target, error, self._child) from None
-        hostkeys.check(target, transport.presented(), accept=access.accept, ask=access.ask)
+        known_hosts.check(target, transport.presented(), accept=access.accept, ask=access.ask)
         self.key = auth.log_in(transport, target, access.ring)
         for name, work in (("watch", self._watch), ("pulse", self._beat)):
             thread = threading.Thread(target=work, name=f"sky-ssh-{name}-{target.name}", daemon=True)

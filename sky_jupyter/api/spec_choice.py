@@ -1,0 +1,113 @@
+"""Which of several descriptions of a pool is made: `Spec`, the order in which they are tried, and what was refused."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from ..errors import BootstrapError, MachineError, ProvisionError
+from ..spec.pool_spec import Accelerator, PoolSpec
+
+# What says that machines cannot be had, and not that something else is wrong.
+REFUSED = (ProvisionError, BootstrapError, MachineError)
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Spec:
+    """One way to have a pool's machines; `Compute` takes several, and makes the first that can be had.
+
+    What it leaves out is as `Compute` has it.
+
+    Parameters
+    ----------
+    provider
+        What makes the machines.
+    accelerator : str or Accelerator, optional
+        What each node must have, such as ``"A100:8"``.
+    nodes : int, optional
+        How many.
+    region, allocation, max_hourly_cost, vcpus, memory_gb : optional
+        Which machines; see `Compute`.
+    ttl : float or str, optional
+        After how long the pool ends, whatever it does.
+    """
+
+    provider: Any
+    accelerator: str | Accelerator | None = None
+    nodes: int | None = None
+    region: str | None = field(default=None, kw_only=True)
+    allocation: str | None = field(default=None, kw_only=True)
+    max_hourly_cost: float | None = field(default=None, kw_only=True)
+    vcpus: float | None = field(default=None, kw_only=True)
+    memory_gb: float | None = field(default=None, kw_only=True)
+    ttl: float | str | None = field(default=None, kw_only=True)
+
+
+def first_of(specs: Sequence[PoolSpec], make: Callable[[PoolSpec], T], tell: Callable[[str], None]) -> T:
+    """Make the first that can be had, in the order of their prices or as they are given.
+
+    Parameters
+    ----------
+    make : callable
+        Makes one.
+    tell : callable
+        Told of each that cannot be had, before the next is tried.
+
+    Raises
+    ------
+    ProvisionError
+        When none can be had; it names each, and why.
+    """
+    if len(specs) == 1:
+        return make(specs[0])
+    prices: dict[int, float] = {}
+    refused: list[tuple[int, Exception]] = []
+    for number, spec in enumerate(specs):
+        try:
+            prices[number] = price(spec)
+        except REFUSED as error:
+            refused.append((number, error))
+    order = sorted(prices, key=lambda number: prices[number] if specs[0].options.selection == "cheapest" else 0)
+    for place, number in enumerate(order):
+        try:
+            return make(specs[number])
+        except REFUSED as error:
+            refused.append((number, error))
+            if place + 1 < len(order):
+                following = specs[order[place + 1]]
+                tell(f"{_named(number, specs)} cannot be had: {_first_line(error)}; trying {following.provider}")
+    lines = [f"  {_named(number, specs)}: {error}" for number, error in sorted(refused, key=lambda item: item[0])]
+    raise ProvisionError(
+        "\n".join([f"none of the {len(specs)} specs of pool {specs[0].name!r} can be had", *lines])
+    ) from refused[-1][1]
+
+
+def price(spec: PoolSpec) -> float:
+    """What the pool would cost an hour; infinite where its provider does not know.
+
+    Raises
+    ------
+    ProvisionError
+        When the provider has nothing, or nothing that costs as little as it may.
+    """
+    offers = spec.provider.offers(spec)
+    if not offers:
+        raise ProvisionError(f"{spec.provider} has no machine that would do")
+    known = [offer.hourly for offer in offers if offer.hourly is not None]
+    if not known:
+        return math.inf
+    least, most = min(known), spec.max_hourly_cost
+    if most is not None and least > most:
+        raise ProvisionError(f"the cheapest of {spec.provider} is ${least:g} an hour, and max_hourly_cost is ${most:g}")
+    return least * spec.nodes
+
+
+def _named(number: int, specs: Sequence[PoolSpec]) -> str:
+    return f"spec {number + 1} of {len(specs)} ({specs[number].provider})"
+
+
+def _first_line(error: Exception) -> str:
+    return str(error).partition("\n")[0]

@@ -1,0 +1,193 @@
+"""Removing what is kept from pool to pool, on hosts and on this machine, where no pool uses it.
+
+It goes away at once, under another name, and is looked at again before it is removed for good: a pool
+that came up in between has it back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import re
+import secrets
+import shlex
+import shutil
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import platformdirs
+import psutil
+
+from ..errors import MachineError, PoolError
+from .host_probe import CACHE
+from .uv import LAST_LINES
+
+if TYPE_CHECKING:
+    from ..machines.ssh.machine import SSHMachine
+
+_HOST_PROCESS = "sky_jupyter.node.host.host"
+_POOL = re.compile(r"/sky-([0-9a-f]{8})-")
+_PATIENCE = 60.0
+_REMOVAL = 600.0
+
+
+def pools_on(machine: SSHMachine) -> list[str]:
+    """The ids of the user's pools that have a process on a host."""
+    said = machine.shell.run(f"{_look(everywhere=True)}; :", timeout=_PATIENCE).out.decode("utf-8", "replace")
+    return list(dict.fromkeys(match[1] for line in said.splitlines() if (match := _POOL.search(line))))
+
+
+def check_host(machine: SSHMachine, names: Mapping[str, str]) -> None:
+    """Refuse a host on which something uses what would be removed.
+
+    Parameters
+    ----------
+    names : mapping of str to str
+        The names of known pools by their ids.
+
+    Raises
+    ------
+    PoolError
+        Which pool is there; or that an environment is being built.
+    """
+    script = f'{_look()}; for l in {_CACHE_THERE}/environments/*.lock; do [ -e "$l" ] || continue; {_LOCKED}; done; :'
+    _refuse(machine.target.name, machine.shell.run(script, timeout=_PATIENCE).out.decode("utf-8", "replace"), names)
+
+
+def clean_host(machine: SSHMachine, names: Mapping[str, str]) -> int:
+    """Remove what is kept on a host: environments, packages, uv, its Pythons, this package's code.
+
+    Returns
+    -------
+    int
+        Bytes that it took.
+
+    Raises
+    ------
+    PoolError
+        When a pool is there.
+    MachineError
+        When it cannot be removed.
+    """
+    check_host(machine, names)
+    gone = f"{_CACHE_THERE}.gone-{secrets.token_hex(4)}"
+    script = (
+        f"if [ -d {_CACHE_THERE} ]; then mv -T -- {_CACHE_THERE} {gone} || exit 1; _sky_b=$({_look()}); "
+        # (A build that had just begun may have made the folder anew: the old one goes all the same.)
+        f'if [ -n "$_sky_b" ]; then mv -T -- {gone} {_CACHE_THERE}; echo "$_sky_b"; exit 0; fi; fi; '
+        f'for g in {_CACHE_THERE}.gone-*; do [ -d "$g" ] || continue; echo "freed $(du -sk -- "$g")"; '
+        'rm -rf -- "$g" || exit 1; done'
+    )
+    done = machine.shell.run(script, timeout=_REMOVAL)
+    said = done.out.decode("utf-8", "replace")
+    if done.status:
+        told = "; ".join(said.strip().splitlines()[-LAST_LINES:])
+        raise MachineError(machine.target.name, "command", f"~/{CACHE} could not be removed: {told or 'no word why'}")
+    _refuse(machine.target.name, said, names)
+    rows = [line.split() for line in said.splitlines() if line.startswith("freed ")]
+    return sum(int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()) * 1024
+
+
+def clean_here(names: Mapping[str, str], cache: Path | None = None) -> int:
+    """Remove what is kept on this machine: environments of local pools, and packages for hosts.
+
+    Returns
+    -------
+    int
+        Bytes that it took.
+
+    Raises
+    ------
+    PoolError
+        When a pool uses it.
+    """
+    cache = cache or platformdirs.user_cache_path("sky_jupyter")
+    _refuse("this machine", "\n".join([*_users(cache), *_builders(cache)]), names)
+    if cache.is_dir():
+        gone = cache.with_name(f"{cache.name}.gone-{secrets.token_hex(4)}")
+        cache.rename(gone)
+        if users := list(_users(cache)):
+            gone.rename(cache)
+            _refuse("this machine", "\n".join(users), names)
+    freed = 0
+    for gone in cache.parent.glob(f"{cache.name}.gone-*"):
+        freed += _size(gone)
+        shutil.rmtree(gone)
+    return freed
+
+
+_CACHE_THERE = f'"$HOME"/{shlex.quote(CACHE)}'
+_LOCKED = '( flock -n 9 || echo "locked $l" ) 9<"$l"'
+
+
+def _look(*, everywhere: bool = False) -> str:
+    """Shell text that prints the command lines of the user's host processes there: out of the cache, or any."""
+    # The brackets keep the pattern from matching its own command line.
+    pattern = _HOST_PROCESS.replace(".", "[.]")
+    ours = "*" if everywhere else f'"$HOME"/{CACHE}/*'
+    return (
+        f'for f in $(grep -ls {shlex.quote(pattern)} /proc/[0-9]*/cmdline); do [ -O "$f" ] || continue; '
+        "c=$(tr '\\000' ' ' <\"$f\" 2>/dev/null); "
+        f'case $c in ({ours}) echo "busy $c";; esac; done'
+    )
+
+
+def _users(cache: Path) -> Iterator[str]:
+    """As `_look` prints it, for this machine."""
+    for process in psutil.process_iter():
+        with contextlib.suppress(psutil.Error):
+            command = process.cmdline()
+            if _HOST_PROCESS in command and command[0].startswith(f"{cache}{os.sep}"):
+                yield f"busy {' '.join(command)}"
+
+
+def _builders(cache: Path) -> Iterator[str]:
+    """Locks that somebody holds."""
+    for path in cache.glob("environments/*.lock"):
+        with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield f"locked {path}"
+
+
+def _refuse(place: str, said: str, names: Mapping[str, str]) -> None:
+    lines = said.splitlines()
+    busy = [line for line in lines if line.startswith("busy ")]
+    if busy:
+        ids = dict.fromkeys(match[1] for line in busy if (match := _POOL.search(line)))
+        raise PoolError(f"{place}: {_pools(ids, names)}; nothing has been removed")
+    if any(line.startswith("locked ") for line in lines):
+        raise PoolError(f"{place}: a pool builds an environment there just now: try again when it is up, and has ended")
+
+
+def _pools(ids: Iterable[str], names: Mapping[str, str]) -> str:
+    """Whose pools are in the way, and what to do."""
+    known = [names[id] for id in ids if id in names]
+    foreign = [id for id in ids if id not in names]
+    parts: list[str] = []
+    if known:
+        many = "pools" if len(known) > 1 else "pool"
+        ends = " and ".join(f"`%sky down --name {name}`" for name in known)
+        parts.append(f"{many} {', '.join(map(repr, known))} {'are' if len(known) > 1 else 'is'} there; end with {ends}")
+    if foreign or not known:
+        parts.append(
+            f"a pool of another machine or notebook is there ({', '.join(foreign) or 'unnamed'}): end it there"
+        )
+    return "; ".join(parts)
+
+
+def _size(folder: Path) -> int:
+    """Bytes on the disk, hard links once."""
+    seen: dict[tuple[int, int], int] = {}
+    for root, _, files in os.walk(folder):
+        for path in [root, *(os.path.join(root, name) for name in files)]:
+            with contextlib.suppress(OSError):
+                info = os.lstat(path)
+                seen[info.st_dev, info.st_ino] = info.st_blocks * 512
+    return sum(seen.values())
+
+
+__all__: Sequence[str] = ["check_host", "clean_here", "clean_host"]

@@ -1,0 +1,262 @@
+"""What a host says of itself before anything is made there, and what makes it unfit."""
+
+from __future__ import annotations
+
+import functools
+import re
+import shlex
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+from ..errors import BootstrapError
+from ..machines.ssh import scripts
+from ..node.system import gpus
+from ..node.system.gpus import Devices
+from ..spec.pool_spec import PoolSpec
+
+if TYPE_CHECKING:
+    from ..machines.ssh.machine import SSHMachine
+
+CACHE = ".cache/sky_jupyter"
+_PATIENCE = 60.0
+_SKEW = 5.0
+_SMI_PATIENCE = 20
+_HANGS = "hangs"
+_NEEDS = "import ssl, ctypes, sqlite3, asyncio, multiprocessing, zlib"
+_VERSION = re.compile(r"(\d+)\.(\d+)")
+_MIN_GLIBC = (2, 17)
+# An agent alone has about forty open; the rest is for kernels and what they run.
+_MIN_FILES = 64
+# uv names the systems that it can resolve for; of these the highest that a host's own is not below.
+_MANYLINUX = (17, 28, *range(31, 41))
+
+
+@dataclass(frozen=True)
+class Facts:
+    """A host that can take part.
+
+    Parameters
+    ----------
+    machine : str
+        Its architecture, as ``uname -m`` says.
+    glibc : tuple of int
+        The version of its C library.
+    home : str
+        The user's home folder there.
+    free : int
+        Bytes that are left where environments are kept.
+    runtime : str
+        A folder for the pool's own files: short, writable, and not removed when the login ends.
+    shared : str
+        A folder in memory for blobs; ``runtime`` where there is none.
+    address : str
+        The host's own address on the way to us; empty where it does not say.
+    skew : float
+        Seconds by which its clock is ahead of ours.
+    python : str
+        Its own interpreter of the wanted version; empty where it has none.
+    python_version : str
+        That one's whole version.
+    pythons : tuple of str
+        All versions that it has.
+    has_uv : bool
+        Whether the right uv is in its cache.
+    devices : Devices
+        Its accelerators, as far as CUDA_VISIBLE_DEVICES there, or the image's, allows.
+    driver_hangs : bool
+        Whether nvidia-smi has not answered.
+    """
+
+    machine: str
+    glibc: tuple[int, int]
+    home: str
+    free: int
+    runtime: str
+    shared: str
+    address: str
+    skew: float
+    python: str
+    python_version: str
+    pythons: tuple[str, ...]
+    has_uv: bool
+    devices: Devices
+    driver_hangs: bool = False
+
+    @property
+    def cache(self) -> str:
+        """Where environments, packages and uv are kept from pool to pool."""
+        return f"{self.home}/{CACHE}"
+
+    @property
+    def platform(self) -> str:
+        """The host as uv's ``--python-platform`` names it."""
+        minor = max(number for number in _MANYLINUX if (2, number) <= self.glibc)
+        return f"{self.machine}-manylinux_2_{minor}"
+
+
+def look(machine: SSHMachine, python: str, uv: str, env: Mapping[str, str]) -> Facts:
+    """Ask a host, in one round trip, for all that decides whether and how it can take part.
+
+    Parameters
+    ----------
+    python : str
+        The wanted minor version, such as ``"3.12"``.
+    uv : str
+        The wanted version of uv.
+    env : mapping of str to str
+        The image's variables.
+
+    Raises
+    ------
+    BootstrapError
+        When it cannot be a node; phase ``"system"``.
+    """
+    before = time.time()
+    done = machine.shell.run(_script(python, uv), timeout=_PATIENCE)
+    middle = (before + time.time()) / 2
+    said = done.out.decode("utf-8", "replace")
+    rows = [line.split(" ", 1) for line in said.splitlines() if " " in line]
+    facts: dict[str, list[str]] = {}
+    for name, value in rows:
+        facts.setdefault(name, []).append(value.strip())
+
+    def one(name: str) -> str:
+        return facts.get(name, [""])[0]
+
+    if one("system") != "Linux":
+        raise _unfit(f"it runs {one('system') or 'an unknown system'}, and nodes need Linux")
+    if (files := one("files")).isdigit() and int(files) < _MIN_FILES:
+        raise _unfit(
+            f"a process of this user may open {files} files there, and nodes need {_MIN_FILES}: raise it (`ulimit -n` "
+            "in ~/.bashrc or ~/.profile, nofile in /etc/security/limits.conf)"
+        )
+    found = _VERSION.search(one("glibc")) if "glibc" in one("glibc").lower() or "GNU" in one("glibc") else None
+    if found is None:
+        raise _unfit(
+            f"its C library is not glibc ({one('glibc') or 'it does not say'}): packages are built for glibc; "
+            "use a Debian, Ubuntu, Fedora or the like"
+        )
+    glibc = int(found[1]), int(found[2])
+    if glibc < _MIN_GLIBC:
+        raise _unfit(f"its glibc {found[0]} is older than {_MIN_GLIBC[0]}.{_MIN_GLIBC[1]}; update the system")
+    if "cache" not in facts:
+        why = "; ".join(facts.get("refused", [])) or said.strip()[-300:]
+        raise _unfit(_cache_advice(one("home"), why))
+    if "runtime" not in facts:
+        raise _unfit("neither /tmp nor /var/tmp can be written; make one of them writable for this user")
+    pythons = [row.split(" ", 1) for row in facts.get("python", [])]
+    visible = facts["visible"][0].removeprefix("=") if "visible" in facts else None
+    own = next(((version, path) for version, path in pythons if f"{version}.".startswith(f"{python}.")), ("", ""))
+    return Facts(
+        machine=one("machine"),
+        glibc=glibc,
+        home=one("home"),
+        free=int(one("free") or 0) * 1024,
+        runtime=one("runtime"),
+        shared=one("shared") or one("runtime"),
+        address=one("address"),
+        skew=float(one("clock") or middle) - middle,
+        python=own[1],
+        python_version=own[0],
+        pythons=tuple(dict.fromkeys(version for version, _ in pythons)),
+        has_uv=one("uv") == "yes",
+        devices=gpus.parse(facts.get("gpu", ()), env.get(gpus.VISIBLE, visible)),
+        driver_hangs=_HANGS in facts.get("gpu", ()),
+    )
+
+
+def warnings(facts: Facts) -> list[str]:
+    """What is odd about a host and does not keep it from taking part."""
+    told = []
+    if facts.driver_hangs:
+        told.append(f"its nvidia-smi does not answer in {_SMI_PATIENCE} s: it counts as a host without accelerators")
+    if abs(facts.skew) > _SKEW:
+        side = "ahead of" if facts.skew > 0 else "behind"
+        told.append(f"its clock is {abs(facts.skew):.0f} s {side} this machine's: times in its logs differ by that")
+    return told
+
+
+def check_alike(facts: Mapping[str, Facts], spec: PoolSpec) -> None:
+    """Refuse hosts that are not of one kind, and accelerators that are not what the spec wants or cannot be shared.
+
+    Parameters
+    ----------
+    facts : mapping of str to Facts
+        By the hosts' names, in the order of the nodes.
+
+    Raises
+    ------
+    BootstrapError
+        Which node lacks what; where it is about accelerators, with those of all hosts.
+    """
+    head, first = next(iter(facts.items()))
+    has = "; ".join(f"{name}: {host.devices}" for name, host in facts.items())
+    for node, (name, host) in enumerate(facts.items()):
+        refuse = functools.partial(BootstrapError, "system", node=node, host=name)
+        if host.machine != first.machine:
+            raise refuse(
+                f"its processor is {host.machine}, and {head} has {first.machine}: a pool's hosts must be of one "
+                "architecture; make two pools"
+            )
+        wanted = spec.accelerator
+        if wanted is not None and host.devices.of_kind(wanted.kind) < wanted.count:
+            raise refuse(f"the pool needs {wanted} on each node, and it has {host.devices} ({has})")
+        if host.devices.kinds != first.devices.kinds:
+            raise refuse(
+                f"it has other accelerators than {head} ({has}): a pool's collectives need the same on all; make two "
+                f"pools, or choose the same on all with {gpus.VISIBLE}"
+            )
+        if host.devices.all and not host.devices.can_be_shared(spec.ranks_per_node):
+            raise refuse(gpus.why_not_shared(host.devices, spec.ranks_per_node))
+
+
+def _script(python: str, uv: str) -> str:
+    cache = scripts.path(f"~/{CACHE}")
+    probe = f"{cache}/.probe-$$"
+    ask = f"{_NEEDS}; import sys; print('python', '.'.join(map(str, sys.version_info[:3])), sys.executable)"
+    steps = [
+        'echo "system $(uname -s)"',
+        'echo "machine $(uname -m)"',
+        'echo "glibc $(getconf GNU_LIBC_VERSION 2>/dev/null || ldd --version 2>&1 | head -n 1)"',
+        'echo "clock $(date +%s.%N 2>/dev/null)"',
+        'echo "home $HOME"',
+        'echo "files $(ulimit -n)"',
+        'set -- $SSH_CONNECTION; echo "address ${3:-}"',
+        # (By cat, which says why it cannot be written where a shell of its own may not.)
+        # A file that is written and run: a full disk, a read-only one and one without leave to execute all show.
+        f"_sky_e=$( {{ mkdir -p -m 700 -- {cache} && printf '#!/bin/sh\\nexit 0\\n' | cat >{probe} && "
+        f'chmod 700 {probe} && {probe}; }} 2>&1 ) && [ -s {probe} ] && echo cache ok || echo "refused $_sky_e"',
+        f"rm -f -- {probe}",
+        f'echo "free $(df -Pk {cache} 2>/dev/null | tail -n 1 | {{ read -r _ _ _ f _; echo $f; }})"',
+        "[ -w /tmp ] && echo runtime /tmp || { [ -w /var/tmp ] && echo runtime /var/tmp; }",
+        "[ -d /dev/shm ] && [ -w /dev/shm ] && echo shared /dev/shm",
+        f"for _sky_p in python{python} python3; do _sky_x=$(command -v $_sky_p) && "
+        f'"$_sky_x" -I -c {shlex.quote(ask)} 2>/dev/null; done',
+        f"[ -x {cache}/bin/{shlex.quote('uv-' + uv)} ] && echo uv yes",
+        '[ -z "${CUDA_VISIBLE_DEVICES+x}" ] || echo "visible =$CUDA_VISIBLE_DEVICES"',
+        # A driver that hangs takes its tool with it.
+        f"_sky_t=; command -v timeout >/dev/null && _sky_t='timeout -s KILL {_SMI_PATIENCE}'; "
+        f"command -v nvidia-smi >/dev/null && {{ $_sky_t nvidia-smi {' '.join(gpus.QUERY)} 2>/dev/null; "
+        f"[ $? -ne 137 ] || echo {_HANGS}; }} | "
+        'while read -r _sky_g; do echo "gpu $_sky_g"; done',
+    ]
+    return "; ".join(steps) + "; :"
+
+
+def _cache_advice(home: str, why: str) -> str:
+    if "No space" in why or "quota" in why:
+        return f"{home} has no space left ({why}); make room there"
+    if "Read-only" in why:
+        return f"{home} cannot be written ({why}); use a user whose home can"
+    if "ermission denied" in why or "not permitted" in why:
+        return (
+            f"nothing can be written or run below {home}/{CACHE} ({why}): environments are kept there; let the user "
+            "write to it, and mount it without noexec"
+        )
+    return f"{home}/{CACHE} cannot be used: {why or 'it did not say why'}"
+
+
+def _unfit(text: str) -> BootstrapError:
+    return BootstrapError("system", text)

@@ -1,0 +1,126 @@
+"""One host of a pool that is being prepared, and how something is done on all of them at once."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, TypeVar
+
+from ..errors import AGAIN, BootstrapError, LinkLost, MachineError, SkyError
+from .host_probe import Facts
+from .standalone_python import Standalone
+from .uv import LAST_LINES
+
+if TYPE_CHECKING:
+    from ..machines.ssh.machine import SSHMachine
+
+PATIENCE = 120.0
+T = TypeVar("T")
+
+
+@dataclass
+class Site:
+    """One host, and what has been found and made there so far.
+
+    Parameters
+    ----------
+    node : int
+        The node that it will be.
+    machine : SSHMachine
+        The connection.
+    known : str
+        Its address, where the pool's hosts know it by one already.
+    """
+
+    node: int
+    machine: SSHMachine
+    known: str = ""
+    facts: Facts = field(init=False)
+    python: str = ""
+    version: str = ""
+    standalone: Standalone | None = None
+    environment: str = ""
+    package: str = ""
+
+    @property
+    def name(self) -> str:
+        """The host, as the user named it."""
+        return self.machine.target.name
+
+    @property
+    def interpreter(self) -> str:
+        """What the node's processes are started with."""
+        return f"{self.environment}/bin/python"
+
+    @property
+    def address(self) -> str:
+        """How the pool's other hosts reach it."""
+        if self.known:
+            return self.known
+        own = self.facts.address
+        return own if own and not own.startswith(("127.", "::1")) else self.machine.address
+
+    def variables(self) -> dict[str, str]:
+        """What the node's processes need in their environment, besides what a login has there."""
+        return {
+            "PATH": f"{self.environment}/bin:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",
+            "PYTHONPATH": self.package,
+            "VIRTUAL_ENV": self.environment,
+        }
+
+    def run(self, script: str, phase: str, what: str, timeout: float = PATIENCE) -> str:
+        """What a script on the host says; BootstrapError where it fails."""
+        done = self.machine.shell.run(script, timeout=timeout)
+        said = done.out.decode("utf-8", "replace")
+        if done.status:
+            lines = said.strip().splitlines()[-LAST_LINES:]
+            raise BootstrapError(phase, f"{what} (exit status {done.status})", lines=lines)
+        return said
+
+
+def on_all(sites: Sequence[Site], work: Callable[[Site], T], phase: str, stop: threading.Event) -> list[T]:
+    """Do something on hosts, all at once, and wait for all.
+
+    Raises
+    ------
+    BootstrapError
+        For the first host that failed; the others that did are named in it.
+    """
+    if not sites:
+        return []
+    if stop.is_set():
+        raise BootstrapError(phase, "stopped")
+    with ThreadPoolExecutor(len(sites), thread_name_prefix="sky-crew") as several:
+        futures = [several.submit(work, site) for site in sites]
+    faults = [(site, error) for site, future in zip(sites, futures, strict=True) if (error := future.exception())]
+    if faults:
+        raise _one_error(faults, phase) from faults[0][1]
+    return [future.result() for future in futures]
+
+
+def _one_error(faults: Sequence[tuple[Site, BaseException]], phase: str) -> BaseException:
+    """The first host's error, with its node and name, and what happened on the others."""
+    site, error = faults[0]
+    if isinstance(error, SkyError) and not isinstance(error, (BootstrapError, MachineError)):
+        return error
+    first = _message(error)
+    same = [other.name for other, fault in faults[1:] if _message(fault) == first]
+    told = [f"the same on {', '.join(same)}"] if same else []
+    told += [f"and on {other.name}: {text}" for other, fault in faults[1:] if (text := _message(fault)) != first]
+    message = "; ".join([first, *told])
+    if isinstance(error, BootstrapError):
+        lines = error.lines
+        return BootstrapError(error.phase, message, node=site.node, host=site.name, command=error.command, lines=lines)
+    return BootstrapError(phase, message, node=site.node, host=site.name)
+
+
+def _message(error: BaseException) -> str:
+    """What happened, without where."""
+    if isinstance(error, BootstrapError):
+        return error.message
+    if isinstance(error, LinkLost):
+        told = str(error).removeprefix(f"{error.host}: ").removesuffix(AGAIN)
+        return f"{told}; what was begun there ended with it, so try again"
+    return str(error).removeprefix(f"{error.host}: ") if isinstance(error, MachineError) else str(error)

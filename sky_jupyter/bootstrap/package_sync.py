@@ -1,0 +1,348 @@
+"""Which distributions the notebook's code uses, which of them nodes lack, and their installation for one pool.
+
+What is added goes into a folder of the pool's own: environments are shared by pools, and named by what
+they were made from.
+"""
+
+from __future__ import annotations
+
+import functools
+import json
+import os
+import shlex
+import sys
+import tempfile
+import threading
+from collections.abc import Iterable, Mapping, Sequence
+from importlib import metadata
+from typing import TYPE_CHECKING
+
+from packaging.requirements import InvalidRequirement, Requirement
+from packaging.utils import canonicalize_name
+from packaging.version import InvalidVersion, Version
+
+from . import local_environment, package_indexes, wheels
+from .offline_bundle import own_cache
+from .remote_environment import Crew
+from .requirements import parse
+from .uv import OnLine, run_uv
+
+if TYPE_CHECKING:
+    from ..machines.ssh.machine import SSHMachine
+    from ..spec.image import Image
+    from ..spec.pool_spec import PoolSpec
+    from .host_state import Site
+
+
+@functools.lru_cache(1)
+def _providers(stamp: object) -> Mapping[str, Sequence[str]]:
+    """Which distributions have modules of which first names, as long as nothing is installed."""
+    return metadata.packages_distributions()
+
+
+def _stamp() -> tuple[tuple[str, int], ...]:
+    """Changes where something is installed or removed."""
+    return tuple((place, os.stat(place).st_mtime_ns) for place in sys.path if os.path.isdir(place))
+
+
+def behind(modules: Iterable[str]) -> dict[str, str]:
+    """The notebook's distributions that modules are from, and their versions; editable ones travel as source.
+
+    Parameters
+    ----------
+    modules : iterable of str
+        Full names.
+    """
+    names = sorted(set(modules))
+    tops = sorted({name.partition(".")[0] for name in names})
+    every = _providers(_stamp()) if tops else {}
+    found: dict[str, str] = {}
+    for top in tops:
+        several = {name: one for name in sorted(set(every.get(top, ()))) if (one := _distribution(name)) is not None}
+        # Several may share a first name, such as google.
+        used = _owners(several, [name for name in names if name.startswith(f"{top}.")])
+        found.update(
+            {canonicalize_name(name): several[name].version for name in used if not _is_editable(several[name])}
+        )
+    return found
+
+
+def _distribution(name: str) -> metadata.Distribution | None:
+    try:
+        return metadata.distribution(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _is_editable(distribution: metadata.Distribution) -> bool:
+    try:
+        return bool(json.loads(distribution.read_text("direct_url.json") or "{}")["dir_info"]["editable"])
+    except (ValueError, LookupError, TypeError):
+        return False
+
+
+def _owners(several: Mapping[str, metadata.Distribution], modules: Sequence[str]) -> set[str]:
+    """Of distributions that share a first name, those that have the modules; the end of a name may be none's file."""
+    if len(several) == 1:
+        return set(several)
+    files = {name: [str(path) for path in one.files or ()] for name, one in several.items()}
+    owners: set[str] = set()
+    for module in modules:
+        parts = module.split(".")
+        for count in range(len(parts), 1, -1):
+            place = "/".join(parts[:count])
+            has = {
+                name for name, its in files.items() if any(path.startswith((f"{place}/", f"{place}.")) for path in its)
+            }
+            if has:
+                owners |= has
+                break
+    return owners
+
+
+def differs(here: str, there: str) -> bool:
+    """Whether two versions are not the same release, whatever they were built for."""
+    try:
+        return Version(here).public != Version(there).public
+    except InvalidVersion:
+        return here != there
+
+
+def additions(wanted: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
+    """What a node needs to have distributions as the notebook has them, as ``name==version``.
+
+    What they require is added where the node lacks it, or has a version that does not do.
+    """
+    added: dict[str, str] = {}
+    left = [(name, version) for name, version in wanted.items() if differs(version, there.get(name, ""))]
+    while left:
+        name, version = left.pop()
+        distribution = _distribution(name)
+        if name in added or distribution is None:
+            continue
+        added[name] = version
+        for requirement in _requirements(distribution):
+            inner = canonicalize_name(requirement.name)
+            its = _distribution(inner)
+            known = there.get(inner)
+            if its is not None and (known is None or not requirement.specifier.contains(known, prereleases=True)):
+                left.append((inner, its.version))
+    return sorted(f"{name}=={version}" for name, version in added.items())
+
+
+def _requirements(distribution: metadata.Distribution) -> list[Requirement]:
+    found = []
+    for text in distribution.requires or ():
+        try:
+            requirement = Requirement(text)
+        except InvalidRequirement:
+            continue
+        if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            found.append(requirement)
+    return found
+
+
+def lacking(requirements: Iterable[str], there: Mapping[str, str]) -> list[str]:
+    """The requirements that a node with these distributions, by name and version, does not satisfy for sure."""
+    found = []
+    for text in requirements:
+        one = parse(text)
+        version = there.get(canonicalize_name(one.name))
+        # What extras and URLs come to only uv can tell.
+        if version is None or one.extras or one.url or not one.specifier.contains(version, prereleases=True):
+            found.append(text)
+    return found
+
+
+def _pins(requirements: Iterable[str], there: Mapping[str, str]) -> list[str]:
+    """What stays on a node as it is, as lines for uv: all but what is asked for."""
+    asked = {canonicalize_name(parse(text).name) for text in requirements}
+    return [
+        f"{name}=={version}" for name, version in sorted(there.items()) if name not in asked and _is_version(version)
+    ]
+
+
+def _is_version(text: str) -> bool:
+    try:
+        Version(text)
+    except InvalidVersion:
+        return False
+    return True
+
+
+def _planned(lines: Iterable[str], requirements: Iterable[str], there: Mapping[str, str]) -> list[str]:
+    """Of what uv plans to install, what a node lacks; what has a URL as it was given, since uv prints no password."""
+    direct = {canonicalize_name(one.name): f"{one.name} @ {one.url}" for one in map(parse, requirements) if one.url}
+    found = list(direct.values())
+    for match in filter(None, map(local_environment.PLANNED.match, lines)):
+        name, version = canonicalize_name(match["name"]), match["version"]
+        url = match["at"] or match["from"]
+        if name not in direct and (url or differs(version or "", there.get(name, ""))):
+            found.append(f"{name} @ {url}" if url else f"{name}=={version}")
+    return found
+
+
+def _untold(line: str) -> None:
+    """For a plan, which says what is not done yet."""
+
+
+def plan_here(
+    python: str, image: Image, requirements: Sequence[str], there: Mapping[str, str], stop: threading.Event
+) -> list[str]:
+    """What local nodes need for requirements, besides what they have.
+
+    Parameters
+    ----------
+    python : str
+        Their interpreter.
+    image : Image
+        Whose indexes count.
+    there : mapping of str to str
+        The versions of the distributions that they see.
+
+    Raises
+    ------
+    BootstrapError
+        When uv finds no such set; it says why.
+    """
+    # Of an overlay uv sees the packages that it adds to the notebook's, and not the notebook's.
+    seen = sys.executable if local_environment.is_own_python(image.python) else python
+    with tempfile.NamedTemporaryFile("w", prefix="sky-asked-", suffix=".txt") as file:
+        file.write("".join(f"{line}\n" for line in _pins(requirements, there)))
+        file.flush()
+        command = [
+            "pip",
+            "install",
+            "--dry-run",
+            "--break-system-packages",
+            "--python",
+            seen,
+            "--constraints",
+            file.name,
+        ]
+        with package_indexes.arguments(requirements, image) as (asked, lines):
+            env = package_indexes.environment(image, os.environ)
+            phase = local_environment.PHASE
+            plan = run_uv([*command, *asked], phase=phase, on_line=_untold, stop=stop, env=env, stdin=lines)
+    return _planned(plan, requirements, there)
+
+
+def public(requirement: str) -> str:
+    """A requirement without what a version was built for, such as torch's ``+cpu``."""
+    return requirement.partition("+")[0]
+
+
+def install_here(
+    python: str, folder: str, image: Image, requirements: Sequence[str], say: OnLine, stop: threading.Event
+) -> None:
+    """Install distributions into a folder of this machine, for an interpreter; from where the image's indexes say.
+
+    Raises
+    ------
+    BootstrapError
+        When uv fails.
+    """
+    with package_indexes.arguments(requirements, image) as (asked, lines):
+        env = package_indexes.environment(image, os.environ)
+        run_uv([*_install(python, folder), *asked], phase="environment", on_line=say, stop=stop, env=env, stdin=lines)
+
+
+def _install(python: str, folder: str) -> list[str]:
+    return ["pip", "install", "--no-deps", "--compile-bytecode", "--python", python, "--target", folder]
+
+
+class Addition(Crew):
+    """The hosts of a pool that lives, and are to have more; its environments stay as they are.
+
+    Parameters
+    ----------
+    places : sequence of (str, str)
+        For each host its environment's interpreter, and the folder to install into.
+    """
+
+    def __init__(
+        self,
+        machines: Sequence[SSHMachine],
+        spec: PoolSpec,
+        places: Sequence[tuple[str, str]],
+        *,
+        offline: bool,
+        stop: threading.Event,
+    ) -> None:
+        super().__init__(machines, spec, offline=offline, stop=stop)
+        self.places = places
+
+    def install(self, requirements: Sequence[str], say: OnLine) -> None:
+        """Have distributions installed on all hosts.
+
+        Raises
+        ------
+        BootstrapError
+            When uv fails on a host, or one cannot be sent what it needs.
+        """
+        self.look(say)
+        if not self.offline or any(site.facts.devices.all for site in self.sites):
+            requirements = [public(item) for item in requirements]
+        self.each(lambda site: self._add(site, requirements, say), "environment")
+
+    def add(self, requirements: Sequence[str], there: Mapping[str, str], say: OnLine) -> list[str]:
+        """Have what requirements come to installed on all hosts, as far as they lack it; what that is.
+
+        Parameters
+        ----------
+        there : mapping of str to str
+            The versions of the distributions that they have: their environments are alike.
+
+        Raises
+        ------
+        BootstrapError
+            When uv finds no such set, or fails on a host, or one cannot be sent what it needs.
+        """
+        self.look(say)
+        site = self.sites[0]
+        pins = _pins(requirements, there)
+        if self.offline:
+            aim = self._aim(site)
+            found = wheels.resolve(requirements, aim, pins, image=self.image, on_line=say, stop=self.stop)
+            planned = [
+                line for line in found if differs(line.partition("==")[2], there.get(line.partition("==")[0], ""))
+            ]
+        else:
+            planned = _planned(self._plan(site, requirements, pins, say), requirements, there)
+        if planned:
+            self.each(lambda site: self._add(site, planned, say), "environment")
+        return planned
+
+    def _plan(self, site: Site, requirements: Sequence[str], pins: Sequence[str], say: OnLine) -> list[str]:
+        """What uv would install on a host, in its words."""
+        python, folder = self.places[site.node]
+        site.environment = folder
+        cache = site.facts.cache
+        self.supplies.send(site, [], self._aim(site), functools.partial(self._tell, site, say=say))
+        command = [f"{cache}/bin/uv-{self.supplies.uv}", "pip", "install", "--dry-run", "--python", python]
+        lines = shlex.quote("".join(f"{line}\n" for line in pins))
+        uv = f"{shlex.join(command)} --constraints $f {shlex.join(requirements)}"
+        script = f"f=$(mktemp) && printf %s {lines} >$f && {uv}; r=$?; rm -f $f; exit $r"
+        variables = {**self.image.env, "UV_CACHE_DIR": f"{cache}/uv", "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
+        variables.update(package_indexes.environment(self.image, self.image.env))
+        shown = shlex.join(["uv", "pip", "install", *requirements])
+        return self._stream(site, script, variables, "environment", say, shown=shown)
+
+    def _add(self, site: Site, requirements: Sequence[str], say: OnLine) -> None:
+        python, folder = self.places[site.node]
+        tell = functools.partial(self._tell, site, say=say)
+        cache, aim = site.facts.cache, self._aim(site)
+        # It names what is on its way there.
+        site.environment = folder
+        sent = []
+        if self.offline:
+            with self.supplies._finding:
+                sent = wheels.gather(requirements, aim, own_cache() / "wheels", on_line=tell, stop=self.stop)
+        self.supplies.send(site, sent, aim, tell)
+        names = [f"{cache}/wheels/{wheel.digest}/{wheel.path.name}" for wheel in sent]
+        what = ["--no-config", "--offline", "--no-index", *names] if self.offline else list(requirements)
+        command = [f"{cache}/bin/uv-{self.supplies.uv}", *_install(python, folder), *what]
+        variables = {**self.image.env, "UV_CACHE_DIR": f"{cache}/uv", "UV_NO_PROGRESS": "1", "NO_COLOR": "1"}
+        tell(f"installing {', '.join(requirements)}")
+        shown = shlex.join(["uv", "pip", "install", *requirements])
+        self._stream(site, shlex.join(command), variables, "environment", say, shown=shown)

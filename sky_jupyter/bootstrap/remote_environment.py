@@ -1,0 +1,419 @@
+"""Image -> environment on hosts that are reached over SSH, all of them side by side, phase by phase.
+
+What is kept there, in ``~/.cache/sky_jupyter``: uv, wheels, environments and this package's code, each
+named by its content or by what it was made from. It is built beside its place under a lock and renamed
+when it is whole, so that what has its name can be trusted, whoever was ended in between.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import hashlib
+import json
+import os
+import platform
+import re
+import shlex
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from pathlib import PurePosixPath
+from types import MappingProxyType
+from typing import TYPE_CHECKING
+
+from ..errors import BootstrapError, MachineError
+from ..plugins.core.plugin import Step
+from ..spec.pool_spec import PoolSpec
+from ..util.redaction import without_secrets
+from . import apt, host_probe, local_environment, package_indexes, source_archive, uv_messages, wheels
+from .host_state import PATIENCE, Site, T, on_all
+from .offline_bundle import Supplies
+from .requirements import frozen
+from .uv import LAST_LINES, OnLine
+
+if TYPE_CHECKING:
+    from ..machines.ssh.machine import SSHMachine
+
+# Another way to build gives other environments.
+_RECIPE = 1
+_LISTING = ".listing"
+_NEEDS = (
+    *local_environment._NODE_NEEDS,
+    "py-spy>=0.4.1; platform_machine == 'x86_64' or platform_machine == 'aarch64'",
+)
+_WARM_PATIENCE = 60.0
+_SUPPORTED = re.compile(r"3\.1[0-4]\.")
+
+
+class Crew:
+    """The hosts of one pool, prepared together; its phases are called in the order of `phases`.
+
+    Parameters
+    ----------
+    machines : sequence of SSHMachine
+        By node.
+    spec : PoolSpec
+        The pool.
+    offline : bool
+        Whether hosts are sent all that they need from here.
+    stop : threading.Event
+        When set, what can end ends.
+    standing : mapping of int to tuple of str
+        Nodes that are part of the pool already, each with its interpreter and address: they are looked at,
+        and nothing is done there.
+    on_node : callable
+        Told what each node is at: its number, ``"on"``, ``"done"`` or ``"failed"``, and a line that it said. In any
+        thread.
+    """
+
+    def __init__(
+        self,
+        machines: Sequence[SSHMachine],
+        spec: PoolSpec,
+        *,
+        offline: bool,
+        stop: threading.Event,
+        standing: Mapping[int, tuple[str, str]] = MappingProxyType({}),
+        on_node: Callable[[int, str, str], None] = lambda node, state, line: None,
+    ) -> None:
+        self.sites = [Site(node, machine) for node, machine in enumerate(machines)]
+        for node, (python, address) in standing.items():
+            self.sites[node].environment = str(PurePosixPath(python).parents[1])
+            self.sites[node].known = address
+        # Those that are to be made nodes.
+        self.fresh = [site for site in self.sites if site.node not in standing]
+        self.spec, self.image = spec, spec.full_image
+        self.offline, self.stop, self.on_node = offline, stop, on_node
+        asked = self.image.python or platform.python_version()
+        self.minor = ".".join(asked.split(".")[:2])
+        self.supplies = Supplies(
+            [*local_environment._pins(), *_NEEDS, *package_indexes.wanted(self.image)], stop, self.image
+        )
+        self._saying = threading.Lock()
+
+    @property
+    def phases(self) -> Sequence[tuple[str, str, Callable[[OnLine], None]]]:
+        """Name, what it is at, and the work, which is told where its lines go."""
+        return (
+            ("system", "looking at the hosts", self.look),
+            ("python", f"Python {self.minor}", self.find_python),
+            ("environment", "looking for the environment", self.make_environments),
+            ("files", "sky_jupyter's own code", self.send_package),
+            *((("plugins", "their own steps", self.run_steps),) if self._steps() else ()),
+        )
+
+    # -- the phases --------------------------------------------------------------------------------
+
+    def look(self, say: OnLine) -> None:
+        """Learn of each host whether it can take part, and see to its Debian packages."""
+
+        def one(site: Site) -> None:
+            site.facts = host_probe.look(site.machine, self.minor, self.supplies.uv, self.image.env)
+            for line in host_probe.warnings(site.facts):
+                self._tell(site, line, say)
+
+        self.each(one, "system", self.sites)
+        host_probe.check_alike({site.name: site.facts for site in self.sites}, self.spec)
+        if self.image.apt:
+            self._see_to_packages(say)
+        # As the notebook has them, so that values travel between the two. What it has as a build of its own, such
+        # as torch's +cpu, hosts may not find for themselves, and is not meant for those with accelerators.
+        builds = self.offline and not any(site.facts.devices.all for site in self.sites)
+        self.supplies.prefer = [item for item in frozen() if builds or "+" not in item]
+
+    def find_python(self, say: OnLine) -> None:
+        """Settle on the interpreter that environments are made of: the host's own, or uv's."""
+
+        def one(site: Site) -> None:
+            facts = site.facts
+            if facts.python and (self.image.python or self.minor).count(".") < 2:
+                site.python, site.version = facts.python, facts.python_version
+                return
+            if facts.python and facts.python_version == self.image.python:
+                site.python, site.version = facts.python, facts.python_version
+                return
+            # The environments of uv's own Pythons say which they are of; a minor version is enough to find them.
+            site.python, site.version = "", self.image.python or self.minor
+            if self.offline:
+                self._choose_standalone(site, say)
+
+        self.each(one, "python")
+
+    def make_environments(self, say: OnLine) -> None:
+        """See that each host has the environment; the same is used again by every later pool."""
+
+        def warm(site: Site) -> bool:
+            site.environment = f"{site.facts.cache}/environments/{self._key(site)}"
+            done = site.machine.shell.run(_is_ready(site.environment), timeout=_WARM_PATIENCE)
+            return done.status == 0
+
+        cold = [site for site, ready in zip(self.fresh, self.each(warm, "environment"), strict=True) if not ready]
+        self.each(lambda site: self._make_environment(site, say), "environment", cold)
+
+    def send_package(self, say: OnLine) -> None:
+        """See that each host has this package's code, as it is here."""
+        code = source_archive.own()
+
+        def one(site: Site) -> None:
+            site.package = f"{site.facts.cache}/package/{code.digest}"
+            whole, part = shlex.quote(site.package), shlex.quote(f"{site.package}.tmp-{os.urandom(4).hex()}")
+            if site.machine.shell.run(f"[ -d {whole} ]", timeout=PATIENCE).status == 0:
+                return
+            done = site.machine.shell.run(
+                f"umask 077; mkdir -p -- {part} && head -c {len(code.data)} | gzip -dc | tar -xof - -C {part} && "
+                f"{{ mv -T -- {part} {whole} 2>/dev/null || {{ rm -rf -- {part}; [ -d {whole} ]; }}; }}",
+                [code.data],
+                timeout=PATIENCE,
+            )
+            if done.status:
+                said = done.out.decode("utf-8", "replace").strip().splitlines()[-LAST_LINES:]
+                raise BootstrapError("files", "sky_jupyter's code could not be written", lines=said)
+
+        self.each(one, "files")
+
+    def run_steps(self, say: OnLine) -> None:
+        """Run the plugins' own commands, in their order, on each host."""
+
+        def one(site: Site) -> None:
+            for step in self._steps():
+                text = shlex.join(step.command)
+                env = {**site.variables(), **self.image.env, **step.variables}
+                self._stream(site, text, env, "plugins", say, shown=text, hide=step.hide)
+
+        self.each(one, "plugins")
+
+    def _see_to_packages(self, say: OnLine) -> None:
+        """See that each host has the image's Debian packages; none is changed unless all can have them."""
+
+        def look(site: Site) -> apt.Findings:
+            asked = apt.question(self.image.apt)
+            return apt.read(site.run(asked, apt.PHASE, "its Debian packages could not be looked at"))
+
+        def check(site: Site) -> bool:
+            found = look(site)
+            apt.refuse(found, offline=self.offline)
+            return bool(found.missing)
+
+        def install(site: Site) -> None:
+            tell = functools.partial(self._tell, site, say=say)
+            with _locked(site, f"{site.facts.cache}/apt.lock", tell, "installs Debian packages", apt.PHASE):
+                found = look(site)
+                if not found.missing:
+                    return
+                tell(f"installing Debian packages: {', '.join(found.missing)}")
+                script, env = apt.installation(found), dict(self.image.env)
+                # It goes on without us: half an installation would be in the way of all later ones.
+                self._stream(site, script, env, apt.PHASE, say, shown=found.by_hand, survive=True)
+
+        lacking = zip(self.fresh, self.each(check, apt.PHASE), strict=True)
+        self.each(install, apt.PHASE, [site for site, lacks in lacking if lacks])
+
+    def _choose_standalone(self, site: Site, say: OnLine) -> None:
+        """Settle on a Python that is sent with the wheels; BootstrapError where there is none to send."""
+        try:
+            site.standalone = self.supplies.python(site.version, site.facts.machine, say)
+        except BootstrapError as error:
+            raise BootstrapError("python", self._no_python(site), command=error.command, lines=error.lines) from None
+        site.version = site.standalone.version
+        site.python = f"{site.facts.cache}/python/{site.standalone.name}/{site.standalone.program}"
+
+    def _no_python(self, site: Site) -> str:
+        """What a host lacks, and what can be done about it."""
+        why = "the image asks for" if self.image.python else "the notebook runs"
+        fitting = [found for found in site.facts.pythons if _SUPPORTED.match(found)]
+        minor = fitting[0].rpartition(".")[0] if fitting else ""
+        other = (
+            f", use the one that it has (sky.Image(python={minor!r}): cells run there, functions of the notebook do "
+        )
+        other = f"{other}not)" if minor else ""
+        return (
+            f"no Python {site.version} (it has {', '.join(site.facts.pythons) or 'none'}), which {why}, offline "
+            "it can fetch none, and uv has none here to send, nor a way to one: install it there (Debian: apt-get "
+            f"install python{self.minor}){other}, or have it sent (uv python install {self.minor} here)"
+        )
+
+    # -- an environment ----------------------------------------------------------------------------
+
+    def _key(self, site: Site) -> str:
+        facts = site.facts
+        where = [site.version, site.python, facts.machine, list(facts.glibc)]
+        what = [_RECIPE, self.image.digest, local_environment._pins(), _NEEDS]
+        return hashlib.blake2b(json.dumps([where, what]).encode(), digest_size=12).hexdigest()
+
+    def _aim(self, site: Site) -> wheels.Aim:
+        return wheels.Aim(self.minor, site.facts.platform)
+
+    def _make_environment(self, site: Site, say: OnLine) -> None:
+        tell = functools.partial(self._tell, site, say=say)
+        cache, folder, aim = site.facts.cache, site.environment, self._aim(site)
+        lock = f"{folder}.lock"
+        with _locked(site, lock, tell):
+            if site.machine.shell.run(_is_ready(folder), timeout=_WARM_PATIENCE).status == 0:
+                return
+            sent = self.supplies.bundle(aim, tell) if self.offline else []
+            self.supplies.check_room(site, sent)
+            self.supplies.send(site, sent, aim, tell)
+            program = f"{cache}/bin/uv-{self.supplies.uv}"
+            part = f"{folder}.tmp-{os.urandom(4).hex()}"
+            given = shlex.quote(f"{part}.asked")
+            names = [f"{cache}/wheels/{wheel.digest}/{wheel.path.name}" for wheel in sent]
+            # Names and versions, and where each may come from: who may take it from there is in the environment, and
+            # what has a URL, and so a password perhaps, goes by a file that is gone as soon as it is opened.
+            text, lines = ("", "") if self.offline else package_indexes.parts(self.supplies.lock(aim, tell), self.image)
+            if self.offline:
+                install = ["--no-config", "--offline", "--no-index", "--no-deps", *names]
+            else:
+                install = ["--no-deps", *(["-r", f"{part}/{package_indexes.FILE}"] if text else []), "-r", "-"]
+            tell(f"building the environment of {len(sent) or len(self.supplies.lock(aim, tell))} packages")
+            python = site.python or site.version
+            venv = [program, "venv", "--quiet", "--relocatable", "--no-project", "--python", python, part]
+            fill = [program, "pip", "install", "--compile-bytecode", "--python", f"{part}/bin/python", *install]
+            contents = json.dumps({"python": site.version, "pip": [without_secrets(item) for item in self.image.pip]})
+            stale, project = f"{shlex.quote(folder)}.tmp-*", shlex.quote(f"{part}/{package_indexes.FILE}")
+            script = "; ".join(
+                [
+                    "umask 077",
+                    f"exec 8<{given} && rm -f -- {given} || exit 1",
+                    f"rm -rf -- {stale} {shlex.quote(folder)}",
+                    f"{{ {shlex.join(venv)} && "
+                    f"printf %s {shlex.quote(text)} >{project} && {shlex.join(fill)} <&8 && rm -f -- {project} && "
+                    f"{_forget_tokens(part)} && {_list_packages(part)} && "
+                    f"printf '%s\\n' {shlex.quote(contents)} >{shlex.quote(part + '/.ok')} && "
+                    f"mv -T -- {shlex.quote(part)} {shlex.quote(folder)}; }} || "
+                    f"{{ _sky_r=$?; rm -rf -- {shlex.quote(part)}; exit $_sky_r; }}",
+                ]
+            )
+            variables = {
+                # A proxy, or an index: what the host itself has been told of those counts too.
+                **self.image.env,
+                "UV_CACHE_DIR": f"{cache}/uv",
+                "UV_PYTHON_INSTALL_DIR": f"{cache}/python",
+                "UV_NO_PROGRESS": "1",
+                "NO_COLOR": "1",
+                **({} if self.offline else package_indexes.environment(self.image, self.image.env)),
+            }
+            if site.python:
+                variables["UV_PYTHON_DOWNLOADS"] = "never"
+            shown = shlex.join(["uv", *fill[1:4], "-r", "…"]) if self.offline else without_secrets(shlex.join(fill))
+            advice = (
+                "" if self.offline else "; a host without a way to the package index needs --offline (offline=True)"
+            )
+            # (It may be left by one who was killed just now; the next build removes it.)
+            done = site.machine.shell.run(
+                f"umask 077; head -c {len(lines.encode())} >{given}", [lines.encode()], timeout=PATIENCE
+            )
+            if done.status:
+                said = done.out.decode("utf-8", "replace").strip().splitlines()[-LAST_LINES:]
+                raise BootstrapError("environment", f"{part}.asked could not be written", lines=said)
+            self._stream(site, script, variables, "environment", say, shown=shown, advice=advice)
+
+    # -- parts -------------------------------------------------------------------------------------
+
+    def _steps(self) -> list[Step]:
+        return [step for plugin in self.spec.plugins for step in plugin.steps(self.spec)]
+
+    def _stream(
+        self,
+        site: Site,
+        script: str,
+        env: dict[str, str],
+        phase: str,
+        say: OnLine,
+        *,
+        shown: str,
+        advice: str = "",
+        survive: bool = False,
+        hide: Callable[[str], str] = str,
+    ) -> list[str]:
+        """Run a script on a host that ends with our connection, or survives it; its lines, told as they come."""
+        log = PurePosixPath(f"{site.facts.cache}/bootstrap.log")
+        command = site.machine.exec(
+            ["/bin/sh", "-c", f"exec 2>&1; {script}"], env=env, cwd=site.facts.home, log=log, survive=survive
+        )
+        lines: list[str] = []
+        for line in map(hide, command.lines()):
+            # Of a line that was written over several times, the last state.
+            text = without_secrets(line.rstrip("\r").rpartition("\r")[2])
+            lines.append(text)
+            # uv ends with a line for each package.
+            if not text.startswith(" + "):
+                self._tell(site, text, say)
+        status = command.wait(PATIENCE)
+        if status:
+            why = uv_messages.of(lines) if phase == "environment" else ""
+            told = f"{why}; exit status {status}{advice}" if why else f"exit status {status}{advice}"
+            raise BootstrapError(phase, told, command=shown, lines=lines[-LAST_LINES:])
+        return lines
+
+    def _tell(self, site: Site, line: str, say: OnLine) -> None:
+        self.on_node(site.node, "on", line)
+        with self._saying:
+            say(f"{site.machine.target.name}: {line}" if len(self.sites) > 1 else line)
+
+    def each(self, work: Callable[[Site], T], phase: str, sites: Sequence[Site] | None = None) -> list[T]:
+        """Do something at once on all hosts that are to be made nodes, or on those given; see `site.on_all`."""
+
+        def one(site: Site) -> T:
+            self.on_node(site.node, "on", "")
+            try:
+                done = work(site)
+            except BaseException:
+                self.on_node(site.node, "failed", "")
+                raise
+            self.on_node(site.node, "done", "")
+            return done
+
+        return on_all(self.fresh if sites is None else sites, one, phase, self.stop)
+
+
+@contextlib.contextmanager
+def _locked(
+    site: Site, path: str, tell: OnLine, what: str = "builds the same environment", phase: str = "environment"
+) -> Iterator[None]:
+    """Hold a lock on the host that no other pool holds; it is let go of when our connection ends, too."""
+    machine, quoted = site.machine, shlex.quote(path)
+    script = (
+        f'umask 077; mkdir -p -- "$(dirname -- {quoted})" || exit 1; exec 9>{quoted}; '
+        "flock -n 9 || { echo waiting; flock 9 || exit 1; }; echo locked; exec sleep 2147483"
+    )
+    log = PurePosixPath(f"{site.facts.cache}/bootstrap.log")
+    holder = machine.exec(["/bin/sh", "-c", script], env={}, cwd=site.facts.home, log=log, survive=False)
+    try:
+        for line in holder.lines():
+            if line == "locked":
+                break
+            tell(f"waiting for another pool that {what}")
+        else:
+            raise BootstrapError(phase, f"{path} could not be locked")
+        yield
+    finally:
+        with contextlib.suppress(MachineError, TimeoutError):
+            holder.kill()
+
+
+def _forget_tokens(folder: str) -> str:
+    """Shell text that removes where packages came from, where that has a query: uv records the tokens in it."""
+    return (
+        f"for f in {shlex.quote(folder)}/lib/python3*/site-packages/*.dist-info/direct_url.json; do "
+        'if grep -qF "?" "$f" 2>/dev/null; then rm -f -- "$f"; fi; done'
+    )
+
+
+def _is_ready(folder: str) -> str:
+    quoted = shlex.quote(folder)
+    # The interpreter is a link: it dangles once the Python that it was made from is gone. Of packages it is looked
+    # whether all are there; one that was made by an earlier version has no list of them.
+    return (
+        f"[ -f {quoted}/.ok ] && [ -x {quoted}/bin/python ] && {{ [ ! -f {quoted}/{_LISTING} ] || "
+        f"( cd {quoted}/lib/python3*/site-packages && "
+        f'while IFS= read -r n; do [ -e "$n" ] || exit 1; done <{quoted}/{_LISTING} ); }}'
+    )
+
+
+def _list_packages(folder: str) -> str:
+    """Shell text that keeps with an environment the names of what is in it."""
+    quoted = shlex.quote(folder)
+    return f"( cd {quoted}/lib/python3*/site-packages && ls -1A | grep -v __pycache__ ) >{quoted}/{_LISTING}"
+
+
+__all__ = ["Crew", "Site"]

@@ -1,0 +1,415 @@
+"""Values as blobs: pickled with their big buffers apart, named by their content, written to files.
+
+A blob's name is a blake2b digest of its pickle and of a 128-bit xxh3 of each buffer. The pickle is
+what a rank will execute, so it is named by a cryptographic hash; the buffers are data, and an array
+of 1 GB must be known again in a fraction of a second. Large buffers are files of their own, named by
+their hash: an array is one file, whatever holds it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import pickle
+import sys
+import tempfile
+import time
+import types
+from collections.abc import Callable, Collection, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import BuiltinFunctionType, FunctionType, ModuleType
+from typing import IO, Any
+
+import xxhash
+
+from ..node.files.blob_cache import LEAST, STAMP
+from ..node.serialization.arrays import frame_of, root_of, view_of
+from ..node.serialization.global_names import code_reads
+from ..node.serialization.pickling import ALIGNMENT, HEAD, MAGIC, SPAN, Pickler, out_of_band
+from ..node.serialization.sent_objects import Handle
+from .function_names import code_attributes, code_guesses
+from .import_graph import imports_of_code
+from .keras_models import Models
+from .names_in_strings import annotation_names
+from .singletons import made_there
+
+_REFERRED = (type, FunctionType, BuiltinFunctionType, ModuleType)
+LARGE_BUFFER = LEAST
+"""Buffers from this many bytes on are files of their own."""
+# Between two pieces an interrupt is heeded, and it is told how far it is.
+_PIECE = 32 << 20
+Tell = Callable[[int], None]
+"""Told how many bytes more have been read or written."""
+
+
+def untold(size: int) -> None:
+    """For those whom it does not matter how far it is."""
+
+
+@dataclass(frozen=True)
+class Part:
+    """A file of a blob: its name, and what is in it."""
+
+    name: str
+    content: tuple[bytes | memoryview, ...] = field(compare=False, repr=False)
+
+    @property
+    def size(self) -> int:
+        """Bytes of it."""
+        return sum(map(len, self.content))
+
+
+@dataclass(frozen=True)
+class Blob:
+    """A pickled value, named by its content.
+
+    Its buffers are views of the value's own memory: write it before the value may change.
+
+    Parameters
+    ----------
+    digest : str
+        Names the content; two blobs with one digest are the same.
+    pickled : bytes
+        The pickle, protocol 5.
+    buffers : tuple of memoryview
+        The out-of-band buffers, in the order of the pickle.
+    hashes : tuple of bytes
+        Their hashes.
+    """
+
+    digest: str
+    pickled: bytes = field(compare=False, repr=False)
+    buffers: tuple[memoryview, ...] = field(default=(), compare=False, repr=False)
+    hashes: tuple[bytes, ...] = field(default=(), compare=False, repr=False)
+
+    @property
+    def size(self) -> int:
+        """Bytes of the pickle and of all buffers."""
+        return len(self.pickled) + sum(len(buffer) for buffer in self.buffers)
+
+    @property
+    def parts(self) -> tuple[Part, ...]:
+        """Its files: those of large buffers, each once, and then the one that has its name."""
+        apart = {
+            digest: Part(digest.hex(), (buffer,))
+            for digest, buffer in zip(self.hashes, self.buffers, strict=True)
+            if len(buffer) >= LARGE_BUFFER
+        }
+        return (*apart.values(), self._head())
+
+    def _head(self) -> Part:
+        start = HEAD.size + len(self.buffers) * SPAN.size + len(self.pickled)
+        spans: list[bytes] = []
+        content: list[bytes | memoryview] = [self.pickled]
+        for digest, buffer in zip(self.hashes, self.buffers, strict=True):
+            if len(buffer) >= LARGE_BUFFER:
+                spans.append(SPAN.pack(0, len(buffer), digest))
+                continue
+            gap = -start % ALIGNMENT
+            spans.append(SPAN.pack(start + gap, len(buffer), bytes(len(digest))))
+            content += [bytes(gap), buffer]
+            start += gap + len(buffer)
+        head = HEAD.pack(MAGIC, len(self.pickled), len(spans)) + b"".join(spans)
+        return Part(self.digest, (head, *content))
+
+
+@dataclass(frozen=True)
+class Packed:
+    """What pickling a value gave.
+
+    Parameters
+    ----------
+    blob : Blob
+        The value.
+    reads : frozenset of str
+        Names of the notebook that functions in the value read when they are called.
+    attributes : frozenset of str
+        Attribute names in their code.
+    modules : frozenset of str
+        Modules that unpickling it imports, and those that functions of the notebook in it import.
+    guesses : frozenset of str
+        Names that stand in texts of that code, and in annotations that are texts.
+    carried : tuple of str
+        The functions whose code is in the pickle.
+    files : frozenset of str
+        The files that the code is from, as it says itself.
+    pickler : NotebookPickler
+        What pickled it: as long as it is held, no other object has the id of one that it met.
+    """
+
+    blob: Blob
+    reads: frozenset[str]
+    attributes: frozenset[str]
+    guesses: frozenset[str]
+    modules: frozenset[str] = frozenset()
+    carried: tuple[str, ...] = ()
+    files: frozenset[str] = frozenset()
+    pickler: NotebookPickler | None = field(default=None, compare=False, repr=False)
+
+
+class NotebookPickler(Pickler):
+    """The pickler of the notebook's side: the same value gives the same bytes at any time.
+
+    Attributes
+    ----------
+    met : dict
+        The types of what was pickled, and the functions, classes and modules in it, by their ids.
+    guesses : set of str
+        Names in the annotations of the notebook's functions and classes, where they are texts.
+    classes : dict
+        The classes that go by value, by their ids.
+    arrays, tensors : list
+        numpy's arrays, but for those in tables, and torch's tensors.
+    roots : collection of int
+        The ids of the arrays whose views go as views of them.
+    models : Models
+        The Keras models in it.
+    value : Any
+        What was pickled.
+    """
+
+    roots: Collection[int] = ()
+    # The ids of what the nodes have.
+    there: Collection[int] = ()
+    # Whether nodes may have their own of what cannot be pickled.
+    made_there = False
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self.guesses: set[str] = set()
+        self.met: dict[int, Any] = {}
+        self.classes: dict[int, Any] = {}
+        self.arrays: list[Any] = []
+        self.tensors: list[Any] = []
+        self.models = Models()
+        self.value: Any = None
+        # Arrays that were made here to pickle others.
+        self._made: dict[int, Any] = {}
+        self._table: Any = None
+
+    @property
+    def modules(self) -> frozenset[str]:
+        """Modules that what was pickled is from, and those that functions of the notebook in it import."""
+        attribute = {True: "__name__", False: "__module__"}
+        names = [getattr(one, attribute[isinstance(one, ModuleType)], None) for one in self.met.values()]
+        found = {name for name in names if isinstance(name, str)}
+        return frozenset(found.union(*(imports_of_code(code).names for code in self.codes)))
+
+    def reducer_override(self, obj: Any) -> Any:
+        one = obj if isinstance(obj, _REFERRED) else type(obj)
+        # Not a set: a class may be of a kind that cannot be hashed.
+        self.met[id(one)] = one
+        if type(obj).__module__.startswith("jaxlib") and (jax := sys.modules.get("jax")) is not None:
+            self.met[id(jax)] = jax
+        if isinstance(obj, (types.FunctionType, type)) and obj.__module__ == self.namespace.get("__name__"):
+            with contextlib.suppress(Exception):  # From 3.14 they are evaluated only now.
+                self.guesses |= annotation_names(obj.__annotations__.values())
+        if "keras" in sys.modules and (model := self.models.reduced(obj, self.there)) is not NotImplemented:
+            return model
+        if (special := _SPECIAL.get((type(obj).__module__, type(obj).__name__))) is not None:
+            return special(self, obj)
+        if self.made_there and (own := made_there(obj)) is not NotImplemented:
+            return own
+        reduced = super().reducer_override(obj)
+        if isinstance(obj, type) and reduced is not NotImplemented:
+            self.classes[id(obj)] = obj
+        return reduced
+
+    def _reduce_array(self, array: Any) -> Any:
+        if id(array) not in self._made:
+            self.arrays.append(array)
+            if self.roots and (root := root_of(array)) is not array and id(root) in self.roots:
+                reduced = view_of(array, root)
+                if reduced is not NotImplemented:
+                    return reduced
+        reduced = super().reducer_override(array)
+        if reduced is not NotImplemented:
+            self._made[id(reduced[1][0])] = reduced[1][0]
+        return reduced
+
+    def _reduce_tensor(self, tensor: Any) -> Any:
+        self.tensors.append(tensor)
+        return super().reducer_override(tensor)
+
+    def _reduce_table(self, table: Any) -> Any:
+        """In a pickle of its own: tables share memory until one of them is changed, which pickles know nothing of."""
+        if table is self._table:
+            return super().reducer_override(table)
+        buffers: list[pickle.PickleBuffer] = []
+        file = io.BytesIO()
+
+        def keep_apart(buffer: pickle.PickleBuffer) -> bool:
+            if out_of_band([])(buffer):
+                return True
+            buffers.append(buffer)
+            return False
+
+        inner = NotebookPickler(file, self.namespace, buffer_callback=keep_apart)
+        inner.codes, inner.carried, inner.guesses, inner.met = self.codes, self.carried, self.guesses, self.met
+        inner._table = table
+        inner.dump(table)
+        return frame_of, (file.getvalue(), buffers)
+
+
+_SPECIAL: dict[tuple[str, str], Callable[[NotebookPickler, Any], Any]] = {
+    ("numpy", "ndarray"): NotebookPickler._reduce_array,
+    ("torch", "Tensor"): NotebookPickler._reduce_tensor,
+    ("torch.nn.parameter", "Parameter"): NotebookPickler._reduce_tensor,
+    **{
+        (module, name): NotebookPickler._reduce_table
+        for name in ("DataFrame", "Series")
+        for module in ("pandas", f"pandas.core.{'frame' if name == 'DataFrame' else 'series'}")
+    },
+}
+
+
+class ReferringPickler(NotebookPickler):
+    """One that writes objects which the nodes have as their handles there.
+
+    Attributes
+    ----------
+    handles : mapping
+        By the objects' ids.
+    """
+
+    handles: Mapping[int, Handle]
+
+    def persistent_id(self, obj: Any) -> Handle | None:
+        return self.handles.get(id(obj))
+
+
+class LastPickler(NotebookPickler):
+    """One for values that cannot be pickled as they are."""
+
+    made_there = True
+
+
+def pack(
+    value: Any,
+    namespace: dict[str, Any],
+    tell: Tell = untold,
+    *,
+    handles: Mapping[int, Handle] | None = None,
+    roots: Collection[int] = (),
+) -> Packed:
+    """Pickle `value`; functions whose globals are `namespace` go without them.
+
+    ``tell`` is given the size of each piece of its buffers that has been read. ``handles`` and ``roots`` are those
+    of `ReferringPickler` and `NotebookPickler`.
+
+    Raises
+    ------
+    Exception
+        Whatever the value's own pickling raises.
+    """
+    pickler, pickled, buffers = _pickled(value, namespace, handles or {}, roots)
+    alone = pickler
+    if alone.models.met and (owners := alone.models.common(memo := alone.memo.copy())):
+        pickler, pickled, buffers = _pickled(value, namespace, handles or {}, roots, owners)
+        if first := {id(model) for model, _ in pickler.models.untied}:
+            owners = alone.models.common(memo, first)
+            pickler, pickled, buffers = _pickled(value, namespace, handles or {}, roots, owners)
+    digest = hashlib.blake2b(pickled, digest_size=20)
+    hashes = tuple(_hash(buffer, tell) for buffer in buffers)
+    for buffer, hashed in zip(buffers, hashes, strict=True):
+        digest.update(len(buffer).to_bytes(8, "little") + hashed)
+    blob = Blob(digest.hexdigest(), pickled, tuple(buffers), hashes)
+    codes = pickler.codes
+    return Packed(
+        blob,
+        reads=frozenset().union(*map(code_reads, codes)),
+        attributes=frozenset().union(*map(code_attributes, codes)),
+        modules=pickler.modules,
+        guesses=frozenset(pickler.guesses.union(*map(code_guesses, codes))),
+        carried=tuple(dict.fromkeys(code.co_name for code in pickler.carried)),
+        files=frozenset(code.co_filename for code in pickler.carried),
+        pickler=pickler,
+    )
+
+
+def _pickled(
+    value: Any, namespace: dict[str, Any], handles: Mapping[int, Handle], roots: Collection[int], owners: Any = None
+) -> tuple[NotebookPickler, bytes, list[memoryview]]:
+    def attempt(*, made_there: bool) -> tuple[NotebookPickler, bytes, list[memoryview]]:
+        buffers: list[memoryview] = []
+        file = io.BytesIO()
+        kind = ReferringPickler if handles else NotebookPickler
+        pickler = kind(file, namespace, buffer_callback=out_of_band(buffers))
+        pickler.roots, pickler.models, pickler.made_there = roots, Models(owners), made_there
+        if isinstance(pickler, ReferringPickler):
+            pickler.handles = pickler.there = handles
+        pickler.dump(value)
+        pickler.value = value
+        return pickler, file.getvalue(), buffers
+
+    try:
+        return attempt(made_there=False)
+    except Exception as error:
+        first = error
+    # Only now: what can be sent as it is must not be another one there.
+    with contextlib.suppress(Exception):
+        return attempt(made_there=True)
+    raise first
+
+
+def fingerprint(value: Any, namespace: dict[str, Any]) -> str | None:
+    """The digest of a value's content; None where it cannot be pickled."""
+    try:
+        return pack(value, namespace).blob.digest
+    except Exception:
+        return None
+
+
+def _hash(buffer: memoryview, tell: Tell) -> bytes:
+    if len(buffer) <= _PIECE:
+        return xxhash.xxh3_128_digest(buffer)
+    hashed = xxhash.xxh3_128()
+    for start in range(0, len(buffer), _PIECE):
+        hashed.update(piece := buffer[start : start + _PIECE])
+        tell(len(piece))
+    return hashed.digest()
+
+
+def write_blob(blob: Blob, folder: Path) -> Path:
+    """Write the files of `blob` into `folder`, those that are not there; only their owner may read them.
+
+    Returns
+    -------
+    Path
+        The one that has its name.
+    """
+    for part in blob.parts:
+        write_part(part, folder)
+    return folder / blob.digest
+
+
+def write_part(part: Part, folder: Path, tell: Tell = untold) -> None:
+    """Write a file of a blob, unless it is there: it appears whole or not at all."""
+    path = folder / part.name
+    if path.exists():
+        return
+    handle, temporary = tempfile.mkstemp(prefix=".", dir=folder)  # mode 0600
+    try:
+        with open(handle, "wb", buffering=0) as file:
+            if part.size < LARGE_BUFFER:
+                _write(file, b"".join(part.content), untold)
+            else:
+                for content in part.content:
+                    _write(file, content, tell)
+                # Copies of it are alike, wherever and whenever they are made.
+                os.utime(temporary, ns=(time.time_ns(), STAMP))
+        os.replace(temporary, path)
+    except BaseException:
+        os.unlink(temporary)
+        raise
+
+
+def _write(file: IO[bytes], content: bytes | memoryview, tell: Tell) -> None:
+    whole, at = memoryview(content), 0
+    while at < len(whole):
+        written = file.write(whole[at : at + _PIECE])
+        at += written
+        tell(written)

@@ -1,0 +1,389 @@
+"""Names that share objects: they go to the nodes as one, and what is sent later shares what the nodes have.
+
+`Trace` says which objects a value's pickle has met, `Unit` what the nodes were sent in one pickle, and
+`Ties`, made for one sending, puts the names together that share an object. A name that was sent before and has not
+changed is not sent again for it: the nodes may have changed theirs. What shares an object with it names that object
+by its handle.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import hashlib
+import weakref
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from ..node.serialization.arrays import root_of
+from ..node.serialization.keras_models import Place
+from ..node.serialization.sent_objects import Handle, may_change
+from .blobs import Blob, NotebookPickler, Packed, fingerprint, pack
+from .keras_models import Models
+
+_PLAIN = frozenset([str, bytes, int, float, complex, bool, type(None)])
+MOST_OBJECTS = 100_000
+"""With more objects that can change, a value shares them only with what is sent together with it."""
+
+
+class Trace:
+    """The objects in a pickle of which it matters that they are the very same; made with it."""
+
+    def __init__(self, packed: Packed) -> None:
+        assert packed.pickler is not None
+        self.pickler = packed.pickler
+        value = self.pickler.value
+        self.objects: dict[int, tuple[int, Any]] = {}
+        memo: dict[int, tuple[int, Any]] = {}
+        if type(self.pickler) is NotebookPickler and _has_plain_items(value):
+            # Its memo would be a copy of all of them.
+            self.objects[id(value)] = 0, value
+        else:
+            with _uncollected():
+                memo = self.pickler.memo.copy()
+            self.objects |= {key: one for key, one in memo.items() if type(one[1]) is not str and may_change(one[1])}
+        # The parts of Keras models are in their archives; where, by their ids.
+        self.places: dict[int, Place] = {}
+        for model in self.pickler.models.met.values():
+            for key, (place, one) in self.pickler.models.parts(model).items():
+                if key not in self.objects and id(model) in memo:
+                    self.objects[key], self.places[key] = (memo[id(model)][0], one), place
+        self.roots: dict[int, list[Any]] = {}
+        for array in self.pickler.arrays:
+            root = root_of(array)
+            if id(array) in self.objects:
+                self.roots.setdefault(id(root), [root]).append(array)
+        # Slots for the memory that several arrays may have: it is where the one is that it belongs to.
+        self.ids = self.objects.keys() | self.roots.keys()
+
+    def object(self, key: int) -> Any:
+        """The object of an id."""
+        return self.objects[key][1] if key in self.objects else self.roots[key][0]
+
+    @functools.cached_property
+    def owned(self) -> set[int]:
+        """What the classes have that go by value: whoever has an instance of one has it too."""
+        found: set[int] = set()
+        for one in list(self.pickler.classes.values()):
+            with contextlib.suppress(Exception):
+                found |= Trace(pack(one, self.pickler.namespace)).ids
+        return found
+
+    def unit(self, token: str) -> Unit | None:
+        """What the nodes can be asked for of it once it is sent; None where that is nothing, or too much."""
+        if len(self.objects) > MOST_OBJECTS:
+            return None
+        found: dict[int, tuple[Handle, Callable[[], Any]]] = {}
+        with _uncollected():
+            for key, (number, obj) in self.objects.items():
+                place = self.places.get(key)
+                found[key] = (token, number) if place is None else (token, number, place), _reference(obj)
+        states = set()
+        for _, obj in self.objects.values():
+            if type(obj) is dict or type(obj) is list:
+                continue
+            # A state that another object takes over is not there by itself.
+            if type(own := getattr(obj, "__dict__", None)) is dict and id(own) in found:
+                del found[id(own)]
+                states.add(id(own))
+        roots = frozenset(self.roots.keys() - found.keys())
+        if not found:
+            return None
+        return Unit(token, found, roots, frozenset(states))
+
+
+@contextlib.contextmanager
+def _uncollected() -> Iterator[None]:
+    """Keep Python from looking for garbage after each few hundred objects while very many are made."""
+    was = gc.isenabled()
+    gc.disable()
+    try:
+        yield
+    finally:
+        if was:
+            gc.enable()
+
+
+def _has_plain_items(value: Any) -> bool:
+    """Whether a list, set or dictionary has nothing in it that is more than a number or a text."""
+    kind = type(value)
+    if kind is dict:
+        return _PLAIN.issuperset(map(type, value)) and _PLAIN.issuperset(map(type, value.values()))
+    return (kind is list or kind is set) and _PLAIN.issuperset(map(type, value))
+
+
+def _reference(obj: Any) -> Callable[[], Any]:
+    if type(obj) is dict or type(obj) is list:
+        return lambda: obj
+    try:
+        return weakref.ref(obj)
+    except TypeError:  # Lists, dicts. An id alone would not do: it is used again.
+        return lambda: obj
+
+
+def _is_weak(obj: Any) -> bool:
+    return isinstance(_reference(obj), weakref.ref)
+
+
+@dataclass(frozen=True, eq=False)
+class Unit:
+    """What the nodes were sent in one pickle.
+
+    Parameters
+    ----------
+    token : str
+        What it is called there.
+    objects : dict
+        By an object's id here, its handle and the object.
+    roots : frozenset of int
+        The ids of arrays that views in it belong to, and that were not sent themselves.
+    states : frozenset of int
+        The ids of attribute dictionaries, which cannot be shared by themselves.
+    contents : dict of int to str
+        Of arrays that views belong to, by their ids: the digests of what they held. A view's own digest says
+        nothing of the rest of its array.
+    """
+
+    token: str
+    objects: dict[int, tuple[Handle, Callable[[], Any]]]
+    roots: frozenset[int] = frozenset()
+    states: frozenset[int] = frozenset()
+    contents: dict[int, str | None] = field(default_factory=dict)
+
+    def touches(self, ids: Collection[int]) -> bool:
+        """Whether one of these may be in it: an id may have been used again."""
+        return not (self.objects.keys().isdisjoint(ids) and self.roots.isdisjoint(ids))
+
+    def knows(self, key: int, obj: Any) -> bool:
+        """Whether it had this object when it was sent."""
+        return key in self.states or self.handle(key, obj) is not None
+
+    def handle(self, key: int, obj: Any) -> Handle | None:
+        """The handle of this very object."""
+        handle, kept = self.objects.get(key, (None, None))
+        return handle if kept is not None and kept() is obj else None
+
+    def outdated(self, key: int, trace: Trace, namespace: dict[str, Any]) -> bool:
+        """Whether an array has been changed outside of the views of it that are all that the trace has of it."""
+        if key in trace.objects or key not in trace.roots or key not in self.objects:
+            return False
+        digest = fingerprint(trace.object(key), namespace)
+        return digest is None or digest != self.contents.get(key)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Names that are sent as one.
+
+    Parameters
+    ----------
+    names : tuple of str
+        The names.
+    blob : Blob
+        A dict of them.
+    unit : str
+        What it is called on the nodes.
+    refers : bool
+        Whether it names objects that the nodes have: where one is not there any more, each name is bound
+        from a pickle of its own.
+    """
+
+    names: tuple[str, ...]
+    blob: Blob
+    unit: str
+    refers: bool = False
+
+
+@dataclass
+class Ties:
+    """What goes together in one sending; `tie` finds it.
+
+    Parameters
+    ----------
+    values : dict
+        The names that are sent, and what they are.
+    digests : dict of str to str
+        Of their contents.
+    traces : dict of str to Trace
+        Of the names that are sent.
+    kept : dict of str to (Trace, Unit)
+        Of names that the nodes have and that have not changed, as far as they may share an object.
+    own : collection of str
+        Those of them that the nodes have assigned since.
+
+    Attributes
+    ----------
+    groups : list of Group
+        Of names that cannot go alone.
+    units : dict of str to Unit
+        By name, what the nodes have with it once it is sent.
+    parted : list of (str, str)
+        Names that share an object here, and will not there.
+    untied : list of (str, str)
+        Names of Keras models with common layers that they will not share there; both are the same where one holds both.
+    """
+
+    namespace: dict[str, Any]
+    values: dict[str, Any]
+    digests: dict[str, str]
+    traces: dict[str, Trace]
+    kept: dict[str, tuple[Trace, Unit]]
+    own: Collection[str] = ()
+    groups: list[Group] = field(default_factory=list)
+    units: dict[str, Unit] = field(default_factory=dict)
+    parted: list[tuple[str, str]] = field(default_factory=list)
+    untied: list[tuple[str, str]] = field(default_factory=list)
+    _roots: set[int] = field(default_factory=set)
+    _handles: dict[int, Handle] = field(default_factory=dict)
+
+    def tie(self) -> None:
+        """Find what shares an object with what, and pickle it together."""
+        self._roots = overlapping([*self.traces.values(), *(trace for trace, _ in self.kept.values())])
+        self._refer()
+        parent = {name: name for name in self.traces}
+
+        def top(name: str) -> str:
+            while parent[name] != name:
+                name = parent[name]
+            return name
+
+        first: dict[int, str] = {}
+        common = shared(self.traces, self._roots)
+        for name, trace in self.traces.items():
+            for key in common & trace.ids:
+                if key not in self._handles and (other := first.setdefault(key, name)) != name:
+                    parent[top(name)] = top(other)
+        together: dict[str, list[str]] = {}
+        for name in self.traces:
+            together.setdefault(top(name), []).append(name)
+        for names in together.values():
+            self._send(names)
+
+    def _refer(self) -> None:
+        """Find what the nodes have of what is sent."""
+        for name, trace in self.traces.items():
+            for other, (held, unit) in self.kept.items():
+                common = trace.ids & held.ids
+                if not common:
+                    continue
+                common -= trace.owned
+                for key in common:
+                    if key in trace.roots and key not in trace.objects and key not in self._roots:
+                        continue
+                    handle = unit.handle(key, held.object(key))
+                    if handle is not None and unit.outdated(key, held, self.namespace):
+                        parts = True
+                    elif handle is not None:
+                        self._handles.setdefault(key, handle)
+                        # What cannot be referred to weakly has gone there with the name's old value.
+                        parts = other in self.own and not _is_weak(held.object(key))
+                    else:
+                        parts = key not in unit.states
+                    if parts and (name, other) not in self.parted:
+                        self.parted.append((name, other))
+
+    def _send(self, names: list[str]) -> None:
+        ids = set().union(*(self.traces[name].ids for name in names))
+        handles = {key: handle for key, handle in self._handles.items() if key in ids}
+        roots = self._roots & ids
+        if len(names) == 1 and not handles and not roots:
+            unit = self.traces[names[0]].unit(self._token(names, self.digests[names[0]]))
+            if unit is not None:
+                self.units[names[0]] = unit
+            self._note_untied(names, self.traces[names[0]].pickler.models)
+            return
+        try:
+            packed = pack({name: self.values[name] for name in names}, self.namespace, handles=handles, roots=roots)
+        except Exception:
+            # Each alone could be.
+            self.parted += [(names[0], other) for other in names[1:]]
+            return
+        token = self._token(names, packed.blob.digest)
+        self.groups.append(Group(tuple(names), packed.blob, token, bool(handles)))
+        trace = Trace(packed)
+        self._note_untied(names, trace.pickler.models)
+        unit = trace.unit(token)
+        objects = dict(unit.objects) if unit is not None else {}
+        for key, handle in handles.items():
+            objects[key] = handle, _reference(self._object(key, names))
+        if objects:
+            more = (unit.roots, unit.states) if unit is not None else (frozenset[int](), frozenset[int]())
+            arrays = {key: self._object(key, names) for key in roots & objects.keys()}
+            contents = {key: fingerprint(array, self.namespace) for key, array in arrays.items()}
+            self.units.update(dict.fromkeys(names, Unit(token, objects, *more, contents)))
+
+    def _token(self, names: Collection[str], digest: str) -> str:
+        """What a unit is called: the same when the same objects are sent again, to a rank alone.
+
+        Others with the same content are not these: what the nodes have of the former may be named beside them.
+        """
+        which = (str(id(self.values[name])) for name in names)
+        return hashlib.blake2b(" ".join([digest, *names, *which]).encode(), digest_size=8).hexdigest()
+
+    def _object(self, key: int, names: Iterable[str]) -> Any:
+        return next(self.traces[name].object(key) for name in names if key in self.traces[name].ids)
+
+    def _note_untied(self, names: list[str], models: Models) -> None:
+        """Note of models that are given layers of others and have made their own."""
+        held = {name: trace for name, (trace, _) in self.kept.items()} | {name: self.traces[name] for name in names}
+        for model, part in models.untied:
+            name = next((name for name in names if id(model) in self.traces[name].ids), names[0])
+            other = next((other for other in held if other != name and id(part) in held[other].ids), name)
+            if (name, other) not in self.untied:
+                self.untied.append((name, other))
+
+
+def shared(traces: Mapping[str, Trace], roots: Collection[int] = ()) -> set[int]:
+    """The ids of objects that more than one of the values have, leaving out what only their classes have in common."""
+    met: set[int] = set()
+    common: set[int] = set()
+    for trace in traces.values():
+        ids = trace.objects.keys() | (trace.roots.keys() & roots)
+        common |= met & ids
+        met |= ids
+    if common:
+        common -= set().union(*(trace.owned for trace in traces.values() if trace.ids & common))
+    return common
+
+
+def overlapping(traces: Iterable[Trace]) -> set[int]:
+    """The ids of arrays of which several arrays have the same memory."""
+    arrays: dict[int, dict[int, Any]] = {}
+    for trace in traces:
+        for key, (_, *views) in trace.roots.items():
+            arrays.setdefault(key, {}).update((id(view), view) for view in views)
+    return {key for key, views in arrays.items() if len(views) > 1 and _overlap(views.values())}
+
+
+def _overlap(arrays: Iterable[Any]) -> bool:
+    end = -1
+    for low, high in sorted(map(_bounds, arrays)):
+        if low < end:
+            return True
+        end = max(end, high)
+    return False
+
+
+def _bounds(array: Any) -> tuple[int, int]:
+    start = array.__array_interface__["data"][0]
+    steps = [(length - 1) * stride for length, stride in zip(array.shape, array.strides, strict=True) if length]
+    low = start + sum(step for step in steps if step < 0)
+    return low, start + sum(step for step in steps if step > 0) + (array.itemsize if array.size else 0)
+
+
+def refer(packed: Packed, value: Any, units: Mapping[str, tuple[Trace, Unit]]) -> Blob:
+    """What is called with a value that shares objects with names: its pickle, with the handles of those."""
+    assert packed.pickler is not None
+    trace, handles, namespace = Trace(packed), {}, packed.pickler.namespace
+    roots = overlapping([trace, *(held for held, _ in units.values())])
+    for held, unit in units.values():
+        for key in (trace.ids & held.ids) - trace.owned if not trace.ids.isdisjoint(held.ids) else ():
+            handle = unit.handle(key, held.object(key))
+            if handle is not None and not unit.outdated(key, held, namespace):
+                handles[key] = handle
+    roots &= trace.ids
+    if not handles and not roots:
+        return packed.blob
+    return pack(value, namespace, handles=handles, roots=roots).blob

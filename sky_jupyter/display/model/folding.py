@@ -1,0 +1,38 @@
+"""Saying once what several ranks have in common."""
+
+from __future__ import annotations
+
+from collections.abc import Hashable, Iterable, Mapping, Sequence
+from typing import Any, TypeVar
+
+from ...errors import rank_label
+
+Item = TypeVar("Item", bound=Hashable)
+
+
+def rank_numbers(ranks: Iterable[int]) -> str:
+    """``"0-3, 5"``."""
+    return rank_label(sorted(set(ranks))).partition(" ")[2]
+
+
+def fold(items: Mapping[int, Item]) -> list[tuple[list[int], Item]]:
+    """The ranks of each equal item, ordered by the lowest rank that has it."""
+    groups: dict[Item, list[int]] = {}
+    for rank in sorted(items):
+        groups.setdefault(items[rank], []).append(rank)
+    return [(ranks, item) for item, ranks in groups.items()]
+
+
+def common_start(sequences: Sequence[Sequence[Any]]) -> int:
+    """How many items all of `sequences` begin with alike."""
+    shortest = min(map(len, sequences), default=0)
+    first = sequences[0] if sequences else ()
+    for index in range(shortest):
+        if any(other[index] != first[index] for other in sequences):
+            return index
+    return shortest
+
+
+def common_end(sequences: Sequence[Sequence[Any]]) -> int:
+    """How many items all of `sequences` end with alike."""
+    return common_start([sequence[::-1] for sequence in sequences])

@@ -1,0 +1,226 @@
+"""What is known of a run for those who draw it: fed on the manager's loop, read on the main thread."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from ...errors import cleaned
+from ...pool.base.events import Event, NoticeEvent, OutputEvent, PhaseEvent, ProgressEvent, TroubleEvent
+from . import ansi
+from .html import RankView, RunViewModel, State
+from .transcript import Part, RankOutput, Rich
+from .troubles import Troubles
+
+# Of the order in which lines came, so many changes from one rank to another are kept.
+_KEPT_TURNS = 20_000
+# What stands in the order for a rich item, instead of a number of lines.
+ITEM = -1
+_STATES: dict[str, State] = {
+    "ok": "done",
+    "error": "failed",
+    "interrupted": "interrupted",
+    "died": "died",
+    "lost": "died",
+}
+
+# Of a phase that is over sooner nobody wants to know how long it takes.
+_WORTH = 1.5
+
+
+class StartModel:
+    """What a pool's start, or a transfer, is at; one a start view. `on_event` is its listener."""
+
+    def __init__(self) -> None:
+        self.done: list[PhaseEvent] = []
+        self._headings: dict[str, str] = {}
+        # The phase that is on, and when it began.
+        self._now: tuple[PhaseEvent, float] | None = None
+        self._troubles = Troubles()
+
+    def on_event(self, event: Event) -> str:
+        """What to say of an event, empty where there is nothing; callable from any thread."""
+        if isinstance(event, TroubleEvent):
+            self._troubles.take(event)
+        if isinstance(event, (NoticeEvent, ProgressEvent)):
+            return cleaned(event.text)
+        if not isinstance(event, PhaseEvent):
+            return ""
+        self._now = None if event.done else (event, time.perf_counter() - event.elapsed)
+        if event.done:
+            self.done.append(event)
+            return ""
+        # What a phase says of itself first can stand alone; what its commands print later cannot.
+        heading, text = self._headings.setdefault(event.phase, event.text), cleaned(event.text)
+        return text if event.text == heading else f"{event.phase}: {text}"
+
+    @property
+    def troubles(self) -> tuple[str, ...]:
+        """What is the matter now, to be shown for as long as it is, whatever phases come and go."""
+        return tuple(cleaned(event.text) for event in self._troubles.events)
+
+    @property
+    def pace(self) -> str:
+        """How far the phase that is on is, such as ``environment 12 s of about 40 s``; empty where unknown."""
+        event, began = self._now or (None, 0.0)
+        if event is None or event.usual is None or event.usual < _WORTH:
+            return ""
+        taken = time.perf_counter() - began
+        return f"{event.phase} {taken:.0f} s{' of about' if taken <= event.usual else ', usually'} {event.usual:.0f} s"
+
+
+@dataclasses.dataclass(frozen=True)
+class RankState:
+    """One rank as a page gets it: how it fares, and its output, to which more can come."""
+
+    view: RankView
+    parts: tuple[Part, ...]
+    dropped: int
+    stream: str
+    # The journal's number of what comes next.
+    next: int
+
+
+@dataclasses.dataclass(frozen=True)
+class RunState:
+    """A run as a page gets it; ``order`` holds pairs of a rank and how many lines came from it, or `ITEM`."""
+
+    title: str
+    pool: str
+    run: str
+    elapsed: float
+    idle: float
+    finished: bool
+    ranks: tuple[RankState, ...]
+    order: tuple[tuple[int, int], ...]
+    notices: tuple[str, ...]
+    unseen: tuple[RankView, ...] = ()
+
+
+class RunModel:
+    """One a run view. `on_event` is its listener; `snapshot` is what to draw.
+
+    Parameters
+    ----------
+    title : str
+        Such as the pool's name.
+    ranks : sequence of int
+        Those whose output is shown.
+    pool : str
+        The name of the pool that runs it.
+    unseen : sequence of int
+        The other ranks that it runs on.
+    """
+
+    def __init__(self, title: str, ranks: Sequence[int], pool: str = "", unseen: Sequence[int] = ()) -> None:
+        self.title, self.pool = title, pool
+        self.began = time.perf_counter()
+        self.notices: list[str] = []
+        # How many characters a saved notebook keeps; None for as many as it keeps unless asked.
+        self.most_text: int | None = None
+        self.version = 0
+        # The run's id, once something has come of it.
+        self.run = ""
+        self._heard = self.began
+        self._next = dict.fromkeys(ranks, 0)
+        self._order: deque[tuple[int, int]] = deque(maxlen=_KEPT_TURNS)
+        self._lock = threading.Lock()
+        self._elapsed: float | None = None
+        self._outputs = {rank: RankOutput() for rank in ranks}
+        self._views = {rank: RankView(rank) for rank in ranks}
+        self._unseen = {rank: RankView(rank) for rank in unseen}
+
+    def on_event(self, event: Event) -> None:
+        """Take in what the pool tells; callable from any thread."""
+        with self._lock:
+            self.version += 1
+            if isinstance(event, NoticeEvent):
+                self.notices.append(event.text)
+            elif isinstance(event, OutputEvent) and self.shows(event):
+                self._take(event)
+
+    def shows(self, event: OutputEvent) -> bool:
+        """Whether an event is shown: all of the ranks whose output is, and how others end."""
+        return event.rank in self._outputs or (event.rank in self._unseen and event.event["kind"] == "end")
+
+    def _take(self, event: OutputEvent) -> None:
+        item = event.event
+        kind = item["kind"]
+        self.run, self._heard = event.run, time.perf_counter()
+        if event.rank in self._unseen:
+            self._unseen[event.rank] = dataclasses.replace(self._unseen[event.rank], **ended(item))
+            return
+        output, view = self._outputs[event.rank], self._views[event.rank]
+        self._next[event.rank] = item.get("seq", self._next[event.rank] - 1) + 1
+        if kind == "stream":
+            output.feed(item["text"], item["name"])
+            self._note_lines(event.rank, item["text"].count("\n"))
+        elif kind == "display":
+            self._order.append((event.rank, ITEM))
+            output.show(item["data"], item["metadata"], item.get("display_id"))
+        elif kind == "update" and item.get("display_id"):
+            output.update(item["display_id"], item["data"], item["metadata"])
+        elif kind == "clear":
+            output.clear(item.get("wait", False))
+        elif kind == "result":
+            self._views[event.rank] = dataclasses.replace(view, result=Rich(item["data"], item["metadata"]))
+        elif kind == "end":
+            self._views[event.rank] = dataclasses.replace(view, **ended(item))
+
+    def _note_lines(self, rank: int, count: int) -> None:
+        if self._order and self._order[-1][0] == rank and self._order[-1][1] != ITEM:
+            count += self._order.pop()[1]
+        self._order.append((rank, count))
+
+    def finish(self, elapsed: float) -> None:
+        """Nothing more will come; the run took this many seconds."""
+        with self._lock:
+            self._elapsed = elapsed
+            self.version += 1
+
+    def snapshot(self, max_lines: int) -> RunViewModel:
+        """The run as it is now, with at most ``max_lines`` of each rank's last lines."""
+        with self._lock:
+            ranks = []
+            for rank, view in self._views.items():
+                segments, dropped = self._outputs[rank].segments(max_lines)
+                ranks.append(dataclasses.replace(view, segments=segments, dropped=dropped))
+            said = self.finished, tuple(self.notices), tuple(self._unseen.values())
+            return RunViewModel(self.title, self._time(), tuple(ranks), *said)
+
+    def state(self, max_lines: int) -> RunState:
+        """The same for a page: deltas go on from it."""
+        with self._lock:
+            ranks = []
+            for rank, view in self._views.items():
+                parts, dropped = self._outputs[rank].parts(max_lines)
+                ranks.append(RankState(view, tuple(parts), dropped, self._outputs[rank].stream, self._next[rank]))
+            idle = 0.0 if self.finished else time.perf_counter() - self._heard
+            order, notices = tuple(self._order), tuple(self.notices)
+            times = self._time(), idle, self.finished
+            unseen = tuple(self._unseen.values())
+            return RunState(self.title, self.pool, self.run, *times, tuple(ranks), order, notices, unseen)
+
+    @property
+    def finished(self) -> bool:
+        """Whether nothing more will come."""
+        return self._elapsed is not None
+
+    def _time(self) -> float:
+        return time.perf_counter() - self.began if self._elapsed is None else self._elapsed
+
+
+def ended(end: dict[str, Any]) -> dict[str, Any]:
+    """What is to be said of a rank that ended: its state, a note, and what it raised."""
+    state = _STATES.get(end["status"], "failed")
+    if state == "interrupted" and "timeout" in end:
+        state = "timed out"
+    note = str(end.get("text", "")) if state == "died" else ""
+    lines = "\n".join(end.get("traceback") or ()).splitlines() if state == "failed" else []
+    # IPython's rule would stand right below the view's own.
+    raised = "\n".join(lines[1:] if lines and set(ansi.strip(lines[0])) == {"-"} else lines)
+    return {"state": state, "note": note, "traceback": raised}

@@ -1,0 +1,174 @@
+"""A run as JSON: what a saved notebook keeps of it, and what a page is given that comes while it runs.
+
+The labextension draws it, with the same tabs while the run goes on and in a notebook without a
+kernel. Equal rich items are held once, and a picture that the HTML shows is there alone.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Iterable
+from typing import Any
+
+from . import html
+from .html import State
+from .run_model import RankState, RunModel, RunState
+from .transcript import Rich
+
+MIME = "application/vnd.sky.run.v1+json"
+VERSION = 1
+# A page's window: so many of each rank's last lines.
+WINDOW = 5000
+# Of text, in all of a bundle's forms together; pictures come on top.
+MOST_TEXT = 1_000_000
+_LINES = (1000, 500, 250, 100, 50, 20, 5)
+# What the HTML shows of an item; labextension/src/run/pictures.ts finds the same.
+_PICTURES = ("image/png", "image/jpeg", "image/gif")
+_PICTURE = re.compile(r'src="data:(image/(?:png|jpeg|gif));base64,([A-Za-z0-9+/=]+)"')
+# Where more than that is asked for; views know no more.
+_MANY_LINES = (10_000, 5000, 2000)
+
+
+def run_state(states: Iterable[State], *, finished: bool) -> State:
+    """How a run fares as a whole."""
+    found = set(states)
+    return next((state for state in html.TROUBLES if state in found), "done" if finished else "running")
+
+
+def to_json(state: RunState, view: str) -> dict[str, Any]:
+    """A run as a value that is JSON.
+
+    Parameters
+    ----------
+    state : RunState
+        What is known of it.
+    view : str
+        The id of its view, by which a page asks for more.
+    """
+    items = _Items()
+    ranks = [_rank(rank, items) for rank in state.ranks]
+    # What older pages do not know of is only there where there is something to tell.
+    unseen = [{"rank": one.rank, "state": one.state, **_ended(one)} for one in state.unseen]
+    every = [*(rank.view for rank in state.ranks), *state.unseen]
+    return {
+        "version": VERSION,
+        "view": view,
+        "run": state.run,
+        "pool": state.pool,
+        "title": state.title,
+        "state": run_state([view.state for view in every], finished=state.finished),
+        "finished": state.finished,
+        "elapsed": round(state.elapsed, 3),
+        "idle": round(state.idle, 3),
+        "ranks": ranks,
+        "items": items.kept,
+        "order": [number for turn in state.order for number in turn],
+        "notices": list(state.notices),
+        **({"unseen": unseen} if unseen else {}),
+    }
+
+
+def bundle(model: RunModel, view: str, most_text: int | None = None) -> dict[str, Any]:
+    """A run in all of the forms that a saved notebook keeps.
+
+    Parameters
+    ----------
+    model : RunModel
+        The run.
+    view : str
+        The id of its view.
+    most_text : int, optional
+        How many characters the forms may have together, without pictures; as many of the last lines
+        are kept as fit. Without it, as many as the model has been asked to keep.
+    """
+    done = _forms(model, view, most_text)
+    return {**done, MIME: _without_pictures(done[MIME], done["text/html"])}
+
+
+def last(model: RunModel, view: str) -> dict[str, Any]:
+    """The JSON of `bundle` alone, with all of its pictures, for a page that gets no HTML."""
+    whole: dict[str, Any] = _forms(model, view, None)[MIME]
+    return whole
+
+
+def _without_pictures(run: dict[str, Any], page: str) -> dict[str, Any]:
+    """A run with a picture's number in its HTML in the place of each that is there: a notebook holds it once."""
+    numbers: dict[tuple[str, str], int] = {}
+    for number, found in enumerate(_PICTURE.finditer(page)):
+        numbers.setdefault((found[1], found[2]), number)
+    items = []
+    for item in run["items"]:
+        data = dict(item["data"])
+        for kind in filter(data.__contains__, _PICTURES):
+            text = "".join(data[kind].split()) if isinstance(data[kind], str) else ""
+            if (kind, text) in numbers:
+                data[kind] = {"html": numbers[kind, text]}
+        items.append({**item, "data": data})
+    return {**run, "items": items}
+
+
+def _forms(model: RunModel, view: str, most_text: int | None) -> dict[str, Any]:
+    done: dict[str, Any] = {}
+    most_text = next(most for most in (most_text, model.most_text, MOST_TEXT) if most is not None)
+    for lines in (*(_MANY_LINES if most_text > MOST_TEXT else ()), *_LINES):
+        shown, state = model.snapshot(lines), model.state(lines)
+        whole = to_json(state, view)
+        done = {
+            MIME: whole,
+            "text/html": html.to_html(shown, lines),
+            "text/plain": html.to_text(shown, lines, colours=False),
+        }
+        texts = sum(len(part.get("text", "")) for rank in whole["ranks"] for part in rank["parts"])
+        texts += sum(len(rank.get("traceback", "")) for rank in whole["ranks"])
+        if texts + sum(len(done[kind]) for kind in ("text/html", "text/plain")) - _pictures(shown) <= most_text:
+            break
+    return done
+
+
+def _pictures(shown: html.RunViewModel) -> int:
+    """About how much of a view's HTML is rich items."""
+    richs = [part for view in shown.ranks for part in (*view.segments, view.result) if isinstance(part, Rich)]
+    return sum(len(value) for rich in richs for value in rich.data.values() if isinstance(value, str))
+
+
+def _rank(rank: RankState, items: _Items) -> dict[str, Any]:
+    view = rank.view
+    parts: list[dict[str, Any]] = []
+    for part in rank.parts:
+        if part.rich is None:
+            parts.append({"text": part.text})
+        else:
+            parts.append({"item": items.add(part.rich), **({"ids": list(part.ids)} if part.ids else {})})
+    done: dict[str, Any] = {"rank": view.rank, "state": view.state, "parts": parts}
+    done |= {name: value for name, value in _told(rank).items() if value} | _ended(view)
+    if view.result is not None:
+        done["result"] = items.add(view.result)
+    return done
+
+
+def _told(rank: RankState) -> dict[str, Any]:
+    """What is only said where there is something to say."""
+    return {"dropped": rank.dropped, "stream": rank.stream, "next": rank.next}
+
+
+def _ended(view: html.RankView) -> dict[str, Any]:
+    """The same of how a rank ended."""
+    return {name: text for name, text in {"note": view.note, "traceback": view.traceback}.items() if text}
+
+
+class _Items:
+    """Rich items, each different one once."""
+
+    def __init__(self) -> None:
+        self.kept: list[dict[str, Any]] = []
+        self._places: dict[str, int] = {}
+
+    def add(self, rich: Rich) -> int:
+        """Where an item is."""
+        item = {"data": dict(rich.data), "metadata": dict(rich.metadata)}
+        text = json.dumps(item, sort_keys=True, default=str)
+        place = self._places.setdefault(text, len(self.kept))
+        if place == len(self.kept):
+            self.kept.append(item)
+        return place

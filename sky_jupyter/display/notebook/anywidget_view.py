@@ -1,0 +1,126 @@
+"""The run view as an anywidget, for front ends without our extension: in marimo, else by ``SKY_VIEW=widget``.
+
+It is not what JupyterLab is given by itself: there a widget's state is asked for behind the cell that runs, so
+that a page which is reloaded shows nothing until the cell has ended. The widget gives way to the same bundle
+when the run ends.
+"""
+
+from __future__ import annotations
+
+import base64
+import functools
+import importlib.util
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from importlib import resources
+from typing import Any
+
+from ...pool.base.events import Event
+from ..base import frontends
+from ..model import html, saved_output
+from ..model.run_model import RunModel
+from .deltas import Feed
+from .run_view import Sender
+from .start_view import Slot
+
+_PATIENCE = 0.15
+_VIEW = "application/vnd.jupyter.widget-view+json"
+# How often the snapshot is renewed that a page gets which is opened meanwhile.
+_RENEWED = 10.0
+_BUNDLE = "run.js"
+
+
+def available() -> bool:
+    """Whether there is anywidget, and the module that it is to load."""
+    return importlib.util.find_spec("anywidget") is not None and _module().is_file()
+
+
+def _module() -> Any:
+    return resources.files("sky_jupyter") / "static" / _BUNDLE
+
+
+@functools.cache
+def _widget_class() -> Any:
+    # They take half a second to import, which nobody else is to wait for.
+    import anywidget
+    import traitlets
+
+    class RunWidget(anywidget.AnyWidget):
+        _esm = _module().read_text(encoding="utf-8")
+        snapshot = traitlets.Dict().tag(sync=True)
+
+    return RunWidget
+
+
+class WidgetRunView:
+    """The view of one run; made by `display.run_view`, ends with the run."""
+
+    def __init__(
+        self, kernel: Any, title: str, ranks: Sequence[int], pool: str = "", unseen: Sequence[int] = ()
+    ) -> None:
+        self.model = RunModel(title, ranks, pool, unseen)
+        self.id = uuid.uuid4().hex
+        self._kernel = kernel
+        self._binary = frontends.takes_buffers()
+        self._send: Callable[..., None] | None = None
+        self._feed = Feed(self.model, self.id, len(ranks), self._to_pages)
+        self._widget: Any = None
+        self._slot = Slot()
+        self._next = time.perf_counter() + _PATIENCE
+
+    def on_event(self, event: Event) -> None:
+        """The run's listener; callable from any thread."""
+        self._feed.on_event(event)
+
+    def refresh(self) -> None:
+        """Show the widget, and now and then what a page gets that is opened later; main thread only."""
+        now = time.perf_counter()
+        if now < self._next:
+            return
+        self._next = now + _RENEWED
+        if self._widget is not None:
+            self._widget.snapshot = self._feed.open()
+        else:
+            self._mount()
+
+    def _mount(self) -> None:
+        self._widget = _widget_class()(snapshot=self._feed.open())
+        self._widget.on_msg(self._on_message)
+        # A kernel's own sending goes by the cell's thread only.
+        self._send = Sender(self._kernel, self._widget.model_id) if self._kernel is not None else self._widget.send
+        # What came since is in no snapshot and was sent to nobody.
+        self._widget.snapshot = self._feed.open()
+        self._show()
+
+    def _show(self) -> None:
+        frontends.allow_widgets()
+        view = {"version_major": 2, "version_minor": 0, "model_id": self._widget.model_id}
+        shown = self.model.snapshot(0)
+        self._slot.show({_VIEW: view, "text/plain": html.to_text(shown, 0, colours=False)})
+
+    def finish(self, elapsed: float) -> None:
+        """Put the static bundle in the widget's place, and the widget away."""
+        self.model.finish(elapsed)
+        self._feed.finish()
+        self._slot.show(saved_output.bundle(self.model, self.id))
+        if self._widget is not None:
+            self._widget.close()
+            self._widget = self._send = None
+
+    def _last(self) -> dict[str, Any]:
+        """The run as it has ended, with the number of the last delta."""
+        return {**saved_output.last(self.model, self.id), "number": self._feed.open()["number"]}
+
+    def _to_pages(self, content: dict[str, Any], buffers: list[bytes]) -> None:
+        if self._send is None:
+            return
+        if not self._binary:
+            # Where buffers may get lost, the text is part of the message.
+            content, buffers = {**content, "data": base64.b64encode(b"".join(buffers)).decode()}, []
+        self._send(content, buffers)
+
+    def _on_message(self, widget: Any, content: Any, buffers: Any) -> None:
+        """A page misses a delta; where the kernel is busy this comes when the cell has ended."""
+        if isinstance(content, dict) and content.get("sky") == "open" and self._widget is not None:
+            self._widget.snapshot = self._last() if self.model.finished else self._feed.open()

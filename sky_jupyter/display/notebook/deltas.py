@@ -1,0 +1,242 @@
+"""What pages are told of a run while it goes on: a snapshot for each that comes, and numbered deltas for all.
+
+Deltas go out from a thread, twenty times a second while there is news, so that pages live while
+the notebook's main thread waits for the cell. One that printed more than a page can show is passed
+over in the middle and says how much; the run's journal has it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections import deque
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...pool.base.events import Event, NoticeEvent, OutputEvent
+from ..model import saved_output
+from ..model.run_model import RunModel, ended
+
+# content, buffers
+Send = Callable[[dict[str, Any], list[bytes]], None]
+INTERVAL = 0.05
+# Of what waits for the next delta: lines of a rank, and characters of all.
+_MOST_LINES = saved_output.WINDOW
+_MOST_CHARS = 2_000_000
+
+
+@dataclass
+class _Piece:
+    """One entry of a delta: text of a stream, as it came piece by piece, or a list that says the rest."""
+
+    rank: int
+    name: str = ""
+    texts: list[str] = field(default_factory=list)
+    # Lines of the same rank that were passed over before it, and the journal's number of its first event.
+    skipped: int = 0
+    seq: int = -1
+    entry: list[Any] = field(default_factory=list)
+
+    @property
+    def text(self) -> str:
+        if len(self.texts) > 1:
+            self.texts = ["".join(self.texts)]
+        return self.texts[0] if self.texts else ""
+
+
+class Pending:
+    """What waits for the next delta, in the order in which it came."""
+
+    def __init__(self, ranks: int) -> None:
+        self._most_chars = max(50_000, _MOST_CHARS // max(1, ranks))
+        self._pieces: list[_Piece] = []
+        self._of_rank: dict[int, deque[_Piece]] = {}
+        self._sizes: dict[int, list[int]] = {}
+        self._next: dict[int, int] = {}
+        # Of each rank's display id the change that waits.
+        self._updates: dict[tuple[int, str], _Piece] = {}
+
+    def __bool__(self) -> bool:
+        return bool(self._pieces)
+
+    def add_text(self, rank: int, name: str, text: str, seq: int = -1) -> None:
+        """Take what a rank printed, in the journal's event `seq`."""
+        last = self._pieces[-1] if self._pieces else None
+        if last is not None and last.rank == rank and last.name == name:
+            last.texts.append(text)
+        else:
+            self._pieces.append(_Piece(rank, name, [text], seq=seq))
+            self._of_rank.setdefault(rank, deque()).append(self._pieces[-1])
+        size = self._sizes.setdefault(rank, [0, 0])
+        size[0] += text.count("\n")
+        size[1] += len(text)
+        if size[0] > _MOST_LINES or size[1] > self._most_chars:
+            self._pass_over(rank, size)
+
+    def note(self, rank: int, seq: int) -> None:
+        """The journal's event `seq` of a rank is among what waits."""
+        self._next[rank] = seq + 1
+
+    def take_next(self) -> list[list[int]]:
+        """Of each rank of which something waits, the journal's number of what comes after that."""
+        found, self._next = sorted(map(list, self._next.items())), {}
+        return found
+
+    def add(self, entry: list[Any], rank: int = -1) -> None:
+        """Take anything else: its kind stands first, then the rank where it is of one."""
+        piece = _Piece(rank, entry=entry)
+        self._pieces.append(piece)
+        if entry[0] == "u":
+            # Of what is drawn anew again and again, only the last is worth sending.
+            before = self._updates.get((rank, entry[2]))
+            if before is not None:
+                before.entry = []
+            self._updates[rank, entry[2]] = piece
+
+    def _pass_over(self, rank: int, size: list[int]) -> None:
+        """Drop a rank's oldest text until half of the room is free, up to the end of a line."""
+        pieces = self._of_rank[rank]
+        gone = 0
+        while size[0] > _MOST_LINES // 2 or size[1] > self._most_chars // 2:
+            piece = pieces[0]
+            lines = piece.text.count("\n")
+            if len(pieces) == 1 or (size[0] - lines <= _MOST_LINES // 2 and size[1] - len(piece.text) < 1000):
+                start = _tail_start(piece.text, _MOST_LINES // 2, self._most_chars // 2)
+                cut, piece.texts = piece.text[:start], [piece.text[start:]]
+                # It begins in an event of which nobody has kept count.
+                piece.seq = -1
+            else:
+                cut, piece.texts = piece.text, []
+            count = cut.count("\n")
+            gone += count + piece.skipped
+            piece.skipped = 0
+            size[0] -= count
+            size[1] -= len(cut)
+            if piece.text:
+                break
+            pieces.popleft()
+        pieces[0].skipped += gone
+
+    def take(self) -> tuple[list[list[Any]], bytes]:
+        """Entries and the bytes of their texts; nothing waits afterwards."""
+        entries: list[list[Any]] = []
+        texts: list[bytes] = []
+        for piece in self._pieces:
+            if piece.entry:
+                entries.append(piece.entry)
+            elif piece.text or piece.skipped:
+                data = piece.text.encode(errors="replace")
+                entries.append(["s", piece.rank, int(piece.name == "stderr"), len(data), piece.skipped, piece.seq])
+                texts.append(data)
+        self._pieces, self._of_rank, self._sizes, self._updates = [], {}, {}, {}
+        return entries, b"".join(texts)
+
+
+def _tail_start(text: str, lines: int, chars: int) -> int:
+    """Where the last lines of a text begin; in one line that is too long, where a bar is drawn anew."""
+    start = max(0, len(text) - chars)
+    if start:
+        line, bar = text.find("\n", start), text.find("\r", start)
+        start = line + 1 if line >= 0 else bar if bar >= 0 else start
+    for _ in range(max(0, text.count("\n", start) - lines)):
+        start = text.find("\n", start) + 1
+    return start
+
+
+class Feed:
+    """The deltas of one run.
+
+    Parameters
+    ----------
+    model : RunModel
+        What is known of the run; events come to it through here.
+    view : str
+        The id by which pages know the view.
+    ranks : int
+        How many there are.
+    send : callable
+        Brings a content and its buffers to all pages; callable from any thread.
+    """
+
+    def __init__(self, model: RunModel, view: str, ranks: int, send: Send) -> None:
+        self.model, self.view, self._send = model, view, send
+        self.watched = threading.Event()
+        self._pending = Pending(ranks)
+        self._number = 0
+        self._lock = threading.Lock()
+        self._over = threading.Event()
+        self._news = threading.Event()
+        self._thread: threading.Thread | None = None
+
+    def on_event(self, event: Event) -> None:
+        """Take in what the pool tells; callable from any thread."""
+        with self._lock:
+            self.model.on_event(event)
+            if self.watched.is_set():
+                self._take(event)
+                self._news.set()
+
+    def open(self) -> dict[str, Any]:
+        """The run as it is, for a page that comes, or that misses a delta; from now on there are deltas."""
+        with self._lock:
+            self._flush()
+            state = self.model.state(saved_output.WINDOW)
+            if not state.finished and not self.watched.is_set():
+                self.watched.set()
+                self._thread = threading.Thread(target=self._run, name=f"sky-view-{self.view[:8]}", daemon=True)
+                self._thread.start()
+            return {**saved_output.to_json(state, self.view), "number": self._number}
+
+    def finish(self) -> None:
+        """Tell the pages what is left, and that the run is over; the model has been told."""
+        self._over.set()
+        self._news.set()
+        if self._thread is not None:
+            self._thread.join(5)
+        with self._lock:
+            if self.watched.is_set():
+                self._pending.add(["over", round(self.model.state(0).elapsed, 3)])
+                self._flush()
+                self.watched.clear()
+
+    def _run(self) -> None:
+        while not self._over.is_set():
+            self._news.wait()
+            self._news.clear()
+            began = time.monotonic()
+            with self._lock, contextlib.suppress(Exception):
+                # A page that cannot be reached costs the run nothing: it finds a number missing, and asks.
+                self._flush()
+            self._over.wait(max(0.0, began + INTERVAL - time.monotonic()))
+
+    def _flush(self) -> None:
+        if not self._pending:
+            return
+        entries, data = self._pending.take()
+        self._number += 1
+        content: dict[str, Any] = {"sky": "delta", "view": self.view, "run": self.model.run, "number": self._number}
+        content["next"] = self._pending.take_next()
+        self._send({**content, "entries": entries}, [data] if data else [])
+
+    def _take(self, event: Event) -> None:
+        if isinstance(event, NoticeEvent):
+            self._pending.add(["n", event.text])
+        elif isinstance(event, OutputEvent) and self.model.shows(event):
+            item, rank = event.event, event.rank
+            kind = item["kind"]
+            if "seq" in item:
+                self._pending.note(rank, item["seq"])
+            if kind == "stream":
+                self._pending.add_text(rank, item["name"], item["text"], item.get("seq", -1))
+            elif kind == "display":
+                self._pending.add(["d", rank, item.get("display_id"), item["data"], item["metadata"]], rank)
+            elif kind == "update" and item.get("display_id"):
+                self._pending.add(["u", rank, item["display_id"], item["data"], item["metadata"]], rank)
+            elif kind == "clear":
+                self._pending.add(["c", rank, item.get("wait", False)], rank)
+            elif kind == "result":
+                self._pending.add(["r", rank, item["data"], item["metadata"]], rank)
+            elif kind == "end":
+                self._pending.add(["e", rank, ended(item)], rank)

@@ -1,0 +1,100 @@
+"""Views in marimo, which has no magics: the run view as an anywidget in the cell's output, and a spinner for starts.
+
+marimo brings a widget's messages to the page at once, from any thread, while the cell runs; it takes
+none from the page meanwhile. Its own stop button interrupts the cell, and so the ranks.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+from ...pool.base.events import Event, TroubleEvent
+from ..model import html
+from ..model.run_model import StartModel
+from .anywidget_view import WidgetRunView
+
+_PATIENCE = 0.15
+_INTERVAL = 0.2
+_LINES = 1000
+# A widget's state must live on for as long as its cell shows it, which nobody tells: so many are kept.
+_KEPT = 30
+_kept: deque[Any] = deque()
+
+
+class MarimoRunView(WidgetRunView):
+    """The view of one run; made by `display.run_view`. Its widget stays, with the run's last state."""
+
+    def __init__(self, title: str, ranks: Sequence[int], pool: str = "", unseen: Sequence[int] = ()) -> None:
+        super().__init__(None, title, ranks, pool, unseen)
+
+    def _show(self) -> None:
+        import marimo
+
+        shown = marimo.ui.anywidget(self._widget)
+        marimo.output.append(shown)
+        _kept.append((self._widget, shown))
+        while len(_kept) > _KEPT:
+            widget, _ = _kept.popleft()
+            widget.close()
+
+    def finish(self, elapsed: float) -> None:
+        """Give the widget the run's last state; what was over at once is plain HTML, if there is anything to see."""
+        self.model.finish(elapsed)
+        self._feed.finish()
+        if self._widget is not None:
+            self._widget.snapshot = self._last()
+            return
+        import marimo
+
+        last = self.model.snapshot(_LINES)
+        if last.notices or any(view.segments or view.state != "done" for view in last.ranks):
+            marimo.output.append(marimo.Html(html.to_html(last, _LINES)))
+
+
+class MarimoStartView:
+    """The view of a pool's start or a transfer: a spinner that says what it is at, then a line that stays."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self.began = time.perf_counter()
+        self._model = StartModel()
+        self._now = ""
+        self._next = self.began + _PATIENCE
+        self._shown = contextlib.ExitStack()
+        self._spinner: Any = None
+
+    def on_event(self, event: Event) -> None:
+        """The pool's listener; callable from any thread."""
+        text = self._model.on_event(event)
+        if not isinstance(event, TroubleEvent) or event.over:
+            self._now = text or self._now
+
+    def refresh(self) -> None:
+        """Say what is new; on the cell's thread only."""
+        import marimo
+
+        now = time.perf_counter()
+        troubles = self._model.troubles
+        if now < self._next or not (self._now or troubles):
+            return
+        self._next = now + _INTERVAL
+        what = self._now + (f" ({self._model.pace})" if self._model.pace else "")
+        about = " · ".join(filter(None, [html.duration(now - self.began), what, *troubles]))
+        if self._spinner is None:
+            spinner = marimo.status.spinner(title=self.title, subtitle=about, remove_on_exit=True)
+            self._spinner = self._shown.enter_context(spinner)
+        else:
+            self._spinner.update(subtitle=about)
+
+    def finish(self, ready: str, *, ok: bool = True) -> None:
+        """Say that the pool is ready, or why not."""
+        import marimo
+
+        self._shown.close()
+        text = f"{self.title} · {ready} · {html.duration(time.perf_counter() - self.began)}"
+        troubles = () if ok else self._model.troubles
+        marimo.output.append(marimo.Html(html.html_start(text, state="done" if ok else "failed", below=troubles)))

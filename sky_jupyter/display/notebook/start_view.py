@@ -1,0 +1,92 @@
+"""The view of a pool's start in a notebook's front end: one output, updated in place, that reads well when saved.
+
+It is HTML with a text form, under a display id: JupyterLab, Notebook 7, VS Code and nbclient all
+update it, and a saved notebook keeps the last state, without a kernel and without a widget. Of a start
+that lasts, the labextension shows the pool's panel below the line, as long as it goes on.
+"""
+
+from __future__ import annotations
+
+import time
+from typing import Any
+
+from ...pool.base.events import Event, TroubleEvent
+from ..base import frontends
+from ..model import html
+from ..model.run_model import StartModel
+from . import pool_panel
+
+_PATIENCE = 0.15
+_INTERVAL = 0.1
+# A start that is over sooner is not worth a panel.
+_LASTS = 2.0
+# Phases that took less are not worth a word.
+_SLOW = 0.5
+
+
+class Slot:
+    """One output of the cell, made when there is something to show and then updated."""
+
+    def __init__(self) -> None:
+        self._handle: Any = None
+
+    def show(self, bundle: dict[str, Any]) -> None:
+        """Show a bundle of what each front end can draw; main thread only."""
+        from IPython.display import display
+
+        if self._handle is None:
+            self._handle = display(frontends.drawable(bundle), raw=True, display_id=True)
+        else:
+            self._handle.update(frontends.drawable(bundle), raw=True)
+
+
+class NotebookStartView:
+    """The view of a pool's start: a line that says what it is at, and at the end how long it took.
+
+    What is the matter stands below it, until it is over.
+
+    Parameters
+    ----------
+    title : str
+        What the line begins with.
+    pool : str
+        The name of the pool that is being started; empty where it is none, as for a transfer.
+    """
+
+    def __init__(self, title: str, pool: str = "") -> None:
+        self.title, self.pool = title, pool
+        self.began = time.perf_counter()
+        self._slot = Slot()
+        self._model = StartModel()
+        self._now = ""
+        self._next = time.perf_counter() + _PATIENCE
+
+    def on_event(self, event: Event) -> None:
+        """The pool's listener; callable from any thread."""
+        text = self._model.on_event(event)
+        if not isinstance(event, TroubleEvent) or event.over:
+            self._now = text or self._now
+
+    def refresh(self) -> None:
+        """Draw what is new; main thread only."""
+        now = time.perf_counter()
+        if now >= self._next and (self._now or self._model.troubles):
+            self._next = now + _INTERVAL
+            pace = self._model.pace
+            self._say(self._now, "running", f" ({pace})" if pace else "")
+
+    def finish(self, ready: str, *, ok: bool = True) -> None:
+        """Say that the pool is ready, or why not."""
+        slow = [event for event in self._model.done if event.elapsed >= _SLOW]
+        phases = ", ".join(f"{event.phase} {html.duration(event.elapsed)}" for event in slow)
+        self._say(ready, "done" if ok else "failed", f" ({phases})" if len(slow) > 1 else "")
+
+    def _say(self, what: str, state: html.State, more: str = "") -> None:
+        text = " · ".join(filter(None, [self.title, what, html.duration(time.perf_counter() - self.began)]))
+        troubles = () if state == "done" else self._model.troubles
+        page = html.html_start(text, state=state, aside=more, below=troubles)
+        plain = "\n".join([text + more, *troubles])
+        bundle: dict[str, Any] = {"text/html": page, "text/plain": plain}
+        if self.pool and state == "running" and time.perf_counter() - self.began >= _LASTS:
+            bundle[pool_panel.MIME] = pool_panel.start_json(self.pool, plain)
+        self._slot.show(bundle)

@@ -1,0 +1,219 @@
+"""Views for scripts, logs and plain terminals: lines as they come, marked with the ranks that said them."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import sys
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from typing import NamedTuple
+
+from ...errors import cleaned, visible
+from ...pool.base.events import Event, NoticeEvent, OutputEvent, ProgressEvent
+from ..model import ansi
+from ..model.folding import rank_numbers
+from ..model.html import duration
+from ..model.run_model import StartModel
+from ..model.transcript import CONTROL, Streams, Transcript
+from .bottom_rows import is_terminal, writable
+
+_PATIENCE = 0.25
+# An interrupt waits for what is being printed: no more than so many lines.
+_AT_ONCE = 5000
+_STEP = 0.5
+
+
+class _Line(NamedTuple):
+    text: str
+    came: float
+    stderr: bool = False
+
+
+class _Lines:
+    """A rank's finished lines, with carriage returns carried out, and the one that is not finished."""
+
+    def __init__(self) -> None:
+        self.queue: deque[_Line] = deque()
+        self.running = True
+        # The last that was finished and says anything.
+        self.last = ""
+        self._open = ""
+        self._open_stderr = False
+        self._streams = Streams()
+
+    @property
+    def open(self) -> str:
+        """The unfinished line as it looks now."""
+        return _carried_out(self._open)
+
+    def feed(self, text: str, name: str = "stdout") -> None:
+        if name != self._streams.last and not self.open.strip():
+            # What a bar leaves that is taken away for other output.
+            self._open = ""
+        fresh, text = self._streams.next(name, text, open=bool(self._open))
+        if fresh:
+            text = "\n" + text
+        was_open, stderr = self._open_stderr if self._open else None, name == "stderr"
+        *whole, self._open = (self._open + text).split("\n")
+        self._open_stderr = stderr if whole or was_open is None else was_open
+        now = time.monotonic()
+        whole = [_carried_out(line) for line in whole]
+        # The first of them may have been begun on the other stream.
+        of = itertools.chain([stderr if was_open is None else was_open], itertools.repeat(stderr))
+        self.queue.extend(_Line(line, now, one) for line, one in zip(whole, of, strict=False))
+        self.last = next((line for line in reversed(whole) if line.strip()), self.last)
+        if self._open.count("\r") > 1:
+            # A bar comes back to the start of its line thousands of times.
+            before, _, last = self._open.rpartition("\r")
+            self._open = f"{_carried_out(before)}\r{last}"
+
+    def close(self) -> None:
+        self.running = False
+        # A bar that is taken away leaves blanks.
+        if self.open.strip():
+            self.last = self.open
+            self.queue.append(_Line(self.last, time.monotonic(), self._open_stderr))
+        self._open = ""
+
+
+def _carried_out(line: str) -> str:
+    if not CONTROL.search(line):
+        return visible(line)
+    row = Transcript(max_lines=1)
+    row.feed(line)
+    return visible(row.text())
+
+
+class TerminalRunView:
+    """Prints the lines of a run. Equal lines of several ranks are printed once, marked ``[0-3]``."""
+
+    def __init__(self, ranks: Sequence[int], *, results: bool) -> None:
+        self._ranks = {rank: _Lines() for rank in ranks}
+        self._several = len(ranks) > 1
+        self._italics = is_terminal(sys.stdout)
+        self._results = results
+        self._notices: deque[str] = deque()
+        self._lock = threading.Lock()
+
+    def on_event(self, event: Event) -> None:
+        """The run's listener; callable from any thread."""
+        with self._lock:
+            if isinstance(event, NoticeEvent):
+                self._notices.append(cleaned(event.text))
+            elif isinstance(event, OutputEvent) and event.rank in self._ranks:
+                self._take(self._ranks[event.rank], event)
+
+    def _take(self, lines: _Lines, event: OutputEvent) -> None:
+        item = event.event
+        if item["kind"] == "stream":
+            lines.feed(item["text"], item["name"])
+        elif item["kind"] == "display":
+            lines.feed(str(item["data"].get("text/plain", "")) + "\n", "display")
+        elif item["kind"] == "result" and self._results:
+            lines.feed(f"Out: {item['data'].get('text/plain', '')}\n".replace("\n", "\n     ").rstrip(" "), "result")
+        elif item["kind"] == "end":
+            lines.close()
+
+    def refresh(self) -> None:
+        """Print what is new; a line waits a moment for its equals from other ranks."""
+        self._print(finished=False)
+
+    def _print(self, *, finished: bool) -> None:
+        lines, notices = self._take_due(finished=finished)
+        if lines:
+            sys.stdout.write(writable(lines, sys.stdout))
+            sys.stdout.flush()
+        for text in notices:
+            print(text, file=sys.stderr)
+
+    def _take_due(self, *, finished: bool) -> tuple[str, list[str]]:
+        """The lines that are to be printed now, and the notices."""
+        with self._lock:
+            rows = [self._marked(*row) for row in self._due(finished)]
+            notices, self._notices = list(self._notices), deque()
+        lines = "".join(f"{row}\n" for row in rows)
+        return ansi.strip(lines) if os.environ.get("NO_COLOR") else lines, notices
+
+    def _marked(self, ranks: Iterable[int], line: _Line) -> str:
+        text = ansi.italic(line.text) if line.stderr and self._italics else line.text
+        return f"[{rank_numbers(ranks).replace(' ', '')}] {text}" if self._several else text
+
+    def finish(self, elapsed: float) -> None:
+        """Print what is left."""
+        with self._lock:
+            for lines in self._ranks.values():
+                lines.close()
+        while any(lines.queue for lines in self._ranks.values()):
+            self._print(finished=True)
+        self._print(finished=True)
+
+    def _due(self, finished: bool) -> list[tuple[list[int], _Line]]:
+        rows: list[tuple[list[int], _Line]] = []
+        heads = {rank: lines.queue[0] for rank, lines in self._ranks.items() if lines.queue}
+        waited = any(lines.running and not lines.queue for lines in self._ranks.values())
+        late = time.monotonic() - _PATIENCE
+        while heads and len(rows) < _AT_ONCE:
+            _, oldest = min(heads.items(), key=lambda item: (item[1].came, item[0]))
+            if waited and not finished and oldest.came >= late:
+                break
+            equal = [rank for rank, line in heads.items() if (line.text, line.stderr) == (oldest.text, oldest.stderr)]
+            for rank in equal:
+                lines = self._ranks[rank]
+                lines.queue.popleft()
+                if lines.queue:
+                    heads[rank] = lines.queue[0]
+                else:
+                    del heads[rank]
+                    waited = waited or lines.running
+            rows.append((equal, oldest))
+        return rows
+
+
+class _Steps:
+    """Of a progress in many small steps, those that are worth a line: new tenths, and none too soon."""
+
+    def __init__(self) -> None:
+        self._tenths: dict[str, int] = {}
+        self._next = time.monotonic() + _STEP
+
+    def rises(self, event: ProgressEvent) -> bool:
+        """Whether a line is due."""
+        tenth, now = 10 * event.there // max(event.total, 1), time.monotonic()
+        if now < self._next or tenth <= self._tenths.get(event.what, -1):
+            return False
+        self._tenths[event.what], self._next = tenth, now + _STEP
+        return True
+
+
+class TerminalStartView:
+    """Says on standard error what a pool's start, or a transfer, is at."""
+
+    def __init__(self, title: str) -> None:
+        self.title = title
+        self.began = time.perf_counter()
+        self._model = StartModel()
+        self._lines: deque[str] = deque()
+        self._last = ""
+        self._steps = _Steps()
+
+    def on_event(self, event: Event) -> None:
+        """The pool's listener; callable from any thread."""
+        text = self._model.on_event(event)
+        if isinstance(event, ProgressEvent) and not self._steps.rises(event):
+            return
+        if text and text != self._last:
+            self._last = text
+            self._lines.append(text)
+
+    def refresh(self) -> None:
+        """Print what is new."""
+        while self._lines:
+            print(f"{self.title} · {self._lines.popleft()}", file=sys.stderr)
+
+    def finish(self, ready: str, *, ok: bool = True) -> None:
+        """Say that the pool is ready, or why not."""
+        self.refresh()
+        print(f"{self.title} · {ready} · {duration(time.perf_counter() - self.began)}", file=sys.stderr)

@@ -1,0 +1,250 @@
+"""What a person sees: views that listen to a pool's events, for notebooks and for terminals.
+
+A view has ``on_event`` (any thread), ``refresh`` (main thread, several times a second) and
+``finish``.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ..pool.base.events import Event, ProgressEvent, TroubleEvent
+from .base.frontends import in_marimo, in_notebook
+from .model.troubles import Troubles
+from .terminal.bottom_rows import can_draw
+
+if TYPE_CHECKING:
+    from ..node.protocol.comm_messages import Message
+    from .notebook.remote_widgets import Mirror
+
+_LATE = 0.5
+# The names of pools whose functions run without a view.
+_muted: set[str] = set()
+# What has so many bytes to bring is soon to be seen at it.
+_LARGE, _LATE_LARGE = 50_000_000, 0.1
+
+
+class RunView(Protocol):
+    """The view of one run."""
+
+    def on_event(self, event: Event) -> None:
+        """Take in what the pool tells; any thread."""
+
+    def refresh(self) -> None:
+        """Draw what is new; main thread."""
+
+    def finish(self, elapsed: float) -> None:
+        """Draw the last state."""
+
+
+class StartView(Protocol):
+    """The view of a pool's start, or of a transfer."""
+
+    def on_event(self, event: Event) -> None:
+        """Take in what the pool tells; any thread."""
+
+    def refresh(self) -> None:
+        """Draw what is new; main thread."""
+
+    def finish(self, ready: str, *, ok: bool = True) -> None:
+        """Say how it ended, and whether well."""
+
+
+class LateView:
+    """The view of what is mostly over before there is anything to see: made once it has lasted.
+
+    A context manager: left with an error, it says so.
+
+    Parameters
+    ----------
+    title, done, failed : str
+        What stands first, and what is said at the end.
+    pool : str
+        The name of the pool that it is of; of one that is muted nothing is shown.
+    """
+
+    def __init__(self, title: str, done: str = "there", failed: str = "not sent", *, pool: str = "") -> None:
+        self._title, self._done, self._failed, self._pool = title, done, failed, pool
+        self._view: StartView | None = None
+        self._last: Event | None = None
+        # Whatever comes after them, the view is told.
+        self._troubles = Troubles()
+        self._due = 0.0
+
+    def on_event(self, event: Event) -> None:
+        """Take in what the pool tells; any thread."""
+        if self._pool in _muted:
+            return
+        self._due = self._due or time.monotonic() + _LATE
+        if isinstance(event, ProgressEvent) and event.total >= _LARGE:
+            self._due = min(self._due, time.monotonic() + _LATE_LARGE)
+        if isinstance(event, TroubleEvent):
+            self._troubles.take(event)
+        if not isinstance(event, TroubleEvent) or event.over:
+            self._last = event
+        if self._view is not None:
+            self._view.on_event(event)
+
+    def refresh(self) -> None:
+        """Draw what is new; main thread."""
+        if self._view is None and (self._last or self._troubles.events) and time.monotonic() >= self._due:
+            self._view = start_view(self._title)
+            for event in (*self._troubles.events, self._last):
+                if event is not None:
+                    self._view.on_event(event)
+        if self._view is not None:
+            self._view.refresh()
+
+    def __enter__(self) -> LateView:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+        if self._view is not None:
+            self._view.finish(self._done if kind is None else self._failed, ok=kind is None)
+
+
+class Silent:
+    """The view of what is not to be seen.
+
+    Parameters
+    ----------
+    tick : callable, optional
+        Called instead of drawing it.
+    """
+
+    def __init__(self, tick: Callable[[], None] = lambda: None) -> None:
+        self._tick = tick
+
+    def on_event(self, event: Event) -> None:
+        """Nothing."""
+
+    def refresh(self) -> None:
+        """Nothing of its own."""
+        self._tick()
+
+    def finish(self, ready: object, *, ok: bool = True) -> None:
+        """Nothing."""
+
+
+def run_view(
+    title: str, ranks: Sequence[int], *, results: bool = True, pool: str = "", unseen: Sequence[int] = ()
+) -> RunView:
+    """The view of a run, for where this process is shown.
+
+    Parameters
+    ----------
+    title : str
+        What stands first.
+    ranks : sequence of int
+        Those whose output is shown.
+    results : bool
+        Whether their values are shown.
+    pool : str
+        The name of the pool that runs it.
+    unseen : sequence of int
+        The other ranks that it runs on: only how they fare is shown.
+    """
+    if pool in _muted and not results:
+        return Silent()
+    if in_marimo():
+        from .notebook import anywidget_view
+
+        if anywidget_view.available():
+            from .notebook.marimo_view import MarimoRunView
+
+            return MarimoRunView(title, ranks, pool, unseen)
+    elif in_notebook():
+        from IPython import get_ipython
+
+        kernel = get_ipython().kernel
+        if os.environ.get("SKY_VIEW") == "widget":
+            from .base import prompts
+            from .notebook import anywidget_view
+
+            # Where nobody can be asked, nobody looks: what executes the notebook would keep the widget's state in it.
+            if prompts.can_ask() and anywidget_view.available():
+                return anywidget_view.WidgetRunView(kernel, title, ranks, pool, unseen)
+        from .notebook.run_view import LiveRunView
+
+        return LiveRunView(kernel, title, ranks, pool, unseen)
+    if can_draw(sys.stdout):
+        from .terminal.live_view import ConsoleRunView
+
+        return ConsoleRunView(title, ranks, results=results, unseen=unseen)
+    from .terminal.line_view import TerminalRunView
+
+    return TerminalRunView(ranks, results=results)
+
+
+def mute(pool: str, *, off: bool = False) -> None:
+    """Have a pool's functions run without a view, or (``off``) with one again; a notebook's cell has its own."""
+    (_muted.discard if off else _muted.add)(pool)
+
+
+def mirror(pool: str, send: Callable[[Message], None]) -> Mirror | None:
+    """Where a pool tells of its ranks' widgets; None where there are no pages. ``send`` brings one what a page says."""
+    if not in_notebook():
+        return None
+    from IPython import get_ipython
+
+    from .notebook import remote_widgets
+
+    kernel = get_ipython().kernel
+    has_comms = isinstance(getattr(kernel, "control_handlers", None), dict) and hasattr(kernel, "comm_manager")
+    return remote_widgets.of(kernel).mirror(pool, send) if has_comms else None
+
+
+def aside(text: str) -> None:
+    """Say something at once, below the cell that runs or ran last, whether one runs or not; any thread."""
+    shell = sys.modules.get("IPython") and sys.modules["IPython"].get_ipython()
+    kernel = getattr(shell, "kernel", None)
+    if not in_notebook() or kernel is None:
+        print(text, file=sys.stderr)
+        return
+    content = {"name": "stderr", "text": f"{text}\n"}
+    kernel.session.send(kernel.iopub_socket, "stream", content, kernel.get_parent("shell"), ident=b"stream.stderr")
+
+
+def keep(view: RunView, most_text: int) -> None:
+    """Have a saved notebook keep this much of a run's text; views that leave nothing there take no notice."""
+    model = getattr(view, "model", None)
+    if model is not None:
+        model.most_text = most_text
+
+
+def start_view(
+    title: str, *, pool: str = "", phases: Callable[[], Sequence[Mapping[str, Any]]] | None = None
+) -> StartView:
+    """The view of a pool's start or a transfer, for where this process is shown.
+
+    Parameters
+    ----------
+    title : str
+        What stands first.
+    pool : str
+        The name of the pool that is being started or changed; empty where it is none.
+    phases : callable, optional
+        What the start has come through, as `PhaseLog.facts` tells it.
+    """
+    if in_marimo():
+        from .notebook.marimo_view import MarimoStartView
+
+        return MarimoStartView(title)
+    if in_notebook():
+        from .notebook.start_view import NotebookStartView
+
+        return NotebookStartView(title, pool)
+    if can_draw(sys.stderr):
+        from .terminal.live_view import ConsoleStartView
+
+        return ConsoleStartView(title, phases)
+    from .terminal.line_view import TerminalStartView
+
+    return TerminalStartView(title)
+
+
+__all__ = ["LateView", "RunView", "Silent", "StartView", "in_notebook", "run_view", "start_view"]

@@ -1,0 +1,129 @@
+"""Targets, errors and what else travels between the notebook's side and the link, as plain JSON and back."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import HostKeyError, LinkLost, LoginRefused, MachineError, PoolError, SkyError, SpecError, Unreachable
+from ..ssh.target import Target
+from ..ssh.types import NoShell
+
+_MACHINE_ERRORS = {kind.__name__: kind for kind in (MachineError, Unreachable, LoginRefused, LinkLost, NoShell)}
+_PLAIN_ERRORS = {kind.__name__: kind for kind in (SkyError, SpecError, PoolError, TimeoutError, ValueError)}
+_TEXT = {"name", "host", "user", "strict", "family"}
+_MAYBE_TEXT = {"agent", "proxy_command", "host_key_alias", "bind"}
+_TEXTS = {"keys", "certificates", "known_hosts", "system_known_hosts"}
+_FLAGS = {"identities_only", "hash_known_hosts"}
+_MAX_JUMPS = 16
+
+
+@dataclass(frozen=True)
+class Event:
+    """What became of a connection that the link holds.
+
+    Attributes
+    ----------
+    host : str
+        The machine, as the user named it.
+    kind : str
+        ``waiting`` (it is lost, and tried again in ``pause`` seconds), ``refused`` (it is there, and must not
+        be used: not tried again until asked), ``back``; ``ended`` where the pool's part there was ended late.
+    text : str
+        For a person.
+    why : str
+        What the last attempt, or the loss, was told to be.
+    pause, away : float
+        Seconds until the next attempt; seconds since the loss.
+    """
+
+    host: str
+    kind: str
+    text: str
+    why: str = ""
+    pause: float = 0.0
+    away: float = 0.0
+
+    def __str__(self) -> str:
+        return f"{self.host}: {self.text}"
+
+
+def event(facts: Mapping[str, Any]) -> Event:
+    """An event from its facts."""
+    host, kind, text, why = (str(facts.get(name, "")) for name in ("host", "kind", "text", "why"))
+    return Event(host, kind, text, why, float(facts.get("pause", 0.0)), float(facts.get("away", 0.0)))
+
+
+def from_target(target: Target) -> dict[str, Any]:
+    """A target's facts."""
+    return dataclasses.asdict(target)
+
+
+def target(facts: Any, depth: int = 0) -> Target:
+    """A target from its facts; raises SpecError where they are not such."""
+    names = {field.name for field in dataclasses.fields(Target)}
+    if not isinstance(facts, dict) or set(facts) != names or depth > _MAX_JUMPS:
+        raise SpecError("this is no target of a connection")
+    values = dict(facts)
+    good = all(isinstance(values[name], str) for name in _TEXT)
+    good &= all(values[name] is None or isinstance(values[name], str) for name in _MAYBE_TEXT)
+    good &= all(isinstance(values[name], bool) for name in _FLAGS)
+    good &= isinstance(values["port"], int) and isinstance(values["timeout"], (int, float))
+    for name in _TEXTS:
+        good &= isinstance(values[name], list) and all(isinstance(one, str) for one in values[name])
+    if not good:
+        raise SpecError("this is no target of a connection")
+    for name in _TEXTS:
+        values[name] = tuple(values[name])
+    if values["jump"] is not None:
+        values["jump"] = target(values["jump"], depth + 1)
+    return Target(**values)
+
+
+def from_error(error: BaseException) -> dict[str, Any]:
+    """An error's facts; one that is none of ours is named within its message."""
+    kind = type(error).__name__
+    if isinstance(error, MachineError):
+        prefix = f"{error.host}: "
+        message = str(error).removeprefix(prefix)
+        facts = {"host": error.host, "reason": error.reason, "message": message}
+        if isinstance(error, HostKeyError):
+            return {"kind": "HostKeyError", "fingerprint": error.fingerprint, **facts}
+        return {"kind": kind if kind in _MACHINE_ERRORS else "MachineError", **facts}
+    if kind in _PLAIN_ERRORS:
+        return {"kind": kind, "message": str(error)}
+    if isinstance(error, OSError):
+        return {"kind": "OSError", "number": error.errno, "message": error.strerror or str(error), "file": _file(error)}
+    return {"kind": "SkyError", "message": f"the link failed: {kind}: {error}"}
+
+
+def error(facts: Any) -> Exception:
+    """An error from its facts."""
+    if not isinstance(facts, dict):
+        return SkyError("the link failed and did not say how")
+    kind, message = str(facts.get("kind")), str(facts.get("message"))
+    host, reason = str(facts.get("host")), str(facts.get("reason"))
+    if kind == "HostKeyError":
+        return HostKeyError(host, reason, message, str(facts.get("fingerprint")))
+    if kind in _MACHINE_ERRORS:
+        return _MACHINE_ERRORS[kind](host, reason, message)
+    if kind == "OSError":
+        number = facts.get("number")
+        if not isinstance(number, int):
+            return OSError(message)
+        name = facts.get("file")
+        return OSError(number, message, name) if isinstance(name, str) else OSError(number, message)
+    return _PLAIN_ERRORS.get(kind, SkyError)(message)
+
+
+def checked(facts: dict[str, Any]) -> dict[str, Any]:
+    """A reply's facts; its error is raised."""
+    if "error" in facts:
+        raise error(facts["error"])
+    return facts
+
+
+def _file(error: OSError) -> str | None:
+    return str(error.filename) if error.filename is not None else None

@@ -1,0 +1,153 @@
+"""Messages over a unix socket: who is at the other end, and how much of what comes is read at most."""
+
+from __future__ import annotations
+
+import contextlib
+import hmac
+import json
+import os
+import select
+import socket
+import struct
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, NamedTuple
+
+from . import socket_folder
+
+MAX_HEAD = 1 << 20
+CHUNK = 1 << 18
+_LENGTHS = struct.Struct("!II")
+_NONCE = 32
+_PATIENCE = 10.0
+
+
+class Broken(Exception):
+    """The other end is gone, or sends what nobody sends who means well."""
+
+
+class Message(NamedTuple):
+    """What came in one piece: facts, and bytes that belong to them."""
+
+    facts: dict[str, Any]
+    body: bytes
+
+
+class Wire:
+    """One end of a connection between the notebook's side and the link; for one thread at a time.
+
+    Parameters
+    ----------
+    connection : socket.socket
+        A unix socket.
+    """
+
+    def __init__(self, connection: socket.socket) -> None:
+        self.socket = connection
+
+    def send(self, facts: Mapping[str, Any], body: bytes = b"") -> None:
+        """Send one message; raises Broken."""
+        head = json.dumps(facts, separators=(",", ":"), ensure_ascii=True).encode()
+        if len(head) > MAX_HEAD:
+            raise ValueError(f"a message of {len(head)} bytes is more than the link takes ({MAX_HEAD})")
+        try:
+            self.socket.sendall(_LENGTHS.pack(len(head), len(body)) + head)
+            if body:
+                self.socket.sendall(body)
+        except OSError as error:
+            raise Broken(str(error)) from None
+
+    def receive(self) -> Message:
+        """The next message; raises Broken."""
+        head, body = _LENGTHS.unpack(self._exactly(_LENGTHS.size))
+        if head > MAX_HEAD or body > CHUNK:
+            raise Broken(f"a message of {head} and {body} bytes is too large")
+        try:
+            facts = json.loads(self._exactly(head))
+        except (ValueError, RecursionError):
+            raise Broken("a message that is no JSON") from None
+        if not isinstance(facts, dict):
+            raise Broken("a message that is no object")
+        return Message(facts, self._exactly(body))
+
+    def send_data(self, data: Iterable[bytes]) -> None:
+        """Send bytes of any length, and that they end."""
+        for part in data:
+            view = memoryview(part)
+            for at in range(0, len(view), CHUNK):
+                self.send({}, bytes(view[at : at + CHUNK]))
+        self.send({"end": True})
+
+    def receive_data(self) -> Iterator[bytes]:
+        """What `send_data` sends, in pieces."""
+        while not (message := self.receive()).facts.get("end"):
+            yield message.body
+
+    def close(self) -> None:
+        """End the connection; whoever waits for it wakes up."""
+        with contextlib.suppress(OSError):
+            self.socket.shutdown(socket.SHUT_RDWR)
+        self.socket.close()
+
+    def gone(self, seconds: float = 0.0) -> bool:
+        """Whether the other end has hung up, or does within so many seconds."""
+        poll = select.poll()
+        poll.register(self.socket, getattr(select, "POLLRDHUP", 0))
+        try:
+            return bool(poll.poll(seconds * 1000))
+        except (OSError, ValueError):
+            return True
+
+    def _exactly(self, size: int) -> bytes:
+        if not size:
+            return b""
+        parts = bytearray(size)
+        view, at = memoryview(parts), 0
+        while at < size:
+            try:
+                got = self.socket.recv_into(view[at:])
+            except OSError as error:
+                raise Broken(str(error)) from None
+            if not got:
+                raise Broken("the other end has hung up")
+            at += got
+        return bytes(parts)
+
+
+def prove(connection: socket.socket, key: bytes, *, server: bool) -> Wire:
+    """Check that both ends are this user's and have the key; the wire between them.
+
+    Raises
+    ------
+    Broken
+        When it is not so, or takes too long.
+    """
+    wire = Wire(connection)
+    try:
+        connection.settimeout(_PATIENCE)
+        if socket_folder.peer_uid(connection) != os.geteuid():
+            raise Broken("the other end is another user's")
+        mine = os.urandom(_NONCE)
+        connection.sendall(mine)
+        theirs = wire._exactly(_NONCE)
+        own, other = (b"server", b"client") if server else (b"client", b"server")
+        # The server speaks last: who does not have the key learns nothing that was made with it.
+        steps = [_expect, _tell] if server else [_tell, _expect]
+        for step in steps:
+            step(wire, key, (own + mine + theirs) if step is _tell else (other + theirs + mine))
+        connection.settimeout(None)
+    except OSError as error:
+        connection.close()
+        raise Broken(str(error)) from None
+    except Broken:
+        connection.close()
+        raise
+    return wire
+
+
+def _tell(wire: Wire, key: bytes, text: bytes) -> None:
+    wire.socket.sendall(hmac.digest(key, text, "sha256"))
+
+
+def _expect(wire: Wire, key: bytes, text: bytes) -> None:
+    if not hmac.compare_digest(wire._exactly(32), hmac.digest(key, text, "sha256")):
+        raise Broken("the other end does not have the key")

@@ -1,0 +1,251 @@
+"""One host as the link holds it: its session, noticed to be lost and made again, and its lanes."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import threading
+import time
+from collections.abc import Callable, Iterator
+
+from ...errors import AGAIN, HostKeyError, LinkLost, LoginRefused, MachineError, SkyError
+from ..ssh import auth
+from ..ssh.machine import SSHMachine
+from ..ssh.session import Access, connect
+from ..ssh.target import Target
+from .encoding import Event
+
+FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
+# A session that stood for less than this may be lost again at once: the pauses go on growing.
+_STABLE = 20.0
+# sshd allows ten sessions on a connection; commands need some too.
+_LANES = 4
+
+
+class Held:
+    """A host that stays connected, as far as that is in our power; used by any number of threads.
+
+    Parameters
+    ----------
+    number : int
+        Its number in this link.
+    target : Target
+        The host.
+    address : str, optional
+        How the pool's other machines reach it.
+    tell : callable
+        Told of what becomes of it.
+    """
+
+    def __init__(self, number: int, target: Target, address: str | None, tell: Callable[[Event], None]) -> None:
+        self.number, self.target, self.given_address = number, target, address
+        self.key = self.address = ""
+        self._tell = tell
+        self._access = Access()
+        self._lock = threading.Lock()
+        self._opening = threading.Lock()
+        self._machine: SSHMachine | None = None
+        self._lanes: list[SSHMachine] = []
+        self._bulk: SSHMachine | None = None
+        self._free = threading.Semaphore(_LANES)
+        self._why = ""
+        self._lost_at = self._next_at = 0.0
+        self._opened_at = 0.0
+        self._pause = FIRST_PAUSE
+        self._asked = threading.Event()
+        self._closed = False
+        self._rebuilding = False
+        self._on_open: list[Callable[[SSHMachine], None]] = []
+
+    # What is there
+
+    @property
+    def up(self) -> bool:
+        """Whether its session stands, as far as is known."""
+        machine = self._machine
+        return machine is not None and machine.session.alive
+
+    @property
+    def machine(self) -> SSHMachine:
+        """The machine over the session that stands; raises LinkLost, which says when it is tried again."""
+        machine = self._machine
+        if machine is not None and machine.session.alive:
+            return machine
+        raise LinkLost(self.target.name, "closed" if self._closed else "broken", self._state())
+
+    @contextlib.contextmanager
+    def lane(self) -> Iterator[SSHMachine]:
+        """The machine with a shell that is nobody else's meanwhile."""
+        with self._free:
+            machine = self.machine
+            with self._lock:
+                lane = self._lanes.pop() if self._lanes else None
+            if lane is None or lane.session is not machine.session:
+                lane = SSHMachine(machine.session, self.address)
+            try:
+                yield lane
+            finally:
+                with self._lock:
+                    if not self._closed and lane.session.alive:
+                        self._lanes.append(lane)
+
+    @contextlib.contextmanager
+    def bulk(self) -> Iterator[SSHMachine]:
+        """The machine over a connection of its own, for what would keep tunnels and commands waiting on theirs.
+
+        Where the host gives us no second one, it is the first.
+        """
+        self.machine  # noqa: B018 - one that is away is said to be so
+        with self._lock:
+            mine, self._bulk = self._bulk, None
+        if mine is not None and not mine.session.alive:
+            mine.close()
+            mine = None
+        if mine is None:
+            try:
+                mine = SSHMachine(connect(self.target, self._access), self.address)
+            except MachineError:
+                with self.lane() as lane:
+                    yield lane
+                return
+        try:
+            yield mine
+        finally:
+            with self._lock:
+                keep = self._bulk is None and mine.session.alive and not self._closed
+                if keep:
+                    self._bulk = mine
+            if not keep:
+                mine.close()
+
+    def _state(self) -> str:
+        if self._closed:
+            return "this connection was ended; connect to the machine anew"
+        if self._lost_at <= self._opened_at:
+            return f"the connection has just broken{AGAIN}"
+        away = time.monotonic() - self._lost_at
+        told = f" ({self._why})" if self._why else ""
+        left = self._next_at - time.monotonic()
+        when = f"; trying again in {max(left, 0):.0f} s" if self._rebuilding else "; it is not tried again until asked"
+        return f"unreachable for {away:.0f} s{when}{told}"
+
+    def goes_by(self, address: str | None) -> bool:
+        """Whether who asks for the host at this address, or at its own where none is given, means this one."""
+        return address in ((self.given_address, self.address) if self.address else (self.given_address,))
+
+    # Making it
+
+    def on_open(self, tell: Callable[[SSHMachine], None]) -> None:
+        """Have a function called with the machine over each new session; it returns at once."""
+        with self._lock:
+            self._on_open.append(tell)
+
+    def open(self, access: Access) -> None:
+        """Connect, unless it is connected; errors are the caller's, who may be asked meanwhile."""
+        with self._opening:
+            if not self.up:
+                self._install(access)
+                if self._rebuilding:
+                    self._asked.set()
+
+    def _install(self, access: Access) -> None:
+        session = connect(self.target, access)
+        machine = SSHMachine(session, self.given_address)
+        with self._lock:
+            if self._closed:
+                session.close()
+                raise LinkLost(self.target.name, "closed", "the connection was ended while it was made")
+            # Nobody is asked in the middle of the night: what was opened or accepted before is enough, or it is not.
+            self._access = Access(_silent(access), access.accept)
+            self._machine, self._lanes = machine, []
+            self.key, self.address = machine.key, machine.address
+            self._why, self._opened_at = "", time.monotonic()
+            told = list(self._on_open)
+        for tell in told:
+            tell(machine)
+        session.on_lost(lambda reason: self._lost(machine, reason))
+
+    # Losing it
+
+    def retry(self) -> None:
+        """Try at once, rather than when the pause is over."""
+        if not self.up:
+            self._asked.set()
+            self._begin()
+
+    def _lost(self, machine: SSHMachine, reason: LinkLost) -> None:
+        with self._lock:
+            if self._closed or self._machine is not machine:
+                return
+            self._why = str(reason).partition(": ")[2]
+            self._lost_at = time.monotonic()
+            if self._lost_at - self._opened_at > _STABLE:
+                self._pause = FIRST_PAUSE
+        # The session's own threads are told by way of their end.
+        threading.Thread(target=machine.session.close, daemon=True).start()
+        self._begin()
+
+    def _begin(self) -> None:
+        with self._lock:
+            if self._closed or self._rebuilding or self.up:
+                return
+            self._rebuilding = True
+            if self._lost_at <= self._opened_at:
+                self._lost_at = time.monotonic()  # a client has noticed it before our watch
+        threading.Thread(target=self._rebuild, name=f"link-rebuild-{self.number}", daemon=True).start()
+
+    def _rebuild(self) -> None:
+        try:
+            while not self._closed and not self._try():
+                pass
+        finally:
+            with self._lock:
+                self._rebuilding = False
+                # What was asked has been done: the next loss has a pause of its own.
+                self._asked.clear()
+
+    def _try(self) -> bool:
+        """Wait for the next attempt and make it; whether that is the last one."""
+        pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
+        self._next_at = time.monotonic() + pause
+        # Said also where there is no pause: an attempt alone may take a while.
+        when = "now" if self._asked.is_set() else f"in {pause:.0f} s"
+        self._say("waiting", f"unreachable, trying again {when}", pause)
+        if self._asked.wait(pause):
+            self._asked.clear()
+            self._pause = FIRST_PAUSE
+        if self._closed:
+            return True
+        try:
+            self.open(self._access)
+        except (HostKeyError, LoginRefused) as error:
+            self._why = str(error).partition(": ")[2]
+            self._say("refused", f"there again, but not to be used: {self._why}")
+            return True
+        except (SkyError, OSError, EOFError) as error:
+            self._why = str(error).removeprefix(f"{self.target.name}: ")
+            return False
+        self._say("back", f"back after {time.monotonic() - self._lost_at:.0f} s")
+        return True
+
+    def _say(self, kind: str, text: str, pause: float = 0.0) -> None:
+        away = time.monotonic() - self._lost_at
+        self._tell(Event(self.target.name, kind, text, self._why, pause, away))
+
+    # Ending it
+
+    def close(self) -> None:
+        """End the connection for good."""
+        with self._lock:
+            self._closed = True
+            mine, self._machine, self._bulk = [self._machine, self._bulk], None, None
+            self._lanes = []
+        self._asked.set()
+        for machine in mine:
+            if machine is not None:
+                machine.close()
+
+
+def _silent(access: Access) -> auth.KeyRing:
+    """The same opened keys, with nobody to ask for more."""
+    return dataclasses.replace(access.ring, passphrase=None)

@@ -1,0 +1,121 @@
+"""A port of a host that leads, through this process, to one that another host reaches; the same through all breaks."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+from typing import Any
+
+from ...errors import SkyError
+from ..ssh.machine import SSHMachine
+from .reconnecting_host import Held
+
+_READ = 1 << 18
+_MOST = 512
+_PAUSE, _LONGEST_PAUSE = 0.3, 5.0
+
+
+class Relay:
+    """Listens as long as it is not closed and its host is there; while the other one is away it refuses.
+
+    Parameters
+    ----------
+    near : Held
+        The host that has the port, on its loopback.
+    far : Held
+        The host it leads through.
+    host, port
+        Where it leads, as ``far`` sees it.
+    wish : int
+        The port, where an earlier link had it; any that is free where it is 0.
+
+    Raises
+    ------
+    MachineError
+        When ``near`` lets nobody have a port.
+    """
+
+    def __init__(self, near: Held, far: Held, host: str, port: int, wish: int = 0) -> None:
+        self.near, self.far, self.host, self.there = near, far, host, port
+        self.port = wish
+        self._room = threading.Semaphore(_MOST)
+        self._turn = threading.Lock()
+        self._closed = threading.Event()
+        # The session that has the port, and who serves it there.
+        self._at: SSHMachine | None = None
+        self._server: tuple[int, int] | None = None
+        if not wish:
+            self._listen(near.machine)
+        near.on_open(self._on_open)
+        self._on_open(near.machine)
+
+    def close(self) -> None:
+        """End it; what goes through it ends with either host's connection."""
+        self._closed.set()
+        at = self._at
+        if at is not None:
+            at.session.unlisten(self.port)
+
+    def _on_open(self, machine: SSHMachine) -> None:
+        threading.Thread(target=self._restore, args=(machine,), name=f"link-relay-{self.port}", daemon=True).start()
+
+    def _restore(self, machine: SSHMachine) -> None:
+        """Have the port over a session that is new, as long as it lasts."""
+        pause = _PAUSE
+        with self._turn:
+            while self._at is not machine and machine.session.alive and not self._closed.is_set():
+                try:
+                    self._listen(machine)
+                except (SkyError, OSError):
+                    self._end_former(machine)
+                    self._closed.wait(pause)
+                    pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _listen(self, machine: SSHMachine) -> None:
+        self.port = machine.session.listen(self.port, self._accept)
+        self._at, self._server = machine, None
+        with contextlib.suppress(SkyError, OSError, ValueError, TimeoutError), self.near.lane() as lane:
+            if lane.session is machine.session:
+                self._server = lane.server()
+
+    def _end_former(self, machine: SSHMachine) -> None:
+        """Who served the session before may wait for hours for one that is gone, and holds the port meanwhile."""
+        if self._server is not None:
+            with contextlib.suppress(SkyError, OSError, TimeoutError), self.near.lane() as lane:
+                if lane.session is machine.session:
+                    lane.end_server(*self._server)
+
+    def _accept(self, near: Any) -> None:
+        threading.Thread(target=self._serve, args=(near,), name="link-relayed", daemon=True).start()
+
+    def _serve(self, near: Any) -> None:
+        if self._closed.is_set() or not self._room.acquire(blocking=False):
+            near.close()
+            return
+        try:
+            far = self.far.machine.open_stream(self.host, self.there)
+        except (SkyError, OSError):
+            near.close()
+            self._room.release()
+            return
+        try:
+            back = threading.Thread(target=_pour, args=(far, near), name="link-relayed-back", daemon=True)
+            back.start()
+            _pour(near, far)
+            back.join()
+        finally:
+            far.close()
+            near.close()
+            self._room.release()
+
+
+def _pour(source: Any, target: Any) -> None:
+    """Pass bytes on until the source has said its last word; where either is gone, end both."""
+    with contextlib.suppress(OSError, EOFError):
+        while data := source.recv(_READ):
+            target.send_all(data)
+        if not source.closed:
+            target.shutdown_write()
+            return
+    target.close()
+    source.close()

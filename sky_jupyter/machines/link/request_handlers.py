@@ -1,0 +1,462 @@
+"""What a client may ask of the link: one function for each call, which reads its facts with care."""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from ...errors import SpecError
+from ...util import process_identity
+from ..ssh import file_transfer
+from ..ssh.known_hosts import Accepted, Unknown, valid_fingerprint
+from ..ssh.types import Done, Prompts
+from . import encoding
+from .connection_table import Keeping
+from .framing import Broken, Wire
+from .idle_timeout import Lifetime
+from .local_forwards import Tunnel, join
+from .pool_watchdog import Guard, Watched
+from .reconnecting_host import Held
+from .unfinished_cleanup import Finishing
+
+_MOST_FILES = 65536
+# More than this goes over a connection of its own.
+_MUCH = 1 << 19
+_MOST_BYTES = 8 << 30
+_TELL_EVERY = 0.05
+_LOOK = 1.0
+_SIGNALS = ("terminate", "kill")
+Facts = dict[str, Any]
+
+
+class Calls:
+    """Answers one client's calls, one after another.
+
+    Parameters
+    ----------
+    keeping : Keeping
+        What there is.
+    lifetime : Lifetime
+        How long the link lives.
+    guard : Guard
+        Who looks at the pool while nobody else does.
+    stop : callable
+        Ends the link.
+    wire : Wire
+        The client.
+    """
+
+    def __init__(
+        self, keeping: Keeping, lifetime: Lifetime, guard: Guard, stop: Callable[[], None], wire: Wire
+    ) -> None:
+        self._keeping, self._lifetime, self._guard, self._stop, self._wire = keeping, lifetime, guard, stop, wire
+        # What the client sends along with the call that is being answered.
+        self._sent: Iterator[bytes] = iter(())
+        self._table: dict[str, Callable[[Facts], None]] = {
+            "state": self._state,
+            "connect": self._connect,
+            "retry": self._retry,
+            "let_go": self._let_go,
+            "exec": self._exec,
+            "wait": self._wait,
+            "alive": self._alive,
+            "signal": self._signal,
+            "run": self._run,
+            "shell": self._shell,
+            "put": self._put,
+            "upload": self._upload,
+            "download": self._download,
+            "stream": self._stream,
+            "tunnel": self._tunnel,
+            "close_tunnel": self._close_tunnel,
+            "relay": self._relay,
+            "events": self._events,
+            "keep": self._keep,
+            "finish": self._finish,
+            "end": self._end,
+        }
+
+    def serve(self) -> None:
+        """Answer until the client is gone."""
+        with contextlib.suppress(Broken):
+            while True:
+                facts = self._wire.receive().facts
+                self._sent = self._wire.receive_data() if facts.get("data") is True else iter(())
+                call = self._table.get(str(facts.get("call")))
+                try:
+                    if call is None:
+                        raise SpecError("the link knows no such call: it may be of another version; end it")
+                    call(facts)
+                except Broken:
+                    raise
+                except Exception as error:
+                    # Whatever it is, it is this call's alone.
+                    self._read_rest()
+                    self._wire.send({"error": encoding.from_error(error)})
+
+    def _read_rest(self) -> None:
+        """Read what nobody wanted of what the client sends along: it sends all of it, then hears the answer."""
+        for _ in self._sent:
+            pass
+
+    def _answer(self, **facts: Any) -> None:
+        self._read_rest()
+        self._wire.send({"done": True, **facts})
+
+    # The link and its hosts
+
+    def _state(self, facts: Facts) -> None:
+        hosts = [self._described(held) for held in self._keeping.hosts()]
+        self._answer(machines=hosts, tunnels=[_shown(one) for one in self._keeping.tunnels()])
+
+    def _described(self, held: Held) -> Facts:
+        target = encoding.from_target(held.target)
+        return {"machine": held.number, "target": target, "key": held.key, "address": held.address, "up": held.up}
+
+    def _connect(self, facts: Facts) -> None:
+        target = encoding.target(facts.get("target"))
+        address = facts.get("address")
+        if address is not None and not isinstance(address, str):
+            raise SpecError("an address is text")
+        agent = facts.get("agent")
+        if isinstance(agent, str) and agent and "\0" not in agent:
+            os.environ["SSH_AUTH_SOCK"] = agent
+        prompts = Prompts(
+            self._ask_passphrase if facts.get("passphrase") else None, self._ask_host if facts.get("ask") else None
+        )
+        held = self._keeping.connect(target, address, _accepted(facts.get("accept")), prompts)
+        self._answer(**self._described(held))
+
+    def _ask_passphrase(self, path: str, attempts: int) -> str | None:
+        answer = self._ask({"ask": "passphrase", "path": path, "attempts": attempts})
+        return answer if isinstance(answer, str) else None
+
+    def _ask_host(self, unknown: Unknown) -> bool:
+        return self._ask({"ask": "host", **dataclasses.asdict(unknown)}) is True
+
+    def _ask(self, question: Facts) -> Any:
+        try:
+            self._wire.send(question)
+            return self._wire.receive().facts.get("answer")
+        except Broken:
+            return None  # nobody is there to say yes
+
+    def _host(self, facts: Facts) -> Held:
+        return self._keeping.host(facts.get("machine"))
+
+    def _keep(self, facts: Facts) -> None:
+        lease = facts.get("lease")
+        if lease is not None and (isinstance(lease, bool) or not isinstance(lease, (int, float)) or not lease >= 0):
+            raise SpecError("a lease is a number of seconds, or none")
+        watched, folders = self._watched_pool(facts)
+        self._lifetime.keep(lease)
+        self._guard.watch(watched, folders)
+        self._answer()
+
+    def _finish(self, facts: Facts) -> None:
+        works, patience = facts.get("works"), facts.get("patience")
+        if not isinstance(works, list) or not all(isinstance(one, dict) for one in works):
+            raise SpecError("works are a list, each with its machine and script")
+        if isinstance(patience, bool) or not isinstance(patience, (int, float)) or not patience >= 0:
+            raise SpecError("patience is a number of seconds")
+        scripts = [(self._host(one), str(one.get("script"))) for one in works]
+        for held in self._keeping.hosts():
+            if held not in [one for one, _ in scripts]:
+                self._keeping.let_go(held.number)
+        self._lifetime.keep(patience)
+        # Nobody is to take the pool up any more.
+        self._guard.watch((), self._watched_pool(facts)[1])
+        Finishing(scripts, patience, self._keeping.tell, self._finished).start()
+        self._answer()
+
+    def _finished(self) -> None:
+        self._guard.forget()
+        self._stop()
+
+    def _watched_pool(self, facts: Facts) -> tuple[list[Watched], list[Path]]:
+        """The processes of the pool, and its folders here."""
+        processes, folders = facts.get("processes", []), facts.get("folders", [])
+        if not isinstance(processes, list) or not all(isinstance(one, dict) for one in processes):
+            raise SpecError("processes are a list, each with its machine, number and beginning")
+        if not isinstance(folders, list) or not all(isinstance(one, str) and os.path.isabs(one) for one in folders):
+            raise SpecError("folders are a list of whole paths")
+        watched = [Watched(self._host(one), *_identity(one), str(one.get("folder") or "")) for one in processes]
+        return watched, [Path(one) for one in folders]
+
+    def _end(self, facts: Facts) -> None:
+        if facts.get("folders"):
+            self._guard.watch((), self._watched_pool(facts)[1])
+            self._guard.forget()
+        self._answer(process=list(process_identity.this()))
+        self._stop()
+
+    def _retry(self, facts: Facts) -> None:
+        self._host(facts).retry()
+        self._answer()
+
+    def _let_go(self, facts: Facts) -> None:
+        self._keeping.let_go(facts.get("machine"))
+        self._answer()
+
+    def _events(self, facts: Facts) -> None:
+        with self._keeping.listening() as events:
+            self._answer()
+            while True:
+                with contextlib.suppress(queue.Empty):
+                    self._wire.send({"event": dataclasses.asdict(events.get(timeout=_LOOK))})
+                    continue
+                if self._wire.gone():
+                    raise Broken("the client is gone")
+
+    # Commands
+
+    def _exec(self, facts: Facts) -> None:
+        env = facts.get("env")
+        if not isinstance(env, dict) or not all(isinstance(value, str) for value in env.values()):
+            raise SpecError("variables of the environment are text")
+        machine = self._host(facts).machine
+        command = machine.exec(
+            _texts(facts, "argv"),
+            env=env,
+            cwd=_text(facts, "cwd"),
+            log=PurePosixPath(_text(facts, "log")),
+            survive=facts.get("survive") is not False,
+            make=facts.get("make") is True,
+        )
+        self._answer(command=self._keeping.add(command), identity=list(command.identity))
+        # Who has asked for it listens to it: when that connection ends, so does our hold on the command.
+        try:
+            with self._watched(command.close):
+                self._wire.send_data((line + "\n").encode() for line in command.lines())
+        except Broken:
+            command.close()
+            raise
+
+    def _wait(self, facts: Facts) -> None:
+        command, timeout = self._keeping.command(facts.get("command")), _seconds(facts)
+        end = None if timeout is None else time.monotonic() + timeout
+        while True:
+            left = _LOOK if end is None else min(_LOOK, max(end - time.monotonic(), 0.0))
+            try:
+                status = command.wait(left)
+                break
+            except TimeoutError as error:
+                if end is not None and time.monotonic() >= end:
+                    raise TimeoutError(str(error).replace(f"after {left} s", f"after {timeout} s")) from None
+                if self._wire.gone():
+                    raise Broken("the client is gone") from None
+        self._answer(status=status)
+
+    def _process(self, facts: Facts, lane: Any) -> Any:
+        return lane.process(*_identity(facts))
+
+    def _alive(self, facts: Facts) -> None:
+        with self._host(facts).lane() as lane:
+            self._answer(alive=self._process(facts, lane).alive)
+
+    def _signal(self, facts: Facts) -> None:
+        how = facts.get("how")
+        if how not in _SIGNALS:
+            raise SpecError(f"a process is asked to {' or to '.join(_SIGNALS)}")
+        with self._host(facts).lane() as lane:
+            getattr(self._process(facts, lane), how)()
+        self._answer()
+
+    def _run(self, facts: Facts) -> None:
+        machine, script, timeout = self._host(facts).machine, _text(facts, "script"), _seconds(facts)
+        stdin = b"".join(_limited(self._sent))
+        channel: list[Any] = []
+        with self._watched(lambda: [one.close() for one in channel]):
+            done = machine.run(script, stdin=stdin, timeout=timeout, opened=channel.append)
+        self._done(done)
+
+    def _shell(self, facts: Facts) -> None:
+        script, timeout = _text(facts, "script"), _seconds(facts)
+        data = self._sent if facts.get("data") is True else None
+        with self._host(facts).lane() as lane, self._watched(lane.shell.close):
+            done = lane.shell.run(script, data, timeout=timeout)
+        self._done(done)
+
+    def _done(self, done: Done) -> None:
+        self._answer(status=done.status)
+        self._wire.send_data([done.out])
+        self._wire.send_data([done.err])
+
+    # Files
+
+    def _put(self, facts: Facts) -> None:
+        items = facts.get("files")
+        if not isinstance(items, list) or len(items) > _MOST_FILES:
+            raise SpecError(f"files are a list of at most {_MOST_FILES}")
+        sizes = []
+        for item in items:
+            good = isinstance(item, list) and len(item) == 2 and isinstance(item[0], str) and isinstance(item[1], int)
+            if not good or item[1] < 0:
+                raise SpecError("a file is a path and a size")
+            sizes.append((PurePosixPath(item[0]), item[1]))
+        held, size = self._host(facts), sum(size for _, size in sizes)
+        with held.bulk() if size > _MUCH else held.lane() as lane:
+            lane.put_parts(sizes, _exactly(self._sent, size))
+        self._answer()
+
+    def _upload(self, facts: Facts) -> None:
+        source, target = _text(facts, "source"), _text(facts, "target")
+        names = _pairs(facts.get("names"))
+        with self._host(facts).bulk() as lane:
+            moved = file_transfer.upload(lane, Path(source), target, names=names, progress=self._progress())
+        self._answer(sent=moved.sent, there=moved.there)
+
+    def _download(self, facts: Facts) -> None:
+        source, target = _text(facts, "source"), _text(facts, "target")
+        with self._host(facts).bulk() as lane:
+            moved = file_transfer.download(lane, source, Path(target), progress=self._progress())
+        self._answer(sent=moved.sent, there=moved.there)
+
+    def _progress(self) -> Callable[[int, int], None]:
+        last = [0.0]
+
+        def tell(there: int, total: int) -> None:
+            now = time.monotonic()
+            if there >= total or now - last[0] >= _TELL_EVERY:
+                last[0] = now
+                # Where the client is gone this raises, and so ends the transfer.
+                self._wire.send({"progress": [there, total]})
+
+        return tell
+
+    # Streams and tunnels
+
+    def _stream(self, facts: Facts) -> None:
+        far = self._host(facts).machine.open_stream(*_place(facts))
+        self._answer()
+        with contextlib.closing(far):
+            join(self._wire.socket, far)
+        raise Broken("the stream has ended, and the connection with it")
+
+    def _tunnel(self, facts: Facts) -> None:
+        held, place = self._host(facts), _place(facts)
+        if facts.get("probe") is True:
+            # What the host says is lost to whoever connects to the tunnel: it is said now.
+            held.machine.open_stream(*place).close()
+        self._answer(**_shown(self._keeping.tunnel(held, *place, _wish(facts))))
+
+    def _close_tunnel(self, facts: Facts) -> None:
+        self._keeping.close_tunnel(facts.get("tunnel"))
+        self._answer()
+
+    def _relay(self, facts: Facts) -> None:
+        near, far = self._host(facts), self._keeping.host(facts.get("through"))
+        self._answer(port=self._keeping.relay(near, far, *_place(facts), _wish(facts)).port)
+
+    # While a call is answered
+
+    @contextlib.contextmanager
+    def _watched(self, cancel: Callable[[], Any]) -> Iterator[None]:
+        """Do something when the client hangs up meanwhile."""
+        over = threading.Event()
+
+        def watch() -> None:
+            while not over.is_set():
+                if self._wire.gone(_LOOK) and not over.is_set():
+                    cancel()
+                    return
+
+        watcher = threading.Thread(target=watch, name="link-watch", daemon=True)
+        watcher.start()
+        try:
+            yield
+        finally:
+            over.set()
+
+
+def _shown(tunnel: Tunnel) -> Facts:
+    facts = {"tunnel": tunnel.number, "machine": tunnel.held.number, "port": tunnel.port}
+    return {**facts, "to": [tunnel.host, tunnel.there]}
+
+
+def _limited(data: Iterator[bytes]) -> Iterator[bytes]:
+    size = 0
+    for part in data:
+        size += len(part)
+        if size > _MOST_BYTES:
+            raise Broken("more than any input may be")
+        yield part
+
+
+def _exactly(data: Iterator[bytes], size: int) -> Iterator[bytes]:
+    for part in data:
+        size -= len(part)
+        if size < 0:
+            break
+        yield part
+    if size:
+        raise SpecError("the files' bytes are not as many as was said")
+
+
+def _text(facts: Facts, name: str) -> str:
+    value = facts.get(name)
+    if not isinstance(value, str):
+        raise SpecError(f"{name} must be text")
+    return value
+
+
+def _texts(facts: Facts, name: str) -> list[str]:
+    value = facts.get(name)
+    if not isinstance(value, list) or not value or not all(isinstance(one, str) for one in value):
+        raise SpecError(f"{name} must be a list of texts")
+    return value
+
+
+def _pairs(value: object) -> dict[str, str] | None:
+    """The files of an upload and what they are called there; none where all are meant."""
+    if value is None:
+        return None
+    if not isinstance(value, list):
+        raise SpecError("names are a list of pairs")
+    for pair in value:
+        if not isinstance(pair, list) or len(pair) != 2 or not all(isinstance(one, str) for one in pair):
+            raise SpecError("a name is a pair of texts")
+    return dict(value)
+
+
+def _seconds(facts: Facts) -> float | None:
+    value = facts.get("timeout")
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= threading.TIMEOUT_MAX:
+        raise SpecError("a timeout must be a number of seconds")
+    return float(value)
+
+
+def _identity(facts: Facts) -> tuple[int, float]:
+    pid, started = facts.get("pid"), facts.get("started")
+    if not isinstance(pid, int) or not isinstance(started, (int, float)) or pid <= 0:
+        raise SpecError("a process is a number and a beginning")
+    return pid, float(started)
+
+
+def _place(facts: Facts) -> tuple[str, int]:
+    port = facts.get("port")
+    if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536:
+        raise SpecError("port must be a whole number from 1 to 65535")
+    return _text(facts, "host"), port
+
+
+def _wish(facts: Facts) -> int:
+    wish = facts.get("wish") or 0
+    if not isinstance(wish, int) or not 0 <= wish < 65536:
+        raise SpecError("a port that is wished for is a whole number up to 65535")
+    return wish
+
+
+def _accepted(value: Any) -> Accepted:
+    if isinstance(value, dict):
+        return {str(name): valid_fingerprint(text) for name, text in value.items()}
+    return value is True

@@ -1,0 +1,60 @@
+"""Ending a pool's part on another machine by its name alone: its processes, whoever started them, and its folders."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Sequence
+from typing import Any
+
+from ..errors import MachineError
+
+_HOST_PROCESS = "sky_jupyter.node.host.host"
+_ID = re.compile(r"[0-9a-f]{8}\Z")
+# Seconds that the processes have to end in order; what the script may take in all.
+_ORDERLY, _PATIENCE = 10, 60.0
+
+
+def script(pool: str, folders: Sequence[str] = ()) -> str:
+    """Shell text that ends a pool's processes of this user, and removes these folders.
+
+    Its status is 0 once none is left. A host process that is still on its way, behind a slow login, finds its
+    folder gone and does not start.
+
+    Parameters
+    ----------
+    pool : str
+        The pool's id.
+    folders : sequence of str
+        The pool's, there.
+    """
+    assert _ID.match(pool)
+    # The brackets keep the pattern from matching its own command line.
+    pattern = shlex.quote(_HOST_PROCESS.replace(".", "[.]"))
+    look = (
+        f'_sky_l() {{ for f in $(grep -ls {pattern} /proc/[0-9]*/cmdline); do [ -O "$f" ] || continue; '
+        "c=$(tr '\\000' ' ' <\"$f\" 2>/dev/null); "
+        f'case $c in (*"{_HOST_PROCESS} "*/sky-{pool}-*) f=${{f#/proc/}}; echo "${{f%/cmdline}}";; esac; done; }}'
+    )
+    # Its agents and kernels are its children, and have its command line: the one at the root ends them all in order.
+    roots = (
+        "_sky_r() { a=\" $(_sky_l | tr '\\n' ' ')\"; for p in $a; do t=$(cat /proc/$p/stat 2>/dev/null); "
+        'set -- ${t##*)}; case $a in (*" ${2:-0} "*) ;; (*) echo $p;; esac; done; }'
+    )
+    wait = f'n=0; while [ $n -lt {_ORDERLY}0 ] && [ -n "$(_sky_l)" ]; do sleep 0.1; n=$((n+1)); done'
+    gone = f"rm -rf -- {shlex.join(folders)}" if folders else ":"
+    return (
+        f"{look}; {roots}; for p in $(_sky_r); do kill -s TERM $p 2>/dev/null; done; {wait}; "
+        f"for p in $(_sky_l); do kill -s KILL $p 2>/dev/null; done; {gone}; {wait}; "
+        'for p in $(_sky_l); do kill -s KILL $p 2>/dev/null; done; sleep 0.1; [ -z "$(_sky_l)" ]'
+    )
+
+
+def run(machine: Any, text: str) -> None:
+    """Run such a script on a machine; MachineError where something is left there."""
+    done = machine.shell.run(text, timeout=_PATIENCE)
+    if done.status:
+        told = done.out.decode("utf-8", "replace").strip()[-300:]
+        raise MachineError(
+            machine.target.name, "command", f"processes of a pool could not be ended: {told or 'no word'}"
+        )

@@ -1,0 +1,681 @@
+"""Files and folders up and down an SSH connection, with progress, and resumed after a break.
+
+What is on the wire is checked by SSH itself. What was left of an earlier, broken transfer is compared
+by its hash before it counts, and so is the whole in the end. On either side, what comes is written in a
+staging folder, which is its user's own, and goes from there to its place: see ``node.receiving``.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import io
+import os
+import secrets
+import stat
+import tarfile
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path, PurePath
+from typing import IO, Any
+
+import paramiko
+
+from ...errors import LinkLost, MachineError
+from ...node.files import receiver, staging
+from ...node.files.file_manifest import shown
+from ...node.files.open_folder import Beneath
+from ...node.files.receiver import Receiver
+from . import scripts
+from .machine import SSHMachine, failure
+from .types import Moved, NoShell, Progress
+
+_CHUNK = 1 << 20
+# Small enough to stay in a processor's cache until it is sent or written.
+_PIECE = 1 << 18
+_NOTICED = 2.0
+# Up to this size a file goes with others, in one archive; larger ones are resumed within.
+_SMALL = 8 << 20
+_BATCH = 32 << 20
+_BATCH_FILES = 5000
+# What the shell there says where something stands in a staging folder's place, or in a path.
+_ELSEWHERE = "is a link, or is another user's: nothing goes through it"
+
+
+class _Count:
+    """Adds up what is there, and tells."""
+
+    def __init__(self, total: int, progress: Progress | None) -> None:
+        self.total, self.sent, self.there = total, 0, 0
+        self._progress = progress
+
+    def add(self, sent: int = 0, there: int = 0) -> None:
+        self.sent += sent
+        self.there += there
+        if self._progress is not None:
+            self._progress(self.sent + self.there, self.total)
+
+    @property
+    def moved(self) -> Moved:
+        return Moved(self.sent, self.there)
+
+
+def upload(
+    machine: SSHMachine,
+    source: Path,
+    target: PurePath | str,
+    *,
+    names: Mapping[str, str] | None = None,
+    progress: Progress | None = None,
+) -> Moved:
+    """Send a file to its place, or files to a staging folder; ``~/`` is the user's home there.
+
+    Called again after a break, with the same arguments, it goes on where it was. A staging folder is one
+    that this user made and nobody else writes to: only files go there, and each is whole or not at all.
+
+    Parameters
+    ----------
+    source : Path
+        A file, or a folder.
+    target : PurePath or str
+        The file's place there, and the staging folder where a folder or ``names`` are given.
+    names : mapping of str to str, optional
+        Which files below the source are sent, and what they are called there; the empty name is the
+        source itself. All of a folder unless given.
+
+    Raises
+    ------
+    MachineError
+        When it cannot be written there.
+    LinkLost
+        When the connection breaks.
+    OSError
+        When the source cannot be read, or holds something that is no file.
+    """
+    with Beneath.source(source) as folder:
+        if not folder.alone and names is None:
+            names = {item.name: item.name for item in _walk(source, folder)}
+        if names is not None:
+            items = [_item(source, folder, name, there) for name, there in names.items()]
+            return _Upload(machine, source, folder, str(target), items, progress).run()
+        item = _item(source, folder, "", PurePath(target).name)
+        place = PurePath(target).parent / staging.name_for(f"{machine.target}:{target}")
+        up = _Upload(machine, source, folder, str(place), [item], progress)
+        try:
+            up.send(item, f"../{item.there}", folder.stat())
+        except NoShell:
+            up.count.sent = up.count.there = 0
+            _sftp_upload(up, item, str(target))
+        return up.count.moved
+
+
+def download(machine: SSHMachine, source: PurePath | str, target: Path, *, progress: Progress | None = None) -> Moved:
+    """Fetch a file or folder to ``target``; what stands in a folder there already stays.
+
+    Links in the folder are made as links. Called again after a break, it goes on where it was.
+
+    Raises
+    ------
+    MachineError
+        When it is not there or cannot be read.
+    LinkLost
+        When the connection breaks.
+    OSError
+        When it cannot be written here.
+    """
+    where = scripts.path(source)
+    try:
+        done = machine.shell.run(
+            f"if [ -d {where} ]; then echo folder; elif [ -f {where} ] && : <{where}; "
+            f"then wc -c <{where}; stat -L -c %a -- {where} || echo 600; else ls -ld -- {where}; exit 1; fi"
+        )
+    except NoShell:
+        return _sftp_download(machine, str(source), target, progress)
+    if done.status:
+        raise failure(machine.target, f"{source} cannot be fetched", _said(done.out))
+    words = done.out.split()
+    if words == [b"folder"]:
+        return _download_folder(machine, str(source), target, progress)
+    item = _Remote("", int(words[0]), None, int(words[1], 8))
+    count = _Count(item.size, progress)
+    with _receiving(target, folder=False) as to:
+        _download_file(machine, to, item, where, "", count)
+    return count.moved
+
+
+# Up
+
+
+@dataclass(frozen=True)
+class _Item:
+    """One file: its name below the source, what it is called there, and its size when it was looked at."""
+
+    name: str
+    there: str
+    size: int
+
+
+def _walk(source: Path, folder: Beneath) -> Iterator[_Item]:
+    for name, info, _ in folder.walk():
+        if stat.S_ISREG(info.st_mode):
+            yield _Item(name, name, info.st_size)
+        elif not stat.S_ISDIR(info.st_mode):
+            raise OSError(f"{shown(str(source / name))} is neither file nor folder: it cannot be sent like this")
+
+
+def _item(source: Path, folder: Beneath, name: str, there: str) -> _Item:
+    info = folder.stat(name)
+    if info is None or not stat.S_ISREG(info.st_mode):
+        raise OSError(f"{shown(str(source / name))} is no file any more: it cannot be sent")
+    if PurePath(there).is_absolute() or ".." in PurePath(there).parts or not there:
+        raise OSError(f"{there!r} leads out of the folder that it is sent to")
+    return _Item(name, there, info.st_size)
+
+
+class _Upload:
+    """Files on their way to one staging folder.
+
+    Parameters
+    ----------
+    source : Path
+        Where they are here ...
+    folder : Beneath
+        ... which is open.
+    place : str
+        The staging folder there.
+    """
+
+    def __init__(
+        self,
+        machine: SSHMachine,
+        source: Path,
+        folder: Beneath,
+        place: str,
+        items: Sequence[_Item],
+        progress: Progress | None,
+    ) -> None:
+        self.machine, self.source, self.folder, self.place, self.items = machine, source, folder, place, items
+        self.count = _Count(sum(item.size for item in items), progress)
+
+    def run(self) -> Moved:
+        """Send all of them that are not there."""
+        whole = self._there()
+        missing = []
+        for item in self.items:
+            if whole.get(item.there) == item.size:
+                self.count.add(there=item.size)
+            else:
+                missing.append(item)
+        for batch in _batches(missing):
+            if len(batch) == 1 and batch[0].size > _SMALL:
+                self.send(batch[0], f"./{batch[0].there}")
+            else:
+                archive = self._archive(batch)
+                # Nobody's names or numbers are carried over: what arrives is its new user's.
+                self._do(
+                    f"{{ {scripts.take(len(archive))}; }} | tar -xof -",
+                    _told(archive, sum(item.size for item in batch), self.count),
+                )
+        return self.count.moved
+
+    def send(self, item: _Item, target: str, info: os.stat_result | None = None) -> None:
+        """Send one file; ``target`` is its place as the staging folder sees it, and ``info`` has its mode."""
+        part, who = (scripts.quote(f"./{item.there}{end}") for end in (".part", ".who"))
+        with self._open(item) as file:
+            offset = 0 if item.size <= _SMALL else self._left(item, file, part, who)
+            self.count.add(there=offset)
+            whole = f'&& [ "$(sha256sum <{part})" = "{_hash(file, item.size)}  -" ]' if offset else ""
+            mode = f"&& chmod {stat.S_IMODE(info.st_mode) & 0o777:o} {part} " if info is not None else ""
+            end = f"&& rm -f -- {who} " + ('&& cd .. && rmdir -- "$OLDPWD"' if target.startswith("../") else "")
+            file.seek(offset)
+            self._do(
+                f"{self._above(item)}{{ {scripts.take(item.size - offset)}; }} {'>>' if offset else '>'}{part} && "
+                f"[ $(wc -c <{part}) -eq {item.size} ] {whole} {mode}&& mv -fT -- {part} {scripts.quote(target)} {end}",
+                _chunks(file, item.size - offset, self._path(item), lambda sent: self.count.add(sent=sent)),
+                "its end is not what was sent",
+            )
+
+    def _do(self, script: str, data: Any = None, otherwise: str = "") -> bytes:
+        """Run a script in the staging folder; what it said."""
+        done = self.machine.shell.run(f"{_enter(self.place)} && {script}", data)
+        if done.status:
+            raise failure(self.machine.target, f"{self.place} could not be written", _said(done.out) or otherwise)
+        return done.out
+
+    def _there(self) -> dict[str, int]:
+        """The files that came there before, with their sizes."""
+        found = {}
+        told = self._do("find . -type f ! -name '*.part' -exec stat -c '%s %n' {} +")
+        for line in told.decode("utf-8", "surrogateescape").splitlines():
+            size, _, name = line.partition(" ./")
+            if size.isdecimal():
+                found[name] = int(size)
+        return found
+
+    def _left(self, item: _Item, file: IO[bytes], part: str, who: str) -> int:
+        """How much of a file an earlier transfer has left there; whoever still writes to it is ended first."""
+        ticks = '_t=$(cat "/proc/$1/stat" 2>/dev/null); set -- ${_t##*)}; echo "${20:-}"'
+        told = self._do(
+            f"{self._above(item)}ticks() {{ {ticks}; }}; "
+            f"if [ -f {who} ]; then read -r a b <{who}; "
+            f'if [ "$a" != $$ ] && [ "$b" ] && [ "$(ticks "$a")" = "$b" ]; '
+            f'then kill -s KILL -- -"$a"; sleep 0.2; fi; fi; '
+            f'echo "$$ $(ticks $$)" >{who} || exit 1; '
+            f"if [ -f {part} ]; then wc -c <{part}; sha256sum <{part}; else : >{part} && echo 0; fi"
+        )
+        words = told.split()
+        there = int(words[0])
+        if 0 < there <= item.size and len(words) > 1 and _hash(file, there) == words[1].decode():
+            return there
+        return 0
+
+    def _above(self, item: _Item) -> str:
+        """Have the folder that a file is in; nobody else writes to a staging folder, so that it holds no link."""
+        inner = str(PurePath(item.there).parent)
+        return "" if inner == "." else f"mkdir -p -- {scripts.quote(f'./{inner}')} && "
+
+    def _open(self, item: _Item) -> IO[bytes]:
+        return open(self.folder.open(item.name), "rb")
+
+    def _path(self, item: _Item) -> str:
+        return shown(str(self.source / item.name) if item.name else str(self.source))
+
+    def _archive(self, batch: Sequence[_Item]) -> bytes:
+        buffer = io.BytesIO()
+        with tarfile.open(fileobj=buffer, mode="w", format=tarfile.GNU_FORMAT, encoding="utf-8") as archive:
+            for item in batch:
+                info = tarfile.TarInfo(item.there)
+                info.size, info.mode = item.size, 0o600
+                with self._open(item) as file:
+                    if os.fstat(file.fileno()).st_size != item.size:
+                        raise OSError(f"{self._path(item)} changed while it was sent")
+                    info.mtime = int(os.fstat(file.fileno()).st_mtime)
+                    try:
+                        archive.addfile(info, file)
+                    except OSError as error:
+                        raise OSError(f"{self._path(item)} cannot be sent: {error.strerror or error}") from None
+        return buffer.getvalue()
+
+
+def _enter(place: str) -> str:
+    """Go to a staging folder, which is made where it is not there; never by way of a link that has its name."""
+    above, name = scripts.path(PurePath(place).parent), PurePath(place).name
+    return (
+        f"umask 077; CDPATH=; mkdir -p -- {above} && cd -P -- {above} && _sky_a=${{PWD%/}} && "
+        f"{{ [ -d {scripts.quote(f'./{name}')} ] || mkdir -- {scripts.quote(f'./{name}')}; }} && "
+        f"cd -P -- {scripts.quote(f'./{name}')} && "
+        f'{{ {{ [ "$PWD" = "$_sky_a"/{scripts.quote(name)} ] && [ -O . ]; }} || '
+        f"{{ echo {scripts.quote(f'{name} {_ELSEWHERE}')}; exit 1; }}; }}"
+    )
+
+
+def _batches(items: Sequence[_Item]) -> Iterator[list[_Item]]:
+    batch: list[_Item] = []
+    size = 0
+    for item in items:
+        if item.size > _SMALL:
+            yield [item]
+            continue
+        if batch and (size + item.size > _BATCH or len(batch) >= _BATCH_FILES):
+            yield batch
+            batch, size = [], 0
+        batch.append(item)
+        size += item.size
+    if batch:
+        yield batch
+
+
+def _told(archive: bytes, size: int, count: _Count) -> Iterator[bytes]:
+    """The archive in pieces, with what of its files' bytes each stands for."""
+    told = 0
+    for at in range(0, len(archive), _CHUNK):
+        piece = archive[at : at + _CHUNK]
+        yield piece
+        now = size * (at + len(piece)) // len(archive)
+        count.add(sent=now - told)
+        told = now
+
+
+# Down
+
+
+@dataclass(frozen=True)
+class _Remote:
+    """A file there, by its name below what is fetched, and when it was changed, where that is known."""
+
+    name: str
+    size: int
+    when: float | None
+    mode: int
+
+    @property
+    def token(self) -> str:
+        """What it is called in the staging folder: a changed file is another one."""
+        facts = f"{self.name}\0{self.size}\0{self.when}"
+        return hashlib.sha256(facts.encode("utf-8", "surrogateescape")).hexdigest()[:40]
+
+    @property
+    def mtime(self) -> int | None:
+        return None if self.when is None else int(self.when * 1e9)
+
+
+class _NotTaken(OSError):
+    """Something of an archive is refused."""
+
+
+_UNASKED = _Remote("", 0, None, 0)
+
+
+@contextlib.contextmanager
+def _receiving(target: Path, *, folder: bool) -> Iterator[Receiver]:
+    to = Receiver(target, folder=folder)
+    whole = False
+    try:
+        yield to
+        whole = True
+    finally:
+        to.close(whole=whole)
+
+
+def _download_file(machine: SSHMachine, to: Receiver, item: _Remote, where: str, go: str, count: _Count) -> None:
+    """Fetch one file; ``go`` is the script that goes to where it is called ``where``."""
+    with to.part(item.token, item.name) as file:
+        size, offset = item.size, os.fstat(file.fileno()).st_size
+        if offset and (offset > size or _hash(file, offset) != _remote_hash(machine, go, where, offset)):
+            offset = 0
+        file.truncate(offset)
+        file.seek(offset)
+        count.add(there=offset)
+
+        def write(data: bytes) -> None:
+            if file.tell() + len(data) > size:
+                raise _changed(machine, item.name or where)
+            receiver.write(file, data)
+
+        give = f"{go}exec {_give(where, bool(go), start=offset)}"
+        got = _receive(machine, give, write, lambda sent: count.add(sent=sent))
+        if offset + got != size or (offset and _hash(file, size) != _remote_hash(machine, go, where, size)):
+            raise _changed(machine, item.name or where)
+        to.put_part(item.token, item.name, item.mode & 0o777, item.mtime)
+
+
+def _give(where: str, strict: bool, start: int = 0, size: int | None = None) -> str:
+    """Print a file there, or a part of it; ``strict`` where a link that has its name is not to be followed."""
+    if strict:
+        # Where a folder can be listed, GNU's tools are.
+        count = "" if size is None else f" count={size}"
+        return f"dd if={where} bs=128k iflag=nofollow,skip_bytes,count_bytes skip={start}{count} status=none"
+    if size is not None:
+        return f"head -c {size} {where}"
+    # `tail` reads 8 KiB at a time, which costs the host as much as to encrypt them.
+    return f"tail -c +{start + 1} {where}" if start else f"cat {where}"
+
+
+def _changed(machine: SSHMachine, name: str) -> MachineError:
+    return MachineError(machine.target.name, "changed", f"{shown(name)} changed while it was fetched; fetch it again")
+
+
+def _download_folder(machine: SSHMachine, source: str, target: Path, progress: Progress | None) -> Moved:
+    where = scripts.path(source)
+    done = machine.shell.run(f"cd {where} && find . ! -name . -printf '%y %s %T@ %m %P\\0'")
+    if done.status:
+        raise failure(machine.target, f"{source} cannot be fetched", _said(done.out))
+    items = [item.split(" ", 4) for item in done.out.decode("utf-8", "surrogateescape").split("\0") if item]
+    plain = [item[1:] for item in items if item[0] == "f"]
+    files = {name: _Remote(name, int(size), float(when), int(mode, 8)) for size, when, mode, name in plain}
+    odd = [name for kind, _, _, _, name in items if kind not in "fdl"]
+    if odd:
+        raise MachineError(
+            machine.target.name, "odd", f"{shown(odd[0])} is neither file nor folder nor link: it is not fetched"
+        )
+    count = _Count(sum(one.size for one in files.values()), progress)
+    with _receiving(target, folder=True) as to:
+        wanted = [name for kind, _, _, _, name in items if kind == "l" or (kind == "d" and not _has_folder(to, name))]
+        large = []
+        for one in files.values():
+            if _has(to, one):
+                count.add(there=one.size)
+            elif one.size > _SMALL:
+                large.append(one)
+            else:
+                wanted.append(one.name)
+        if wanted:
+            _fetch_archive(machine, where, wanted, files, to, count)
+        for one in large:
+            inner, _, name = one.name.rpartition("/")
+            # Where a folder or the file has become a link meanwhile, that is not followed.
+            go = f"CDPATH=; cd -P -- {where} && _sky_a=${{PWD%/}} && cd -P -- {scripts.quote(f'./{inner}')} && "
+            go += f'[ "$PWD" = "$_sky_a"{scripts.quote(f"/{inner}" if inner else "")} ] && ' if inner else ""
+            _download_file(machine, to, one, scripts.quote(f"./{name}"), go, count)
+    return count.moved
+
+
+def _has(to: Receiver, one: _Remote) -> bool:
+    """Whether a file came down before: its time is set last."""
+    info = to.place.stat(one.name)
+    if info is None or not stat.S_ISREG(info.st_mode) or one.when is None:
+        return False
+    return info.st_size == one.size and abs(info.st_mtime - one.when) < 1.0
+
+
+def _has_folder(to: Receiver, name: str) -> bool:
+    info = to.place.stat(name)
+    return info is not None and stat.S_ISDIR(info.st_mode)
+
+
+def _fetch_archive(
+    machine: SSHMachine, where: str, names: Sequence[str], files: Mapping[str, _Remote], to: Receiver, count: _Count
+) -> None:
+    left = {name: files.get(name) for name in names}
+    listing = b"".join(name.encode("utf-8", "surrogateescape") + b"\0" for name in names)
+    script = f"cd {where} && exec tar --no-recursion --hard-dereference --null -cf - -T -"
+    channel = machine.session.channel(scripts.LAUNCH)
+    with contextlib.closing(channel):
+        mark = b"sky-archive\n"
+        machine.session.feed(channel, [scripts.line(f"printf 'sky-archive\\n'; {script}"), listing])
+        reader: Any = _Reader(channel, mark)
+        try:
+            with tarfile.open(fileobj=reader, mode="r|", encoding="utf-8", errors="surrogateescape") as archive:
+                for member in archive:
+                    _extract(archive, member, to, left)
+                    count.add(sent=member.size if member.isreg() else 0)
+            reader.rest()
+        except (tarfile.TarError, EOFError, OSError) as error:
+            # Of what cannot be written here, or is not taken, the connection is not the cause.
+            if not (isinstance(error, _NotTaken) or getattr(error, "filename", None)) and _ends(machine):
+                raise LinkLost(
+                    machine.target.name, "broken", "the connection broke while a folder was fetched"
+                ) from None
+            if isinstance(error, OSError) and not isinstance(error, TimeoutError):
+                raise
+            raise MachineError(
+                machine.target.name, "command", f"the archive from there is not whole: {error}"
+            ) from None
+        status = machine.session.status(channel)
+    if status:
+        raise MachineError(machine.target.name, "changed", f"tar there ended with {status}: did the folder change?")
+
+
+def _extract(
+    archive: tarfile.TarFile, member: tarfile.TarInfo, to: Receiver, left: dict[str, _Remote | None] | None = None
+) -> None:
+    """One member, which stays below the target whatever its name says, and was asked for, at its size, and once."""
+    name = member.name.removeprefix("./")
+    parts = PurePath(name).parts
+    if PurePath(name).is_absolute() or ".." in parts or not parts:
+        raise _NotTaken(f"{shown(name)!r} leads out of the folder: it is not fetched")
+    if not (member.isreg() or member.isdir() or member.issym()):
+        raise _NotTaken(f"{shown(name)} is neither file nor folder nor symbolic link: it is not fetched")
+    expected = left.pop(name, _UNASKED) if left is not None else None
+    wrong = expected is _UNASKED or (left is not None and member.isreg() != (expected is not None))
+    if wrong or (expected is not None and member.size > expected.size):
+        raise _NotTaken(f"{shown(name)} changed while it was fetched; fetch it again")
+    _make_above(to, parts)
+    if member.issym():
+        to.link(name, member.linkname)
+    elif member.isdir():
+        to.place.make(name)
+        to.place.settle(name, (member.mode or 0) & 0o777 | 0o700, None)
+    else:
+        source = archive.extractfile(member)
+        assert source is not None
+        mode = (member.mode or 0) & 0o777 | 0o600
+        to.put(hashlib.sha256(os.fsencode(name)).hexdigest(), name, source.read(), mode, int(member.mtime * 1e9))
+
+
+def _make_above(to: Receiver, parts: Sequence[str]) -> None:
+    for count in range(1, len(parts)):
+        to.place.make("/".join(parts[:count]))
+
+
+class _Reader:
+    """A channel as tarfile wants it; what stands before the mark is a login's noise."""
+
+    def __init__(self, channel: Any, mark: bytes) -> None:
+        self._channel = channel
+        self._ahead = b""
+        while mark not in self._ahead:
+            data = channel.recv(_CHUNK)
+            if not data:
+                raise EOFError("it ended before it began")
+            self._ahead += data
+        self._ahead = self._ahead.partition(mark)[2]
+
+    def read(self, size: int) -> bytes:
+        while len(self._ahead) < size:
+            data = self._channel.recv(_CHUNK)
+            if not data:
+                break
+            self._ahead += data
+        part, self._ahead = self._ahead[:size], self._ahead[size:]
+        return part
+
+    def read_some(self) -> bytes:
+        """What is there, as soon as there is any."""
+        if self._ahead:
+            part, self._ahead = self._ahead, b""
+            return part
+        return bytes(self._channel.recv(_PIECE))
+
+    def rest(self) -> None:
+        """Read what stands behind the archive, so that its maker can end."""
+        while self._channel.recv(_CHUNK):
+            pass
+
+
+def _receive(machine: SSHMachine, script: str, write: Callable[[bytes], Any], tell: Callable[[int], None]) -> int:
+    """Run a script and hand its output on; returns how much it was."""
+    channel = machine.session.channel(scripts.LAUNCH)
+    got = 0
+    with contextlib.closing(channel):
+        machine.session.feed(channel, [scripts.line(f"printf 'sky-bytes\\n'; {script}")])
+        try:
+            reader = _Reader(channel, b"sky-bytes\n")
+            while data := reader.read_some():
+                write(data)
+                got += len(data)
+                tell(len(data))
+            status = machine.session.status(channel)
+        except EOFError:
+            raise LinkLost(machine.target.name, "broken", "the connection broke as a file was to be fetched") from None
+        if status:
+            told = channel.recv_stderr(_CHUNK).decode("utf-8", "replace").strip()
+            raise failure(machine.target, "a file cannot be fetched", told)
+    return got
+
+
+# Both
+
+
+def _said(out: bytes) -> str:
+    return out.decode("utf-8", "replace").strip()
+
+
+def _chunks(file: Any, size: int, source: str, tell: Callable[[int], None]) -> Iterator[memoryview]:
+    """Exactly so many bytes of a file: the other side counts on them. A piece is good until the next is asked for."""
+    room = memoryview(bytearray(min(size, _PIECE)))
+    while size:
+        got = file.readinto(room[: min(size, _PIECE)])
+        if not got:
+            raise OSError(f"{source} became shorter while it was sent")
+        yield room[:got]
+        size -= got
+        tell(got)
+
+
+def _hash(file: Any, size: int) -> str:
+    """The SHA-256 of a file's first bytes."""
+    file.seek(0)
+    digest = hashlib.sha256()
+    while size and (data := file.read(min(size, _CHUNK))):
+        digest.update(data)
+        size -= len(data)
+    return digest.hexdigest()
+
+
+def _remote_hash(machine: SSHMachine, go: str, where: str, size: int) -> str:
+    words = machine.shell.run(f"{go}{_give(where, bool(go), size=size)} | sha256sum").out.split()
+    return words[0].decode("ascii", "replace") if words else ""
+
+
+# Where there is no shell, from the beginning each time: what was left cannot be compared there.
+
+
+def _sftp_upload(up: _Upload, item: _Item, target: str) -> None:
+    machine, count, target = up.machine, up.count, target.removeprefix("~/")
+    # A name of chance, and a file that is new: what stands there under any name is not written to.
+    part = f"{PurePath(target).parent}/.sky-{secrets.token_hex(16)}"
+    with contextlib.closing(machine.session.sftp()) as sftp, up._open(item) as file:
+        try:
+            with sftp.open(part, "wxb") as remote:
+                remote.set_pipelined(True)
+                for data in _chunks(file, item.size, up._path(item), lambda sent: count.add(sent=sent)):
+                    remote.write(bytes(data))
+            if sftp.lstat(part).st_size != item.size:
+                raise OSError("its size there is not what was sent")
+            sftp.chmod(part, stat.S_IMODE(os.fstat(file.fileno()).st_mode) & 0o777)
+            sftp.posix_rename(part, target)
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            if _ends(machine):
+                raise LinkLost(machine.target.name, "broken", "the connection broke while a file was sent") from None
+            with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
+                sftp.remove(part)
+            raise failure(machine.target, f"{target} could not be written", str(error)) from None
+
+
+def _sftp_download(machine: SSHMachine, source: str, target: Path, progress: Progress | None) -> Moved:
+    source = source.removeprefix("~/")
+    with contextlib.closing(machine.session.sftp()) as sftp, _receiving(target, folder=False) as to:
+        try:
+            info = sftp.stat(source)
+            if stat.S_ISDIR(info.st_mode or 0):
+                raise MachineError(
+                    machine.target.name, "shell", f"{source} is a folder, and {machine.target} runs no shell"
+                )
+            item = _Remote("", info.st_size or 0, None, info.st_mode or 0o600)
+            count = _Count(item.size, progress)
+            with sftp.open(source, "rb") as remote, to.part(item.token, "") as file:
+                file.truncate(0)
+                remote.prefetch(item.size)
+                while data := remote.read(_CHUNK):
+                    receiver.write(file, data)
+                    count.add(sent=len(data))
+                    if count.sent > item.size:
+                        raise _changed(machine, source)
+        except (OSError, EOFError, paramiko.SSHException) as error:
+            if _ends(machine):
+                raise LinkLost(machine.target.name, "broken", "the connection broke while a file was fetched") from None
+            raise failure(machine.target, f"{source} cannot be fetched", str(error)) from None
+        if count.sent != item.size:
+            raise _changed(machine, source)
+        to.put_part(item.token, "", item.mode & 0o777)
+    return count.moved
+
+
+def _ends(machine: SSHMachine) -> bool:
+    """Whether a machine's connection has broken; a channel ends a moment before that is known."""
+    end = time.monotonic() + _NOTICED
+    while machine.session.alive and time.monotonic() < end:
+        time.sleep(0.02)
+    return not machine.session.alive

@@ -1,0 +1,237 @@
+"""One shell there for many small things: a login's own files run once, and each further script costs a round trip."""
+
+from __future__ import annotations
+
+import contextlib
+import secrets
+import threading
+from collections.abc import Iterable, Iterator
+from typing import Any, NoReturn
+
+import paramiko
+
+from ...errors import LinkLost, MachineError
+from . import scripts
+from .session import Session
+from .types import Done, NoShell, shown
+
+_READ = 1 << 16
+_BEGIN_PATIENCE = 60.0
+_MAX_OUTPUT = 64 << 20
+# Of output that comes while input is sent: as much as there may be, where the pieces are large.
+_MOST_PIECES = _MAX_OUTPUT // _READ
+# A script that takes no input is looked at so often for output.
+_TURN = 0.05
+
+
+class _SourceFailed(Exception):
+    """What was to be sent could not be had: no fault of the connection's."""
+
+    def __init__(self, error: Exception) -> None:
+        self.error = error
+
+
+class Shell:
+    """Runs one script after another on one channel; made when it is first needed.
+
+    Parameters
+    ----------
+    session : Session
+        The connection.
+    """
+
+    def __init__(self, session: Session) -> None:
+        self._session = session
+        self._mark = f"sky-{secrets.token_hex(8)}"
+        self._lock = threading.Lock()
+        self._channel: Any = None
+        self._rest: list[bytes] = []
+
+    def run(
+        self, script: str, data: Iterable[bytes | memoryview] | None = None, *, timeout: float | None = None
+    ) -> Done:
+        """Run a line of script in a subshell, to its end; what it says on either output is ``out``.
+
+        Parameters
+        ----------
+        data : iterable of bytes, optional
+            Its standard input; a script that ends well has to have read exactly so much. Nothing unless given.
+
+        Raises
+        ------
+        TimeoutError
+            When it has not ended after ``timeout`` seconds; the shell is given up then.
+        LinkLost
+            When the connection ends first.
+        """
+        with self._lock:
+            self._begin()
+            with _patience(self._channel, timeout) as out_of_time:
+                try:
+                    return self._ask(script, data)
+                except _SourceFailed as failed:
+                    self._give_up()
+                    raise failed.error from None
+                except (OSError, EOFError, paramiko.SSHException) as error:
+                    told = self._give_up()
+                    if out_of_time.is_set():
+                        raise TimeoutError(
+                            f"a script on {self._session.target} has not ended after {timeout:g} s"
+                        ) from None
+                    raise self._broken(told or str(error)) from None
+                except BaseException:
+                    # What is half sent cannot be taken back.
+                    self._give_up()
+                    raise
+
+    def _ask(self, script: str, data: Iterable[bytes | memoryview] | None) -> Done:
+        source = "" if data is not None else " </dev/null"
+        tell = f"_sky_r=$?; printf '\\n%s %s\\n' {self._mark} $_sky_r"
+        # A script that fails may not have read its input: the shell ends with it, or would take that for scripts.
+        after = "" if data is None else "; [ $_sky_r -eq 0 ] || exit 1"
+        self._send(f"( {script} ) 2>&1{source}; {tell}{after}")
+        if data is not None:
+            self._feed(data)
+        done = self._reply()
+        if data is not None and done.status:
+            self._channel.close()
+        return done
+
+    def _feed(self, data: Iterable[bytes | memoryview]) -> None:
+        """Send a script its input, and take in what it says meanwhile: it may read no more until that is heard."""
+        self._channel.settimeout(_TURN)
+        try:
+            for part in _own_errors(data):
+                view = memoryview(part)
+                while view:
+                    while self._channel.recv_ready() and len(self._rest) <= _MOST_PIECES:
+                        self._rest.append(self._channel.recv(_READ))
+                    with contextlib.suppress(TimeoutError):  # no room for any of it yet
+                        view = view[self._send_some(view) :]
+        except (OSError, EOFError, paramiko.SSHException):
+            if not self._session.alive:
+                raise
+            # It has ended before it had read all: its answer is there.
+        finally:
+            self._channel.settimeout(None)
+
+    def _send_some(self, data: memoryview) -> int:
+        sent = int(self._channel.send_some(data))
+        if not sent:
+            raise EOFError
+        return sent
+
+    def close(self) -> None:
+        """End the shell; a script that runs in it is interrupted."""
+        channel = self._channel
+        if channel is not None:
+            channel.close()
+
+    def _begin(self) -> None:
+        if self._channel is not None and not self._channel.closed:
+            return
+        self._channel, self._rest = self._session.channel(scripts.LAUNCH), []
+        with _patience(self._channel, _BEGIN_PATIENCE) as out_of_time:
+            try:
+                loop = f"printf '\\n%s 0\\n' {self._mark}; while IFS= read -r _sky; do eval \"$_sky\"; done"
+                self._send(loop)
+                self._reply()  # and what the login's own files print before it
+            except (OSError, EOFError, paramiko.SSHException):
+                self._refuse(out_of_time.is_set())
+
+    def _refuse(self, out_of_time: bool) -> NoReturn:
+        """Raise the error for a shell that has not begun, with what was said on either output."""
+        # What else it says is on its way with the end of its channel.
+        with contextlib.suppress(OSError, EOFError):
+            self._channel.settimeout(1.0)
+            while len(self._rest) <= _MOST_PIECES and (data := self._channel.recv(_READ)):
+                self._rest.append(data)
+        words = [b"".join(self._rest).decode("utf-8", "replace").strip(), self._give_up()]
+        told = "; ".join(shown(word) for word in words if word)
+        if not self._session.alive:
+            raise self._broken("it ended") from None
+        target = self._session.target
+        if out_of_time:
+            text = (
+                f"{target} has begun no /bin/sh in {_BEGIN_PATIENCE:g} s: a file that its logins run (~/.bashrc, "
+                "~/.profile) may wait, or read what comes after it"
+            )
+        else:
+            text = f"{target} runs no /bin/sh for this user: give it a login shell, without ForceCommand"
+        raise NoShell(target.name, "shell", f"{text} ({'it said: ' + told if told else 'it said nothing'})") from None
+
+    def _send(self, script: str) -> None:
+        self._channel.send_all(scripts.line(script))
+
+    def _reply(self) -> Done:
+        """What stands before the next line of ours, and the status in that."""
+        mark = b"\n" + self._mark.encode() + b" "
+        parts, tail = self._rest, b"".join(self._rest)
+        size = len(tail)
+        while True:
+            at = tail.find(mark)
+            if at >= 0 and tail.find(b"\n", at + len(mark)) >= 0:
+                break
+            data = self._channel.recv(_READ)
+            if not data:
+                raise EOFError
+            parts.append(data)
+            size += len(data)
+            if size > _MAX_OUTPUT:
+                raise OSError(f"more than {_MAX_OUTPUT} bytes of output")
+            tail = b"".join([tail[-len(mark) - 16 :], data])
+        whole = b"".join(parts)
+        out, _, rest = whole.partition(mark)
+        status, _, rest = rest.partition(b"\n")
+        self._rest = [rest]
+        return Done(int(status), out, b"")
+
+    def _give_up(self) -> str:
+        """End the channel; what it said last on standard error."""
+        with contextlib.suppress(OSError, EOFError):
+            self._channel.settimeout(1.0)
+            told = self._channel.recv_stderr(_READ).decode("utf-8", "replace").strip()
+            self._channel.close()
+            return str(told)
+        self._channel.close()
+        return ""
+
+    def _broken(self, told: str) -> MachineError:
+        target = self._session.target
+        if not self._session.alive:
+            return LinkLost(target.name, "broken", f"the connection broke while a script ran ({told or 'it ended'})")
+        return MachineError(target.name, "shell", f"the shell there ended while it ran a script: {told or 'no word'}")
+
+
+def _own_errors(data: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
+    """The data, with its own errors told apart from the channel's."""
+    parts = iter(data)
+    while True:
+        try:
+            part = next(parts)
+        except StopIteration:
+            return
+        except Exception as error:
+            raise _SourceFailed(error) from None
+        yield part
+
+
+@contextlib.contextmanager
+def _patience(channel: Any, timeout: float | None) -> Any:
+    """Close a channel when it takes too long; the event says that it was so."""
+    over = threading.Event()
+
+    def end() -> None:
+        over.set()
+        channel.close()
+
+    if timeout is None:
+        yield over
+        return
+    timer = threading.Timer(timeout, end)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield over
+    finally:
+        timer.cancel()

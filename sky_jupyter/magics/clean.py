@@ -1,0 +1,129 @@
+"""``%sky clean``: what pools have kept for later pools is removed, here or on hosts."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, TypeVar
+
+from ..bootstrap import cleanup
+from ..display.base.prompts import person
+from ..errors import PoolError
+from ..machines import remote_cleanup
+from ..pool.registry import remote_parts
+from ..pool.registry.registry import Registry, sweep
+from ..pool.registry.rows import PoolRow
+from ..providers import SSH
+
+if TYPE_CHECKING:
+    from ..machines.ssh.machine import SSHMachine
+
+T = TypeVar("T")
+
+
+def here() -> str:
+    """Clean this machine; what was done, in a line.
+
+    Raises
+    ------
+    PoolError
+        When a pool uses what would be removed, or is coming up.
+    """
+    rows = _rows()
+    starting = [row for row in rows if row.state == "starting" and row.is_here and row.owner_lives]
+    if starting:
+        raise PoolError(f"this machine: pool {starting[0].name!r} is coming up; nothing has been removed")
+    # Who has this registry has these folders, and may use what is in them unseen.
+    for row in rows:
+        if row.provider == "local" and not row.is_here:
+            raise PoolError(
+                f"this machine: pool {row.name!r} runs {row.where}, and may use what would be removed: end it there; "
+                "nothing has been removed"
+            )
+    return _told("this machine", cleanup.clean_here(_names(rows)))
+
+
+def hosts(provider: SSH) -> list[str]:
+    """Clean hosts, all or none of them; what was done, a line each.
+
+    Of our own pools, those that have ended and those that nobody manages are ended there. A pool that is kept
+    or has a run on is not: somebody may come back for it.
+
+    Raises
+    ------
+    PoolError
+        When a pool is on one of them.
+    MachineError
+        When one cannot be reached, or what is there cannot be removed.
+    """
+    names = _names(_rows())
+    machines = person.wait(lambda: provider.connect_all(provider.hosts, person.prompts))
+    try:
+        ended = [_told_of(machine, ids) for machine, ids in zip(machines, _on_all(machines, _end_left), strict=True)]
+        _on_all(machines, lambda machine: cleanup.check_host(machine, names))
+        freed = _on_all(machines, lambda machine: cleanup.clean_host(machine, names))
+    finally:
+        for machine in machines:
+            machine.close()
+    told = [_told(machine.target.name, size) for machine, size in zip(machines, freed, strict=True)]
+    return [*filter(None, ended), *told]
+
+
+def _end_left(machine: SSHMachine) -> list[str]:
+    """End pools that are of no use to anybody on a host; their names."""
+    registry = Registry()
+    try:
+        sweep(registry)
+        found = {id: name for id in cleanup.pools_on(machine) if (name := registry.left_name(id)) is not None}
+        for trace in remote_parts.orphans(registry):
+            if trace.host == machine.target.name:
+                found.setdefault(trace.pool, trace.name)
+        for id in found:
+            folders = [path for trace in remote_parts.of(registry, id) for path in (trace.folder, trace.blobs)]
+            remote_cleanup.run(machine, remote_cleanup.script(id, folders))
+            for trace in remote_parts.of(registry, id):
+                if trace.host == machine.target.name:
+                    remote_parts.forget_ended(registry, trace)
+        return list(found.values())
+    finally:
+        registry.close()
+
+
+def _told_of(machine: SSHMachine, names: Sequence[str]) -> str:
+    many = "pools" if len(names) > 1 else "pool"
+    return f"{machine.target.name}: what was left of {many} {', '.join(map(repr, names))} is ended" if names else ""
+
+
+def _on_all(machines: Sequence[SSHMachine], work: Callable[[SSHMachine], T]) -> list[T]:
+    with ThreadPoolExecutor(len(machines), thread_name_prefix="sky-clean") as several:
+        futures = [several.submit(work, machine) for machine in machines]
+    return [future.result() for future in futures]
+
+
+def _rows() -> list[PoolRow]:
+    registry = Registry()
+    try:
+        with contextlib.suppress(PoolError):
+            return registry.pools()
+        return []
+    finally:
+        registry.close()
+
+
+def _names(rows: Sequence[PoolRow]) -> dict[str, str]:
+    return {row.id: row.name for row in rows}
+
+
+def _told(place: str, freed: int) -> str:
+    return f"{place}: {_size(freed)} freed" if freed else f"{place}: nothing to remove"
+
+
+def _size(count: int) -> str:
+    return (
+        f"{count / 1e9:.1f} GB"
+        if count >= 1e9
+        else f"{count / 1e6:.0f} MB"
+        if count >= 1e6
+        else f"{count / 1e3:.0f} kB"
+    )

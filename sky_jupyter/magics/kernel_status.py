@@ -1,0 +1,98 @@
+"""The kernel's status: busy for as long as a cell works, whatever pages ask meanwhile on the control channel.
+
+ipykernel says `idle` after each request, also after one on the control channel that a cell does not keep waiting.
+Jupyter Server takes that for the kernel's state: it is shown as idle, and is ended for want of activity.
+
+While a run goes on that no cell waits for, the kernel is idle, and its owner may go on working. A message now and
+then, which pages take no notice of, is activity for the server.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import Callable
+from concurrent.futures import Future
+from typing import Any
+
+from ..pool.base.event_loop import loop
+from ..pool.open_pools import pools
+
+ALIVE = "sky_alive"
+# Seconds; whoever culls does so after a minute at the earliest, and mostly after an hour.
+_EVERY = 2.0
+
+
+class Status:
+    """What a kernel publishes its status with; made by `install`, held by the kernel. Called from any thread.
+
+    Parameters
+    ----------
+    kernel
+        The ipykernel that this process is.
+    """
+
+    def __init__(self, kernel: Any) -> None:
+        self._kernel, self._publish = kernel, kernel._publish_status
+        self._lock = threading.Lock()
+        # What the main thread works on: as this is made, the cell that loads the extension, or nothing yet.
+        self._parent: Any = kernel.get_parent("shell") or None
+
+    def __call__(self, status: str, channel: str, parent: Any = None) -> None:
+        """Publish a status; behind an `idle` of another request, that the main thread is busy still."""
+        with self._lock:
+            self._publish(status, channel, parent)
+            if channel == "shell" and parent is None and threading.current_thread() is threading.main_thread():
+                self._parent = None if status == "idle" else self._kernel.get_parent("shell")
+            elif status == "idle" and self._parent is not None:
+                # With the cell's own header: a page knows by the header above which request is over.
+                self._publish("busy", "shell", self._parent)
+
+
+class Pulse:
+    """What tells the server that a kernel's runs go on; made by the magics, ended with them.
+
+    Parameters
+    ----------
+    shell
+        The notebook's.
+    """
+
+    def __init__(self, shell: Any) -> None:
+        self._kernel: Any = getattr(shell, "kernel", None)
+        self._beating: Future[None] | None = None
+
+    def after_cell(self, result: Any = None) -> None:
+        """A cell has ended: see whether it has left a run that goes on."""
+        if self._kernel is not None and (self._beating is None or self._beating.done()) and _runs_go_on():
+            self._beating = loop().submit(self._beat(_runs_go_on))
+
+    def stop(self) -> None:
+        """The server is told nothing any more."""
+        if self._beating is not None:
+            self._beating.cancel()
+
+    async def _beat(self, go_on: Callable[[], bool]) -> None:
+        while go_on():
+            kernel = self._kernel
+            kernel.session.send(kernel.iopub_socket, ALIVE, {}, parent={}, ident=ALIVE.encode())
+            await asyncio.sleep(_EVERY)
+
+
+def _runs_go_on() -> bool:
+    return any(run.left for pool in pools.all() for run in list(pool.supervisor.runs.values()))
+
+
+def install(shell: Any) -> None:
+    """Have a kernel keep its status from now on; for a cell that runs in the main thread."""
+    kernel: Any = getattr(shell, "kernel", None)
+    known = getattr(kernel, "_publish_status", None)
+    if kernel is not None and callable(known) and not isinstance(known, Status) and hasattr(kernel, "get_parent"):
+        kernel._publish_status = Status(kernel)
+
+
+def remove(shell: Any) -> None:
+    """Undo `install`."""
+    kernel: Any = getattr(shell, "kernel", None)
+    if kernel is not None and isinstance(vars(kernel).get("_publish_status"), Status):
+        del kernel._publish_status

@@ -1,0 +1,454 @@
+"""The options of ``%%sky`` and ``%sky``: one table, which the parser, the help and the completion read."""
+
+from __future__ import annotations
+
+import keyword
+import re
+import shlex
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ..plugins.parse import FACTORIES
+from ..pool.pool import DEFAULT_GRACE
+from ..providers import SSH, Local
+from ..spec import accelerators
+from ..spec.options import DEFAULT_EXIT_TIMEOUT
+from ..spec.pool_spec import (
+    DEFAULT_IDLE_TIMEOUT,
+    DEFAULT_JOURNAL,
+    DEFAULT_REMOTE_IDLE_TIMEOUT,
+    Accelerator,
+    seconds,
+    size,
+)
+from ..util.redaction import HIDDEN, without_secrets
+
+PROVIDERS: dict[str, Callable[..., Any]] = {"local": Local, "ssh": SSH}
+MAX_RANK = 1 << 20
+# What may be given more than once: all of it counts.
+SEVERAL = ("pip", "push", "shard", "no_capture", "include", "hosts", "host", "key", "add")
+_RUN_ID = re.compile(r"[0-9a-f]{1,8}\Z")
+
+
+def _number(text: str) -> float:
+    value = float(text)
+    if not value > 0:
+        raise ValueError
+    return value
+
+
+def _grace(text: str) -> float:
+    value = float(text)
+    if not 0 <= value < float("inf"):
+        raise ValueError
+    return value
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(word.strip() for word in text.split(",") if word.strip())
+
+
+def _identifier(text: str) -> str:
+    if not text.isidentifier() or keyword.iskeyword(text):
+        raise ValueError
+    return text
+
+
+def _identifiers(text: str) -> tuple[str, ...]:
+    return tuple(_identifier(word) for word in _words(text))
+
+
+def _assignments(text: str) -> tuple[tuple[str, str], ...]:
+    pairs = []
+    # A comma parts two assignments only where another NAME= follows it.
+    for part in re.split(r",(?=\s*[A-Za-z_]\w*=)", text):
+        name, equals, value = part.partition("=")
+        if not equals:
+            raise ValueError
+        pairs.append((name.strip(), value))
+    return tuple(pairs)
+
+
+def without_values(line: str) -> str:
+    """A line of options as it may be kept and shown: without the values of variables, and passwords in URLs."""
+    words = shlex.split(line)
+    kept, before = [], ""
+    for word in words:
+        flag, equals, text = word.partition("=")
+        if before == "--env":
+            kept.append(_hidden(word))
+        elif flag == "--env" and equals:
+            kept.append(f"{flag}={_hidden(text)}")
+        else:
+            kept.append(without_secrets(word))
+        before = word
+    return line if kept == words else shlex.join(kept)
+
+
+def _hidden(text: str) -> str:
+    try:
+        return ",".join(f"{name}={HIDDEN}" for name, _ in _assignments(text))
+    except ValueError:
+        return HIDDEN
+
+
+def ranks(text: str) -> tuple[int, ...]:
+    """Read ``"0,2-5"`` or ``"head"``; ValueError for another form."""
+    if text == "head":
+        return (0,)
+    found: set[int] = set()
+    for part in text.split(","):
+        first, dash, last = part.strip().partition("-")
+        low, high = int(first), int(last) if dash else int(first)
+        if not 0 <= low <= high < MAX_RANK:
+            raise ValueError
+        found.update(range(low, high + 1))
+    return tuple(sorted(found))
+
+
+Places = tuple[int | slice, ...]
+"""Ranks or nodes as they are given: numbers, from the end where they are below 0, and slices."""
+
+
+def places(text: str) -> Places:
+    """Read what `ranks` does, and ``"-1"``, ``"::2"`` and ``"all"``; ValueError for another form."""
+    found: list[int | slice] = []
+    for part in map(str.strip, text.split(",")):
+        if part == "all":
+            found.append(slice(None))
+        elif ":" in part:
+            found.append(_slice(part))
+        elif part.startswith("-"):
+            found.append(-ranks(part[1:])[0] if part[1:].isdecimal() and int(part[1:]) else _wrong(part))
+        else:
+            found += ranks(part)
+    numbers = sorted({one for one in found if isinstance(one, int)})
+    return (*numbers, *(one for one in found if isinstance(one, slice)))
+
+
+def _slice(text: str) -> slice:
+    bounds = [int(bound) if bound.strip() else None for bound in text.split(":")]
+    if len(bounds) > 3 or bounds[2:] == [0] or any(abs(bound or 0) >= MAX_RANK for bound in bounds):
+        raise ValueError(text)
+    return slice(*bounds)
+
+
+def _wrong(text: str) -> int:
+    raise ValueError(text)
+
+
+def chosen(given: Places | None, size: int) -> tuple[int, ...] | None:
+    """The numbers that places stand for, where there are so many; None for None."""
+    if given is None:
+        return None
+    found: set[int] = set()
+    for one in given:
+        found.update(range(size)[one] if isinstance(one, slice) else [one + size if -size <= one < 0 else one])
+    return tuple(sorted(found))
+
+
+def _run_id(text: str) -> str:
+    if not _RUN_ID.match(text.lower()):
+        raise ValueError
+    return text.lower()
+
+
+def _count(text: str) -> str:
+    int(text)
+    return text
+
+
+def lines(text: str) -> int:
+    """How many lines are asked for."""
+    number = int(text)
+    if number < 1:
+        raise ValueError(text)
+    return number
+
+
+def _path(text: str) -> str:
+    if not text.strip() or "\0" in text:
+        raise ValueError
+    return text
+
+
+def _paths(text: str) -> tuple[str, ...]:
+    return tuple(_path(word) for word in _words(text))
+
+
+@dataclass(frozen=True)
+class Option:
+    """One option: its flag, how its text is read, and what help says of it."""
+
+    flag: str
+    metavar: str
+    read: Callable[[str], Any]
+    form: str
+    help: str
+    choices: tuple[str, ...] = ()
+    dest: str = ""
+    # Whether what its reader says of a wrong text is said, and not only the form.
+    explains: bool = False
+
+    @property
+    def key(self) -> str:
+        """The name in parsed options and in a TOML section."""
+        return self.dest or self.flag.lstrip("-").replace("-", "_")
+
+
+@dataclass(frozen=True)
+class Switch:
+    """An option without a value."""
+
+    flag: str
+    help: str
+
+    @property
+    def key(self) -> str:
+        """The name in parsed options and in a TOML section."""
+        return self.flag.lstrip("-").replace("-", "_")
+
+
+@dataclass(frozen=True)
+class Target:
+    """What may stand behind a verb without a flag before it."""
+
+    metavar: str
+    read: Callable[[str], Any]
+    form: str
+    help: str
+
+
+_RANKS = "ranks such as 0,2-5, or head"
+_FORMS = "such as 0,2-5, -1 or ::2, or head, or all"
+_PLACES = f"ranks {_FORMS}"
+_NAMES = "names with a comma between"
+# What `sky.SSH` takes.
+HOSTS = (
+    Option("--hosts", "A,U@B:P", _words, "hosts with a comma between, such as gpu1,me@gpu2:2222", "ssh: the nodes"),
+    Option("--user", "NAME", str, "a name", "ssh: who logs in where the host does not say"),
+    Option("--port", "N", int, "a whole number", "ssh: the port where the host does not say"),
+    Option("--key", "FILE", _words, "files with a comma between", "ssh: private keys to log in with"),
+    Option("--jump", "HOST", str, "a host", "ssh: the host to go through"),
+)
+POOL = (
+    Option("--nodes", "N", int, "a whole number", "how many nodes (1)"),
+    Option("--ranks-per-node", "N", int, "a whole number", "rank processes on each node (1)"),
+    Option(
+        "--plugins",
+        "A,B(K=V)",
+        str,
+        "names with a comma between, such as jax,keras",
+        "frameworks to set up on every rank, in this order",
+        tuple(FACTORIES),
+    ),
+    Option(
+        "--accelerator",
+        "NAME:N",
+        Accelerator.parse,
+        "a name and how many, such as A100, A100:8 or H100-94GB:4",
+        "what each node must have; its ranks share them out",
+        tuple(accelerators.names()),
+        explains=True,
+    ),
+    Option("--provider", "NAME", str, "a provider's name", "what makes the nodes (local)", tuple(PROVIDERS)),
+    *HOSTS,
+    Option("--pip", "X,Y", _words, "requirements with a comma between", "packages that the nodes need besides"),
+    Option("--python", "3.X", str, "a version such as 3.12", "the nodes' Python (the notebook's)"),
+    Option("--env", "K=V", _assignments, "K=V, with a comma before another K=V", "environment variables of every rank"),
+    Option(
+        "--idle-timeout",
+        "S",
+        seconds,
+        "a length of time such as 90s, 30m or 12h",
+        "an unused pool's end, without notebook and run "
+        f"({DEFAULT_IDLE_TIMEOUT / 3600:g}h with --keep; {DEFAULT_REMOTE_IDLE_TIMEOUT / 60:g}m on hosts without)",
+    ),
+    Option(
+        "--ttl",
+        "S",
+        seconds,
+        "a length of time such as 90s, 30m or 12h",
+        "the pool ends after this long, whatever it does and whoever is there (never)",
+    ),
+    Option(
+        "--exit-timeout",
+        "S",
+        seconds,
+        "a length of time such as 10s or 2m",
+        f"what a rank gets for its exit handlers and files at its end ({DEFAULT_EXIT_TIMEOUT:g}s)",
+    ),
+    Option(
+        "--journal",
+        "SIZE",
+        size,
+        "a size such as 64MB or 1GB",
+        f"how much of each run's output is kept on each node ({DEFAULT_JOURNAL >> 20}MB)",
+    ),
+    Option(
+        "--blob-limit",
+        "SIZE",
+        size,
+        "a size such as 64MB or 1GB",
+        "how much of what was sent is kept once no name holds it (a quarter of what is free)",
+    ),
+)
+ACCEPT = Switch("--accept-host-keys", "ssh: take the key of a host that is not known yet, and keep it")
+HOST_SWITCHES = (
+    ACCEPT,
+    Switch("--offline", "ssh: send the hosts all packages from here; they need no internet"),
+)
+CROWDED = Switch("--yes", "local nodes may be more processes than this machine bears")
+POOL_SWITCHES = (
+    CROWDED,
+    Switch("--keep", "the pool outlives its notebook; `%sky attach` finds it again"),
+    Switch("--no-cluster", "nodes stand alone: each rank is a world of its own, without collectives"),
+    *HOST_SWITCHES,
+)
+NAME = Option("--name", "NAME", str, "a name", "which pool (the current one)")
+CONFIG = Option("--config", "FILE.toml#SECTION", str, "FILE.toml#SECTION", "read options from a TOML table")
+CELL = (
+    Option("--on", "0,2-5|head|all", places, _PLACES, "the ranks that run the cell (all)", ("head",)),
+    Option("--out", "NAME", _identifier, "a Python name", "where the CellResult goes, besides _sky"),
+    Option("--only", "0,2-5|head", places, _PLACES, "the ranks whose output is shown (all)", ("head",)),
+    Option("--push", "A,B", _identifiers, _NAMES, "send these names whatever the cell reads"),
+    Option("--shard", "A,B", _identifiers, _NAMES, "send each rank its part of these only, as sky.shard cuts them"),
+    Option("--no-capture", "A,B|all", _identifiers, f"{_NAMES}, or all", "do not send these names", ("all",)),
+    Option("--include", "A,B", _paths, "paths with a comma between", "send these files and folders with the code"),
+    Option("--timeout", "S", _number, "a number of seconds above 0", "stop the cell after this many seconds"),
+    Option("--grace", "S", _grace, "a number of seconds", f"what other ranks get after one failed ({DEFAULT_GRACE:g})"),
+    Option("--saved", "SIZE", size, "a size such as 5MB", "how much of the output's text the notebook keeps (1MB)"),
+)
+SYNC = Switch("--sync", "install on the nodes the packages behind the imports, as the notebook has them")
+CELL_SWITCHES = (
+    SYNC,
+    Switch("--detach", "return at once while the run goes on; `%sky wait` shows its end"),
+    Switch("--quiet", "show only errors"),
+)
+ALL = Switch("--all", "every pool")
+TAKE_OVER = Switch("--take-over", "take the pool from the notebook that manages it")
+RANK = Option("--rank", "0,2-5|head", ranks, _RANKS, "the ranks whose output is shown (all)", ("head",), "ranks")
+LAST = Option(
+    "--last", "N", lines, "a whole number above 0", "the last N lines of each rank, up to 20 MB (1 MB of all)"
+)
+TO_FILE = Option(
+    "--to", "FILE", _path, "a path", "write all of it to FILE; of several ranks, to rank0.log and so on in it"
+)
+NODES = Option("--on", "0,2-5|head", places, f"nodes {_FORMS}", "the nodes to bring it to (all)", ("head",))
+PULLED = Option("--on", "0,2-5|head|all", places, _PLACES, "the ranks to bring it from (all)", ("head",))
+AS = Option("--as", "OTHER", _identifier, "a Python name", "what it is called in the notebook (the same)", dest="alias")
+STACK = Switch("--stack", "one array of all ranks' values, which must have one shape: its first axis is the ranks")
+CONCAT = Switch("--concat", "join arrays, tables or lists; an array that spans ranks is put together whole")
+ADD = Option(
+    "--add", "A,U@B:P", _words, "hosts with a comma between, such as gpu1,me@gpu2:2222", "hosts that become nodes"
+)
+REMOVE = Option("--remove", "2,4-5", ranks, "nodes such as 2,4-5", "nodes that are removed; the others move up")
+YES = Switch("--yes", "do not ask whether what only the nodes have may be lost, or whether local nodes are too many")
+EXIT_TIMEOUT = next(option for option in POOL if option.flag == "--exit-timeout")
+HOST = Option("--host", "A,U@B:P", _words, "hosts with a comma between, such as gpu1,me@gpu2:2222", "those hosts")
+VERBS = {
+    "up": "make a pool, or see that it is there",
+    "status": "the live pools and what their ranks do",
+    "restart": "new kernels on the same nodes; with other pool options, a new pool of that name",
+    "resize": "more or fewer nodes: what stays is kept, and all ranks get new kernels",
+    "where": "each rank's stack, whatever it is doing, and which rank is elsewhere",
+    "interrupt": "raise KeyboardInterrupt in every rank that works",
+    "down": "end a pool (by its name: also one that nobody manages), or --all",
+    "attach": "manage a kept pool from this notebook, and show what runs on it",
+    "wait": "show a run until it has ended; an interrupt only stops the waiting (see `interrupt`)",
+    "names": "each name that the nodes have: where its value comes from, its size, and when it was sent",
+    "runs": "the runs that are recorded, the newest first",
+    "logs": "what a run has printed: the newest 1 MB, or more with --last and --to",
+    "freeze": "the nodes' packages as requirements that make the same environment again",
+    "put": "bring a file or folder to the nodes; it crosses the link once, and goes on where it broke",
+    "get": "fetch a file or folder from the head, or other nodes",
+    "pull": "bring a variable of the nodes into the notebook: of one rank itself, of several a list",
+    "clean": "remove what is kept for later pools: environments here, or all of ours on --host A,B",
+}
+_VARIABLE = Target("NAME", _identifier, "a Python name", "what it is called on the nodes")
+_RUN = Target("RUN", _run_id, "a run's id or how it begins, such as 3f9a2c1b", "which run, by its id (the newest)")
+_COUNT = Target("N", _count, "a whole number", "how many nodes there shall be; else --add and --remove say which")
+_POOL = Target("NAME", str, "a name", "which pool (the current one)")
+# The verbs behind which a pool's name may stand, as behind --name.
+NAMED = ("up", "status", "restart", "where", "interrupt", "down", "attach", "names", "runs", "freeze")
+_THERE = (
+    "a relative one begins in the ranks' working folder: the home on other machines,\n"
+    f"{'':24}on this one the folder in which the pool was made"
+)
+_PUT = (
+    Target("LOCAL", _path, "a path", "the file or folder here; what is there already is not sent again"),
+    Target(
+        "REMOTE",
+        _path,
+        "a path",
+        f"its name on the nodes (its own); with / at its end, the folder for it;\n{'':24}{_THERE}",
+    ),
+)
+_GET = (
+    Target("REMOTE", _path, "a path", f"the file or folder on the nodes;\n{'':24}{_THERE}"),
+    Target(
+        "LOCAL",
+        _path,
+        "a path",
+        "its name here (its own); with / at its end, the folder for it;\n"
+        f"{'':24}of several nodes, the folder that has each one's in node-K",
+    ),
+)
+# The verbs that take more, or other things, than --name.
+_OPTIONS = {
+    "up": (*POOL, NAME, CONFIG),
+    "restart": (*POOL, NAME, CONFIG),
+    "resize": (ADD, REMOVE, NAME, EXIT_TIMEOUT),
+    "down": (NAME, EXIT_TIMEOUT),
+    "logs": (NAME, RANK, LAST, TO_FILE),
+    "put": (NAME, NODES),
+    "get": (NAME, replace(NODES, help="the nodes to fetch it from (head)")),
+    "pull": (NAME, PULLED, AS),
+    "clean": (HOST, *HOSTS[1:]),
+}
+_SWITCHES = {
+    "up": (*POOL_SWITCHES, SYNC),
+    "restart": POOL_SWITCHES,
+    "resize": (YES,),
+    "down": (ALL,),
+    "attach": (TAKE_OVER,),
+    "pull": (STACK, CONCAT),
+    "clean": (ACCEPT,),
+}
+TARGETS = {
+    "resize": (_COUNT,),
+    **dict.fromkeys(NAMED, (_POOL,)),
+    "attach": (replace(_POOL, help="which pool (the one there is)"),),
+    "runs": (replace(_POOL, help="of which pool (all)"),),
+    "wait": (_RUN,),
+    "logs": (_RUN,),
+    "put": _PUT,
+    "get": _GET,
+    "pull": (_VARIABLE,),
+}
+# Of those, how many have to be given.
+NEEDED = {"put": 1, "get": 1, "pull": 1}
+PATHS = ("put", "get")
+
+
+def options_of(verb: str | None) -> tuple[Option, ...]:
+    """The options that a verb takes; those of a cell for None."""
+    return (*POOL, NAME, CONFIG, *CELL) if verb is None else _OPTIONS.get(verb, (NAME,))
+
+
+def switches_of(verb: str | None) -> tuple[Switch, ...]:
+    """The options without a value that a verb takes; those of a cell for None."""
+    return (*POOL_SWITCHES, *CELL_SWITCHES) if verb is None else _SWITCHES.get(verb, ())
+
+
+def flags_of(verb: str | None) -> list[str]:
+    """All flags that a verb takes; those of a cell for None."""
+    return [*(option.flag for option in options_of(verb)), *(switch.flag for switch in switches_of(verb))]
+
+
+def targets_text(verb: str | None) -> str:
+    """What may stand behind a verb: ``"LOCAL [REMOTE]"``."""
+    needed = NEEDED.get(verb or "", 0)
+    metavars = [target.metavar for target in TARGETS.get(verb or "", ())]
+    return " ".join(name if number < needed else f"[{name}]" for number, name in enumerate(metavars))

@@ -1,0 +1,45 @@
+"""``%sky pull``: a variable of the nodes, in the notebook."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ..api import pull_value
+from ..errors import rank_label
+from ..pool.open_pools import pools
+from ..pool.pool import Pool
+from ..pool.transfer import pull as pulling
+from .option_table import chosen
+from .parsing import Given
+
+
+def pull(given: Given, pool: Pool, namespace: dict[str, Any]) -> str:
+    """Give the notebook a variable of the nodes; what it is now, in a line."""
+    name = str(given.target)
+    alias = given.alias or name
+    how = "stack" if given.stack else "concat" if given.concat else None
+    ranks = chosen(given.on, pool.spec.world_size)
+    value = pull_value(pool, name, ranks, how)
+    namespace[alias] = value
+    for live in pools.all():
+        # The ranks that it is from keep what they have under this name; it has been looked at, and that is all.
+        if live is pool and alias == name:
+            pulling.note(live.ledger, name, namespace, live.spec.world_size)
+        else:
+            live.ledger.notebook_wrote([alias])
+    return f"{alias}: {_about(value)} from {rank_label(pool.check_ranks(ranks))}"
+
+
+def names(pool: Pool | None) -> list[str]:
+    """The variables that the nodes of a pool have, as far as is known without asking them."""
+    if pool is None:
+        return []
+    facts = pool.ledger.facts({})
+    return [one.name for one in facts if not one.gone and one.origin != "module" and one.name not in pool.modules]
+
+
+def _about(value: Any) -> str:
+    kind, shape = type(value).__name__, getattr(value, "shape", None)
+    if isinstance(shape, tuple):
+        return f"{kind} {'x'.join(map(str, shape)) or 'of one number'}"
+    return f"{kind} of {len(value)}" if isinstance(value, (list, tuple, dict, set)) else kind

@@ -1,0 +1,201 @@
+"""What ``%sky runs`` and ``wait`` know of runs, and what loading the extension says of kept pools."""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import time
+from collections.abc import Iterator, Mapping, Sequence
+
+from ..display.base.prompts import person
+from ..errors import PoolError
+from ..node.protocol.version import PROTOCOL
+from ..pool import end_pool
+from ..pool.open_pools import pools
+from ..pool.pool import Pool
+from ..pool.registry import remote_parts
+from ..pool.registry.ended_pools import Gone
+from ..pool.registry.pool_record import protocol_of, unfit
+from ..pool.registry.registry import KEPT_RUNS, Registry, running, sweep
+from ..pool.registry.rows import PoolRow
+from .parsing import Given
+
+_SHOWN = 20
+_CODE = 50
+
+
+@contextlib.contextmanager
+def _registry() -> Iterator[Registry]:
+    registry = Registry()
+    try:
+        yield registry
+    finally:
+        registry.close()
+
+
+def find(given: Given) -> tuple[Pool, str]:
+    """The pool and the id of the run that a verb means: the newest, where none is given.
+
+    Raises
+    ------
+    PoolError
+        When there is no such run on a pool of this notebook, or several begin like this.
+    """
+    chosen = pools.all() if given.name is None else [pools.need(given.name)]
+    if not chosen:
+        raise PoolError("this notebook manages no pool; `%sky attach NAME` takes a kept one up")
+    known = {id: (facts["begin"].get("began") or 0.0, pool) for pool in chosen for id, facts in pool.runs().items()}
+    fitting = [id for id in _oldest_first(known, chosen) if id.startswith(given.target or "")]
+    if not fitting:
+        which = f"no run {given.target!r}" if given.target else "no run yet"
+        raise PoolError(f"{which} on {', '.join(pool.spec.name for pool in chosen)}; `%sky runs` lists them")
+    if given.target and len(fitting) > 1:
+        raise PoolError(f"several runs begin with {given.target!r}: {', '.join(fitting)}")
+    return known[fitting[-1]][1], fitting[-1]
+
+
+def _oldest_first(known: Mapping[str, tuple[float, Pool]], chosen: Sequence[Pool]) -> list[str]:
+    """The ids of runs in the order in which they began, whatever the clock of this machine went through."""
+    place: dict[str, int] = {}
+    with contextlib.suppress(PoolError):
+        for pool in chosen:
+            pool.registry.flush()
+        place = {row.id: -number for number, row in enumerate(chosen[0].registry.runs(limit=KEPT_RUNS))}
+    # One that the registry does not know is told by its own time, and comes before the others.
+    return sorted(known, key=lambda run: (place.get(run, -KEPT_RUNS), known[run][0]))
+
+
+def table(name: str | None) -> str:
+    """The newest runs, one a line."""
+    with _registry() as registry:
+        pool = registry.pool(name) if name is not None else None
+        if name is not None and pool is None:
+            raise PoolError(f"the registry knows no pool {name!r}")
+        live = {row.id for row in registry.pools()}
+        rows = registry.runs(pool.id if pool is not None else None, limit=_SHOWN)
+    if not rows:
+        return "no run is recorded"
+    lines = []
+    for row in rows:
+        took = "" if row.elapsed is None else f"{row.elapsed:.1f} s"
+        when = time.strftime("%d %b %H:%M:%S", time.localtime(row.began))
+        state = row.state if row.state != "running" or row.pool in live else "lost"
+        cell = f"In[{row.cell}]" if row.cell else ""
+        name = row.pool_name or row.pool
+        lines.append(f"{row.id}  {name:12} {state:11} {when} {took:>9}  {cell:7} {_short(row.title)}")
+    return "\n".join(lines)
+
+
+def _short(text: str) -> str:
+    return text if len(text) <= _CODE else text[: _CODE - 1] + "…"
+
+
+def news() -> list[str]:
+    """What there is of kept pools, a line each, once what a crash of the machine left behind is removed.
+
+    What is wrong with the registry follows.
+    """
+    with _registry() as registry:
+        before: dict[str, bool] = {}
+        with contextlib.suppress(PoolError):
+            before = {row.id: row.unfinished for row in registry.pools()}
+        sweep(registry)
+        lines = []
+        with contextlib.suppress(PoolError):
+            rows = [row for row in registry.pools() if row.outlives and pools.get(row.name) is None]
+            lines = [_kept(registry, row) for row in rows]
+        left = remote_parts.orphans(registry)
+        # Those whose lease is over have most likely ended.
+        told = [trace for trace in left if before.get(trace.pool, True)]
+        lines += [_left(name, hosts) for name, hosts in _by_pool(told).items()]
+        if left:
+            threading.Thread(target=_end_left, name="sky-traces", daemon=True).start()
+        return [*lines, *registry.take_warnings()]
+
+
+def _by_pool(left: Sequence[remote_parts.Trace]) -> dict[str, str]:
+    found: dict[str, list[remote_parts.Trace]] = {}
+    for trace in left:
+        found.setdefault(trace.name, []).append(trace)
+    return {name: remote_parts.hosts_of(several) for name, several in found.items()}
+
+
+def _left(name: str, hosts: str) -> str:
+    return (
+        f"pool {name}: what it left on {hosts} when its start or end was cut short is being ended; "
+        f"`%sky down --name {name}` does so too, and says why where it cannot be"
+    )
+
+
+def _end_left() -> None:
+    """End what can be reached without asking anybody; what cannot is told when the extension is loaded again."""
+    with _registry() as registry, contextlib.suppress(PoolError):
+        remote_parts.end(registry, remote_parts.orphans(registry))
+
+
+def end_left(name: str | None, gone: Gone | None = None) -> str:
+    """End what pools have left on other machines: those of this name, or all that nobody can take up; what was done.
+
+    Parameters
+    ----------
+    name : str, optional
+        A pool's name or id; unless given, all that nobody can take up.
+    gone : Gone, optional
+        The pool in whose place nothing ran here, and which is forgotten now.
+
+    Raises
+    ------
+    PoolError
+        When there is nothing, or it cannot be reached.
+    """
+    with _registry() as registry:
+        sweep(registry)
+        left = [trace for trace in remote_parts.orphans(registry) if name in (None, trace.name, trace.pool)]
+        if not left:
+            if name is not None and (told := person.wait(lambda: end_pool.end_named(name, person.prompts))):
+                return told
+            if gone is not None:
+                return f"{gone.text}; it is forgotten, and cells run on this machine again"
+            if name is None:
+                return "there is no pool, and nothing to end"
+            pools.need(name)
+        ended, failed = person.wait(lambda: remote_parts.end(registry, left, person.prompts))
+    lines = [f"pool {name}: ended on {hosts}" for name, hosts in _by_pool(ended).items()]
+    if failed:
+        whys = "; ".join(f"{host}: {why}" for host, why in failed.items())
+        done = f"{'; '.join(lines)}; but " if lines else ""
+        raise PoolError(f"{done}what pools have left there cannot be ended just now: {whys}")
+    return "\n".join(lines)
+
+
+def nobodys() -> list[str]:
+    """What there is of kept pools that nobody manages, a line each."""
+    with _registry() as registry, contextlib.suppress(PoolError):
+        return [_kept(registry, row) for row in registry.pools() if row.outlives and not row.owner_lives]
+    return []
+
+
+def kept(row: PoolRow) -> str:
+    """What there is of a kept pool, in a line."""
+    with _registry() as registry:
+        return _kept(registry, row)
+
+
+def _kept(registry: Registry, row: PoolRow) -> str:
+    near = row.provider == "local"
+    text = f"pool {row.name}: {row.nodes} {row.provider} node{'s' if row.nodes > 1 else ''}, "
+    text += "kept" if row.keep else "left by its notebook until its lease ends"
+    if not row.is_here:
+        return f"{text}, {row.where}: there `%sky attach {row.name}` takes it up or `%sky down` ends it"
+    protocol = protocol_of(row)
+    if protocol not in (None, PROTOCOL):
+        return unfit(row.name, protocol or 0)
+    # Of other machines it is known what began there, and not whether it has ended since.
+    found = sorted(running(row)) if near else [run.id for run in registry.runs(row.id) if run.state == "running"]
+    for id in found:
+        run = registry.run(id)
+        if run is not None:
+            minutes = max(0.0, time.time() - run.began) / 60
+            since = f"for {minutes:.0f} min" if near else f"since {minutes:.0f} min ago, as far as is known"
+            text += f", runs {id} ({_short(run.title)}) {since}"
+    return f"{text}; `%sky attach {row.name}` takes it up"

@@ -1,0 +1,143 @@
+"""How IPython shows the errors of ``%%sky``: each rank's traceback once, and a cell's faulty line as Python would.
+
+IPython prints exception groups natively, as text of our own frames, and syntax errors with the
+frames of whoever found them. Its hook for custom exceptions lets both be what they are for a notebook.
+"""
+
+from __future__ import annotations
+
+import ast
+import contextlib
+import sys
+import warnings
+from typing import Any
+
+from ..errors import rank_label
+from ..pool.runs.result import CellError
+
+
+class CellSyntaxError(SyntaxError):
+    """A ``%%sky`` cell that Python cannot read, found before anything was sent; brings its own lines."""
+
+    sky_lines: list[str]
+
+    def _render_traceback_(self) -> list[str]:
+        return self.sky_lines
+
+
+OURS = (CellError, CellSyntaxError)
+
+
+def install(shell: Any) -> None:
+    """Show our errors our way; what was set for other exceptions stays."""
+    before, earlier = tuple(shell.custom_exceptions), shell.CustomTB
+
+    def show(self: Any, etype: Any, value: Any, tb: Any, tb_offset: int | None = None) -> Any:
+        if not isinstance(value, OURS):
+            return earlier(etype, value, tb, tb_offset=tb_offset)
+        lines = value._render_traceback_()
+        # What `%debug` and other tools take for the last error is this one, and none of earlier.
+        sys.last_type, sys.last_value, sys.last_traceback = etype, value, tb
+        if sys.version_info >= (3, 12):
+            sys.last_exc = value
+        self._showtraceback(etype, value, lines)
+        return lines
+
+    shell.set_custom_exc((*before, *OURS), show)
+    shell.sky_earlier_exceptions = before, shell.CustomTB, earlier
+    debug = shell.debugger
+
+    def debugger(force: bool = False) -> None:
+        if force and isinstance(last := getattr(sys, "last_value", None), OURS):
+            print(_not_here(last))
+        else:
+            debug(force)
+
+    shell.debugger = debugger
+
+
+def _not_here(error: BaseException) -> str:
+    """Why the frames of an error cannot be looked at."""
+    if not isinstance(error, CellError):
+        return f"nothing has run: {error}"
+    ranks = rank_label(error.errors)
+    return (
+        f"the error is on {ranks}, whose frames cannot be debugged from here: {error}\n"
+        "`_sky.errors[RANK]` has it with its traceback; call what failed in a plain cell to debug it there"
+    )
+
+
+def remove(shell: Any) -> None:
+    """Undo `install`."""
+    # What was set on the shell hides its own method.
+    vars(shell).pop("debugger", None)
+    before, ours, earlier = shell.sky_earlier_exceptions
+    del shell.sky_earlier_exceptions
+    if shell.CustomTB == ours:
+        shell.custom_exceptions, shell.CustomTB = before, earlier
+    else:  # someone has put theirs around ours
+        shell.custom_exceptions = tuple(item for item in shell.custom_exceptions if item not in OURS)
+
+
+def short(error: BaseException) -> None:
+    """Have IPython show a person the message; the frames are ours and tell them nothing."""
+    text = f"\x1b[31m{type(error).__name__}\x1b[39m"
+    if str(error):
+        text += f": {error}"
+    error._render_traceback_ = lambda: [text]  # type: ignore[attr-defined]
+
+
+def check_syntax(shell: Any, code: str, count: int) -> None:
+    """Refuse a cell that is no Python, as the notebook would: `count` is the cell's number.
+
+    Raises
+    ------
+    SyntaxError
+        That shows as ``Cell In[3], line 2``, with the line.
+    """
+    if _is_python(shell, code):
+        return
+    # Only now with the cell's own name: IPython keeps the text of whatever has one.
+    try:
+        _compile(shell, code, shell.compile.cache(code, count))
+    except SyntaxError as error:
+        raise _as_cells(shell, error) from None
+
+
+def transform(shell: Any, code: str, count: int) -> str:
+    """The cell as IPython transforms it: what it cannot take apart is refused as by `check_syntax`.
+
+    Raises
+    ------
+    SyntaxError
+        Such as of an indentation that fits none above.
+    """
+    try:
+        return str(shell.transform_cell(code))
+    except SyntaxError as error:
+        place = error.lineno, error.offset, error.text
+        ours = type(error)(error.msg, (shell.compile.cache(code, count), *place))
+        raise _as_cells(shell, ours) from None
+
+
+def _as_cells(shell: Any, error: SyntaxError) -> SyntaxError:
+    """An error of the same name and fields, so that it reads and is caught as what it is."""
+    kind = type(error)
+    shown = type(kind.__name__, (CellSyntaxError, kind) if kind is not SyntaxError else (CellSyntaxError,), {})
+    ours: CellSyntaxError = shown(*error.args)
+    ours.sky_lines = shell.SyntaxTB.structured_traceback(kind, error, [])
+    return ours
+
+
+def _is_python(shell: Any, code: str) -> bool:
+    with contextlib.suppress(SyntaxError):
+        _compile(shell, code, "")
+        return True
+    return False
+
+
+def _compile(shell: Any, code: str, name: str) -> None:
+    with warnings.catch_warnings():
+        # The ranks say them.
+        warnings.simplefilter("ignore")
+        compile(code, name, "exec", ast.PyCF_ALLOW_TOP_LEVEL_AWAIT | shell.compile.flags, dont_inherit=True)

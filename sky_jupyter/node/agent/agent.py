@@ -1,0 +1,691 @@
+"""The agent: what a node knows and does for the control plane; it never runs the user's code.
+
+It starts the kernels of its ranks, hands them requests, appends what they say to the run's journal
+at once, and forwards it in batches. How it is reached is `member`'s business: connections and
+schedulers come and go, and the agent keeps its kernels, journals and number.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import collections
+import contextlib
+import functools
+import itertools
+import os
+import platform
+import re
+import secrets
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import cloudpickle
+
+from ...errors import PoolError, plain
+from ..comms.hub import Comms
+from ..dask.user_cluster import Beside
+from ..files.blob_cache import places
+from ..files.service import Files
+from ..journal.journal import Journal
+from ..journal.run_record import Run
+from ..journal.spare_files import Spares
+from ..kernel import added_packages, project_modules, stack_dump
+from ..protocol.events import error_text
+from ..protocol.host_config import HostConfig, member_name
+from ..protocol.version import PROTOCOL
+from ..runtime.instance_info import InstanceInfo
+from ..serialization import code_portability, pickling
+from ..system import gpus as accelerators
+from ..system import metrics
+from ..system.gpus import Devices
+from ..system.stopped import HOST, PAUSE, Standstill
+from . import rank_inspection
+from .kernel_client import Rank
+from .kernel_provisioner import Forkserver
+from .shared_state_client import Sharing
+from .stream_relay import Passing
+from .task_calls import Calls
+from .value_export import Values
+
+_BATCH = 0.05
+# A reply that waits this long brings a short run's end along, instead of a second message.
+_LINGER = 0.02
+_KEEP_RUNS = 200
+_SIGNALS = 100
+# So many bytes are forwarded ahead of what the manager has taken in. One that reads nothing fills no
+# memory, neither here nor in the scheduler; the journal has what it missed.
+_MOST_AHEAD = 8 << 20
+REPLACED = "another notebook has taken the pool over"
+CALLS = (
+    *("start", "read", "page", "runs", "forget", "status", "ping", "heard"),
+    *(
+        "signal",
+        "abort",
+        "restart",
+        "finish",
+        "enter",
+        "check",
+        "again",
+        "leave",
+        "ports",
+        "where",
+        "packages",
+        "python",
+    ),
+)
+
+
+class Agent:
+    """One a node, made by `member.serve`; ends with its process.
+
+    Parameters
+    ----------
+    pool_folder : Path
+        The pool's folder on this machine.
+    config : HostConfig
+        The pool's shape.
+    node : int
+        This node's number.
+    devices : Devices
+        The accelerators of its machine.
+    """
+
+    def __init__(
+        self,
+        pool_folder: Path,
+        config: HostConfig,
+        node: int,
+        devices: Devices,
+    ) -> None:
+        shares = _shares(devices, config, node)
+        mine = [device.kind for share in shares for device in share.all]
+        self.accelerators: tuple[int, str | None] = len(mine), (mine[0] if mine else None)
+        # Where the ranks have no shares of them, all may use all.
+        self.devices = [device for share in shares for device in share.all] or devices.all
+        self.sampler: metrics.Sampler | None = None
+        self.began = time.monotonic()
+        self.apps = contextlib.ExitStack()
+        self.entered_apps = False
+        self.folder = pool_folder / f"n{node}"
+        self.pool_folder = pool_folder
+        self.config = config
+        self.node = node
+        # Tells whoever comes back to this node whether its kernels are still the same.
+        self.incarnation = secrets.token_hex(8)
+        # The manager of the highest generation is obeyed; when it was last heard.
+        self.manager = 0
+        self.heard = time.monotonic()
+        self.runs: dict[str, Run] = {}
+        self.noise: re.Pattern[str] | None = None
+        # The keys of the last signals, which a manager that heard no answer sends again.
+        self.signalled: collections.deque[str] = collections.deque(maxlen=_SIGNALS)
+        self.forkserver = Forkserver()
+        self.files = Files(pool_folder, config)
+        self.beside = Beside(pool_folder, config, node)
+        # Hands a batch to whoever listens; set while the control plane is connected.
+        self.send: Callable[[dict[str, Any]], None] | None = None
+        # Bytes that were forwarded, and how many of them concern nobody any more.
+        self.forwarded = self.taken_in = 0
+        self._flusher: asyncio.TimerHandle | None = None
+        self._waiting: set[asyncio.Task[Any]] = set()
+        (self.folder / "journal").mkdir(mode=0o700, exist_ok=True)
+        # What an agent before this one left: its kernels are gone, its journals are not.
+        for stale in self.folder.glob("k*-*"):
+            stale.unlink(missing_ok=True)
+        self.spares = Spares(self.folder / "journal")
+        self.reopen_runs()
+        first = node * config.ranks_per_node
+        env = {
+            "IPYTHONDIR": str(self.folder / "ipython"),
+            "SKY_POOL": config.pool,
+            pickling.BLOBS: os.pathsep.join(map(str, dict.fromkeys(places(pool_folder, config.blobs)))),
+            project_modules.VARIABLE: str(pool_folder / project_modules.FOLDER),
+            added_packages.VARIABLE: str(pool_folder / added_packages.FOLDER),
+            # debugpy comes with ipykernel and warns of what is no matter here.
+            "PYDEVD_DISABLE_FILE_VALIDATION": "1",
+        }
+        together = accelerators.sharing(devices, _beside(config, node)[1])
+        self.ranks = {
+            number: Rank(
+                number,
+                self.folder,
+                config.cwd,
+                {**env, **(share.environment() or together)},
+                functools.partial(self.on_event, number),
+            )
+            for number, share in enumerate(shares, first)
+        }
+        self.values = Values(node, self.folder / "values", config.blobs, self.ranks)
+        tells = {number: rank.tell for number, rank in self.ranks.items()}
+        self.calls = Calls(self)
+        self.comms = Comms(tells, self.incarnation, lambda: self.may_forward, self.forward_comms)
+        self.passing = Passing(self)
+        self.sharing = Sharing(self.incarnation, member_name(node, config.shape))
+        for number, rank in self.ranks.items():
+            rank.on_ask = functools.partial(self.on_ask, rank)
+            rank.on_comm = functools.partial(self.on_comm, number)
+            rank.on_end = functools.partial(self.on_kernel_end, number)
+
+    async def start_ranks(self) -> None:
+        """Connect to the forkserver and start all kernels; failures are kept for `sky_enter` to tell."""
+        await self.forkserver.connect(self.pool_folder / "fork")
+        self.starting = {rank.number: asyncio.create_task(rank.start(self.forkserver)) for rank in self.ranks.values()}
+        await asyncio.wait(self.starting.values())
+
+    # -- what the manager asks ---------------------------------------------------------------------
+
+    async def sky_start(
+        self, run: str, ranks: list[int], content: dict[str, Any], about: dict[str, Any] | None = None
+    ) -> dict[str, Any]:
+        """Start a run on those of the ranks that live here; a known id answers with its state instead.
+
+        ``about`` is what a later manager needs to know of the run, besides its ranks and content.
+        """
+        if run in self.runs:
+            return {"state": "known", "first": 0, "count": 0, "data": b""}
+        record = self.begin(run, ranks, content, about)
+        with contextlib.suppress(asyncio.TimeoutError):
+            await asyncio.wait_for(record.over.wait(), _LINGER)
+        first, count, data = record.take() or (0, 0, b"")
+        record.replied = True
+        return {"state": "over" if record.over.is_set() else "running", "first": first, "count": count, "data": data}
+
+    async def sky_runs(self, runs: list[str] | None = None) -> dict[str, dict[str, Any]]:
+        """What this node knows of runs, all unless given: how they began, and whether they are over here."""
+        return {
+            key: {"begin": record.journal.begin or {}, "over": record.over.is_set(), "next": record.journal.next}
+            for key, record in self.runs.items()
+            if runs is None or key in runs
+        }
+
+    async def sky_ping(self) -> str:
+        """That somebody is there: a call like all others renews the lease."""
+        return self.incarnation
+
+    async def sky_heard(self, mark: int | None = None) -> None:
+        """The manager has taken in what was forwarded up to a mark; without one, what it has not it reads anew."""
+        self.taken_in = self.forwarded if mark is None else min(max(mark, self.taken_in), self.forwarded)
+        self.flush()
+
+    async def sky_read(self, run: str, start: int) -> dict[str, Any]:
+        """Events of a run from number ``start`` on."""
+        record = self.known(run)
+        record.settle()
+        data, following = record.journal.read(start)
+        return {"first": start, "data": data, "next": following, "over": record.over.is_set()}
+
+    async def sky_page(self, run: str, start: int, most: int) -> dict[str, Any] | None:
+        """About ``most`` bytes of a run's events from number ``start`` on; below 0, so many before the end.
+
+        None where the run is not known.
+        """
+        record = self.runs.get(run) or next((self.runs[name] for name in self.runs if name.startswith(f"{run}.")), None)
+        if record is None:
+            return None
+        record.settle()
+        start = start if start >= 0 else max(0, record.journal.next + start)
+        data, following = record.journal.read(start, most)
+        over = record.over.is_set()
+        return {"first": start, "data": data, "next": following, "end": record.journal.next, "over": over}
+
+    async def sky_signal(
+        self, number: int, ranks: list[int] | None = None, run: str | None = None, key: str = ""
+    ) -> list[int]:
+        """Signal kernels; with ``run``, only those that still work on it. What has the same ``key`` is done once."""
+        if key and key in self.signalled:
+            return []
+        self.signalled.append(key)
+        reached = []
+        for rank in self.mine(ranks):
+            if run is None or rank.busy_with == run:
+                await rank.signal(number)
+                reached.append(rank.number)
+        return reached
+
+    async def sky_abort(self, ranks: list[int] | None = None) -> None:
+        """Break the collectives that ranks are blocked in."""
+        for rank in self.mine(ranks):
+            rank.abort()
+
+    async def sky_restart(self, ranks: list[int] | None = None) -> dict[int, str]:
+        """Replace kernels by new ones; returns the failures in words, by rank."""
+        chosen = self.mine(ranks)
+        if not chosen:
+            return {}
+        # Also those that are still being made: who waits for them would wait for a start that hangs.
+        for rank in chosen:
+            await rank.kill()
+        starts = {rank.number: asyncio.create_task(rank.start(self.forkserver)) for rank in chosen}
+        self.starting.update(starts)
+        await asyncio.wait(starts.values())
+        return {n: str(task.exception()) for n, task in starts.items() if task.exception() is not None}
+
+    async def sky_finish(self, patience: float, ranks: list[int] | None = None) -> list[int]:
+        """End kernels in order; returns the ranks that took longer than that, and were killed."""
+        chosen = self.mine(ranks)
+        ends = await asyncio.gather(*(rank.end(patience) for rank in chosen))
+        return [rank.number for rank, in_time in zip(chosen, ends, strict=True) if not in_time]
+
+    async def sky_enter(
+        self,
+        plugins: bytes,
+        ports: dict[str, int],
+        job: str,
+        noise: list[str],
+        apps: bytes = b"",
+        ranks: list[int] | None = None,
+        python: str = "",
+    ) -> dict[int, dict[str, Any]]:
+        """Have ranks enter the plugins, once their kernels answer; returns how each ended.
+
+        ``apps`` is what plugins do in the agent itself, once, and ``python`` the notebook's where it is another one.
+        """
+        if apps and not self.entered_apps:
+            self.entered_apps = True
+            for around in cloudpickle.loads(apps):
+                self.apps.enter_context(around(self.info(min(self.ranks), ports, job)))
+        every = "|".join(f"^(?:{expression})(?:\n|\\Z)" for expression in noise)
+        self.noise = re.compile(every, re.MULTILINE) if noise else None
+        for rank in self.mine(ranks):
+            rank.noise = self.noise
+        content = {"kind": "enter", "plugins": base64.b64encode(plugins).decode(), "python": python}
+
+        async def enter(rank: Rank) -> dict[str, Any]:
+            try:
+                await asyncio.shield(self.starting[rank.number])
+            except Exception as error:
+                return {"status": "died", "text": str(error), "tail": rank.tail()}
+            info = self.info(rank.number, ports, job)
+            request = f"enter-{job}-{rank.number}-{rank.generation}"
+            end = await rank.request(request, {**content, "info": info.to_json()})
+            rank.entered = end["status"] == "ok"
+            return {**end, "preload_failed": rank.preload_failed, "tail": rank.tail()}
+
+        chosen = self.mine(ranks)
+        ends = await asyncio.gather(*(enter(rank) for rank in chosen))
+        return {rank.number: end for rank, end in zip(chosen, ends, strict=True)}
+
+    async def sky_check(self, patience: float) -> bool:
+        """Whether this node's ranks, with all others, get through the plugins' checks in time."""
+        contents = {rank: {"kind": "check"} for rank in self.ranks}
+        return await self.all_well(f"check-{secrets.token_hex(8)}", contents, patience)
+
+    async def sky_again(self, ports: dict[str, int], job: str, patience: float, ranks: list[int] | None = None) -> bool:
+        """Have ranks of this node set their frameworks up anew; whether all did, in time."""
+        chosen = [rank.number for rank in self.mine(ranks)]
+        contents = {rank: {"kind": "again", "info": self.info(rank, ports, job).to_json()} for rank in chosen}
+        return await self.all_well(f"again-{job}", contents, patience)
+
+    async def sky_leave(self, ranks: list[int] | None = None, patience: float = 5.0) -> None:
+        """Have ranks leave the plugins; one that is busy or slow is not waited for."""
+
+        async def leave(rank: Rank) -> None:
+            if rank.entered and rank.busy_with is None:
+                rank.entered = False
+                request = f"leave-{rank.number}-{secrets.token_hex(8)}"
+                with contextlib.suppress(asyncio.TimeoutError):
+                    await asyncio.wait_for(rank.request(request, {"kind": "leave"}), patience)
+
+        await asyncio.gather(*(leave(rank) for rank in self.mine(ranks)))
+
+    async def sky_status(self, since: dict[str, int] | None = None) -> dict[str, Any]:
+        """This node's process id and what each rank does.
+
+        With ``since``, which may have a number for this node, it tells how busy its machine is and was.
+        """
+        status: dict[str, Any] = {
+            "pid": os.getpid(),
+            "incarnation": self.incarnation,
+            # Whoever cleans temporary files up takes keys and journals along.
+            "folder": self.folder.is_dir(),
+            "ranks": {
+                rank.number: {
+                    "pid": rank.pid,
+                    "busy_with": rank.busy_with,
+                    "entered": rank.entered,
+                    "surprise": rank.surprise,
+                }
+                for rank in self.ranks.values()
+            },
+        }
+        if since is None:
+            return status
+        for rank in self.ranks.values():
+            status["ranks"][rank.number]["memory"] = metrics.memory_of(rank.pid) if rank.pid else 0
+        status["uptime"] = round(time.monotonic() - self.began, 1)
+        status["accelerators"] = self.accelerators
+        if self.sampler is not None:
+            status["metrics"] = self.sampler.since(since.get(str(self.node), 0))
+        return status
+
+    async def sample(self) -> None:
+        """Look after the machine's use, for as long as the agent is there."""
+        # A driver may take long to wake a device up.
+        gpus = await asyncio.to_thread(metrics.gpus_of, self.devices) if self.devices else metrics.NoGpus()
+        self.sampler = metrics.Sampler(metrics.Machine(), gpus)
+        await self.sampler.attend()
+
+    async def watch_processes(self) -> None:
+        """Tell the manager, for as long as the agent is there, which ranks stand still, and whether the host does."""
+        sent, standstill = self.send, Standstill()
+        while True:
+            await asyncio.sleep(PAUSE)
+            if self.send is not sent:
+                # Whoever listens now has heard of nothing yet.
+                sent, standstill = self.send, Standstill()
+            processes = {rank.pid: f"rank {rank.number}" for rank in self.ranks.values() if rank.pid}
+            changes = list(standstill.look({**processes, os.getppid(): HOST}))
+            if changes and sent is not None:
+                sent({"standstill": changes, "node": self.node})
+
+    async def sky_where(self, **arguments: Any) -> dict[str, Any]:
+        """What each rank is at; see `look.report` for the arguments."""
+        answer = await self.sky_status()
+        living = {n: (rank.pid, stack_dump.path_of(rank.connection_file)) for n, rank in self.ranks.items() if rank.pid}
+        for number, report in (await rank_inspection.report(living, **arguments)).items():
+            answer["ranks"][number].update(report)
+        return {**answer, "accelerators": self.accelerators[0]}
+
+    async def sky_packages(self) -> dict[str, Any]:
+        """This node's Python, what is installed for it, and what of that was added for this pool."""
+        folder = str(self.pool_folder / added_packages.FOLDER)
+        found = await asyncio.to_thread(added_packages.installed, folder)
+        facts = {"python": platform.python_version(), "interpreter": sys.executable, "packages": found}
+        return {**facts, "added": sorted(added_packages.added(folder))}
+
+    async def sky_python(self) -> dict[str, Any]:
+        """The minor version of this node's Python, and the number of the protocol that this speaks."""
+        return {"python": code_portability.PYTHON, "protocol": PROTOCOL}
+
+    async def sky_ports(self, count: int) -> list[int]:
+        """Free ports of this node's address, for the frameworks' coordinators."""
+        address = self.config.addresses[self.node]
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        with contextlib.ExitStack() as stack:
+            sockets = [stack.enter_context(socket.socket(family)) for _ in range(count)]
+            for item in sockets:
+                item.bind((address, 0))
+            return [item.getsockname()[1] for item in sockets]
+
+    async def sky_forget(self, run: str) -> None:
+        """Drop a run's journal."""
+        record = self.runs.pop(run, None)
+        if record is not None:
+            record.journal.remove()
+            self.comms.forget(run)
+            self.flush_soon()
+
+    # -- what the ranks say ------------------------------------------------------------------------
+
+    def on_event(self, rank: int, run: str, event: dict[str, Any]) -> None:
+        record = self.runs.get(run)
+        if event["kind"] == "end":
+            self.calls.on_end(run, event)
+        if event["kind"] == "stream" and self.noise is not None:
+            quiet = self.noise.sub("", event["text"])
+            if quiet != event["text"]:
+                if not quiet:
+                    return
+                event["text"] = quiet
+        if event["kind"] != "end" and self.comms.on_output(rank, run, event):
+            self.flush_soon()
+            if record is None:
+                return
+        if event["kind"] == "error":
+            if event["own"]:
+                # The end brings it.
+                return
+            event = error_text(event)
+        if record is None:
+            if event["kind"] == "stream":
+                self.ranks[rank].note(event["text"])
+            return
+        record.add(rank, event)
+        if "data" in event:
+            self.comms.on_shown(rank, run, event["data"])
+        if record.over.is_set():
+            self.note_running()
+            self.passing.on_over(run)
+        if not record.replied:
+            return
+        if record.over.is_set():
+            # What it shows is open before it is shown.
+            self.comms.flush()
+            self.forward(record)
+        else:
+            self.flush_soon()
+
+    def on_comm(self, rank: int, message: dict[str, Any], run: str) -> None:
+        """A rank's code has told pages something through a comm."""
+        self.comms.on_message(rank, message, run if run in self.runs else "")
+        self.flush_soon()
+
+    def on_ask(self, rank: Rank, content: dict[str, Any], data: list[bytes]) -> None:
+        """A rank's code asks for something; see `asking`."""
+        generation = rank.generation
+
+        def tell(answer: dict[str, Any], data: Sequence[bytes] = ()) -> None:
+            # A kernel that came after the one that asked has not asked.
+            if rank.generation == generation:
+                rank.answer(answer, data)
+
+        if content.get("to") == "share":
+            self.sharing.on_ask(rank.number, generation, tell, content, data)
+        elif content.get("to") == "stream":
+            self.passing.on_ask(tell, content, data)
+
+    def on_kernel_end(self, rank: int) -> None:
+        """A rank's kernel has ended."""
+        self.comms.on_end(rank)
+        self.sharing.on_end(rank, self.ranks[rank].generation)
+        self.flush_soon()
+        if self.ranks[rank].surprise and self.send is not None:
+            self.send({"ended": rank, "text": self.ranks[rank].surprise, "node": self.node})
+
+    def flush_soon(self) -> None:
+        if self._flusher is None:
+            self._flusher = asyncio.get_running_loop().call_later(_BATCH, self.flush)
+
+    def flush(self) -> None:
+        """Forward what has gathered in every run."""
+        self._flusher = None
+        self.comms.flush()
+        for record in self.runs.values():
+            # Of those that it keeps, hardly any has something to say.
+            if record.replied and record.waits:
+                self.forward(record)
+
+    @property
+    def may_forward(self) -> bool:
+        """Whether the manager has taken in enough of what was forwarded."""
+        return self.forwarded - self.taken_in <= _MOST_AHEAD
+
+    def forward_comms(self, batch: dict[str, Any], size: int) -> None:
+        if self.send is not None:
+            self.forwarded += size
+            self.send({**batch, "node": self.node, "mark": self.forwarded})
+
+    def forward(self, record: Run) -> None:
+        if not self.may_forward:
+            # It goes on when the manager has been heard of.
+            record.settle()
+            return
+        batch = record.take()
+        if batch is not None and self.send is not None:
+            first, count, data = batch
+            self.forwarded += len(data)
+            message = {"run": record.id, "node": self.node, "first": first, "count": count, "data": data}
+            self.send({**message, "mark": self.forwarded})
+
+    def connect(self, send: Callable[[dict[str, Any]], None] | None) -> None:
+        """Forward from now on through a new connection, or for now not at all; what an old one held is lost."""
+        self.send, self.taken_in = send, self.forwarded
+
+    # -- parts -------------------------------------------------------------------------------------
+
+    def obey(self, manager: int) -> None:
+        """A call has come: from the pool's manager, or from one that has been replaced.
+
+        Raises
+        ------
+        PoolError
+            When another has taken the pool over meanwhile.
+        """
+        if manager < self.manager:
+            raise PoolError(REPLACED)
+        if manager > self.manager:
+            # What was on its way to the one before does not reach this one.
+            self.taken_in = self.forwarded
+        self.manager, self.heard = manager, time.monotonic()
+
+    @property
+    def working(self) -> bool:
+        """Whether a run is on."""
+        return any(not record.over.is_set() for record in self.runs.values())
+
+    async def renew_lease(self, renew: Callable[[], None], interval: float) -> None:
+        """Renew the node's lease for as long as a manager is heard or a run is on."""
+        while True:
+            if self.working or time.monotonic() - self.heard < interval:
+                renew()
+            await asyncio.sleep(interval)
+
+    def begin(self, run: str, ranks: list[int], content: dict[str, Any], about: dict[str, Any] | None) -> Run:
+        """Take a run in, and have the ranks of it that live here begin."""
+        chosen = self.mine(ranks)
+        mine = [rank.number for rank in chosen]
+        shape = self.config.shape
+        # What the notebook has set, environment variables among it, is nothing to keep on a disk.
+        kept = {key: value for key, value in content.items() if key != "settings"}
+        begin = {"kind": "begin", "ranks": ranks, "mine": mine, "shape": shape, "content": kept, **(about or {})}
+        record = self.open(run, mine, begin)
+        for rank in chosen:
+            self.background(rank.request(run, {**content, "partial": self.is_partial(ranks)}))
+        return record
+
+    def is_partial(self, ranks: Iterable[int]) -> bool:
+        """Whether a run on these ranks leaves out some of the pool's."""
+        return len(set(ranks)) < self.config.total_nodes * self.config.ranks_per_node
+
+    def open(self, run: str, mine: list[int], begin: dict[str, Any]) -> Run:
+        """Open a run's journal, on which these ranks are about to work."""
+        record = self.runs[run] = Run(
+            run, mine, self.journal(run), begin=begin, limit=self.config.journal, spares=self.spares
+        )
+        self.forget_oldest()
+        self.note_running()
+        return record
+
+    def note_running(self) -> None:
+        """Leave in the node's folder which runs are on, for those who look without connecting."""
+        if self.config.idle_timeout is not None:
+            running = [key for key, record in self.runs.items() if not record.over.is_set()]
+            with contextlib.suppress(OSError):
+                (self.folder / "running").write_text(" ".join(running))
+
+    def journal(self, run: str) -> Path:
+        """Where a run's journal lies."""
+        return self.folder / "journal" / f"{run}.jsonl"
+
+    def reopen_runs(self) -> None:
+        """Take in the journals of an agent that was here before this one."""
+        for path in Journal.found(self.folder / "journal"):
+            with contextlib.suppress(OSError, ValueError):
+                self.runs[path.stem] = Run.reopen(path.stem, path, limit=self.config.journal)
+
+    def forget_oldest(self) -> None:
+        """Drop the oldest runs that are over, where there are too many."""
+        many = len(self.runs) - _KEEP_RUNS
+        if many > 0:
+            finished = (key for key, item in self.runs.items() if item.over.is_set())
+            for key in list(itertools.islice(finished, many)):
+                self.background(self.sky_forget(key))
+
+    def known(self, run: str) -> Run:
+        if run not in self.runs:
+            raise LookupError(f"node {self.node} knows no run {run}")
+        return self.runs[run]
+
+    def mine(self, ranks: Iterable[int] | None) -> list[Rank]:
+        """Those of the given ranks that live here; all of them where none are given."""
+        return [rank for number, rank in self.ranks.items() if ranks is None or number in ranks]
+
+    async def all_well(self, name: str, contents: dict[int, dict[str, Any]], patience: float) -> bool:
+        """Make a request of each rank, all at once; whether all ended well in time."""
+        if not contents:
+            return True
+        requests = [
+            asyncio.ensure_future(self.ranks[rank].request(f"{name}-{rank}", content))
+            for rank, content in contents.items()
+        ]
+        done, _ = await asyncio.wait(requests, timeout=patience)
+        for rank, task in zip(contents, requests, strict=True):
+            if task in done and task.result()["status"] != "ok":
+                lines = task.result().get("traceback") or [str(task.result().get("text"))]
+                self.ranks[rank].note("\n".join([f"{name}:", *map(plain, lines), ""]))
+        return len(done) == len(requests) and all(task.result()["status"] == "ok" for task in done)
+
+    def info(self, rank: int, ports: dict[str, int], job: str) -> InstanceInfo:
+        per_node = self.config.ranks_per_node
+        if not self.config.cluster:
+            return self.info_alone(rank % per_node, job)
+        return InstanceInfo(
+            node=self.node,
+            rank=rank,
+            total_nodes=self.config.total_nodes,
+            world_size=self.config.total_nodes * per_node,
+            ranks_per_node=per_node,
+            local_rank=rank % per_node,
+            head_addr=self.config.addresses[0],
+            head_port=next(iter(ports.values()), 0),
+            peers=tuple(self.config.addresses),
+            job_id=job,
+            ports=ports,
+            accelerators=self.accelerators[0],
+            accelerator=self.accelerators[1],
+        )
+
+    def info_alone(self, local_rank: int, job: str) -> InstanceInfo:
+        """Of a rank that is a world of its own: its coordinator is itself, at a port of its own."""
+        with socket.socket() as free:
+            free.bind(("127.0.0.1", 0))
+            port = int(free.getsockname()[1])
+        return InstanceInfo(
+            node=self.node,
+            rank=0,
+            total_nodes=self.config.total_nodes,
+            world_size=1,
+            ranks_per_node=self.config.ranks_per_node,
+            local_rank=local_rank,
+            head_addr="127.0.0.1",
+            head_port=port,
+            job_id=job,
+            cluster=False,
+            accelerators=self.accelerators[0],
+            accelerator=self.accelerators[1],
+        )
+
+    def background(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._waiting.add(task)
+        task.add_done_callback(self._waiting.discard)
+
+
+def _shares(devices: Devices, config: HostConfig, node: int) -> list[Devices]:
+    """What each of a node's ranks gets of its machine's devices; nodes of one address are on one machine.
+
+    Where not all ranks of the machine can have equal shares, none is promised any, and none is kept from any.
+    """
+    before, ranks = _beside(config, node)
+    return devices.shares(ranks)[before : before + config.ranks_per_node]
+
+
+def _beside(config: HostConfig, node: int) -> tuple[int, int]:
+    """How many ranks of a node's machine come before its own, and how many there are in all."""
+    nodes = [number for number, address in enumerate(config.addresses) if address == config.addresses[node]]
+    return nodes.index(node) * config.ranks_per_node, len(nodes) * config.ranks_per_node

@@ -1,0 +1,365 @@
+"""One rank as its agent sees it: a kernel process, its sockets, and the request that it works on."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import itertools
+import os
+import re
+import secrets
+import signal
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+import zmq
+import zmq.asyncio
+from jupyter_client.connect import write_connection_file
+from jupyter_client.session import Session
+
+from ..protocol.comm_messages import COMM_TYPES
+from ..protocol.events import end_of, event_of, parts_of
+from ..shared.agent_channel import ANSWER, ASK
+from .kernel_provisioner import ForkProvisioner, Forkserver
+
+_LOG_TAIL = 30
+_LOG_BYTES = 1 << 16
+_CRASH = "Fatal Python error"
+_CRASH_LINES = 12
+# The names of a hundred modules, in one line.
+_CRASH_NOISE = "Extension modules:"
+# The form of glog and absl: "F1123 04:27:35.578633 13960 client.h:80] ".
+_NATIVE_REASON = re.compile(r"F\d{4} \d\d:\d\d:\d\d\.\d+ ")
+# So many messages of a kernel are taken in before others have a turn.
+_TURN = 32
+_LARGE = 1 << 16
+# So many of its output wait here to be taken in; the kernel holds some more, and then its code waits.
+_MOST_WAITING = 32
+# Bytes of disk that are kept for the files of a rank's next kernel.
+_ROOM = 1 << 16
+_FAREWELL = 2.0
+_BEGIN = 2.0
+OnEvent = Callable[[str, dict[str, Any]], None]
+
+
+class Rank:
+    """Made by the agent, one for each of its ranks; outlives the kernel processes that it starts.
+
+    Parameters
+    ----------
+    number : int
+        The rank.
+    folder : Path
+        The node's folder; the kernel's sockets, connection file and log lie in it.
+    env : dict
+        What the rank's process finds in its environment besides the host's.
+    on_event : callable
+        Called as ``on_event(run_id, event)`` for all that a request prints, shows and ends with.
+    """
+
+    def __init__(self, number: int, folder: Path, cwd: str, env: dict[str, str], on_event: OnEvent) -> None:
+        self.number = number
+        self.folder = folder
+        self.cwd = cwd
+        self.env = env
+        self.on_event = on_event
+        self.generation = 0
+        self.busy_with: str | None = None
+        # Whether the kernel has begun what it was given last: before that it heeds no interrupt.
+        self.begun = asyncio.Event()
+        # Requests that are worked on or wait for their turn.
+        self.waiting = 0
+        self.entered = False
+        self.ready: asyncio.Event = asyncio.Event()
+        self.turn = asyncio.Lock()
+        self.ended: dict[str, asyncio.Future[dict[str, Any]]] = {}
+        self.preload_failed: dict[str, str] = {}
+        # How the last kernel ended, in words; and the same where it ended by itself, while it was idle.
+        self.how_ended = self.surprise = ""
+        # Whether the kernel is to end.
+        self.leaving = False
+        # Told of comms' messages, with the run that they are of; and of the kernel's end.
+        self.on_comm: Callable[[dict[str, Any], str], None] = lambda message, run: None
+        self.on_end: Callable[[], None] = lambda: None
+        # Told of what the kernel's code asks the agent for; see `asking`.
+        self.on_ask: Callable[[dict[str, Any], list[bytes]], None] = lambda content, data: None
+        # Lines that native code prints and that tell a person nothing; set when plugins are entered.
+        self.noise: re.Pattern[str] | None = None
+        self._log_start = 0
+        self._provisioner: ForkProvisioner | None = None
+        self._reader: asyncio.Task[None] | None = None
+        self._watcher: asyncio.Task[None] | None = None
+        self._making = asyncio.Lock()
+        self._context = zmq.asyncio.Context.instance()
+
+    @property
+    def pid(self) -> int:
+        """The kernel's process id; 0 where none runs."""
+        return self._provisioner.pid if self._provisioner is not None and self._provisioner.has_process else 0
+
+    @property
+    def log(self) -> Path:
+        """Where output goes that belongs to no run."""
+        return self.folder / f"rank{self.number}.log"
+
+    @property
+    def connection_file(self) -> Path:
+        """That of the kernel that runs; its sockets and its stacks lie beside it."""
+        return Path(f"{self._prefix}.json")
+
+    @property
+    def _room(self) -> Path:
+        """What keeps room for the next kernel's files while this one runs: a disk may be full by then."""
+        return self.folder / f"room{self.number}"
+
+    @property
+    def _prefix(self) -> Path:
+        """What the names of a kernel's files begin with: an agent before this one may have had as many kernels."""
+        return self.folder / f"k{self.number}-{os.getpid()}.{self.generation}"
+
+    async def start(self, forkserver: Forkserver) -> None:
+        """Have a kernel forked, in the place of one that may be there, and wait until it answers."""
+        # One that is asked for while another is on its way comes after it: two at once would share
+        # their sockets, and one of them would be nobody's.
+        async with self._making:
+            await self.kill()
+            if self._watcher is not None:
+                # It has to see the end of the old process before a new one takes its place.
+                await asyncio.wait([self._watcher], timeout=_FAREWELL)
+            await self._start(forkserver)
+
+    async def _start(self, forkserver: Forkserver) -> None:
+        self.generation += 1
+        with contextlib.suppress(OSError):
+            self._log_start = self.log.stat().st_size
+        self.entered = self.leaving = False
+        self.surprise = ""
+        self.ready.clear()
+        self._room.unlink(missing_ok=True)
+        prefix = self._prefix
+        ports = {f"{name}_port": index for index, name in enumerate(("shell", "iopub", "stdin", "control", "hb"), 1)}
+        file, info = write_connection_file(
+            f"{prefix}.json", transport="ipc", ip=str(prefix), key=secrets.token_hex(32).encode(), **ports
+        )
+        # Signatures are not remembered: nobody else writes to these sockets, and a talkative rank's take 10 MB.
+        key = info["key"].encode()
+        self._session = Session(key=key, signature_scheme="hmac-sha256", username="sky", digest_history_size=0)
+        # What is only written to needs nothing of asyncio, which takes longer.
+        plain = zmq.Context.shadow(self._context.underlying)
+        self._shell = self._socket(plain, zmq.DEALER, f"ipc://{prefix}-{ports['shell_port']}")
+        self._control = self._socket(plain, zmq.DEALER, f"ipc://{prefix}-{ports['control_port']}")
+        self._iopub = self._socket(self._context, zmq.SUB, f"ipc://{prefix}-{ports['iopub_port']}")
+        self._iopub.subscribe(b"")
+        self._provisioner = ForkProvisioner(forkserver)
+        await self._provisioner.launch_kernel([file], env=self.env, cwd=self.cwd, log=str(self.log))
+        self.preload_failed = self._provisioner.preload_failed
+        self._reader = asyncio.create_task(self._read(self._iopub, self._session))
+        self._watcher = asyncio.create_task(self._watch(self._provisioner))
+        waits = [asyncio.ensure_future(self.ready.wait()), asyncio.ensure_future(self._provisioner.wait())]
+        _, pending = await asyncio.wait(waits, return_when=asyncio.FIRST_COMPLETED)
+        for task in pending:
+            task.cancel()
+        if not self.ready.is_set():
+            raise RuntimeError(f"the kernel of rank {self.number} ended before it answered\n" + "\n".join(self.tail()))
+        with contextlib.suppress(OSError):
+            self._room.write_bytes(bytes(_ROOM))
+
+    def _socket(self, context: Any, kind: int, address: str) -> Any:
+        socket = context.socket(kind)
+        socket.linger = 0
+        # The kernel's own queue is bounded, and never drops.
+        socket.set_hwm(0)
+        if kind == zmq.SUB:
+            socket.rcvhwm = _MOST_WAITING
+        socket.connect(address)
+        return socket
+
+    async def request(
+        self, run: str, content: dict[str, Any], on_turn: Callable[[], None] = lambda: None
+    ) -> dict[str, Any]:
+        """Do one request on the kernel and return its end; a kernel that dies ends it too."""
+        self.waiting += 1
+        try:
+            async with self.turn:
+                on_turn()
+                return await self._request(run, content)
+        finally:
+            self.waiting -= 1
+
+    async def _request(self, run: str, content: dict[str, Any]) -> dict[str, Any]:
+        if not self.pid:
+            text = self.how_ended or "it had not been started"
+            return self._finish(run, {"kind": "end", "status": "died", "text": text, "tail": self.tail()})
+        future = self.ended[run] = asyncio.get_running_loop().create_future()
+        self.busy_with = run
+        if content["kind"] == "call":
+            self.begun.clear()
+        else:
+            self.begun.set()
+        message = self._session.msg("sky_request", {**content, "run": run})
+        message["header"]["msg_id"] = message["msg_id"] = run
+        self._session.send(self._shell, message)
+        try:
+            return await future
+        finally:
+            self.busy_with = None
+            self.begun.set()
+            self.ended.pop(run, None)
+
+    def tell(self, told: dict[str, Any], buffers: list[bytes]) -> None:
+        """Bring what a page says through a comm to the kernel: it hears it when its main thread is free."""
+        if self.pid:
+            message = self._session.msg(told["msg_type"], told["content"], metadata=told["metadata"])
+            if told["id"]:
+                # A page waits for the answer to what it said.
+                message["header"]["msg_id"] = message["msg_id"] = told["id"]
+            self._session.send(self._shell, message, buffers=buffers or None)
+
+    def answer(self, content: dict[str, Any], data: Sequence[bytes] = ()) -> None:
+        """Answer what the kernel's code has asked for; it hears it whatever its main thread is at."""
+        if self.pid:
+            self._session.send(self._control, self._session.msg(ANSWER, content), buffers=list(data) or None)
+
+    async def signal(self, number: int) -> None:
+        """Send a signal to the kernel and its subprocesses; an interrupt waits until it can be heeded."""
+        if number == signal.SIGINT:
+            run = self.busy_with
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self.begun.wait(), _BEGIN)
+            if self.busy_with != run:
+                # It has ended meanwhile, and what runs now is not meant.
+                return
+        if self._provisioner is not None and number == signal.SIGKILL:
+            self.leaving = True
+            await self._provisioner.kill()
+        elif self._provisioner is not None:
+            await self._provisioner.send_signal(number)
+
+    def abort(self) -> None:
+        """Have the kernel break the collective that it is blocked in; nothing where it has ended."""
+        if self.pid:
+            self._session.send(self._control, "sky_abort", {})
+
+    async def kill(self) -> None:
+        """End the kernel process, at once, and wait for it."""
+        if self._provisioner is not None and self._provisioner.has_process:
+            self.leaving = True
+            await self._provisioner.kill()
+            await self._provisioner.wait()
+
+    async def end(self, patience: float) -> bool:
+        """End the kernel process in order, or at once when it takes longer than that; whether it did in time.
+
+        What it works on is interrupted. Then its exit handlers run and its files are closed.
+        """
+        provisioner = self._provisioner
+        if provisioner is None or not provisioner.has_process:
+            return True
+        assert provisioner.end is not None
+        self.leaving = True
+        await provisioner.finish()
+        interrupt = asyncio.ensure_future(self.signal(signal.SIGINT)) if self.busy_with else None
+        # Killed by who does not want to wait, it has ended too.
+        done, _ = await asyncio.wait([provisioner.end], timeout=patience)
+        if interrupt is not None:
+            interrupt.cancel()
+        await self.kill()
+        return bool(done)
+
+    def tail(self) -> list[str]:
+        """The last lines that this kernel process left in the rank's log, without noise."""
+        with contextlib.suppress(OSError), self.log.open("rb") as file:
+            end = file.seek(0, os.SEEK_END)
+            # Native output that went on without end was dropped from it.
+            file.seek(max(self._log_start if self._log_start <= end else 0, end - _LOG_BYTES))
+            text = file.read().decode(errors="replace")
+            lines = (self.noise.sub("", text) if self.noise else text).splitlines()
+            # A crash begins with what it was and where; the frames of the kernel's own loop follow.
+            crashes = [index for index, line in enumerate(lines) if line.startswith(_CRASH)]
+            if not crashes:
+                return lines[-_LOG_TAIL:]
+            # Native code that ends the process writes the reason before.
+            reasons = [index for index in range(crashes[-1]) if _NATIVE_REASON.match(lines[index])]
+            crash = [line for line in lines[crashes[-1] :] if line and not line.startswith(_CRASH_NOISE)]
+            return (lines[reasons[-1] : crashes[-1]] if reasons else [])[:_CRASH_LINES] + crash[:_CRASH_LINES]
+        return []
+
+    async def _watch(self, provisioner: ForkProvisioner) -> None:
+        """When this kernel process ends, end what it worked on."""
+        assert provisioner.end is not None
+        try:
+            text = (await asyncio.shield(provisioner.end))["text"]
+        except ConnectionError as error:
+            text = str(error)
+        if provisioner is not self._provisioner:
+            return
+        # Its last words may still be on their way through the socket.
+        await asyncio.sleep(0.02)
+        if self._reader is not None:
+            self._reader.cancel()
+        for socket in (self._shell, self._control, self._iopub):
+            socket.close()
+        for path in self.folder.glob(f"{self._prefix.name}[.-]*"):
+            path.unlink(missing_ok=True)
+        self.how_ended = text
+        self.surprise = text if self.entered and not self.ended and not self.leaving else ""
+        self.entered = False
+        self.on_end()
+        for run in list(self.ended):
+            self._finish(run, {"kind": "end", "status": "died", "text": text, "tail": self.tail()})
+
+    async def _read(self, socket: zmq.asyncio.Socket, session: Session) -> None:
+        for count in itertools.count(1):
+            frames = await socket.recv_multipart()
+            # While there is more to receive, nothing above waits: others have to have their turn too.
+            if count % _TURN == 0 or len(frames[-1]) > _LARGE:
+                await asyncio.sleep(0)
+            # Two of three messages of a short cell, which tell nothing here.
+            if frames[0].endswith((b".status", b".execute_input")):
+                continue
+            try:
+                _, frames = session.feed_identities(frames)
+                message = session.deserialize(frames)
+            except Exception as error:  # user code can send anything
+                self.note(f"a message of the kernel was refused: {error}\n")
+                continue
+            self._on_message(message)
+
+    def _on_message(self, message: dict[str, Any]) -> None:
+        kind, run, content = parts_of(message)
+        if kind == "iopub_welcome":
+            self.ready.set()
+            return
+        if kind == "sky_begin":
+            if run == self.busy_with:
+                self.begun.set()
+            return
+        if kind == "sky_end":
+            self._finish(run, end_of(content))
+            return
+        if kind in COMM_TYPES:
+            self.on_comm(message, run)
+            return
+        if kind == ASK:
+            if isinstance(content, dict):
+                self.on_ask(content, [bytes(one) for one in message.get("buffers") or ()])
+            return
+        event = event_of(kind, content)
+        if event is not None:
+            event["t"] = time.time()
+            self.on_event(run, event)
+
+    def _finish(self, run: str, event: dict[str, Any]) -> dict[str, Any]:
+        event["t"] = time.time()
+        self.on_event(run, event)
+        future = self.ended.get(run)
+        if future is not None and not future.done():
+            future.set_result(event)
+        return event
+
+    def note(self, text: str) -> None:
+        """Add text to the rank's log."""
+        with contextlib.suppress(OSError), self.log.open("a", errors="replace") as file:
+            file.write(text)

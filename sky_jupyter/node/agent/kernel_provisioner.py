@@ -1,0 +1,175 @@
+"""A kernel provisioner, in jupyter_client's sense, whose kernels are forked by the forkserver.
+
+The forkserver may stand still: what it is asked for has an end in time, and that a kernel has ended
+is seen without it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+from pathlib import Path
+from typing import Any
+
+from jupyter_client.connect import KernelConnectionInfo
+from jupyter_client.provisioning import KernelProvisionerBase
+
+from ..kernel.forkserver import READY
+from ..system.processes import kill_group, signal_group
+from ..system.stopped import GONE, state_of
+
+# One that has imported all forks in a moment; a busy machine takes longer.
+_FORK_PATIENCE = 15.0
+# It tells how a kernel has ended as soon as that is seen.
+_WORD_PATIENCE = 3.0
+_LOOK = 0.5
+_UNKNOWN = 1 << 8
+
+
+class Forkserver:
+    """An agent's line to the forkserver: asks for kernels, hears of their end. One an agent."""
+
+    def __init__(self) -> None:
+        self._writer: asyncio.StreamWriter | None = None
+        self._asked: dict[int, asyncio.Future[tuple[dict[str, Any], asyncio.Future[dict[str, Any]]]]] = {}
+        self._ends: dict[int, asyncio.Future[dict[str, Any]]] = {}
+        self._listener: asyncio.Task[None] | None = None
+        self._next = 0
+        self._path = Path()
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    async def connect(self, path: Path) -> None:
+        """Connect to the socket at ``path`` and begin to listen for ends."""
+        self._path = path
+        reader, self._writer = await asyncio.open_unix_connection(str(path), limit=1 << 20)
+        self._listener = asyncio.create_task(self._listen(reader))
+
+    async def _listen(self, reader: asyncio.StreamReader) -> None:
+        while line := await reader.readline():
+            message = json.loads(line)
+            if "id" in message:
+                self._on_forked(message)
+            elif (end := self._ends.pop(message["pid"], None)) is not None and not end.done():
+                end.set_result(message)
+        error = ConnectionError("the forkserver of this node has ended; see forkserver.log")
+        waiting: list[asyncio.Future[Any]] = [*self._asked.values(), *self._ends.values()]
+        for future in waiting:
+            if not future.done():
+                future.set_exception(error)
+
+    def _on_forked(self, message: dict[str, Any]) -> None:
+        asked = self._asked.pop(message["id"], None)
+        if asked is None or asked.done():
+            # It stood still, and was given up meanwhile.
+            signal_group(message["pid"], signal.SIGKILL)
+            return
+        end = self._ends[message["pid"]] = asyncio.get_running_loop().create_future()
+        # With its end, which may come before anybody looks.
+        asked.set_result((message, end))
+        task = asyncio.create_task(self._see_end(message["pid"], end))
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+
+    async def _see_end(self, pid: int, end: asyncio.Future[dict[str, Any]]) -> None:
+        """Note that a kernel has ended where the forkserver, which knows how it did, does not tell."""
+        while not end.done():
+            await asyncio.wait([end], timeout=_LOOK)
+            if not end.done() and state_of(pid) == GONE:
+                await asyncio.wait([end], timeout=_WORD_PATIENCE)
+                if not end.done():
+                    self._ends.pop(pid, None)
+                    end.set_result(
+                        {"pid": pid, "ended": _UNKNOWN, "text": f"it has ended; {self._silent}, and only it knows how"}
+                    )
+
+    @property
+    def _silent(self) -> str:
+        return "the process that forks the kernels (forkserver) does not answer"
+
+    def _ready(self) -> bool:
+        return os.path.exists(f"{self._path}{READY}")
+
+    async def _answered(self, asked: asyncio.Future[Any]) -> None:
+        """Wait for an answer; one that takes too long is given up. What it imports first takes as long as it takes."""
+        waited = 0.0
+        while waited < _FORK_PATIENCE:
+            await asyncio.wait([asked], timeout=_LOOK)
+            if asked.done():
+                return
+            if self._ready():
+                waited += _LOOK
+        raise ConnectionError(f"{self._silent}, for {_FORK_PATIENCE:g} s")
+
+    async def fork(self, request: dict[str, Any]) -> tuple[int, asyncio.Future[dict[str, Any]], dict[str, str]]:
+        """Have a kernel forked: its process id, a future of its end, and the preloads that failed."""
+        assert self._writer is not None
+        self._next += 1
+        number = self._next
+        future = self._asked[number] = asyncio.get_running_loop().create_future()
+        self._writer.write(json.dumps({**request, "id": number}).encode() + b"\n")
+        try:
+            await self._answered(future)
+        finally:
+            if not future.done():
+                future.cancel()
+                self._asked.pop(number, None)
+        answer, end = future.result()
+        return answer["pid"], end, answer["preload_failed"]
+
+    def finish(self, pid: int) -> None:
+        """Have a kernel end in order, once it works on nothing."""
+        assert self._writer is not None
+        self._writer.write(json.dumps({"finish": pid}).encode() + b"\n")
+
+
+class ForkProvisioner(KernelProvisionerBase):
+    """One a kernel process. `end` resolves with ``{"ended": wait status, "text": in words}``."""
+
+    def __init__(self, forkserver: Forkserver, **kwargs: Any) -> None:
+        super().__init__(**kwargs)
+        self.forkserver = forkserver
+        self.pid = 0
+        self.end: asyncio.Future[dict[str, Any]] | None = None
+        self.preload_failed: dict[str, str] = {}
+
+    @property
+    def has_process(self) -> bool:
+        return self.end is not None and not self.end.done()
+
+    async def launch_kernel(self, cmd: list[str], **kwargs: Any) -> KernelConnectionInfo:
+        """Fork a kernel; ``cmd`` is its connection file, ``kwargs`` its ``env``, ``cwd`` and ``log``."""
+        request = {"connection_file": cmd[0], "env": kwargs["env"], "cwd": kwargs["cwd"], "log": kwargs["log"]}
+        self.pid, self.end, self.preload_failed = await self.forkserver.fork(request)
+        return self.connection_info
+
+    async def poll(self) -> int | None:
+        if self.end is None or not self.end.done():
+            return None
+        return os.waitstatus_to_exitcode(self.end.result()["ended"])
+
+    async def wait(self) -> int | None:
+        if self.end is None:
+            return None
+        return os.waitstatus_to_exitcode((await asyncio.shield(self.end))["ended"])
+
+    async def send_signal(self, signum: int) -> None:
+        """To the kernel and what it started in its session's process group."""
+        if self.has_process:
+            signal_group(self.pid, signum)
+
+    async def kill(self, restart: bool = False) -> None:
+        if self.has_process:
+            kill_group(self.pid)
+
+    async def finish(self) -> None:
+        """Have it end in order, once it works on nothing."""
+        if self.has_process:
+            self.forkserver.finish(self.pid)
+
+    async def terminate(self, restart: bool = False) -> None:
+        await self.send_signal(signal.SIGTERM)
+
+    async def cleanup(self, restart: bool = False) -> None:
+        return None

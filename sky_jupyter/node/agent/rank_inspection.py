@@ -1,0 +1,347 @@
+"""Looking at a rank from outside: what its main thread is at, without its help and within a second.
+
+There are two ways to its stack. A kernel writes it when it is signalled (see `stacks`), even while C
+code holds the GIL; but the signal ends a wait in C that does not expect one. py-spy, where it is
+there and allowed to look, reads the memory of the process, which must not be running meanwhile. So
+py-spy is asked first of a thread that waits, and the kernel itself of one that runs. What C code it
+is in, only py-spy can tell.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import ctypes
+import functools
+import json
+import os
+import re
+import shutil
+import sys
+import sysconfig
+import time
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+from ..kernel import stack_dump
+from ..kernel.stack_dump import Frame
+
+# How long CPU time is counted before the stack is asked for.
+WINDOW = 0.15
+# A kernel writes its stack within a millisecond, where it is given a core.
+_PATIENCE = 0.4
+_QUIET = 0.06
+_POLL = 0.002
+_MAX_NATIVE = 12
+_MAX_REPORT = 4 << 20
+_STOPPED = frozenset("Tt")
+
+
+@dataclass(frozen=True)
+class Facts:
+    """What the operating system says of a process at one moment.
+
+    Parameters
+    ----------
+    state : str
+        The main thread's, one letter as in /proc; empty where it is not told.
+    cpu, ran : float
+        Seconds of CPU time that the process, and its main thread alone, have used.
+    switches : int
+        How often the main thread went to sleep.
+    waits_in : str
+        The operating system's function that the main thread waits in.
+    catches, pending : bool
+        Whether the signal that we send is caught at all, and whether an earlier one still waits.
+    """
+
+    state: str
+    cpu: float
+    ran: float
+    switches: int = 0
+    waits_in: str = ""
+    catches: bool = True
+    pending: bool = False
+
+
+def facts(pid: int) -> Facts | None:
+    """What is known of a process; None where it is gone."""
+    if sys.platform != "linux":
+        with contextlib.suppress(psutil.Error):
+            process = psutil.Process(pid)
+            times = process.cpu_times()
+            state = "T" if process.status() == psutil.STATUS_STOPPED else ""
+            return Facts(state, times.user + times.system, times.user + times.system)
+        return None
+    try:
+        fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
+        status = dict(line.split(":\t", 1) for line in _read(f"/proc/{pid}/task/{pid}/status").splitlines())
+        switches = int(status.get("voluntary_ctxt_switches", 0))
+        ran = int(_read(f"/proc/{pid}/task/{pid}/schedstat").split()[0]) / 1e9
+    except (OSError, ValueError, IndexError):
+        return None
+    cpu = (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
+    waits_in = ""
+    with contextlib.suppress(OSError):
+        waits_in = _read(f"/proc/{pid}/task/{pid}/wchan").strip("0")
+    return Facts(fields[0], cpu, ran, switches, waits_in, *_signals(status))
+
+
+def _read(path: str) -> str:
+    with open(path, encoding="utf-8", errors="replace") as file:
+        return file.read(1 << 14)
+
+
+def _signals(status: dict[str, str]) -> tuple[bool, bool]:
+    """Whether our signal is caught, and whether one waits, by the lines of /proc/…/status."""
+    bit = 1 << (stack_dump.LOOK - 1)
+    masks = {name: int(status.get(name, "0"), 16) for name in ("SigCgt", "SigPnd", "ShdPnd")}
+    return bool(masks["SigCgt"] & bit), bool((masks["SigPnd"] | masks["ShdPnd"]) & bit)
+
+
+async def look(pid: int, path: Path, *, window: float = WINDOW) -> dict[str, Any]:
+    """What a process is at; see `report` for the form.
+
+    Parameters
+    ----------
+    pid : int
+        A kernel's process.
+    path : Path
+        Where it writes its stacks.
+    window : float
+        Seconds over which its CPU time is counted.
+    """
+    before, began = facts(pid), time.monotonic()
+    await asyncio.sleep(window)
+    now, took = facts(pid), time.monotonic() - began
+    if before is None or now is None:
+        return {"note": "its kernel has ended", "frames": []}
+    frames, note = await _stack(pid, path, now)
+    own, at = stack_dump.users_part(frames)
+    after = facts(pid) or now
+    return {
+        "frames": [list(frame) for frame in own],
+        "at": at,
+        "note": note,
+        "state": now.state,
+        "waits_in": now.waits_in,
+        "cpu": (now.cpu - before.cpu) / took,
+        "main_cpu": (now.ran - before.ran) / took,
+        # Between two looks: did the main thread do something, besides answering them?
+        "ran": [now.ran, after.ran],
+        "switches": [now.switches, after.switches],
+    }
+
+
+async def _stack(pid: int, path: Path, now: Facts) -> tuple[tuple[Frame, ...], str]:
+    """A process's main stack, by itself or by py-spy, and what is to be said of that."""
+    seen: tuple[Frame, ...] = ()
+    runs = now.state in ("R", "")
+    if not runs:
+        seen, _, _ = await spy(pid, native=False)
+    if now.state in _STOPPED:
+        return seen, "stopped (SIGSTOP)"
+    if seen and stack_dump.users_part(seen)[1]:
+        return seen, ""
+    if not now.catches:
+        # To a process that does not catch it, the signal would be the end.
+        note = "the handler that writes its stack was taken away in its process"
+    else:
+        dump = await _ask(pid, path, already=now.pending)
+        if dump is not None and not dump.cut:
+            return dump.frames, ""
+        seen = seen or (dump.frames if dump is not None else ())
+        note = "" if seen else _silence(facts(pid))
+    if runs:
+        found, _, _ = await spy(pid, native=False)
+        seen = found or seen
+    return seen, "" if seen else note
+
+
+def _silence(now: Facts | None) -> str:
+    if now is None:
+        return "its kernel has ended"
+    if now.state == "D":
+        return "it waits inside the operating system, as for a disk, and answers no signal"
+    return "it did not write its stack: its signal handler was replaced, or it got no core"
+
+
+async def _ask(pid: int, path: Path, *, already: bool) -> stack_dump.Dump | None:
+    """Signal a process and wait until its stack is in the file; None when it does not come."""
+    with contextlib.suppress(OSError):
+        start = await asyncio.to_thread(_trim, path)
+        if not already:
+            _send(pid)
+        end, size, grew = time.monotonic() + _PATIENCE, start, 0.0
+        while time.monotonic() < end:
+            if (found := os.stat(path).st_size) != size:
+                size, grew = found, time.monotonic()
+                dumps = stack_dump.read_dumps(_tail(path))[1:]
+                if dumps and dumps[-1].whole:
+                    return dumps[-1]
+            elif grew and time.monotonic() - grew > _QUIET:
+                # Greenlets have another outermost frame than the one that tells the end.
+                break
+            await asyncio.sleep(_POLL)
+        dumps = stack_dump.read_dumps(_tail(path))[1:]
+        return dumps[-1] if dumps and dumps[-1].frames else None
+    return None
+
+
+def _trim(path: Path) -> int:
+    """Remove earlier stacks but the reference; how long the file is then."""
+    with path.open("r+b") as file:
+        end = stack_dump.reference_end(file.read(stack_dump.MAX_FILE))
+        file.truncate(end)
+    return end
+
+
+def _tail(path: Path) -> str:
+    with path.open("rb") as file:
+        return file.read(stack_dump.MAX_FILE).decode(errors="replace")
+
+
+def _send(pid: int) -> None:
+    """Signal a process's main thread, where the system can choose a thread."""
+    tgkill = getattr(_libc(), "tgkill", None)
+    if tgkill is None:
+        os.kill(pid, stack_dump.LOOK)
+    else:
+        tgkill(pid, pid, stack_dump.LOOK)
+
+
+@functools.cache
+def _libc() -> Any:
+    return ctypes.CDLL(None)
+
+
+# -- py-spy ----------------------------------------------------------------------------------------
+
+
+@functools.cache
+def spy_path() -> str | None:
+    """py-spy's program: what ``SKY_PY_SPY`` names (nothing: none), else beside this Python or on the path."""
+    if (chosen := os.environ.get("SKY_PY_SPY")) is not None:
+        return shutil.which(chosen)
+    beside = os.pathsep.join((os.path.dirname(sys.executable), sysconfig.get_path("scripts")))
+    return shutil.which("py-spy", path=beside) or shutil.which("py-spy")
+
+
+async def spy(pid: int, *, native: bool, timeout: float = _PATIENCE) -> tuple[tuple[Frame, ...], list[list[str]], str]:
+    """A process's main stack by py-spy: Python frames, the C frames inside of them, and what went wrong."""
+    program = spy_path()
+    if program is None:
+        return (), [], "py-spy, which would name it, is not installed"
+    # With C frames it has to halt the process for a moment; without, it reads beside it.
+    how = "--native" if native else "--nonblocking"
+    process = await asyncio.create_subprocess_exec(
+        *(program, "dump", "--json", how, "--pid", str(pid)),
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        out, err = await asyncio.wait_for(process.communicate(), timeout)
+    except asyncio.TimeoutError:
+        return (), [], "py-spy did not name it in time"
+    finally:
+        if process.returncode is None:
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            await process.wait()
+    if process.returncode:
+        denied = b"ermission" in err or b"not permitted" in err
+        return (), [], f"py-spy could not name it{': this system does not permit it to look' if denied else ''}"
+    return (*read_report(out[:_MAX_REPORT], pid), "")
+
+
+def read_report(data: bytes, pid: int) -> tuple[tuple[Frame, ...], list[list[str]]]:
+    """The main thread's frames in a report of py-spy: Python's, and C's inside of the innermost."""
+    try:
+        threads = [thread for thread in json.loads(data) if isinstance(thread, dict)]
+    except (ValueError, TypeError, RecursionError):
+        return (), []
+    main = next((thread for thread in threads if thread.get("os_thread_id") == pid), None)
+    main = main or next((thread for thread in threads if thread.get("thread_name") == "MainThread"), None)
+    frames: list[Frame] = []
+    inner: list[list[str]] = []
+    given = main.get("frames") if main is not None else None
+    for frame in given[: stack_dump.MAX_FRAMES] if isinstance(given, list) else ():
+        if not isinstance(frame, dict):
+            continue
+        name, file = stack_dump.clean(frame.get("name")), stack_dump.clean(frame.get("filename"))
+        if frame.get("module") is None:
+            line = frame.get("line")
+            frames.append((file, line if isinstance(line, int) else 0, stack_dump.plain_name(name)))
+        elif not frames and len(inner) < _MAX_NATIVE and not name.startswith("0x"):
+            inner.append([os.path.basename(file), name])
+    return tuple(frames), inner
+
+
+async def name_native(
+    reports: dict[int, dict[str, Any]], pids: dict[int, int], known: Sequence[str], end: float
+) -> None:
+    """Add to reports what C code their ranks are in, one rank of those at the same place, until ``end``.
+
+    Parameters
+    ----------
+    known : sequence of str
+        Regular expressions of frames (`file:function`) that tell enough by themselves.
+    """
+    chosen: dict[Any, int] = {}
+    for rank, report in sorted(reports.items()):
+        frames = report["frames"]
+        if frames and not report["note"] and report.get("at") not in ("loop", "") and not _matches(frames, known):
+            chosen.setdefault(json.dumps(frames), rank)
+    # It uses a core while it reads a library's names: more at a time would only make all late.
+    cores = asyncio.Semaphore(max(1, os.cpu_count() or 1))
+
+    async def name(rank: int) -> None:
+        async with cores:
+            left = end - time.monotonic()
+            if left < _QUIET:
+                reports[rank]["native_note"] = "py-spy had no time left to name it"
+                return
+            _, reports[rank]["native"], reports[rank]["native_note"] = await spy(pids[rank], native=True, timeout=left)
+
+    await asyncio.gather(*(name(rank) for rank in chosen.values()))
+
+
+def _matches(frames: Iterable[Sequence[Any]], known: Sequence[str]) -> bool:
+    places = [f"{file}:{function}" for file, _, function in frames]
+    return any(re.search(expression, place) for expression in known for place in places)
+
+
+async def report(
+    kernels: dict[int, tuple[int, Path]], *, native: bool, known: Sequence[str], window: float, within: float
+) -> dict[int, dict[str, Any]]:
+    """What ranks of one machine are at, within so many seconds.
+
+    Parameters
+    ----------
+    kernels : dict
+        Rank -> its process, and the file that its stacks go to.
+    native : bool
+        Whether C code is to be named, for which processes are halted for a moment.
+    known : sequence of str
+        See `name_native`.
+
+    Returns
+    -------
+    dict
+        Rank -> ``frames`` ([file, line, function], innermost first, without what called the user's
+        code), ``at`` (see `stacks.users_part`), ``note`` (what was in the way), ``state`` and
+        ``waits_in`` of the main thread, ``cpu`` and ``main_cpu`` (of one core), ``ran`` and
+        ``switches`` (before and after), and, where it was asked for and is worth it, ``native``
+        ([library, function], innermost first) with ``native_note``.
+    """
+    end = time.monotonic() + within
+    looks = await asyncio.gather(*(look(pid, path, window=window) for pid, path in kernels.values()))
+    reports = dict(zip(kernels, looks, strict=True))
+    if native:
+        await name_native(reports, {rank: pid for rank, (pid, _) in kernels.items()}, known, end)
+    return reports

@@ -1,0 +1,1 @@
+"""Widgets of ranks: their comms, on the node."""

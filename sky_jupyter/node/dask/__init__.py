@@ -1,0 +1,1 @@
+"""Dask on the head: the control plane's scheduler, and the user's own cluster."""

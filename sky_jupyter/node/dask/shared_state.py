@@ -1,0 +1,480 @@
+"""What a pool's ranks share by name, as the scheduler holds it: dicts, sets, counters, queues, locks, barriers.
+
+Queues and locks are Dask's own; of the others Dask has none that changes at once. Values are bytes here,
+and so are keys: what they hold is unpickled by who asks, in kernels and notebooks only.
+
+Each request has an id, and is done once however often it comes: a connection may break before its answer
+is there. Who asks has a name that begins with its agent's, so that what it waits for and the locks that it
+holds end with either of them.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import time
+from collections import OrderedDict
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+from distributed.diagnostics.plugin import SchedulerPlugin
+
+from ..shared.agent_channel import MOST_VALUE
+
+T = TypeVar("T")
+# So long after the connection of an agent broke, what it held is let go of.
+ABSENCE = 30.0
+MOST_ALL = 1 << 30
+_MOST_NAMES = 100_000
+# Answers are kept for those who ask again, as long as a broken connection may take to come back.
+_KEEP_ANSWERS, _KEEP_SECONDS = 2000, 60.0
+Answer = tuple[Any, list[bytes]]
+
+
+class Refused(Exception):
+    """A request that cannot be done; told to who asked, as the exception named first."""
+
+    def __init__(self, kind: str, text: str) -> None:
+        super().__init__(text)
+        self.kind = kind
+
+
+@dataclass
+class Ask:
+    """A request that was made, and its answer when there is one."""
+
+    who: str
+    what: dict[str, Any]
+    task: asyncio.Future[Answer] | None
+    began: float = field(default_factory=time.monotonic)
+
+
+class Commons(SchedulerPlugin):
+    """One a scheduler, made with it.
+
+    Parameters
+    ----------
+    scheduler
+        Dask's.
+    """
+
+    name = "sky-commons"
+
+    def __init__(self, scheduler: Any) -> None:
+        self.queues, self.locks = scheduler.extensions["queues"], scheduler.extensions["semaphores"]
+        # Another scheduler in this one's place has another, and nothing of what was shared.
+        self.epoch = secrets.token_hex(8)
+        self.size = 0
+        self.dicts: dict[str, dict[str, tuple[bytes, bytes]]] = {}
+        self.counters: dict[str, int] = {}
+        self.barriers: dict[str, Barrier] = {}
+        self.asks: OrderedDict[str, Ask] = OrderedDict()
+        # By the first part of a name of those who ask: its node, and the connection through which it did.
+        self.homes: dict[str, tuple[str, str]] = {}
+        scheduler.handlers.update(
+            sky_share=self.share, sky_unshare=self.unshare, sky_here=self.here, sky_left=self.left
+        )
+        scheduler.add_plugin(self, name=self.name)
+
+    # -- requests ----------------------------------------------------------------------------------
+
+    async def share(
+        self, who: str, ask: str, what: dict[str, Any], data: Sequence[bytes] = (), epoch: str | None = None
+    ) -> dict[str, Any]:
+        """Do a request, once, and answer when it is done.
+
+        Parameters
+        ----------
+        who : str
+            ``AGENT.RANK.GENERATION.``
+        ask : str
+            The request's id.
+        what : dict
+            What is asked for: ``kind``, ``op``, ``name`` and what the operation takes.
+        data : sequence of bytes
+            Keys and values.
+        epoch : str, optional
+            The scheduler's that who asks has heard of.
+        """
+        if epoch not in (None, self.epoch):
+            return {"status": "anew", "epoch": self.epoch}
+        asked = self.asks.get(ask)
+        if asked is None:
+            asked = self.asks[ask] = Ask(who, what, asyncio.ensure_future(self._do(who, ask, what, list(data))))
+            self._forget_answered()
+        task = asked.task
+        if task is not None:
+            await asyncio.wait([task])
+        if task is None or asked.task is None:
+            return {"status": "error", "kind": "cancelled", "text": "it was given up"}
+        try:
+            value, found = task.result()
+        except Refused as error:
+            return {"status": "error", "kind": error.kind, "text": str(error), "epoch": self.epoch}
+        return {"status": "ok", "value": value, "data": found, "epoch": self.epoch}
+
+    async def _do(self, who: str, ask: str, what: dict[str, Any], data: list[bytes]) -> Answer:
+        do = _OPERATIONS.get((what.get("kind"), what.get("op")))
+        if do is None or not isinstance(what.get("name"), str):
+            raise Refused("TypeError", f"there is no {what.get('op')!r} of a {what.get('kind')!r}")
+        if any(len(item) > MOST_VALUE for item in data):
+            raise Refused("ValueError", f"a shared value has at most {MOST_VALUE >> 20} MB")
+        done = do(self, Request(who, ask, what["name"], what, data))
+        return await done if asyncio.iscoroutine(done) else done
+
+    async def unshare(self, ask: str) -> None:
+        """Who asked does not wait any more: what it was given meanwhile is given back."""
+        asked = self.asks.get(ask)
+        if asked is None:
+            # It has overtaken the request.
+            self.asks[ask] = Ask("", {}, None)
+            return
+        task, asked.task = asked.task, None
+        if task is None:
+            return
+        if not task.done():
+            task.cancel()
+            await asyncio.wait([task])
+        if not task.cancelled() and task.exception() is None:
+            self._give_back(ask, asked, *task.result())
+
+    def _give_back(self, ask: str, asked: Ask, value: Any, data: list[bytes]) -> None:
+        kind, op, name = (asked.what.get(key) for key in ("kind", "op", "name"))
+        if (kind, op) == ("lock", "acquire") and value:
+            self.locks.release(name=_dask(name), lease_id=_lease(asked.who, ask))
+        elif (kind, op) == ("queue", "get") and data:
+            self._charge(len(data[0]))
+            self._put_first(str(name), data[0])
+
+    def _put_first(self, name: str, item: bytes) -> None:
+        queue = self.queues.queues.get(_dask(name))
+        if queue is None:
+            return
+        record = {"type": "msgpack", "value": item}
+        if queue.empty():
+            queue.put_nowait(record)
+        else:
+            queue._queue.appendleft(record)
+
+    def _forget_answered(self) -> None:
+        now = time.monotonic()
+        while self.asks:
+            asked = next(iter(self.asks.values()))
+            if asked.task is not None and not asked.task.done():
+                # It still waits: whatever came after it may be looked at when that is over.
+                self.asks.move_to_end(next(iter(self.asks)))
+                return
+            if len(self.asks) <= _KEEP_ANSWERS and now - asked.began < _KEEP_SECONDS:
+                return
+            self.asks.popitem(last=False)
+
+    # -- who is there ------------------------------------------------------------------------------
+
+    async def here(self, agent: str, node: str, member: str) -> None:
+        """An agent, or a notebook, is there through this connection; who was at its node before is not any more."""
+        for other, (its, _) in list(self.homes.items()):
+            if other != agent and its == node:
+                await self.left(f"{other}.")
+                self.homes.pop(other, None)
+        self.homes[agent] = node, member
+
+    async def left(self, who: str) -> None:
+        """Those whose names begin so are gone: they wait for nothing and hold no lock."""
+        for ask, asked in list(self.asks.items()):
+            if asked.who.startswith(who) and asked.task is not None and not asked.task.done():
+                await self.unshare(ask)
+        for name, leases in list(self.locks.leases.items()):
+            for lease in [lease for lease in leases if lease.startswith(who)]:
+                self.locks.release(name=name, lease_id=lease)
+
+    def remove_worker(self, scheduler: Any, worker: str, **more: Any) -> None:
+        """An agent's connection is gone; it may come back."""
+        self._miss(worker)
+
+    def remove_client(self, scheduler: Any, client: str) -> None:
+        """A notebook's connection is gone."""
+        self._miss(client)
+
+    def _miss(self, member: str) -> None:
+        for agent, (_, its) in self.homes.items():
+            if its == member:
+                asyncio.get_running_loop().call_later(ABSENCE, self._give_up, agent, member)
+
+    def _give_up(self, agent: str, member: str) -> None:
+        if agent in self.homes and self.homes[agent][1] == member:
+            del self.homes[agent]
+            self._giving_up = asyncio.ensure_future(self.left(f"{agent}."))
+
+    # -- parts -------------------------------------------------------------------------------------
+
+    def _charge(self, size: int) -> None:
+        """Count bytes that come or go."""
+        if size > 0 and self.size + size > MOST_ALL:
+            raise Refused(
+                "MemoryError",
+                f"what the pool shares by name has {self.size / 1e6:.0f} MB, and {MOST_ALL / 1e6:.0f} MB are the most: "
+                "`clear()` what is not needed, or keep large values in files and share their names",
+            )
+        self.size += size
+
+    def _named(self, store: dict[str, Any], name: str, make: Callable[[], T]) -> T:
+        if name not in store:
+            if len(store) >= _MOST_NAMES:
+                raise Refused("MemoryError", f"the pool has {_MOST_NAMES} names of this kind already")
+            store[name] = make()
+        found: T = store[name]
+        return found
+
+
+@dataclass(frozen=True)
+class Request:
+    """What an operation is told."""
+
+    who: str
+    ask: str
+    name: str
+    what: dict[str, Any]
+    data: list[bytes]
+
+    @property
+    def timeout(self) -> float | None:
+        """How long who asks would wait."""
+        timeout = self.what.get("timeout")
+        return None if timeout is None else max(0.0, float(timeout))
+
+    def keyed(self) -> Iterator[tuple[str, bytes, bytes]]:
+        """Keys as who asks told them apart, as pickles, and their values."""
+        count = len(self.what["keys"])
+        values = self.data[count:] or [b""] * count
+        yield from zip(self.what["keys"], self.data[:count], values, strict=True)
+
+
+def _dask(name: Any) -> str:
+    return f"sky-{name}"
+
+
+def _lease(who: str, ask: str) -> str:
+    return who + ask
+
+
+async def _within(work: Awaitable[T], timeout: float | None) -> tuple[bool, T | None]:
+    """Wait for work for so long; whether it was done, and what it gave. What is given up has had no effect."""
+    task = asyncio.ensure_future(work)
+    given_up = False
+    try:
+        await asyncio.wait([task], timeout=timeout)
+    except asyncio.CancelledError:
+        given_up = True
+    if not task.done():
+        task.cancel()
+        await asyncio.wait([task])
+    if not task.cancelled():
+        # Where it is given up in this very moment, what was done is given back by who gives it up.
+        return True, task.result()
+    if given_up:
+        raise asyncio.CancelledError
+    return False, None
+
+
+# Dicts and sets.
+
+
+def _dict_get(self: Commons, ask: Request) -> Answer:
+    held = self.dicts.get(ask.name) or {}
+    (key,) = ask.what["keys"]
+    return key in held, [held[key][1]] if key in held else []
+
+
+def _dict_has(self: Commons, ask: Request) -> Answer:
+    return ask.what["keys"][0] in self.dicts.get(ask.name, ()), []
+
+
+def _dict_put(self: Commons, ask: Request) -> Answer:
+    """All of them, at once; whether there was none of them before."""
+    held: dict[str, tuple[bytes, bytes]] = self._named(self.dicts, ask.name, dict)
+    given = {key: (pickled, value) for key, pickled, value in ask.keyed()}
+    fresh = not any(key in held for key in given)
+    self._charge(sum(map(_weight, given.values())) - sum(_weight(held[key]) for key in given if key in held))
+    held.update(given)
+    return fresh, []
+
+
+def _dict_setdefault(self: Commons, ask: Request) -> Answer:
+    found = _dict_get(self, ask)
+    if not found[0]:
+        _dict_put(self, ask)
+    return found
+
+
+def _dict_pop(self: Commons, ask: Request) -> Answer:
+    found, held = _dict_get(self, ask), self.dicts.get(ask.name, {})
+    if found[0]:
+        self._charge(-_weight(held.pop(ask.what["keys"][0])))
+    return found
+
+
+def _dict_size(self: Commons, ask: Request) -> Answer:
+    return len(self.dicts.get(ask.name, {})), []
+
+
+def _dict_keys(self: Commons, ask: Request) -> Answer:
+    return None, [key for key, _ in self.dicts.get(ask.name, {}).values()]
+
+
+def _dict_items(self: Commons, ask: Request) -> Answer:
+    return None, [part for pair in self.dicts.get(ask.name, {}).values() for part in pair]
+
+
+def _dict_clear(self: Commons, ask: Request) -> Answer:
+    self._charge(-sum(map(_weight, self.dicts.pop(ask.name, {}).values())))
+    return None, []
+
+
+def _weight(pair: tuple[bytes, bytes]) -> int:
+    return len(pair[0]) + len(pair[1]) + 200
+
+
+# Counters.
+
+
+def _counter_add(self: Commons, ask: Request) -> Answer:
+    self._named(self.counters, ask.name, int)
+    self.counters[ask.name] += int(ask.what["by"])
+    return self.counters[ask.name], []
+
+
+def _counter_get(self: Commons, ask: Request) -> Answer:
+    return self.counters.get(ask.name, 0), []
+
+
+def _counter_reset(self: Commons, ask: Request) -> Answer:
+    before = self._named(self.counters, ask.name, int)
+    self.counters[ask.name] = int(ask.what["to"])
+    return before, []
+
+
+# Queues: Dask's.
+
+
+def _queue(self: Commons, ask: Request) -> Any:
+    name, most = _dask(ask.name), int(ask.what.get("maxsize") or 0)
+    if name not in self.queues.queues:
+        self.queues.create(name=name, maxsize=most)
+    queue = self.queues.queues[name]
+    if most and queue.maxsize != most:
+        limit = f"of at most {queue.maxsize} items" if queue.maxsize else "without a limit"
+        raise Refused("ValueError", f"queue {ask.name!r} is one {limit}; it cannot be one of at most {most}")
+    return queue
+
+
+async def _queue_put(self: Commons, ask: Request) -> Answer:
+    _queue(self, ask)
+    (item,) = ask.data
+    self._charge(len(item))
+    done = False
+    try:
+        done, _ = await _within(self.queues.put(name=_dask(ask.name), data=item), ask.timeout)
+    finally:
+        if not done:
+            self._charge(-len(item))
+    return done, []
+
+
+async def _queue_get(self: Commons, ask: Request) -> Answer:
+    _queue(self, ask)
+    done, record = await _within(self.queues.get(name=_dask(ask.name)), ask.timeout)
+    if not done or record is None:
+        return False, []
+    self._charge(-len(record["value"]))
+    return True, [record["value"]]
+
+
+def _queue_size(self: Commons, ask: Request) -> Answer:
+    return _queue(self, ask).qsize(), []
+
+
+async def _queue_clear(self: Commons, ask: Request) -> Answer:
+    _queue(self, ask)
+    for record in await self.queues.get(name=_dask(ask.name), batch=True):
+        self._charge(-len(record["value"]))
+    return None, []
+
+
+# Locks: Dask's semaphores of one lease, which ends with who has it and not with the clock.
+
+
+async def _lock_acquire(self: Commons, ask: Request) -> Answer:
+    name = _dask(ask.name)
+    self.locks.create(name=name, max_leases=1, lease_timeout=None)
+    done, got = await _within(self.locks.acquire(name=name, lease_id=_lease(ask.who, ask.ask)), ask.timeout)
+    return done and bool(got), []
+
+
+def _lock_release(self: Commons, ask: Request) -> Answer:
+    name = _dask(ask.name)
+    mine = [lease for lease in self.locks.leases.get(name, ()) if lease.startswith(ask.who)]
+    if not mine:
+        raise Refused("RuntimeError", f"lock {ask.name!r} is not held by this rank")
+    self.locks.release(name=name, lease_id=mine[0])
+    return None, []
+
+
+def _lock_locked(self: Commons, ask: Request) -> Answer:
+    return bool(self.locks.leases.get(_dask(ask.name))), []
+
+
+# Barriers.
+
+
+class Barrier:
+    """Those who wait for each other under one name, and how many they are to be."""
+
+    def __init__(self) -> None:
+        self.parties = 0
+        self.waiting: dict[str, asyncio.Future[int]] = {}
+
+
+async def _barrier_wait(self: Commons, ask: Request) -> Answer:
+    barrier = self._named(self.barriers, ask.name, Barrier)
+    parties = int(ask.what["parties"])
+    if barrier.waiting and barrier.parties != parties:
+        raise Refused(
+            "ValueError", f"barrier {ask.name!r} is waited at by others for {barrier.parties} in all, not {parties}"
+        )
+    barrier.parties = parties
+    future = barrier.waiting[ask.ask] = asyncio.get_running_loop().create_future()
+    if len(barrier.waiting) >= parties:
+        for number, one in enumerate(barrier.waiting.values()):
+            if not one.done():
+                one.set_result(number)
+        barrier.waiting = {}
+    try:
+        done, place = await _within(future, ask.timeout)
+    finally:
+        barrier.waiting.pop(ask.ask, None)
+    return (place if done else None), []
+
+
+_OPERATIONS: dict[tuple[Any, Any], Callable[[Commons, Request], Any]] = {
+    ("dict", "get"): _dict_get,
+    ("dict", "has"): _dict_has,
+    ("dict", "put"): _dict_put,
+    ("dict", "setdefault"): _dict_setdefault,
+    ("dict", "pop"): _dict_pop,
+    ("dict", "size"): _dict_size,
+    ("dict", "keys"): _dict_keys,
+    ("dict", "items"): _dict_items,
+    ("dict", "clear"): _dict_clear,
+    ("counter", "add"): _counter_add,
+    ("counter", "get"): _counter_get,
+    ("counter", "reset"): _counter_reset,
+    ("queue", "put"): _queue_put,
+    ("queue", "get"): _queue_get,
+    ("queue", "size"): _queue_size,
+    ("queue", "clear"): _queue_clear,
+    ("lock", "acquire"): _lock_acquire,
+    ("lock", "release"): _lock_release,
+    ("lock", "locked"): _lock_locked,
+    ("barrier", "wait"): _barrier_wait,
+}

@@ -1,0 +1,82 @@
+"""The plain Dask processes beside an agent, for what the user submits to `pool.dask`: started when asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from asyncio.subprocess import PIPE, Process
+from pathlib import Path
+
+from ..protocol.host_config import HostConfig
+
+CALLS = ("dask",)
+_START = 60.0
+
+
+class Beside:
+    """One an agent, made by it; what it has started ends with the agent's process.
+
+    Parameters
+    ----------
+    folder : Path
+        The pool's folder on this machine.
+    config : HostConfig
+        Where the node is, and where its tasks run.
+    """
+
+    def __init__(self, folder: Path, config: HostConfig, node: int) -> None:
+        self.folder, self.config, self.node = folder, config, node
+        # By the scheduler that it works for, or none where it is the scheduler: each process and its address.
+        self._there: dict[str, tuple[Process, str]] = {}
+        self._turn = asyncio.Lock()
+
+    async def sky_dask(self, scheduler: str = "") -> str:
+        """The address of this node's worker for a scheduler, or of its scheduler; started where it is not there."""
+        async with self._turn:
+            for of, (process, _) in list(self._there.items()):
+                # A worker of a scheduler that is gone does nothing any more.
+                if process.returncode is not None or (scheduler and of not in ("", scheduler)):
+                    self._end(of)
+            if scheduler not in self._there:
+                self._there[scheduler] = await self._start(scheduler)
+            return self._there[scheduler][1]
+
+    def _end(self, of: str) -> None:
+        process, _ = self._there.pop(of)
+        with contextlib.suppress(ProcessLookupError):
+            process.kill()
+
+    async def _start(self, scheduler: str) -> tuple[Process, str]:
+        config = self.config
+        nodes = config.addresses.count(config.addresses[self.node])
+        threads = max(1, (os.cpu_count() or 1) // nodes)
+        worker = [scheduler, f"node-{self.node}", str(threads)] if scheduler else []
+        place = [str(self.folder), str(os.getpid()), config.addresses[self.node], config.cwd]
+        with open(self.folder / f"n{self.node}" / "dask.log", "ab") as log:  # noqa: ASYNC230 - as quick as it gets
+            process = await asyncio.create_subprocess_exec(
+                *(sys.executable, "-m", "sky_jupyter.node.dask.user_cluster_process", *place, *worker),
+                stdin=PIPE,
+                stdout=PIPE,
+                stderr=log,
+                # A `random.py` beside the notebook is not for its own modules.
+                cwd=self.folder,
+            )
+        assert process.stdout is not None
+        try:
+            line = await asyncio.wait_for(process.stdout.readline(), _START)
+        except asyncio.TimeoutError:
+            line = b""
+        if not line.strip():
+            with contextlib.suppress(ProcessLookupError):
+                process.kill()
+            what = "worker" if scheduler else "scheduler"
+            raise RuntimeError(f"node {self.node}'s plain Dask {what} did not start: {self._last_words()}")
+        return process, line.decode().strip()
+
+    def _last_words(self) -> str:
+        with contextlib.suppress(OSError):
+            text = (self.folder / f"n{self.node}" / "dask.log").read_text(errors="replace")
+            return " | ".join(text.splitlines()[-5:])
+        return "it said nothing"

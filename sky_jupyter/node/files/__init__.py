@@ -1,0 +1,1 @@
+"""Files and blobs on their way to a node, and in its cache."""

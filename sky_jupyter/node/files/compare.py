@@ -1,0 +1,141 @@
+"""What of a listing stands at a place already, and whether the rest can go there."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import shutil
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from .file_manifest import FILE, FOLDER, LINK, OTHER, Entry, digest_in, kind_of
+from .open_folder import Beneath
+
+# File systems keep times more or less exactly.
+_SAME_TIME = 1_000_000
+
+
+@dataclass
+class Standing:
+    """What `look` found.
+
+    Attributes
+    ----------
+    absent : list of int
+        Places in the listing of what is not there.
+    doubtful : list of int
+        Places of files that are there with the right size, and may have another content.
+    clash : str
+        What stands in the way, in words; empty where nothing does.
+    needs, free : int
+        Bytes that are to be written, and that there is room for.
+    """
+
+    absent: list[int] = field(default_factory=list)
+    doubtful: list[int] = field(default_factory=list)
+    clash: str = ""
+    needs: int = 0
+    free: int = 0
+
+
+def look(root: Path, entries: Sequence[Entry], spool: Path | None = None) -> Standing:
+    """Compare a listing with what stands at ``root``, by sizes and times: no content is read.
+
+    Parameters
+    ----------
+    spool : Path, optional
+        The staging folder: what an earlier transfer has left there needs no room any more.
+    """
+    try:
+        found = Standing(free=room_at(root), clash=_in_the_way(root, entries[0].kind if entries else FILE))
+        if found.clash:
+            return found
+        with _opened(root, entries) as place:
+            for index, entry in enumerate(entries):
+                _compare(place, root, index, entry, found)
+                if found.clash:
+                    return found
+    except OSError as error:
+        return Standing(clash=f"{error.filename or root}: {error.strerror or error}")
+    if spool is not None and found.needs:
+        found.needs = max(0, found.needs - _left_in(spool))
+    return found
+
+
+def _opened(root: Path, entries: Sequence[Entry]) -> contextlib.AbstractContextManager[Beneath | None]:
+    if entries and entries[0].kind != FOLDER:
+        return Beneath(root.parent, root.name) if root.parent.is_dir() else contextlib.nullcontext()
+    return Beneath(root) if root.is_dir() else contextlib.nullcontext()
+
+
+def _compare(place: Beneath | None, root: Path, index: int, entry: Entry, found: Standing) -> None:
+    info = place.stat(entry.name) if place is not None else None
+    stands = kind_of(info.st_mode) if info is not None else ""
+    if stands and (stands == OTHER or (stands == FOLDER) != (entry.kind == FOLDER)):
+        what = "neither file nor folder" if stands == OTHER else f"a {stands}"
+        path = root / entry.name if entry.name else root
+        found.clash = f"{path} is {what}: a {entry.kind} cannot take its place"
+    elif place is None or info is None or not _alike(place, info, entry):
+        found.absent.append(index)
+        found.needs += entry.size
+    elif entry.kind == FILE and not _same_age(info, entry):
+        found.doubtful.append(index)
+
+
+def is_same(place: Beneath, name: str, entry: Entry) -> bool:
+    """Whether a file is the entry's: by its size, and its time and mode or its content."""
+    info = place.stat(name)
+    if entry.kind != FILE or info is None or not _alike(place, info, entry):
+        return False
+    if _same_age(info, entry):
+        return True
+    if not entry.digest:
+        return False
+    with open(place.open(name), "rb") as file:
+        return digest_in(file) == entry.digest
+
+
+def room_at(path: Path) -> int:
+    """Bytes free where ``path`` is, or would be."""
+    return shutil.disk_usage(_nearest(path)).free
+
+
+def _nearest(path: Path) -> Path:
+    """The path, or what there is of the folders above it."""
+    while not path.exists() and path != path.parent:
+        path = path.parent
+    return path
+
+
+def _in_the_way(root: Path, kind: str) -> str:
+    """Why nothing can be written at a place, where that is so."""
+    above = _nearest(root.parent)
+    if not above.is_dir():
+        return f"{above} is no folder: nothing can be put into it"
+    if root.is_dir():
+        return "" if kind == FOLDER else f"{root} is a folder: a {kind} cannot take its place"
+    return "" if os.access(above, os.W_OK | os.X_OK) else f"{above} may not be written"
+
+
+def _alike(place: Beneath, info: os.stat_result, entry: Entry) -> bool:
+    """Whether what stands there can be told from the entry by its content only."""
+    if kind_of(info.st_mode) != entry.kind:
+        return False
+    if entry.kind == LINK:
+        return place.readlink(entry.name) == entry.to
+    return entry.kind == FOLDER or info.st_size == entry.size
+
+
+def _same_age(info: os.stat_result, entry: Entry) -> bool:
+    return abs(info.st_mtime_ns - entry.mtime) < _SAME_TIME and info.st_mode & 0o777 == entry.mode
+
+
+def _left_in(spool: Path) -> int:
+    """Bytes that a staging folder takes on the disk."""
+    size = 0
+    with contextlib.suppress(OSError), os.scandir(spool) as found:
+        for entry in found:
+            with contextlib.suppress(OSError):
+                size += entry.stat(follow_symlinks=False).st_blocks * 512
+    return size

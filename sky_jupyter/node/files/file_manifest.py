@@ -1,0 +1,200 @@
+"""What a file or folder consists of: a list that travels ahead of it, and that each copy is compared with."""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import json
+import os
+import stat
+import zlib
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass, replace
+from pathlib import Path, PurePosixPath
+from typing import IO
+
+from .open_folder import Beneath
+
+FILE, FOLDER, LINK, OTHER = "file", "folder", "link", "other"
+MOST_BYTES = 128 << 20
+"""Of a listing as text: that of some 700,000 files."""
+
+_CHUNK = 1 << 20
+_ANY = ("utf-8", "surrogateescape")
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One thing below a root; the root itself has an empty name.
+
+    Parameters
+    ----------
+    name : str
+        Its path from the root, with slashes.
+    kind : str
+        ``"file"``, ``"folder"`` or ``"link"``.
+    size : int
+        Bytes of a file.
+    mtime : int
+        When it was changed, in nanoseconds.
+    mode : int
+        Who may do what with it.
+    to : str
+        Where a link leads.
+    digest : str
+        The SHA-256 of a file; empty where nobody has needed it.
+    """
+
+    name: str
+    kind: str
+    size: int = 0
+    mtime: int = 0
+    mode: int = 0
+    to: str = ""
+    digest: str = ""
+
+    @property
+    def token(self) -> str:
+        """What it is called where names of the user's have no place; another content has another one."""
+        return hashlib.blake2b(f"{self.name}\0{self.digest}".encode(*_ANY), digest_size=20).hexdigest()
+
+
+def kind_of(mode: int) -> str:
+    """What a file system's mode says that something is."""
+    if stat.S_ISREG(mode):
+        return FILE
+    if stat.S_ISDIR(mode):
+        return FOLDER
+    return LINK if stat.S_ISLNK(mode) else OTHER
+
+
+def walk(root: Path) -> list[Entry]:
+    """A file, or a folder with all that is in it, folders before what they hold; links in it stay links.
+
+    Raises
+    ------
+    OSError
+        When something of it cannot be read, or can be neither file, folder nor link.
+    """
+    with Beneath.source(root) as source:
+        info = source.stat()
+        assert info is not None
+        if kind_of(info.st_mode) != FOLDER:
+            if not os.access(root, os.R_OK):
+                raise _unreadable(root)
+            return [_entry(root, "", info)]
+        entries = [_entry(root, "", info)]
+        for name, inner, folder in source.walk():
+            last = name.rpartition("/")[2]
+            if kind_of(inner.st_mode) == LINK:
+                entries.append(Entry(name, LINK, to=os.readlink(last, dir_fd=folder)))
+                continue
+            if not os.access(last, os.R_OK, dir_fd=folder):
+                raise _unreadable(root / name)
+            entries.append(_entry(root / name, name, inner))
+        return entries
+
+
+def _unreadable(path: Path) -> PermissionError:
+    return PermissionError(f"{path} cannot be read: permission denied")
+
+
+def _entry(path: Path, name: str, info: os.stat_result) -> Entry:
+    kind = kind_of(info.st_mode)
+    if kind == OTHER:
+        raise OSError(f"{path} is neither file nor folder nor symbolic link: it cannot be sent")
+    mode = stat.S_IMODE(info.st_mode) & 0o777
+    return Entry(name, kind, info.st_size if kind == FILE else 0, info.st_mtime_ns, mode)
+
+
+def total(entries: Iterable[Entry]) -> int:
+    """Bytes of all files."""
+    return sum(entry.size for entry in entries)
+
+
+def digest_of(path: Path) -> str:
+    """The SHA-256 of a file."""
+    with open(path, "rb") as file:
+        return digest_in(file)
+
+
+def digest_in(file: IO[bytes], tell: Callable[[int], None] = lambda size: None) -> str:
+    """The SHA-256 of an open file; ``tell`` is given the size of each piece that has been read."""
+    digest = hashlib.sha256()
+    while data := file.read(_CHUNK):
+        digest.update(data)
+        tell(len(data))
+    return digest.hexdigest()
+
+
+def hashed(root: Path, entries: Sequence[Entry], wanted: Iterable[int], tell: Callable[[int], None]) -> list[Entry]:
+    """The same entries, those at the wanted places with the hash of what is below ``root`` now.
+
+    Raises
+    ------
+    OSError
+        When a file cannot be read.
+    """
+    known = list(entries)
+    with Beneath.source(root) as source:
+        for index in wanted:
+            entry = known[index]
+            if entry.kind != FILE:
+                continue
+            try:
+                with open(source.open(entry.name), "rb") as file:
+                    known[index] = replace(entry, digest=digest_in(file, tell))
+            except OSError as error:
+                # What reading raises does not say of which file.
+                error.filename = error.filename or str(root / entry.name)
+                raise
+    return known
+
+
+def pack(entries: Iterable[Entry]) -> bytes:
+    """Entries as bytes for a message; names may be any that a file system has.
+
+    Raises
+    ------
+    OSError
+        When they are too many.
+    """
+    text = json.dumps([astuple(entry) for entry in entries]).encode()
+    if len(text) > MOST_BYTES:
+        raise OSError(errno.EFBIG, f"its list of files is {len(text)} bytes, and {MOST_BYTES} is the most: pack them")
+    return zlib.compress(text, 1)
+
+
+def unpack(data: bytes) -> list[Entry]:
+    """What `pack` was given.
+
+    Raises
+    ------
+    ValueError
+        When it is not that, is larger than any that `pack` makes, or an entry's name leads out of the root.
+    """
+    stream = zlib.decompressobj()
+    text = stream.decompress(data, MOST_BYTES)
+    if not stream.eof:
+        more = "more than" if stream.unconsumed_tail else "cut off after"
+        raise ValueError(f"a list of files is {more} {len(text)} bytes: it is not unpacked")
+    entries = [Entry(*fields) for fields in json.loads(text)]
+    for entry in entries:
+        if entry.name.startswith("/") or ".." in PurePosixPath(entry.name).parts:
+            raise ValueError(f"{shown(entry.name)!r} leads out of the folder")
+    return entries
+
+
+def shown(text: str) -> str:
+    """A name as a message can have it: bytes that are no text are written as numbers."""
+    return text.encode(*_ANY).decode("utf-8", "backslashreplace")
+
+
+def to_wire(text: str) -> bytes:
+    """A path for a message, which takes only what is text as text."""
+    return text.encode(*_ANY)
+
+
+def from_wire(text: str | bytes) -> str:
+    """What `to_wire` was given."""
+    return text if isinstance(text, str) else bytes(text).decode(*_ANY)

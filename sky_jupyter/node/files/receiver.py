@@ -1,0 +1,154 @@
+"""What receives a file or folder, whichever way it comes: each file whole or not at all, and none through a link.
+
+What comes is written to a staging folder, under names that are made of what it is, and put in its place
+from there. Places are reached from the open folder that everything goes to.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from . import staging
+from .open_folder import Beneath
+
+_PART = ".part"
+_BLOCK = 1 << 16
+_ZEROS = bytes(_BLOCK)
+
+
+class Receiver:
+    """One a transfer, made where it goes to and closed with it.
+
+    Parameters
+    ----------
+    root : Path
+        Where it goes. Links in this path are followed: the user has named it.
+    folder : bool
+        Whether a folder comes, or a file.
+    spool : Path, optional
+        The staging folder, on the same file system; one beside the root unless given.
+    """
+
+    def __init__(self, root: Path, *, folder: bool, spool: Path | None = None) -> None:
+        self.root = root
+        self.spool = staging.beside(root) if spool is None else spool
+        root.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
+        if folder:
+            root.mkdir(exist_ok=True, mode=0o700)
+        self.place = Beneath(root) if folder else Beneath(root.parent, root.name)
+        self._staged: Beneath | None = None
+
+    def close(self, *, whole: bool = False) -> None:
+        """Let go of both folders; when it is ``whole``, nothing of it stays in the staging folder."""
+        self.place.close()
+        if self._staged is not None:
+            self._staged.close()
+        if whole:
+            shutil.rmtree(self.spool, ignore_errors=True)
+        else:
+            with contextlib.suppress(OSError):
+                self.spool.rmdir()
+
+    @property
+    def staged(self) -> Beneath:
+        """The staging folder, which is made when it is first needed."""
+        if self._staged is None:
+            self._staged = staging.enter(self.spool)
+        return self._staged
+
+    def has_staged(self) -> bool:
+        """Tell whether a staging folder is there already: an earlier transfer, or another way, has left something."""
+        return self._staged is not None or self.spool.is_dir()
+
+    @contextlib.contextmanager
+    def part(self, token: str, name: str) -> Iterator[IO[bytes]]:
+        """A file that grows, for reading and writing, with what an earlier transfer has left of it.
+
+        It stays when this one breaks, but on a full disk. Two transfers do not write one.
+        """
+        try:
+            with open(_own(self.staged, token + _PART, self._path(name)), "r+b", buffering=0) as file:
+                yield file
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EDQUOT):
+                with contextlib.suppress(OSError):
+                    self.staged.unlink(token + _PART)
+            raise
+
+    def put_part(self, token: str, name: str, mode: int | None = None, mtime: int | None = None) -> None:
+        """Put a part that is whole in its place."""
+        self._put(token + _PART, name, mode, mtime)
+
+    def put(self, token: str, name: str, content: bytes, mode: int | None = None, mtime: int | None = None) -> None:
+        """Have a file with this content."""
+        with self.part(token, name) as file:
+            file.truncate(0)
+            write(file, content)
+        self.put_part(token, name, mode, mtime)
+
+    def put_staged(self, token: str, name: str) -> None:
+        """Put in its place what has come to the staging folder by another way."""
+        self._put(token, name, None, None)
+
+    def link(self, name: str, to: str) -> None:
+        """Have a link lead where it should, in the place of a link or file that may be there."""
+        info = self.place.stat(name)
+        if info is not None and stat.S_ISLNK(info.st_mode) and self.place.readlink(name) == to:
+            return
+        token = hashlib.sha256(os.fsencode(name)).hexdigest() + _PART
+        self.staged.unlink(token)
+        self.staged.symlink(token, to)
+        self.place.bring(self.staged, token, name)
+
+    def _put(self, staged: str, name: str, mode: int | None, mtime: int | None) -> None:
+        if mode is not None or mtime is not None:
+            self.staged.settle(staged, mode, mtime)
+        self.place.bring(self.staged, staged, name)
+
+    def _path(self, name: str) -> str:
+        return str(self.root / name) if name else str(self.root)
+
+
+def write(file: IO[bytes], data: bytes | memoryview) -> None:
+    """Write all of the data at the end of an unbuffered file; of blocks of zeros only their number is kept."""
+    view, at = memoryview(data), file.tell()
+    begun = 0
+    for start in range(0, len(view), _BLOCK):
+        end = min(start + _BLOCK, len(view))
+        if view[start:end] == _ZEROS[: end - start]:
+            _write(file, at + begun, view[begun:start])
+            begun = end
+    _write(file, at + begun, view[begun:])
+    whole = at + len(view)
+    if os.fstat(file.fileno()).st_size < whole:
+        os.ftruncate(file.fileno(), whole)
+    file.seek(whole)
+
+
+def _write(file: IO[bytes], at: int, view: memoryview) -> None:
+    file.seek(at)
+    while view:
+        view = view[file.write(view) :]
+
+
+def _own(folder: Beneath, name: str, what: str) -> int:
+    """A file of the staging folder that nobody else takes now."""
+    file = folder.create(name)
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(file)
+        raise OSError(errno.EBUSY, "another transfer is writing it", what) from None
+    except OSError:
+        # A file system without locks.
+        return file
+    return file

@@ -1,0 +1,387 @@
+"""The host: the process at the root of a machine's part of a pool, parent of all the others there.
+
+    python -m sky_jupyter.node.host.host FOLDER [SECONDS]
+
+It reads FOLDER/host.json, for which it waits so many seconds, starts the forkserver, on the head's machine
+the scheduler, and one agent a node, says what came up as JSON lines on its standard output, and then watches.
+A scheduler or an agent that ends is started anew, at its place, and so is a forkserver, with all agents.
+Where FOLDER/host.json.next appears, it has other nodes from then on: all agents are new, and the forkserver
+and the scheduler are not. A pool that is not kept ends with the process that made it, and one whose lease
+nobody renews, or whose time (ttl) is over, ends by itself. So does one whose maker is not heard of any more
+before it has said that the pool is ready. However it ends, it takes everything with it: its children die with
+it, orphans come to it, and the folder is removed.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import select
+import shutil
+import signal
+import sys
+import time
+import traceback
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ..protocol.host_config import CONFIG, NEXT, READY, STARTING, HostConfig
+from ..system import locks, processes
+from ..system.gpus import Devices
+from ..system.stopped import PAUSE, Standstill
+
+_WATCH = 0.25
+_LOOK = 0.02
+_FAREWELL = 0.5
+# What ends more often than this within a minute is not started anew any more.
+_REVIVALS = 5
+_REVIVAL_SPAN = 60.0
+_LAST_LINES = 30
+
+
+class StartFailed(RuntimeError):
+    """A process that the pool cannot do without has not come up; ``lines`` are its last ones."""
+
+    def __init__(self, message: str, lines: list[str]) -> None:
+        self.lines = lines
+        super().__init__(message)
+
+
+class Host:
+    """One a machine and pool; made by `main`, ends with the pool."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.config = HostConfig.read(folder)
+        self.children: dict[int, str] = {}
+        # Held until this process is gone, and by it alone: who cannot see it sees that.
+        self.locks = [locks.hold(folder / locks.HOST), locks.shield(folder)]
+        self.ending = False
+        # How often it was asked to end: who asks twice does not wait for the ranks.
+        self.asked = 0
+        self.revivals: dict[str, list[float]] = {}
+        self.began = self.renewed = time.monotonic()
+        # Whether the pool is ready, and the last word of who makes it.
+        self.ready, self.word = self.config.start_timeout is None, 0
+        self.scheduler_address = self.config.scheduler
+        self.devices = Devices()
+        self.standstill, self.looked = Standstill(), self.began
+
+    def run(self) -> None:
+        for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+            signal.signal(number, self.on_signal)
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        # A signal that arrives between a check and a sleep must end the sleep.
+        self.wake, wake_write = os.pipe()
+        os.set_blocking(self.wake, False)
+        os.set_blocking(wake_write, False)
+        signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
+        # The agents write to it; each process that renews the lease has an end of its own.
+        self.lease, self.lease_write = os.pipe()
+        os.set_blocking(self.lease, False)
+        os.set_blocking(self.lease_write, False)
+        processes.adopt_orphans()
+        try:
+            self.start()
+            self.watch()
+        except BaseException as error:
+            # (The folder goes with the host, and the logs with it.)
+            if isinstance(error, StartFailed):
+                self.say(event="failed", message=str(error), lines=error.lines)
+            else:
+                self.say(event="failed", message=f"{type(error).__name__}: {error}")
+            traceback.print_exc()
+        finally:
+            self.end()
+
+    def on_signal(self, *_: Any) -> None:
+        self.ending = True
+        self.asked += 1
+
+    def start(self) -> None:
+        from ..kernel import forkserver
+
+        preload, timeout = self.config.preload, self.config.exit_timeout
+        with forkserver.listen(self.folder / "fork") as listener:
+            self.fork("forkserver", lambda: forkserver.serve(listener, preload, timeout), log="forkserver.log")
+        # After the forkserver: it must not carry the control plane's modules, nor wait for them.
+        from ..dask import settings
+
+        settings.forget_the_persons()
+        from ..agent import dask_worker
+        from ..dask import scheduler
+        from ..system import gpus
+
+        # After the forkserver, whose children are the person's own processes.
+        processes.give_memory_back()
+        self.serve_scheduler, self.serve_agent = scheduler.serve, dask_worker.serve
+        self.devices = gpus.present()
+        self.has_scheduler = self.scheduler_address is None
+        if self.has_scheduler:
+            self.scheduler_address = self.start_scheduler()
+        for node in self.config.nodes:
+            self.start_agent(node)
+        self.renewed = time.monotonic()
+        self.say(event="started", scheduler=self.scheduler_address)
+
+    def renew_forkserver(self) -> None:
+        """Have another forkserver, and agents that have a line to it: the kernels of the old one died with it."""
+        from ..kernel import forkserver
+
+        for name in ("fork", f"fork{forkserver.READY}"):
+            (self.folder / name).unlink(missing_ok=True)
+        with forkserver.listen(self.folder / "fork") as listener:
+            listener.set_inheritable(True)
+            # A new program: this process has the control plane's modules by now.
+            command = [sys.executable, "-m", forkserver.__name__, str(listener.fileno())]
+            command += [str(self.config.exit_timeout), *self.config.preload]
+            self.fork("forkserver", lambda: os.execv(sys.executable, command), log="forkserver.log")
+        for pid, name in self.children.items():
+            if name.startswith("agent"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+
+    def start_scheduler(self) -> str:
+        """Start it, at the port that it had, if it had one; its address."""
+        read, write = os.pipe()
+        address = self.config.addresses[0]
+        port = int((self.scheduler_address or ":0").rpartition(":")[2])
+        self.fork("scheduler", lambda: self.serve_scheduler(self.folder, address, port, write), log="scheduler.log")
+        os.close(write)
+        with os.fdopen(read) as pipe:
+            line = pipe.readline().strip() if self.comes(read) else ""
+        if not line and self.ending:
+            raise StartFailed("the host ended: a signal asked it to while the pool started", [])
+        if not line:
+            raise StartFailed("the scheduler ended before it listened", _tail(self.folder / "scheduler.log"))
+        return line
+
+    def comes(self, pipe: int) -> bool:
+        """Wait for what a child says, or its end, and tell who stands still meanwhile; False where all is to end."""
+        while not self.ending:
+            if select.select([pipe], [], [], _WATCH)[0]:
+                return True
+            self.tell_who_stands_still()
+        return False
+
+    def start_agent(self, node: int) -> None:
+        folder = self.folder / f"n{node}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+
+        def serve() -> None:
+            assert self.scheduler_address is not None
+            self.serve_agent(self.folder, self.config, node, self.scheduler_address, self.devices, self.lease_write)
+
+        self.fork(f"agent {node}", serve, log=f"n{node}/agent.log")
+
+    def fork(self, name: str, work: Callable[[], None], log: str) -> int:
+        """Run ``work`` in a child that dies with this process; its output goes to the named log."""
+        parent = os.getpid()
+        pid = os.fork()
+        if pid:
+            self.children[pid] = name
+            return pid
+        status = 1
+        try:
+            processes.die_with_parent(parent)
+            for lock in self.locks:
+                if lock is not None:
+                    os.close(lock)
+            signal.set_wakeup_fd(-1)
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
+                signal.signal(number, signal.SIG_DFL)
+            # An interrupt of the terminal concerns the kernels, and reaches them through the agents.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+            out = os.open(self.folder / log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+            os.dup2(out, 1)
+            os.dup2(out, 2)
+            os.close(out)
+            work()
+            status = 0
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.stderr.flush()
+            os._exit(status)
+
+    def watch(self) -> None:
+        while not self.ending:
+            for pid, status in processes.reap().items():
+                name = self.children.pop(pid, None)
+                if name is not None:
+                    self.on_ended(name, processes.exit_text(status))
+            if self.config.owner is not None and os.getppid() != self.config.owner:
+                return
+            if self.lease_is_over() or self.time_is_over():
+                return
+            self.change_if_asked()
+            self.tell_who_stands_still()
+            select.select([self.wake, self.lease], [], [], _WATCH)
+            with contextlib.suppress(BlockingIOError):
+                os.read(self.wake, 512)
+
+    def tell_who_stands_still(self) -> None:
+        """Look once a second whether a child was stopped: the manager cannot see that from afar."""
+        if time.monotonic() - self.looked >= PAUSE:
+            self.looked = time.monotonic()
+            for change in self.standstill.look(self.children):
+                self.say(event="standstill", **change)
+
+    def change_if_asked(self) -> None:
+        """Where the manager has left word of other nodes, have those: new agents and kernels, the rest as it was."""
+        word = self.folder / NEXT
+        if not word.exists():
+            return
+        before = self.config.nodes
+        try:
+            self.config = HostConfig.parse(word.read_bytes())
+        except (OSError, ValueError, TypeError) as error:
+            word.unlink()
+            self.say(event="unchanged", message=f"{NEXT} cannot be read: {type(error).__name__}: {error}")
+            return
+        word.replace(self.folder / CONFIG)
+        kept = {pid: name for pid, name in self.children.items() if not name.startswith("agent")}
+        self.end_agents()
+        self.end_orphans(kept)
+        renumber(self.folder, before, self.config)
+        self.revivals.clear()
+        for node in self.config.nodes:
+            self.start_agent(node)
+        # Nobody could renew it meanwhile.
+        self.renewed = time.monotonic()
+
+    def end_orphans(self, kept: dict[int, str]) -> None:
+        """End what the kernels have left, in whatever session, and agents that did not heed: all but those kept."""
+        processes.kill_descendants(spare=frozenset(kept))
+        self.children = {}
+        for pid, name in kept.items():
+            if processes.is_there(pid):
+                self.children[pid] = name
+            else:
+                # Its status was collected with those of the others.
+                self.on_ended(name, "it ended as the nodes were changed")
+
+    def lease_is_over(self) -> bool:
+        """Whether nobody has renewed the lease for too long. A clock that is set does not matter."""
+        now = time.monotonic()
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self.lease, 512):
+                self.renewed = now
+        if not self.ready:
+            self.hear_of_start(now)
+        limit = self.config.idle_timeout if self.ready else self.config.start_timeout
+        return limit is not None and now - self.renewed > limit
+
+    def hear_of_start(self, now: float) -> None:
+        """Look whether the pool is ready by now, and whether who makes it has left word since."""
+        self.ready = (self.folder / READY).exists()
+        with contextlib.suppress(OSError):
+            word = (self.folder / STARTING).stat().st_mtime_ns
+            if self.ready or word != self.word:
+                self.word, self.renewed = word, now
+
+    def time_is_over(self) -> bool:
+        """Whether the pool has been there for as long as it may be, whoever is there and whatever runs."""
+        return self.config.ttl is not None and time.monotonic() - self.began > self.config.ttl
+
+    def on_ended(self, name: str, text: str) -> None:
+        """A child has ended: what the pool cannot do without is started anew."""
+        now = time.monotonic()
+        recent = [when for when in self.revivals.get(name, []) if now - when < _REVIVAL_SPAN]
+        revived = False
+        if len(recent) < _REVIVALS:
+            self.revivals[name] = [*recent, now]
+            with contextlib.suppress(RuntimeError, OSError):
+                if name == "scheduler":
+                    self.start_scheduler()
+                elif name == "forkserver":
+                    self.renew_forkserver()
+                else:
+                    self.start_agent(int(name.rpartition(" ")[2]))
+                revived = True
+        self.say(event="ended", name=name, text=text, revived=revived)
+
+    def end(self) -> None:
+        """Ask the agents to close, then kill whatever is left and remove the folders."""
+        # It may take its time: whoever waits for it to start anything need not.
+        self.say(event="ending")
+        with contextlib.suppress(Exception):
+            self.end_agents()
+        with contextlib.suppress(Exception):
+            processes.kill_descendants()
+        shutil.rmtree(self.config.blobs, ignore_errors=True)
+        shutil.rmtree(self.folder, ignore_errors=True)
+
+    def end_agents(self) -> None:
+        """Ask the agents to close, and give them time to end their ranks in order."""
+        end = time.monotonic() + self.config.exit_timeout + _FAREWELL
+        for pid, name in self.children.items():
+            if name.startswith("agent"):
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGTERM)
+        while any(name.startswith("agent") for name in self.children.values()) and time.monotonic() < end:
+            for pid in processes.reap():
+                self.children.pop(pid, None)
+            if self.asked > 1:
+                break
+            time.sleep(0.01)
+
+    def say(self, **event: Any) -> None:
+        """One JSON line for the manager, which may be gone; one that comes back finds it in the folder."""
+        line = json.dumps(event) + "\n"
+        with contextlib.suppress(OSError), open(self.folder / "host.events", "a", encoding="utf-8") as file:
+            file.write(line)
+        with contextlib.suppress(OSError, ValueError):
+            sys.stdout.write(line)
+            sys.stdout.flush()
+
+
+def _tail(log: Path) -> list[str]:
+    with contextlib.suppress(OSError):
+        return log.read_text(errors="replace").splitlines()[-_LAST_LINES:]
+    return []
+
+
+def renumber(folder: Path, before: Sequence[int], config: HostConfig) -> None:
+    """Give the nodes' folders, with the journals in them, their new numbers; those of nodes that are gone go."""
+    numbers = {was: node for node, was in zip(config.nodes, config.was, strict=True) if was >= 0}
+    if len(before) == len(config.nodes) == 1:
+        # A machine with one node has that one, whatever was missed before.
+        numbers = dict(zip(before, config.nodes, strict=True))
+    for node in before:
+        path = folder / f"n{node}"
+        if node in numbers and path.exists():
+            # Under neither name: the one that it gets may still be another's.
+            path.rename(folder / f"moved-{numbers[node]}")
+        else:
+            shutil.rmtree(path, ignore_errors=True)
+    for node in numbers.values():
+        with contextlib.suppress(FileNotFoundError):
+            (folder / f"moved-{node}").rename(folder / f"n{node}")
+
+
+def _is_told(folder: Path, patience: float) -> bool:
+    """Wait for the last of the files that another machine sends; whether it has come."""
+    end = time.monotonic() + patience
+    while not (folder / CONFIG).exists():
+        if time.monotonic() > end or not folder.exists():
+            return False
+        time.sleep(_LOOK)
+    return True
+
+
+def main() -> None:
+    """Entry of ``python -m sky_jupyter.node.host.host FOLDER [SECONDS]``."""
+    folder, *patience = sys.argv[1:]
+    if patience and not _is_told(Path(folder), float(patience[0])):
+        # Who makes the pool has gone meanwhile.
+        shutil.rmtree(folder, ignore_errors=True)
+        return
+    Host(Path(folder)).run()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,1 @@
+"""What runs have printed and returned, on the node's disk."""

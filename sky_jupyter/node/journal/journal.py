@@ -1,0 +1,431 @@
+"""The journal: a run's events on the node's disk, numbered from 0; the truth about what was printed.
+
+A JSON object a line. It is bounded: the first quarter of its limit and the newest output are kept,
+and a gap event says how much of the middle is not. Where the disk takes no more, events are still
+numbered and forwarded, and kept again once there is room; a gap event stands for those in between.
+How a run begins and how its ranks end is kept in any case.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import functools
+import itertools
+import json
+import os
+import re
+import time
+from bisect import bisect_right
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from .segments import MAX_LINE, Gap, Line, Part, Segment, Tally, filled, is_number, merged, parse
+from .spare_files import Spares
+
+LIMIT = 256 << 20
+MAX_READ = 4 << 20
+# The first part that is kept, and a single event that is not, are more than this part of the limit.
+_QUARTER = 4
+_SEGMENTS = 16
+# A disk that is full time and again leaves small files.
+_MOST_SEGMENTS = 4 * _SEGMENTS
+_MOST_ENDS = 512
+_MOST_HELD = 3 * _MOST_ENDS
+_FULL = {errno.ENOSPC, errno.EDQUOT}
+_FILE = re.compile(r"(?P<base>.+)\.(?:[0-9]{12,}|held|mark)\Z")
+
+
+class _Entry(NamedTuple):
+    line: bytes
+    stream: tuple[int, str] | None
+    held: bool
+
+
+class Journal:
+    """Made by the agent for each run; kept until the run is forgotten or the node ends.
+
+    Parameters
+    ----------
+    path : Path
+        What the names of its files begin with. For a path of which there are files, see `reopen`.
+    limit : int
+        About how many bytes of lines are kept on the disk at most.
+    spares : Spares, optional
+        Where its files come from and go to; they are made and deleted unless given.
+    """
+
+    # Seconds after which a disk that took nothing is tried again.
+    patience = 1.0
+
+    def __init__(self, path: Path, limit: int = LIMIT, spares: Spares | None = None) -> None:
+        self.path = path
+        self.limit = limit
+        self._spares = spares
+        self.next = 0
+        """The number that the next event will have."""
+        self.begin: dict[str, Any] | None = None
+        """Event 0, where it says how the run began."""
+        self.ended: set[int] = set()
+        """The ranks that have an end event."""
+        self._parts: list[Part] = []
+        self._current: Segment | None = None
+        # When the disk last took nothing, and why; None where it takes all.
+        self._failed: float | None = None
+        self._why = ""
+        self._said = False
+        self._marked = False
+        self._closed = False
+        self._saved = False
+        # Whether there may be files beside those that it has made itself.
+        self._inherited = False
+
+    # -- what is written ---------------------------------------------------------------------------
+
+    def append(self, events: Sequence[dict[str, Any]]) -> bytes:
+        """Number the events and return their lines, kept or not; never raises.
+
+        When the disk takes no more for the first time, an event that says so follows them.
+        """
+        first = self.next
+        entries = [self._entry(event) for event in events]
+        self._keep(first, entries)
+        if self._failed is not None and not self._said:
+            self._said = True
+            text = f"{self._why}: output is shown, but not kept"
+            entries.append(self._entry({"kind": "notice", "text": text, "t": time.time()}))
+            self._pass_over(self.next - 1, entries[-1:], self._why)
+        if entries and not isinstance(self._parts[-1], Segment) and (self._failed is not None or not self._save()):
+            self._mark(self.next)
+        return b"".join(entry.line for entry in entries)
+
+    def _entry(self, event: dict[str, Any]) -> _Entry:
+        event["seq"] = self.next
+        try:
+            line = json.dumps(event, separators=(",", ":")).encode() + b"\n"
+        except (TypeError, ValueError, RecursionError):
+            event = _unwritable(event)
+            line = json.dumps(event, separators=(",", ":")).encode() + b"\n"
+        self.next += 1
+        return _Entry(line, _stream(event), self._learn(event))
+
+    def _learn(self, event: dict[str, Any]) -> bool:
+        """Whether the event is one that is never dropped: the begin, and each rank's first end."""
+        kind, rank = event.get("kind"), event.get("rank")
+        if kind == "begin" and event["seq"] == 0:
+            self.begin = event
+            return True
+        if kind == "end" and is_number(rank) and rank not in self.ended and len(self.ended) < _MOST_ENDS:
+            self.ended.add(rank)
+            return True
+        return False
+
+    def _keep(self, first: int, entries: Sequence[_Entry]) -> None:
+        """Write entries to segments; those that the disk does not take are passed over."""
+        if self._closed:
+            return self._pass_over(first, entries, "the run was forgotten")
+        if self._failed is not None and time.monotonic() - self._failed < self.patience:
+            return self._pass_over(first, entries, self._why)
+        at = 0
+        while at < len(entries):
+            if self._too_large(entries[at]):
+                self._pass_over(first + at, entries[at : at + 1], f"journal limit {size_text(self.limit)}")
+                at += 1
+                continue
+            segment = self._segment(first + at, len(entries[at].line))
+            chunk = self._chunk(entries[at:], segment.size)
+            fresh = not segment.size
+            kept, error = segment.write([entry.line for entry in chunk])
+            self._register(segment, chunk[:kept])
+            at += kept
+            # A file may be as large as it can be, and another one still have room.
+            if error is not None and (error.errno != errno.EFBIG or (fresh and not kept)):
+                self._fail(error)
+                return self._pass_over(first + at, entries[at:], self._why)
+            if error is not None:
+                self._current = None
+        return None
+
+    def _too_large(self, entry: _Entry) -> bool:
+        return len(entry.line) > self.limit // _QUARTER and not entry.held
+
+    def _segment(self, number: int, size: int) -> Segment:
+        """The segment that event ``number`` of so many bytes goes to; there is room for it, by the limit."""
+        span = self.limit // _SEGMENTS
+        segment = self._current
+        if segment is not None and (segment.next != number or segment.size + size > span):
+            segment = None
+        segments = [part for part in self._parts if isinstance(part, Segment)]
+        total = sum(part.size for part in segments)
+        for part in segments:
+            # With what the rest of a segment may take.
+            if total + max(size, span) <= self.limit and len(segments) < _MOST_SEGMENTS:
+                break
+            if not part.head and part is not segment:
+                self._drop(part)
+                segments = [other for other in segments if other is not part]
+                total -= part.size
+        if segment is None:
+            head = len(segments) < _SEGMENTS and all(part.head for part in segments)
+            segment = Segment(self.path, number, head=head and total + max(size, span) <= self.limit // _QUARTER)
+            self._use_spare(segment.path)
+        self._current = segment
+        return segment
+
+    def _chunk(self, entries: Sequence[_Entry], size: int) -> Sequence[_Entry]:
+        """Those of the entries that go to a segment of this size in one write: one at least."""
+        for index, entry in enumerate(entries):
+            size += len(entry.line)
+            if index and (size > self.limit // _SEGMENTS or self._too_large(entry)):
+                return entries[:index]
+        return entries
+
+    def _register(self, segment: Segment, entries: Sequence[_Entry]) -> None:
+        """Take in what a segment has just been given."""
+        if not entries:
+            if not segment.size:
+                segment.remove()
+                self._current = None
+            return
+        number = segment.next - len(entries)
+        for index, entry in enumerate(entries):
+            _count(segment, number + index, entry.stream, len(entry.line), entry.held)
+        self._failed = None
+        if number > segment.first:
+            return
+        self._parts.append(segment)
+        if not self._marked:
+            self._mark(segment.first)
+        if len(self._parts) > 1 and not isinstance(self._parts[-2], Segment):
+            self._save()
+
+    def _fail(self, error: OSError) -> None:
+        self._failed = time.monotonic()
+        what = "is full" if error.errno in _FULL else f"cannot be written ({error.strerror or error})"
+        self._why = f"the disk of this node {what}"
+
+    def _pass_over(self, first: int, entries: Sequence[_Entry], why: str) -> None:
+        """Let a gap stand for events that are not on the disk; those never dropped are held."""
+        for number, entry in enumerate(entries, first):
+            if entry.held:
+                self._parts.append(Line(number, entry.line))
+                continue
+            tally: Tally = {} if entry.stream is None else {entry.stream: len(entry.line)}
+            self._parts.append(Gap(number, number + 1, len(entry.line), why, tally))
+            self._parts[-2:] = merged(self._parts[-2:])
+
+    def _drop(self, segment: Segment) -> None:
+        """Let a gap stand for a segment, but for its events that are never dropped."""
+        whole = Gap(segment.first, segment.next, segment.size, f"journal limit {size_text(self.limit)}", segment.tally)
+        lines = [Line(number, segment.read(number, 1)[0]) for number in segment.held]
+        # Unless the file was tampered with.
+        lines = [line for line in lines if (parse(line.data) or {}).get("kind") in ("begin", "end")]
+        place = self._parts.index(segment)
+        self._parts[place : place + 1] = filled(segment.first, segment.next, [*lines, whole])
+        self._parts = merged(self._parts)
+        # A crash between the two leaves a file too many, and not an event too few.
+        saved = self._save()
+        segment.remove()
+        if not saved:
+            self._save()
+
+    # -- what is read ------------------------------------------------------------------------------
+
+    def read(self, start: int, most: int = MAX_READ) -> tuple[bytes, int]:
+        """Lines from event ``start`` on, at most about 4 MiB, and the number that follows them.
+
+        What is not kept comes as a gap event, which stands for ``count`` events from ``seq`` on.
+        """
+        at, data, left = max(0, start), [], max(1, min(most, MAX_READ))
+        place = bisect_right(self._parts, at, key=lambda part: part.first) - 1
+        while left > 0 and at < self.next:
+            lines, at = self._parts[place].read(at, left)
+            data.append(lines)
+            left -= len(lines)
+            if at >= self._parts[place].next:
+                place += 1
+        return b"".join(data), min(at, self.next)
+
+    # -- its files ---------------------------------------------------------------------------------
+
+    def _file(self, name: str) -> Path:
+        return self.path.with_name(f"{self.path.name}.{name}")
+
+    def _files(self) -> list[Path]:
+        with contextlib.suppress(OSError):
+            start = f"{self.path.name}."
+            return sorted(path for path in self.path.parent.iterdir() if path.name.startswith(start))
+        return []
+
+    def _use_spare(self, path: Path) -> None:
+        if self._spares is not None:
+            self._spares.use(path)
+
+    def _save(self) -> bool:
+        """Write what is in no segment to a file of its own, whole or not at all; whether that went well."""
+        self._saved = True
+        held = self._file("held")
+        fresh = self._file("held.new")
+        lines = [part.read(part.first, 1)[0] for part in self._parts if not isinstance(part, Segment)]
+        try:
+            fresh.write_bytes(b"".join(lines))
+            fresh.replace(held)
+        except OSError:
+            with contextlib.suppress(OSError):
+                fresh.unlink()
+            return False
+        return True
+
+    def _mark(self, number: int) -> None:
+        """Leave the number that is next where it can be found after the agent's death.
+
+        Written in place, in a block that the first segment's making set aside: a full disk takes it.
+        """
+        if not self._marked:
+            self._use_spare(self._file("mark"))
+        self._marked = True
+        with contextlib.suppress(OSError):
+            file = os.open(self._file("mark"), os.O_WRONLY | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            try:
+                os.pwrite(file, b"%020d" % number, 0)
+            finally:
+                os.close(file)
+
+    @classmethod
+    def reopen(cls, path: Path, limit: int = LIMIT) -> Journal:
+        """The journal that an agent left when it died; broken lines are dropped, whatever is in its files.
+
+        Numbers go on after the last that was given to an event, kept or not.
+        """
+        self = cls(path, limit)
+        self._inherited = True
+        segments, highest = self._segments()
+        held = self._held()
+        self.next = max([highest, self._marked_number(), *(part.next for part in held)])
+        at = 0
+        for segment in segments:
+            self._parts += [*filled(at, segment.first, held), segment]
+            at = segment.next
+        self._parts = merged([*self._parts, *filled(at, self.next, held)])
+        return self
+
+    def _segments(self) -> tuple[list[Segment], int]:
+        """The segments in order, and the number that follows the highest in them."""
+        found: list[Segment] = []
+        at = highest = size = 0
+        for path in self._files():
+            digits = path.name[len(self.path.name) + 1 :]
+            if not digits.isdecimal() or not is_number(first := int(digits[:20])) or first < at:
+                continue
+            segment = Segment(self.path, first, head=False)
+            if segment.path != path:
+                continue
+            highest = max(highest, segment.scan(self._on_scanned(segment)))
+            at, size = segment.next, size + segment.size
+            segment.head = size <= self.limit // _QUARTER and len(found) < _SEGMENTS
+            if segment.size:
+                found.append(segment)
+        return found, highest
+
+    def _on_scanned(self, segment: Segment) -> Callable[[dict[str, Any], int], None]:
+        return lambda event, size: _count(segment, event["seq"], _stream(event), size, self._learn(event))
+
+    def _held(self) -> list[Gap | Line]:
+        """What is in no segment, as it was last saved."""
+        found: list[Gap | Line] = []
+        with contextlib.suppress(OSError), self._file("held").open("rb") as file:
+            for line in itertools.islice(iter(functools.partial(file.readline, MAX_LINE), b""), _MOST_HELD):
+                event = parse(line)
+                if event is None or not line.endswith(b"\n") or not is_number(event.get("seq")):
+                    continue
+                if event.get("kind") == "gap":
+                    gap = Gap.from_json(event)
+                    found += [gap] if gap is not None else []
+                elif self._learn(event):
+                    found.append(Line(event["seq"], line))
+        return sorted(found, key=lambda part: part.first)
+
+    def _marked_number(self) -> int:
+        try:
+            digits = self._file("mark").read_bytes()[:20]
+        except OSError:
+            return 0
+        number = int(digits) if digits.isdigit() else 0
+        return number if is_number(number) else 0
+
+    @staticmethod
+    def found(folder: Path) -> list[Path]:
+        """The paths of the journals that have files in a folder."""
+        try:
+            names = [path.name for path in folder.iterdir()]
+        except OSError:
+            return []
+        matches = filter(None, map(_FILE.match, names))
+        return [folder / name for name in sorted({match["base"] for match in matches})]
+
+    def close(self) -> None:
+        """Keep nothing more; what was written stays readable."""
+        self._closed = True
+
+    def remove(self) -> None:
+        """Delete all of its files."""
+        self._closed = True
+        if self._inherited:
+            paths = self._files()
+        else:
+            # A folder of hundreds of journals is not looked through for each of them.
+            segments = {part.path for part in (*self._parts, self._current) if isinstance(part, Segment)}
+            names = ("mark", "held", "held.new") if self._saved else ("mark",)
+            paths = [*segments, *map(self._file, names)]
+        for path in paths:
+            if self._spares is None or not self._spares.keep(path):
+                with contextlib.suppress(OSError):
+                    path.unlink()
+
+
+def _stream(event: dict[str, Any]) -> tuple[int, str] | None:
+    """The rank and stream whose output an event is; None where it is nobody's."""
+    rank, name = event.get("rank"), event.get("name")
+    if not is_number(rank) or event.get("kind") == "end":
+        return None
+    return rank, name if name in ("stdout", "stderr") else ""
+
+
+def _count(segment: Segment, number: int, stream: tuple[int, str] | None, size: int, held: bool) -> None:
+    """Note of an event in a segment what a gap would have to say in its place."""
+    if stream is not None and (stream in segment.tally or len(segment.tally) < _MOST_ENDS):
+        segment.tally[stream] = segment.tally.get(stream, 0) + size
+    if held:
+        segment.held.append(number)
+
+
+def _unwritable(event: dict[str, Any]) -> dict[str, Any]:
+    """What stands for an event that is no JSON."""
+    kind, rank = event.get("kind"), event.get("rank")
+    where = {"rank": rank} if is_number(rank) else {}
+    if kind == "end":
+        why = {"status": "error", "ename": "ValueError", "evalue": "how it ended could not be written down"}
+        return {"kind": "end", **where, **why, "seq": event["seq"]}
+    return {"kind": "notice", **where, "text": "an event could not be written down", "seq": event["seq"]}
+
+
+def size_text(size: int) -> str:
+    """Bytes in words: ``12.3 MB``, where a kB has 1024."""
+    for unit, name in ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB")):
+        if size >= unit:
+            return f"{size / unit:.1f}".removesuffix(".0") + f" {name}"
+    return f"{size} bytes"
+
+
+def lines_of(data: bytes) -> list[dict[str, Any]]:
+    """The events in a batch's bytes; a line that is not a JSON object raises ValueError."""
+    events = []
+    for line in data.split(b"\n"):
+        if not line:
+            continue
+        event = parse(line)
+        if event is None:
+            raise ValueError(f"an event must be an object, not {line[:80]!r}")
+        events.append(event)
+    return events

@@ -1,0 +1,251 @@
+"""The forkserver: one process a machine that has imported what the plugins name, and forks kernels.
+
+The host starts it; the agents ask it, over a unix socket with one JSON object a line, to fork the
+kernel of a rank. As the kernels' parent it learns of their end first, and says so at once to the
+agent that asked. It has one thread, so forking is safe; importing starts no backend.
+"""
+
+from __future__ import annotations
+
+import collections
+import contextlib
+import gc
+import importlib
+import json
+import os
+import selectors
+import signal
+import socket
+import sys
+import time
+import traceback
+import warnings
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ..system import processes
+
+# Beside its socket, once it has imported all and forks at once.
+READY = ".ready"
+KERNEL_MODULES = ("sky_jupyter.node.kernel.kernel",)
+_MAX_LINE = 1 << 20
+# What the OOM killer ends may have much memory to give back first.
+_OOM_WINDOW = 5.0
+# How often kernels are looked at that are to end by some time.
+_LOOK = 0.05
+
+
+def listen(path: Path) -> socket.socket:
+    """The listening socket; agents may connect before the imports are done, and wait."""
+    Path(f"{path}{READY}").unlink(missing_ok=True)
+    listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+    listener.bind(str(path))
+    os.chmod(path, 0o600)
+    listener.listen(64)
+    return listener
+
+
+def preload(modules: Iterable[str]) -> dict[str, str]:
+    """Import modules; what cannot be imported is returned with the reason, for the ranks to tell."""
+    failed = {}
+    for module in modules:
+        try:
+            importlib.import_module(module)
+        except Exception as error:
+            failed[module] = f"{type(error).__name__}: {error}"
+            traceback.print_exc()
+    return failed
+
+
+def serve(listener: socket.socket, modules: Iterable[str], exit_timeout: float) -> None:
+    """Import, then fork kernels for whoever connects, until the host ends this process.
+
+    Kernels whose agent is gone have ``exit_timeout`` seconds for an orderly end.
+    """
+    # Collections would only look at modules that stay, again and again.
+    gc.disable()
+    preload(KERNEL_MODULES)
+    failed = preload(modules)
+    # What is imported is never freed: forks need not copy its pages for a collection either.
+    gc.freeze()
+    gc.enable()
+    Path(f"{listener.getsockname()}{READY}").touch(mode=0o600)
+    _Server(listener, failed, exit_timeout).run()
+
+
+class _Server:
+    """The loop: accepts, reads requests, forks, and reports ends. State: who asked for which pid."""
+
+    def __init__(self, listener: socket.socket, failed: dict[str, str], exit_timeout: float) -> None:
+        self.listener = listener
+        self.failed = failed
+        self.exit_timeout = exit_timeout
+        # Our end of a pipe to each kernel: one whose pipe is closed ends in order.
+        self.pipes: dict[int, int] = {}
+        # Kernels that nobody else sees to, and when their time is over.
+        self.leaving: dict[int, float] = {}
+        self.buffers: dict[socket.socket, bytes] = {}
+        self.asked_by: dict[int, socket.socket] = {}
+        # When it was looked, and how many there had been: the first one before the window.
+        self.oom_kills = collections.deque([(time.monotonic(), processes.oom_kills())])
+        self.selector = selectors.DefaultSelector()
+        self.wake_read, self.wake_write = os.pipe()
+        os.set_blocking(self.wake_read, False)
+        os.set_blocking(self.wake_write, False)
+
+    def run(self) -> None:
+        signal.signal(signal.SIGCHLD, lambda *_: None)
+        signal.set_wakeup_fd(self.wake_write, warn_on_full_buffer=False)
+        self.selector.register(self.wake_read, selectors.EVENT_READ, self.on_child)
+        self.selector.register(self.listener, selectors.EVENT_READ, self.on_connect)
+        while True:
+            for key, _ in self.selector.select(_LOOK if self.leaving else 1.0):
+                key.data()
+            self.on_child()
+            self.kill_late()
+
+    def on_connect(self) -> None:
+        connection, _ = self.listener.accept()
+        self.buffers[connection] = b""
+        self.selector.register(connection, selectors.EVENT_READ, lambda: self.on_data(connection))
+
+    def on_data(self, connection: socket.socket) -> None:
+        try:
+            data = connection.recv(1 << 16)
+        except OSError:
+            data = b""
+        if not data:
+            self.drop(connection)
+            return
+        *lines, rest = (self.buffers[connection] + data).split(b"\n")
+        self.buffers[connection] = rest
+        if len(rest) > _MAX_LINE:
+            self.drop(connection)
+            return
+        for line in lines:
+            self.on_request(connection, json.loads(line))
+
+    def drop(self, connection: socket.socket) -> None:
+        """An agent's process is gone: nobody hears its kernels any more, and what comes next has its own."""
+        self.selector.unregister(connection)
+        self.buffers.pop(connection, None)
+        for pid in [pid for pid, asker in self.asked_by.items() if asker is connection]:
+            del self.asked_by[pid]
+            self.leaving[pid] = time.monotonic() + self.exit_timeout
+            self.finish(pid)
+            processes.signal_group(pid, signal.SIGINT)
+        connection.close()
+
+    def finish(self, pid: int) -> None:
+        """Have a kernel end in order, once it works on nothing; whoever asks sees to one that does not."""
+        if pid in self.pipes:
+            os.close(self.pipes.pop(pid))
+
+    def kill_late(self) -> None:
+        """Kill the kernels that nobody else sees to, and whose time is over."""
+        now = time.monotonic()
+        for pid in [pid for pid, end in self.leaving.items() if end <= now]:
+            del self.leaving[pid]
+            processes.kill_group(pid)
+
+    def on_request(self, connection: socket.socket, request: dict[str, Any]) -> None:
+        if "finish" in request:
+            self.finish(request["finish"])
+            return
+        parent = os.getpid()
+        end, ours = os.pipe()
+        with warnings.catch_warnings():
+            # Python counts a BLAS library's threads; those libraries handle a fork themselves.
+            warnings.simplefilter("ignore", DeprecationWarning)
+            pid = os.fork()
+        if pid == 0:
+            os.close(ours)
+            self.become_kernel(request, parent, end)
+        os.close(end)
+        self.pipes[pid] = ours
+        self.asked_by[pid] = connection
+        self.tell(connection, {"id": request["id"], "pid": pid, "preload_failed": self.failed})
+
+    def become_kernel(self, request: dict[str, Any], parent: int, end: int) -> None:
+        """In the child: shed the server, take on the rank's place and environment, never return."""
+        status = 1
+        try:
+            signal.set_wakeup_fd(-1)
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            processes.die_with_parent(parent)
+            os.setsid()
+            self.selector.close()
+            for connection in self.buffers:
+                connection.close()
+            self.listener.close()
+            os.close(self.wake_read)
+            os.close(self.wake_write)
+            for pipe in self.pipes.values():
+                os.close(pipe)
+            _redirect(request["log"])
+            os.environ.update(request["env"])
+            os.chdir(request["cwd"])
+            # What was imported stays frozen: a collection, or a look through what lives, would copy all its pages.
+            from .kernel import run_kernel
+
+            run_kernel(request["connection_file"], end)
+            status = 0
+        except SystemExit as end:
+            status = end.code if isinstance(end.code, int) else int(end.code is not None)
+        except BaseException:
+            traceback.print_exc()
+        finally:
+            with contextlib.suppress(Exception):
+                sys.__stderr__.flush()  # type: ignore[union-attr]
+            os._exit(status)
+
+    def on_child(self) -> None:
+        with contextlib.suppress(BlockingIOError):
+            while os.read(self.wake_read, 512):
+                pass
+        short = self.memory_was_short()
+        for pid, status, used in processes.collect():
+            self.finish(pid)
+            self.leaving.pop(pid, None)
+            # What it has started and left ends with it, whichever way it went.
+            processes.kill_group(pid, ended=True)
+            connection = self.asked_by.pop(pid, None)
+            if connection is not None:
+                text = processes.exit_text(status, used, short=short)
+                self.tell(connection, {"pid": pid, "ended": status, "text": text})
+
+    def memory_was_short(self) -> bool:
+        """Whether the kernel's OOM killer was at work of late: what it kills takes a while to end."""
+        now, kills = time.monotonic(), self.oom_kills
+        kills.append((now, processes.oom_kills()))
+        while len(kills) > 2 and kills[1][0] < now - _OOM_WINDOW:
+            kills.popleft()
+        return kills[-1][1] > kills[0][1]
+
+    def tell(self, connection: socket.socket, message: dict[str, Any]) -> None:
+        with contextlib.suppress(OSError):
+            connection.sendall(json.dumps(message).encode() + b"\n")
+
+
+def _redirect(log: str) -> None:
+    """Standard input from nowhere; output, until the kernel takes it over, to the rank's log."""
+    null = os.open(os.devnull, os.O_RDONLY)
+    out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
+    os.dup2(null, 0)
+    os.dup2(out, 1)
+    os.dup2(out, 2)
+    os.close(null)
+    os.close(out)
+
+
+def main() -> None:
+    """Entry of ``python -m sky_jupyter.node.kernel.forkserver SOCKET SECONDS MODULE...``; see `serve`.
+
+    The socket is the number of a file that is open already.
+    """
+    serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[3:], float(sys.argv[2]))
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,339 @@
+"""The IPython shell of a rank: what it shows arrives, and nothing that has failed is called done.
+
+IPython shows some failures and goes on: of a file that ``%run`` runs, of a shell command that is interrupted.
+A person at a notebook sees that. Of many ranks nobody would, and other ranks would wait for the one that
+failed: here these end the cell.
+"""
+
+from __future__ import annotations
+
+import builtins
+import contextlib
+import functools
+import getpass
+import os
+import signal
+import sys
+import threading
+import traceback
+import types
+from collections.abc import Iterator
+from typing import Any, NoReturn
+
+import IPython
+from ipykernel.zmqshell import ZMQInteractiveShell
+from IPython.core.error import UsageError
+from IPython.core.interactiveshell import InteractiveShell
+from traitlets import Type
+
+from ...errors import NotOnRanks
+from .display_hooks import RankDisplayHook, ShownPayloads
+
+if sys.version_info >= (3, 11):
+    from builtins import BaseExceptionGroup
+else:
+    from exceptiongroup import BaseExceptionGroup
+
+_RUN, _CELL = InteractiveShell.run_code.__code__, InteractiveShell.run_cell_async.__code__
+_INNER = (os.path.dirname(IPython.__file__) + os.sep, __file__)
+_DEBUGGERS = ("bdb", "cmd", "pdb", "IPython.core.debugger")
+_NO_INPUT = (
+    "{} does not work on a rank, where nobody can be asked: ask in a plain cell of the notebook, "
+    "and use what it returns in the %%sky cell"
+)
+_NO_DEBUGGER = (
+    "{} does not work on a rank, where nobody can type: call the function in a plain cell to debug it there, "
+    "or print what you want to see; `%sky where` shows each rank's stack while a cell runs"
+)
+
+
+class SkyShell(ZMQInteractiveShell):
+    """Made by the rank's kernel; ends with it."""
+
+    displayhook_class = Type(RankDisplayHook)
+
+    def __init__(self, **kwargs: Any) -> None:
+        # The exception that ends the cell that runs, with its traceback; None before there is one.
+        self.sky_failure: tuple[BaseException, list[str]] | None = None
+        # Whether a cell runs: code in a function that runs code ends none.
+        self.sky_in_cell = False
+        # Whether a result that is shown now is output: others of the cell may follow.
+        self.sky_goes_on = False
+        # How many cells run inside of each other.
+        self._cells = 0
+        # How many frames of ours stand between a command and whose names it reads.
+        self._between = 0
+        super().__init__(**kwargs)
+
+    # -- what is shown -----------------------------------------------------------------------------
+
+    def init_prompts(self) -> None:
+        """Nothing: programs that find prompts take a rank for a terminal that somebody types at (Lightning does)."""
+
+    def init_payload(self) -> None:
+        """IPython's, for front ends that read no payloads."""
+        self.payload_manager = ShownPayloads(parent=self)
+        self.configurables.append(self.payload_manager)
+
+    # ipykernel looks at its signature for what this release of IPython takes.
+    @functools.wraps(ZMQInteractiveShell.run_cell_async)
+    async def run_cell_async(self, *arguments: Any, **options: Any) -> Any:
+        """IPython's, after which a cell that ran another one would have no result."""
+        before = self.displayhook.exec_result
+        try:
+            return await super().run_cell_async(*arguments, **options)
+        finally:
+            self.displayhook.exec_result = before
+
+    async def run_ast_nodes(
+        self, nodelist: list[Any], cell_name: str, interactivity: str = "last_expr", *more: Any, **options: Any
+    ) -> Any:
+        """IPython's; results before the last, and those of cells that a cell runs, are output."""
+        before, self._cells = self.sky_goes_on, self._cells + 1
+        try:
+            if interactivity == "all" and len(nodelist) > 1:
+                self.sky_goes_on = True
+                if await super().run_ast_nodes(nodelist[:-1], cell_name, interactivity, *more, **options):
+                    return True
+                nodelist = nodelist[-1:]
+            self.sky_goes_on = self._cells > 1
+            return await super().run_ast_nodes(nodelist, cell_name, interactivity, *more, **options)
+        finally:
+            self.sky_goes_on, self._cells = before, self._cells - 1
+
+    def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
+        """ipykernel's; the message says whether the error ends the cell, whose end then brings it."""
+        sys.stdout.flush()
+        sys.stderr.flush()
+        hook, content = self.displayhook, {"ename": etype.__name__, "evalue": said(evalue), "traceback": list(stb)}
+        if getattr(hook, "msg", None) is not None:
+            # ipykernel fails the cell for it.
+            self._last_traceback_during_displayhook = True
+            own = True
+        else:
+            own = self.sky_in_cell and _is_cells_own()
+        if own:
+            self.sky_failure = evalue, content["traceback"]
+        topic = hook.topic.replace(b"execute_result", b"error") if hook.topic else None
+        hook.session.send(hook.pub_socket, "error", {**content, "sky_own": own}, hook.parent_header, ident=topic)
+        self._last_traceback = stb
+
+    def showtraceback(self, exc_tuple: Any = None, *arguments: Any, **options: Any) -> None:
+        """IPython's, which prints groups of exceptions, with its own frames, and does not show them."""
+        with contextlib.suppress(ValueError):
+            kind, value, trace = self._get_exc_info(exc_tuple)
+            if _has_group(value) and not issubclass(kind, SyntaxError) and not options.get("exception_only"):
+                text = "".join(traceback.format_exception(kind, value, _from_users(trace)))
+                self._showtraceback(kind, value, text.splitlines())
+                return
+            exc_tuple = kind, value, without_ours(value, trace)
+        super().showtraceback(exc_tuple, *arguments, **options)
+
+    def showsyntaxerror(self, filename: Any = None, running_compiled_code: bool = False) -> None:
+        """IPython's; of a file that a cell reads, without the frames of who reads it."""
+        if filename or not running_compiled_code:
+            super().showsyntaxerror(filename, running_compiled_code)
+            return
+        kind, value, trace = self._get_exc_info()
+        frames = [frame for frame in traceback.extract_tb(trace) if not frame.filename.startswith(_INNER)]
+        self._showtraceback(kind, value, self.SyntaxTB.structured_traceback(kind, value, frames))
+
+    def show_usage_error(self, exc: Any) -> None:
+        """IPython's, which prints it: a rank's end would not say why it failed."""
+        self._showtraceback(UsageError, exc, [f"UsageError: {exc}"])
+
+    # -- what fails --------------------------------------------------------------------------------
+
+    def safe_execfile(self, fname: Any, *where: Any, exit_ignore: bool = False, **options: Any) -> None:
+        """IPython's, which shows what the file raises, and goes on."""
+        __tracebackhide__ = True
+        try:
+            super().safe_execfile(fname, *where, exit_ignore=exit_ignore, **{**options, "raise_exceptions": True})
+        except SystemExit:
+            if not exit_ignore:
+                raise
+
+    def safe_run_module(self, mod_name: Any, where: dict[str, Any]) -> None:
+        """IPython's, which shows what the module raises, and goes on."""
+        import runpy
+
+        __tracebackhide__ = True
+        try:
+            where.update(runpy.run_module(str(mod_name), run_name="__main__", alter_sys=True))
+        except SystemExit as status:
+            if status.code:
+                raise
+
+    def system_piped(self, cmd: Any) -> None:
+        """IPython's, which goes on where an interrupt has ended the command; so do those below."""
+        __tracebackhide__ = True
+        with _heeding_interrupts(), self._one_between():
+            super().system_piped(cmd)
+
+    system = system_piped
+
+    def system_raw(self, cmd: Any) -> None:
+        """See `system_piped`."""
+        __tracebackhide__ = True
+        with _heeding_interrupts(), self._one_between():
+            super().system_raw(cmd)
+
+    def getoutput(self, cmd: Any, split: bool = True, depth: int = 0) -> Any:
+        """See `system_piped`."""
+        __tracebackhide__ = True
+        with _heeding_interrupts():
+            return super().getoutput(cmd, split, depth + 1)
+
+    def var_expand(self, cmd: Any, depth: int = 0, *arguments: Any, **options: Any) -> Any:
+        """IPython's, which reads the names of the frame that is so many above."""
+        return super().var_expand(cmd, depth + 1 + self._between, *arguments, **options)
+
+    @contextlib.contextmanager
+    def _one_between(self) -> Iterator[None]:
+        self._between += 1
+        try:
+            yield
+        finally:
+            self._between -= 1
+
+    def run_cell_magic(self, magic_name: str, line: str, cell: str) -> Any:
+        """IPython's; of ``%%bash`` and its like, see `system_piped`."""
+        __tracebackhide__ = True
+        found = self.find_cell_magic(magic_name)
+        script = getattr(found, "__module__", "") == "IPython.core.magics.script"
+        with _heeding_interrupts() if script else contextlib.nullcontext():
+            return super().run_cell_magic(magic_name, line, cell)
+
+    # -- what cannot be ----------------------------------------------------------------------------
+
+    def debugger(self, force: bool = False) -> None:
+        """IPython's would read what nobody types."""
+        if force and not self.call_pdb:
+            refuse(_NO_DEBUGGER, "%debug")
+        elif self.call_pdb:
+            # After a traceback was shown, which stays what the cell ends with.
+            print(_NO_DEBUGGER.format("%pdb"), file=sys.stderr)
+
+
+def refuse(text: str, what: str) -> NoReturn:
+    """Say that something does not work on a rank."""
+    __tracebackhide__ = True
+    raise NotOnRanks(text.format(what))
+
+
+def answer_nobody() -> None:
+    """Have this process refuse what asks a person, and not wait for an answer or take nothing for one."""
+
+    def ask(*arguments: Any, **options: Any) -> NoReturn:
+        __tracebackhide__ = True
+        if sys._getframe(1).f_globals.get("__name__") in _DEBUGGERS:
+            refuse(_NO_DEBUGGER, "a debugger")
+        refuse(_NO_INPUT, "input()")
+
+    def ask_secretly(*arguments: Any, **options: Any) -> NoReturn:
+        __tracebackhide__ = True
+        refuse(_NO_INPUT, "getpass()")
+
+    def stop(*arguments: Any, **options: Any) -> Any:
+        __tracebackhide__ = True
+        if os.environ.get("PYTHONBREAKPOINT"):
+            # None, or one that somebody has chosen.
+            return sys.__breakpointhook__(*arguments, **options)
+        refuse(_NO_DEBUGGER, "breakpoint()")
+
+    builtins.input, getpass.getpass, sys.breakpointhook = ask, ask_secretly, stop
+
+
+@contextlib.contextmanager
+def _heeding_interrupts() -> Iterator[None]:
+    """Raise KeyboardInterrupt at the end where an interrupt came inside, and was taken for the command's alone."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    came: list[int] = []
+    before: Any = signal.getsignal(signal.SIGINT)
+
+    def note(number: int, frame: Any) -> None:
+        came.append(number)
+        before(number, frame)
+
+    if callable(before):
+        signal.signal(signal.SIGINT, note)
+    try:
+        yield
+    except Exception:
+        # Such as of a command that did not end soon enough.
+        if not came:
+            raise
+    finally:
+        if callable(before):
+            signal.signal(signal.SIGINT, before)
+    if came:
+        raise KeyboardInterrupt
+
+
+def _is_cells_own() -> bool:
+    """Whether what is shown at this moment is what ends the cell: none of its code runs any more.
+
+    What the cell's code shows itself, as a failure of code that it runs in turn, is output.
+    """
+    frame: Any = sys._getframe(2)
+    outermost = inner = None
+    below = None
+    while frame is not None:
+        if frame.f_code is _RUN:
+            outermost, inner = frame, below
+        elif frame.f_code is _CELL and outermost is None:
+            # Before any code has run: such as of a cell that is no Python.
+            outermost, inner = frame, None
+        below, frame = frame, frame.f_back
+    if outermost is None:
+        return False
+    return inner is None or inner.f_code is not outermost.f_locals.get("code_obj")
+
+
+def _has_group(error: BaseException | None) -> bool:
+    seen: set[int] = set()
+    while error is not None and id(error) not in seen:
+        if isinstance(error, BaseExceptionGroup):
+            return True
+        seen.add(id(error))
+        error = error.__context__
+    return False
+
+
+def _from_users(trace: Any) -> Any:
+    """A traceback from where code of the user's begins."""
+    first = trace
+    while first is not None and "__tracebackhide__" in first.tb_frame.f_locals:
+        first = first.tb_next
+    return first or trace
+
+
+def without_ours(error: BaseException, trace: Any) -> Any:
+    """A traceback without frames of this file, nor of a debugger that was refused, which is at the end."""
+    steps, inner = [], {f"{__package__}.kernel", *_DEBUGGERS}
+    while trace is not None:
+        if _module(trace) != __name__:
+            steps.append(trace)
+        trace = trace.tb_next
+    while isinstance(error, NotOnRanks) and len(steps) > 1 and _module(steps[-1]) in inner:
+        steps.pop()
+    for step in reversed(steps):
+        trace = types.TracebackType(trace, step.tb_frame, step.tb_lasti, step.tb_lineno)
+    return trace
+
+
+def _module(step: types.TracebackType) -> Any:
+    return step.tb_frame.f_globals.get("__name__")
+
+
+def said(error: Any) -> str:
+    """What an exception says."""
+    try:
+        return str(error)
+    except Exception:
+        return "(it has no text: its __str__ raises)"
+
+
+__all__ = ["SkyShell", "answer_nobody", "refuse", "said", "without_ours"]

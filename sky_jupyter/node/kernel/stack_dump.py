@@ -1,0 +1,182 @@
+"""A rank's stack as text: how the kernel writes it when it is signalled, and how that is read.
+
+The interpreter's own fault handler writes it, from C and without the GIL, so that it answers
+whatever the main thread is at. It writes of the main thread only: walking the frames of threads
+that run meanwhile could crash the process.
+"""
+
+from __future__ import annotations
+
+import binascii
+import contextlib
+import ctypes
+import faulthandler
+import os
+import re
+import signal
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import psutil
+
+# Not SIGUSR1, which belongs to the user's code: batch systems and trainers use it. Where there are
+# no real-time signals, the one for such questions, which is ignored unless it is caught.
+LOOK: int = signal.SIGRTMIN + 7 if sys.platform == "linux" else getattr(signal, "SIGINFO", signal.SIGUSR1)
+CELL = re.compile(r"sky-cells/In\[(?P<count>\d{1,9})\]-[0-9a-f]{8}\.py\Z")
+MAX_FRAMES = 300
+MAX_TEXT = 300
+MAX_FILE = 1 << 18
+_PR_SET_PTRACER = 0x59616D61
+_HEADER = re.compile(r"[^\n]*\(most recent call first\):\Z")
+_FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d{1,9}|\?\?\?) in (?P<function>.*)\Z')
+# The fault handler writes so many frames, and this line for the rest; Python 3.13 leaves the line out.
+_WRITTEN, _CUT = 100, "  ..."
+_KERNEL = "sky_jupyter/node/kernel/kernel.py"
+_SHELL = "IPython/core/interactiveshell.py"
+
+Frame = tuple[str, int, str]
+"""A frame's file, line and function."""
+
+
+# -- in the kernel ---------------------------------------------------------------------------------
+
+
+def cell_file(code: str, number: int) -> str:
+    """The file name of a cell's code: the same on all ranks, and it tells the cell's number.
+
+    The code has its part in it, since a notebook's numbers begin anew with its kernel.
+    """
+    check = binascii.crc32(code.encode(errors="surrogatepass"))
+    return f"{tempfile.gettempdir()}/sky-cells/In[{number}]-{check:08x}.py"
+
+
+def path_of(connection_file: str | Path) -> Path:
+    """Where the kernel of a connection file writes its stacks."""
+    return Path(connection_file).with_suffix(".stacks")
+
+
+def answer_looks(path: Path) -> None:
+    """Have this process write its main thread's stack to a file when it is asked; called on that thread.
+
+    The first stack in the file is the one of now: its outermost frame, which stays the same, tells
+    the reader of later ones that they are complete.
+    """
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
+    faulthandler.register(LOOK, file=file, all_threads=False, chain=False)
+    signal.raise_signal(LOOK)
+    _let_host_trace()
+
+
+def _let_host_trace() -> None:
+    """Where Linux lets processes look into their children only, let our host's other children do so."""
+    if sys.platform != "linux":
+        return
+    with contextlib.suppress(OSError, AttributeError, psutil.Error):
+        # The forkserver's parent is the host, and the agent's too.
+        host = psutil.Process(os.getppid()).ppid()
+        prctl = ctypes.CDLL(None, use_errno=True).prctl
+        prctl(_PR_SET_PTRACER, ctypes.c_ulong(host), 0, 0, 0)
+
+
+# -- in the agent ----------------------------------------------------------------------------------
+
+
+@dataclass(frozen=True)
+class Dump:
+    """A stack that a kernel wrote, innermost frame first.
+
+    Parameters
+    ----------
+    whole : bool
+        Whether it was written to its end.
+    cut : bool
+        Whether the fault handler left the outermost frames out.
+    """
+
+    frames: tuple[Frame, ...]
+    whole: bool
+    cut: bool
+
+
+def read_dumps(text: str) -> list[Dump]:
+    """The stacks in a file, of which the first is the reference; lines of another form are passed over.
+
+    The file is written by a process that runs the user's code: it may hold anything.
+    """
+    dumps: list[Dump] = []
+    frames: list[Frame] = []
+    cut = started = False
+    bottom: Frame | None = None
+
+    def close(*, last: bool) -> None:
+        nonlocal bottom
+        left_out = cut or len(frames) == _WRITTEN
+        # What was written after it proves that it is whole.
+        whole = not last or not dumps or left_out or (bool(frames) and frames[-1] == bottom)
+        if not dumps and frames:
+            bottom = frames[-1]
+        dumps.append(Dump(tuple(frames), whole, left_out))
+
+    # What follows the last line feed is a line that is being written.
+    for line in text.split("\n")[:-1]:
+        if _HEADER.match(line):
+            if started:
+                close(last=False)
+            started, frames, cut = True, [], False
+        elif line == _CUT:
+            cut = True
+        elif started and len(frames) < MAX_FRAMES and (match := _FRAME.match(line)):
+            number = int(match["line"]) if match["line"] != "???" else 0
+            frames.append((clean(match["file"]), number, plain_name(clean(match["function"]))))
+    if started:
+        close(last=True)
+    return dumps
+
+
+def reference_end(data: bytes) -> int:
+    """How many bytes of a file of stacks the reference takes: what follows may be removed."""
+    header = b"(most recent call first):\n"
+    first = data.find(header)
+    if first < 0:
+        return len(data)
+    second = data.find(header, first + len(header))
+    return len(data) if second < 0 else data.rfind(b"\n", 0, second) + 1
+
+
+def clean(text: Any) -> str:
+    """Text from outside, fit to be shown: printable and not too long."""
+    text = str(text)
+    if len(text) > MAX_TEXT:
+        text = "…" + text[-MAX_TEXT:]
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def plain_name(function: str) -> str:
+    """A function's name without its class or the function around it: not all who write stacks know those."""
+    return function.rpartition(".")[2] or function
+
+
+def users_part(frames: tuple[Frame, ...]) -> tuple[tuple[Frame, ...], str]:
+    """A stack without the frames that called the user's code, and what the kernel is at.
+
+    That is ``"cell"`` or another kind of request, ``"loop"`` when the kernel waits for something to
+    do, or ``""`` where the stack does not tell.
+    """
+    kinds = [
+        (index, function[4:])
+        for index, (file, _, function) in enumerate(frames)
+        if file.endswith(_KERNEL) and function.startswith("sky_")
+    ]
+    outermost = [kind for kind in kinds if kind[1] != "request"]
+    if outermost:
+        index, kind = outermost[-1]
+        for position in range(index - 1, -1, -1):
+            file, _, function = frames[position]
+            if file.endswith(_SHELL) and function == "run_code":
+                return frames[:position], kind
+        return frames[:index], kind
+    in_kernel = any(file.endswith(_KERNEL) for file, _, _ in frames)
+    return frames, "loop" if in_kernel else ""

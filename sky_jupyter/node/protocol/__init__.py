@@ -1,0 +1,1 @@
+"""The contract between manager, agent and kernel."""

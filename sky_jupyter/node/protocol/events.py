@@ -1,0 +1,320 @@
+"""From a kernel's messages to the journal's events, and what such events must look like.
+
+User code can send any message, and an agent that is not ours any event: each field is of the type
+that its readers rely on, or it is not there; what is too large is cut, and says so.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from ...errors import cleaned
+from ..journal.journal import size_text
+from ..journal.segments import Gap
+
+# What one event may take as JSON, and how deep it may be nested.
+MOST_EVENT = 64_000_000
+MOST_DEPTH = 100
+# Of a text in an end, a list in an end, and a name.
+_MOST_TEXT = 1 << 20
+_MOST_ITEMS = 100_000
+_MOST_NAME = 1000
+# A pickled value or exception that travels with the end is at most 1 MB, in base64.
+_MOST_VALUE = 2 << 20
+_KINDS = {"display_data": "display", "update_display_data": "update", "execute_result": "result"}
+_RICH = ("display", "update", "result")
+# How a kernel says that a request ended, and what else an agent says.
+_STATUSES = ("ok", "error", "interrupted")
+_AGENT_STATUSES = (*_STATUSES, "died", "lost")
+
+
+def parts_of(message: Mapping[str, Any]) -> tuple[str, str, Any]:
+    """A kernel message's kind, the id of the run that it belongs to, and its content; empty where it says nothing."""
+    kind, parent = message.get("msg_type"), message.get("parent_header")
+    run = parent.get("msg_id") if isinstance(parent, Mapping) else None
+    return kind if isinstance(kind, str) else "", run if isinstance(run, str) else "", message.get("content")
+
+
+def event_of(kind: str, content: Any) -> dict[str, Any] | None:
+    """The journal's event for a message of the kernel, or None where it tells nothing."""
+    if not isinstance(content, dict):
+        return None
+    if kind == "stream":
+        return checked({"kind": "stream", "name": content.get("name"), "text": content.get("text")})
+    if kind == "error":
+        return _shown_error(content)
+    if kind == "clear_output":
+        return {"kind": "clear", "wait": content.get("wait") is True}
+    if kind not in _KINDS:
+        return None
+    event = {"kind": _KINDS[kind], "data": content.get("data"), "metadata": content.get("metadata")}
+    if kind != "execute_result":
+        transient = content.get("transient")
+        event["display_id"] = transient.get("display_id") if isinstance(transient, dict) else None
+    return checked(event)
+
+
+def _shown_error(content: Mapping[str, Any]) -> dict[str, Any] | None:
+    """An exception that a rank's code shows; None where it is none."""
+    lines = _lines(content.get("traceback"))
+    if lines is None:
+        return None
+    names = {name: str(content.get(name)) for name in ("ename", "evalue")}
+    return {"kind": "error", **names, "traceback": lines, "own": content.get("sky_own") is True}
+
+
+def end_of(content: Any) -> dict[str, Any]:
+    """The journal's event for what a kernel says of a request's end."""
+    content = content if isinstance(content, dict) else {}
+    fields = {name: value for name, value in content.items() if name not in _OURS}
+    return _end(fields, _STATUSES)
+
+
+def error_text(event: Mapping[str, Any]) -> dict[str, Any]:
+    """An exception that a rank's code shows, as what it prints."""
+    return {"kind": "stream", "name": "stderr", "text": "\n".join(event["traceback"]) + "\n", "t": event.get("t")}
+
+
+def text_of(event: Mapping[str, Any]) -> str:
+    """What an event says in plain text; nothing where it says nothing, or where its end was a good one."""
+    kind = event.get("kind")
+    if kind == "stream":
+        return str(event.get("text") or "")
+    if kind == "gap":
+        gap = Gap.from_json(event)
+        return "" if gap is None else gap_text(gap.size, gap.why)
+    if kind in ("display", "result"):
+        data = event.get("data")
+        plain = data.get("text/plain") if isinstance(data, Mapping) else None
+        return f"{plain}\n" if isinstance(plain, str) else ""
+    if kind == "end" and event.get("status") != "ok":
+        return "\n".join(map(str, event.get("traceback") or [_why(event)])) + "\n"
+    return ""
+
+
+def gap_text(size: int, why: str) -> str:
+    """The line that stands for output which is not there."""
+    return f"… {size_text(size)} of output dropped ({why}) …\n"
+
+
+def _why(event: Mapping[str, Any]) -> str:
+    """Why a rank ended that has no traceback."""
+    return str(event.get("text") or event.get("evalue") or event.get("status"))
+
+
+def checked(event: dict[str, Any]) -> dict[str, Any] | None:
+    """An event of a rank, read from JSON, with all that its kind has, of the right types; None where that cannot be.
+
+    An event of a kind that is not known is as it was.
+    """
+    kind = event.get("kind")
+    if kind == "stream":
+        text = event.get("text")
+        if not isinstance(text, str):
+            return None
+        name = event.get("name")
+        if name in ("stdout", "stderr") and text.isascii():
+            return event
+        return {**_common(event), "name": "stderr" if name == "stderr" else "stdout", "text": _printable(text)}
+    if kind == "end":
+        return _end(event, _AGENT_STATUSES)
+    if kind == "clear":
+        return {**_common(event), "wait": event.get("wait") is True}
+    if isinstance(kind, str) and kind in _RICH:
+        return _rich(event)
+    return event if isinstance(kind, str) else None
+
+
+def _common(event: Mapping[str, Any]) -> dict[str, Any]:
+    return {name: event[name] for name in ("kind", "rank", "seq", "t") if name in event}
+
+
+# Rich items.
+
+
+def _rich(event: Mapping[str, Any]) -> dict[str, Any] | None:
+    data, metadata = event.get("data"), event.get("metadata")
+    if not isinstance(data, dict):
+        return None
+    data, out, left = _fitting(data, MOST_EVENT)
+    metadata, _, _ = _fitting(metadata if isinstance(metadata, dict) else {}, left)
+    if out and "text/plain" not in data:
+        more = f" and {len(out) - 10} more" if len(out) > 10 else ""
+        what = "; ".join(out[:10]) + more
+        data["text/plain"] = f"(not shown: {what}. Save it to a file on the node, or return it as the cell's value)"
+    done = {**_common(event), "data": data, "metadata": metadata}
+    if event["kind"] != "result":
+        display_id = event.get("display_id")
+        if isinstance(display_id, str) and len(display_id) <= _MOST_NAME:
+            done["display_id"] = _printable(display_id)
+        else:
+            done["display_id"] = None
+    return done
+
+
+def _fitting(values: Mapping[Any, Any], left: int) -> tuple[dict[str, Any], list[str], int]:
+    """Those of a bundle's values that fit, why the others do not, and how many bytes are left."""
+    done: dict[str, Any] = {}
+    out: list[str] = []
+    for name, value in values.items():
+        if not isinstance(name, str) or len(name) > _MOST_NAME or len(done) >= _MOST_NAME:
+            continue
+        name, size = _printable(name), _size(value)
+        if size is None:
+            out.append(f"{name}, nested too deep or no JSON")
+        elif size > left:
+            out.append(f"{name} of {size / 1e6:.1f} MB, where one output can have {MOST_EVENT / 1e6:.0f} MB")
+        else:
+            done[name] = _printable(value) if isinstance(value, str) else value
+            left -= size
+    return done, out, left
+
+
+def _size(value: Any) -> int | None:
+    """How long a value is as JSON; None where it is none, or nested too deep for its readers."""
+    try:
+        return len(json.dumps(value)) if _is_flat(value) else None
+    except (TypeError, ValueError, RecursionError):
+        return None
+
+
+def _is_flat(value: Any) -> bool:
+    """Whether lists and dicts are nested no deeper than they may be."""
+    level = [value]
+    for _ in range(MOST_DEPTH):
+        level = [inner for item in level for inner in _inner(item)]
+        if not level:
+            return True
+    return False
+
+
+def _inner(item: Any) -> list[Any]:
+    values = item.values() if isinstance(item, dict) else item if isinstance(item, (list, tuple)) else ()
+    return [value for value in values if isinstance(value, (dict, list, tuple))]
+
+
+def _printable(text: str) -> str:
+    """The text without halves of characters, which no stream and no notebook takes."""
+    if text.isascii():
+        return text
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        return text.encode(errors="replace").decode()
+    return text
+
+
+# Ends.
+
+
+def _text(value: Any) -> str | None:
+    if not isinstance(value, str):
+        return None
+    if len(value) > _MOST_TEXT:
+        value = f"{value[:_MOST_TEXT]}… ({len(value) - _MOST_TEXT:,} more characters)"
+    return _printable(value)
+
+
+def _words(value: Any) -> str | None:
+    """A text that people read in messages and tracebacks, where no terminal may obey it."""
+    text = _text(value)
+    return None if text is None else cleaned(text)
+
+
+def _lines(value: Any) -> list[str] | None:
+    texts = _texts(value)
+    return None if texts is None else [cleaned(text) for text in texts]
+
+
+def _texts(value: Any) -> list[str] | None:
+    if not isinstance(value, list):
+        return None
+    done: list[str] = []
+    left = 4 * _MOST_TEXT
+    for item in value[:_MOST_ITEMS]:
+        text = _text(item)
+        if text is not None and left > 0:
+            done.append(text)
+            left -= len(text)
+    return done
+
+
+def _encoded(value: Any) -> str | None:
+    return value if isinstance(value, str) and len(value) <= _MOST_VALUE and value.isascii() else None
+
+
+def _flag(value: Any) -> bool | None:
+    return value if isinstance(value, bool) else None
+
+
+def _seconds(value: Any) -> float | None:
+    return value if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e12 else None
+
+
+def _sizes(value: Any) -> dict[str, int | None] | None:
+    if not isinstance(value, dict):
+        return None
+    sound = {name: size for name, size in itertools.islice(value.items(), _MOST_ITEMS) if _text(name) == name}
+    return {name: size if type(size) is int and 0 <= size < 1 << 60 else None for name, size in sound.items()}
+
+
+def _uses(value: Any) -> dict[str, list[str]] | None:
+    if not isinstance(value, dict):
+        return None
+    sound = {name: _texts(found) for name, found in itertools.islice(value.items(), _MOST_ITEMS) if _text(name) == name}
+    return {name: found for name, found in sound.items() if found}
+
+
+_FIELDS: dict[str, Callable[[Any], Any]] = {
+    "bound": _flag,
+    "writes": _texts,
+    "modules": _texts,
+    "sizes": _sizes,
+    "uses": _uses,
+    "imports": _uses,
+    "elapsed": _seconds,
+    "ename": _words,
+    "evalue": _words,
+    "at": _words,
+    "traceback": _lines,
+    "exception": _encoded,
+    "type": _words,
+    "value": _encoded,
+    "large": _flag,
+    "unpicklable": _words,
+    "repr": _words,
+    "text": _words,
+    "tail": _lines,
+    "ended": _words,
+    "why": _words,
+    "t": _seconds,
+}
+# What only agents and the manager say of an end.
+_OURS = ("kind", "rank", "seq", "run", "t", "text", "tail", "why")
+
+
+def _end(event: Mapping[str, Any], statuses: tuple[str, ...]) -> dict[str, Any]:
+    done: dict[str, Any] = {}
+    left = MOST_EVENT
+    for name, value in event.items():
+        if name in _FIELDS:
+            value = _FIELDS[name](value)
+            if value is not None:
+                done[name] = value
+        elif isinstance(name, str) and len(name) <= _MOST_NAME and len(done) <= _MOST_NAME:
+            # Such as what a later version says of an end.
+            size = _size(value)
+            if size is not None and size <= left:
+                done[name] = value
+                left -= size
+    if "value" in event and "value" not in done:
+        done.setdefault("unpicklable", "what the rank sent of it cannot be read")
+    done["kind"], done["status"] = "end", event.get("status")
+    if not isinstance(done["status"], str) or done["status"] not in statuses:
+        done["status"] = "error"
+        done.setdefault("ename", "ValueError")
+        done.setdefault("evalue", "the rank did not say how it ended")
+    return done

@@ -1,0 +1,1 @@
+"""What the user's code on a rank sees of the pool."""

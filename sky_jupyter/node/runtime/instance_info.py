@@ -1,0 +1,505 @@
+"""What user code on a node can ask of the pool: who am I, and whose output is shown.
+
+`instance_info` reads the variable COMPUTE_POOL, which the agent sets in every rank before any
+user code. `stdout`, `stderr` and `silent` decide whose prints are seen. Nothing here imports more
+than the standard library: it is part of what travels to a node.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import json
+import os
+import socket
+import sys
+from collections.abc import Callable, Generator, Iterable, Mapping
+from contextvars import ContextVar
+from dataclasses import dataclass, field, fields
+from types import TracebackType
+from typing import Any, TypeVar
+
+from ...errors import NotInPoolError, SpecError, nearest
+from ...spec.pool_spec import MAX_NODES, MAX_RANKS_PER_NODE
+
+POOL_VARIABLE = "COMPUTE_POOL"
+# Linux takes at most 128 KiB in one environment variable.
+MAX_JSON = 128 * 1024 - len(POOL_VARIABLE) - 2
+_MAX_WORD = 255
+# Variables of this rank as they were when they were set: the user's code may change or clear the environment.
+_kept: dict[str, str] = {}
+
+Fn = TypeVar("Fn", bound=Callable[..., Any])
+
+
+@dataclass(frozen=True)
+class InstanceInfo:
+    """Which rank this process is, and what its pool looks like.
+
+    The agent makes it when it starts a kernel; user code gets it from `instance_info`.
+
+    Parameters
+    ----------
+    node, total_nodes : int
+        This machine's number, from 0, and how many there are.
+    rank, world_size : int
+        This process's number over all nodes, and how many there are.
+    local_rank, ranks_per_node : int
+        This process's number on its node, and how many a node has.
+    head_addr : str
+        Address of node 0, as the other nodes reach it.
+    head_port : int
+        A port on the head that is free for a framework's coordinator.
+    accelerators : int
+        How many accelerators this node's ranks share; of a rank, CUDA_VISIBLE_DEVICES names its own.
+    accelerator : str, optional
+        Their kind.
+    peers : tuple of str
+        The address of each node, by node number.
+    job_id : str
+        Names this start of the pool's ranks.
+    ports : mapping of str to int
+        The coordinator's port for each plugin that has one of its own; see `port`.
+    cluster : bool
+        Whether the ranks work together. Without (``Options(cluster=False)``) each is a world of its own:
+        ``rank`` is 0 and ``world_size`` 1, ``head_addr`` is its own machine and ``peers`` is empty; ``node``,
+        ``total_nodes``, ``local_rank`` and ``ranks_per_node`` still say where it runs.
+    """
+
+    node: int
+    rank: int
+    total_nodes: int
+    world_size: int
+    ranks_per_node: int
+    local_rank: int
+    head_addr: str
+    head_port: int
+    accelerators: int = 0
+    accelerator: str | None = None
+    peers: tuple[str, ...] = ()
+    job_id: str = ""
+    ports: Mapping[str, int] = field(default_factory=dict, hash=False)
+    cluster: bool = True
+
+    def __post_init__(self) -> None:
+        _whole("total_nodes", self.total_nodes, 1, MAX_NODES)
+        _whole("ranks_per_node", self.ranks_per_node, 1, MAX_RANKS_PER_NODE)
+        _whole("world_size", self.world_size, 1, MAX_NODES * MAX_RANKS_PER_NODE)
+        _whole("node", self.node, 0, self.total_nodes - 1)
+        _whole("local_rank", self.local_rank, 0, self.ranks_per_node - 1)
+        _whole("rank", self.rank, 0, self.world_size - 1)
+        _whole("accelerators", self.accelerators, 0, 1024)
+        _whole("head_port", self.head_port, 1, 65535)
+        if not self.cluster:
+            if (self.world_size, self.rank) != (1, 0):
+                raise SpecError(f"a rank by itself is rank 0 of 1, not {self.rank} of {self.world_size}")
+        elif self.world_size != self.total_nodes * self.ranks_per_node:
+            raise SpecError(
+                f"world_size must be total_nodes * ranks_per_node, {self.total_nodes} * {self.ranks_per_node}, "
+                f"not {self.world_size}"
+            )
+        elif self.rank != self.node * self.ranks_per_node + self.local_rank:
+            raise SpecError(f"rank {self.rank} is not local rank {self.local_rank} of node {self.node}")
+        _word("head_addr", self.head_addr)
+        if self.accelerator is not None:
+            # As a driver says it: NVIDIA A100-SXM4-80GB.
+            _word("accelerator", self.accelerator, spaces=True)
+        if self.job_id != "":
+            _word("job_id", self.job_id)
+        self._check_peers_and_ports()
+
+    def _check_peers_and_ports(self) -> None:
+        if isinstance(self.peers, str) or not isinstance(self.peers, Iterable):
+            raise SpecError(f"peers must be a list of addresses, not {_brief(self.peers)}")
+        # A pool of one node needs no list: its only peer is the head.
+        peers = tuple(self.peers) or ((self.head_addr,) if self.total_nodes == 1 and self.cluster else ())
+        if len(peers) != (self.total_nodes if self.cluster else 0):
+            raise SpecError(f"peers must have one address a node, {self.total_nodes}, not {len(peers)}")
+        for peer in peers:
+            _word("an address in peers", peer)
+        object.__setattr__(self, "peers", peers)
+        if not isinstance(self.ports, Mapping) or len(self.ports) > 256:
+            raise SpecError(f"ports must map at most 256 plugin names to ports, not {_brief(self.ports)}")
+        for name, port in self.ports.items():
+            _word("a name in ports", name)
+            _whole(f"ports[{name!r}]", port, 1, 65535)
+        object.__setattr__(self, "ports", dict(self.ports))
+
+    @property
+    def total_accelerators(self) -> int:
+        """`accelerators` of all nodes, which have equally many."""
+        return self.accelerators * self.total_nodes
+
+    @property
+    def is_head(self) -> bool:
+        """Whether this is the pool's first rank, the one of all that speaks where one shall."""
+        return self.rank == 0 and (self.cluster or (self.node, self.local_rank) == (0, 0))
+
+    @property
+    def addr(self) -> str:
+        """The address of this node, as the other nodes reach it."""
+        return self.peers[self.node] if self.cluster else self.head_addr
+
+    @property
+    def hostname(self) -> str:
+        """What this machine calls itself."""
+        return socket.gethostname()
+
+    # The same by the names that Skyward has for them.
+
+    @property
+    def nodes(self) -> int:
+        """`total_nodes`."""
+        return self.total_nodes
+
+    @property
+    def worker(self) -> int:
+        """`local_rank`."""
+        return self.local_rank
+
+    @property
+    def workers_per_node(self) -> int:
+        """`ranks_per_node`."""
+        return self.ranks_per_node
+
+    @property
+    def total_workers(self) -> int:
+        """`world_size`."""
+        return self.world_size
+
+    @property
+    def global_worker_index(self) -> int:
+        """`rank`."""
+        return self.rank
+
+    def port(self, name: str) -> int:
+        """The port on the head for the coordinator of plugin `name`; `head_port` if it has none of its own."""
+        return self.ports.get(name, self.head_port)
+
+    def to_json(self) -> str:
+        """This as the text that COMPUTE_POOL holds.
+
+        Raises
+        ------
+        SpecError
+            When it is too long for an environment variable.
+        """
+        text = json.dumps({item.name: getattr(self, item.name) for item in fields(self)}, separators=(",", ":"))
+        _short_enough(text)
+        return text
+
+    @classmethod
+    def from_json(cls, text: str) -> InstanceInfo:
+        """Read what `to_json` wrote.
+
+        Raises
+        ------
+        SpecError
+            When it is not JSON, is too long, lacks a field, has an unknown one, or one that cannot be.
+        """
+        _short_enough(text)
+        try:
+            facts = json.loads(text)
+        except (ValueError, RecursionError) as error:
+            raise SpecError(f"{POOL_VARIABLE} is not JSON: {error}") from None
+        if not isinstance(facts, dict):
+            raise SpecError(f"{POOL_VARIABLE} must be a JSON object, not {_brief(facts)}")
+        known = [item.name for item in fields(cls)]
+        for key in facts:
+            if key not in known:
+                raise SpecError(f"{POOL_VARIABLE} has the unknown field {_brief(key)}{nearest(key, known)}")
+        missing = [name for name in known[: known.index("accelerators")] if name not in facts]
+        if missing:
+            raise SpecError(f"{POOL_VARIABLE} lacks {', '.join(missing)}")
+        return cls(**facts)
+
+
+def instance_info() -> InstanceInfo:
+    """Which rank this process is, and what its pool looks like.
+
+    Returns
+    -------
+    InstanceInfo
+        The same object as long as COMPUTE_POOL does not change.
+
+    Raises
+    ------
+    NotInPoolError
+        When this process is no rank of a pool.
+    """
+    text = variable(POOL_VARIABLE)
+    if not text:
+        raise NotInPoolError(
+            "this process is not a rank of a pool, so it has no instance info; "
+            "call it in a %%sky cell or in a function that runs on a pool"
+        )
+    return _parsed(text)
+
+
+def variable(name: str) -> str | None:
+    """An environment variable that the runtime needs, whatever the user's code has made of it."""
+    return _kept.get(name) or os.environ.get(name)
+
+
+def keep(names: Iterable[str]) -> None:
+    """Remember variables of this process for `variable`; called in a rank, when they are set."""
+    _kept.update({name: os.environ[name] for name in names if name in os.environ})
+
+
+def is_head() -> bool:
+    """Whether this process is rank 0 of its pool: ``instance_info().is_head``.
+
+    Raises
+    ------
+    NotInPoolError
+        When this process is no rank of a pool.
+    """
+    return instance_info().is_head
+
+
+@functools.lru_cache(maxsize=4)
+def _parsed(text: str) -> InstanceInfo:
+    return InstanceInfo.from_json(text)
+
+
+def _whole(name: str, value: Any, low: int, top: int) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= top:
+        raise SpecError(f"{name} must be a whole number from {low} to {top}, not {_brief(value)}")
+
+
+def _word(name: str, value: Any, *, spaces: bool = False) -> None:
+    printable = isinstance(value, str) and 0 < len(value) <= _MAX_WORD and value.isprintable()
+    if not printable or (" " in value and not spaces):
+        without = "" if spaces else " without spaces"
+        raise SpecError(f"{name} must be 1 to {_MAX_WORD} printable characters{without}, not {_brief(value)}")
+
+
+def _short_enough(text: str) -> None:
+    if len(text.encode("utf-8", "surrogatepass")) > MAX_JSON:
+        raise SpecError(f"{POOL_VARIABLE} is longer than the {MAX_JSON} bytes that an environment variable can hold")
+
+
+def _brief(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 80 else text[:77] + "..."
+
+
+# Whose output is shown.
+#
+# Each stream is wrapped once in a gate that asks, at every write, whether the writing context is
+# muted. A context variable and not a flag: another thread or task that prints at the same time
+# must not fall silent.
+
+# One entry for each filter that the context is inside of: the names of the streams that it mutes.
+_muted: ContextVar[tuple[frozenset[str], ...]] = ContextVar("sky_jupyter_muted", default=())
+
+
+class _Gate:
+    """A stream that drops what a muted context writes, and is the wrapped stream in all else."""
+
+    # IPython replaces `write` for each cell and puts it back: on the gate, or it would call itself.
+    _OWN = frozenset({"write", "writelines"})
+
+    def __init__(self, stream: Any, name: str) -> None:
+        object.__setattr__(self, "_sky_stream", stream)
+        object.__setattr__(self, "_sky_name", name)
+
+    def _sky_open(self) -> bool:
+        return not any(self._sky_name in names for names in _muted.get())
+
+    def write(self, text: str) -> Any:
+        return self._sky_stream.write(text) if self._sky_open() else len(text)
+
+    def writelines(self, lines: Iterable[str]) -> None:
+        if self._sky_open():
+            self._sky_stream.writelines(lines)
+
+    @property  # type: ignore[misc]
+    def __class__(self) -> type:  # some libraries ask `isinstance(sys.stdout, io.TextIOBase)`
+        return self._sky_stream.__class__
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._sky_stream, name)
+
+    def __setattr__(self, name: str, value: Any) -> None:
+        if name in self._OWN:
+            object.__setattr__(self, name, value)
+        else:
+            setattr(self._sky_stream, name, value)
+
+    def __delattr__(self, name: str) -> None:
+        if name in self._OWN:
+            object.__delattr__(self, name)
+        else:
+            delattr(self._sky_stream, name)
+
+    # Special methods are looked up on the class, so they are passed on by hand.
+    def __iter__(self) -> Any:
+        return iter(self._sky_stream)
+
+    def __enter__(self) -> Any:
+        self._sky_stream.__enter__()
+        return self
+
+    def __exit__(self, *error: Any) -> Any:
+        return self._sky_stream.__exit__(*error)
+
+    def __repr__(self) -> str:
+        return repr(self._sky_stream)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        # A function that holds the stream gets the stream of the process it arrives in.
+        return getattr, (sys, self._sky_name)
+
+
+def install_gates() -> None:
+    """Wrap this process's streams, where they are not yet.
+
+    The filters do it when they are first entered. A kernel may do it at its start, so that handlers
+    of `logging` that take hold of a stream early are filtered too.
+    """
+    for name in ("stdout", "stderr"):
+        stream = getattr(sys, name)
+        # None where a process has no such stream; anything else may have been put there by a redirection.
+        if stream is not None and not isinstance(stream, _Gate):
+            setattr(sys, name, _Gate(stream, name))
+
+
+@dataclass(frozen=True)
+class OutputFilter:
+    """Mutes streams on some ranks: a decorator and a context manager, made by `stdout` and `stderr`.
+
+    It filters what Python code writes in the same thread or task. Threads started inside, child
+    processes and native code that writes to the file descriptor are not muted.
+
+    Parameters
+    ----------
+    streams : frozenset of str
+        ``"stdout"``, ``"stderr"`` or both.
+    only : "head" or callable, optional
+        The ranks that stay audible; None for no rank, on a pool or not.
+    """
+
+    streams: frozenset[str]
+    only: Any = None
+
+    def __post_init__(self) -> None:
+        if self.only is None or self.only == "head" or (callable(self.only) and not isinstance(self.only, type)):
+            return
+        hint = nearest(self.only, ["head"]) if isinstance(self.only, str) else ""
+        raise SpecError(
+            f"only={_brief(self.only)} is not valid{hint}; "
+            "use 'head', or a predicate such as `lambda info: info.rank == 1`"
+        )
+
+    def _mutes_here(self) -> bool:
+        if self.only is None:
+            return True
+        try:
+            info = instance_info()
+        except NotInPoolError:
+            return False
+        return not (info.is_head if self.only == "head" else self.only(info))
+
+    def __enter__(self) -> OutputFilter:
+        mine = self.streams if self._mutes_here() else frozenset[str]()
+        if mine:
+            install_gates()
+        _muted.set((*_muted.get(), mine))
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        _muted.set(_muted.get()[:-1])
+
+    def __call__(self, function: Fn) -> Fn:
+        """`function`, filtered while it runs; a `sky.function` stays one."""
+        rewrap: Any = getattr(function, "_rewrap", None)
+        if rewrap is not None:
+            return rewrap(self(function.__wrapped__))  # type: ignore[attr-defined]
+        if not callable(function):
+            raise SpecError(f"only a function can be decorated so, not {_brief(function)}")
+        wrapper: Any
+        if inspect.iscoroutinefunction(function):
+
+            @functools.wraps(function)
+            async def wrapper(*args: Any, **kwargs: Any) -> Any:
+                with self:
+                    return await function(*args, **kwargs)
+
+        elif inspect.isgeneratorfunction(function):
+
+            @functools.wraps(function)
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                return self._steps(function(*args, **kwargs))
+
+        else:
+
+            @functools.wraps(function)
+            def wrapper(*args: Any, **kwargs: Any) -> Any:
+                with self:
+                    return function(*args, **kwargs)
+
+        return wrapper
+
+    def _steps(self, generator: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
+        """`generator`, filtered while it runs and not while its reader does."""
+        step: Callable[[Any], Any] = generator.send
+        given: Any = None
+        try:
+            while True:
+                try:
+                    with self:
+                        item = step(given)
+                except StopIteration as end:
+                    return end.value
+                try:
+                    step, given = generator.send, (yield item)
+                except GeneratorExit:
+                    raise
+                except BaseException as error:
+                    step, given = generator.throw, error
+        finally:
+            with self:
+                generator.close()
+
+
+def stdout(*, only: str | Callable[[InstanceInfo], bool] = "head") -> OutputFilter:
+    """Show what is printed to standard output on some ranks only.
+
+    A decorator, above or below ``@sky.function``, and a context manager. Outside a pool it
+    changes nothing.
+
+    Parameters
+    ----------
+    only : "head" or callable
+        ``"head"`` for rank 0, or a predicate that is given the `InstanceInfo`.
+
+    Raises
+    ------
+    SpecError
+        When `only` is neither.
+
+    Examples
+    --------
+    >>> @stdout(only=lambda info: info.local_rank == 0)
+    ... def train():
+    ...     print("seen once a node")
+    """
+    return OutputFilter(frozenset({"stdout"}), _given(only))
+
+
+def stderr(*, only: str | Callable[[InstanceInfo], bool] = "head") -> OutputFilter:
+    """Show what is printed to standard error on some ranks only; see `stdout`."""
+    return OutputFilter(frozenset({"stderr"}), _given(only))
+
+
+def _given(only: Any) -> Any:
+    if only is None:
+        raise SpecError("only=None is not valid; use 'head' or a predicate, or `sky.silent` for no rank at all")
+    return only
+
+
+silent = OutputFilter(frozenset({"stdout", "stderr"}))
+"""Decorator and context manager: nothing that is printed inside is shown, on any rank."""

@@ -1,0 +1,1 @@
+"""Values on their way between processes."""

@@ -1,0 +1,345 @@
+"""Bringing values into a rank: blob files are mapped, unpickled and bound to names.
+
+The capturing side writes a blob file for each value and a manifest of plain JSON; `bind` reads both in
+the rank's process. A function of the notebook is pickled by `Pickler` without its globals: rebuilt
+here it reads and writes the rank's own ``__main__``, so all that a user defines shares one namespace,
+as it does in a notebook. The same pickler serves values that travel the other way.
+
+Names that share an object in the notebook are one blob, a dict of them, and share it here; what was
+sent before is found by `held`.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import importlib
+import mmap
+import os
+import pickle
+import platform
+import struct
+import sys
+import types
+from collections.abc import Callable
+from os import PathLike
+from typing import IO, Any
+
+import cloudpickle
+
+from ...errors import CaptureError
+from ..runtime.instance_info import variable
+from . import cell_sources, exceptions
+from .arrays import apart
+from .reduce_by_value import taken_apart
+from .sent_objects import HELD, Held, Unresolved
+
+BLOBS = "SKY_BLOBS"
+"""The variable that says where blobs are on a node."""
+
+MAGIC = b"SKYBLOB2"
+ALIGNMENT = 64
+# A blob file is: HEAD (magic, bytes of pickle, number of buffers), one SPAN (offset, length, hash) for
+# each buffer, the pickle, and the buffers at multiples of ALIGNMENT with zeros between. A buffer at
+# offset 0 is not in it: it is a file of its own beside it, named by its hash.
+HEAD = struct.Struct("<8sQQ")
+SPAN = struct.Struct("<QQ16s")
+SMALL_BUFFER = 4096
+"""Buffers below this many bytes stay in the pickle."""
+
+PYTHON = platform.python_version().rpartition(".")[0]
+"""The minor version of this process's Python, such as ``"3.12"``."""
+
+_NEAR = 100
+_CARRIED = ("__qualname__", "__module__", "__doc__", "__defaults__", "__kwdefaults__", "__type_params__")
+
+
+def main_namespace() -> dict[str, Any]:
+    """The namespace of this process's ``__main__``, where a notebook's cells run."""
+    return sys.modules["__main__"].__dict__
+
+
+def load_blob(path: str | PathLike[str]) -> Any:
+    """The value in a blob file; its arrays are private, writable views of the mapped file.
+
+    Pages that nobody writes to are shared by all processes that load the same file. A path that is not
+    absolute begins in one of the node's own folders of blobs.
+
+    Raises
+    ------
+    ValueError
+        When the file is not a whole blob.
+    """
+    pickled, buffers = _read_blob(path)
+    return pickle.loads(pickled, buffers=buffers)
+
+
+def _read_blob(path: str | PathLike[str]) -> tuple[memoryview, list[memoryview]]:
+    """A blob file's pickle and buffers."""
+    view = _mapped(path, HEAD.size)
+    magic, pickled, count = HEAD.unpack_from(view)
+    if magic != MAGIC:
+        raise ValueError(f"{path} is not a blob: it begins with {magic!r}")
+    start = HEAD.size + count * SPAN.size
+    if start + pickled > len(view):
+        raise ValueError(f"{path} is cut short: its header speaks of more than its {len(view)} bytes")
+    end, buffers = start + pickled, []
+    for offset, length, digest in SPAN.iter_unpack(view[HEAD.size : start]):
+        if not offset and digest.strip(b"\0"):
+            buffers.append(_buffer_beside(path, digest.hex(), length))
+            continue
+        if offset % ALIGNMENT or offset < end or offset + length > len(view):
+            raise ValueError(f"{path} is damaged: a buffer at {offset} of {length} bytes does not fit")
+        buffers.append(view[offset : offset + length])
+        end = offset + length
+    if end != len(view):
+        raise ValueError(f"{path} is damaged: {len(view) - end} bytes after its end")
+    return view[start : start + pickled], buffers
+
+
+def _buffer_beside(path: str | PathLike[str], name: str, length: int) -> memoryview:
+    view = _mapped(os.path.join(os.path.dirname(path), name), 1)
+    if len(view) != length:
+        raise ValueError(f"{path} is damaged: its buffer {name} has {len(view)} bytes, and not {length}")
+    return view
+
+
+def _mapped(path: str | PathLike[str], least: int) -> memoryview:
+    with _opened(path) as file:
+        if file.seek(0, 2) < least:
+            raise ValueError(f"{path} is not a blob: it is shorter than a header")
+        return memoryview(mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY))
+
+
+def _opened(path: str | PathLike[str]) -> IO[bytes]:
+    """A file of a run's: in shared memory or, where that had no room for it, on the disk."""
+    first, *others = (variable(BLOBS) or "").split(os.pathsep)
+    for place in others:
+        with contextlib.suppress(FileNotFoundError):
+            return open(os.path.join(first, path), "rb")
+        first = place
+    return open(os.path.join(first, path), "rb")
+
+
+def load_call(content: dict[str, Any]) -> tuple[Callable[..., Any], list[tuple[tuple[Any, ...], dict[str, Any]]]]:
+    """A function, and with which arguments it is to be called, one time after the other.
+
+    They are in one blob with the function, or beside it, in one of their own or as text.
+    """
+    loaded = _load_tied(content, HELD)
+    if "inline" in content:
+        return loaded, pickle.loads(base64.b64decode(content["inline"]))
+    if "arguments" in content:
+        return loaded, load_blob(content["arguments"])
+    function, args, kwargs = loaded
+    return function, [(args, kwargs)]
+
+
+def _load_tied(content: dict[str, Any], held: Held) -> Any:
+    """A call's blob; where it names objects that are not here any more, the one that has copies of them."""
+    plain = content.get("manifest", {}).get("call")
+    if not plain:
+        return load_blob(content["blob"])
+    try:
+        return held.load(*_read_blob(content["blob"]))
+    except Unresolved:
+        return load_blob(plain[0])
+
+
+def bind(manifest: dict[str, list[Any]], namespace: dict[str, Any], rank: int = 0, *, held: Held | None = None) -> None:
+    """Import and load what a cell needs, and bind it in `namespace`.
+
+    Parameters
+    ----------
+    manifest : dict
+        ``{"modules": [[name, module], ...], "values": [[name, path of the blob], ...]}``. A module
+        under the empty name is a submodule that is imported and not bound; where it is missing, the
+        code that reaches for it will say so. Modules come first, values in their order. Where
+        there is ``"owners": [[name, ranks], ...]``, those ranks have such a name of their own and keep it.
+        Of ``"parts": [[name, [[rank, path], ...]], ...]`` each rank loads its own. ``"sources"`` are for
+        `sources.learn`.
+        A value may be ``[[names], path, unit, {name: path of its own}]``: names that share objects, in one blob,
+        a dict of them; where it names an object that is not here any more, each is loaded from its own. With a
+        single name, it may be ``[name, path, unit]``.
+    namespace : dict
+        The rank's namespace.
+    rank : int
+        Its number.
+    held : Held, optional
+        What was sent before; this process's unless given.
+
+    Raises
+    ------
+    ModuleNotFoundError
+        When this node lacks a module; it says which name needs it.
+    CaptureError
+        When a value cannot be rebuilt here for another reason.
+    """
+    cell_sources.learn(manifest.get("sources", ()), namespace)
+    own = {name for name, owners in manifest.get("owners", ()) if rank in owners}
+    for name, module in manifest["modules"]:
+        if name in own:
+            continue
+        if name:
+            namespace[name] = _explained(name, importlib.import_module, module)
+        else:
+            with contextlib.suppress(ImportError):
+                importlib.import_module(module)
+    held = HELD if held is None else held
+    # What has a name that is bound anew may be what a later value names.
+    refers = any(not isinstance(name, str) and more[1] for name, _, *more in manifest["values"])
+    former = list(namespace.values()) if refers else []
+    for one in manifest["values"]:
+        _bind_value(one, namespace, own, held)
+    del former
+    for name, places in manifest.get("parts", ()):
+        for number, path in places:
+            if number == rank:
+                namespace[name] = _explained(name, load_blob, path)
+
+
+def _bind_value(one: list[Any], namespace: dict[str, Any], own: set[str], held: Held) -> None:
+    """Bind a name to its value, or names to the values of a unit, but for those that this rank has itself."""
+    name, path, *more = one
+    if isinstance(name, str):
+        if name in own:
+            return
+        if not more:
+            namespace[name] = _explained(name, load_blob, path)
+            return
+        namespace[name] = _explained(name, lambda path: held.load(*_read_blob(path), more[0]), path)
+        held.name(name, namespace[name], more[0])
+        return
+    names, (unit, plain) = [each for each in name if each not in own], more
+    if not names:
+        return
+    try:
+        values = _explained(" and ".join(map(repr, names))[1:-1], lambda path: held.load(*_read_blob(path), unit), path)
+    except Unresolved:
+        for each in names:
+            namespace[each] = _explained(each, load_blob, plain[each])
+        return
+    for each in names:
+        namespace[each] = values[each]
+        held.name(each, values[each], unit)
+
+
+def _explained(name: str, load: Callable[[str], Any], source: str) -> Any:
+    try:
+        return load(source)
+    except Unresolved:
+        raise
+    except ModuleNotFoundError as error:
+        text = f"{name!r} of the notebook needs a module that this node does not have: {error}"
+        raise ModuleNotFoundError(text, name=error.name, path=error.path) from error
+    except Exception as error:
+        raise CaptureError(f"{name!r} could not be rebuilt on this node: {type(error).__name__}: {error}") from error
+
+
+class Pickler(cloudpickle.Pickler):
+    """A cloudpickle that leaves the globals of the notebook's own functions behind, and takes arrays to buffers.
+
+    Made for one value by whoever sends it, and dropped when that is pickled.
+
+    Attributes
+    ----------
+    codes : list of code
+        The code of each such function in the value: what it reads must be sent too.
+    carried : list of code
+        All code in the pickle, wherever in the value: only the same minor version of Python can run it.
+    reader : str
+        The minor version of whoever reads it, where that is another one: code is refused then.
+    """
+
+    reader = ""
+
+    def __init__(
+        self,
+        file: IO[bytes],
+        namespace: dict[str, Any],
+        buffer_callback: Callable[[pickle.PickleBuffer], Any] | None = None,
+    ) -> None:
+        super().__init__(file, protocol=5, buffer_callback=buffer_callback)
+        self.namespace = namespace
+        self.module = namespace.get("__name__", "__main__")
+        self.codes: list[types.CodeType] = []
+        self.carried: list[types.CodeType] = []
+
+    def reducer_override(self, obj: Any) -> Any:
+        if type(obj) is types.CodeType:
+            self.carried.append(obj)
+            if self.reader:
+                raise TypeError(
+                    f"the code of {obj.co_name!r} is Python {PYTHON}'s, and the notebook runs {self.reader}"
+                )
+        if isinstance(obj, types.FunctionType) and obj.__globals__ is self.namespace:
+            # One that its own closure holds is met twice.
+            if all(code is not obj.__code__ for code in self.codes[-_NEAR:]):
+                self.codes.append(obj.__code__)
+            args: tuple[Any, ...] = (obj.__code__, obj.__name__)
+            if obj.__closure__:
+                args = (*args, obj.__closure__)
+            return make_function, args, _function_state(obj), None, None, set_function_state
+        if type(obj) is types.CellType:
+            # Made empty, and filled then: what is in it may hold the function itself.
+            return types.CellType, (), _contents(obj), None, None, _fill
+        reduced = apart(obj)
+        if reduced is not NotImplemented:
+            return reduced
+        reduced = taken_apart(obj, self.module)
+        if reduced is not NotImplemented:
+            return reduced
+        reduced = exceptions.reduced(obj)
+        if reduced is not NotImplemented:
+            return reduced
+        return super().reducer_override(obj)
+
+
+def out_of_band(buffers: list[memoryview]) -> Callable[[pickle.PickleBuffer], bool]:
+    """A pickler's callback that puts large buffers into a list; small ones stay in the pickle."""
+
+    def keep_apart(buffer: pickle.PickleBuffer) -> bool:
+        try:
+            raw = buffer.raw()
+        except BufferError:  # not contiguous: copied into the pickle
+            return True
+        if raw.nbytes < SMALL_BUFFER:
+            return True
+        buffers.append(raw)
+        return False
+
+    return keep_apart
+
+
+def _function_state(function: types.FunctionType) -> tuple[dict[str, Any], dict[str, Any]]:
+    carried = {name: getattr(function, name) for name in _CARRIED if hasattr(function, name)}
+    with contextlib.suppress(Exception):  # From 3.14 they are evaluated only now, and may name what is not there.
+        carried["__annotations__"] = function.__annotations__
+    return dict(vars(function)), carried
+
+
+def make_function(
+    code: types.CodeType, name: str, closure: tuple[types.CellType, ...] | None = None
+) -> types.FunctionType:
+    """A function over this process's ``__main__``, and its cells; `set_function_state` completes it."""
+    return types.FunctionType(code, main_namespace(), name, None, closure)
+
+
+def set_function_state(function: types.FunctionType, state: tuple[dict[str, Any], dict[str, Any]]) -> None:
+    """Give a function made by `make_function` all that it had where it was pickled."""
+    attributes, carried = state
+    vars(function).update(attributes)
+    for name, value in carried.items():
+        setattr(function, name, value)
+
+
+def _contents(cell: types.CellType) -> tuple[Any, ...]:
+    try:
+        return (cell.cell_contents,)
+    except ValueError:
+        return ()  # An empty cell: a variable that was not assigned yet.
+
+
+def _fill(cell: types.CellType, contents: tuple[Any, ...]) -> None:
+    if contents:
+        cell.cell_contents = contents[0]

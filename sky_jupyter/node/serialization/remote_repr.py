@@ -1,0 +1,154 @@
+"""What stands in the notebook for a value of a rank that cannot be brought there: its repr, and why."""
+
+from __future__ import annotations
+
+import contextlib
+import reprlib
+import time
+from typing import Any
+
+from .diagnose import explain, one_line, refusal
+from .pickling import Pickler
+
+_MOST_TEXT = 4000
+# So long is looked for what is to blame: a cell's end waits for it.
+_PATIENCE = 1.0
+_CONTAINERS = (dict, list, tuple, set, frozenset)
+
+
+class RemoteRepr:
+    """Stands for a value that stayed on its rank. It looks like that value, and is not it.
+
+    Attributes
+    ----------
+    text : str
+        The value's repr there; this object's own repr.
+    type : str
+        The value's type, by name.
+    reason : str
+        Why it is not here.
+    rank : int or None
+        Where it is.
+    """
+
+    def __init__(self, text: str, type: str, reason: str, rank: int | None = None) -> None:
+        self.text, self.type, self.reason, self.rank = text, type, reason, rank
+
+    def __getattr__(self, name: str) -> Any:
+        # Only what is not there comes here; a half-made one has nothing to tell.
+        if name.startswith("_") or "reason" not in vars(self):
+            raise AttributeError(name)
+        raise AttributeError(f"{name!r}: only the repr of this {self.type} is here. It {self._where}: {self.reason}")
+
+    def __repr__(self) -> str:
+        return self.text
+
+    def _repr_pretty_(self, printer: Any, cycle: bool) -> None:
+        printer.text(f"{self.text}\n(it {self._where}: {self.reason})")
+
+    @property
+    def _where(self) -> str:
+        return "stayed there" if self.rank is None else f"stayed on rank {self.rank}"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return RemoteRepr, (self.text, self.type, self.reason, self.rank)
+
+
+def type_of(value: Any) -> str:
+    """A value's type by its full name."""
+    return f"{type(value).__module__}.{type(value).__qualname__}"
+
+
+def text_of(value: Any) -> str:
+    """A value's repr, as far as it has one and that is not endless."""
+    try:
+        text = _SHORT.repr(value) if type(value) in _CONTAINERS else repr(value)
+        if isinstance(text, str):
+            return text if len(text) <= _MOST_TEXT else f"{text[:_MOST_TEXT]}…"
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        return f"<{type_of(value)} object, whose repr raised {type(error).__name__}>"
+    return f"<{type_of(value)} object>"
+
+
+_SHORT = reprlib.Repr()
+_SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxtuple, _SHORT.maxdict, _SHORT.maxset = 6, 50, 50, 50, 50
+_SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 400
+
+
+def instead(
+    value: Any,
+    error: BaseException,
+    namespace: dict[str, Any],
+    pickler: type[Pickler],
+    rank: int | None = None,
+    name: str = "value",
+) -> Any:
+    """What goes in the place of a value whose pickling raised `error`; `name` is how it is called.
+
+    A list, tuple or dict goes with a stand-in for each item that cannot; anything else is one.
+    """
+    end = time.monotonic() + _PATIENCE
+    if type(value) in (dict, list, tuple):
+        with contextlib.suppress(_Given):
+            kept = _Replacing(namespace, pickler, rank, end).container(value, name)
+            if refusal(kept, namespace, pickler) is None:
+                return kept
+    return stand_in(value, error, namespace, pickler, rank, name, _PATIENCE)
+
+
+def stand_in(
+    value: Any,
+    error: BaseException,
+    namespace: dict[str, Any],
+    pickler: type[Pickler],
+    rank: int | None,
+    path: str,
+    within: float,
+) -> RemoteRepr:
+    """What stands for a value by itself; `path` is how it is called."""
+    try:
+        reason = explain(path, value, namespace, error, pickler, within)
+    except KeyboardInterrupt:
+        raise
+    except BaseException:
+        # Looking into a value runs its own code.
+        reason = f"{path}: {type_of(value)} cannot be pickled ({one_line(error)})"
+    return RemoteRepr(text_of(value), type_of(value), reason, rank)
+
+
+class _Given(Exception):
+    """The search is given up: it takes too long, or the value holds itself."""
+
+
+class _Replacing:
+    """Puts stand-ins in the place of items that cannot be pickled; made for one value."""
+
+    def __init__(self, namespace: dict[str, Any], pickler: type[Pickler], rank: int | None, end: float) -> None:
+        self.namespace, self.pickler, self.rank, self.end = namespace, pickler, rank, end
+        self.above: set[int] = set()
+
+    def container(self, value: Any, path: str) -> Any:
+        if id(value) in self.above:
+            raise _Given
+        self.above.add(id(value))
+        try:
+            if type(value) is dict:
+                return {key: self.item(item, f"{path}[{key!r}]") for key, item in value.items()}
+            return type(value)(self.item(item, f"{path}[{index}]") for index, item in enumerate(value))
+        finally:
+            self.above.discard(id(value))
+
+    def item(self, value: Any, path: str) -> Any:
+        if isinstance(value, (str, bytes, int, float, complex, bool, type(None))):
+            return value
+        left = self.end - time.monotonic()
+        if left <= 0:
+            raise _Given
+        error = refusal(value, self.namespace, self.pickler)
+        if error is None:
+            return value
+        if type(value) in (dict, list, tuple):
+            return self.container(value, path)
+        return stand_in(value, error, self.namespace, self.pickler, self.rank, path, left)

@@ -1,0 +1,242 @@
+"""Values and exceptions on their way from a rank to the notebook.
+
+A small value travels with the end of its run; a larger one stays on the rank until it is touched,
+and goes then as a blob: a file with its arrays apart, which the notebook maps. What cannot be
+pickled goes as its repr, with the reason.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import io
+import os
+import pickle
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import IO, Any
+
+from ..runtime.instance_info import instance_info
+from . import pickling, remote_repr, sharded_arrays
+
+SMALL = 1 << 20
+# Buffers below this many bytes stay in the pickle.
+# So much is written between two looks for an interrupt.
+_PIECE = 16 << 20
+_SPARE_ROOM = 64 << 20
+# What else a span may hold is of no use where all buffers are in one file.
+_REST = (bytes(pickling.SPAN.size - 16),) if pickling.SPAN.size > 16 else ()
+
+
+class _TooLarge(Exception):
+    pass
+
+
+class _Limited(io.BytesIO):
+    """A buffer that gives up at a size, so that nobody pickles 10 GB to learn that it is large."""
+
+    def __init__(self, limit: int) -> None:
+        super().__init__()
+        self.limit = limit
+
+    def write(self, data: Any) -> int:
+        if self.tell() + memoryview(data).nbytes > self.limit:
+            raise _TooLarge
+        return super().write(data)
+
+
+class ResultPickler(pickling.Pickler):
+    """Functions of the notebook come back as such, over its own globals, and arrays where no accelerator is needed."""
+
+    whole = False
+
+    def reducer_override(self, obj: Any) -> Any:
+        reduced = sharded_arrays.reduced(obj, whole=self.whole)
+        if reduced is not NotImplemented:
+            return reduced
+        if isinstance(obj, io.TextIOWrapper):
+            # cloudpickle would read the file and send its text in the place of it.
+            raise TypeError("an open file stays with its process; return what is in it")
+        figures = sys.modules.get("matplotlib.figure")
+        if figures is not None and isinstance(obj, figures.Figure):
+            return _reduced_figure(obj)
+        return super().reducer_override(obj)
+
+
+class WholePickler(ResultPickler):
+    """Arrays that span ranks go as this rank's pieces with their places; see `parts.Whole`."""
+
+    whole = True
+
+
+def _reduced_figure(figure: Any) -> Any:
+    """A figure that is pyplot's here must not become pyplot's there: it would be shown twice."""
+    make, arguments, state, *rest = figure.__reduce_ex__(5)
+    if isinstance(state, dict):
+        state = {name: value for name, value in state.items() if name != "_restore_to_pylab"}
+    return make, arguments, state, *rest
+
+
+def dump(value: Any, limit: int) -> dict[str, Any]:
+    """The value for the end of a run: base64 pickle, or why it does not come along.
+
+    Returns
+    -------
+    dict
+        ``{"value": str}``, ``{"large": True}`` over ``limit`` bytes, or ``{"unpicklable": why, "repr": text}``;
+        each with ``"type"``, the value's type by name.
+    """
+    kind = {"type": remote_repr.type_of(value)}
+    try:
+        return {**kind, "value": _encoded(value, limit)}
+    except _TooLarge:
+        return {**kind, "large": True}
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        kept = _instead(value, error, ResultPickler)
+    if isinstance(kept, remote_repr.RemoteRepr):
+        return {**kind, "unpicklable": kept.reason, "repr": kept.text}
+    try:
+        return {**kind, "value": _encoded(kept, limit)}
+    except _TooLarge:
+        return {**kind, "large": True}
+
+
+def _encoded(value: Any, limit: int) -> str:
+    buffer = _Limited(limit)
+    ResultPickler(buffer, pickling.main_namespace()).dump(value)
+    return base64.b64encode(buffer.getvalue()).decode()
+
+
+def _instead(value: Any, error: BaseException, pickler: type[pickling.Pickler], name: str = "value") -> Any:
+    rank = None
+    with contextlib.suppress(Exception):
+        rank = instance_info().rank
+    return remote_repr.instead(value, error, pickling.main_namespace(), pickler, rank, name)
+
+
+def give(
+    value: Any, places: Sequence[str], *, name: str = "value", whole: bool = False, strict: bool = False
+) -> dict[str, Any]:
+    """Write a value of any size as a blob, in the first of some places that has room.
+
+    Parameters
+    ----------
+    places : sequence of str
+        Files that may be written.
+    name : str
+        What the value is called.
+    whole : bool
+        Whether arrays that span ranks go as pieces that can be put together.
+    strict : bool
+        Whether a value of which a part cannot be sent stays here.
+
+    Returns
+    -------
+    dict
+        ``"type"`` and ``"repr"``, ``"shape"`` of an array, and ``"path"`` or ``"unpicklable"``: why it is not written.
+    """
+    told: dict[str, Any] = {"type": remote_repr.type_of(value), "repr": remote_repr.text_of(value)}
+    shape = getattr(value, "shape", None)
+    if isinstance(shape, tuple):
+        told["shape"] = [int(length) for length in shape if isinstance(length, int)]
+    pickler = WholePickler if whole else ResultPickler
+    try:
+        pickled, buffers = _packed(value, pickler)
+    except KeyboardInterrupt:
+        raise
+    except BaseException as error:
+        kept = _instead(value, error, pickler, name)
+        if isinstance(kept, remote_repr.RemoteRepr) or strict:
+            standin = kept if isinstance(kept, remote_repr.RemoteRepr) else first_standin(kept)
+            return {**told, "unpicklable": standin.reason}
+        pickled, buffers = _packed(kept, pickler)
+    return {**told, "path": _write(pickled, buffers, places)}
+
+
+def first_standin(value: Any) -> remote_repr.RemoteRepr:
+    """The first stand-in in what `standins.instead` gave for a container."""
+    for item in value.values() if isinstance(value, dict) else value:
+        if isinstance(item, remote_repr.RemoteRepr):
+            return item
+        if type(item) in (dict, list, tuple):
+            with contextlib.suppress(LookupError):
+                return first_standin(item)
+    raise LookupError("no stand-in")
+
+
+def _packed(value: Any, pickler: type[pickling.Pickler]) -> tuple[memoryview, list[memoryview]]:
+    buffers: list[memoryview] = []
+    file = io.BytesIO()
+    pickler(file, pickling.main_namespace(), buffer_callback=pickling.out_of_band(buffers)).dump(value)
+    return file.getbuffer(), buffers
+
+
+def _write(pickled: memoryview, buffers: Sequence[memoryview], places: Sequence[str]) -> str:
+    """Write a blob, as `payload.load_blob` reads it, and say where it is."""
+    start = pickling.HEAD.size + len(buffers) * pickling.SPAN.size + len(pickled)
+    spans = []
+    for buffer in buffers:
+        start += -start % pickling.ALIGNMENT
+        spans.append((start, len(buffer)))
+        start += len(buffer)
+    path = room(places, start)
+    with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        # What it will be is its size at once, and what is there its blocks: whoever looks sees how far it is.
+        os.ftruncate(file.fileno(), start)
+        head = pickling.HEAD.pack(pickling.MAGIC, len(pickled), len(spans))
+        file.write(head + b"".join(pickling.SPAN.pack(*span, *_REST) for span in spans))
+        _write_pieces(file, pickled)
+        for (offset, _), buffer in zip(spans, buffers, strict=True):
+            file.seek(offset)
+            _write_pieces(file, buffer)
+    return path
+
+
+def _write_pieces(file: IO[bytes], data: memoryview) -> None:
+    for at in range(0, len(data), _PIECE):
+        file.write(data[at : at + _PIECE])
+
+
+def room(places: Sequence[str], size: int) -> str:
+    """The first place that has room for a file; shared memory has no more than the machine can spare.
+
+    Raises
+    ------
+    OSError
+        When none has.
+    """
+    for path in places:
+        free = shutil.disk_usage(Path(path).parent).free
+        if path.startswith("/dev/shm/"):
+            free = min(free, _spare_memory() // 2)
+        if free > size + _SPARE_ROOM:
+            return path
+    folder = Path(places[-1]).parent
+    free = shutil.disk_usage(folder).free
+    from ..journal.journal import size_text
+
+    raise OSError(
+        f"it needs {size_text(size)}, and {size_text(_SPARE_ROOM)} to spare; {folder} has {size_text(free)} free"
+    )
+
+
+def _spare_memory() -> int:
+    from ..system.metrics import Machine
+
+    machine = Machine()
+    return machine.memory - machine.used()
+
+
+def dump_exception(error: BaseException | None) -> str | None:
+    """The exception as base64 pickle, or None where its type or contents do not travel."""
+    if error is None:
+        return None
+    with contextlib.suppress(Exception):
+        encoded = _encoded(error, SMALL)
+        pickle.loads(base64.b64decode(encoded))
+        return encoded
+    return None

@@ -1,0 +1,1 @@
+"""What ranks share by name."""

@@ -1,0 +1,277 @@
+"""How code on a rank's main thread asks its agent for something and waits, whatever else goes on.
+
+The question goes out with the kernel's output, the answer comes on the control channel, which the kernel
+reads in a thread of its own. An interrupt ends the wait, and the agent is told. No key, address or
+connection of the control plane is ever in this process.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import threading
+import uuid
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+from ...errors import NotInPoolError, PoolError, SpecError
+from ..runtime.instance_info import POOL_VARIABLE, instance_info, variable
+
+ASK, ANSWER = "sky_ask", "sky_answer"
+# What one shared value may have, in bytes: it lies in the memory of the head's scheduler.
+MOST_VALUE = 16 << 20
+Answer = tuple[Any, list[bytes]]
+ANEW = (
+    "the pool's scheduler, which runs on the head, was started anew: what the pool shared by name (dicts, sets, "
+    "counters, queues, and who held which lock) is gone. From here on all of these begin empty"
+)
+# What a refusal is raised as.
+_KINDS: dict[str, type[Exception]] = {
+    "ValueError": SpecError,
+    "TypeError": TypeError,
+    "RuntimeError": RuntimeError,
+    "MemoryError": PoolError,
+}
+
+
+@dataclass
+class _Wait:
+    """One question; its lock is free when the answer is there.
+
+    No Event: an interrupt that comes inside of one may leave it locked.
+    """
+
+    lock: threading.Lock = field(default_factory=threading.Lock)
+    content: dict[str, Any] = field(default_factory=dict)
+    data: list[bytes] = field(default_factory=list)
+
+    def answer(self, content: dict[str, Any], data: list[bytes]) -> None:
+        """Whoever waits has it. In the control thread."""
+        if self.lock.locked():
+            self.content, self.data = content, data
+            with contextlib.suppress(RuntimeError):
+                self.lock.release()
+
+
+class _Awaited:
+    """One question of a coroutine."""
+
+    def __init__(self) -> None:
+        self._loop = asyncio.get_running_loop()
+        self.future: asyncio.Future[Answer] = self._loop.create_future()
+
+    def answer(self, content: dict[str, Any], data: list[bytes]) -> None:
+        """Whoever awaits it has it. In the control thread."""
+
+        def settle() -> None:
+            if not self.future.done():
+                self.future.set_result((content, data))
+
+        # A loop that has ended awaits nothing.
+        with contextlib.suppress(RuntimeError):
+            self._loop.call_soon_threadsafe(settle)
+
+
+class Asking:
+    """A rank's questions to its agent; one a kernel, see `of_rank`."""
+
+    def __init__(self, kernel: Any) -> None:
+        self.pid = os.getpid()
+        self._kernel = kernel
+        self._waits: dict[str, _Wait | _Awaited] = {}
+        # Told of what the agent says unasked, by what it is for.
+        self.hears: dict[str, Callable[[dict[str, Any], list[bytes]], None]] = {}
+        kernel.control_handlers[ANSWER] = self._on_answer
+
+    def tell(self, content: dict[str, Any], data: Sequence[bytes] = ()) -> None:
+        """Tell the agent something, after all that was printed before."""
+        kernel = self._kernel
+
+        def send() -> None:
+            kernel.session.send(kernel.iopub_socket, ASK, content, ident=kernel._topic(ASK), buffers=list(data) or None)
+
+        kernel.iopub_socket.io_thread.schedule(send)
+
+    def ask(self, to: str, what: dict[str, Any], data: Sequence[bytes] = (), where: str = "") -> Answer:
+        """Ask, and wait for the answer.
+
+        Parameters
+        ----------
+        to : str
+            For whom in the agent it is.
+        what : dict
+            The question, as JSON.
+        data : sequence of bytes
+            What goes along.
+        where : str
+            What is waited for, as an interrupt tells it, and no more of it is done then; what has no such
+            name is done at once, interrupted or not.
+        """
+        id, wait = uuid.uuid4().hex, _Wait()
+        wait.lock.acquire()
+        self._waits[id] = wait
+        try:
+            self.tell({"to": to, "id": id, "what": what}, data)
+            wait.lock.acquire()
+            return wait.content, wait.data
+        except BaseException as error:
+            if where:
+                with _undisturbed():
+                    # Also where the answer has just come: the agent gives back what it had for it.
+                    self.tell({"to": to, "id": id, "drop": True})
+                    if isinstance(error, KeyboardInterrupt) and not error.args:
+                        error.args = (where,)
+                        interrupted[:] = [where]
+            raise
+        finally:
+            self._waits.pop(id, None)
+
+    async def ask_async(self, to: str, what: dict[str, Any], data: Sequence[bytes] = (), where: str = "") -> Answer:
+        """Ask, and await the answer; given up, as by a time limit, no more of it is done. See `ask`."""
+        id, wait = uuid.uuid4().hex, _Awaited()
+        self._waits[id] = wait
+        try:
+            self.tell({"to": to, "id": id, "what": what}, data)
+            return await wait.future
+        except BaseException:
+            if where:
+                self.tell({"to": to, "id": id, "drop": True})
+            raise
+        finally:
+            self._waits.pop(id, None)
+
+    async def _on_answer(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
+        """In the control thread."""
+        content, data = parent["content"], [bytes(one) for one in parent.get("buffers") or ()]
+        wait = self._waits.get(content.get("id"))
+        if wait is not None:
+            wait.answer(content, data)
+        elif content.get("for") in self.hears:
+            self.hears[content["for"]](content, data)
+
+
+# Where this rank's code was when it was interrupted in a wait, until its request ends: a second interrupt, in
+# whatever the first has begun, knows nothing of it.
+interrupted: list[str] = []
+
+
+@contextlib.contextmanager
+def _undisturbed() -> Iterator[None]:
+    """No interrupt comes meanwhile; where this is not the main thread, none ever does."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+_asking: Asking | None = None
+_making = threading.Lock()
+
+
+def of_rank() -> Asking | None:
+    """This rank's; None where this process is no rank.
+
+    Raises
+    ------
+    NotInPoolError
+        In a process that a rank has forked.
+    """
+    global _asking  # noqa: PLW0603 - there is one kernel a process
+    if not variable(POOL_VARIABLE):
+        return None
+    with _making:
+        if _asking is None:
+            from ipykernel.kernelapp import IPKernelApp
+
+            # A subprocess has the variable and no kernel.
+            kernel = IPKernelApp.instance().kernel if IPKernelApp.initialized() else None
+            if kernel is None:
+                raise NotInPoolError(
+                    "this process was started by a rank and is none: only the rank's own process can ask its pool"
+                )
+            _asking = Asking(kernel)
+    if _asking.pid != os.getpid():
+        raise NotInPoolError("this process was forked by a rank and is none: only the rank's own can ask its pool")
+    return _asking
+
+
+@dataclass
+class Shares:
+    """Requests for what the pool shares by name, from this process.
+
+    Parameters
+    ----------
+    send, send_async : callable
+        ``send(what, data, epoch, where)`` brings one to the scheduler, and gives its answer; the other is awaited.
+    world_size : callable
+        How many ranks the pool has.
+    """
+
+    send: Callable[[dict[str, Any], Sequence[bytes], str | None, str], Answer]
+    send_async: Callable[[dict[str, Any], Sequence[bytes], str | None, str], Awaitable[Answer]]
+    world_size: Callable[[], int]
+    epoch: str | None = None
+
+    def ask(self, what: dict[str, Any], data: Sequence[bytes] = (), where: str = "") -> Answer:
+        """Make a request; its answer's value, and the keys and values with it.
+
+        Raises
+        ------
+        PoolError
+            When the scheduler is another one since this process asked last: once, then it begins anew.
+        """
+        return self._read(*self.send(what, data, self.epoch, where))
+
+    async def ask_async(self, what: dict[str, Any], data: Sequence[bytes] = (), where: str = "") -> Answer:
+        """Make a request, and await its answer; see `ask`."""
+        return self._read(*await self.send_async(what, data, self.epoch, where))
+
+    def _read(self, content: dict[str, Any], found: list[bytes]) -> Answer:
+        status = content.get("status")
+        if status == "anew":
+            self.epoch = None
+            raise PoolError(ANEW)
+        self.epoch = content.get("epoch", self.epoch)
+        if status != "ok":
+            raise _KINDS.get(str(content.get("kind")), PoolError)(content.get("text"))
+        return content.get("value"), found
+
+
+_shares: Shares | None = None
+# What answers for a process that is no rank: the manager of its pools puts itself here.
+outside: list[Callable[[], Shares]] = []
+
+
+def shares() -> Shares:
+    """Those of the pool that this process is a rank of, or that is current in this notebook.
+
+    Raises
+    ------
+    NotInPoolError
+        When there is none.
+    """
+    global _shares  # noqa: PLW0603 - there is one kernel a process
+    rank = of_rank()
+    if rank is None:
+        if not outside:
+            raise NotInPoolError(
+                "there is no pool here: call it in a %%sky cell, in a function on a pool, or while a pool lives"
+            )
+        return outside[0]()
+    if _shares is None:
+
+        def send(what: dict[str, Any], data: Sequence[bytes], epoch: str | None, where: str) -> Answer:
+            return rank.ask("share", {**what, "epoch": epoch}, data, where)
+
+        def send_async(what: dict[str, Any], data: Sequence[bytes], epoch: str | None, where: str) -> Awaitable[Answer]:
+            return rank.ask_async("share", {**what, "epoch": epoch}, data, where)
+
+        _shares = Shares(send, send_async, lambda: instance_info().world_size)
+    return _shares

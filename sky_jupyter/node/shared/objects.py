@@ -1,0 +1,547 @@
+"""What ranks share by name: dicts, sets, counters, queues, locks and barriers, as user code holds them.
+
+Each holds a name and nothing else. What it does is one request that the pool's scheduler does at once,
+before or after any other's: who reads after a write has been answered reads it, on whichever rank.
+
+A method is written once, as the request that it makes and what it makes of the answer; `get` waits for that,
+and `get_async` is awaited, where other tasks of an `async def` function go on meanwhile.
+"""
+
+from __future__ import annotations
+
+import functools
+import io
+import operator
+import pickle
+import queue
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, ParamSpec, TypeVar, cast
+
+from ...errors import SpecError
+from ..serialization import pickling
+from .agent_channel import MOST_VALUE, Answer, Shares, shares
+
+P = ParamSpec("P")
+T = TypeVar("T")
+_MISSING = object()
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a method asks the scheduler, once."""
+
+    what: dict[str, Any]
+    data: Sequence[bytes]
+    # What is waited for, as an interrupt tells it.
+    where: str
+    of: Shares
+
+    def answer(self) -> Answer:
+        """The answer, waited for."""
+        return self.of.ask(self.what, self.data, self.where)
+
+
+Steps = Generator[Request, Answer, T]
+
+
+def _waited(method: Callable[P, Steps[T]]) -> Callable[P, T]:
+    """A method that waits for the answers to its requests."""
+    # Who asks for help is told what it gives in the end.
+    method.__annotations__["return"] = str(method.__annotations__["return"]).removeprefix("Steps[").removesuffix("]")
+
+    @functools.wraps(method)
+    def work(*args: P.args, **kwargs: P.kwargs) -> T:
+        steps = method(*args, **kwargs)
+        try:
+            request = next(steps)
+            while True:
+                request = steps.send(request.answer())
+        except StopIteration as end:
+            return cast("T", end.value)
+
+    vars(work)["steps"] = method
+    return work
+
+
+def _awaited(waited: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
+    """The same method as a coroutine; what gives up waiting, as a time limit does, takes nothing with it."""
+    method: Callable[P, Steps[T]] = vars(waited)["steps"]
+
+    @functools.wraps(method)
+    async def work(*args: P.args, **kwargs: P.kwargs) -> T:
+        steps = method(*args, **kwargs)
+        try:
+            request = next(steps)
+            while True:
+                request = steps.send(await request.of.ask_async(request.what, request.data, request.where))
+        except StopIteration as end:
+            return cast("T", end.value)
+
+    work.__name__, work.__qualname__ = f"{method.__name__}_async", f"{method.__qualname__}_async"
+    return work
+
+
+class Shared:
+    """One of them; made by `sky.dict` and its like, cheap to make and to send."""
+
+    _kind = ""
+
+    def __init__(self, name: str, *, of: Shares | None = None) -> None:
+        if not isinstance(name, str) or not 0 < len(name) <= 200:
+            raise SpecError(f"the name of a shared {self._kind} must be 1 to 200 characters, not {name!r}")
+        self.name = name
+        self._of = of
+
+    def _request(self, op: str, data: Iterable[bytes] = (), *, where: str = "", **what: Any) -> Request:
+        asked = {"kind": self._kind, "op": op, "name": self.name, **what}
+        return Request(asked, list(data), f"waiting {where}" if where else "", self._of or shares())
+
+    def _ask(self, op: str, data: Iterable[bytes] = (), **what: Any) -> Answer:
+        return self._request(op, data, **what).answer()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Where it arrives, it is the pool's that it arrives in."""
+        return {**vars(self), "_of": None}
+
+    def __eq__(self, other: object) -> bool:
+        return type(self) is type(other) and self.name == other.name
+
+    def __hash__(self) -> int:
+        return hash((self._kind, self.name))
+
+    def __repr__(self) -> str:
+        return f"<sky.{type(self).__name__.removeprefix('Shared').lower()} {self.name!r}>"
+
+
+class SharedDict(Shared):
+    """A dict of the pool: keys are texts, numbers, bytes, None or tuples of them; values are what pickles, up to 16 MB.
+
+    Each call is one step that no other comes between, `update` and `pop` too.
+    """
+
+    _kind = "dict"
+
+    def __getitem__(self, key: Any) -> Any:
+        found = self.get(key, _MISSING)
+        if found is _MISSING:
+            raise KeyError(key)
+        return found
+
+    @_waited
+    def get(self, key: Any, default: Any = None) -> Steps[Any]:
+        """The value under a key, or the default."""
+        there, data = yield self._request("get", keys=[_name_of(key)])
+        return _load(data[0]) if there else default
+
+    get_async = _awaited(get)
+
+    def __setitem__(self, key: Any, value: Any) -> None:
+        self.update({key: value})
+
+    async def set_async(self, key: Any, value: Any) -> None:
+        """Put a value in under a key."""
+        await self.update_async({key: value})
+
+    @_waited
+    def update(self, items: Mapping[Any, Any] | Iterable[tuple[Any, Any]] = (), /, **more: Any) -> Steps[None]:
+        """Put all of these in, at once."""
+        pairs = {**dict(items), **more}
+        if pairs:
+            data = [*map(_dump, pairs), *map(_dump, pairs.values())]
+            yield self._request("put", data, keys=[_name_of(key) for key in pairs])
+
+    update_async = _awaited(update)
+
+    def setdefault(self, key: Any, default: Any = None) -> Any:
+        """The value under a key, where there is one; else the default is put there."""
+        there, data = self._ask("setdefault", [_dump(key), _dump(default)], keys=[_name_of(key)])
+        return _load(data[0]) if there else default
+
+    def __delitem__(self, key: Any) -> None:
+        self.pop(key)
+
+    @_waited
+    def pop(self, key: Any, *default: Any) -> Steps[Any]:
+        """Take a key out, and return its value; the default, or KeyError without one, where it is not there."""
+        there, data = yield self._request("pop", keys=[_name_of(key)])
+        if there:
+            return _load(data[0])
+        if not default:
+            raise KeyError(key)
+        return default[0]
+
+    pop_async = _awaited(pop)
+
+    def __contains__(self, key: Any) -> bool:
+        return bool(self._ask("has", keys=[_name_of(key)])[0])
+
+    def __len__(self) -> int:
+        return int(self._ask("size")[0])
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.keys())
+
+    def keys(self) -> list[Any]:
+        """All keys, as they were at one moment."""
+        return [_load(one) for one in self._ask("keys")[1]]
+
+    def values(self) -> list[Any]:
+        """All values, as they were at one moment."""
+        return [value for _, value in self.items()]
+
+    def items(self) -> list[tuple[Any, Any]]:
+        """All keys with their values, as they were at one moment."""
+        found = [_load(one) for one in self._ask("items")[1]]
+        return list(zip(found[::2], found[1::2], strict=True))
+
+    def clear(self) -> None:
+        """Take all out."""
+        self._ask("clear")
+
+
+class SharedSet(Shared):
+    """A set of the pool, of texts, numbers, bytes, None or tuples of them."""
+
+    # The keys of a dict; its name is not one that a user's dict can have.
+    _kind = "dict"
+
+    def _request(self, op: str, data: Iterable[bytes] = (), *, where: str = "", **what: Any) -> Request:
+        return super()._request(op, data, where=where, **{**what, "name": f"set:{self.name}"})
+
+    @_waited
+    def add(self, value: Any) -> Steps[bool]:
+        """Put a value in; whether it was not in yet. Of several ranks that add the same, one is told so."""
+        return bool((yield self._request("put", [_dump(value), b""], keys=[_name_of(value)]))[0])
+
+    add_async = _awaited(add)
+
+    def update(self, values: Iterable[Any]) -> None:
+        """Put all of these in, at once."""
+        given = list(values)
+        if given:
+            self._ask("put", [*map(_dump, given), *[b""] * len(given)], keys=[_name_of(value) for value in given])
+
+    @_waited
+    def discard(self, value: Any) -> Steps[bool]:
+        """Take a value out; whether it was in."""
+        return bool((yield self._request("pop", keys=[_name_of(value)]))[0])
+
+    discard_async = _awaited(discard)
+
+    def remove(self, value: Any) -> None:
+        """Take a value out; KeyError where it is not in."""
+        if not self.discard(value):
+            raise KeyError(value)
+
+    @_waited
+    def _contains(self, value: Any) -> Steps[bool]:
+        """Whether a value is in."""
+        return bool((yield self._request("has", keys=[_name_of(value)]))[0])
+
+    contains_async = _awaited(_contains)
+
+    def __contains__(self, value: Any) -> bool:
+        return self._contains(value)
+
+    def __len__(self) -> int:
+        return int(self._ask("size")[0])
+
+    def __iter__(self) -> Iterator[Any]:
+        return iter(self.items())
+
+    def items(self) -> list[Any]:
+        """All values, as they were at one moment."""
+        return [_load(one) for one in self._ask("keys")[1]]
+
+    def clear(self) -> None:
+        """Take all out."""
+        self._ask("clear")
+
+
+class SharedCounter(Shared):
+    """A whole number of the pool, 0 at first. What changes it returns what it is then."""
+
+    _kind = "counter"
+
+    @_waited
+    def add(self, delta: int = 1) -> Steps[int]:
+        """Change it by so much."""
+        return int((yield self._request("add", by=operator.index(delta)))[0])
+
+    add_async = _awaited(add)
+
+    def increment(self, n: int = 1) -> int:
+        """Add so much."""
+        return self.add(n)
+
+    async def increment_async(self, n: int = 1) -> int:
+        """Add so much."""
+        return await self.add_async(n)
+
+    def decrement(self, n: int = 1) -> int:
+        """Take so much off."""
+        return self.add(-n)
+
+    async def decrement_async(self, n: int = 1) -> int:
+        """Take so much off."""
+        return await self.add_async(-n)
+
+    @_waited
+    def get(self) -> Steps[int]:
+        """What it is."""
+        return int((yield self._request("get"))[0])
+
+    get_async = _awaited(get)
+
+    @property
+    def value(self) -> int:
+        """What it is."""
+        return self.get()
+
+    async def value_async(self) -> int:
+        """What it is."""
+        return await self.get_async()
+
+    def __int__(self) -> int:
+        return self.get()
+
+    @_waited
+    def reset(self, value: int = 0) -> Steps[int]:
+        """Set it; what it was before."""
+        return int((yield self._request("reset", to=operator.index(value)))[0])
+
+    reset_async = _awaited(reset)
+
+
+class SharedQueue(Shared):
+    """A queue of the pool, first in, first out; what pickles goes through it, up to 16 MB each.
+
+    Each item goes to one who gets it. Where a rank is interrupted as it gets one, the item is the first again.
+
+    Parameters
+    ----------
+    maxsize : int
+        How many may wait in it; 0 for any number.
+    """
+
+    _kind = "queue"
+
+    def __init__(self, name: str, maxsize: int = 0, *, of: Shares | None = None) -> None:
+        super().__init__(name, of=of)
+        if isinstance(maxsize, bool) or not isinstance(maxsize, int) or maxsize < 0:
+            raise SpecError(f"maxsize must be a whole number from 0, not {maxsize!r}")
+        self.maxsize = maxsize
+
+    @_waited
+    def put(self, value: Any, timeout: float | None = None) -> Steps[None]:
+        """Put an item in, when there is room.
+
+        Raises
+        ------
+        queue.Full
+            When there is none for ``timeout`` seconds.
+        """
+        there, _ = yield self._put(value, _seconds(timeout))
+        if not there:
+            raise queue.Full(f"queue {self.name!r} has had no room for {timeout:g} s")
+
+    put_async = _awaited(put)
+
+    def offer(self, value: Any) -> bool:
+        """Put an item in if there is room now; whether there was."""
+        return bool(self._put(value, 0.0).answer()[0])
+
+    def _put(self, value: Any, timeout: float | None) -> Request:
+        where = f"for room in queue {self.name!r}"
+        return self._request("put", [_dump(value)], maxsize=self.maxsize, timeout=timeout, where=where)
+
+    @_waited
+    def get(self, timeout: float | None = None, default: Any = None) -> Steps[Any]:
+        """Take the next item out, when there is one; the default where there is none for ``timeout`` seconds."""
+        where = f"for an item of queue {self.name!r}"
+        there, data = yield self._request("get", maxsize=self.maxsize, timeout=_seconds(timeout), where=where)
+        return _load(data[0]) if there else default
+
+    get_async = _awaited(get)
+
+    def poll(self) -> Any:
+        """Take the next item out; None where there is none now."""
+        return self.get(0.0)
+
+    def qsize(self) -> int:
+        """How many items wait."""
+        return int(self._ask("size", maxsize=self.maxsize)[0])
+
+    def __len__(self) -> int:
+        return self.qsize()
+
+    def __bool__(self) -> bool:
+        return True
+
+    def empty(self) -> bool:
+        """Whether no item waits."""
+        return self.qsize() == 0
+
+    def full(self) -> bool:
+        """Whether there is no room."""
+        return 0 < self.maxsize <= self.qsize()
+
+    def clear(self) -> None:
+        """Take all items out."""
+        self._ask("clear", maxsize=self.maxsize)
+
+
+class SharedLock(Shared):
+    """A lock of the pool: one rank has it at a time. It ends with the process that has it.
+
+    Not to be taken twice by one rank, which would wait for itself.
+
+    Parameters
+    ----------
+    timeout : float, optional
+        How long `acquire` and ``with`` wait, where they are not told.
+    """
+
+    _kind = "lock"
+
+    def __init__(self, name: str, timeout: float | None = None, *, of: Shares | None = None) -> None:
+        super().__init__(name, of=of)
+        self.timeout = _seconds(timeout)
+
+    @_waited
+    def acquire(self, blocking: bool = True, timeout: float | None = None) -> Steps[bool]:
+        """Take it, when it is free; whether it was within the time."""
+        patience = 0.0 if not blocking else self.timeout if timeout is None else _seconds(timeout)
+        return bool((yield self._request("acquire", timeout=patience, where=f"for lock {self.name!r}"))[0])
+
+    acquire_async = _awaited(acquire)
+
+    @_waited
+    def release(self) -> Steps[None]:
+        """Let it go; RuntimeError where this rank does not have it."""
+        yield self._request("release")
+
+    release_async = _awaited(release)
+
+    def locked(self) -> bool:
+        """Whether anybody has it."""
+        return bool(self._ask("locked")[0])
+
+    def __enter__(self) -> SharedLock:
+        if not self.acquire():
+            raise self._not_free()
+        return self
+
+    async def __aenter__(self) -> SharedLock:
+        if not await self.acquire_async():
+            raise self._not_free()
+        return self
+
+    def _not_free(self) -> TimeoutError:
+        return TimeoutError(f"lock {self.name!r} was not free for {self.timeout:g} s")
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        self.release()
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        await self.release_async()
+
+
+class SharedBarrier(Shared):
+    """A place of the pool where so many wait for each other; it can be used again and again.
+
+    One that is interrupted, or whose process ends, is not counted any more: the others go on waiting until
+    somebody takes its place, or their cell's grace is over.
+
+    Parameters
+    ----------
+    parties : int
+        How many.
+    """
+
+    _kind = "barrier"
+
+    def __init__(self, name: str, parties: int, *, of: Shares | None = None) -> None:
+        super().__init__(name, of=of)
+        if isinstance(parties, bool) or not isinstance(parties, int) or parties < 1:
+            raise SpecError(f"barrier {name!r}: how many wait must be a whole number from 1, not {parties!r}")
+        self.parties = parties
+
+    @_waited
+    def wait(self, timeout: float | None = None) -> Steps[int]:
+        """Wait until all are here; in which place this one came, from 0.
+
+        Raises
+        ------
+        TimeoutError
+            When they are not for ``timeout`` seconds.
+        """
+        where = f"at barrier {self.name!r} for {self.parties} in all"
+        place, _ = yield self._request("wait", parties=self.parties, timeout=_seconds(timeout), where=where)
+        if place is None:
+            raise TimeoutError(f"barrier {self.name!r}: not all {self.parties} came within {timeout:g} s")
+        return int(place)
+
+    wait_async = _awaited(wait)
+
+    def reset(self) -> None:
+        """Nothing: it is ready for its next use by itself."""
+
+
+# Keys and values.
+
+
+def _name_of(key: Any) -> str:
+    """A key as text: the same for keys that are equal, as in a dict, and for no others."""
+    return repr(_plain(key))
+
+
+def _plain(key: Any) -> Any:
+    if key is None or type(key) is bytes:
+        return key
+    if isinstance(key, tuple):
+        return tuple(map(_plain, key))
+    if isinstance(key, str):
+        return str(key)
+    if isinstance(key, (bytes, bytearray)):
+        return bytes(key)
+    if isinstance(key, float):
+        return int(key) if key.is_integer() else float(key)
+    if hasattr(key, "__index__"):
+        return operator.index(key)
+    raise SpecError(
+        f"a key must be a text, a number, bytes, None or a tuple of these, not {type(key).__name__}: it is compared "
+        "on the head, which knows no other types"
+    )
+
+
+def _seconds(timeout: float | None) -> float | None:
+    if timeout is None:
+        return None
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 <= timeout < 1e9:
+        raise SpecError(f"a timeout must be a number of seconds from 0, or None for no limit, not {timeout!r}")
+    return float(timeout)
+
+
+def _dump(value: Any) -> bytes:
+    """A value as a pickle; functions of the notebook go as such."""
+    file = io.BytesIO()
+    pickling.Pickler(file, pickling.main_namespace()).dump(value)
+    data = file.getvalue()
+    if len(data) > MOST_VALUE:
+        what = f"this {type(value).__name__} has {len(data) / 1e6:.1f} MB"
+        raise SpecError(
+            f"a shared value can have {MOST_VALUE >> 20} MB, and {what}: "
+            "what is shared by name lies in the memory of the head's scheduler. Write it to a file, and share its name"
+        )
+    return data
+
+
+def _load(data: bytes) -> Any:
+    return pickle.loads(data)

@@ -1,0 +1,1 @@
+"""The machine and its processes: GPUs, metrics, locks, and who stands still."""

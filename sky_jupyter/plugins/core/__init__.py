@@ -1,0 +1,1 @@
+"""The contract of plugins, and what they all need."""

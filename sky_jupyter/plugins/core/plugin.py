@@ -1,0 +1,222 @@
+"""The Plugin type: what a framework needs before a cell runs, as a frozen value with hooks.
+
+A plugin is made in the notebook (`sky.plugins.jax()`, or `Plugin.create("mine").with_…`), held by
+the pool's spec, and sent to the nodes, where its hooks are entered once in every rank's process.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ...errors import SpecError
+from ...spec.pool_spec import Image, PoolSpec
+from .secrets import Secret
+
+if TYPE_CHECKING:
+    from ...node.runtime.instance_info import InstanceInfo
+
+AroundProcess = Callable[["InstanceInfo"], AbstractContextManager[Any]]
+_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\Z")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A command that is run on each machine when it is prepared.
+
+    Parameters
+    ----------
+    argv : sequence of str, or str
+        The program and its arguments, or a text for ``/bin/sh``. ``python`` is the environment's own.
+    env : mapping of str to str or Secret
+        Variables besides those of the image. A secret's name is told nowhere else, and its text not at all.
+    """
+
+    argv: Sequence[str] | str
+    env: Mapping[str, str | Secret] = field(default_factory=dict, repr=False)
+
+    @property
+    def command(self) -> list[str]:
+        """The program and its arguments."""
+        return ["/bin/sh", "-c", self.argv] if isinstance(self.argv, str) else list(self.argv)
+
+    @property
+    def variables(self) -> dict[str, str]:
+        """Its own variables, with the secrets that are known here."""
+        values = {key: value.reveal() if isinstance(value, Secret) else value for key, value in self.env.items()}
+        return {key: value for key, value in values.items() if value is not None}
+
+    def hide(self, line: str) -> str:
+        """A line that it printed, without its secrets."""
+        for value in self.env.values():
+            text = value.reveal() if isinstance(value, Secret) else None
+            line = line.replace(text, str(value)) if text else line
+        return line
+
+
+Steps = Sequence["Step | Sequence[str] | str"]
+
+
+@dataclass(frozen=True)
+class Plugin:
+    """What a framework needs of a pool.
+
+    Two plugins are equal when their names and arguments are; hooks follow from those.
+
+    Parameters
+    ----------
+    name : str
+        What it is called in ``--plugins``.
+    args : tuple of (str, value)
+        The arguments it was made with, as given.
+    after : tuple of str
+        Names of plugins that must be entered before this one.
+    needs : tuple of str
+        Names of plugins that must be there too, before or after this one.
+    behind : tuple of str
+        Names of plugins that must be entered before this one where they are there.
+    preload : tuple of str
+        Modules that the forkserver imports once for all ranks. They must start no thread and
+        no backend when imported.
+    collective : bool
+        Whether the ranks depend on each other once it is entered: then the loss of one rank
+        means that all ranks enter anew.
+    head_bound : bool
+        Whether the other ranks cannot outlive the head's rank 0, which coordinates them.
+    noise : tuple of str
+        Regular expressions of whole lines that the framework prints from native code and that
+        do not belong into a user's cell; they go to the rank's log instead.
+    collectives : tuple of str
+        Regular expressions, searched for in ``path/file.py:function`` of a rank's stack (``library.so:function``
+        in C), of where a rank may wait for other ranks. A group named ``call`` is what a person calls it,
+        such as ``all_reduce``; one without is shown by the cell's own line.
+    secret_variables : tuple of str
+        Names of environment variables that are secrets: no process of the pool is started with them, though the
+        notebook has them. ``around_process`` sets them in the ranks, from a `Secret`.
+    fits : callable, optional
+        ``(spec) -> None``, raises SpecError where a pool cannot have it.
+    transform : callable, optional
+        ``(image, spec) -> image``.
+    bootstrap : callable, optional
+        ``(spec) -> steps``, commands run on each machine when it is prepared: lists of a program and its
+        arguments, texts for ``/bin/sh``, or `Step` values.
+    around_process : callable, optional
+        ``(info) -> context manager``, entered in each rank before any user code.
+    again : callable, optional
+        ``(info) -> None``, sets the framework up anew in a living process after a soft abort.
+    abort : callable, optional
+        ``(info) -> None``, breaks a collective that this rank is blocked in, from a thread beside it.
+        What was blocked raises; `again` must be able to set the framework up anew afterwards.
+    gone : str
+        What of the framework's does not survive `again`, to tell the user.
+    gone_beside : str
+        What more takes no part where only some ranks have new kernels; ``{rank}`` stands for one
+        that has its names still.
+    check : callable, optional
+        ``(info) -> None``, a cheap collective that raises when the ranks are out of step; called on
+        all ranks together after an interrupt.
+    ended : callable, optional
+        ``(info) -> str``, what of the framework the user's code has ended, in words, or nothing where all stands.
+        Called in each rank after each cell and call; it must not wait for other ranks. `again` follows on all.
+    around_partial_run : callable, optional
+        ``(info) -> context manager``, entered in a rank around each cell and call that leaves out some of the
+        pool's ranks.
+    around_app : callable, optional
+        ``(info) -> context manager``, the same in the agent.
+    decorate : callable, optional
+        ``(function) -> function``, wraps each function that is called through the pool; the first
+        plugin's is outermost.
+    around_client : callable, optional
+        ``(pool) -> context manager``, entered in the notebook for the pool's life.
+    """
+
+    name: str
+    args: tuple[tuple[str, Any], ...] = ()
+    after: tuple[str, ...] = field(default=(), compare=False)
+    needs: tuple[str, ...] = field(default=(), compare=False)
+    behind: tuple[str, ...] = field(default=(), compare=False)
+    preload: tuple[str, ...] = field(default=(), compare=False)
+    collective: bool = field(default=False, compare=False)
+    head_bound: bool = field(default=False, compare=False)
+    noise: tuple[str, ...] = field(default=(), compare=False)
+    collectives: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    secret_variables: tuple[str, ...] = field(default=(), compare=False, repr=False)
+    fits: Callable[[PoolSpec], None] | None = field(default=None, compare=False, repr=False)
+    transform: Callable[[Image, PoolSpec], Image] | None = field(default=None, compare=False, repr=False)
+    bootstrap: Callable[[PoolSpec], Steps] | None = field(default=None, compare=False, repr=False)
+    around_process: AroundProcess | None = field(default=None, compare=False, repr=False)
+    again: Callable[[InstanceInfo], None] | None = field(default=None, compare=False, repr=False)
+    abort: Callable[[InstanceInfo], None] | None = field(default=None, compare=False, repr=False)
+    gone: str = field(default="", compare=False, repr=False)
+    gone_beside: str = field(default="", compare=False, repr=False)
+    check: Callable[[InstanceInfo], None] | None = field(default=None, compare=False, repr=False)
+    ended: Callable[[InstanceInfo], str] | None = field(default=None, compare=False, repr=False)
+    around_partial_run: AroundProcess | None = field(default=None, compare=False, repr=False)
+    around_app: AroundProcess | None = field(default=None, compare=False, repr=False)
+    decorate: Callable[[Callable[..., Any]], Callable[..., Any]] | None = field(default=None, compare=False, repr=False)
+    around_client: Callable[[Any], AbstractContextManager[Any]] | None = field(default=None, compare=False, repr=False)
+
+    @classmethod
+    def create(cls, name: str) -> Plugin:
+        """A plugin with no hooks yet; add them with the ``with_…`` methods."""
+        if not _NAME.match(name):
+            raise SpecError(f"plugin name {name!r} is not valid; use letters, digits, _ and -")
+        return cls(name)
+
+    def with_image_transform(self, transform: Callable[[Image, PoolSpec], Image]) -> Plugin:
+        """This plugin, changing the image by ``transform(image, spec)``."""
+        return replace(self, transform=transform)
+
+    def with_bootstrap(self, bootstrap: Callable[[PoolSpec], Steps]) -> Plugin:
+        """This plugin, running the commands of ``bootstrap(spec)`` on each machine."""
+        return replace(self, bootstrap=bootstrap)
+
+    def with_around_process(self, around: AroundProcess, again: Callable[[InstanceInfo], None] | None = None) -> Plugin:
+        """This plugin, entering ``around(info)`` in each rank before any user code.
+
+        After a soft abort ``again(info)`` sets up anew, in the living process, what ``around`` had set up.
+        """
+        return replace(self, around_process=around, again=again)
+
+    def with_around_app(self, around: AroundProcess) -> Plugin:
+        """This plugin, entering ``around(info)`` in each node's agent."""
+        return replace(self, around_app=around)
+
+    def with_decorator(self, decorate: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Plugin:
+        """This plugin, wrapping each called function by ``decorate(function)``."""
+        return replace(self, decorate=decorate)
+
+    def with_around_client(self, around: Callable[[Any], AbstractContextManager[Any]]) -> Plugin:
+        """This plugin, entering ``around(pool)`` in the notebook for the pool's life."""
+        return replace(self, around_client=around)
+
+    def with_preload(self, *modules: str) -> Plugin:
+        """This plugin, having the forkserver import ``modules`` once for all ranks."""
+        return replace(self, preload=(*self.preload, *modules))
+
+    def with_secret_variables(self, *names: str) -> Plugin:
+        """This plugin, keeping the notebook's variables of these names out of the environment of all processes."""
+        return replace(self, secret_variables=(*self.secret_variables, *names))
+
+    def steps(self, spec: PoolSpec) -> list[Step]:
+        """The commands of this plugin."""
+        found = () if self.bootstrap is None else self.bootstrap(spec)
+        if isinstance(found, str) or not all(isinstance(one, (Step, str, Sequence)) for one in found):
+            raise SpecError(f"plugin {self.name}: bootstrap must return a list of commands, not {found!r}")
+        return [one if isinstance(one, Step) else Step(one) for one in found]
+
+    def transform_image(self, image: Image, spec: PoolSpec) -> Image:
+        """The image with what this plugin adds."""
+        return image if self.transform is None else self.transform(image, spec)
+
+    def __str__(self) -> str:
+        inner = ", ".join(f"{key}={_written(value)}" for key, value in self.args)
+        return f"{self.name}({inner})" if inner else self.name
+
+
+def _written(value: Any) -> str:
+    """A value as it is written among others."""
+    return repr(value) if isinstance(value, str) and re.search(r"[,()\s]", value) else str(value)

@@ -1,0 +1,409 @@
+"""The plugin `jax`: one JAX cluster of all ranks, set up before the first cell.
+
+`jax.distributed` joins the ranks. The head's rank 0 holds its coordination service and must be
+there as long as any other rank is: it is entered with the others and left last.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import gc
+import importlib
+import importlib.util
+import inspect
+import logging
+import os
+import re
+import struct
+import sys
+import warnings
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+from ...errors import SkyError, SpecError
+from ...spec.accelerators import NVIDIA, Accelerator
+from ...spec.cuda_builds import why_not_jax
+from ...spec.pool_spec import Image, PoolSpec
+from ..core import rank_network
+from ..core.plugin import Plugin
+
+if TYPE_CHECKING:
+    from ...node.runtime.instance_info import InstanceInfo
+
+# What the first use of JAX would import; none of them starts a backend or a thread.
+MODULES = (
+    "jax",
+    "jax.numpy",
+    "jax.distributed",
+    "jax.extend.backend",
+    "jax.experimental.mesh_utils",
+    "jax.experimental.multihost_utils",
+)
+# Written from C++ to file descriptors 1 and 2 whenever ranks meet.
+NOISE = (
+    rank_network.GLOO_NOISE,
+    rank_network.NCCL_NOISE,
+    r"W\d{4} .*\] Using experimental recoverable task feature\..*",
+)
+# Where a rank waits for others: by name, or in what JAX compiled.
+COLLECTIVES = (
+    r"jax/experimental/multihost_utils\.py:(?P<call>[a-z]\w*)\Z",
+    r"jax/_src/distributed\.py:(?P<call>initialize|shutdown)\Z",
+    r"jax/_src/api\.py:(?P<call>device_put|device_get|block_until_ready)\Z",
+    r"jax/_src/interpreters/pxla\.py:(\w+\.)*__call__\Z",
+    r"jax/_src/array\.py:(\w+\.)*(_value|block_until_ready|__array__)\Z",
+    r"(libjax_common|xla_extension)[^:/]*\.so:",
+)
+# JAX ends the process with SIGABRT when its peers have not come by then.
+JOIN_SECONDS = 60
+_CUDA = re.compile(r"cu(?P<major>12|13)[0-9x]?\Z")
+_WITH_EXTRAS = re.compile(r"jax\s*\[", re.IGNORECASE)
+
+# Where groups of CPU devices find each other.
+_MEETINGS = "cpu:gloo"
+# What gloo reads there, with an address that it refuses: no name of a host, one byte of address.
+_NO_ADDRESS = struct.pack("<QQ", 0, 1) + bytes(256)
+
+log = logging.getLogger(__name__)
+
+
+def jax(cuda: str | None = None, devices: int | None = None, init: bool = True) -> Plugin:
+    """JAX on all ranks as one cluster: ``jax.devices()`` lists the devices of every rank.
+
+    Parameters
+    ----------
+    cuda : str, optional
+        The CUDA release for nodes with NVIDIA accelerators, such as ``"cu128"``: ``cu12x`` installs
+        ``jax[cuda12]``, ``cu13x`` installs ``jax[cuda13]``; unless given, what suits the pool's
+        accelerator. Nodes without one get plain ``jax``.
+    devices : int, optional
+        How many CPU devices each rank shows; 1 unless given.
+    init : bool
+        Whether the cluster is set up before the first cell. Without, programs call
+        ``jax.distributed.initialize()`` themselves, before they use JAX.
+
+    Raises
+    ------
+    SpecError
+        When JAX has no packages for that CUDA release, or `devices` is not a whole number above 0.
+    """
+    if cuda is not None:
+        _major(cuda)
+    if devices is not None and (isinstance(devices, bool) or not isinstance(devices, int) or devices < 1):
+        raise SpecError(f"jax(devices=...) must be a whole number above 0, not {devices!r}")
+    if not isinstance(init, bool):
+        raise SpecError(f"jax(init={init!r}) must be True or False")
+    given = {"cuda": cuda, "devices": devices, "init": None if init else False}
+    return Plugin(
+        name="jax",
+        args=tuple((key, value) for key, value in given.items() if value is not None),
+        preload=MODULES,
+        collective=True,
+        head_bound=True,
+        noise=NOISE,
+        collectives=COLLECTIVES,
+        transform=functools.partial(_transform, cuda),
+        around_process=functools.partial(_around, devices, init),
+        again=functools.partial(again, init=init),
+        check=check,
+        abort=abort,
+        ended=ended,
+        gone="arrays that span ranks, meshes, and compiled functions",
+    )
+
+
+def _major(cuda: str) -> int:
+    """12 or 13: the package `jax` has an extra for each.
+
+    An extra that does not exist is only a warning to installers, and leaves JAX without GPUs.
+    """
+    match = _CUDA.match(cuda) if isinstance(cuda, str) else None
+    if match is None:
+        digits = "".join(re.findall(r"\d", str(cuda)))
+        near = f"; did you mean {'cu' + digits!r}?" if _CUDA.match("cu" + digits) else ""
+        raise SpecError(
+            f"jax(cuda={cuda!r}): JAX is built for CUDA 12 and 13 only; "
+            f"write cu12 or cu12x such as cu128, or cu13 or cu13x such as cu130{near}"
+        )
+    return int(match["major"])
+
+
+def _transform(cuda: str | None, image: Image, spec: PoolSpec) -> Image:
+    rank_network.check_accelerators(spec)
+    if any(_WITH_EXTRAS.match(item) for item in image.pip):
+        # Two of them for different releases of CUDA would be in each other's way.
+        return image
+    if _is_here(cuda, image, spec):
+        return image.adding(pip=("jax",))
+    return image.adding(pip=(_package(cuda, image, spec.accelerator),))
+
+
+def _is_here(cuda: str | None, image: Image, spec: PoolSpec) -> bool:
+    """Whether local nodes find JAX with CUDA in the notebook's environment, whatever brought it CUDA's libraries.
+
+    The extras ask for libraries as packages of their own, which a toolkit of the system makes needless.
+    """
+    if getattr(spec.provider, "kind", None) != "local" or image.python is not None:
+        return False
+    majors = (12, 13) if cuda is None else (_major(cuda),)
+    return any(importlib.util.find_spec(f"jax_cuda{major}_plugin") is not None for major in majors)
+
+
+def _package(cuda: str | None, image: Image, accelerator: Accelerator | None) -> str:
+    """JAX as the nodes need it."""
+    if accelerator is None:
+        return "jax"
+    if accelerator.maker == NVIDIA and cuda is not None:
+        extra = f"cuda{_major(cuda)}"
+        why = why_not_jax(extra, _python(image))
+        if not accelerator.takes_cuda(_major(cuda)):
+            why = f"CUDA {_major(cuda)} does not run on it any more"
+        if why:
+            raise SpecError(
+                f"jax(cuda={cuda}) on {accelerator.kind}: {why}; "
+                f"write jax(), which chooses {accelerator.jax_for(_python(image))}"
+            )
+        return f"jax[{extra}]"
+    package = accelerator.jax_for(_python(image))
+    if package is None:
+        more = (
+            "write jax(cuda=cu128) to use them"
+            if accelerator.maker == NVIDIA
+            else f"what {accelerator.maker} offers for them goes into sky.Image(pip=[...])"
+        )
+        warnings.warn(
+            f"jax() installs JAX for CPUs only, on nodes with {accelerator}, for which no packages are known; {more}",
+            stacklevel=2,
+        )
+    return package or "jax"
+
+
+def _python(image: Image) -> int:
+    """The 12 of the nodes' Python 3.12."""
+    return int(image.python.split(".")[1]) if image.python else sys.version_info.minor
+
+
+@contextlib.contextmanager
+def _around(devices: int | None, init: bool, info: InstanceInfo) -> Iterator[None]:
+    _configure(info, devices)
+    _join(info, init=init)
+    try:
+        yield
+    finally:
+        _leave()
+
+
+def _configure(info: InstanceInfo, devices: int | None) -> None:
+    """What must be decided before any backend starts."""
+    import jax
+
+    from . import compile_cache
+
+    _, count = rank_network.place(info)
+    forced = "xla_force_host_platform_device_count" in os.environ.get("XLA_FLAGS", "")
+    if devices is not None and not forced:
+        jax.config.update("jax_num_cpu_devices", devices)
+    if count > 1 and not info.accelerators and not os.environ.get("JAX_PLATFORMS"):
+        # Ranks that share a machine were promised no accelerator, and collectives among ranks
+        # fail where they share one: a GPU that happens to be there is left alone.
+        jax.config.update("jax_platforms", "cpu")
+    compile_cache.install(info)
+    # A survivor of a killed peer gets an error, not SIGABRT.
+    _update("jax_enable_recoverability", True)
+    # The service catches SIGTERM, and the rank would not end when it is told to.
+    _update("jax_enable_preemption_service", False)
+    # It would warn of any proxy; `machine.past_proxies` has seen to that.
+    _update("jax_check_proxy_envs", False)
+
+
+def _update(name: str, value: Any) -> None:
+    """Set an option of JAX where this release of JAX has it."""
+    import jax
+
+    try:
+        jax.config.update(name, value)
+    except AttributeError:
+        log.info("this release of JAX has no option %s", name)
+
+
+def _join(info: InstanceInfo, *, init: bool = True) -> None:
+    """Set the variables, meet the other ranks, and run a first collective."""
+    import jax
+    from jax.experimental import multihost_utils
+
+    from . import programs
+
+    programs.install(info, init=init)
+    # Not where our own coordinator listens: what a cell starts as a process of its own has its coordinator there.
+    os.environ["JAX_COORDINATOR_ADDRESS"] = rank_network.endpoint(
+        info.head_addr, rank_network.programs_port(info, "jax")
+    )
+    os.environ["JAX_NUM_PROCESSES"] = str(info.world_size)
+    os.environ["JAX_PROCESS_ID"] = str(info.rank)
+    if info.world_size == 1:
+        # Alone, the backend starts when it is first used: a cell may still configure JAX.
+        os.environ["JAX_LOCAL_DEVICE_COUNT"] = str(_devices_of_one(info))
+        return
+    rank_network.past_proxies(info)
+    rank_network.prepare_nccl(info)
+    _bind_gloo(info.addr)
+    if not init:
+        os.environ["JAX_LOCAL_DEVICE_COUNT"] = str(_devices_of_one(info))
+        return
+    if not info.is_head:
+        rank_network.wait_for(info.head_addr, info.port("jax"), JOIN_SECONDS)
+    options = _initialize_options(info)
+    initialize = programs.original_of("initialize")
+    known = inspect.signature(initialize).parameters
+    initialize(**{key: value for key, value in options.items() if key in known})
+    with rank_network.noting_connections("jax"):
+        multihost_utils.sync_global_devices("sky_jupyter: all ranks are in")
+    os.environ["JAX_LOCAL_DEVICE_COUNT"] = str(jax.local_device_count())
+
+
+def _initialize_options(info: InstanceInfo) -> dict[str, Any]:
+    """The arguments of `jax.distributed.initialize`; older releases of JAX lack some of them."""
+    return {
+        "coordinator_address": rank_network.endpoint(info.head_addr, info.port("jax")),
+        # Without it the service listens on every interface of the machine.
+        "coordinator_bind_address": rank_network.endpoint(info.head_addr, info.port("jax")),
+        "num_processes": info.world_size,
+        "process_id": info.rank,
+        "cluster_detection_method": "deactivate",
+        "initialization_timeout": JOIN_SECONDS,
+        "heartbeat_timeout_seconds": 100,
+        "shutdown_timeout_seconds": int(rank_network.LEAVE_SECONDS),
+    }
+
+
+def _devices_of_one(info: InstanceInfo) -> int:
+    """How many devices a rank without peers will have, as far as can be told before JAX starts."""
+    import jax
+
+    if info.accelerators:
+        return info.accelerators
+    forced = re.search(r"xla_force_host_platform_device_count=(\d+)", os.environ.get("XLA_FLAGS", ""))
+    return int(forced[1]) if forced else max(1, getattr(jax.config, "jax_num_cpu_devices", 1))
+
+
+def _bind_gloo(addr: str) -> None:
+    """Have JAX's CPU collectives listen on this node's own address.
+
+    JAX asks gloo to use the host's name, which Debian and Ubuntu map to 127.0.1.1, and has no
+    option for another. Where a release of JAX keeps this elsewhere, it works as without us.
+    """
+    native = getattr(importlib.import_module("jax._src.lib"), "_jax", None)
+    make = getattr(native, "make_gloo_tcp_collectives", None)
+    if native is None or make is None:
+        log.warning("cannot tell this release of JAX which address its CPU collectives use")
+        return
+    original: Callable[..., Any] = getattr(make, "sky_original", make)
+
+    def bound(*args: Any, **kwargs: Any) -> Any:
+        return original(*args, **{"hostname": addr, **kwargs})
+
+    bound.sky_original = original  # type: ignore[attr-defined]
+    native.make_gloo_tcp_collectives = bound
+
+
+def _leave() -> None:
+    """Part from the other ranks; they may be gone already, and nothing here waits long for them."""
+    client, service = _let_go()
+    for part in (client, service):
+        if part is not None:
+            rank_network.within(rank_network.LEAVE_SECONDS, part.shutdown)
+
+
+def _let_go() -> tuple[Any, Any]:
+    """JAX's own client and service, taken out of its state so that new ones may take their place."""
+    from jax._src import distributed
+
+    from . import programs
+
+    programs.show()
+    state = distributed.global_state
+    client, service = state.client, state.service
+    state.client = state.service = None
+    return client, service
+
+
+def again(info: InstanceInfo, *, init: bool = True) -> None:
+    """Set JAX up anew in a living process, on the new port of `info`; all ranks call it together.
+
+    Arrays that spanned the old ranks keep their local parts but take part in nothing any more.
+    """
+    import jax.extend.backend
+
+    client, service = _let_go()
+    if client is not None:
+        rank_network.within(rank_network.LEAVE_SECONDS, client.shutdown)
+    set_mesh = getattr(jax, "set_mesh", None)
+    if set_mesh is not None:
+        # An interrupt may have come just where JAX would have put its own mesh back; and the devices
+        # of any mesh that is set are gone.
+        with contextlib.suppress(ValueError, TypeError):
+            set_mesh(None)
+    jax.extend.backend.clear_backends()
+    # The old backend, and the port its collectives listen on, may hang in reference cycles.
+    gc.collect()
+    _join(info, init=init)
+    if service is not None:
+        # Only now: a rank that still holds on to the old service would be aborted. All have
+        # joined the new one, so all have left the old one.
+        rank_network.within(rank_network.LEAVE_SECONDS, service.shutdown)
+
+
+def ended(info: InstanceInfo) -> str:
+    """What of the pool's cluster the user's code has ended, in words."""
+    from . import programs
+
+    return programs.ended(info)
+
+
+def abort(info: InstanceInfo) -> None:
+    """Free this rank from a collective that it is blocked in; `again` must follow on all ranks."""
+    _break_meetings()
+    rank_network.break_connections("jax")
+
+
+def _break_meetings() -> None:
+    """Free devices that wait for those of other ranks to tell where they can be reached.
+
+    Each group of devices meets once, when it first has something in common, through keys of JAX's coordinator that
+    name the group's devices and the number of one. Nothing is connected yet that could be broken: a word that is no
+    address ends the wait. The next cluster has another coordinator.
+    """
+    from jax._src import distributed
+
+    client = distributed.global_state.client
+    there: dict[str, set[str]] = {}
+    with contextlib.suppress(Exception):
+        for key, _ in client.key_value_dir_get_bytes(_MEETINGS):
+            group, _, number = key.rpartition("/")
+            there.setdefault(group, set()).add(number)
+    for group, numbers in there.items():
+        for number in set(map(str, range(group.count(",") + 1))) - numbers:
+            # Another rank may have said so.
+            with contextlib.suppress(Exception):
+                client.key_value_set_bytes(f"{group}/{number}", _NO_ADDRESS)
+
+
+def check(info: InstanceInfo) -> None:
+    """Meet all other ranks in a collective that carries a name.
+
+    Raises
+    ------
+    SkyError
+        When this one paired with another collective of a peer, so that the ranks are out of step.
+        It may also hang then, and whoever calls it must not wait for ever.
+    """
+    from jax._src import distributed
+    from jax.experimental import multihost_utils
+
+    if distributed.global_state.client is None:
+        return
+    try:
+        multihost_utils.sync_global_devices(f"sky_jupyter: in step, {info.job_id}")
+    except Exception as error:
+        raise SkyError(f"rank {info.rank} is out of step with the other ranks in JAX: {error}") from error

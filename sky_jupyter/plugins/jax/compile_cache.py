@@ -1,0 +1,220 @@
+"""What JAX compiles, kept on the machine for later pools.
+
+JAX has a cache of its own for this, and decides what goes in and by which key. Its files are read and written here:
+JAX writes them in place, so that a rank that is killed, or a full disk, leaves half of one, which every later start
+warns of; and to bound their size it locks each read, and needs a package that it does not bring.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import inspect
+import logging
+import os
+import platform
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..core import rank_network
+
+if TYPE_CHECKING:
+    from ...node.runtime.instance_info import InstanceInfo
+
+FOLDER = "jax"
+# A person who has set one of these sees to the cache.
+OWN = ("JAX_COMPILATION_CACHE_DIR", "JAX_COMPILATION_CACHE_MAX_SIZE")
+# What JAX itself keeps has taken a second to compile; the small programs of a start take less, and are many.
+THRESHOLDS = {
+    "jax_persistent_cache_min_compile_time_secs": 0.0,
+    "jax_persistent_cache_min_entry_size_bytes": -1,
+}
+BYTES = 2 * 1024**3
+FILES = 20_000
+_SUFFIX = "-cache"
+_PART = ".part-"
+# Puts between two looks at what all takes.
+_EVERY = 200
+_STALE = 3600.0
+_WRITE = ("cache_key", "compile_time_secs", "module_name", "backend", "executable", "host_callbacks")
+
+log = logging.getLogger(__name__)
+
+
+class Kept:
+    """A folder of compiled programs, as JAX's `CacheInterface`. Several processes may use it at once.
+
+    Parameters
+    ----------
+    path : Path
+        The folder.
+    valid : callable
+        Raises where the bytes of a file are not whole.
+    most : int
+        Bytes that all files may take; the least recently used go first.
+    files : int
+        How many files there may be.
+    """
+
+    def __init__(
+        self, path: Path, valid: Callable[[bytes], object] = len, most: int = BYTES, files: int = FILES
+    ) -> None:
+        self.path = self._path = path
+        self._valid, self._most, self._files = valid, most, files
+        self._puts = 0
+
+    def get(self, key: str) -> bytes | None:
+        """What was kept under a key."""
+        file = self.path / f"{key}{_SUFFIX}"
+        try:
+            value = file.read_bytes()
+            self._valid(value)
+        except OSError:
+            return None
+        except Exception:
+            # A process of the user's was ended while JAX wrote it.
+            file.unlink(missing_ok=True)
+            return None
+        with contextlib.suppress(OSError):
+            os.utime(file)
+        return value
+
+    def put(self, key: str, value: bytes) -> None:
+        """Keep a value; where that cannot be, on a full disk, nothing happens."""
+        file = self.path / f"{key}{_SUFFIX}"
+        if len(value) > self._most or file.exists():
+            return
+        part = ""
+        try:
+            # (`%sky clean` may have removed it meanwhile.)
+            self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
+            handle, part = tempfile.mkstemp(dir=self.path, prefix=_PART)
+            with open(handle, "wb") as out:
+                out.write(value)
+            os.replace(part, file)
+        except OSError as error:
+            log.info("what JAX compiled is not kept: %s", error)
+            if part:
+                with contextlib.suppress(OSError):
+                    os.unlink(part)
+        if self._puts % _EVERY == 0:
+            self.prune()
+        self._puts += 1
+
+    def prune(self) -> None:
+        """Remove the least recently used files, as many as are too many."""
+        found = sorted(self._all())
+        size, count = sum(size for _, size, _ in found), len(found)
+        for used, taken, file in found:
+            half = file.name.startswith(_PART) and used < time.time() - _STALE
+            if size > self._most or count > self._files or half:
+                file.unlink(missing_ok=True)
+                size, count = size - taken, count - 1
+
+    def _all(self) -> Iterator[tuple[float, int, Path]]:
+        """Each file: when it was last used, its bytes, and where it is. XLA keeps some of its own below."""
+        for root, _, names in os.walk(self.path):
+            for name in names:
+                file = Path(root, name)
+                with contextlib.suppress(OSError):
+                    about = file.stat()
+                    yield about.st_mtime, about.st_size, file
+
+
+def install(info: InstanceInfo) -> None:
+    """Have what this rank compiles kept, and found by later ones; not where a person has settled it."""
+    import jax
+
+    if any(name in os.environ for name in OWN) or getattr(jax.config, "jax_compilation_cache_dir", None):
+        return
+    if info.accelerators and len(set(info.peers)) > 1:
+        # While one machine's ranks find a program and another's compile it, those wait for each other: XLA shares
+        # out among all of them what it tries on GPUs.
+        return
+    path = rank_network.kept_folder(f"{FOLDER}-{_processor()}")
+    if path is None:
+        return
+    try:
+        _install(path)
+    except (ImportError, AttributeError, TypeError) as error:
+        log.warning("this release of JAX keeps what it compiles in another way, and nothing is kept: %s", error)
+        return
+    for name, value in THRESHOLDS.items():
+        if name.upper() not in os.environ:
+            jax.config.update(name, value)
+            os.environ[name.upper()] = str(value)
+    jax.config.update("jax_compilation_cache_dir", str(path))
+    # For what a cell starts as a process of its own.
+    os.environ["JAX_COMPILATION_CACHE_DIR"] = str(path)
+
+
+def _install(path: Path) -> None:
+    """Have JAX use `Kept` for this folder, and every rank write there.
+
+    Raises
+    ------
+    ImportError, AttributeError, TypeError
+        When this release of JAX has no such places.
+    """
+    from jax._src import compilation_cache, compiler, distributed
+
+    others, write = compilation_cache.get_file_cache, compiler._cache_write
+    put, valid = compilation_cache.put_executable_and_time, compilation_cache.decompress_executable
+    if tuple(inspect.signature(write).parameters) != _WRITE:
+        raise TypeError(f"_cache_write{inspect.signature(write)}")
+
+    def get_file_cache(asked: str) -> Any:
+        return (_Chosen(Kept(path, valid), others), asked) if asked == str(path) else others(asked)
+
+    def cache_write(key: str, seconds: float, name: str, backend: Any, executable: Any, callbacks: Any) -> None:
+        if distributed.global_state.process_id == 0 or backend.platform != "cpu":
+            # On GPUs all ranks have the same keys, and the first one's are for all.
+            write(key, seconds, name, backend, executable, callbacks)
+        elif not callbacks:
+            # JAX has the first process alone write: the others may have programs of their own, or another disk.
+            with contextlib.suppress(Exception):
+                put(key, name, executable, backend, int(seconds))
+
+    compilation_cache.get_file_cache = get_file_cache
+    compiler._cache_write = cache_write
+
+
+class _Chosen:
+    """What is kept, for as long as no cell has set another folder, or none: JAX would not heed that any more."""
+
+    def __init__(self, kept: Kept, others: Callable[[str], Any]) -> None:
+        self._kept, self._others, self._path = kept, others, kept._path
+        self._made: dict[str, Any] = {}
+
+    def get(self, key: str) -> bytes | None:
+        """What was kept under a key."""
+        cache = self._now()
+        return None if cache is None else cache.get(key)
+
+    def put(self, key: str, value: bytes) -> None:
+        """Keep a value."""
+        cache = self._now()
+        if cache is not None:
+            cache.put(key, value)
+
+    def _now(self) -> Any:
+        import jax
+
+        asked = jax.config.jax_compilation_cache_dir
+        if not asked or asked == str(self._kept.path):
+            return self._kept if asked else None
+        if asked not in self._made:
+            self._made[asked] = self._others(asked)[0]
+        return self._made[asked]
+
+
+def _processor() -> str:
+    """Names this processor: code that was compiled for another may not run here, and homes are shared by machines."""
+    words = [platform.machine()]
+    with contextlib.suppress(OSError):
+        first = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]
+        words += [line for line in first.splitlines() if line.startswith(("model name", "flags", "Features", "CPU "))]
+    return hashlib.blake2b("\n".join(words).encode(), digest_size=6).hexdigest()

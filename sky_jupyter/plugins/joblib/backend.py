@@ -1,0 +1,205 @@
+"""A backend of joblib's over pools: what a parallel loop dispatches is a call on a rank of the newest pool.
+
+Imported where joblib is wanted only. Pools come and go in any order, as the user likes; joblib's own settings
+are one inside another. So it has one backend of ours for as long as there is any pool, which asks here for it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import sys
+import threading
+import uuid
+import weakref
+from collections.abc import Callable, Iterator
+from concurrent.futures import Future
+from typing import Any
+
+import joblib
+from joblib._parallel_backends import AutoBatchingMixin, FallbackToBackend, ParallelBackendBase, SequentialBackend
+
+from ...errors import PoolError
+from .shared_values import Shared, call_with, outlets
+
+NAME = "sky_jupyter"
+# From so many bytes on, an argument is brought to each rank once, and not with each call.
+_LARGE = 1 << 18
+_pools: list[Any] = []
+_entered = contextlib.ExitStack()
+_changing = threading.Lock()
+# Packages whose warnings the nodes know as well.
+_KNOWN = frozenset({"joblib", "sklearn", "numpy", "scipy", "builtins"})
+
+
+class PoolBackend(AutoBatchingMixin, ParallelBackendBase):
+    """What joblib asks to do a parallel loop; short calls go to the ranks in batches."""
+
+    supports_retrieve_callback = True
+    supports_inner_max_num_threads = False
+    uses_threads = False
+    supports_sharedmem = False
+    default_n_jobs = -1
+
+    def __init__(self, **options: Any) -> None:
+        super().__init__(**options)
+        # Large arguments that came once, and those that came again, by their identity. The latter are kept, so
+        # that they stay what they are; what comes once only, as the parts of a large whole, is not.
+        self._seen: dict[int, weakref.ref[Any]] = {}
+        self._large: dict[int, tuple[str, Any]] = {}
+        self._calls: set[Future[Any]] = set()
+        # Shows what the loop's calls print; None where nobody can.
+        self._outlet: Any = None
+        self._lock = threading.Lock()
+
+    def configure(self, n_jobs: int = 1, parallel: Any = None, **options: Any) -> int:
+        """How many batches are on their way at once; a loop of one job stays in the notebook."""
+        self.parallel = parallel
+        count = self.effective_n_jobs(n_jobs)
+        if count == 1 and n_jobs in (1, None):
+            raise FallbackToBackend(SequentialBackend(nesting_level=self.nesting_level))
+        if outlets:
+            # Now, in the cell that the loop is of.
+            self._outlet = outlets[-1](newest())
+        return count
+
+    def effective_n_jobs(self, n_jobs: int | None) -> int:
+        """As many as the pool has ranks, or as were asked for; below 0, so many fewer than all.
+
+        Of one job joblib would make a loop in the notebook: so a pool of one rank counts as two.
+        """
+        if n_jobs == 0:
+            raise ValueError("n_jobs == 0 in Parallel has no meaning")
+        ranks = newest().spec.world_size
+        if n_jobs is None:
+            return 1
+        return n_jobs if n_jobs > 0 else max(ranks + 1 + n_jobs, 2)
+
+    def submit(self, func: Any, callback: Any = None) -> Future[Any]:
+        """Have a batch done by a rank."""
+        _drop_foreign_filters(func)
+        batch, shared = self._lighten(func)
+        keep = [key for key, _ in self._large.values()]
+        work = functools.partial(call_with, functools.partial(_call, batch), list(shared), keep)
+        told = {} if self._outlet is None else {"listener": self._outlet.on_event}
+        call: Future[Any] = newest().submit(work if shared else func, shared, **told)
+        with self._lock:
+            self._calls.add(call)
+        call.add_done_callback(self._calls.discard)
+        if callback is not None:
+            call.add_done_callback(callback)
+        return call
+
+    def _lighten(self, batch: Any) -> tuple[Any, dict[str, Any]]:
+        """A batch whose large arguments are named, and those by their names: most calls of a loop have the same."""
+        shared: dict[str, Any] = {}
+        fresh: dict[int, weakref.ref[Any]] = {}
+
+        def name(value: Any) -> Any:
+            if _size(value) < _LARGE:
+                return value
+            seen = self._seen.get(id(value))
+            if seen is None or seen() is not value:
+                with contextlib.suppress(TypeError):
+                    fresh[id(value)] = weakref.ref(value)
+                return value
+            key, _ = self._large.setdefault(id(value), (uuid.uuid4().hex, value))
+            shared[key] = value
+            return Shared(key)
+
+        light = copy.copy(batch)
+        light.items = [
+            (function, tuple(map(name, args)), {key: name(value) for key, value in kwargs.items()})
+            for function, args, kwargs in batch.items
+        ]
+        self._seen = {key: seen for key, seen in {**self._seen, **fresh}.items() if seen() is not None}
+        return light, shared
+
+    def stop_call(self) -> None:
+        """The loop is over: what its calls had in common is named by none any more."""
+        self._large.clear()
+        self._seen.clear()
+        outlet, self._outlet = self._outlet, None
+        if outlet is not None:
+            outlet.leave()
+
+    def retrieve_result_callback(self, out: Future[Any]) -> Any:
+        """What a batch came to; raises what it raised."""
+        return out.result()
+
+    def abort_everything(self, ensure_ready: bool = True) -> None:
+        """Stop what is on its way: a batch has failed, or the user has interrupted."""
+        with self._lock:
+            calls, self._calls = list(self._calls), set()
+        for call in calls:
+            call.cancel()
+
+    def get_nested_backend(self) -> tuple[Any, int | None]:
+        """A loop inside of a batch runs there, one after another: its rank is one of many on its machine."""
+        return SequentialBackend(nesting_level=(self.nesting_level or 0) + 1), None
+
+
+def newest() -> Any:
+    """The pool that loops run on.
+
+    Raises
+    ------
+    PoolError
+        When there is none any more.
+    """
+    for pool in reversed(_pools):
+        return pool
+    raise PoolError("the pool that this parallel loop was for has ended; start one with the plugin joblib")
+
+
+@contextlib.contextmanager
+def serving(pool: Any) -> Iterator[None]:
+    """Have parallel loops run on a pool inside, unless they name another backend."""
+    with _changing:
+        if not _pools:
+            joblib.register_parallel_backend(NAME, PoolBackend)
+            _entered.enter_context(joblib.parallel_config(backend=NAME))
+        _pools.append(pool)
+    try:
+        yield
+    finally:
+        with _changing:
+            _pools.remove(pool)
+            if not _pools:
+                _entered.close()
+
+
+def _call(batch: Any, find: Callable[[Any], Any]) -> Any:
+    """On a rank: do a batch with what its arguments name."""
+    batch.items = [
+        (function, tuple(map(find, args)), {key: find(value) for key, value in kwargs.items()})
+        for function, args, kwargs in batch.items
+    ]
+    return batch()
+
+
+def _size(value: Any) -> int:
+    """The bytes of an array, a table or a sparse matrix; 0 for what else there is."""
+    if hasattr(value, "memory_usage"):
+        with contextlib.suppress(Exception):
+            return int(sum(value.memory_usage(index=False)))
+    for part in (value, getattr(value, "data", None)):
+        size = getattr(part, "nbytes", 0)
+        if isinstance(size, int) and not isinstance(part, memoryview):
+            return size
+    return 0
+
+
+def _drop_foreign_filters(batch: Any) -> None:
+    """Take filters of warnings out of what scikit-learn sends along, which name classes that nodes may lack."""
+    for function, _, _ in getattr(batch, "items", ()):
+        filters = getattr(function, "warning_filters", None)
+        if filters is not None:
+            function.warning_filters = [one for one in filters if _is_known(one[2])]
+
+
+def _is_known(category: Any) -> bool:
+    several = category if isinstance(category, tuple) else (category,)
+    roots = {str(getattr(one, "__module__", "")).partition(".")[0] for one in several}
+    return all(root in _KNOWN or root in sys.stdlib_module_names for root in roots)

@@ -1,0 +1,99 @@
+"""Files that Keras writes in a rank: whole ones only, and backups of a training by the head alone.
+
+Ranks of one machine write to the same names. A file is written beside its place and then renamed, so
+that no rank reads, or writes into, a half of another's.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import shutil
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+import keras
+from keras.src.legacy.saving import legacy_h5_format
+from keras.src.saving import saving_lib
+
+from . import model_hooks
+
+if TYPE_CHECKING:
+    from ...node.runtime.instance_info import InstanceInfo
+
+# Takes the number of the epoch that the head goes on from, -1 for none, and gives all ranks the head's number and,
+# where there is one, its values of the model.
+Share = Callable[[Any, int], int]
+_NONE = -1
+
+
+def install(info: InstanceInfo, share: Share) -> None:
+    """Have every rank write whole files, and one rank the backups of all."""
+    for module, name in (
+        (saving_lib, "save_model"),
+        (saving_lib, "save_weights_only"),
+        (legacy_h5_format, "save_model_to_hdf5"),
+    ):
+        if hasattr(module, name):
+            setattr(module, name, _whole(getattr(module, name), info.rank))
+    backup: Any = keras.callbacks.BackupAndRestore
+    backup.on_train_begin = _restore(backup.on_train_begin, info, share)
+    for name in ("_save_model", "on_train_end"):
+        if hasattr(backup, name):
+            setattr(backup, name, _by_head(getattr(backup, name), info))
+
+
+def _whole(original: Callable[..., Any], rank: int) -> Callable[..., Any]:
+    """A function ``(model, path, ...)`` that writes a file, which is there only when it is whole."""
+
+    @functools.wraps(original)
+    def save(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
+        named = isinstance(filepath, (str, os.PathLike))
+        path = os.fspath(filepath) if named else ""
+        # A folder, the parts of a model in several files, a bucket: not one file.
+        if not isinstance(path, str) or not path.endswith((".keras", ".h5")) or "://" in path:
+            return original(model, filepath, *args, **kwargs)
+        place = os.path.realpath(path)
+        folder, name = os.path.split(place)
+        # The ending tells the format.
+        beside = os.path.join(folder, f".sky-{rank}-{os.getpid()}-{name[-64:]}")
+        try:
+            result = original(model, beside, *args, **kwargs)
+            if os.path.exists(place):
+                shutil.copymode(place, beside)
+            os.replace(beside, place)
+        finally:
+            if os.path.lexists(beside):
+                os.unlink(beside)
+        return result
+
+    return save
+
+
+def _by_head(original: Callable[..., Any], info: InstanceInfo) -> Callable[..., Any]:
+    @functools.wraps(original)
+    def method(self: Any, *args: Any, **kwargs: Any) -> None:
+        if info.is_head or model_hooks.in_partial_run():
+            original(self, *args, **kwargs)
+
+    return method
+
+
+def _restore(original: Callable[..., Any], info: InstanceInfo, share: Share) -> Callable[..., Any]:
+    """The head takes the training up where its backup left it, and the others where the head does."""
+
+    @functools.wraps(original)
+    def on_train_begin(self: Any, logs: Any = None) -> None:
+        if info.is_head or model_hooks.in_partial_run():
+            original(self, logs)
+        if not model_hooks.in_partial_run():
+            epoch = share(self.model, _epoch_of(self.model))
+            if epoch != _NONE:
+                self.model._initial_epoch = epoch
+
+    return on_train_begin
+
+
+def _epoch_of(model: Any) -> int:
+    epoch = getattr(model, "_initial_epoch", None)
+    return epoch if isinstance(epoch, int) else _NONE

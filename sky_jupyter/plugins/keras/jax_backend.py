@@ -1,0 +1,272 @@
+"""Keras over JAX in a rank: variables on all ranks, batches split among them, one seed.
+
+Every model made in this process is one model of all ranks: `fit` and `evaluate` are steps that all
+ranks take together. Making and loading it, `predict` and saving need nobody else, since people do
+them on one rank; in a run that leaves out some ranks, `fit` and `evaluate` neither.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import inspect
+import random
+import weakref
+import zlib
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+import jax
+import keras
+import numpy as np
+from jax.experimental import multihost_utils
+from keras.src.backend.common import global_state
+from keras.src.backend.jax import distribution_lib
+from keras.src.saving import saving_lib
+
+from ...errors import SpecError
+from . import files, model_hooks, state_backup
+
+if TYPE_CHECKING:
+    from ...node.runtime.instance_info import InstanceInfo
+
+
+@contextlib.contextmanager
+def joined(info: InstanceInfo) -> Iterator[None]:
+    """Keras on all ranks, until the process ends; a rank without peers needs nothing."""
+    if info.world_size == 1:
+        yield
+        return
+    state_backup.install()
+    _place_alone()
+    distribute(info)
+    for name in ("fit", "evaluate", "train_on_batch", "test_on_batch"):
+        model_hooks.wrap(name, functools.partial(_together, name))
+    for name in ("make_train_function", "make_test_function"):
+        model_hooks.wrap(name, _start)
+    for name in ("predict", "predict_on_batch", "save", "save_weights", "export"):
+        model_hooks.wrap(name, _on_its_own)
+    files.install(info, _share)
+    _let_saving_alone()
+    _keep_on_clear_session()
+    try:
+        yield
+    finally:
+        keras.distribution.set_distribution(None)
+
+
+def distribute(info: InstanceInfo) -> None:
+    """One seed, and every device of every rank for the data; a step of all ranks together.
+
+    Models that are there already, from an earlier cluster, come along.
+    """
+    rows = _gather([random.SystemRandom().randrange(2**31), *state_backup.position()])
+    # Initial weights, dropout and shuffling draw from it, and must agree.
+    keras.utils.set_random_seed(int(rows[0][0]))
+    keras.distribution.set_distribution(
+        keras.distribution.DataParallel(
+            devices=keras.distribution.list_devices(),
+            # Each rank passes its own share: Keras cannot split arrays and raises.
+            auto_shard_dataset=False,
+        )
+    )
+    state_backup.move()
+    _compiled_alone.clear()
+    state_backup.agree([row[1:] for row in rows])
+
+
+def agree(info: InstanceInfo) -> None:
+    """Have all ranks draw the same random numbers, and train the same values, from here on, if they would not.
+
+    All call it together.
+    """
+    state = zlib.crc32(repr(random.getstate()).encode()) % 2**31
+    rows = _gather([state, random.SystemRandom().randrange(2**31), *state_backup.position()])
+    if len({row[0] for row in rows}) > 1:
+        keras.utils.set_random_seed(int(rows[0][1]))
+    state_backup.agree([row[2:] for row in rows])
+
+
+def _together(name: str, original: Callable[..., Any], model: Any, call: inspect.BoundArguments) -> Any:
+    """`fit` and `evaluate`: refuse at once what would have the ranks wait for each other for ever."""
+    # Validation inside `fit` was looked at with its other arguments.
+    inside_fit = call.arguments.get("kwargs", {}).get("_use_cached_eval_dataset", False)
+    if keras.distribution.distribution() is None or inside_fit:
+        return original(*call.args, **call.kwargs)
+    if model_hooks.in_partial_run():
+        with _own_functions(model), alone(model, keep=name in ("fit", "train_on_batch")):
+            return original(*call.args, **call.kwargs)
+    if name in ("fit", "evaluate"):
+        model_hooks.check_steps(name, call, _gather)
+    elif model in _trained_alone:
+        raise SpecError(
+            f"{name}: this rank has trained the model alone, in a cell or call on some ranks; call fit or evaluate on "
+            "all ranks first, which go on from rank 0's values"
+        )
+    _beginning.append(name)
+    try:
+        result = original(*call.args, **call.kwargs)
+    finally:
+        _beginning.pop()
+    if name == "fit":
+        # What the head's callbacks have written is there for all.
+        _gather([0])
+    return result
+
+
+def _share(model: Any, epoch: int) -> int:
+    """All go on from the head's epoch, with its values; all call it together."""
+    first = int(_gather([epoch])[0][0])
+    if first >= 0:
+        state_backup.follow(state_backup.variables_of(model), 0)
+    return first
+
+
+# What was called of a model whose steps are about to begin.
+_beginning: list[str] = []
+# Models that this rank has trained without the others since they were last brought together.
+_trained_alone: weakref.WeakSet[Any] = weakref.WeakSet()
+# Of models, what was compiled for this rank alone, and what of the model it is of.
+_compiled_alone: weakref.WeakKeyDictionary[Any, tuple[list[Any], Any, Any]] = weakref.WeakKeyDictionary()
+
+
+def _start(original: Callable[..., Any], model: Any, call: inspect.BoundArguments) -> Any:
+    """Keras makes its function once the model is built, so that all values exist: have them be the same ones."""
+    if _beginning and _beginning[-1] and keras.distribution.distribution() is not None:
+        method, _beginning[-1] = _beginning[-1], ""
+        if method in ("fit", "evaluate"):
+            _agree_on(model, method)
+    return original(*call.args, **call.kwargs)
+    return original(*call.args, **call.kwargs)
+
+
+def _agree_on(model: Any, method: str) -> None:
+    """Have all ranks begin with the head's values, where they differ; all call it together."""
+    passing = {id(variable) for variable in model.metrics_variables}
+    variables = state_backup.variables_of(model) if method == "fit" else list(model.variables)
+    variables = [variable for variable in variables if id(variable) not in passing]
+    values = state_backup.values_of(variables)
+    if model_hooks.must_follow(method, _gather([0, 0] if values is None else model_hooks.marks_of(values))):
+        state_backup.follow(variables, 0)
+    _trained_alone.discard(model)
+
+
+@contextlib.contextmanager
+def _own_functions(model: Any) -> Iterator[None]:
+    """The model with what was compiled for this rank alone in place of what was compiled for all."""
+    common = model.train_function, model.test_function
+    parts, train, test = _compiled_alone.get(model, ([], None, None))
+    same = len(parts) > 0 and all(one is other for one, other in zip(parts, _parts_of(model), strict=True))
+    model.train_function, model.test_function = (train, test) if same else (None, None)
+    try:
+        yield
+    finally:
+        _compiled_alone[model] = _parts_of(model), model.train_function, model.test_function
+        model.train_function, model.test_function = common
+
+
+def _parts_of(model: Any) -> list[Any]:
+    """What a compiled function of a model holds on to; `compile` makes others."""
+    return [getattr(model, name, None) for name in ("optimizer", "_compile_loss", "_compile_metrics")]
+
+
+def _gather(row: list[int]) -> Sequence[Sequence[int]]:
+    gathered: Sequence[Sequence[int]] = multihost_utils.process_allgather(np.asarray(row, np.int32)).tolist()
+    return gathered
+
+
+def _on_its_own(original: Callable[..., Any], model: Any, call: inspect.BoundArguments) -> Any:
+    with alone(model):
+        return original(*call.args, **call.kwargs)
+
+
+@contextlib.contextmanager
+def alone(model: Any, keep: bool = False) -> Iterator[None]:
+    """The model with copies of its values on this rank's first device, and no distribution.
+
+    What runs inside needs no other rank. Afterwards the model's values are the common ones again,
+    also after an interrupt, or with ``keep`` this rank's new ones; variables that were made inside
+    join the distribution then.
+    """
+    distribution = keras.distribution.distribution()
+    held = {id(item): (item, item._value, item._layout) for item in state_backup.variables_of(model)}
+    values = [value for _, value, _ in held.values() if value is not None]
+    # Values that are spread over ranks, as ModelParallel does, cannot be had without the others.
+    if distribution is None or not all(value.is_fully_replicated for value in values):
+        yield
+        return
+    keras.distribution.set_distribution(None)
+    try:
+        for variable, value, _ in held.values():
+            variable._layout = None
+            if value is not None:
+                # A copy, because `predict` gives its buffers away to XLA.
+                shard = value.addressable_data(0)
+                variable._value = jax.device_put(shard, shard.device, may_alias=False)
+        yield
+    finally:
+        keras.distribution.set_distribution(distribution)
+        if keep:
+            _trained_alone.add(model)
+        for variable, value, layout in held.values():
+            mine, variable._value, variable._layout = variable._value, value, layout
+            if keep and isinstance(mine, jax.Array) and not mine.is_deleted():
+                variable.assign(mine)
+        for variable in state_backup.variables_of(model):
+            if id(variable) not in held:
+                variable._layout = distribution.get_variable_layout(variable)
+                variable.assign(variable._value)
+
+
+def _place_alone() -> None:
+    """Have a variable's value put on all ranks by each for its own devices.
+
+    JAX's own way compares the values of all ranks first: a model that is made, loaded or given
+    values on some ranks only would wait for the others for ever. `fit` sees to it that they agree.
+    """
+    original = distribution_lib.distribute_tensor
+
+    @functools.wraps(original)
+    def distribute_tensor(tensor: Any, layout: Any) -> Any:
+        sharding = getattr(layout, "backend_layout", layout)
+        if not isinstance(sharding, jax.sharding.Sharding) or sharding.is_fully_addressable:
+            return original(tensor, layout)
+        if isinstance(tensor, jax.core.Tracer) or not getattr(tensor, "is_fully_addressable", True):
+            return original(tensor, layout)
+        value = np.asarray(tensor) if not isinstance(tensor, jax.Array) else tensor
+        if jax.dtypes.issubdtype(value.dtype, jax.dtypes.extended):
+            return original(tensor, layout)
+        return jax.make_array_from_callback(value.shape, sharding, lambda index: value[index])
+
+    distribution_lib.distribute_tensor = distribute_tensor
+
+
+def _let_saving_alone() -> None:
+    """Whatever saves a model, pickling included, looks at fresh objects, whose variables must be nobody else's."""
+    original = getattr(saving_lib, "get_attr_skipset", None)
+    if original is None:
+        return
+
+    @functools.wraps(original)
+    def get_attr_skipset(*args: Any, **kwargs: Any) -> Any:
+        distribution = keras.distribution.distribution()
+        keras.distribution.set_distribution(None)
+        try:
+            return original(*args, **kwargs)
+        finally:
+            keras.distribution.set_distribution(distribution)
+
+    saving_lib.get_attr_skipset = get_attr_skipset
+
+
+def _keep_on_clear_session() -> None:
+    """`keras.utils.clear_session` drops the distribution too, and ranks would train apart silently."""
+    original = keras.utils.clear_session
+
+    @functools.wraps(original)
+    def clear_session(*args: Any, **kwargs: Any) -> None:
+        distribution = keras.distribution.distribution()
+        original(*args, **kwargs)
+        keras.distribution.set_distribution(distribution)
+
+    keras.utils.clear_session = keras.backend.clear_session = global_state.clear_session = clear_session

@@ -1,0 +1,137 @@
+"""Programs that start torch's process group by themselves, in a rank where the pool sees to it.
+
+What is written for torchrun calls `init_process_group` and `destroy_process_group`. In a rank the first finds the
+pool's group there and has nothing to do; where there is none, the ranks meet through the pool's own store, so that
+no port has to be free.
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+import torch.distributed as dist
+from torch.distributed import distributed_c10d
+
+from ..core import rank_network
+
+if TYPE_CHECKING:
+    from ...node.runtime.instance_info import InstanceInfo
+
+_NAME = "init_process_group"
+_WAY_OUT = (
+    "make smaller groups with dist.new_group(), or have the group left to your program: --plugins 'torch(init=False)'"
+)
+
+
+@dataclass
+class _Meeting:
+    """Where this rank's programs meet those of the others.
+
+    Parameters
+    ----------
+    info : InstanceInfo
+        The rank's.
+    store : object
+        The pool's, on which every rank is.
+    count : int
+        How many groups have been made here: each has keys of its own.
+    """
+
+    info: InstanceInfo
+    store: Any
+    count: int = 0
+
+
+# The one there is, once a rank is set up.
+_meetings: list[_Meeting] = []
+
+
+def install(info: InstanceInfo, store: Any) -> None:
+    """Have programs of this rank meet at a store; one from before is let go of."""
+    _meetings[:] = [_Meeting(info, store)]
+    original = original_init()
+    if getattr(distributed_c10d, _NAME) is not original:
+        return
+    signature = inspect.signature(original)
+
+    @functools.wraps(original)
+    def init_process_group(*args: Any, **kwargs: Any) -> None:
+        _init(original, signature.bind(*args, **kwargs).arguments)
+
+    init_process_group.sky_original = original  # type: ignore[attr-defined]
+    # Some of torch's own modules have taken it by name.
+    for name, module in list(sys.modules.items()):
+        if name.startswith("torch.distributed") and vars(module).get(_NAME) is original:
+            setattr(module, _NAME, init_process_group)
+
+
+def original_init() -> Callable[..., None]:
+    """torch's own `init_process_group`."""
+    found: Callable[..., None] = getattr(distributed_c10d, _NAME)
+    return getattr(found, "sky_original", found)
+
+
+def ended(info: InstanceInfo) -> str:
+    """What of the pool's group a program has ended, in words."""
+    return "" if dist.is_initialized() and dist.get_world_size() == info.world_size else "torch's process group"
+
+
+def _init(original: Callable[..., None], call: dict[str, Any]) -> None:
+    (meeting,) = _meetings
+    info = meeting.info
+    here = {"rank": info.rank, "world_size": info.world_size}
+    ours = all(call.get(name) in (None, -1, mine) for name, mine in here.items())
+    if dist.is_initialized():
+        if not ours or dist.get_world_size() != info.world_size:
+            raise ValueError(
+                f"a process group of {dist.get_world_size()} ranks is set up already, in which this is rank "
+                f"{dist.get_rank()}; the plugin torch does so before the first cell, and init_process_group() needs no "
+                f"rank= and world_size= here: leave them out, {_WAY_OUT}"
+            )
+        if _suits(call.get("backend")):
+            _heed_timeout(call.get("timeout"))
+            return
+        dist.destroy_process_group()
+    if not ours or call.get("store") is not None or call.get("init_method") not in (None, "env://"):
+        with rank_network.noting_connections("torch"):
+            original(**call)
+        return
+    meeting.count += 1
+    store = dist.PrefixStore(f"program-{meeting.count}", meeting.store)
+    with rank_network.noting_connections("torch"):
+        original(**{**call, **here, "init_method": None, "store": store})
+
+
+def _suits(asked: Any) -> bool:
+    """Whether the group that is there does for the backend that a program asks for.
+
+    Raises
+    ------
+    ValueError
+        When no group of these ranks could have it.
+    """
+    text = str(asked).lower()
+    if asked is None or text == "undefined":
+        return True
+    gpu = torch.cuda.is_available()
+    by_device: Mapping[str, str] = dict(pair.split(":", 1) for pair in text.split(",")) if ":" in text else {"": text}
+    wanted = {backend for device, backend in by_device.items() if gpu or device != "cuda"}
+    if "nccl" in wanted and not gpu:
+        raise ValueError(
+            f"init_process_group({asked!r}): this rank sees no GPU, and the plugin torch has set the process group up "
+            f"with {dist.get_backend()}; leave the backend out, or write 'gloo'"
+        )
+    return wanted == {dist.get_backend()}
+
+
+def _heed_timeout(timeout: Any) -> None:
+    """Have the group that is there wait as long as a program wants."""
+    heed = getattr(distributed_c10d, "_set_pg_timeout", None)
+    if timeout is not None and heed is not None:
+        heed(timeout)

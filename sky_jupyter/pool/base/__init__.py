@@ -1,0 +1,1 @@
+"""The manager's event loop, events, phases and retries."""

@@ -1,0 +1,91 @@
+"""How long the parts of a pool's start and end may take, and how often its machines are asked for."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Awaitable, Callable
+from typing import TypeVar
+
+from ...errors import BootstrapError, HostKeyError, LoginRefused, MachineError, ProvisionError, SkyError
+
+T = TypeVar("T")
+_TICK = 0.2
+
+
+async def within(work: Awaitable[T], option: str, limit: float, late: Callable[[str], SkyError]) -> T:
+    """What work gives, if it does in so many seconds; else it is given up.
+
+    Parameters
+    ----------
+    option : str
+        What the limit is called in `Options`.
+    late : callable
+        Makes the error, from words that say which limit it was.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        # Not `wait_for`: what the work itself raises may be a TimeoutError.
+        await asyncio.wait({task}, timeout=limit)
+        if task.done():
+            return task.result()
+        raise late(f"not done within {limit:g} s (Options({option}={limit:g}))")
+    finally:
+        task.cancel()
+
+
+def not_prepared(why: str, phase: str) -> BootstrapError:
+    """The machines are there, and were not prepared in time."""
+    return BootstrapError(phase, f"preparing the nodes was {why}")
+
+
+def not_made(why: str) -> ProvisionError:
+    """The machines were not there in time."""
+    return ProvisionError(f"having the machines was {why}")
+
+
+async def attempts(make: Callable[[], Awaitable[T]], most: int, pause: float, tell: Callable[[str], None]) -> T:
+    """Ask for machines as often as that may help; ``tell`` is told of each attempt that failed."""
+    number = 1
+    while True:
+        try:
+            return await make()
+        except (MachineError, ProvisionError) as error:
+            if number >= most or not may_pass(error):
+                raise
+            number += 1
+            tell(f"{str(error).partition(chr(10))[0]}; attempt {number} of {most} in {pause:g} s")
+        await asyncio.sleep(pause)
+
+
+def may_pass(error: Exception) -> bool:
+    """Whether another attempt may succeed where this one failed: keys and numbers do not change by themselves."""
+    if isinstance(error, ProvisionError):
+        return error.passing
+    return isinstance(error, MachineError) and not isinstance(error, (HostKeyError, LoginRefused))
+
+
+def in_time(work: Callable[[], None], seconds: float, tick: Callable[[], None] = lambda: None) -> bool:
+    """Do something in a thread, and wait so many seconds for it; whether it is done. What it raises is raised.
+
+    ``tick`` is called meanwhile, several times a second.
+    """
+    raised: list[BaseException] = []
+
+    def guarded() -> None:
+        try:
+            work()
+        except BaseException as error:
+            raised.append(error)
+
+    thread = threading.Thread(target=guarded, name="sky-end", daemon=True)
+    end = time.monotonic() + seconds
+    thread.start()
+    while thread.is_alive() and time.monotonic() < end:
+        # In pieces: an interrupt is heard between them.
+        thread.join(min(_TICK, max(0.0, end - time.monotonic())))
+        tick()
+    if raised:
+        raise raised[0]
+    return not thread.is_alive()

@@ -1,0 +1,517 @@
+"""The control plane as the manager holds it: a Dask client, calls of agents, and who can be reached."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+import warnings
+from collections.abc import Callable, Coroutine, Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+
+from ...errors import NodeLost, PoolError
+from ...node.protocol.host_config import member_name
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+T = TypeVar("T")
+_POLL = 0.01
+# More agents than this are asked by the scheduler, side by side.
+_DIRECT = 16
+_BEAT = 1.0
+_DIAL_TIMEOUT = 3.0
+# The same for the first time; how often it is looked meanwhile whether the pool is broken.
+_FIRST_DIAL, _WATCH = 10.0, 0.1
+# Whose end broke a connection is known about so many seconds later.
+_LAST_WORDS = 0.6
+# Without an answer for this long, or twice as long as the last one took, others are asked about a machine.
+DOUBT, LATE_DOUBT = 0.8, 3.0
+# Without an answer for this long, a node or the whole pool is said to be unreachable.
+SILENCE = 4.0
+# A node that the scheduler has lost, and that is not back after this long, is given up.
+ABSENCE = 4.5
+# The same for one that the scheduler reaches through our own link, which is made again with growing pauses.
+FAR_ABSENCE = 30.0
+# Calls that may be made again where a connection broke: an agent that has done it knows.
+_REPEATABLE = frozenset({"start", "read", "page", "runs", "status", "ping", "ports", "fetch", "where", "heard"})
+_REPEATABLE |= {"comms", "look", "plan", "take", "taken", "untake", "find", "tidy", "uncode", "packages", "python"}
+_REPEATABLE |= {"stream_take", "stream_read", "stream_give", "stream_close"}
+
+
+class Watcher(Protocol):
+    """Who is told of what becomes of nodes and connections; called on the loop."""
+
+    def on_batch(self, batch: dict[str, Any]) -> None:
+        """Events of a run that an agent forwards."""
+
+    def on_lost(self, node: int, why: str) -> None:
+        """A node is given up: its kernels are gone, or cannot be reached."""
+
+    def on_back(self, node: int, *, kept: bool) -> None:
+        """A node is there again; ``kept`` says that its kernels are those that it had, and nothing was given up."""
+
+    def on_doubt(self, node: int | None) -> None:
+        """A node, or where it is None the whole pool, has not answered for a moment: see `Control.doubted`."""
+
+    def on_silent(self, node: int | None, *, silent: bool) -> None:
+        """A node, or where it is None the whole pool, does not answer, or does again."""
+
+    def on_replaced(self) -> None:
+        """Another manager has taken the pool over."""
+
+
+class Control:
+    """Made by the pool when its scheduler listens; closed with the pool. Used on the loop only.
+
+    Parameters
+    ----------
+    watcher : Watcher
+        Who is told.
+    direct : bool
+        Whether agents can be reached without the scheduler in between: two hops less for each cell.
+    generation : int
+        The manager's; agents refuse one that is lower than another's.
+    shape : int
+        How often the pool's nodes were changed: an agent that missed the last time is none of ours.
+    """
+
+    def __init__(self, watcher: Watcher, *, direct: bool, generation: int, shape: int = 0) -> None:
+        self.direct = direct
+        self.shape = shape
+        # Whether the scheduler knows agents that are none of ours, and whether some are about to come.
+        self.crowded = self.joining = False
+        self.watcher = watcher
+        self.generation = generation
+        self.addresses: dict[int, str] = {}
+        # Who was met at each node; another agent there has other kernels.
+        self.incarnations: dict[int, str] = {}
+        # Nodes that do not answer, though nobody has lost them; and those that were given up.
+        self.silent: set[int | None] = set()
+        self.lost: set[int] = set()
+        # Those that have not answered for a moment.
+        self.doubted: set[int | None] = set()
+        # Nodes whose machines are off, whatever the scheduler still believes: only whether they are back is asked.
+        self.off: set[int] = set()
+        # Of nodes on other machines, whether our link does not reach them; those that the scheduler reaches by it only.
+        self.away: dict[int, Callable[[], bool]] = {}
+        self.apart: set[int] = set()
+        self.client: Client | None = None
+        self.closing = False
+        # Why nodes were given up, and how messages name their machines.
+        self.whys: dict[int, str] = {}
+        self.names: dict[int, str] = {}
+        # Why, for those who still ask.
+        self.why_closed = "the pool's connection has been closed"
+        # When an agent last answered; by then it had heard of this manager.
+        self.heard = time.monotonic()
+        self.up = asyncio.Event()
+        self._comm: Any = None
+        self._nodes = 0
+        self._names: dict[str, int] = {}
+        # When each last answered, and after how long.
+        self._answered: dict[int | None, float] = {}
+        self._took: dict[int | None, float] = {}
+        # Nodes that were asked whether they are there, at their addresses, and have not answered yet.
+        self._asked: dict[tuple[int, str], asyncio.Task[str | None]] = {}
+        self._absent: dict[int, float] = {}
+        self._quiet_since: dict[int | None, float] = {}
+        self._tasks: set[asyncio.Task[Any]] = set()
+        self._kick = asyncio.Event()
+
+    # -- connecting --------------------------------------------------------------------------------
+
+    async def connect(self, address: str, folder: Path, nodes: int, timeout: float, broken: Callable[[], str]) -> None:
+        """Connect to the scheduler and wait until all agents are there, or ``broken()`` says why not.
+
+        Raises
+        ------
+        NodeLost
+            When some of them are not there in time, or never will be.
+        """
+        self._address, self._folder, self._nodes = address, folder, nodes
+        self._names = {member_name(node, self.shape): node for node in range(nodes)}
+        try:
+            await self._meet_all(timeout, broken)
+        except OSError:
+            # Whoever has just ended is about to be heard of.
+            await asyncio.sleep(_LAST_WORDS)
+            raise NodeLost(
+                broken() or f"the pool's scheduler, at {address.rpartition('/')[2]}, does not answer"
+            ) from None
+        self._spawn(self._beat())
+
+    async def _meet_all(self, timeout: float, broken: Callable[[], str]) -> None:
+        nodes, end = self._nodes, time.monotonic() + timeout
+        await self._dial_unless(broken, min(timeout, _FIRST_DIAL))
+        while len(self.addresses) < nodes:
+            await self._learn()
+            if why := broken():
+                raise NodeLost(why)
+            if time.monotonic() > end:
+                absent = sorted(set(range(nodes)) - set(self.addresses))
+                raise NodeLost(f"the agents of nodes {absent} did not come up in {timeout:.0f} s")
+            await asyncio.sleep(_POLL)
+        self.up.set()
+        self.incarnations = await self.ask("ping")
+
+    async def _dial_unless(self, broken: Callable[[], str], timeout: float) -> None:
+        """Reach the scheduler for the first time, unless ``broken()`` says that nobody will be there."""
+        dialing = asyncio.ensure_future(self._dial(timeout))
+        try:
+            while not dialing.done():
+                await asyncio.wait([dialing], timeout=_WATCH)
+                if why := broken():
+                    raise NodeLost(why)
+            dialing.result()
+        finally:
+            dialing.cancel()
+
+    def move(self, address: str) -> None:
+        """The scheduler is reached at another address from now on."""
+        self._address = address
+        self._kick.set()
+
+    async def _dial(self, timeout: float) -> None:
+        """Make a client, in the place of one that may be there."""
+        import dask.config
+        from distributed import Client
+
+        from ...node.dask import monotonic_batching, scheduler
+        from ...node.dask import settings as dask_settings
+
+        monotonic_batching.keep_streams_moving()
+        await self._hang_up()
+        settings = {**dask_settings.defaults(), "distributed.comm.timeouts.connect": f"{timeout}s"}
+        settings |= scheduler.DASK_SETTINGS
+        # Who is there is asked by `_beat`; Dask's own asking writes to the notebook where it cannot.
+        settings["distributed.client.scheduler-info-interval"] = "1000h"
+        with dask.config.set(settings), _quiet():
+            client = Client(
+                self._address,
+                security=scheduler.security(self._folder),
+                asynchronous=True,
+                set_as_default=False,
+                name="sky",
+                timeout=timeout,
+            )
+            try:
+                self.client = await client
+            except BaseException:
+                await _end(client)
+                raise
+        self._comm = self.client.scheduler_comm.comm
+        # Messages that are large are bytes, and need no thread to be read in; to weigh each takes longer.
+        self.client.rpc.allow_offload = False
+        # Of later connections: Dask would ask for the person's setting each time.
+        self.client.rpc.timeout = settings["distributed"]["comm"]["timeouts"]["connect"]
+        self.client.subscribe_topic("sky", lambda event: self.watcher.on_batch(event[1]))
+        self.client.subscribe_topic("all", self._on_member)
+
+    async def _hang_up(self) -> None:
+        """Let go of the scheduler, which may be gone: Dask's complaints of that are not for a notebook."""
+        client, self.client = self.client, None
+        if client is not None:
+            with _quiet():
+                await _end(client)
+
+    async def close(self) -> None:
+        """Let go of the pool."""
+        self.closing = True
+        self.up.set()
+        for task in list(self._tasks):
+            task.cancel()
+        await self._hang_up()
+
+    def _on_member(self, event: Any) -> None:
+        message = event[1]
+        if isinstance(message, dict) and message.get("action") in ("remove-worker", "add-worker"):
+            self._kick.set()
+
+    # -- who is there ------------------------------------------------------------------------------
+
+    async def _learn(self) -> None:
+        assert self.client is not None
+        workers = (await self.client.scheduler.identity(n_workers=-1))["workers"]
+        named = {str(facts["name"]): address for address, facts in workers.items()}
+        self.addresses = {node: named[name] for name, node in self._names.items() if name in named}
+        self.crowded = self.joining or len(named) > len(self.addresses)
+
+    async def _beat(self) -> None:
+        """Once a second, and whenever members change: see who is there. It renews the nodes' leases."""
+        while not self.closing:
+            began = time.monotonic()
+            with contextlib.suppress(asyncio.TimeoutError):
+                await asyncio.wait_for(self._kick.wait(), _BEAT)
+            self._kick.clear()
+            if time.monotonic() - began > 2 * _BEAT:
+                # This process stood still: what waits to be read comes first.
+                await asyncio.sleep(_POLL)
+            try:
+                await self._look()
+            except PoolError:
+                self.watcher.on_replaced()
+                return
+
+    async def _look(self) -> None:
+        began, before, client = time.monotonic(), dict(self.addresses), self.client
+        reached = await self._reach()
+        self._hear(None) if reached else self._doubt(None)
+        self._note(None, reached, began)
+        if not reached:
+            return
+        began = time.monotonic()
+        answers = await self._ping()
+        if answers:
+            self.heard = began
+        for node in range(self._nodes):
+            if node in self.addresses:
+                self._note(node, node in answers, began)
+            else:
+                self._miss(node, began)
+        for node, incarnation in answers.items():
+            moved = client is not self.client or before.get(node) != self.addresses.get(node)
+            self._meet(node, incarnation, moved=moved)
+
+    async def _reach(self) -> bool:
+        """Whether the scheduler answers; a client that broke is made anew."""
+        try:
+            with self._doubting(None):
+                broken = self.client is None or self.client.status != "running"
+                if broken or self.client.scheduler_comm.comm is not self._comm:  # type: ignore[union-attr]
+                    self.up.clear()
+                    await asyncio.wait_for(self._dial(_DIAL_TIMEOUT), _DIAL_TIMEOUT + 1)
+                await asyncio.wait_for(self._learn(), SILENCE)
+        except (OSError, asyncio.TimeoutError, ValueError):
+            # The next look takes another client.
+            self._comm = None
+            return False
+        self.up.set()
+        return True
+
+    async def _ping(self) -> dict[int, str]:
+        """The agents that answer, and who they are; those that are known to be silent are not waited for."""
+
+        async def one(node: int) -> str | None:
+            try:
+                with self._doubting(node):
+                    answer: str = (await asyncio.wait_for(self._ask([node], "ping"), SILENCE))[node]
+            except (OSError, asyncio.TimeoutError, NodeLost):
+                self._doubt(node)
+                return None
+            self._hear(node)
+            return answer
+
+        for place in self.addresses.items():
+            if place not in self._asked:
+                self._asked[place] = task = self._spawn(one(place[0]))
+                # What it raises is raised below once, and is nobody's else.
+                task.add_done_callback(lambda task: task.cancelled() or task.exception())
+        awaited = [task for (node, _), task in self._asked.items() if node not in self.silent]
+        if awaited:
+            await asyncio.wait(awaited, return_when=asyncio.FIRST_EXCEPTION)
+        done = {place: self._asked.pop(place) for place, task in list(self._asked.items()) if task.done()}
+        there = {node: task for (node, address), task in done.items() if self.addresses.get(node) == address}
+        answers = {node: task.result() for node, task in there.items()}
+        return {node: answer for node, answer in answers.items() if answer is not None}
+
+    @contextlib.contextmanager
+    def _doubting(self, node: int | None) -> Iterator[None]:
+        """Doubt that one is there, should it take long to answer."""
+        began = time.monotonic()
+        patience = min(max(DOUBT, 2 * self._took.get(node, 0.0)), LATE_DOUBT)
+        timer = asyncio.get_running_loop().call_later(patience, self._doubt, node)
+        try:
+            yield
+        finally:
+            timer.cancel()
+        self._took[node] = time.monotonic() - began
+
+    def _doubt(self, node: int | None) -> None:
+        self.doubted.add(node)
+        if not self.closing:
+            self.watcher.on_doubt(node)
+
+    def _hear(self, node: int | None) -> None:
+        self._answered[node] = time.monotonic()
+        self.doubted.discard(node)
+
+    def unheard(self, node: int | None) -> float:
+        """For how many seconds a node, or where it is None the scheduler, has not answered; 0 where it never has."""
+        now = time.monotonic()
+        return now - self._answered.get(node, now)
+
+    def _note(self, node: int | None, answers: bool, began: float) -> None:
+        """Tell of one that has been silent for too long, or is not any more."""
+        if answers:
+            self._quiet_since.pop(node, None)
+            if node in self.silent:
+                self.silent.discard(node)
+                self.watcher.on_silent(node, silent=False)
+        elif node not in self.silent:
+            since = self._quiet_since.setdefault(node, began)
+            if time.monotonic() - since >= SILENCE - _POLL:
+                self.silent.add(node)
+                if node not in self.off:
+                    self.watcher.on_silent(node, silent=True)
+
+    def _miss(self, node: int, now: float) -> None:
+        is_away, apart = self.away.get(node), node in self.apart
+        if is_away is not None and is_away() == apart:
+            # It goes on, and is to come back in time from when it can: our link has broken, by which it is reached,
+            # or it has not, and machines that are there do not reach each other.
+            self._absent[node] = now
+            self._note(node, False, now)
+        elif now - self._absent.setdefault(node, now) > (FAR_ABSENCE if apart else ABSENCE):
+            self.lose(node, "it does not answer")
+        else:
+            self._spawn(self._look_again())
+
+    async def _look_again(self) -> None:
+        await asyncio.sleep(0.1)
+        self._kick.set()
+
+    def _meet(self, node: int, incarnation: str, *, moved: bool) -> None:
+        was_lost = node in self.lost
+        kept = self.incarnations.get(node) == incarnation
+        self._absent.pop(node, None)
+        self.incarnations[node] = incarnation
+        if kept and not moved and not was_lost:
+            return
+        if not kept:
+            self.lose(node, "its agent ended")
+        self.lost.discard(node)
+        self.whys.pop(node, None)
+        self.off.discard(node)
+        self.watcher.on_back(node, kept=kept and not was_lost)
+
+    def lose(self, node: int, why: str) -> None:
+        """Give a node up; it may come back."""
+        if node not in self.lost:
+            self.lost.add(node)
+            self.whys[node] = why
+            self.watcher.on_lost(node, why)
+        self._kick.set()
+
+    def give_up(self, node: int, why: str) -> None:
+        """Lose a node whose machine is off, though nobody has noticed that its connections are gone."""
+        self.off.add(node)
+        self.lose(node, why)
+
+    @property
+    def there(self) -> set[int]:
+        """The nodes that are believed to answer."""
+        if None in self.silent:
+            return set()
+        return {node for node in self.addresses if node not in self.silent | self.lost | self.off}
+
+    # -- asking ------------------------------------------------------------------------------------
+
+    async def ask(self, call: str, nodes: Iterable[int] | None = None, **arguments: Any) -> dict[int, Any]:
+        """Ask agents in one broadcast; their answers by node.
+
+        What may be asked twice is asked again where the connection broke, once the pool is back.
+
+        Raises
+        ------
+        NodeLost
+            When a node that is asked has no agent any more.
+        PoolError
+            When another manager has taken the pool over.
+        Exception
+            What an agent's handler raised.
+        """
+        while True:
+            await self.up.wait()
+            chosen = list(range(self._nodes)) if nodes is None else list(nodes)
+            if self.closing:
+                raise NodeLost(self.why_closed)
+            try:
+                return await self._ask(chosen, call, **arguments)
+            except OSError:
+                if call not in _REPEATABLE or self.closing:
+                    raise await self._broke(chosen) from None
+            except NodeLost:
+                # It may only have lost its connection, and be back in a moment.
+                if call not in _REPEATABLE or self.closing or self.lost & set(chosen):
+                    raise
+            self._kick.set()
+            await asyncio.sleep(0.05)
+
+    async def _ask(self, nodes: list[int], call: str, **arguments: Any) -> dict[int, Any]:
+        if self.client is None:
+            raise NodeLost("the pool is not connected")
+        absent = [node for node in nodes if node not in self.addresses or (node in self.off and call != "ping")]
+        if absent:
+            raise self._is_lost(absent[0])
+        arguments["manager"] = self.generation
+        by_address = {self.addresses[node]: node for node in nodes}
+        if self.direct and len(by_address) <= _DIRECT:
+            calls = (getattr(self.client.rpc(address), f"sky_{call}")(**arguments) for address in by_address)
+            return dict(zip(by_address.values(), await asyncio.gather(*calls), strict=True))
+        answers = await self.client.scheduler.broadcast(
+            msg={"op": f"sky_{call}", **arguments}, workers=list(by_address)
+        )
+        return {by_address[address]: answer for address, answer in answers.items()}
+
+    def _is_lost(self, node: int) -> NodeLost:
+        why = self.whys.get(node, "its agent does not answer")
+        return NodeLost(f"node {node}{self.names.get(node, '')} is lost: {why}; `%sky restart` makes it anew")
+
+    async def _broke(self, nodes: Iterable[int]) -> NodeLost:
+        """What is to be said of a connection that broke, in the place of Dask's own error."""
+        asked, end = set(nodes), time.monotonic() + _LAST_WORDS
+        while time.monotonic() < end:
+            if self.closing:
+                return NodeLost(self.why_closed)
+            if gone := self.lost & asked:
+                return self._is_lost(min(gone))
+            await asyncio.sleep(_POLL)
+        return NodeLost("the connection to the pool broke before it answered; try again, or `%sky restart`")
+
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)
+        return task
+
+
+async def _end(client: Client) -> None:
+    """Close a client, so that its finaliser, which may run in any thread, finds nothing to do."""
+    with contextlib.suppress(Exception):
+        await client.close(timeout=1)
+    if client.status != "closed":
+        # Where Dask's own reconnecting failed, it raises that each time when it is waited for.
+        client._handle_report_task = None
+        with contextlib.suppress(Exception):
+            await client.close(timeout=1)
+        client.status = "closed"
+    _cut(client)
+
+
+def _cut(client: Client) -> None:
+    """Drop the connections of a client whose closing took too long, and left them."""
+    with contextlib.suppress(Exception):
+        client.scheduler_comm.abort()
+    for pooled in (client.rpc.available, client.rpc.occupied):
+        for comm in [comm for several in list(pooled.values()) for comm in several]:
+            with contextlib.suppress(Exception):
+                comm.abort()
+
+
+@contextlib.contextmanager
+def _quiet() -> Iterator[None]:
+    """Dask's loggers say nothing meanwhile, nor does it of packages that the notebook has and the nodes have not."""
+    loggers = [logging.getLogger(name) for name in ("distributed.client", "distributed.comm", "distributed.core")]
+    before = [logger.disabled for logger in loggers]
+    for logger in loggers:
+        logger.disabled = True
+    try:
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message="Mismatched versions found")
+            yield
+    finally:
+        for logger, value in zip(loggers, before, strict=True):
+            logger.disabled = value

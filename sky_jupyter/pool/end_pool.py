@@ -1,0 +1,163 @@
+"""A program that ends a pool which nobody manages: ``python -m sky_jupyter.pool.end_pool ID``.
+
+The last line that it prints says what came of it; on standard error, with status 1, why it could not.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..errors import PoolError, SkyError
+from ..node.protocol.host_config import HostConfig
+from ..node.protocol.version import PROTOCOL
+from ..util import process_identity
+from .registry import folders, remote_parts
+from .registry.pool_record import PoolRecord, protocol_of
+from .registry.registry import PoolRow, Registry, sweep
+
+if TYPE_CHECKING:
+    from ..machines.ssh.types import Prompts
+
+_HOST_ENDS = 10.0
+_LOOK = 0.02
+
+
+def end(registry: Registry, id: str, prompts: Prompts | None = None) -> str:
+    """End the pool of this id; what came of it.
+
+    Parameters
+    ----------
+    prompts : Prompts, optional
+        Whom to ask for passphrases; nobody unless given.
+
+    Raises
+    ------
+    PoolError
+        When another process manages it, or it cannot be reached.
+    """
+    sweep(registry)
+    row = next((row for row in registry.pools() if row.id == id), None)
+    if row is None:
+        return "the pool has ended already"
+    if row.provider == "local":
+        _end_local(registry, row)
+        return f"pool {row.name}: ended"
+    unsure = _end_far(registry, row, prompts)
+    told = f"; {', '.join(unsure)} did not answer: what runs there ends by its lease" if unsure else ""
+    return f"pool {row.name}: ended{told}"
+
+
+def end_named(name: str, prompts: Prompts | None = None) -> str | None:
+    """End the pool of this name that no process manages; what came of it, and None where there is no such pool.
+
+    Parameters
+    ----------
+    prompts : Prompts, optional
+        Whom to ask for passphrases; nobody unless given.
+
+    Raises
+    ------
+    PoolError
+        When another process manages it, or it cannot be reached or seen from here.
+    """
+    registry = Registry()
+    try:
+        row = registry.pool(name)
+        return None if row is None or row.is_mine else end(registry, row.id, prompts)
+    finally:
+        registry.close()
+
+
+def _end_hosts(registry: Registry, row: PoolRow) -> list[str]:
+    """End the hosts on other machines of a pool that another version made; whose end was not seen."""
+    from .hosts import remote_host
+
+    try:
+        hosts = PoolRecord.hosts_of(row)
+    except PoolError as error:
+        raise PoolError(
+            f"pool {row.name!r} was made by another version of Sky Jupyter, and only that can end it sooner than "
+            f"its lease does: {error}"
+        ) from None
+    registry.own(row.id)
+    try:
+        link, there = remote_host.reopen(hosts, row.name, remote_parts.Traces(registry, row.id))
+        unsure = remote_host.end_all(there)
+        link.end()
+    except BaseException:
+        registry.release(row.id)
+        raise
+    folders.remove(row.id, row.folders)
+    registry.update(row.id, "ended")
+    return sorted(host.name for host in unsure)
+
+
+def _end_far(registry: Registry, row: PoolRow, prompts: Prompts | None) -> list[str]:
+    """End a pool on other machines: in order where it can be taken up, else by what the registry knows of it."""
+    from .pool import Pool
+
+    if protocol_of(row) not in (None, PROTOCOL):
+        return _end_hosts(registry, row)
+    try:
+        pool = Pool.attach(row, prompts)
+    except SkyError:
+        left = remote_parts.of(registry, row.id)
+        if not left:
+            raise
+        registry.own(row.id)  # nobody else manages it
+        _, failed = remote_parts.end(registry, left, prompts)
+        if len(failed) == len({trace.host for trace in left}):
+            registry.release(row.id)
+            raise
+        folders.remove(row.id, row.folders)
+        registry.update(row.id, "ended")
+        return sorted(failed)
+    pool.down()
+    return pool.unsure
+
+
+def _end_local(registry: Registry, row: PoolRow) -> None:
+    """Have the host end all that it started: it does so whoever asks, and needs nobody's record of the pool."""
+    registry.own(row.id)  # from now on nobody else attaches to it
+    host, patience = process_identity.Process(row.host_pid, row.host_started), _HOST_ENDS + _exit_timeout(row)
+    for number in (signal.SIGTERM, signal.SIGKILL):
+        end = time.monotonic() + patience
+        if row.host_lives:
+            process_identity.send(host, number)
+        while row.host_lives and time.monotonic() < end:
+            time.sleep(_LOOK)
+    if folders.remove(row.id, row.folders) is None:
+        registry.release(row.id)
+        raise PoolError(f"pool {row.name!r} has a host that cannot be seen from here: it is ended where that runs")
+    registry.update(row.id, "ended")
+
+
+def _exit_timeout(row: PoolRow) -> float:
+    """Seconds that the host gives its ranks for an orderly end."""
+    for folder in row.folders:
+        with contextlib.suppress(OSError, ValueError, TypeError):
+            return HostConfig.read(Path(folder)).exit_timeout
+    return 0.0
+
+
+def main() -> int:
+    """Entry of the program."""
+    registry = Registry()
+    try:
+        print(end(registry, sys.argv[1]))
+    except (SkyError, OSError) as error:
+        text = str(error) if isinstance(error, PoolError) else f"{type(error).__name__}: {error}"
+        print(" ".join(text.split()), file=sys.stderr)
+        return 1
+    finally:
+        registry.close()
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,159 @@
+"""The comms of a pool's ranks, widgets above all: brought from the nodes to who shows them, and back.
+
+Nodes number what they send. Whatever was missed, all that is open there is asked for, and counts
+instead. What the nodes say is not relied on: see `runs`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Protocol
+
+from ...errors import SkyError
+from ...node.journal.segments import is_number
+from ...node.protocol.comm_messages import Message, Pending
+from ...spec.pool_spec import PoolSpec
+from ..base.event_loop import loop
+
+# So long after something was sent to the ranks, what came meanwhile goes as one.
+_PACE = 0.05
+_MOST = 200
+Ask = Callable[..., Awaitable[dict[int, Any]]]
+
+
+class Mirror(Protocol):
+    """Who shows the comms; told on the loop, and must return at once."""
+
+    def take(self, messages: Sequence[Message]) -> None:
+        """What ranks say."""
+
+    def reset(self, ranks: Sequence[int], messages: Sequence[Message]) -> None:
+        """All that these ranks have open, now and no more."""
+
+
+class Comms:
+    """One a pool, made with its supervisor; everything in it runs on the loop but `listen` and `send`.
+
+    Parameters
+    ----------
+    ask : callable
+        ``await ask(call, nodes, **arguments)`` asks agents.
+    """
+
+    def __init__(self, ask: Ask) -> None:
+        self._ask = ask
+        self._nodes, self._per_node = 0, 1
+        self._mirror: Mirror | None = None
+        # Which agent each node was last heard as, and the number of its last batch.
+        self._heard: dict[int, tuple[str, int]] = {}
+        # Batches that came while all that is open was being asked for.
+        self._early: dict[int, list[dict[str, Any]]] = {}
+        self._outgoing: dict[int, Pending] = {}
+        self._tasks: set[asyncio.Task[None]] = set()
+
+    def listen(self, mirror: Mirror) -> None:
+        """Have somebody told from now on, of what is open already too. Callable from any thread but the loop's."""
+
+        def begin() -> None:
+            self._mirror = mirror
+            for node in range(self._nodes):
+                self.look(node)
+
+        loop().loop.call_soon_threadsafe(begin)
+
+    def suit(self, spec: PoolSpec) -> None:
+        """Be those of a pool like this from now on; whatever was open has been closed."""
+        self._nodes, self._per_node = spec.nodes, spec.ranks_per_node
+
+    def _ranks(self, node: int) -> range:
+        return range(node * self._per_node, (node + 1) * self._per_node)
+
+    # -- from the ranks ----------------------------------------------------------------------------
+
+    def on_batch(self, batch: dict[str, Any]) -> None:
+        """What a node's ranks say, as its agent forwards it."""
+        node: Any
+        number: Any
+        node, number, incarnation = batch.get("node"), batch.get("number"), batch.get("incarnation")
+        known = is_number(node) and node < self._nodes and is_number(number)
+        if self._mirror is None or not known or not isinstance(incarnation, str):
+            return
+        if node in self._early:
+            self._early[node].append(batch)
+            del self._early[node][:-_MOST]
+        elif self._heard.get(node, (incarnation, 0)) == (incarnation, number - 1):
+            self._heard[node] = incarnation, number
+            self._mirror.take(self._read(node, batch.get("comms")))
+        elif self._heard.get(node, ("", 0))[0] != incarnation or number > self._heard[node][1]:
+            self.look(node)
+
+    def _read(self, node: int, found: Any) -> list[Message]:
+        """The messages that are of the node's own ranks."""
+        messages = map(Message.unwire, found if isinstance(found, (list, tuple)) else ())
+        return [message for message in messages if message is not None and message.rank in self._ranks(node)]
+
+    def look(self, node: int) -> None:
+        """Ask a node for all that is open there."""
+        if self._mirror is not None and node not in self._early:
+            early = self._early[node] = []
+            self._do(self._look(node, early))
+
+    async def _look(self, node: int, early: list[dict[str, Any]]) -> None:
+        try:
+            with contextlib.suppress(SkyError, OSError, KeyError):
+                answer = (await self._ask("comms", [node]))[node]
+                self._heard[node] = str(answer["incarnation"]), int(answer["number"])
+                if self._mirror is not None:
+                    self._mirror.reset(self._ranks(node), self._read(node, answer["open"]))
+        finally:
+            if self._early.get(node) is early:
+                del self._early[node]
+        for batch in early:
+            self.on_batch(batch)
+
+    def lose(self, node: int) -> None:
+        """A node is given up: nothing of it is alive."""
+        self._heard.pop(node, None)
+        self._outgoing.pop(node, None)
+        if self._mirror is not None:
+            self._mirror.reset(self._ranks(node), ())
+
+    def close(self) -> None:
+        """Nothing of the pool is alive."""
+        for task in list(self._tasks):
+            task.cancel()
+        self._early.clear()
+        for node in range(self._nodes):
+            self.lose(node)
+
+    # -- to the ranks ------------------------------------------------------------------------------
+
+    def send(self, message: Message) -> None:
+        """Tell a rank what a page says; what follows fast goes as one. Callable from any thread."""
+        loop().loop.call_soon_threadsafe(self._put, message)
+
+    def _put(self, message: Message) -> None:
+        node = message.rank // self._per_node
+        waiting = self._outgoing.get(node)
+        if waiting is None:
+            waiting = self._outgoing[node] = Pending(any_keys=False)
+            self._do(self._deliver(node, waiting))
+        waiting.add(message)
+
+    async def _deliver(self, node: int, waiting: Pending) -> None:
+        # Where a node cannot be reached, what it was told is lost, as with any notebook's kernel that is gone; it
+        # tells all of its state when it is back.
+        with contextlib.suppress(SkyError, OSError):
+            while waiting:
+                messages = [message.wire() for message in waiting.take(_MOST)]
+                await self._ask("comm", [node], messages=messages)
+                await asyncio.sleep(_PACE)
+        if self._outgoing.get(node) is waiting:
+            del self._outgoing[node]
+
+    def _do(self, work: Any) -> None:
+        task = asyncio.ensure_future(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._tasks.discard)

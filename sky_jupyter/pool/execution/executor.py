@@ -1,0 +1,229 @@
+"""Functions that other threads than the main one have done by a pool's ranks, as futures: for parallel loops.
+
+A rank does one at a time; those that come when all are at work wait here, in order. One whose node is lost is
+done by another: they wait here and not in Dask's queue, since each rank has to be brought what they name first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import sys
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from concurrent.futures import Future
+from queue import SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from ...capture.blobs import Blob
+from ...capture.collect import Capture, collect_value
+from ...errors import PoolError
+from ...plugins.joblib.shared_values import NotHeld, hold
+from ..base.events import Listener, ignore
+from ..runs.result import exception_of
+
+if TYPE_CHECKING:
+    from ..pool import Pool
+    from .tasks import CallRun
+
+_LABEL = "a parallel loop"
+
+
+class Call(Future[Any]):
+    """One function on its way; cancelling it stops it on its rank too."""
+
+    def __init__(self, submitter: Submitter, blob: Blob, capture: Capture, shared: Mapping[str, Any]) -> None:
+        super().__init__()
+        self.submitter = submitter
+        self.blob, self.capture, self.shared = blob, capture, shared
+        self.run_there: CallRun | None = None
+        self.unwanted = False
+        self.losses = 0
+        self.listener: Listener = ignore
+        # Whether it was done again with all that it names.
+        self.again = False
+
+    def cancel(self) -> bool:
+        """Take it back, or interrupt the rank that does it."""
+        if super().cancel():
+            return True
+        self.unwanted = True
+        if self.run_there is not None and not self.done():
+            self.submitter.stop(self.run_there)
+        return False
+
+
+class Submitter:
+    """One a pool, made when first used; its thread begins calls and takes their results.
+
+    Parameters
+    ----------
+    pool : Pool
+        Whose ranks do them.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self._waiting: deque[Call] = deque()
+        self._busy: dict[int, Call] = {}
+        # By rank, the shared values that it was brought.
+        self._brought: dict[int, set[str]] = {}
+        self._todo: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
+        self._closed = False
+        self._thread = threading.Thread(target=self._work, name="sky-submit", daemon=True)
+        self._thread.start()
+
+    def submit(self, function: Callable[[], Any], shared: Mapping[str, Any], listener: Listener = ignore) -> Call:
+        """Have a rank call a function without arguments; what it needs is captured now.
+
+        Parameters
+        ----------
+        shared : mapping of str to Any
+            Values that it names and that other calls name too: a rank is brought each once.
+
+        Raises
+        ------
+        CaptureError
+            When it cannot be sent.
+        PoolError
+            When the pool has ended.
+        """
+        if self._closed:
+            raise PoolError(f"pool {self.pool.spec.name!r} has ended")
+        call = Call(self, *self._pack(function), shared)
+        call.listener = listener
+        self._todo.put(functools.partial(self._take, call))
+        return call
+
+    def stop(self, run: CallRun) -> None:
+        """Interrupt a call that a rank does."""
+        self._todo.put(functools.partial(self._interrupt, run))
+
+    def close(self) -> None:
+        """The pool ends: what waits is cancelled."""
+        self._closed = True
+        self._todo.put(None)
+
+    def _pack(self, function: Callable[..., Any], *args: Any) -> tuple[Blob, Capture]:
+        # A rank that has not had an earlier call needs all that it reads.
+        main = vars(sys.modules["__main__"])
+        return collect_value((function, args, {}), main, self.pool.ledger.unsent(), label=_LABEL)
+
+    # -- its thread --------------------------------------------------------------------------------
+
+    def _work(self) -> None:
+        while (step := self._todo.get()) is not None:
+            step()
+        for call in self._waiting:
+            call.cancel()
+        for call in self._busy.values():
+            with contextlib.suppress(Exception):
+                call.set_exception(PoolError(f"pool {self.pool.spec.name!r} has ended"))
+
+    def _take(self, call: Call) -> None:
+        self._waiting.append(call)
+        self._begin()
+
+    def _begin(self) -> None:
+        while self._waiting:
+            rank = self._free()
+            if rank is None:
+                return
+            call = self._waiting.popleft()
+            if call.running() or call.set_running_or_notify_cancel():
+                self._busy[rank] = call
+                self._bring(call, rank)
+
+    def _free(self) -> int | None:
+        """A rank that has nothing to do and whose node is there; any, where nothing is on that could be waited for."""
+        spec, control = self.pool.spec, self.pool.control
+        lost: set[int | None] = set() if control is None else control.silent.union(control.lost)
+        free = [rank for rank in range(spec.world_size) if rank not in self._busy]
+        there = [rank for rank in free if rank // spec.ranks_per_node not in lost]
+        return next(iter(there or (free if not self._busy else [])), None)
+
+    def _bring(self, call: Call, rank: int) -> None:
+        """See that a rank has what a call names, and then have it make the call."""
+        missing = set(call.shared).difference(self._brought.setdefault(rank, set()))
+        if not missing:
+            self._start(call, rank, call.blob, call.capture, functools.partial(self._end, call, rank))
+            return
+        try:
+            blob, capture = self._pack(hold, {key: call.shared[key] for key in missing})
+        except Exception as error:
+            self._done(call, rank, error)
+            return
+        self._start(call, rank, blob, capture, functools.partial(self._is_brought, call, rank, missing))
+
+    def _start(self, call: Call, rank: int, blob: Blob, capture: Capture, ended: Callable[[], None]) -> None:
+        try:
+            run = self.pool.begin_one(blob, capture, rank=rank, retries=0, listener=call.listener)
+        except Exception as error:
+            self._done(call, rank, error)
+            return
+        call.run_there = run
+        run.task.add_done_callback(functools.partial(self._note_end, ended))
+        if call.unwanted:
+            self._interrupt(run)
+
+    def _note_end(self, ended: Callable[[], None], task: Future[None]) -> None:
+        self._todo.put(ended)
+
+    def _is_brought(self, call: Call, rank: int, keys: set[str]) -> None:
+        error, _ = self._result(call)
+        if self._elsewhere(call, rank):
+            return
+        if error is not None or call.unwanted:
+            self._done(call, rank, error or PoolError("the loop was stopped"))
+            return
+        self._brought[rank] |= keys
+        self._start(call, rank, call.blob, call.capture, functools.partial(self._end, call, rank))
+
+    def _end(self, call: Call, rank: int) -> None:
+        error, value = self._result(call)
+        if self._elsewhere(call, rank):
+            return
+        if isinstance(error, NotHeld) and not call.again:
+            # Its kernel is new.
+            call.again = True
+            self._brought[rank] = set()
+            self._bring(call, rank)
+            return
+        self._done(call, rank, error, value)
+
+    def _elsewhere(self, call: Call, rank: int) -> bool:
+        """Have a call whose node was lost made again; whether that is so."""
+        assert call.run_there is not None
+        most = self.pool.spec.options.retry_on_interruption
+        if call.run_there.outcome.status != "lost" or call.unwanted or call.losses >= most:
+            return False
+        call.losses, call.again = call.losses + 1, False
+        del self._busy[rank]
+        self._brought.pop(rank, None)
+        self._waiting.appendleft(call)
+        self._begin()
+        return True
+
+    def _result(self, call: Call) -> tuple[BaseException | None, Any]:
+        run = call.run_there
+        assert run is not None
+        try:
+            result = self.pool.finish(run)
+            (outcome,) = run.outcomes.values()
+            return (exception_of(outcome), None) if outcome.failed else (None, result.head)
+        except Exception as error:
+            return error, None
+
+    def _done(self, call: Call, rank: int, error: BaseException | None, value: Any = None) -> None:
+        del self._busy[rank]
+        # Whoever waits for it may have more at once.
+        self._begin()
+        if error is not None:
+            call.set_exception(error)
+        else:
+            call.set_result(value)
+
+    def _interrupt(self, run: CallRun) -> None:
+        with contextlib.suppress(Exception):
+            self.pool.interrupt(run)

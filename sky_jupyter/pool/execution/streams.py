@@ -1,0 +1,157 @@
+"""A call's streams as the manager has them: items that its rank yields, and what it wants of the notebook's iterators.
+
+The loop asks the rank's agent for items, by number, and whoever reads them is told in a queue; see `passing`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import queue
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from ...errors import NodeLost, PoolError
+from ..base.event_loop import loop
+
+if TYPE_CHECKING:
+    from ..pool import Pool
+    from .tasks import CallRun
+
+_PAUSE = 0.02
+
+
+@dataclass(frozen=True)
+class Yielded:
+    """The rank has yielded an item."""
+
+    pickled: bytes
+
+
+@dataclass(frozen=True)
+class Wanted:
+    """The rank waits for items of an iterator of the notebook."""
+
+    index: int
+    number: int
+    most: int
+
+
+class Flow:
+    """The streams of one call; read by one thread.
+
+    Parameters
+    ----------
+    pool : Pool
+        Where the call is.
+    run : CallRun
+        The call.
+    """
+
+    def __init__(self, pool: Pool, run: CallRun) -> None:
+        self._pool, self._run = pool, run
+        self._news: queue.SimpleQueue[Yielded | Wanted | None] = queue.SimpleQueue()
+        # How many items were read, and how many of these the agent was told.
+        self._read = self._told = 0
+        self._telling = False
+        self._closed = False
+        loop().submit(self._attend())
+
+    # -- who reads ---------------------------------------------------------------------------------
+
+    def next(self, timeout: float) -> Yielded | Wanted | None:
+        """What comes next; None when the call is over, and nothing comes any more.
+
+        Raises
+        ------
+        queue.Empty
+            When nothing has come for so many seconds.
+        """
+        return self._news.get(timeout=timeout)
+
+    def note_read(self) -> None:
+        """One more item is read: the rank may go on by one."""
+        self._read += 1
+        loop().loop.call_soon_threadsafe(self._tell_soon)
+
+    def give(self, wanted: Wanted, items: Sequence[bytes], **answer: Any) -> None:
+        """Give what was wanted, and whether it is the ``end``, or what ``error`` came after it."""
+        arguments = {"input": wanted.index, "number": wanted.number, "items": list(items), "answer": answer}
+        loop().submit(self._ask("stream_give", **arguments))
+
+    def close(self) -> None:
+        """Nobody reads any more: the generator is closed as soon as it yields, or is asked for an item."""
+        if not self._closed:
+            self._closed = True
+            loop().submit(self._close())
+
+    # -- the loop ----------------------------------------------------------------------------------
+
+    async def _attend(self) -> None:
+        """Take what the rank yields until its call is over."""
+        try:
+            if await self._placed():
+                await self._take_all()
+            await self._run.until(self._run.over.is_set, None)
+        finally:
+            self._news.put(None)
+
+    async def _placed(self) -> bool:
+        """Whether a rank has begun the call, as soon as that is known."""
+        while not self._run.placed or self._run.node < 0:
+            if self._run.over.is_set():
+                return False
+            await asyncio.sleep(_PAUSE)
+        return True
+
+    async def _take_all(self) -> None:
+        number = start = 0
+        parts: list[bytes] = []
+        wants: dict[int, int] = {}
+        while not self._closed:
+            known = [list(pair) for pair in wants.items()]
+            answer = await self._ask("stream_take", number=number, start=start, read=self._read, wants=known)
+            if answer is None:
+                return
+            self._told = max(self._told, self._read)
+            for at, size, offset, data in answer["parts"]:
+                if (at, offset) != (number, start):
+                    continue
+                parts.append(bytes(data))
+                start += len(data)
+                if start >= size:
+                    self._news.put(Yielded(b"".join(parts)))
+                    number, start, parts = number + 1, 0, []
+            for index, first, most in answer["wants"]:
+                if wants.get(index) != first:
+                    wants[index] = first
+                    self._news.put(Wanted(index, first, most))
+            if answer["over"] and number >= answer["count"]:
+                return
+
+    def _tell_soon(self) -> None:
+        if not self._telling:
+            self._telling = True
+            self._pool.supervisor.do(self._tell_read())
+
+    async def _tell_read(self) -> None:
+        try:
+            while self._told < self._read:
+                read = self._told = self._read
+                await self._ask("stream_read", read=read)
+        finally:
+            self._telling = False
+
+    async def _close(self) -> None:
+        if await self._placed():
+            await self._ask("stream_close")
+
+    async def _ask(self, call: str, **arguments: Any) -> Any:
+        """Ask the call's agent; None where that does not know it any more."""
+        control = self._pool.control
+        with contextlib.suppress(LookupError, NodeLost, PoolError, OSError, TypeError):
+            if control is not None and self._run.node >= 0:
+                node = self._run.node
+                return (await control.ask(call, [node], run=self._run.id, **arguments))[node]
+        return None

@@ -1,0 +1,151 @@
+"""Who of a pool stands still or does not answer, and who is told of it: whoever waits for the pool, for whatever.
+
+Silence is heard of by `Control`. That a process was stopped is seen by those beside it: a host sees its
+children, an agent its ranks and its host, and this process the link and the hosts of this machine.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from typing import Any
+
+from ...node.system.stopped import HOST, ON, PAUSE, STILL, Standstill
+from ..base.event_loop import loop
+from ..base.events import Listener, NoticeEvent, TroubleEvent
+
+LINK = "link process"
+LINK_KEY = "link"
+_MOST_TEXT = 60
+_WORDS = {
+    HOST: "the host process, which keeps the pool's others,",
+    LINK: "the link process, which holds the connections of this notebook,",
+    "forkserver": "the forkserver, which makes the kernels,",
+}
+_REPLACE = "; two interrupts of its cell replace its kernel"
+ANEW = "; `%sky restart` makes the pool anew without it"
+
+
+class Watchdog:
+    """One a pool, made with it; its state changes on the loop only.
+
+    Parameters
+    ----------
+    beside : callable
+        The pool's processes that this one can see, by process id, as `node.stopped` calls them.
+    tell : callable
+        Told of all that is new.
+    """
+
+    def __init__(self, beside: Callable[[], Mapping[int, str]], tell: Callable[[TroubleEvent], None]) -> None:
+        # What is the matter now, by whom it is with: whoever begins to wait is told.
+        self.troubles: dict[str, str] = {}
+        self.beside, self._tell = beside, tell
+        self._waiting: list[Listener] = []
+        # The ranks among them.
+        self._whose: dict[str, str] = {}
+        self._task: asyncio.Task[None] | None = None
+
+    # -- any thread --------------------------------------------------------------------------------
+
+    @contextlib.contextmanager
+    def telling(self, listener: Listener) -> Iterator[None]:
+        """Have a listener told, for as long as the block lasts, why the pool does not answer."""
+        loop().loop.call_soon_threadsafe(self._begin)
+        for key, text in list(self.troubles.items()):
+            listener(TroubleEvent(text, about=key))
+        self._waiting.append(listener)
+        try:
+            yield
+        finally:
+            self._waiting.remove(listener)
+
+    def close(self) -> None:
+        """The pool is no business of this process any more."""
+        loop().loop.call_soon_threadsafe(self._end)
+
+    @property
+    def why(self) -> str:
+        """What is the matter, in words to go on with; empty where nothing is known."""
+        return "".join(f"; {text}" for text in list(self.troubles.values()))
+
+    @property
+    def keeper_stands_still(self) -> bool:
+        """Whether a process was stopped without which the pool can make no kernels."""
+        return any(key.startswith("keeper ") for key in list(self.troubles))
+
+    @property
+    def is_halted(self) -> bool:
+        """Whether a process was stopped without which the pool, or a part of it, cannot answer."""
+        return self.keeper_stands_still or LINK_KEY in self.troubles
+
+    # -- on the loop -------------------------------------------------------------------------------
+
+    def tell(self, event: NoticeEvent) -> bool:
+        """Tell those who wait; whether somebody does."""
+        waiting = list(self._waiting)
+        for listener in waiting:
+            listener(event)
+        return bool(waiting)
+
+    def trouble(self, key: str, text: str) -> None:
+        """Something is the matter, until `over` says that it is not."""
+        if self.troubles.get(key) != text:
+            self.troubles[key] = text
+            self._tell(TroubleEvent(text, about=key))
+
+    def over(self, key: str, text: str = "") -> None:
+        """It is not any more; ``text`` is what is told of that, where there is something to tell."""
+        self._whose.pop(key, None)
+        if self.troubles.pop(key, None) is not None:
+            self._tell(TroubleEvent(text, about=key, over=True))
+
+    def forget(self, *, keepers: bool = True) -> None:
+        """The pool's agents and ranks are others from now on, and its ``keepers``; the link is the same."""
+        for key in [key for key in self.troubles if key != LINK_KEY and (keepers or not key.startswith("keeper "))]:
+            self.over(key)
+
+    def renew(self, ranks: Iterable[int]) -> None:
+        """These ranks' processes are new: what was the matter with the old ones is not any more."""
+        names = {f"rank {rank}" for rank in ranks}
+        for key in [key for key, who in self._whose.items() if who in names]:
+            self.over(key)
+
+    def on_standstill(self, change: Any, place: str = "") -> None:
+        """Take in what `node.stopped` tells of a process; ``place`` is its machine, as messages have it."""
+        if not isinstance(change, Mapping):
+            return
+        who, pid, state = change.get("who"), change.get("pid"), change.get("state")
+        if type(pid) is not int or not isinstance(who, str) or not who.isprintable() or len(who) > _MOST_TEXT:
+            return
+        rank = who.startswith("rank ")
+        key = LINK_KEY if who == LINK else f"{'rank' if rank else 'keeper'} {pid}{place}"
+        name = _WORDS.get(
+            who, who if rank else f"the agent of node {who[6:]}" if who.startswith("agent ") else f"the {who}"
+        )
+        if state == STILL:
+            if rank:
+                self._whose[key] = who
+            self.trouble(
+                key,
+                f"{name} stands still{place}: process {pid} was stopped by a signal or a debugger; `kill -CONT {pid}` "
+                f"there lets it go on{_REPLACE if rank else '' if who == LINK else ANEW}",
+            )
+        else:
+            self.over(key, f"{name} goes on again{place}" if state == ON else "")
+
+    def _begin(self) -> None:
+        if self._task is None:
+            self._task = asyncio.ensure_future(self._look())
+
+    def _end(self) -> None:
+        if self._task is not None:
+            self._task.cancel()
+
+    async def _look(self) -> None:
+        standstill = Standstill()
+        while True:
+            for change in standstill.look(self.beside()):
+                self.on_standstill(change)
+            await asyncio.sleep(PAUSE)

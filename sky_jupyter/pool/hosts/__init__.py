@@ -1,0 +1,1 @@
+"""Host processes here and on other machines, and what is known of their machines."""

@@ -1,0 +1,69 @@
+"""Listening to a host process on another machine, through all breaks of the connection, until it has ended."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import time
+from collections.abc import Iterator
+from pathlib import PurePosixPath
+from typing import TYPE_CHECKING
+
+from ...errors import LinkLost, MachineError, SkyError
+from .host import EVENTS
+
+if TYPE_CHECKING:
+    from .remote_host import RemoteHost
+
+_PAUSE, _LONGEST_PAUSE = 0.2, 2.0
+_LOOK = 0.5
+
+
+def listen(host: RemoteHost) -> None:
+    """Hand on what a host says; that it is gone is said when its process is known to have ended, and not before."""
+    lines = host.command.lines()
+    while not host.left.is_set():
+        _hand_on(host, lines)
+        if host.left.is_set() or _has_ended(host):
+            break
+        lines = _again(host)
+    if not host.left.is_set():
+        host.tell({"event": "gone", "message": f"the host ended{host.place}"})
+
+
+def _hand_on(host: RemoteHost, lines: Iterator[str]) -> None:
+    with contextlib.suppress(SkyError, ValueError):
+        for line in lines:
+            if host.left.is_set():
+                return
+            with contextlib.suppress(ValueError):
+                event = json.loads(line)
+                if isinstance(event, dict) and "event" in event:
+                    host.heard += 1
+                    host.tell(event)
+
+
+def _has_ended(host: RemoteHost) -> bool:
+    """Whether its process has ended: asked for as long as there is no answer."""
+    pause = _PAUSE
+    while not host.left.wait(pause):
+        try:
+            return not host.process.alive
+        except (MachineError, TimeoutError):
+            # It is away, or cannot just now say; the link sees to its return.
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        except SkyError:
+            # Nobody holds the machine for us any more.
+            host.left.set()
+    return False
+
+
+def _again(host: RemoteHost) -> Iterator[str]:
+    """What the host has said since, and will say, from its own file; ends with its process or the connection."""
+    began, pid = time.monotonic(), host.command.identity[0]
+    argv = ["tail", "-n", f"+{host.heard + 1}", "-s", f"{_LOOK}", f"--pid={pid}", "-f", f"{host.there}/{EVENTS}"]
+    with contextlib.suppress(LinkLost, MachineError, TimeoutError):
+        yield from host.machine.exec(argv, env={}, cwd="/", log=PurePosixPath("/dev/null"), survive=False).lines()
+    if time.monotonic() - began < _LONGEST_PAUSE:
+        # One that cannot be followed is looked at now and then.
+        host.left.wait(_LONGEST_PAUSE)

@@ -1,0 +1,280 @@
+"""A remote pool's link as its manager holds it: started with the pool, joined by a later manager, ended with it."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import shutil
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...errors import PoolError, SkyError
+from ...machines.link.client import Link
+from ...machines.link.encoding import Event
+from ..registry.folders import LINK
+from . import host as launch
+
+if TYPE_CHECKING:
+    from ...machines.link.machine import LinkMachine, LinkProcess
+    from ...machines.ssh.target import Target
+    from ...machines.ssh.types import Prompts
+
+_BESIDE = 64
+# Hosts that are lost together are told together.
+_GATHER = 1.5
+_NAMED = 4
+_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+# For so long what could not be reached is tried again when the pool has been ended.
+FINISH = 1800.0
+
+
+class PoolLink:
+    """The link's process, the pool's folders on this machine, and which machines are away.
+
+    Made by `start` or `reopen`.
+
+    Parameters
+    ----------
+    link : Link
+        The process.
+    folder, blobs : Path
+        The pool's folders here.
+    ours : bool
+        Whether it was started now, and is to be ended where nothing comes of it.
+    """
+
+    def __init__(self, link: Link, folder: Path, blobs: Path, *, ours: bool) -> None:
+        self.link, self.folder, self.blobs, self._ours = link, folder, blobs, ours
+        # Machines that cannot be reached, and what was last said of each.
+        self.away: dict[str, str] = {}
+        self._tell: Callable[[str], None] = lambda text: None
+        self._is_off: Callable[[str], bool] = lambda host: False
+        self._lock = threading.Lock()
+        self._fresh: dict[str, str] = {}
+        self._timer: threading.Timer | None = None
+        self._machines: Sequence[LinkMachine] = ()
+        self._lease: float | None = None
+        self._over = threading.Event()
+        self._ended: Callable[[str], None] = lambda host: None
+        self._use(link)
+
+    @classmethod
+    def start(cls, pool: str) -> PoolLink:
+        """Make a pool's folders here, and start its link; it ends with this process until `keep`."""
+        folder, blobs = launch.make_folders(pool)
+        try:
+            # Nobody can take up a pool that is not ready: should this process die, the link leaves nothing.
+            return cls(Link.start(folder / LINK, folders=[folder, blobs]), folder, blobs, ours=True)
+        except BaseException:
+            _remove(folder, blobs)
+            raise
+
+    @classmethod
+    def reopen(cls, folder: Path, blobs: Path) -> PoolLink:
+        """The link of a pool that had another manager: the one that there is, or a new one."""
+        with contextlib.suppress(PoolError):
+            return cls(Link.join(folder / LINK), folder, blobs, ours=False)
+        return cls(Link.start(folder / LINK), folder, blobs, ours=True)
+
+    def connect(self, wanted: Sequence[tuple[Target, str]], prompts: Prompts | None = None) -> list[LinkMachine]:
+        """The machines at targets, each with the address at which the others reach it, side by side.
+
+        Raises
+        ------
+        MachineError
+            For the first that cannot be reached.
+        """
+        with ThreadPoolExecutor(min(_BESIDE, len(wanted)), thread_name_prefix="sky-connect") as several:
+            connect = functools.partial(self.link.connect, prompts=prompts)
+            futures = [several.submit(connect, target, address=address) for target, address in wanted]
+            return [future.result() for future in futures]
+
+    def listen(self, tell: Callable[[str], None], is_off: Callable[[str], bool]) -> None:
+        """Have a function told, in a thread of ours, which machines are lost and which are back.
+
+        Of one that ``is_off`` it is known already that nothing goes on there.
+        """
+        self._tell, self._is_off = tell, is_off
+
+    def keep(
+        self, lease: float | None, processes: Callable[[], Sequence[LinkProcess]], moved: Callable[[], None]
+    ) -> None:
+        """From now on it outlives this process for the pool's lease, or as long as the pool is seen to live.
+
+        Where the link's process ends before that, another is started. ``moved`` is then called, in a
+        thread of ours: the tunnel is to be made again.
+        """
+        self._lease, self._processes, self._moved = lease, processes, moved
+        self._machines = list({id(one.machine): one.machine for one in processes()}.values())
+        self._keep()
+
+    def _keep(self) -> None:
+        self.link.keep(self._lease, self._processes(), [self.folder, self.blobs])
+
+    def _use(self, link: Link) -> None:
+        self.link = link
+        link.on_event(self._on_event)
+        link.on_end(self._mend)
+
+    def _mend(self) -> None:
+        """The link's process has ended, and nobody of us has ended it: start another, and hand over to it."""
+        pause = _PAUSE
+        while self._machines and not self._over.is_set():
+            try:
+                self._start_anew()
+                return
+            except (SkyError, OSError):
+                # A machine that is away at this moment has to be there once.
+                self._over.wait(pause)
+                pause = min(2 * pause, _LONGEST_PAUSE)
+
+    def _start_anew(self) -> None:
+        try:
+            link = Link.start(self.folder / LINK, idle_timeout=self._lease)
+        except PoolError:
+            # An attempt before this one has started it.
+            link = Link.join(self.folder / LINK)
+        with ThreadPoolExecutor(min(_BESIDE, len(self._machines)), thread_name_prefix="sky-connect") as several:
+            made = list(several.map(lambda one: link.connect(one.target, address=one.address), self._machines))
+        if self._over.is_set():
+            link.end()
+            return
+        for machine, new in zip(self._machines, made, strict=True):
+            machine.link, machine.number = link, new.number
+        self.link.close()
+        self._use(link)
+        self._keep()
+        self._moved()
+
+    def forget(self, machines: Sequence[LinkMachine]) -> None:
+        """Let go of machines that are no part of the pool any more, with all that led there."""
+        for machine in machines:
+            with contextlib.suppress(SkyError):
+                machine.close()
+            with self._lock:
+                self.away.pop(machine.name, None)
+                self._fresh.pop(machine.name, None)
+
+    def retry(self) -> None:
+        """Try at once to reach what is away, for somebody asks; in the background."""
+        if self.away:
+            threading.Thread(target=self._retry, name="sky-link-retry", daemon=True).start()
+
+    def end(self) -> None:
+        """End it, and remove the pool's folders here."""
+        self._hush()
+        # Should this process die just now, the link removes them.
+        self.link.end([self.folder, self.blobs])
+        _remove(self.folder, self.blobs)
+
+    def finish(self, scripts: Mapping[str, Sequence[str]], ended: Callable[[str], None]) -> list[str]:
+        """Leave it to end what is on machines that could not be reached, and then itself, with the folders here.
+
+        Parameters
+        ----------
+        scripts : mapping of str to sequence of str
+            Of each machine, by its name, what ends the pool's parts there.
+        ended : callable
+            Told, in a thread of ours, the name of each where nothing is left.
+
+        Returns
+        -------
+        list of str
+            The machines that are tried: the link holds no others.
+        """
+        self._hush()
+        with contextlib.suppress(SkyError, OSError):
+            machines = [machine for machine in self.link.machines() if machine.name in scripts]
+            if machines:
+                self._ended = ended
+                works = [(machine, "; ".join(_each(scripts[machine.name]))) for machine in machines]
+                self.link.finish(works, FINISH, [self.folder, self.blobs])
+                # Nobody takes the pool up again: of what lies here, the link needs its own folder only.
+                _remove(self.blobs, *(path for path in self.folder.iterdir() if path.name != LINK))
+                return [machine.name for machine in machines]
+        self.end()
+        return []
+
+    def release(self) -> None:
+        """Let go of it: it lives on as it was asked to."""
+        self._hush()
+        self.link.close()
+
+    def give_up(self) -> None:
+        """Nothing came of joining: a link that was there goes on, and one that was not ends."""
+        self._hush()
+        if self._ours:
+            self.link.end()
+        self.link.close()
+
+    def _retry(self) -> None:
+        with contextlib.suppress(SkyError):
+            for machine in self.link.machines():
+                if machine.name in self.away:
+                    machine.retry()
+
+    def _hush(self) -> None:
+        self._over.set()
+        with self._lock:
+            self._tell, self._fresh = lambda text: None, {}
+            if self._timer is not None:
+                self._timer.cancel()
+
+    def _on_event(self, event: Event) -> None:
+        """Take in what became of a machine; what is new of it is told."""
+        if event.kind == "ended":
+            self._ended(event.host)
+            return
+        with self._lock:
+            before = self.away.get(event.host)
+            if event.kind == "back":
+                self.away.pop(event.host, None)
+            else:
+                why = f" ({event.why})" if event.kind == "waiting" and event.why else ""
+                self.away[event.host] = event.text + why
+            if event.kind == "waiting" and before is not None:
+                return
+            if event.kind == "back" and self._fresh.get(event.host) == "waiting":
+                # It was away for less than it takes to tell.
+                del self._fresh[event.host]
+                return
+            self._fresh[event.host] = event.kind if event.kind != "refused" else event.text
+            if self._timer is None:
+                self._timer = threading.Timer(_GATHER, self._tell_fresh)
+                self._timer.daemon = True
+                self._timer.start()
+
+    def _tell_fresh(self) -> None:
+        with self._lock:
+            fresh, self._fresh, self._timer, tell = self._fresh, {}, None, self._tell
+        fresh = {host: kind for host, kind in fresh.items() if kind != "waiting" or not self._is_off(host)}
+        lost = [host for host, kind in fresh.items() if kind == "waiting"]
+        back = [host for host, kind in fresh.items() if kind == "back"]
+        if lost:
+            tell(f"{_named(lost)} unreachable from here, trying again; what runs there goes on")
+        if back:
+            tell(f"{_named(back)} reached again from here")
+        for host, text in fresh.items():
+            if host not in lost and host not in back:
+                tell(f"{host} is {text}")
+
+
+def _each(scripts: Sequence[str]) -> list[str]:
+    """Scripts of which each is run, and all must end well."""
+    return ["_sky_f=", *(f"( {script} ) || _sky_f=1" for script in scripts), '[ -z "$_sky_f" ]']
+
+
+def _named(hosts: Sequence[str]) -> str:
+    shown = ", ".join(hosts[:_NAMED]) + (f" and {len(hosts) - _NAMED} more" if len(hosts) > _NAMED else "")
+    return f"{shown} {'is' if len(hosts) == 1 else 'are'}"
+
+
+def _remove(*paths: Path) -> None:
+    for path in paths:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)

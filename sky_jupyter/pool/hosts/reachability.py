@@ -1,0 +1,164 @@
+"""Which hosts of a pool reach which others: seen before anything depends on it, while the head comes up."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import shlex
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from ...bootstrap.host_state import Site, on_all
+from ...errors import BootstrapError, SkyError
+
+_PATIENCE = 60.0
+_CONNECT = 5.0
+# Who is to be called ends by itself, should nobody tell it to.
+_LIFE = 30
+_LISTEN = """
+import json, os, signal, socket
+def bound(host):
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    made = socket.socket(family, socket.SOCK_STREAM)
+    made.bind((host, 0))
+    return made, made.getsockname()[1]
+free = bound("127.0.0.1")[1]
+try:
+    here, port = bound({address!r})
+    here.listen(128)
+except OSError as error:
+    print(json.dumps(dict(why=str(error), free=free)))
+else:
+    child = os.fork()
+    if child:
+        print(json.dumps(dict(port=port, child=child, free=free)))
+    else:
+        os.setsid()
+        nothing = os.open(os.devnull, os.O_RDWR)
+        for number in range(3):
+            os.dup2(nothing, number)
+        signal.alarm({life})
+        signal.pause()
+"""
+_CALL = """
+import json, socket, threading
+found = dict()
+def call(node, host, port):
+    try:
+        socket.create_connection((host, port), {patience}).close()
+    except OSError as error:
+        found[node] = str(error)
+calls = [threading.Thread(target=call, args=one) for one in {places!r}]
+for one in calls: one.start()
+for one in calls: one.join()
+print(json.dumps(found))
+"""
+
+
+_FREE = """
+import json, socket
+made = socket.socket()
+made.bind(("127.0.0.1", 0))
+print(json.dumps(dict(free=made.getsockname()[1])))
+"""
+# What is said of nodes that need not reach each other.
+ALONE = "nodes stand alone (cluster=False)"
+
+
+@dataclass(frozen=True)
+class Reach:
+    """What `look` found.
+
+    Attributes
+    ----------
+    gaps : mapping of two nodes to str
+        From which node which other one is not reached, and why.
+    free : sequence of int
+        By node, a port that was free on its loopback.
+    """
+
+    gaps: Mapping[tuple[int, int], str]
+    free: Sequence[int]
+
+
+def place(address: str) -> tuple[str, int]:
+    """The host and port of an address such as ``tls://10.0.0.1:8786``."""
+    host, _, port = address.rpartition("://")[2].rpartition(":")
+    return host.strip("[]"), int(port)
+
+
+def script_of(python: str, code: str) -> str:
+    """What a host's shell runs to have Python run code. A script is one line, and code has several."""
+    return f"{shlex.quote(python)} -I -S -c {shlex.quote(f'exec({code!r})')}"
+
+
+def look(sites: Sequence[Site], stop: threading.Event, *, everyone: bool) -> Reach:
+    """Have hosts call the head and be called by it, at their addresses in the pool; with ``everyone``, all call all.
+
+    Raises
+    ------
+    BootstrapError
+        When one cannot be asked.
+    """
+    if len(sites) < 2:
+        return Reach({}, [0] * len(sites))
+
+    def listen(site: Site) -> dict[str, Any]:
+        return _ask(site, _LISTEN.format(address=site.address, life=_LIFE))
+
+    def call(site: Site) -> dict[int, str]:
+        others = [other for other in sites if other is not site and (everyone or 0 in (site.node, other.node))]
+        return _call(site, others, ears)
+
+    def hush(site: Site) -> None:
+        with contextlib.suppress(SkyError, TimeoutError):
+            site.machine.shell.run(f"kill {int(ears[site.node]['child'])}", timeout=_PATIENCE)
+
+    ears = on_all(sites, listen, "agent", stop)
+    try:
+        found = on_all(sites, call, "agent", stop)
+    finally:
+        on_all([site for site in sites if "child" in ears[site.node]], hush, "agent", threading.Event())
+    gaps = {(caller, node): why for caller, missed in enumerate(found) for node, why in missed.items()}
+    return Reach(gaps, [int(ear["free"]) for ear in ears])
+
+
+def apart(sites: Sequence[Site], stop: threading.Event) -> Reach:
+    """What `look` would find of hosts that do not reach the head, without their having to try.
+
+    Raises
+    ------
+    BootstrapError
+        When one cannot be asked.
+    """
+    free = on_all(sites, lambda site: int(_ask(site, _FREE)["free"]), "agent", stop)
+    return Reach({(0, site.node): ALONE for site in sites if site.node}, free)
+
+
+def _call(site: Site, others: Sequence[Site], ears: Sequence[Mapping[str, Any]]) -> dict[int, str]:
+    """Which of the others a host does not reach, and why."""
+    missed: dict[int, str] = {}
+    places = []
+    for other in others:
+        if "why" in ears[other.node]:
+            missed[other.node] = f"it cannot listen there: {ears[other.node]['why']}"
+        else:
+            places.append((other.node, other.address, ears[other.node]["port"]))
+    if places:
+        answer = _ask(site, _CALL.format(patience=_CONNECT, places=places))
+        missed.update((int(node), why) for node, why in answer.items())
+    addresses = {other.node: other.address for other in others}
+    return {node: f"at {addresses[node]}: {why}" for node, why in missed.items()}
+
+
+def _ask(site: Site, code: str) -> dict[str, Any]:
+    """What Python code prints there."""
+    said = site.run(
+        script_of(site.interpreter, code), "agent", "it could not be asked whom it reaches", timeout=_PATIENCE
+    )
+    try:
+        return dict(json.loads(said.strip().rpartition("\n")[2]))
+    except ValueError:
+        raise BootstrapError("agent", f"it was asked whom it reaches, and said {said!r}") from None

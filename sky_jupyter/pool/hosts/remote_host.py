@@ -1,0 +1,623 @@
+"""Bringing a pool's hosts up on other machines, and what the manager does with them from afar."""
+
+from __future__ import annotations
+
+import contextlib
+import functools
+import queue
+import secrets
+import shlex
+import threading
+import time
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path, PurePath, PurePosixPath
+from typing import TYPE_CHECKING, Any, TypeVar, cast
+
+from ...errors import BootstrapError, CaptureError, LinkLost, MachineError, PoolError, SkyError
+from ...machines import remote_cleanup
+from ...node.protocol.host_config import NEXT, READY, HostConfig
+from ...spec.pool_spec import PoolSpec
+from ..control import certificates
+from ..registry.remote_parts import Trace, Traces
+from . import event_listener
+from . import host as launch
+from . import reachability as reach
+from .link import PoolLink
+
+if TYPE_CHECKING:
+    from ...bootstrap.remote_environment import Site
+    from ...machines.base import Command
+    from ...machines.link.machine import LinkMachine, LinkProcess
+    from ...machines.ssh.types import Prompts
+
+# One that is there has this long to say so.
+_PATIENCE, _MOMENT = 30.0, 5.0
+_LOOK = 0.1
+# A run's folder has its id as its name.
+_RUN = "[0-9a-f]" * 8
+_BESIDE = 16
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class Apart:
+    """How the head and a host that do not reach each other are connected: by the link's relays.
+
+    Parameters
+    ----------
+    why : str
+        Which host does not reach which other one, and why, in words.
+    agent : int
+        The port of its agent, on its own loopback.
+    contact : int
+        The port on the head's loopback that leads there.
+    scheduler : int
+        The port on its own loopback that leads to the scheduler.
+    """
+
+    why: str
+    agent: int
+    contact: int = 0
+    scheduler: int = 0
+
+
+@dataclass(kw_only=True)
+class RemoteHost(launch.Host):
+    """A host process on another machine; its ``folder`` and ``blobs`` are this machine's, for keys and what is sent.
+
+    Parameters
+    ----------
+    machine : LinkMachine
+        The machine, over the pool's link.
+    there : str
+        The pool's folder on it.
+    blobs_there : str
+        The folder of the payload's blobs on it.
+    python : str
+        Its environment's interpreter.
+    """
+
+    machine: LinkMachine
+    there: str
+    blobs_there: str
+    python: str
+    # What the registry has of it.
+    traces: Traces
+    # Where the head reaches it through the link only: files are not to take that way twice.
+    apart: Apart | None = None
+    # How many of its events were taken in, and whether the next ones concern nobody any more.
+    heard: int = 0
+    left: threading.Event = field(default_factory=threading.Event)
+
+    @property
+    def process(self) -> LinkProcess:
+        """Its process, whoever started it, through whatever connection."""
+        process = self.machine.process(*self.command.identity)
+        process.folder = self.there
+        return process
+
+    @property
+    def here(self) -> bool:
+        """Its process is not this machine's."""
+        return False
+
+    @property
+    def name(self) -> str:
+        """Its machine's, as the user calls it."""
+        return self.machine.name
+
+    @property
+    def place(self) -> str:
+        """Its machine, for a message."""
+        return f" on {self.machine.name}"
+
+    def cure(self, said: Sequence[str]) -> str:
+        """Where a module is missing there, how the environment is made anew."""
+        if not any(word in line for word in ("ModuleNotFoundError", "ImportError") for line in said):
+            return ""
+        return f"; `%sky clean --host {self.name}` removes the environments there, and the next pool makes its own anew"
+
+    def last_words(self, agent: str) -> list[str]:
+        """The last lines of an agent's log, to be read below a message."""
+        return [f"\n  | {line}" for line in self._tail(f"n{agent.rpartition(' ')[2]}/agent.log")]
+
+    def log(self) -> list[str]:
+        """The last lines of the host's own log."""
+        return self._tail("host.log")
+
+    def facts(self) -> dict[str, Any]:
+        """What `adopt` needs."""
+        machine = self.machine
+        there = (self.there, self.blobs_there, self.python)
+        apart = None if self.apart is None else asdict(self.apart)
+        facts = {"target": machine.target, "address": machine.address, "there": there, "apart": apart}
+        return {**super().facts(), **facts}
+
+    def config(self) -> HostConfig:
+        """What it was told of the pool; raises PoolError where that cannot be read."""
+        path = f"{self.there}/host.json"
+        done = self.machine.shell.run(f"cat -- {shlex.quote(path)}", timeout=_PATIENCE)
+        return launch.read_config(done.out, f"{path} on {self.name}")
+
+    def change(self, config: HostConfig) -> None:
+        """Have it be another part of the pool from now on; the agents that it starts then say that it is."""
+        self.machine.put_all({PurePosixPath(self.there, NEXT): config.dump()})
+
+    def hear(self) -> None:
+        """Take in, in a thread, what the host says from now on, through all breaks of the connection."""
+        threading.Thread(target=event_listener.listen, args=(self,), name="sky-host", daemon=True).start()
+
+    def reach(self, address: str, wish: int = 0) -> str:
+        """Where the pool's scheduler is reached from here: at the link's tunnel."""
+        tunnel = self.machine.link.tunnel(self.machine, *reach.place(address), wish=wish, probe=not wish)
+        return f"tls://127.0.0.1:{tunnel.port}"
+
+    def say(self, word: str) -> None:
+        """Leave a word in the pool's folder: `STARTING`, or `READY`."""
+        done = self.machine.shell.run(f"echo x >{shlex.quote(f'{self.there}/{word}')}", timeout=_PATIENCE)
+        if done.status and word == READY:
+            raise MachineError(self.name, "command", f"{self.there} cannot be written")
+
+    def leave(self) -> None:
+        """Listen to it no more, and tell it nothing."""
+        super().leave()
+        self.left.set()
+
+    def end(self) -> None:
+        """Have the host end with all that it started, and wait for it; nothing of it is left there.
+
+        Raises
+        ------
+        MachineError
+            When it cannot be reached: then it ends by its lease.
+        """
+        self.leave()
+        self.end_process()
+        _remove(self.machine, self.there, self.blobs_there)
+        self.traces.forget(self.there)
+
+    def _tail(self, name: str) -> list[str]:
+        with contextlib.suppress(SkyError, TimeoutError):
+            script = f"tail -n 30 -- {shlex.quote(f'{self.there}/{name}')} 2>/dev/null"
+            done = self.machine.shell.run(script, timeout=_PATIENCE)
+            return done.out.decode("utf-8", "replace").splitlines()
+        return []
+
+
+def adopt(facts: Mapping[str, Any], machine: LinkMachine, here: tuple[Path, Path], traces: Traces) -> RemoteHost:
+    """A host that another manager started, on its machine."""
+    there, blobs, python = facts["there"]
+    command = machine.process(*facts["process"])
+    host = _host(command, list(facts["nodes"]), here, machine, (there, blobs, python), traces)
+    host.apart = Apart(**facts["apart"]) if facts.get("apart") else None
+    return host
+
+
+def relay(hosts: Sequence[launch.Host], scheduler: str) -> None:
+    """Where the link is another process now, have it connect the head and the hosts that do not reach each other."""
+    there = [host for host in hosts if isinstance(host, RemoteHost)]
+    for host in there:
+        if host.apart is not None:
+            _relayed(there[0].machine, host.machine, scheduler, host.apart)
+
+
+def _relayed(head: LinkMachine, machine: LinkMachine, scheduler: str, apart: Apart) -> Apart:
+    """Have the link connect a host and the head, at the ports that they had before, if they had any."""
+    link = head.link
+    return replace(
+        apart,
+        scheduler=link.relay(machine, head, *reach.place(scheduler), wish=apart.scheduler),
+        contact=link.relay(head, machine, "127.0.0.1", apart.agent, wish=apart.contact),
+    )
+
+
+def _host(
+    command: Command,
+    nodes: list[int],
+    here: tuple[Path, Path],
+    machine: LinkMachine,
+    there: tuple[str, str, str],
+    traces: Traces,
+) -> RemoteHost:
+    folder, blobs, python = there
+    told: queue.Queue[dict[str, Any]] = queue.Queue()
+    host = RemoteHost(
+        command, nodes, *here, told, machine=machine, there=folder, blobs_there=blobs, python=python, traces=traces
+    )
+    host.vouch()
+    return host
+
+
+class PoolGone(PoolError):
+    """A pool that was to be attached to has ended: nothing of it runs any more."""
+
+
+def reopen(
+    facts: Sequence[Mapping[str, Any]], name: str, traces: Traces, prompts: Prompts | None = None
+) -> tuple[PoolLink, list[launch.Host]]:
+    """The link and the hosts of a pool that another manager left; ``prompts`` are for a link that is made anew.
+
+    Raises
+    ------
+    PoolGone
+        When all of its hosts have ended.
+    PoolError
+        When some have.
+    MachineError
+        When a machine cannot be reached.
+    """
+    here = (Path(facts[0]["folder"]), Path(facts[0]["blobs"]))
+    link = PoolLink.reopen(*here)
+    try:
+        machines = link.connect([(one["target"], one["address"]) for one in facts], prompts)
+        hosts = [adopt(one, machine, here, traces) for one, machine in zip(facts, machines, strict=True)]
+        lives = _all([functools.partial(_lives, host) for host in hosts])
+        if not any(lives):
+            raise PoolGone(f"pool {name!r} has ended: by its lease, or with its hosts; nothing of it is left")
+        if not all(lives):
+            gone = ", ".join(host.machine.name for host, alive in zip(hosts, lives, strict=True) if not alive)
+            raise PoolError(
+                f"pool {name!r} cannot be taken up: its processes on {gone} are gone; `%sky down --name {name}` ends "
+                "the others, and so does its lease"
+            )
+    except BaseException:
+        for host in hosts if "hosts" in locals() else ():
+            host.leave()
+        link.give_up()
+        raise
+    for host in hosts:
+        host.hear()
+    return link, list(hosts)
+
+
+def _lives(host: RemoteHost) -> bool:
+    return host.process.alive
+
+
+def start(
+    traces: Traces,
+    spec: PoolSpec,
+    sites: Sequence[Site],
+    here: tuple[Path, Path],
+    env: Mapping[str, str],
+    on_host: Callable[[launch.Host], None],
+    stop: threading.Event,
+    tell: Callable[[str], None],
+    ttl: float | None = None,
+) -> str:
+    """Start a host on each machine, the head's first; ``on_host`` gets each as soon as it must be ended.
+
+    The registry has a trace of each before anything is made there. The pool's folders ``here`` get its keys.
+    When ``stop`` is set, no more are started. ``tell`` is told which hosts do not reach each other; ``ttl`` is
+    what is left of the pool's time.
+
+    Returns
+    -------
+    str
+        The scheduler's address, as the hosts reach it.
+    """
+    keys = certificates.make(traces.pool).files()
+    for name, data in keys.items():
+        launch.LOCAL.put(data, here[0] / name)
+    start = _Start(traces, spec, sites, here, keys, env, on_host, stop, ttl=ttl)
+    collective = [plugin.name for plugin in spec.plugins if plugin.collective]
+    # Asked while the head starts: it costs nothing then, and says what Dask would say after half a minute.
+    with ThreadPoolExecutor(1, thread_name_prefix="sky-hosts") as beside:
+        looking = beside.submit(_look, spec, sites, stop)
+        head = _start_one(start, 0)
+        found = looking.result()
+    _refuse_collectives(sites, found, collective)
+    _start_others(start, sites[1:], head, found, tell)
+    return head
+
+
+def start_more(
+    traces: Traces,
+    spec: PoolSpec,
+    sites: Sequence[Site],
+    fresh: Collection[int],
+    scheduler: str,
+    shape: int,
+    here: tuple[Path, Path],
+    env: Mapping[str, str],
+    on_host: Callable[[launch.Host], None],
+    stop: threading.Event,
+    tell: Callable[[str], None],
+    ttl: float | None = None,
+) -> None:
+    """Start the hosts of some nodes of a pool that lives, as `start` does; its other nodes go on meanwhile.
+
+    Parameters
+    ----------
+    sites : sequence of Site
+        Those of all nodes that the pool will have.
+    fresh : collection of int
+        The nodes that are to be started.
+    scheduler : str
+        The scheduler's address, as the hosts reach it.
+    shape : int
+        See `HostConfig`.
+    """
+    keys = {name: (here[0] / name).read_bytes() for name in certificates.NAMES}
+    collective = [plugin.name for plugin in spec.plugins if plugin.collective]
+    found = _look(spec, sites, stop)
+    _refuse_collectives(sites, found, collective)
+    start = _Start(traces, spec, sites, here, keys, env, on_host, stop, shape, ttl)
+    _start_others(start, [sites[node] for node in fresh], scheduler, found, tell)
+
+
+@dataclass(frozen=True)
+class _Start:
+    """What all hosts that are started at a time have in common; see `start` and `start_more`."""
+
+    traces: Traces
+    spec: PoolSpec
+    sites: Sequence[Site]
+    here: tuple[Path, Path]
+    keys: Mapping[str, bytes]
+    env: Mapping[str, str]
+    on_host: Callable[[launch.Host], None]
+    stop: threading.Event
+    shape: int = 0
+    ttl: float | None = None
+
+
+def _look(spec: PoolSpec, sites: Sequence[Site], stop: threading.Event) -> reach.Reach:
+    """Which hosts reach which; nodes that stand alone are not asked to."""
+    if not spec.options.cluster:
+        return reach.apart(sites, stop)
+    return reach.look(sites, stop, everyone=any(plugin.collective for plugin in spec.plugins))
+
+
+def _start_others(
+    start: _Start, chosen: Sequence[Site], scheduler: str, found: reach.Reach, tell: Callable[[str], None]
+) -> None:
+    """Start hosts side by side, those that the head does not reach through the link."""
+    others: list[Callable[[], object]] = []
+    for site in chosen:
+        apart = _apart(site, start.sites[0], scheduler, found, tell)
+        others.append(functools.partial(_start_one, start, site.node, scheduler, apart))
+    _all(others)
+
+
+def _refuse_collectives(sites: Sequence[Site], found: reach.Reach, collective: Sequence[str]) -> None:
+    """Refuse plugins whose ranks would wait for each other for ever.
+
+    Raises
+    ------
+    BootstrapError
+        Where hosts that have to do not reach each other.
+    """
+    if not collective or not found.gaps:
+        return
+    gaps = [f"{sites[one].name} does not reach {sites[other].name} {why}" for (one, other), why in found.gaps.items()]
+    raise BootstrapError(
+        "agent",
+        f"the hosts of a pool with {' and '.join(collective)} must all reach each other, on all ports, since its "
+        f"collectives go between them; open them, or name hosts (--hosts) that do, by names that lead to the addresses "
+        f"at which they do; without {' and '.join(collective)} a pool runs on these",
+        lines=gaps,
+    )
+
+
+def _apart(site: Site, head: Site, scheduler: str, found: reach.Reach, tell: Callable[[str], None]) -> Apart | None:
+    """Have the link connect a host and the head that do not reach each other; None where they do.
+
+    Raises
+    ------
+    BootstrapError
+        When one of them lets nobody do that.
+    """
+    for one, other in ((site, head), (head, site)):
+        if gap := found.gaps.get((one.node, other.node)):
+            why = gap if gap == reach.ALONE else f"{one.name} does not reach {other.name} ({gap})"
+            apart = Apart(why, found.free[site.node])
+            try:
+                made = _relayed(cast("LinkMachine", head.machine), cast("LinkMachine", site.machine), scheduler, apart)
+            except MachineError as error:
+                raise BootstrapError(
+                    "agent",
+                    f"{why}, and they cannot be connected through here: {error}",
+                    node=site.node,
+                    host=site.name,
+                ) from None
+            if gap != reach.ALONE:
+                tell(
+                    f"{why}: the control of {site.name} goes through this notebook's link; collectives between them "
+                    "will not work"
+                )
+            return made
+    return None
+
+
+def _start_one(start: _Start, node: int, scheduler: str | None = None, apart: Apart | None = None) -> str:
+    """Start the host of one node; returns the scheduler's address."""
+    site, spec, pool = start.sites[node], start.spec, start.traces.pool
+    machine = cast("LinkMachine", site.machine)
+    if start.stop.is_set():
+        raise BootstrapError("agent", "stopped", node=node)
+    name = f"sky-{pool}-{secrets.token_hex(4)}"
+    folder, blobs = f"{site.facts.runtime}/{name}", f"{site.facts.shared}/{name}"
+    if blobs == folder:
+        blobs = f"{folder}/blobs"
+    config = HostConfig(
+        pool=pool,
+        nodes=[node],
+        total_nodes=spec.nodes,
+        ranks_per_node=spec.ranks_per_node,
+        addresses=[one.address for one in start.sites],
+        preload=[module for plugin in spec.plugins for module in plugin.preload],
+        cwd=site.facts.home,
+        blobs=blobs,
+        scheduler=scheduler,
+        owner=None,
+        idle_timeout=spec.lease,
+        journal=spec.journal,
+        blob_limit=spec.blob_limit,
+        shape=start.shape,
+        ttl=start.ttl,
+        cluster=spec.options.cluster,
+        exit_timeout=spec.options.exit_timeout,
+        start_timeout=launch.start_lease(),
+    )
+    if apart is not None:
+        config = replace(
+            config,
+            scheduler=f"tls://127.0.0.1:{apart.scheduler}",
+            contact=f"tls://127.0.0.1:{apart.contact}",
+            port=apart.agent,
+        )
+    contents = {**start.keys, "host.json": config.dump()}
+    trace = start.traces.note(machine.name, folder, blobs)
+    try:
+        # The process first, and what is secret then: the folder never lies there without an owner.
+        command = machine.exec(
+            [site.interpreter, "-m", "sky_jupyter.node.host.host", folder, f"{launch.start_lease():g}"],
+            env={**site.variables(), **start.env},
+            cwd=folder,
+            log=PurePosixPath(folder, "host.log"),
+            make=True,
+        )
+        machine.put_all({PurePosixPath(folder, name): data for name, data in contents.items()})
+    except BaseException as error:
+        _end_unconfirmed(machine, trace, start.traces)
+        if isinstance(error, MachineError):
+            raise BootstrapError("files", str(error), node=node) from None
+        raise
+    host = _host(command, [node], start.here, machine, (folder, blobs, site.interpreter), start.traces)
+    host.apart = apart
+    host.hear()
+    start.on_host(host)
+    return host.await_start()
+
+
+def _end_unconfirmed(machine: LinkMachine, trace: Trace, traces: Traces) -> None:
+    """End a host that may have been started, or may yet be; where that cannot be, its trace stays."""
+    with contextlib.suppress(SkyError, TimeoutError):
+        remote_cleanup.run(machine, trace.script)
+        traces.forget(trace.folder)
+
+
+def end_all(hosts: Iterable[launch.Host], missed: Collection[str] = ()) -> list[RemoteHost]:
+    """End hosts side by side; one that cannot be ended keeps none of the others.
+
+    Parameters
+    ----------
+    missed : collection of str
+        Machines that did not answer of late: they get a moment to, and not more.
+
+    Returns
+    -------
+    list of RemoteHost
+        Those of which it is not known that nothing is left.
+    """
+    unsure: list[RemoteHost] = []
+
+    def one(host: launch.Host) -> None:
+        try:
+            if isinstance(host, RemoteHost) and host.name in missed and not _answers(host):
+                host.leave()
+                unsure.append(host)
+            else:
+                host.end()
+        except Exception:
+            if isinstance(host, RemoteHost):
+                unsure.append(host)
+
+    _all([functools.partial(one, host) for host in hosts])
+    return unsure
+
+
+def _answers(host: RemoteHost) -> bool:
+    """Whether its machine answers in a moment; one that is away is tried at once."""
+    there, end = threading.Event(), time.monotonic() + _MOMENT
+
+    def ask() -> None:
+        # Where its connection is silent, this takes longer than anybody waits.
+        with contextlib.suppress(SkyError, TimeoutError):
+            host.machine.retry()
+            while (left := end - time.monotonic()) > 0:
+                with contextlib.suppress(LinkLost):
+                    host.machine.shell.run("true", timeout=left)
+                    there.set()
+                    return
+                time.sleep(_LOOK)
+
+    threading.Thread(target=ask, name="sky-hosts-ask", daemon=True).start()
+    return there.wait(_MOMENT)
+
+
+def send(hosts: Iterable[launch.Host], folder: Path, run: str) -> None:
+    """Send small blobs to each host, where those of the run are, with one command.
+
+    Raises
+    ------
+    CaptureError
+        When a host has no room for them.
+    """
+    send_each([(host, folder) for host in hosts], run)
+
+
+def send_each(folders: Iterable[tuple[launch.Host, Path]], run: str) -> None:
+    """Send each host the small blobs in a folder of its own, side by side; see `send`."""
+
+    def one(host: RemoteHost, folder: Path) -> None:
+        target = PurePosixPath(host.blobs_there, run)
+        contents: dict[PurePath, bytes] = {
+            target / path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()
+        }
+        try:
+            if contents:
+                host.machine.put_all(contents)
+        except MachineError as error:
+            if error.reason != "full":
+                raise
+            raise CaptureError(
+                f"the cell needs {sum(map(len, contents.values())) / 1e6:.1f} MB of the notebook's values on "
+                f"{error.host}, and there is no room: make large values inside the cell"
+            ) from None
+
+    _all([functools.partial(one, host, folder) for host, folder in folders if isinstance(host, RemoteHost)])
+
+
+def discard(hosts: Iterable[launch.Host], folder: Path, *, parts: bool = False) -> None:
+    """Remove a run's blobs from hosts, and with ``parts`` those of broken transfers; nobody waits for it."""
+    for host in hosts:
+        if isinstance(host, RemoteHost):
+            places = [host.blobs_there, f"{host.there}/blobs"]
+            names = [folder.name, "arriving"] if parts else [folder.name]
+            paths = dict.fromkeys(f"{place}/{name}" for place in places for name in names)
+            threading.Thread(target=_discard, args=(host.machine, *paths), name="sky-discard", daemon=True).start()
+
+
+def tidy(hosts: Iterable[launch.Host], on: Sequence[str]) -> None:
+    """Remove from hosts what was sent for runs that are not on any more, in the background."""
+    keep = "|".join([*on, "''"])
+    for host in hosts:
+        if isinstance(host, RemoteHost):
+            script = f"cd {shlex.quote(host.blobs_there)} && for d in {_RUN}; do case $d in {keep}) ;; *) "
+            script += 'rm -rf -- "$d";; esac; done'
+            threading.Thread(target=_run, args=(host.machine, script), name="sky-tidy", daemon=True).start()
+
+
+def _remove(machine: LinkMachine, *folders: str) -> None:
+    machine.shell.run(f"rm -rf -- {shlex.join(folders)}", timeout=_PATIENCE)
+
+
+def _discard(machine: LinkMachine, *folders: str) -> None:
+    _run(machine, f"rm -rf -- {shlex.join(folders)}")
+
+
+def _run(machine: LinkMachine, script: str) -> None:
+    with contextlib.suppress(SkyError, TimeoutError):
+        machine.shell.run(script, timeout=_PATIENCE)
+
+
+def _all(calls: Sequence[Callable[[], T]]) -> list[T]:
+    """Call all side by side and wait for all; the first that failed is raised."""
+    if not calls:
+        return []
+    with ThreadPoolExecutor(min(len(calls), _BESIDE), thread_name_prefix="sky-hosts") as several:
+        return [future.result() for future in [several.submit(call) for call in calls]]

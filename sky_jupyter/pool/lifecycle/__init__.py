@@ -1,0 +1,1 @@
+"""A pool's start, changes and end."""

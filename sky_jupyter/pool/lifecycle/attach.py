@@ -1,0 +1,98 @@
+"""Becoming the manager of a pool that outlived its own."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import time
+from typing import TYPE_CHECKING
+
+from ...errors import NodeLost, PoolError
+from ..base.event_loop import Tick, loop, wait_ticking
+from ..hosts import host as launch
+from ..hosts import remote_host
+from ..hosts.remote_host import PoolGone, RemoteHost
+from ..registry import folders
+from ..registry.pool_record import PoolRecord
+from ..registry.registry import PoolRow
+
+if TYPE_CHECKING:
+    from .lifecycle import PoolLife
+
+JOIN_TIMEOUT = 10.0
+
+
+def take_up(pool: PoolLife, row: PoolRow, record: PoolRecord, take_over: bool, tick: Tick) -> None:
+    """Become the manager of a pool that outlived its own; where that fails, it stays as it was."""
+    pool.id, pool.began, pool.ids = row.id, time.perf_counter(), record.ids
+    pool.generation = pool.registry.own(row.id, take_over=take_over)
+    pool.logger.open()
+    try:
+        with pool.watchdog.telling(pool.listener):
+            wait_ticking(loop().submit(_join(pool, record)), tick)
+    except BaseException as error:
+        _not_joined(pool, row, error)
+        raise
+    pool.state = "ready"
+    # The one before may have died before it had said so.
+    launch.settle(pool.hosts)
+    ends = getattr(record, "ends", None)
+    pool.expiry.begin(None if ends is None else ends - time.time())
+    pool.logger.write(logging.INFO, "attached")
+    try:
+        pool._enter_client()
+    except Exception as error:
+        # Its cells work all the same.
+        pool.supervisor.news.append(f"a plugin could not be entered in this notebook: {error}")
+
+
+async def _join(pool: PoolLife, record: PoolRecord) -> None:
+    if pool.spec.provider.kind == "local":
+        pool.hosts = [launch.adopt(host) for host in record.hosts]
+    else:
+        with pool._phase("connect", str(pool.spec.provider)):
+            await asyncio.to_thread(_reconnect, pool, record)
+    for host in pool.hosts:
+        pool.host_events.watch_over(host)
+    pool.scheduler_there = record.scheduler
+    pool.scheduler_address = await asyncio.to_thread(pool.hosts[0].reach, record.scheduler)
+    pool.shape = getattr(record, "shape", 0)
+    control = pool._make_control(direct=record.direct)
+    folder = pool.hosts[0].folder
+    with pool._phase("agent", "connecting"):
+        try:
+            address = pool.scheduler_address
+            await control.connect(address, folder, pool.spec.nodes, JOIN_TIMEOUT, lambda: "")
+        except (NodeLost, OSError) as error:
+            raise PoolError(f"pool {pool.spec.name!r} cannot be reached: {error}{pool.watchdog.why}") from None
+        await pool._meet_pythons()
+        with contextlib.suppress(NodeLost):
+            await pool.supervisor.look_for_ended()
+    for host in pool.hosts:
+        pool.host_events.listen(host)
+
+
+def _reconnect(pool: PoolLife, record: PoolRecord) -> None:
+    """Take up the hosts of another manager, through its link or a new one."""
+    pool.link, pool.hosts = remote_host.reopen(record.hosts, pool.spec.name, pool.traces, pool.prompts)
+    pool.machines = [host.machine for host in pool.hosts if isinstance(host, RemoteHost)]
+    remote_host.relay(pool.hosts, record.scheduler)
+    pool.link.listen(pool.host_events.on_link, pool._is_off)
+    pool._keep_link()
+
+
+def _not_joined(pool: PoolLife, row: PoolRow, error: BaseException) -> None:
+    """What `attach` leaves where it fails: the pool as it was, or nothing of one that has ended."""
+    pool.state = "ended"
+    for host in pool.hosts:
+        host.leave()
+    if pool.link is not None:
+        pool.link.give_up()
+    with contextlib.suppress(PoolError):
+        if isinstance(error, PoolGone):
+            folders.remove(row.id, row.folders)
+            for trace in pool.traces.left():
+                pool.traces.forget(trace.folder)
+            pool.registry.update(row.id, "ended")
+        pool.registry.release(row.id)

@@ -1,0 +1,89 @@
+"""The user's own Dask cluster on a pool: a scheduler and workers beside the agents, and a client of them.
+
+They are processes of their own, in the pool's environment, under its TLS keys. The control plane's scheduler and
+agents have no part in what is submitted here: they never unpickle it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import threading
+import warnings
+from typing import TYPE_CHECKING
+
+from ...errors import NodeLost, PoolError
+from ..base.event_loop import loop
+
+if TYPE_CHECKING:
+    from distributed import Client
+
+    from .lifecycle import PoolLife
+
+_PATIENCE = 120.0
+_CLOSE = 5.0
+
+
+class PoolDask:
+    """One a pool; nothing is started before `client` is asked for."""
+
+    def __init__(self, pool: PoolLife) -> None:
+        self._pool = pool
+        self._client: Client | None = None
+        # Who the agents were when it was made: another one has no worker beside it yet.
+        self._agents: dict[int, str] = {}
+        self._lock = threading.Lock()
+
+    def client(self) -> Client:
+        """A client of the pool's workers; raises PoolError where there can be none."""
+        pool = self._pool
+        pool._must_live()
+        if not pool.spec.options.cluster:
+            raise PoolError(f"pool {pool.spec.name!r} has no Dask workers: its nodes stand alone (cluster=False)")
+        with self._lock:
+            control = pool.control
+            assert control is not None
+            agents = dict(control.incarnations)
+            if self._client is None or self._client.status != "running" or agents != self._agents:
+                self._close()
+                self._client, self._agents = self._connect(), agents
+            return self._client
+
+    def _connect(self) -> Client:
+        import dask.config
+        from distributed import Client
+
+        from ...node.dask import scheduler
+
+        pool = self._pool
+        control = pool.control
+        assert control is not None
+        apart = pool.apart
+        nodes = [node for host in pool.hosts for node in host.nodes if host.name not in apart]
+        try:
+            address = str(loop().call(control.ask("dask", [0]), _PATIENCE)[0])
+            loop().call(control.ask("dask", nodes, scheduler=address), _PATIENCE)
+        except (NodeLost, RuntimeError, OSError) as error:
+            raise PoolError(f"the Dask workers of pool {pool.spec.name!r} did not start: {error}") from None
+        settings = {"distributed.comm.require-encryption": True}
+        with dask.config.set(settings), warnings.catch_warnings():
+            # Which versions differ, the pool tells where they matter.
+            warnings.filterwarnings("ignore", message="Mismatched versions found")
+            client = Client(
+                pool.hosts[0].reach(address),
+                security=scheduler.security(pool.hosts[0].folder),
+                set_as_default=False,
+                name="sky-dask",
+            )
+        client.wait_for_workers(len(nodes), timeout=_PATIENCE)
+        return client
+
+    def close(self) -> None:
+        """Let go of the workers, which end with their agents."""
+        with self._lock:
+            self._close()
+
+    def _close(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            with contextlib.suppress(Exception):
+                client.close(timeout=_CLOSE)

@@ -1,0 +1,151 @@
+"""What a pool hears of its hosts and of the links to them, and whether one that is not heard of is gone."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import math
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING, Any
+
+from ..base.event_loop import loop
+from ..hosts import host as launch
+from ..hosts import liveness_probe
+from ..hosts.remote_host import RemoteHost
+
+if TYPE_CHECKING:
+    from .lifecycle import PoolLife
+
+_LAST_WORDS = 0.3
+
+
+class HostEvents:
+    """One a pool, made with it.
+
+    Parameters
+    ----------
+    pool : PoolLife
+        Which is broken where one of them is gone for good.
+    """
+
+    def __init__(self, pool: PoolLife) -> None:
+        self.pool = pool
+
+    def take(self, host: launch.Host) -> None:
+        """Have a host that is being started among the pool's, and hear from now on who of it stands still."""
+        self.pool.hosts.append(host)
+        self.watch_over(host)
+
+    def watch_over(self, host: launch.Host) -> None:
+        """Hear from now on who of a host stands still, though it is not listened to yet."""
+        host.watch(self._in_loop(functools.partial(self._on_standstill, host)))
+
+    def listen(self, host: launch.Host) -> None:
+        """Hear from now on what a host says."""
+        host.listen(self._in_loop(functools.partial(self._on_host, host)))
+
+    def watch(self) -> None:
+        """Where nodes are other machines, name them, and see to those that do not answer."""
+        pool = self.pool
+        hosts = [host for host in pool.hosts if isinstance(host, RemoteHost)]
+        pool.supervisor.names = {node: f" ({host.name})" for host in hosts for node in host.nodes}
+        if pool.control is not None:
+            pool.control.names = pool.supervisor.names
+            control, names = pool.control, {node: host.name for host in hosts for node in host.nodes}
+            control.away = {node: functools.partial(pool._is_away, name) for node, name in names.items()}
+            control.apart = {node for host in hosts if host.apart is not None for node in host.nodes}
+
+        limit = asyncio.Semaphore(liveness_probe.BESIDE)
+
+        async def examine(node: int) -> None:
+            control = pool.control
+            assert control is not None
+
+            def give_up(why: str) -> None:
+                if node == 0:
+                    control.off.add(node)
+                    pool._lose_head(why)
+                else:
+                    pool.supervisor.tell(why)
+                    control.give_up(node, why)
+
+            if node not in control.off:
+                await liveness_probe.watch(node, hosts, control, pool.scheduler_there, limit, give_up)
+
+        pool.supervisor.examine = examine if hosts else None
+
+    def _in_loop(self, handle: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
+        """The same handler, callable from any thread."""
+
+        def hand_over(event: dict[str, Any]) -> None:
+            loop().loop.call_soon_threadsafe(handle, event)
+
+        return hand_over
+
+    def _on_host(self, host: launch.Host, event: dict[str, Any]) -> None:
+        """A host, or a process of it, has ended: without a scheduler nobody can be reached."""
+        pool = self.pool
+        if event["event"] == "standstill":
+            self._on_standstill(host, event)
+            return
+        if pool.state in ("ended", "taken") or host not in pool.hosts:
+            return
+        name = str(event.get("name", ""))
+        if event["event"] == "ending":
+            if pool.state == "new":
+                pool._break(self.why_gone(host.place))
+        elif event["event"] == "gone":
+            # What its nodes said at last may still wait to be read.
+            asyncio.get_running_loop().call_later(_LAST_WORDS, self._on_gone, host)
+        elif name == "forkserver" and pool.state == "new":
+            pool._break(f"the forkserver ended ({event['text']}){host.place} before it was ready")
+        elif name and pool.state == "new":
+            pool._break(f"{name} ended ({event['text']}) before it was ready" + "".join(host.last_words(name)))
+        elif name and not event.get("revived"):
+            pool._break(f"the {name} ended ({event['text']}){host.place}, again and again")
+        elif name == "forkserver" and pool.control is not None:
+            # With it went the kernels that it had forked; the host has started another, and agents that know it.
+            for node in host.nodes:
+                pool.control.lose(node, f"its forkserver ended ({event['text']})")
+        elif event["event"] == "unchanged" and pool.state == "new":
+            pool._break(f"a host could not be changed: {event['message']}")
+        elif name.startswith("agent ") and pool.control is not None:
+            # Sooner than the control plane sees it; the host has started another.
+            pool.control.lose(int(name[6:]), f"its agent ended ({event['text']})")
+
+    def _on_standstill(self, host: launch.Host, event: dict[str, Any]) -> None:
+        # While the pool is ended too: it keeps that waiting.
+        if self.pool.state != "taken" and host in self.pool.hosts:
+            self.pool.watchdog.on_standstill(event, host.place)
+
+    def _on_gone(self, host: launch.Host) -> None:
+        pool = self.pool
+        if pool.state in ("ended", "taken") or host not in pool.hosts:
+            return
+        if pool.expiry.over:
+            # The nodes were a moment sooner: the rest of it ends now.
+            threading.Thread(target=pool._expire, name="sky-expire", daemon=True).start()
+            return
+        if 0 in host.nodes and isinstance(host, RemoteHost) and not self._lease_over:
+            pool._lose_head(self.why_gone(host.place))
+        else:
+            pool._break(self.why_gone(host.place))
+
+    def on_link(self, text: str) -> None:
+        """What became of the connection to a machine: whoever watches a run is told. Called in a thread."""
+        loop().loop.call_soon_threadsafe(self.pool.supervisor.tell, text)
+
+    @property
+    def _lease_over(self) -> bool:
+        """Whether the nodes have not heard of us for so long that they have ended."""
+        control, lease = self.pool.control, self.pool.spec.lease
+        return control is not None and time.monotonic() - control.heard >= (lease or math.inf)
+
+    def why_gone(self, place: str = "") -> str:
+        """In words, why a host has ended; ``place`` says where, as messages have it."""
+        if self._lease_over:
+            lease = self.pool.spec.lease
+            return f"its lease ended: nodes that hear of no notebook for {lease:g} s end (--idle-timeout {lease:g})"
+        return f"the pool's processes{place} are gone"

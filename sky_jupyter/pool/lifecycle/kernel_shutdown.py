@@ -1,0 +1,160 @@
+"""The orderly end of a pool's kernels: plugins are left, exit handlers run, files are closed, who is late is told."""
+
+from __future__ import annotations
+
+import asyncio
+import collections
+import contextlib
+import signal
+import time
+from collections.abc import Callable, Coroutine, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...errors import SkyError, rank_label
+from ..base.event_loop import loop, wait_ticking
+from ..base.events import Event, NoticeEvent
+from ..execution.watchdog import ANEW
+
+if TYPE_CHECKING:
+    from .lifecycle import PoolLife
+
+Tell = Callable[[str], None]
+_LEAVE_PATIENCE = 5.0
+# An end that takes no longer than this needs no words.
+_QUIET = 0.5
+# What an agent may need besides, to kill and to answer.
+_MARGIN = 5.0
+_INTERRUPT_PATIENCE = 1.0
+_MOMENT = 2.0
+_LOOK = 0.05
+
+
+def silently(text: str) -> None:
+    """Tell nobody."""
+
+
+class Leaving:
+    """One a pool, made with it; what waits runs on the loop, but for `attend`.
+
+    Parameters
+    ----------
+    pool : PoolLife
+        Whose kernels they are.
+    """
+
+    def __init__(self, pool: PoolLife) -> None:
+        self.pool = pool
+        # Said on the loop, to be told by whoever waits.
+        self._words: collections.deque[str] = collections.deque()
+
+    def hear(self, event: Event) -> None:
+        """Of what keeps the pool from its end, whoever waits for that is told; any thread."""
+        if text := getattr(event, "text", ""):
+            self._words.append(text.removesuffix(ANEW))
+
+    def say(self, tell: Tell) -> None:
+        """Tell what there is to tell."""
+        while self._words:
+            tell(self._words.popleft())
+
+    def attend(self, work: Coroutine[Any, Any, None], limit: float, tell: Tell) -> KeyboardInterrupt | None:
+        """Wait for the kernels' end in the caller's thread; an interrupt kills them at once, and is returned."""
+        end = time.monotonic() + limit
+
+        def tick() -> None:
+            self.say(tell)
+            if time.monotonic() > end:
+                raise TimeoutError
+
+        future = loop().submit(work)
+        try:
+            wait_ticking(future, tick)
+            tick()
+        except KeyboardInterrupt as press:
+            with contextlib.suppress(Exception):
+                loop().call(self._kill(), timeout=_MOMENT)
+            return press
+        except Exception:
+            # What could not be asked ends with its host.
+            pass
+        finally:
+            future.cancel()
+        return None
+
+    async def end_all(self, patience: float, *, busy: bool) -> None:
+        """End all kernels, those that are ``busy`` by an interrupt, and say who takes long."""
+        ranks = list(range(self.pool.spec.world_size))
+        if busy:
+            await self._interrupt()
+        await self._leave_plugins(ranks)
+        await self._finish(ranks, patience, self._words.append)
+
+    async def finish(self, ranks: Sequence[int], *, busy: bool) -> None:
+        """End kernels that are replaced; the pool's listener is told who takes long."""
+        if not busy and len(ranks) == self.pool.spec.world_size:
+            await self._leave_plugins(ranks)
+        with contextlib.suppress(Exception):
+            # What could not be asked is killed where it is replaced.
+            await self._finish(ranks, self.pool.exit_timeout, lambda text: self.pool.listener(NoticeEvent(text)))
+
+    async def _finish(self, ranks: Sequence[int], patience: float, tell: Tell) -> None:
+        """Have kernels end in order; those whose time is over are killed."""
+        asked = asyncio.ensure_future(self._ask("finish", ranks=list(ranks), patience=patience))
+        try:
+            await asyncio.wait([asked], timeout=_QUIET)
+            if not asked.done() and patience > _QUIET and (what := await self._still_at(ranks)):
+                tell(f"ending: {what} ({_QUIET:g} s of {patience:g} s); an interrupt kills at once")
+            await asyncio.wait([asked], timeout=patience + _MARGIN)
+            late = sorted(rank for one in asked.result().values() for rank in one) if asked.done() else []
+        finally:
+            asked.cancel()
+        if late and patience:
+            was = "were" if len(late) > 1 else "was"
+            tell(
+                f"{rank_label(late)} did not end within {patience:g} s and {was} killed: "
+                "what was not written by then is lost (--exit-timeout, Options(exit_timeout=…) gives more time)"
+            )
+
+    async def _still_at(self, ranks: Sequence[int]) -> str:
+        """Which of these still have a kernel, and what it is at, in words."""
+        with contextlib.suppress(asyncio.TimeoutError, SkyError, OSError):
+            states = _by_rank(await asyncio.wait_for(self._ask("status"), _MOMENT))
+            left = [rank for rank in ranks if states.get(rank, {}).get("pid")]
+            busy = [rank for rank in left if states[rank]["busy_with"]]
+            done = [rank for rank in left if rank not in busy]
+            deaf = f"{rank_label(busy)} {'do' if len(busy) > 1 else 'does'} not heed the interrupt" if busy else ""
+            handlers = f"{rank_label(done)} still {'run their' if len(done) > 1 else 'runs its'} exit handlers"
+            return ", ".join(filter(None, [deaf, handlers if done else ""]))
+        return ""
+
+    async def _interrupt(self) -> None:
+        """Interrupt what runs, so that it ends with its `finally` blocks, and the plugins can be left."""
+        end = time.monotonic() + _INTERRUPT_PATIENCE
+        with contextlib.suppress(SkyError, OSError):
+            await self._ask("signal", number=int(signal.SIGINT))
+            while time.monotonic() < end:
+                if not any(its["busy_with"] for its in _by_rank(await self._ask("status")).values()):
+                    return
+                await asyncio.sleep(_LOOK)
+
+    async def _leave_plugins(self, ranks: Sequence[int]) -> None:
+        """Have ranks leave the plugins; rank 0 holds the coordinators, and leaves last."""
+        if any(plugin.around_process for plugin in self.pool.spec.plugins):
+            with contextlib.suppress(Exception):
+                await asyncio.wait_for(self._ask("leave", ranks=list(ranks[1:])), _LEAVE_PATIENCE)
+                await asyncio.wait_for(self._ask("leave", ranks=list(ranks[:1])), _LEAVE_PATIENCE)
+
+    async def _kill(self) -> None:
+        await self._ask("signal", number=int(signal.SIGKILL))
+
+    async def _ask(self, call: str, **arguments: Any) -> dict[int, Any]:
+        """Ask those of the agents that answer."""
+        control = self.pool.control
+        if control is None or None in control.silent:
+            return {}
+        nodes = set(control.addresses) - control.silent - control.off
+        return await control.ask(call, sorted(node for node in nodes if node is not None), **arguments)
+
+
+def _by_rank(states: dict[int, Any]) -> dict[int, dict[str, Any]]:
+    return {int(rank): its for state in states.values() for rank, its in state["ranks"].items()}

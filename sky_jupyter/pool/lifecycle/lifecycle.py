@@ -1,0 +1,715 @@
+"""How a pool comes to life on its machines, changes hands, is mended and ends; what runs on it is `manager`'s."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import hashlib
+import logging
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...errors import PoolError, first_line
+from ...node.system.stopped import HOST
+from ...spec.pool_spec import PoolSpec
+from ..base import retries
+from ..base.event_loop import Tick, loop, no_tick, wait_ticking
+from ..base.events import Event, Listener, NoticeEvent, PhaseEvent, ignore
+from ..base.log import PoolLog
+from ..base.phases import PhaseLog
+from ..control.client import Control
+from ..execution.supervisor import Supervisor
+from ..execution.watchdog import LINK
+from ..hosts import host as launch
+from ..hosts import remote_host
+from ..hosts.link import PoolLink
+from ..hosts.remote_host import RemoteHost
+from ..registry.pool_record import PoolRecord
+from ..registry.registry import Registry
+from ..registry.remote_parts import Trace, Traces
+from ..runs import journal_recovery
+from ..transfer.python_versions import PoolPythons
+from . import resize_plan
+from .dask_cluster import PoolDask
+from .host_events import HostEvents
+from .kernel_shutdown import Leaving, Tell, silently
+from .plugin_setup import Entering
+from .resize import Resizing
+from .resize_plan import Plan
+from .start import Making, import_client
+from .status import Survey
+from .ttl import Expiry
+
+if TYPE_CHECKING:
+    from ...machines.ssh.types import Prompts
+
+AGENT_TIMEOUT = 60.0
+_END_PATIENCE = 20.0
+# What the ranks' end may take besides their own time: plugins are left before.
+_LEAVE_PATIENCE = 10.0
+
+
+class PoolLife:
+    """The part of a `Pool` that has its hosts, and knows nothing of cells."""
+
+    def __init__(self, spec: PoolSpec, prompts: Prompts | None = None) -> None:
+        self.spec = spec
+        self.prompts = prompts
+        self.id = launch.new_id()
+        self.state = "new"
+        self.broken = ""
+        self.registry = Registry()
+        self.entering = Entering(self)
+        self.pythons = PoolPythons(self)
+        self.supervisor = Supervisor(spec, self.entering.renew, self.entering.again, self._break, self._let_go)
+        self.hosts: list[launch.Host] = []
+        # The link to other machines, and those that it holds.
+        self.link: PoolLink | None = None
+        self.machines: list[Any] = []
+        self.ids: Sequence[str] = ()
+        self.control: Control | None = None
+        self.began = 0.0
+        # Seconds that ranks get for an orderly end.
+        self.exit_timeout = spec.options.exit_timeout
+        # What its start came through, and how it is, for those who look.
+        self.phases = PhaseLog()
+        self.survey = Survey(self)
+        self.making, self.host_events, self.leaving = Making(self), HostEvents(self), Leaving(self)
+        self.supervisor.finish = self.leaving.finish
+        self.logger = PoolLog(spec.name, spec.options)
+        self.supervisor.note = self.logger.write
+        self._listener: Listener = ignore
+        self.watchdog = self.supervisor.watchdog
+        self.watchdog.beside = self._beside
+        self.workers = PoolDask(self)
+        # Whether its time was over, and who is told then: nobody may be running anything.
+        self.expired = False
+        self.farewell: Callable[[str], None] = _say_nothing
+        self.expiry = Expiry(spec.ttl, self._expire)
+        # Where the scheduler is reached from here, and where the hosts reach it.
+        self.scheduler_address = self.scheduler_there = ""
+        # Machines that could not be reached when the pool was ended: what runs there ends by its lease.
+        self.unsure: list[str] = []
+        # Hosts that were to be ended, and could not be reached: they are when they are met again.
+        self._astray: list[RemoteHost] = []
+        self.owner = os.getpid()
+        # Which manager of the pool this is: agents obey the highest.
+        self.generation = 1
+        # How often its nodes were changed since its hosts were made, and the change that is on.
+        self.shape = 0
+        self.resizing: Resizing | None = None
+        self._stop = threading.Event()
+        # Unset while hosts are being started on other machines.
+        self._idle = threading.Event()
+        self._idle.set()
+        # What plugins entered here, for the pool's life.
+        self._client = contextlib.ExitStack()
+        # Held by whoever restarts, resizes or ends it from outside of the notebook's cells; what that is.
+        self._change, self._changed = threading.Lock(), ""
+
+    @property
+    def traces(self) -> Traces:
+        """What the registry knows of its parts on other machines."""
+        return Traces(self.registry, self.id, self.spec)
+
+    @property
+    def listener(self) -> Listener:
+        """Who is told of the pool's start and changes; its log hears it too."""
+        return self._tell_of
+
+    @listener.setter
+    def listener(self, listener: Listener) -> None:
+        self._listener = listener
+
+    def _tell_of(self, event: Event) -> None:
+        self.logger.on_event(event)
+        self._listener(event)
+
+    def start(self, listener: Listener = ignore, tick: Tick = no_tick) -> None:
+        """Make the machines, prepare them and enter the plugins; whatever fails leaves nothing.
+
+        Parameters
+        ----------
+        listener : callable
+            Told of the phases.
+        tick : callable
+            Called several times a second while this waits.
+
+        Raises
+        ------
+        BootstrapError, ProvisionError
+            What failed, in which phase, and on which node.
+        """
+        self.listener = listener
+        self.logger.open()
+        for name in self.spec.ignored:
+            self.logger.write(logging.INFO, f"{name} has no meaning on {self.spec.provider.kind} nodes")
+        kind = _kind_of_start(self.spec)
+        self.began = time.perf_counter()
+        self.generation = self.registry.intend(
+            self.id, self.spec.name, self.spec.provider.kind, self.spec.nodes, self.spec.keep
+        )
+        with contextlib.suppress(PoolError):
+            self.phases.clear(self.registry.usual_phases(kind))
+        try:
+            with self.watchdog.telling(self.listener):
+                wait_ticking(loop().submit(self._start()), tick)
+        except BaseException as error:
+            self.logger.write(logging.ERROR, f"not started: {first_line(error)}")
+            # What runs in a thread is not reached by an interrupt: it is asked to end.
+            self._stop.set()
+            self.down()
+            if self.expiry.over and isinstance(error, Exception):
+                raise PoolError(f"pool {self.spec.name!r} was not ready when {self.expiry.text}") from error
+            raise
+        self.state = "ready"
+        try:
+            self._enter_client()
+        except BaseException:
+            self.down()
+            raise
+        self._record_ready()
+        self.logger.write(logging.INFO, f"{self.spec.nodes} nodes, {self.spec.world_size} ranks ready")
+        self.registry.note_phases(kind, self.phases.took())
+
+    def _beside(self) -> dict[int, str]:
+        """The pool's processes that nobody but this one can see to stand still."""
+        hosts = {host.command.identity[0]: HOST for host in list(self.hosts) if host.here}
+        return {**hosts, **({self.link.link.pid: LINK} if self.link is not None and self.link.link.pid else {})}
+
+    def _enter_client(self) -> None:
+        """What plugins do in the notebook for as long as it manages the pool."""
+        for plugin in self.spec.plugins:
+            if plugin.around_client is not None:
+                self._client.enter_context(plugin.around_client(self))
+
+    def _record_ready(self) -> None:
+        places = tuple(dict.fromkeys(str(path) for host in self.hosts for path in (host.folder, host.blobs)))
+        # Another machine's process number says nothing here.
+        process = self.hosts[0].command.identity if self.hosts[0].here else None
+        self.registry.update(self.id, "ready", places, process, self.spec.nodes)
+        launch.settle(self.hosts)
+        if self.link is not None:
+            # Whoever looks for the pool finds it from now on, and its link as well.
+            self._keep_link()
+
+    def _keep_link(self) -> None:
+        assert self.link is not None
+        hosts = [host for host in self.hosts if isinstance(host, RemoteHost)]
+        self.link.keep(self.spec.lease, lambda: [host.process for host in hosts], self._on_new_link)
+
+    def _on_new_link(self) -> None:
+        """The link is another process now: its tunnel is made, at the same port where that is free. In a thread."""
+        remote_host.relay(self.hosts, self.scheduler_there)
+        port = int(self.scheduler_address.rpartition(":")[2])
+        self.scheduler_address = self.hosts[0].reach(self.scheduler_there, port)
+        if self.control is not None:
+            loop().loop.call_soon_threadsafe(self.control.move, self.scheduler_address)
+
+    def _write_record(self, *, direct: bool) -> None:
+        """Leave in the pool's folder what a later manager needs."""
+        if self.spec.keep or self.link is not None:
+            hosts = tuple(host.facts() for host in self.hosts)
+            left = self.expiry.left
+            ends = None if left is None else time.time() + left
+            record = PoolRecord(self.spec, self.scheduler_there, tuple(self.ids), hosts, direct, self.shape, ends)
+            record.write(self.hosts[0].folder)
+
+    def release(self) -> None:
+        """Let go of a kept pool: it lives on, and whoever attaches to it becomes its manager."""
+        if self.state in ("ended", "taken") or self.owner != os.getpid():
+            return
+        self.state = "ended"
+        with contextlib.suppress(Exception):
+            self._client.close()
+        self.workers.close()
+        self._over("let go of; it lives on")
+        with contextlib.suppress(Exception):
+            loop().call(self._disconnect(), timeout=5)
+        with contextlib.suppress(Exception):
+            self.registry.release(self.id)
+            self.registry.close()
+        self._leave_link()
+
+    def _leave_link(self) -> None:
+        """Have nothing more to do with the link, which lives on; nothing where there is none."""
+        for host in self.hosts:
+            host.leave()
+        if self.link is not None:
+            self.link.release()
+
+    def _let_go(self) -> None:
+        """Another manager has the pool now."""
+        self.state = "taken"
+        self.expiry.stop()
+        self.logger.write(logging.WARNING, "another manager has taken it over")
+        asyncio.ensure_future(self._disconnect())  # noqa: RUF006 - it ends by itself
+
+    async def _disconnect(self) -> None:
+        self.supervisor.close()
+        if self.control is not None:
+            await self.control.close()
+        if self.state == "taken":
+            await asyncio.to_thread(self._leave_link)
+
+    async def _start(self) -> None:
+        spec, provider = self.spec, self.spec.provider
+        await self.making.have()
+        launch_all, direct = await self.making.prepare()
+        self.expiry.begin()
+        with self._phase("agent", f"starting {spec.nodes} node{'s' if spec.nodes > 1 else ''} ({provider.kind})"):
+            launching = asyncio.ensure_future(asyncio.to_thread(launch_all))
+            # Where the start is given up nobody asks for its error.
+            launching.add_done_callback(lambda done: done.cancelled() or done.exception())
+            # The client's import takes as long as the hosts' start; beside it, it costs nothing.
+            await asyncio.to_thread(import_client)
+            address = await launching
+            self.scheduler_there = address
+            self.scheduler_address = await asyncio.to_thread(self.hosts[0].reach, address)
+            self.shape = 0
+            control = self._make_control(direct=direct)
+            self._write_record(direct=direct)
+            for host in self.hosts:
+                self.host_events.listen(host)
+            folder = self.hosts[0].folder
+            await control.connect(self.scheduler_address, folder, spec.nodes, AGENT_TIMEOUT, lambda: self.broken)
+        names = ", ".join(str(plugin) for plugin in spec.plugins)
+        with self._phase("plugins", f"starting kernels{', entering ' + names if names else ''}"):
+            await self._meet_pythons()
+            await self.entering.enter()
+
+    async def _meet_pythons(self) -> None:
+        """See which Pythons the nodes run, and tell where that makes a difference."""
+        if text := await self.pythons.learn():
+            self.listener(NoticeEvent(text))
+            self.pythons.check_plugins()
+
+    def _make_control(self, *, direct: bool) -> Control:
+        """What the hosts' agents are asked by; it is to be connected."""
+        self.control = Control(self.supervisor, direct=direct, generation=self.generation, shape=self.shape)
+        self.supervisor.control = self.control
+        self.host_events.watch()
+        return self.control
+
+    def down(self, tell: Tell = silently) -> None:
+        """End the pool: every process, socket and file of it. Safe to call at any time, and twice.
+
+        A pool that another manager has taken over, or that a fork of this process was left, is that one's to
+        end: it is only forgotten here.
+
+        Parameters
+        ----------
+        tell : callable
+            Told, in this thread, which ranks take long to end, and who stands still. An interrupt kills them at once,
+            and is raised when the pool has ended.
+        """
+        if self.state in ("ended", "taken") or self.owner != os.getpid():
+            self.state = "ended"
+            return
+        self.state = "ended"
+        if (change := self.resizing) is not None:
+            # What it has made so far is ended by it.
+            change.stop()
+            change.over.wait(_END_PATIENCE)
+        with contextlib.suppress(Exception):
+            self._client.close()
+        self.workers.close()
+        if self.spec.provider.kind != "local":
+            # Should this process die on the way, nobody takes the rest of it up.
+            with contextlib.suppress(Exception):
+                self.registry.update(self.id, "ending")
+        limit = self.spec.options.shutdown_timeout
+        end = time.monotonic() + limit
+        wait = min(limit, self.exit_timeout)
+        hosts = [*self.hosts, *self._astray]
+        if self.link is not None:
+            # Through it all else is ended.
+            self.link.link.wake()
+        with _going_on(lambda: self._end_hosts(hosts)), self.watchdog.telling(self.leaving.hear):
+            interrupt = self.leaving.attend(self._leave(wait), min(limit, wait + _LEAVE_PATIENCE), tell)
+            hosts = [*self.hosts, *self._astray]
+            left = max(0.0, end - time.monotonic())
+            if not retries.in_time(lambda: self._end_hosts(hosts), left, lambda: self.leaving.say(tell)):
+                self.unsure = sorted({host.name or "a local node" for host in hosts})
+                self.logger.write(logging.WARNING, f"{', '.join(self.unsure)} did not end within {limit:g} s")
+        with contextlib.suppress(Exception):
+            self.spec.provider.destroy(self.ids)
+        with contextlib.suppress(Exception):
+            self.registry.update(self.id, "ended")
+            self.registry.close()
+        self._over("ended")
+        if interrupt is not None:
+            raise interrupt
+
+    def _over(self, word: str) -> None:
+        """The pool is no business of this process any more."""
+        self.expiry.stop()
+        self.watchdog.close()
+        self.logger.write(logging.INFO, word)
+        self.logger.close()
+
+    def _expire(self) -> None:
+        """The pool's time is over: end it, whatever it does. In a thread."""
+        if self.state in ("ended", "taken"):
+            return
+        self.broken, self.expired = self.expiry.text, True
+        self.logger.write(logging.WARNING, self.broken)
+        unwatched = not self._is_watched
+        self.down()
+        if unwatched:
+            self.farewell(f"pool {self.spec.name!r} has ended: {self.expiry.text}")
+
+    def _end_hosts(self, hosts: Sequence[launch.Host]) -> None:
+        """End hosts, those of other machines side by side, and the connections to them."""
+        for host in hosts:
+            host.exit_timeout = self.exit_timeout
+        if self.spec.provider.kind == "local":
+            for host in hosts:
+                with contextlib.suppress(Exception):
+                    host.end()
+            return
+        missed = {*self.away, *self._off(hosts)}
+        unsure = remote_host.end_all(hosts, missed)
+        # One that was being started when the others ended may have come up since.
+        self._idle.wait(_END_PATIENCE)
+        unsure += remote_host.end_all([host for host in self.hosts if host not in hosts], missed)
+        ended = set(map(id, hosts))
+        self._astray = [*(host for host in self._astray if id(host) not in ended), *unsure]
+        left = self.traces.left() if self.state == "ended" else []
+        self.unsure = sorted({*(host.name for host in self._astray), *(trace.host for trace in left)})
+        self._hang_up()
+
+    def _end_astray(self) -> None:
+        """End what the pool has left on machines that were away when it was made anew, and are there now."""
+        there = {machine.key: machine for machine in self.machines}
+        for host in self._astray:
+            host.machine = there.get(host.machine.key, host.machine)
+        self._astray = remote_host.end_all(self._astray)
+
+    def _hang_up(self) -> None:
+        """End the link, and with it all connections."""
+        link, self.link, self.machines = self.link, None, []
+        if link is None:
+            return
+        left = self.traces.left() if self.state == "ended" else []
+        with contextlib.suppress(Exception):
+            if left:
+                self._finish(link, left)
+            else:
+                link.end()
+
+    def _finish(self, link: PoolLink, left: Sequence[Trace]) -> None:
+        """Leave what could not be reached, or not confirmed, to the link, which tries again for a while."""
+        scripts: dict[str, list[str]] = {}
+        for trace in left:
+            scripts.setdefault(trace.host, []).append(trace.script)
+
+        def ended(host: str) -> None:
+            for trace in left:
+                if trace.host == host:
+                    self.traces.forget(trace.folder)
+
+        link.finish(scripts, ended)
+
+    async def _leave(self, exit_timeout: float = 0.0) -> None:
+        busy = self.supervisor.busy
+        # Whoever waits for a run in another thread goes on.
+        self.supervisor.lose_all(self._word_of_end)
+        self.supervisor.close()
+        if self.control is None:
+            return
+        self.control.why_closed = self._word_of_end
+        try:
+            await self.leaving.end_all(exit_timeout, busy=busy)
+        finally:
+            await self.control.close()
+
+    @property
+    def _word_of_end(self) -> str:
+        return f"the pool was ended: {self.expiry.text}" if self.expiry.over else "the pool was ended"
+
+    @contextlib.contextmanager
+    def changing(self, what: str) -> Iterator[None]:
+        """The pool is being restarted, resized or ended: by one thread at a time.
+
+        Raises
+        ------
+        PoolError
+            When another one is at it.
+        """
+        if not self._change.acquire(blocking=False):
+            raise PoolError(f"pool {self.spec.name!r} is being {self._changed} just now: try again when it is done")
+        self._changed = what
+        try:
+            yield
+        finally:
+            self._change.release()
+
+    def restart(self, listener: Listener = ignore, tick: Tick = no_tick, ranks: Sequence[int] | None = None) -> None:
+        """New kernels on the same machines, plugins entered; where an agent is lost, new hosts.
+
+        Parameters
+        ----------
+        ranks : sequence of int, optional
+            Those that get one, all unless given; where the others cannot go on without them, all do.
+        """
+        with self.changing("restarted"):
+            self._restart(listener, tick, ranks)
+
+    def _restart(self, listener: Listener, tick: Tick, ranks: Sequence[int] | None) -> None:
+        self._must_live(restarting=True)
+        self.listener = listener
+        assert self.control is not None
+        away = self.control.lost or self.control.silent or len(self.control.addresses) < self.spec.nodes
+        whole = bool(away) or self.state == "broken" or self.watchdog.keeper_stands_still
+        if not whole and (bare := self._nodes_without_folder()):
+            names = ", ".join(f"node {node}{self.supervisor.names.get(node, '')}" for node in bare)
+            listener(NoticeEvent(f"somebody has removed the pool's folder on {names}: the pool is made anew"))
+            whole, ranks = True, None
+        if whole:
+            self.workers.close()
+        if whole and ranks is not None:
+            raise PoolError(f"nodes of pool {self.spec.name!r} are lost: restart all of it, not some of its ranks")
+        self._stop = threading.Event()
+        try:
+            with self.watchdog.telling(self.listener):
+                wait_ticking(loop().submit(self._relaunch() if whole else self.supervisor.restart(ranks)), tick)
+        except BaseException as error:
+            if whole:
+                self._end_half_made(error)
+            raise
+        if self.state == "ended":
+            # Another thread has ended it meanwhile.
+            self._end_hosts(list(self.hosts))
+            self._must_live()
+        self.state = "ready"
+        if whole:
+            self._record_ready()
+
+    def _nodes_without_folder(self) -> list[int]:
+        """Return the nodes that cannot have new kernels because their folder was removed under them."""
+        assert self.control is not None
+        # Who does not answer is told of by the restart itself.
+        with contextlib.suppress(Exception):
+            answers = loop().call(self.control.ask("status", range(self.spec.nodes)), timeout=5)
+            return [node for node, status in answers.items() if not status.get("folder", True)]
+        return []
+
+    def resize(
+        self,
+        nodes: int | None = None,
+        listener: Listener = ignore,
+        tick: Tick = no_tick,
+        *,
+        add: Sequence[str] = (),
+        remove: Sequence[int] = (),
+    ) -> None:
+        """Have so many nodes, or add hosts and remove nodes: new kernels on all ranks, the rest stays as it is.
+
+        Nodes are numbered anew, without gaps, in their order; new ones come last. What fails, or is
+        interrupted, leaves the pool as it was.
+
+        Parameters
+        ----------
+        nodes : int, optional
+            How many; new hosts are then those that the provider has left.
+        add : sequence of str
+            Hosts that become nodes.
+        remove : sequence of int
+            The numbers of nodes that are removed, of which nothing is left.
+
+        Raises
+        ------
+        SpecError
+            When it cannot be.
+        """
+        with self.changing("resized"):
+            wanted = self.planned(nodes, add, remove)
+            if wanted.is_of(self.spec):
+                return
+            self.listener = listener
+            self.workers.close()
+            self.phases.clear(self.phases.usual)
+            change = self.resizing = Resizing(self, wanted)
+            try:
+                with self.watchdog.telling(self.listener):
+                    change.run(tick)
+            finally:
+                self.resizing = None
+            self._record_ready()
+
+    def planned(self, nodes: int | None = None, add: Sequence[str] = (), remove: Sequence[int] = ()) -> Plan:
+        """What `resize` would make of it; SpecError where that cannot be."""
+        self._must_live()
+        return resize_plan.of(self.spec, self.ids, nodes, add, remove)
+
+    def stop_resizing(self) -> bool:
+        """Give a change of nodes up that another thread is at; whether there is one."""
+        change = self.resizing
+        if change is not None:
+            change.stop()
+        return change is not None
+
+    def _end_half_made(self, error: BaseException) -> None:
+        """Nothing is left of what was to be the pool anew: it can be tried again, or ended."""
+        self._stop.set()
+        if self.state != "ended":
+            self.state, self.broken = "broken", f"it could not be made anew ({first_line(error)})"
+        hosts = self.hosts
+        with _going_on(lambda: self._end_hosts(hosts)):
+            with contextlib.suppress(Exception):
+                loop().call(self._leave(), timeout=10)
+            hosts, self.hosts = self.hosts, []
+            self._end_hosts(hosts)
+
+    async def _relaunch(self) -> None:
+        assert self.control is not None
+        # From here on, what the old hosts say concerns nobody.
+        hosts, self.hosts = self.hosts, []
+        self.supervisor.lose_all("the pool is made anew")
+        self.watchdog.forget()
+        self.phases.clear(self.phases.usual)
+        self.supervisor.close()
+        self.state, self.broken = "new", ""
+        await self.control.close()
+        if self.spec.provider.kind != "local":
+            # Until it is ready again, nobody could take it up.
+            self.registry.update(self.id, "starting")
+        await asyncio.to_thread(self._end_hosts, hosts)
+        await self._start()
+        self.supervisor.restarted.update(range(self.spec.world_size))
+
+    def _break(self, why: str) -> None:
+        """The pool can run nothing until it is restarted; what runs on it is given up."""
+        if self.state in ("ended", "taken"):
+            return
+        self.logger.write(logging.WARNING, f"broken: {why}")
+        self._stop_control(why)
+        self.supervisor.lose_all(f"{why}; `%sky restart` makes the pool anew")
+
+    def _lose_head(self, why: str) -> None:
+        """The same where the head is gone; what the other nodes have of the runs is read from their disks."""
+        if self.state in ("ready", "new"):
+            self._stop_control(why)
+            self.supervisor.tell(why)
+            hosts = [host for host in self.hosts if isinstance(host, RemoteHost)]
+            self.supervisor.do(journal_recovery.give_up(list(self.supervisor.runs.values()), hosts, why))
+
+    @property
+    def _is_watched(self) -> bool:
+        """Whether something runs: those who watch that are told what becomes of the pool."""
+        return any(run.left for run in list(self.supervisor.runs.values()))
+
+    def _stop_control(self, why: str) -> None:
+        if self.state == "ready" and not self._is_watched and not self._change.locked():
+            self.farewell(f"pool {self.spec.name!r} can run nothing any more: {why}; `%sky restart` makes it anew")
+        self.state, self.broken = "broken", why
+        if self.control is not None:
+            self.control.why_closed = f"{why}; `%sky restart` makes the pool anew"
+            # It would look for its scheduler, and say so in the notebook, for ever.
+            asyncio.ensure_future(self.control.close())  # noqa: RUF006 - it ends by itself
+
+    @property
+    def condition(self) -> str:
+        """Its state in one word, as a person sees it: ``starting``, ``ready``, ``restarting``, ``broken`` and so on."""
+        if self._change.locked() and self.state != "ended":
+            return {"restarted": "restarting", "resized": "resizing", "ended": "ending"}.get(self._changed, self.state)
+        return "starting" if self.state == "new" else self.state
+
+    @property
+    def away(self) -> dict[str, str]:
+        """Machines that cannot be reached from here just now, and what is said of each."""
+        return {} if self.link is None else dict(self.link.away)
+
+    @property
+    def apart(self) -> dict[str, str]:
+        """Machines that the head does not reach, and so are controlled through here, and what is said of each."""
+        there = [host for host in self.hosts if isinstance(host, RemoteHost)]
+        return {host.name: host.apart.why for host in there if host.apart is not None}
+
+    def _is_away(self, name: str) -> bool:
+        return name in self.away
+
+    def _is_off(self, name: str) -> bool:
+        return name in self._off(self.hosts)
+
+    def _off(self, hosts: Sequence[launch.Host]) -> set[str]:
+        """Of which machines it is known that nothing goes on there."""
+        off = set() if self.control is None else self.control.off
+        return {host.name for host in hosts if off & set(host.nodes)}
+
+    def _retry(self) -> None:
+        """Somebody asks: what is away is tried at once, rather than when its turn comes."""
+        if self.link is not None:
+            self.link.retry()
+
+    def must_be_ours(self) -> None:
+        """Refuse a fork of the process that manages it, which has neither its threads nor its connections."""
+        if os.getpid() != self.owner:
+            raise PoolError(
+                f"pool {self.spec.name!r} belongs to process {self.owner}; a forked process cannot use it: "
+                "use it in that one, or make another pool here"
+            )
+
+    def _must_live(self, *, restarting: bool = False) -> None:
+        self.must_be_ours()
+        if self.state == "ended":
+            why = f": {self.expiry.text}" if self.expiry.over else ""
+            raise PoolError(f"pool {self.spec.name!r} has ended{why}; `%sky up` makes a new one")
+        if self.state == "taken":
+            raise PoolError(
+                f"another notebook has taken pool {self.spec.name!r} over; `%sky attach {self.spec.name} --take-over` "
+                "takes it back, `%sky down` forgets it here"
+            )
+        if self.state == "broken" and not restarting:
+            raise PoolError(f"pool {self.spec.name!r} is broken: {self.broken}; `%sky restart` makes it anew")
+        if self.state == "new" and self._change.locked() and not restarting:
+            raise PoolError(f"pool {self.spec.name!r} is being {self._changed} just now: try again when it is done")
+        if self.state == "new" or self.control is None:
+            raise PoolError(f"pool {self.spec.name!r} has not been started")
+
+    @contextlib.contextmanager
+    def _phase(self, phase: str, text: str) -> Iterator[Callable[[str], None]]:
+        """Tell the listener of a phase's begin, lines and end."""
+        noted = self.phases.begin(phase, text)
+
+        def say(line: str) -> None:
+            self.phases.say(noted, line)
+            self.listener(PhaseEvent(phase, line, noted.elapsed, usual=noted.usual))
+
+        say(text)
+        try:
+            yield say
+        except BaseException:
+            noted.end("failed")
+            raise
+        noted.end("done")
+        self.listener(PhaseEvent(phase, text, noted.elapsed, done=True, usual=noted.usual))
+
+    def __repr__(self) -> str:
+        return f"<Pool {self.spec.name!r}: {self.spec.nodes} nodes, {self.spec.world_size} ranks, {self.state}>"
+
+
+def _say_nothing(text: str) -> None:
+    """Nobody is to be told."""
+
+
+@contextlib.contextmanager
+def _going_on(work: Callable[[], None]) -> Iterator[None]:
+    """Have what is to end end all the same where the person waits no longer; then in a thread."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        threading.Thread(target=work, name="sky-end", daemon=True).start()
+        raise
+
+
+def _kind_of_start(spec: PoolSpec) -> str:
+    """What two starts have in common that take about as long: provider and image; nothing of it can be read."""
+    image = spec.full_image
+    # Values of variables may be secrets.
+    about = repr((spec.provider.kind, image.python, image.pip, image.apt, sorted(image.env)))
+    return hashlib.sha256(about.encode(errors="replace")).hexdigest()[:16]

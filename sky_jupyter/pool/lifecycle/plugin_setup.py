@@ -1,0 +1,122 @@
+"""How a pool's ranks take their place: kernels that are made or made anew, and the plugins, entered all at a time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from ...errors import BootstrapError, plain
+from ...plugins.core.secrets import sending
+from ..runs.result import aborted
+
+if TYPE_CHECKING:
+    from .lifecycle import PoolLife
+
+# A machine that has much else to do takes long; a rank that hangs is rarer than that.
+_AGAIN_PATIENCE = 60.0
+
+
+class Entering:
+    """One a pool, made with it; its methods run on the loop.
+
+    Parameters
+    ----------
+    pool : PoolLife
+        Whose ranks they are.
+    """
+
+    def __init__(self, pool: PoolLife) -> None:
+        self.pool = pool
+        self._epoch = 0
+
+    async def enter(self, ranks: Sequence[int] | None = None, epoch: tuple[dict[str, int], str] | None = None) -> None:
+        """Have ranks take their place and enter the plugins, all at the same time."""
+        assert self.pool.control is not None
+        plugins = self.pool.spec.plugins
+        apps = [plugin.around_app for plugin in plugins if plugin.around_app is not None]
+        ports, job = epoch or await self._new_epoch()
+        with sending():
+            dumped, dumped_apps = cloudpickle.dumps(plugins), cloudpickle.dumps(apps) if apps else b""
+        answers = await self.pool.control.ask(
+            "enter",
+            self._nodes(ranks),
+            plugins=dumped,
+            ports=ports,
+            job=job,
+            apps=dumped_apps,
+            noise=[expression for plugin in plugins for expression in plugin.noise],
+            ranks=ranks,
+            **self.pool.pythons.reader,
+        )
+        ends = [(int(rank), node, end) for node, those in answers.items() for rank, end in those.items()]
+        # Where one has died, what the others say is that they waited for it.
+        for rank, node, end in sorted(ends, key=lambda one: (one[2]["status"] != "died" or aborted(one[2]), one[0])):
+            if end["status"] != "ok":
+                raise BootstrapError("plugins", _why_not_entered(rank, end), node=node, lines=_last_lines(end))
+
+    async def _new_epoch(self) -> tuple[dict[str, int], str]:
+        """Ports for the frameworks' coordinators and a name, for a new start of the ranks.
+
+        No address of a coordinator is used twice: a late peer of the last start could join it.
+        """
+        assert self.pool.control is not None
+        own = [plugin.name for plugin in self.pool.spec.plugins if plugin.collective] or ["pool"]
+        names = [*own, *(f"{name}.programs" for name in own)]
+        ports = (await self.pool.control.ask("ports", [0], count=len(names)))[0]
+        self._epoch += 1
+        return dict(zip(names, ports, strict=True)), f"{self.pool.id}-{self.pool.generation}.{self._epoch}"
+
+    async def again(self, ended: Sequence[int]) -> bool:
+        """Have the ranks set their frameworks up anew, those that ended in new kernels; whether all could."""
+        assert self.pool.control is not None
+        control, epoch = self.pool.control, await self._new_epoch()
+        living = [rank for rank in range(self.pool.spec.world_size) if rank not in ended]
+
+        async def again() -> None:
+            answers = await control.ask("again", ports=epoch[0], job=epoch[1], patience=_AGAIN_PATIENCE, ranks=living)
+            if not all(answers.values()):
+                raise BootstrapError("plugins", "a rank could not set its frameworks up anew")
+
+        try:
+            if ended:
+                await self._make_kernels(ended)
+            # They meet each other: neither part ends before the other has begun.
+            await asyncio.gather(again(), *([self.enter(ended, epoch)] if ended else []))
+        except BootstrapError:
+            return False
+        return True
+
+    async def renew(self, ranks: Sequence[int] | None) -> None:
+        """Replace kernels and have the new ones enter."""
+        await self._make_kernels(ranks)
+        await self.enter(ranks)
+
+    async def _make_kernels(self, ranks: Sequence[int] | None) -> None:
+        assert self.pool.control is not None
+        failures = await self.pool.control.ask("restart", self._nodes(ranks), ranks=ranks)
+        for node, failed in failures.items():
+            for text in failed.values():
+                raise BootstrapError("plugins", text, node=node)
+        self.pool.watchdog.renew(range(self.pool.spec.world_size) if ranks is None else ranks)
+
+    def _nodes(self, ranks: Sequence[int] | None) -> list[int] | None:
+        """Where ranks are: another node may be lost meanwhile, and they are made all the same."""
+        return None if ranks is None else sorted({rank // self.pool.spec.ranks_per_node for rank in ranks})
+
+
+def _why_not_entered(rank: int, end: Mapping[str, Any]) -> str:
+    text = f"rank {rank}: "
+    if end["status"] == "died":
+        text += str(end.get("text", "its kernel ended"))
+    else:
+        text += f"{end.get('ename', end['status'])}: {end.get('evalue', '')}"
+    for module, why in (end.get("preload_failed") or {}).items():
+        text += f"\n  {module} could not be imported: {why}"
+    return text
+
+
+def _last_lines(end: Mapping[str, Any]) -> list[str]:
+    return [line for text in end.get("traceback") or end.get("tail") or () for line in plain(text).splitlines()][-30:]

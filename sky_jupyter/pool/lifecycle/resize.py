@@ -1,0 +1,375 @@
+"""More or fewer nodes for a pool that lives: new ones are made beside it, then all ranks change over, or none.
+
+The number of ranks is fixed for a kernel's life, so all kernels are new afterwards. What is slow, the
+machines and environments, is kept, and what is added is made ready while the pool goes on as it was.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import concurrent.futures
+import threading
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ...errors import PoolError, first_line
+from ...node.protocol.host_config import NEXT, HostConfig
+from ...spec.pool_spec import PoolSpec
+from ..base.event_loop import Tick, loop, wait_ticking
+from ..base.events import NoticeEvent
+from ..hosts import remote_host
+from ..hosts.host import Host
+from ..hosts.remote_host import RemoteHost
+from .resize_plan import Plan
+
+if TYPE_CHECKING:
+    from ...bootstrap.remote_environment import Crew
+    from .lifecycle import PoolLife
+
+T = TypeVar("T")
+REPLACED = "its kernel was replaced by `%sky resize`"
+_JOIN_TIMEOUT = 60.0
+_SEEN_PATIENCE = 5.0
+_LOOK = 0.05
+_FREE_PATIENCE = 2.0
+# What cannot be stopped in a thread, such as a connection that is being made, has this long to end.
+_END_PATIENCE = 30.0
+
+
+@dataclass(frozen=True)
+class _World:
+    """The pool as it is at one time: what `Resizing` goes to, and back to."""
+
+    spec: PoolSpec
+    ids: Sequence[str]
+    hosts: list[Host]
+    # Each host's nodes.
+    nodes: Sequence[list[int]]
+    machines: list[Any]
+    addresses: list[str]
+
+
+class Resizing:
+    """One change of a pool's nodes; `run` does it, `stop` has it undone. Made and held by the pool.
+
+    Parameters
+    ----------
+    pool : PoolLife
+        The pool, of which nothing else is being changed.
+    plan : Plan
+        What it is to become.
+    """
+
+    def __init__(self, pool: PoolLife, plan: Plan) -> None:
+        self.pool, self.plan = pool, plan
+        self.over = threading.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._started: list[Host] = []
+        self._connected: list[Any] = []
+        self._before: _World | None = None
+        self._configs: dict[int, HostConfig] = {}
+        self._addresses: list[str] = []
+        # Whether it was given up half-way, and the pool is somebody else's to mend.
+        self._freed = False
+        # Machines that did not answer when it began.
+        self._missed: set[str] = set()
+
+    # -- for other threads -------------------------------------------------------------------------
+
+    def run(self, tick: Tick) -> None:
+        """Do it, while ``tick`` is called; what fails or is interrupted leaves the pool as it was.
+
+        Raises
+        ------
+        BootstrapError, MachineError, PoolError
+            What failed, in which phase and on which node.
+        """
+        self.pool._stop = threading.Event()
+        work = loop().submit(self._run())
+        work.add_done_callback(lambda _: self.over.set())
+        try:
+            wait_ticking(work, tick)
+        except BaseException:
+            self.stop()
+            try:
+                while not work.done():
+                    concurrent.futures.wait([work], timeout=_LOOK)
+                    tick()
+            except KeyboardInterrupt:
+                # An interrupt: what has been done is undone, unless there is another; nobody waits for what is left.
+                self.stop()
+                concurrent.futures.wait([work], timeout=_FREE_PATIENCE)
+                if not work.done():
+                    self._freed = True
+                    loop().loop.call_soon_threadsafe(self.pool._break, "a change of its nodes was given up half-way")
+                raise
+            raise
+
+    def stop(self) -> None:
+        """Give it up; where all ranks have changed over, nothing. Any thread may call; twice to leave it half done."""
+        self.pool._stop.set()
+        if self._task is not None:
+            loop().loop.call_soon_threadsafe(self._task.cancel)
+
+    # -- on the loop -------------------------------------------------------------------------------
+
+    async def _run(self) -> None:
+        self._task = asyncio.current_task()
+        try:
+            self._check()
+            await self._prepare()
+            await self._change_over()
+            self._task = None
+        except BaseException as error:
+            await self._undo(error)
+            if isinstance(error, asyncio.CancelledError):
+                raise PoolError(f"the change of pool {self.pool.spec.name!r}'s nodes was given up") from None
+            raise
+        await self._end_removed()
+
+    def _check(self) -> None:
+        """See that the nodes that stay are there: they are asked for much."""
+        control, pool = self.pool.control, self.pool
+        assert control is not None
+        self._missed = {host.name for host in pool.hosts if not set(host.nodes) <= control.there}
+        away = [node for node in self.plan.kept if node not in control.there]
+        if away:
+            names = ", ".join(f"{node}{pool.supervisor.names.get(node, '')}" for node in away)
+            advice = "`%sky restart` makes the pool anew" if 0 in away else "remove what is gone (--remove)"
+            several = "s" if len(away) > 1 else ""
+            raise PoolError(f"node{several} {names} of pool {pool.spec.name!r} cannot be reached: {advice}")
+
+    async def _prepare(self) -> None:
+        """Make what is to be added, up to agents that wait; the pool goes on as it is."""
+        pool, plan = self.pool, self.plan
+        kept = [_host_of(pool, node) for node in plan.kept]
+        for host in kept:
+            if id(host) not in self._configs:
+                self._configs[id(host)] = await self._aside(host.config)
+        known = self._configs[id(kept[0])].addresses
+        self._addresses = [known[node] for node in plan.kept]
+        if pool.spec.provider.kind == "local":
+            await self._aside(plan.spec.provider.create, plan.spec, plan.spec.nodes, pool.id)
+            self._addresses += [known[0]] * len(plan.added)
+        elif plan.added:
+            await self._start_hosts([host for host in kept if isinstance(host, RemoteHost)])
+
+    async def _start_hosts(self, kept: Sequence[RemoteHost]) -> None:
+        from ...bootstrap.remote_environment import Crew
+
+        pool, plan = self.pool, self.plan
+        with pool._phase("connect", ", ".join(plan.added)):
+            await self._aside(self._connect)
+        standing = {node: (host.python, self._addresses[node]) for node, host in enumerate(kept)}
+        machines = [*(host.machine for host in kept), *self._connected]
+        offline = plan.spec.provider.offline
+        told = pool.phases.on_node
+        crew = Crew(machines, plan.spec, offline=offline, stop=pool._stop, on_node=told, standing=standing)
+        for name, text, work in crew.phases:
+            with pool._phase(name, text) as say:
+                await self._aside(work, say)
+        several = "s" if len(plan.added) > 1 else ""
+        with pool._phase("agent", f"starting {len(plan.added)} node{several} ({plan.spec.provider.kind})"):
+            assert pool.control is not None
+            pool.control.joining = pool.control.crowded = True
+            await self._aside(self._launch, crew)
+        self._addresses = [site.address for site in crew.sites]
+
+    def _connect(self) -> None:
+        pool, plan = self.pool, self.plan
+        assert pool.link is not None
+        made = plan.spec.provider.connect_all(plan.added, pool.prompts, pool.link.link)
+        there = {machine.number: machine.name for machine in pool.machines}
+        self._connected = [machine for machine in made if machine.number not in there]
+        for machine in made:
+            if machine.number in there:
+                raise PoolError(f"{machine.name} is a node of pool {pool.spec.name!r} already")
+        # One that was removed while it was away, and is there again.
+        gone = {machine.key: machine for machine in self._connected}
+        met = [host for host in pool._astray if host.machine.key in gone]
+        for host in met:
+            host.machine = gone[host.machine.key]
+        unsure = remote_host.end_all(met)
+        pool._astray = [host for host in pool._astray if host not in met or host in unsure]
+
+    def _launch(self, crew: Crew) -> None:
+        pool, plan = self.pool, self.plan
+        assert pool.link is not None
+        fresh = range(len(plan.kept), plan.spec.nodes)
+        remote_host.start_more(
+            *(pool.traces, plan.spec, crew.sites, fresh, pool.scheduler_there, pool.shape + 1),
+            *((pool.link.folder, pool.link.blobs), crew.image.env, self._started.append, pool._stop),
+            lambda text: pool.listener(NoticeEvent(text)),
+            pool.expiry.left,
+        )
+
+    async def _change_over(self) -> None:
+        """Have all nodes be what is planned, with new kernels: from here on, nothing is as it was."""
+        pool, plan = self.pool, self.plan
+        known = list(next(iter(self._configs.values())).addresses)
+        nodes = [list(host.nodes) for host in pool.hosts]
+        old = self._before = _World(pool.spec, pool.ids, pool.hosts, nodes, pool.machines, known)
+        staying = [host for host in old.hosts if id(host) in self._configs]
+        if pool.spec.provider.kind == "local":
+            nodes = [list(range(plan.spec.nodes))]
+        else:
+            nodes = [[plan.kept.index(host.nodes[0])] for host in staying]
+        for host in self._started:
+            pool.host_events.listen(host)
+        hosts = [*staying, *self._started]
+        machines = [host.machine for host in hosts if isinstance(host, RemoteHost)]
+        nodes += [list(host.nodes) for host in self._started]
+        new = _World(plan.spec, plan.ids, hosts, nodes, machines, self._addresses)
+        with pool._phase("agent", f"changing over to {plan.spec.nodes} node{'s' if plan.spec.nodes > 1 else ''}"):
+            await self._become(new, dict(enumerate(plan.kept)))
+        await self._enter()
+
+    async def _become(self, world: _World, was: dict[int, int]) -> None:
+        """Have the hosts be this, and meet their new agents: the pool's kernels and runs are given up.
+
+        Parameters
+        ----------
+        was : dict
+            The numbers of nodes before, by those that they get; a node that is not in it is new.
+        """
+        pool = self.pool
+        self._must_go_on()
+        assert pool.control is not None
+        busy = pool.supervisor.busy
+        pool.supervisor.lose_all(REPLACED)
+        pool.supervisor.close()
+        await pool.leaving.finish(range(pool.spec.world_size), busy=busy)
+        pool.state, pool.broken, direct = "new", "", pool.control.direct
+        await pool.control.close()
+        pool.shape += 1
+        pool.spec, pool.ids, pool.hosts, pool.machines = world.spec, world.ids, list(world.hosts), list(world.machines)
+        pool.supervisor.suit(world.spec)
+        pool.watchdog.forget(keepers=False)
+        pool.survey.renumber({old: new for new, old in was.items()})
+        changes = []
+        for host, nodes in zip(world.hosts, world.nodes, strict=True):
+            host.nodes = list(nodes)
+            if host not in self._started:
+                config = replace(
+                    self._configs[id(host)],
+                    nodes=list(nodes),
+                    was=[was.get(node, -1) for node in nodes],
+                    total_nodes=world.spec.nodes,
+                    addresses=world.addresses,
+                    shape=pool.shape,
+                )
+                changes.append(self._aside(host.change, config))
+        failed = [end for end in await asyncio.gather(*changes, return_exceptions=True) if end is not None]
+        if failed:
+            raise failed[0]
+        await asyncio.to_thread(pool._write_record, direct=direct)
+        control = pool._make_control(direct=direct)
+        self._must_go_on()
+        folder = pool.hosts[0].folder
+        await control.connect(
+            pool.scheduler_address, folder, world.spec.nodes, _JOIN_TIMEOUT, lambda: pool.broken or self._ended
+        )
+
+    async def _enter(self) -> None:
+        pool = self.pool
+        names = ", ".join(str(plugin) for plugin in pool.spec.plugins)
+        with pool._phase("plugins", f"starting kernels{', entering ' + names if names else ''}"):
+            await pool._meet_pythons()
+            await pool.entering.enter()
+        self._must_go_on()
+        pool.state = "ready"
+        pool.supervisor.restarted = set(range(pool.spec.world_size))
+
+    @property
+    def _ended(self) -> str:
+        return "the pool was ended" if self.pool.state in ("ended", "taken") else ""
+
+    def _must_go_on(self) -> None:
+        if self._ended:
+            self.pool._must_live()
+
+    async def _end_removed(self) -> None:
+        """End what is no part of the pool any more; a host that does not answer ends by its lease."""
+        pool, before = self.pool, self._before
+        assert before is not None
+        gone = [host for host in before.hosts if host not in pool.hosts]
+        if pool.link is None:
+            return
+        pool._keep_link()
+        if gone:
+            names = ", ".join(host.name for host in gone)
+            with pool._phase("end", f"ending what runs on {names}"):
+                await self._aside(self._end, gone)
+
+    def _end(self, hosts: Sequence[Host]) -> None:
+        """End hosts and the connections to them."""
+        pool = self.pool
+        unsure = remote_host.end_all(hosts, {*pool.away, *self._missed})
+        pool._astray = [*pool._astray, *unsure]
+        pool.unsure = sorted({host.name for host in pool._astray})
+        if pool.link is not None:
+            # What may still be on there can be ended with the pool, should it be reached again.
+            pool.link.forget([host.machine for host in hosts if isinstance(host, RemoteHost) and host not in unsure])
+
+    # -- undoing -----------------------------------------------------------------------------------
+
+    async def _undo(self, error: BaseException) -> None:
+        """Leave the pool as it was, with new kernels where they had gone, and nothing of what was made."""
+        pool = self.pool
+        pool._stop.set()
+        if pool.control is not None:
+            pool.control.joining = False
+        try:
+            if self._before is not None and not self._ended:
+                await self._go_back(self._before)
+        except BaseException as again:
+            whys = [first_line(one) for one in (error, again)]
+            if not self._freed:
+                pool._break(f"its nodes could not be changed ({whys[0]}), nor changed back ({whys[1]})")
+        finally:
+            await self._aside(self._discard)
+
+    async def _go_back(self, world: _World) -> None:
+        with self.pool._phase("agent", "changing back"):
+            for host in world.hosts:
+                if id(host) not in self._configs:
+                    self._configs[id(host)] = await self._aside(host.config)
+            if world.spec.provider.kind == "local":
+                await self._aside(_await_seen, world.hosts[0])
+            await self._become(world, {old: new for new, old in enumerate(self.plan.kept)})
+        await self._enter()
+
+    def _discard(self) -> None:
+        """End what was made for the nodes that were to come."""
+        if not self._started and not self._connected:
+            return
+        self._end(self._started)
+        link = self.pool.link
+        left = [host.machine for host in self.pool._astray]
+        if link is not None:
+            link.forget([machine for machine in self._connected if machine not in left])
+
+    async def _aside(self, work: Callable[..., T], *arguments: object) -> T:
+        """Do work in a thread; where this is given up it is asked to end, and waited for: nothing comes after."""
+        future = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
+        try:
+            return await asyncio.shield(future)
+        except asyncio.CancelledError:
+            self.pool._stop.set()
+            # That it failed, for it was asked to, is nobody's to hear.
+            future.add_done_callback(lambda done: done.cancelled() or done.exception())
+            await asyncio.wait([future], timeout=_END_PATIENCE)
+            raise
+
+
+def _host_of(pool: PoolLife, node: int) -> Host:
+    return next(host for host in pool.hosts if node in host.nodes)
+
+
+def _await_seen(host: Host) -> None:
+    """Wait until a host has seen what it was told to be: what it is told next depends on what it is."""
+    end = time.monotonic() + _SEEN_PATIENCE
+    while (host.folder / NEXT).exists() and time.monotonic() < end:
+        time.sleep(_LOOK)

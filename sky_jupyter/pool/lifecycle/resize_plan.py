@@ -1,0 +1,102 @@
+"""What a pool becomes by more or fewer nodes: worked out, and refused where it cannot be, before anything changes."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+from ...errors import SpecError
+from ...spec.pool_spec import PoolSpec
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a pool is to become.
+
+    Parameters
+    ----------
+    spec : PoolSpec
+        Of the pool as it will be.
+    ids : tuple of str
+        The provider's ids of its machines then, by node.
+    kept : tuple of int
+        The numbers that the nodes that stay have now; their places in it are those that they will have.
+    """
+
+    spec: PoolSpec
+    ids: tuple[str, ...]
+    kept: tuple[int, ...]
+
+    def is_of(self, spec: PoolSpec) -> bool:
+        """Whether a pool is like this already."""
+        return not self.added and len(self.kept) == spec.nodes
+
+    @property
+    def added(self) -> tuple[str, ...]:
+        """The ids of the machines that are new."""
+        return self.ids[len(self.kept) :]
+
+
+def of(spec: PoolSpec, ids: Sequence[str], nodes: int | None, add: Sequence[str], remove: Sequence[int]) -> Plan:
+    """What a pool becomes by a number of nodes, or by hosts to add and nodes to remove.
+
+    Raises
+    ------
+    SpecError
+        When it cannot be; nothing has changed.
+    """
+    made = _plan(spec, ids, nodes, add, remove)
+    if made.spec.full_image != spec.full_image:
+        raise SpecError(
+            f"what the nodes of pool {spec.name!r} have depends on how many they are, by a plugin: "
+            f"`%sky restart --nodes {made.spec.nodes}` makes it anew"
+        )
+    return made
+
+
+def _plan(spec: PoolSpec, ids: Sequence[str], nodes: int | None, add: Sequence[str], remove: Sequence[int]) -> Plan:
+    hosts = getattr(spec.provider, "hosts", None)
+    if (nodes is None) == (not add and not remove):
+        raise SpecError(
+            "a pool is resized to a number of nodes (`%sky resize 3`), or by hosts that are added (--add gpu4) and "
+            "nodes that are removed (--remove 2,3)"
+        )
+    if add and hosts is None:
+        raise SpecError(f"{spec.provider} nodes are no hosts that could be added: say how many there shall be")
+    gone = tuple(_removable(spec, remove)) if nodes is None else tuple(range(max(1, nodes), spec.nodes))
+    kept = tuple(node for node in range(spec.nodes) if node not in gone)
+    if hosts is None:
+        count = len(kept) if nodes is None else nodes
+        return Plan(replace(spec, nodes=count), (*(ids[node] for node in kept), *[""] * (count - len(kept))), kept)
+    spare = [host for host in hosts if host not in ids]
+    if nodes is not None:
+        add = _from(spare, nodes - spec.nodes, nodes)
+    chosen = (*(ids[node] for node in kept), *add)
+    # Who is taken away by a number may come back by one; who is taken away by name may not.
+    left = [host for host in hosts if host not in chosen and (nodes is not None or host in spare)]
+    provider = spec.provider.with_hosts((*chosen, *left))
+    return Plan(replace(spec, nodes=len(chosen) if nodes is None else nodes, provider=provider), chosen, kept)
+
+
+def _removable(spec: PoolSpec, remove: Sequence[int]) -> Sequence[int]:
+    wrong = [node for node in remove if not 0 <= node < spec.nodes]
+    if wrong:
+        names = ", ".join(map(str, wrong))
+        raise SpecError(f"pool {spec.name!r} has nodes 0 to {spec.nodes - 1}, not {names}")
+    if 0 in remove:
+        raise SpecError(
+            f"node 0 is the head of pool {spec.name!r}, which the others are connected to: it cannot be removed. "
+            "Remove other nodes; or make the pool anew with `%sky restart` and other options, or `%sky down` and "
+            "`%sky up`"
+        )
+    return sorted(set(remove))
+
+
+def _from(spare: Sequence[str], more: int, nodes: int) -> Sequence[str]:
+    if more > len(spare):
+        lacking = more - len(spare)
+        raise SpecError(
+            f"{nodes} nodes need {lacking} more host{'s' if lacking > 1 else ''} than the pool knows: name them "
+            "(`%sky resize --add gpu4,me@gpu5:2222`)"
+        )
+    return spare[: max(0, more)]

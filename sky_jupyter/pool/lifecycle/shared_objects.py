@@ -1,0 +1,85 @@
+"""What a pool shares by name, from its notebook: dicts, sets, counters, queues, locks and barriers."""
+
+from __future__ import annotations
+
+import asyncio
+import secrets
+import uuid
+from collections.abc import Sequence
+from concurrent.futures import Future
+from typing import TYPE_CHECKING, Any
+
+from ...errors import PoolError
+from ...node.agent.shared_state_client import unless_broken
+from ...node.shared.agent_channel import Shares
+from ..base.event_loop import loop, no_tick, wait_ticking
+
+if TYPE_CHECKING:
+    from ..pool import Pool
+
+_PAUSE = 0.1
+
+
+class PoolShares:
+    """A pool's, made with it; its questions go to the scheduler as the manager's calls of agents do."""
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self._name = f"notebook-{secrets.token_hex(8)}"
+        self.shares = Shares(self._send, self._send_async, lambda: pool.spec.world_size)
+
+    def _send(
+        self, what: dict[str, Any], data: Sequence[bytes], epoch: str | None, where: str
+    ) -> tuple[dict[str, Any], list[bytes]]:
+        """Ask and wait; an interrupt gives it up."""
+        id, future = self._begin(what, data, epoch)
+        try:
+            wait_ticking(future, no_tick)
+        except BaseException as error:
+            future.cancel()
+            if where:
+                loop().submit(self._ask("sky_unshare", ask=id))
+                if isinstance(error, KeyboardInterrupt) and not error.args:
+                    error.args = (where,)
+            raise
+        return _parts(future.result())
+
+    async def _send_async(
+        self, what: dict[str, Any], data: Sequence[bytes], epoch: str | None, where: str
+    ) -> tuple[dict[str, Any], list[bytes]]:
+        """Ask and await; what is cancelled is given up."""
+        id, future = self._begin(what, data, epoch)
+        try:
+            return _parts(await asyncio.wrap_future(future))
+        except BaseException:
+            if where:
+                loop().submit(self._ask("sky_unshare", ask=id))
+            raise
+
+    def _begin(self, what: dict[str, Any], data: Sequence[bytes], epoch: str | None) -> tuple[str, Future[Any]]:
+        self._pool._must_live()
+        id = uuid.uuid4().hex
+        request = {"who": f"{self._name}.", "ask": id, "what": what, "data": list(data), "epoch": epoch}
+        return id, loop().submit(self._ask("sky_share", **request))
+
+    async def _ask(self, call: str, **arguments: Any) -> Any:
+        known: Any = None
+        while True:
+            control = self._pool.control
+            if control is None or control.closing:
+                raise PoolError(f"pool {self._pool.spec.name!r} is not connected")
+            await control.up.wait()
+            client = control.client
+            if client is not None and client.status == "running":
+                with unless_broken(client.scheduler):
+                    if known is not client:
+                        await client.scheduler.sky_here(agent=self._name, node=self._name, member=client.id)
+                        known = client
+                    return await getattr(client.scheduler, call)(**arguments)
+            await asyncio.sleep(_PAUSE)
+
+
+def _parts(found: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
+    """An answer, and the keys and values that came with it."""
+    answer = dict(found)
+    return answer, [bytes(one) for one in answer.pop("data", ())]

@@ -1,0 +1,185 @@
+"""What a pool is made on: its machines had or connected, prepared, and its hosts started there."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...bootstrap import apt, local_environment, plugin_steps
+from ...errors import BootstrapError
+from ...machines.local import LocalMachine
+from ...node.system import gpus
+from ..base import retries
+from ..base.events import NoticeEvent
+from ..hosts import host as launch
+from ..hosts import remote_host
+from ..hosts.link import PoolLink
+
+if TYPE_CHECKING:
+    from ...bootstrap.remote_environment import Crew
+    from .lifecycle import PoolLife
+
+
+class Making:
+    """One a pool, made with it.
+
+    Parameters
+    ----------
+    pool : PoolLife
+        Whose ``ids``, ``machines`` and ``hosts`` it fills.
+    """
+
+    def __init__(self, pool: PoolLife) -> None:
+        self.pool = pool
+        self._local = pool.spec.provider.kind == "local"
+        # This machine, for each node that is one of its processes.
+        self._near: list[Any] = []
+
+    async def have(self) -> None:
+        """Have the machines, and connections to them.
+
+        Raises
+        ------
+        ProvisionError, BootstrapError
+            When they cannot be had, or not in the time that there is.
+        """
+        await (self._here() if self._local else self._connected())
+
+    async def prepare(self) -> tuple[Callable[[], str], bool]:
+        """See that the machines have the environment; what starts the hosts there, and whether agents are near.
+
+        Raises
+        ------
+        BootstrapError
+            When it cannot be, or not in the time that there is.
+        """
+        return await retries.within(
+            self._prepare_here() if self._local else self._prepare_remote(),
+            "bootstrap_timeout",
+            self.pool.spec.options.bootstrap_timeout,
+            lambda why: retries.not_prepared(why, self.pool.phases.latest),
+        )
+
+    async def _here(self) -> None:
+        """Have the machines, where they are this one."""
+        pool = self.pool
+
+        def have() -> None:
+            pool.ids = pool.spec.provider.create(pool.spec, pool.spec.nodes, pool.id)
+            self._near = [pool.spec.provider.connect(id) for id in pool.ids]
+            if pool.spec.world_size > 1:
+                env = {**os.environ, **pool.spec.full_image.env}
+                if said := gpus.shared_by(gpus.present(env), pool.spec.world_size, env):
+                    pool.listener(NoticeEvent(said))
+
+        await self._attempt(lambda: asyncio.to_thread(have))
+
+    async def _attempt(self, make: Callable[[], Awaitable[None]]) -> None:
+        """Have the machines, in as many attempts and as much time as there may be."""
+        pool, options = self.pool, self.pool.spec.options
+        most = options.attempts(made=pool.spec.provider.makes)
+
+        def tell(text: str) -> None:
+            pool.listener(NoticeEvent(text))
+
+        await retries.within(
+            retries.attempts(make, most, options.provision_retry_delay, tell),
+            "provision_timeout",
+            options.provision_timeout,
+            retries.not_made,
+        )
+
+    async def _connected(self) -> None:
+        """Have the machines, and connections to them."""
+        pool, options = self.pool, self.pool.spec.options
+
+        async def connect() -> None:
+            with pool._phase("connect", str(pool.spec.provider)):
+                await retries.within(
+                    asyncio.to_thread(self._connect), "ssh_timeout", options.ssh_timeout, self._not_connected
+                )
+
+        await self._attempt(connect)
+
+    def _not_connected(self, why: str) -> BootstrapError:
+        # The thread that still tries ends with the link.
+        self.pool._hang_up()
+        return BootstrapError("connect", f"connecting to {self.pool.spec.provider} was {why}")
+
+    def _connect(self) -> None:
+        """Connect to the machines; in the thread itself, so that no connection is lost to an interrupt."""
+        pool = self.pool
+        pool.ids = pool.spec.provider.create(pool.spec, pool.spec.nodes, pool.id)
+        pool.link = PoolLink.start(pool.id)
+        pool.link.listen(pool.host_events.on_link, pool._is_off)
+        try:
+            pool.machines = list(pool.spec.provider.connect_all(pool.ids, pool.prompts, pool.link.link))
+            if pool._stop.is_set():
+                raise BootstrapError("connect", "stopped")
+        except BaseException:
+            pool._hang_up()
+            raise
+
+    async def _prepare_here(self) -> tuple[Callable[[], str], bool]:
+        """See that this machine has the environment; what starts the hosts in it, and whether agents are near."""
+        pool = self.pool
+        image = pool.spec.full_image
+        with pool._phase("environment", "checking what is installed") as say:
+            await asyncio.to_thread(apt.check_here, image.apt)
+            machines = self._near
+            env = await asyncio.to_thread(local_environment.ensure, image, on_line=say, stop=pool._stop)
+            variables = launch.node_environment(image.env, launch.secret_variables(pool.spec))
+            await asyncio.to_thread(plugin_steps.run, pool.spec, machines, env.python, variables, say, pool._stop)
+        start = functools.partial(self._launch_here, machines, env.python, image.env)
+        return start, all(machine.key == LocalMachine.key for machine in machines)
+
+    def _launch_here(self, machines: Sequence[Any], python: Path, env: Mapping[str, str]) -> str:
+        pool = self.pool
+
+        def take(host: launch.Host) -> None:
+            pool.host_events.take(host)
+            if pool._stop.is_set() or pool.state == "ended":
+                # Whoever ended the pool may not have seen this one: it was on its way.
+                host.end()
+                raise BootstrapError("agent", "stopped")
+
+        return launch.launch(pool.id, pool.spec, machines, python, env, take, pool.expiry.left)
+
+    async def _prepare_remote(self) -> tuple[Callable[[], str], bool]:
+        """Connect to the machines and see that they have the environment; what starts the hosts there."""
+        from ...bootstrap.remote_environment import Crew
+
+        pool, provider = self.pool, self.pool.spec.provider
+        importing = asyncio.ensure_future(asyncio.to_thread(import_client))
+        await asyncio.to_thread(pool._end_astray)
+        told = pool.phases.on_node
+        crew = Crew(pool.machines, pool.spec, offline=provider.offline, stop=pool._stop, on_node=told)
+        for name, text, work in crew.phases:
+            with pool._phase(name, text) as say:
+                await asyncio.to_thread(work, say)
+        await importing
+        # Of remote machines, one port is reachable from here: the scheduler's.
+        return functools.partial(self._launch_remote, crew), False
+
+    def _launch_remote(self, crew: Crew) -> str:
+        pool = self.pool
+        pool._idle.clear()
+        try:
+            assert pool.link is not None
+            here = (pool.link.folder, pool.link.blobs)
+            return remote_host.start(
+                *(pool.traces, pool.spec, crew.sites, here, crew.image.env, pool.host_events.take, pool._stop),
+                lambda text: pool.listener(NoticeEvent(text)),
+                pool.expiry.left,
+            )
+        finally:
+            pool._idle.set()
+
+
+def import_client() -> None:
+    """Import what the control plane is asked with; it takes as long as all of ours."""
+    import distributed  # noqa: F401 - only to have it imported

@@ -1,0 +1,292 @@
+"""How a pool is, as JSON, for those who look at it: its nodes, what runs, and what its start came through.
+
+Nodes are asked only when somebody looks, all of them at once, and not more often than is worth it.
+What they answer is read as hostile: they run the user's code.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Mapping, Sequence
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from ..base.event_loop import loop
+from ..base.run_titles import title_of
+
+if TYPE_CHECKING:
+    from ..hosts.host import Host
+    from ..pool import Pool
+    from .lifecycle import PoolLife
+
+_log = logging.getLogger(__name__)
+# Whoever looks sooner than this after another sees what that one saw.
+_FRESH = 0.5
+# Samples of a node, one a second; it has no more itself.
+_KEPT = 300
+_WITHIN = 2.0
+_CODE = 500
+# Of a phase, for those who have seen the others.
+_LINES = 3
+_MOST_RANKS = 1024
+_MOST_GPUS = 64
+_MOST_TEXT = 200
+# Of a node that has not answered yet.
+_UNKNOWN: Mapping[str, Any] = {
+    "uptime": 0.0,
+    "pid": 0,
+    "accelerators": 0,
+    "accelerator": None,
+    "ranks": (),
+    "cores": 0.0,
+    "memory": 0.0,
+    "gpus": (),
+}
+Sample = tuple[float, ...]
+
+
+@dataclass
+class Seen:
+    """What is known of one node.
+
+    Attributes
+    ----------
+    samples : deque of (float, tuple of float)
+        When each was heard of, and what it holds; see `node.metrics`.
+    """
+
+    incarnation: str = ""
+    facts: dict[str, Any] = field(default_factory=dict)
+    metrics: dict[str, Any] = field(default_factory=dict)
+    next: int = 0
+    heard: float = -math.inf
+    samples: deque[tuple[float, Sample]] = field(default_factory=lambda: deque(maxlen=_KEPT))
+
+
+class Survey:
+    """One a pool, made with it. Its state changes on the loop only.
+
+    Parameters
+    ----------
+    pool : PoolLife
+        Whose nodes are asked.
+    """
+
+    def __init__(self, pool: PoolLife) -> None:
+        self.pool = pool
+        self.nodes: dict[int, Seen] = {}
+        self._at = -math.inf
+        self._asking: asyncio.Future[None] | None = None
+
+    def renumber(self, numbers: Mapping[int, int]) -> None:
+        """Nodes have other numbers: new ones by those before; the others are no more."""
+        self.nodes = {numbers[node]: seen for node, seen in self.nodes.items() if node in numbers}
+
+    async def look(self) -> None:
+        """Ask the nodes, unless somebody has just done so or is at it."""
+        if self._asking is None:
+            if time.monotonic() - self._at < _FRESH:
+                return
+            self._asking = asyncio.ensure_future(self._ask())
+        with contextlib.suppress(asyncio.TimeoutError):
+            # Whoever waits with us does not lose it to our own end.
+            await asyncio.wait_for(asyncio.shield(self._asking), _WITHIN)
+
+    async def _ask(self) -> None:
+        try:
+            control = self.pool.control
+            nodes = sorted(control.there) if control is not None and not control.closing else []
+            if control is None or not nodes:
+                return
+            since = {str(node): self.nodes[node].next for node in nodes if node in self.nodes}
+            answers = await asyncio.wait_for(control.ask("status", nodes, since=since), _WITHIN)
+            now = time.monotonic()
+            for node, answer in answers.items():
+                take(self.nodes.setdefault(node, Seen()), answer, now)
+        except Exception as error:
+            # A node that is lost, or an agent of another version: whoever looks sees what was known before.
+            _log.debug("the nodes of pool %s were not seen: %s: %s", self.pool.spec.name, type(error).__name__, error)
+        finally:
+            self._at, self._asking = time.monotonic(), None
+
+
+def take(seen: Seen, answer: Any, now: float) -> None:
+    """Take in what a node answers, as far as it can be right."""
+    if not isinstance(answer, Mapping):
+        return
+    incarnation = _text(answer.get("incarnation"))
+    if incarnation != seen.incarnation:
+        seen.incarnation, seen.next = incarnation, 0
+        seen.samples.clear()
+    seen.heard = now
+    accelerators = answer.get("accelerators")
+    count, kind = accelerators if isinstance(accelerators, (list, tuple)) and len(accelerators) == 2 else (0, None)
+    ranks = answer.get("ranks")
+    seen.facts = {
+        "pid": _whole(answer.get("pid")),
+        "uptime": _number(answer.get("uptime")),
+        "accelerators": _whole(count),
+        "accelerator": _text(kind) or None,
+        "ranks": [
+            _rank(number, facts)
+            for number, facts in list(ranks.items() if isinstance(ranks, Mapping) else ())[:_MOST_RANKS]
+            if isinstance(facts, Mapping)
+        ],
+    }
+    metrics = answer.get("metrics")
+    if isinstance(metrics, Mapping):
+        _take_metrics(seen, metrics, now)
+
+
+def _take_metrics(seen: Seen, metrics: Mapping[str, Any], now: float) -> None:
+    gpus = metrics.get("gpus")
+    gpus = gpus[:_MOST_GPUS] if isinstance(gpus, (list, tuple)) else []
+    named = [gpu for gpu in gpus if isinstance(gpu, (list, tuple)) and len(gpu) == 2]
+    seen.metrics = {
+        "cores": _number(metrics.get("cores")),
+        "memory": _number(metrics.get("memory")),
+        "gpus": [{"name": _text(name), "memory": _number(memory)} for name, memory in named],
+    }
+    width, samples = 2 + 2 * len(named), metrics.get("samples")
+    if not isinstance(samples, (list, tuple)):
+        return
+    fresh = [sample for sample in samples[-_KEPT:] if isinstance(sample, (list, tuple)) and len(sample) == width]
+    for index, sample in enumerate(fresh):
+        # They are a second apart, and the last one is of just now.
+        at = now - (len(fresh) - 1 - index)
+        seen.samples.append((at, tuple(_number(value) for value in sample)))
+    seen.next = _whole(metrics.get("next"))
+
+
+def of(pool: Pool, since: int | None = None, lines: int | None = None) -> dict[str, Any]:
+    """How a pool is, as JSON; any thread but the loop's own.
+
+    Parameters
+    ----------
+    since : int, optional
+        The ``mark`` of an earlier answer: samples that are newer come too. All of them for 0.
+    lines : int, optional
+        So many of the last lines of each phase, and what each node was at in it. Unless given all for a ``since``
+        of 0, else a few, and of nodes only what they are at now.
+    """
+    survey = pool.survey
+    if not since:
+        # Somebody asks, and it is not a page that asks each second: what is away is tried at once.
+        pool._retry()
+    with contextlib.suppress(FutureTimeout):
+        loop().call(survey.look(), timeout=_WITHIN + 1)
+    now = time.monotonic()
+    spec = pool.spec
+    return {
+        "name": spec.name,
+        "id": pool.id,
+        "state": pool.condition,
+        "why": pool.broken,
+        "provider": spec.provider.kind,
+        "about": str(spec.provider),
+        "ranks_per_node": spec.ranks_per_node,
+        "world_size": spec.world_size,
+        "plugins": [str(plugin) for plugin in spec.plugins],
+        "keep": spec.keep,
+        "uptime": round(time.perf_counter() - pool.began, 1) if pool.began else 0.0,
+        "runs": [_run(pool, run, now) for run in list(pool.supervisor.runs.values()) if not run.over.is_set()],
+        "away": pool.away,
+        "apart": pool.apart,
+        "phases": _phases(pool, since, lines),
+        "nodes": [_node(pool, node, since, now) for node in range(spec.nodes)],
+        # Milliseconds of this process's own clock.
+        "mark": math.ceil(now * 1000),
+    }
+
+
+def _phases(pool: Pool, since: int | None, lines: int | None) -> list[dict[str, Any]]:
+    if lines is not None:
+        return pool.phases.facts(lines)
+    return pool.phases.facts() if since == 0 else pool.phases.facts(_LINES, parts=False)
+
+
+def _run(pool: Pool, run: Any, now: float) -> dict[str, Any]:
+    return {
+        "id": run.id,
+        "code": run.code[:_CODE],
+        "title": title_of(run.code),
+        "count": run.count,
+        "elapsed": round(run.since_began, 1),
+        "silent": round(now - run.heard, 1),
+        "ranks": list(run.outcomes),
+        "left": run.left,
+        "failed": run.failed,
+        "interrupted": run.presses > 0,
+        "timed_out": run.timed_out is not None,
+        "detached": run.id in pool.detached,
+    }
+
+
+def _node(pool: Pool, node: int, since: int | None, now: float) -> dict[str, Any]:
+    seen = pool.survey.nodes.get(node, Seen())
+    host = _host_of(pool, node)
+    address = pool.control.addresses.get(node, "") if pool.control is not None else ""
+    samples = [(at, sample) for at, sample in list(seen.samples) if since is not None and at * 1000 > since]
+    return {
+        "node": node,
+        "state": state_of(pool, node, seen),
+        "host": host.name if host is not None else "",
+        "address": address.partition("://")[2].rpartition(":")[0],
+        **_UNKNOWN,
+        **seen.facts,
+        **seen.metrics,
+        "heard": round(now - seen.heard, 1) if seen.heard > 0 else None,
+        "now": list(seen.samples[-1][1]) if seen.samples else None,
+        "samples": [[round(now - at, 1), *sample] for at, sample in samples],
+    }
+
+
+def _host_of(pool: PoolLife, node: int) -> Host | None:
+    return next((host for host in pool.hosts if node in host.nodes), None)
+
+
+def state_of(pool: PoolLife, node: int, seen: Seen) -> str:
+    """What is to be said of a node, in one word."""
+    control = pool.control
+    host = _host_of(pool, node)
+    if host is not None and host.name in pool.away:
+        return "unreachable"
+    if control is None or pool.state == "new":
+        return "starting"
+    if pool.state in ("broken", "ended", "taken") or node in control.lost or node in control.off:
+        return "lost"
+    if None in control.silent or node in control.silent or node not in control.addresses:
+        return "silent"
+    ranks: Sequence[Mapping[str, Any]] = seen.facts.get("ranks") or ()
+    if any(not rank["pid"] or not rank["entered"] for rank in ranks):
+        return "replacing"
+    return "busy" if any(rank["run"] for rank in ranks) else "idle"
+
+
+def _rank(number: Any, facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "rank": _whole(number),
+        "pid": _whole(facts.get("pid")),
+        "run": _text(facts.get("busy_with")) or None,
+        "entered": facts.get("entered") is True,
+        "memory": _number(facts.get("memory")),
+    }
+
+
+def _whole(value: Any) -> int:
+    return value if type(value) is int and 0 <= value < 1 << 53 else 0
+
+
+def _number(value: Any) -> float:
+    sound = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e18
+    return float(value) if sound else 0.0
+
+
+def _text(value: Any) -> str:
+    return value[:_MOST_TEXT] if isinstance(value, str) and value.isprintable() else ""

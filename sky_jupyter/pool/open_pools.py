@@ -1,0 +1,187 @@
+"""The pools that this process manages: found by name, one of them current; all end with it."""
+
+from __future__ import annotations
+
+import atexit
+import contextlib
+import itertools
+import os
+import signal
+import threading
+from collections.abc import Iterator
+
+from ..errors import PoolError, nearest
+from ..node.shared import agent_channel
+from ..spec.pool_spec import PoolSpec
+from .pool import Pool
+from .registry.ended_pools import Gone
+
+
+class LivePools:
+    """Held by the module as `pools`; the magics and `Compute` share it."""
+
+    def __init__(self) -> None:
+        self._by_name: dict[str, Pool] = {}
+        self._current: str | None = None
+        # Pools on other machines that are there no more, by name, and which of them was the current one.
+        self._gone: dict[str, Gone] = {}
+        self._lost: str | None = None
+        self._watching = False
+        self._lock = threading.Lock()
+        # Pools that are being started, and whether the main thread waits for them.
+        self._starting: dict[Pool, bool] = {}
+        # Names of those that are about to be.
+        self._named: list[str] = []
+
+    @property
+    def starting(self) -> list[Pool]:
+        """Pools that are being started, and are not found by name yet."""
+        return list(self._starting)
+
+    @contextlib.contextmanager
+    def being_started(self, pool: Pool) -> Iterator[None]:
+        """This thread starts a pool."""
+        self._starting[pool] = threading.current_thread() is threading.main_thread()
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._starting[pool]
+
+    def interrupt_start(self, pool: Pool) -> bool:
+        """Interrupt the main thread where it is starting this pool; whether it is. Callable from any thread."""
+        with self._lock:
+            if pool not in self._starting:
+                return False
+            if not self._starting[pool]:
+                raise PoolError(f"pool {pool.spec.name!r} is being started by a thread, which cannot be interrupted")
+            # As the terminal's interrupt would: where the pool's start fails, nothing of it is left.
+            signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
+            return True
+
+    def add(self, pool: Pool) -> None:
+        """Take a pool in, under its name, and make it current."""
+        if not self._watching:
+            self._watching = True
+            # A host notices the end of its owner by itself; this only makes an orderly end quicker.
+            atexit.register(self.end_all)
+        self._by_name[pool.spec.name] = pool
+        self._gone.pop(pool.spec.name, None)
+        self.use(pool)
+
+    def get(self, name: str) -> Pool | None:
+        """The live pool of this name, or None."""
+        pool = self._by_name.get(name)
+        if pool is not None and pool.state == "ended":
+            self.discard(pool)
+            return None
+        return pool
+
+    @contextlib.contextmanager
+    def naming(self, name: str, *, other: bool) -> Iterator[str]:
+        """A name for a pool that is made meanwhile: this one, or with ``other`` one like it that nobody has here."""
+        with self._lock:
+            taken = {*self._named, *(pool.spec.name for pool in [*self.all(), *self.starting])} if other else set()
+            name = next(text for text in _numbered(name) if text not in taken)
+            self._named.append(name)
+        try:
+            yield name
+        finally:
+            with self._lock:
+                self._named.remove(name)
+
+    def need(self, name: str | None) -> Pool:
+        """The live pool of this name, or the current one.
+
+        Raises
+        ------
+        PoolError
+            When there is none; it says which there are.
+        """
+        pool = self.current if name is None else self.get(name)
+        if pool is None:
+            there = self.names
+            if (gone := self.gone(name)) is not None:
+                raise PoolError(gone.refusal("%sky up --provider local", there))
+            what = "there is no pool" if name is None else f"there is no pool {name!r}{nearest(name, there)}"
+            raise PoolError(f"{what}; live: {', '.join(there) or 'none'}. `%sky up` makes one")
+        pool.must_be_ours()
+        return pool
+
+    @property
+    def current(self) -> Pool | None:
+        """The pool that was used last, while it lives."""
+        return self.get(self._current) if self._current is not None else None
+
+    def use(self, pool: Pool) -> None:
+        """Make a pool the current one."""
+        self._current, self._lost = pool.spec.name, None
+
+    def gone(self, name: str | None = None) -> Gone | None:
+        """The pool of this name, or the current one, where it was on other machines and is there no more."""
+        name = self._lost if name is None else name
+        return self._gone.get(name) if name is not None else None
+
+    def miss(self, gone: Gone) -> None:
+        """A pool on other machines was wanted, or was current, and is not there: no other one takes its place."""
+        self._gone[gone.name] = gone
+        self._current, self._lost = None, gone.name
+
+    def forget(self, name: str | None = None) -> Gone | None:
+        """Let cells run on this machine again after a pool on others, of this name or the last; what there was."""
+        gone = self.gone(name)
+        if gone is not None:
+            del self._gone[gone.name]
+            if self._lost == gone.name:
+                self._lost = None
+        return gone
+
+    def fail(self, spec: PoolSpec, error: BaseException) -> None:
+        """A pool could not be started; nothing where its nodes were to be on this machine."""
+        if spec.provider.kind != "local":
+            told = str(error).partition("\n")[0] or "interrupted"
+            self.miss(Gone.of(spec, f"was not started ({told})"))
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        """Those of all live pools."""
+        return tuple(pool.spec.name for pool in self.all())
+
+    def all(self) -> list[Pool]:
+        """All live pools."""
+        return [pool for name in list(self._by_name) if (pool := self.get(name)) is not None]
+
+    def discard(self, pool: Pool) -> None:
+        """Forget a pool that has ended."""
+        if self._by_name.get(pool.spec.name) is pool:
+            del self._by_name[pool.spec.name]
+        current = self._current == pool.spec.name
+        if current:
+            self._current = next(reversed(self._by_name), None)
+        if pool.spec.provider.kind == "local" or pool.state == "taken":
+            return
+        gone = Gone.of(pool.spec, f"has ended: {pool.expiry.text}" if pool.expired else "was ended")
+        if current and (pool.expired or self._current is None):
+            self.miss(gone)
+        else:
+            self._gone[gone.name] = gone
+
+    def end_all(self) -> None:
+        """End every pool that is not kept, and let go of the others; not in a fork of the process that made them."""
+        for pool in self.all():
+            if pool.owner == os.getpid():
+                with contextlib.suppress(Exception):
+                    if pool.spec.keep:
+                        pool.release()
+                    else:
+                        pool.down()
+
+
+def _numbered(name: str) -> Iterator[str]:
+    yield name
+    yield from (f"{name}-{number}" for number in itertools.count(2))
+
+
+pools = LivePools()
+# What `sky.dict` and its like mean in this process.
+agent_channel.outside[:] = [lambda: pools.need(None).shared.shares]

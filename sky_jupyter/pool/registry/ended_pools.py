@@ -1,0 +1,101 @@
+"""Pools on other machines that have ended: a cell that was meant for one must not run on this machine instead."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from ...spec.pool_spec import DEFAULT_JOURNAL, PoolSpec
+from ...util.redaction import without_secrets
+
+
+@dataclass(frozen=True)
+class Gone:
+    """A pool that is not there any more, or never was ready.
+
+    Parameters
+    ----------
+    name : str
+        Its name.
+    text : str
+        Which machines it was on, and what became of it.
+    again : str
+        The line that makes it anew.
+    """
+
+    name: str
+    text: str
+    again: str
+
+    @classmethod
+    def of(cls, spec: PoolSpec, what: str) -> Gone:
+        """What is left to say of a pool; ``what`` is for example ``"has ended: its ttl of 25 s is over"``."""
+        return cls(spec.name, f"pool {spec.name!r} on {spec.provider} {what}", line(spec))
+
+    def refusal(self, cell: str, others: tuple[str, ...] = ()) -> str:
+        """Why nothing runs, and what to do.
+
+        Parameters
+        ----------
+        cell : str
+            What has the same run on this machine, such as ``"%%sky --provider local"``.
+        others : tuple of str
+            The names of pools that live.
+        """
+        use = f", `--name {others[0]}` uses one that lives ({', '.join(others)})" if others else ""
+        return f"{self.text}. `{self.again}` makes it anew{use}, and `{cell}` uses this machine"
+
+
+def line(spec: PoolSpec) -> str:
+    """The magic that makes a pool such as this; values that may be secrets are left for the person to write."""
+    return " ".join(["%sky", "up", *_words(_given(spec)), *_switches(spec)])
+
+
+def changes(old: PoolSpec, new: PoolSpec) -> str:
+    """The options that a pool such as ``new`` is given and one such as ``old`` is not; secrets as in `line`."""
+    before, switched = _given(old), _switches(old)
+    words = _words({name: value for name, value in _given(new).items() if before.get(name) != value})
+    return " ".join([*words, *(word for word in _switches(new) if word not in switched)])
+
+
+def _given(spec: PoolSpec) -> dict[str, object]:
+    """What a pool's options are given, by their names."""
+    provider, image = spec.provider, spec.image
+    given: dict[str, object] = {"provider": provider.kind}
+    if spec.name != "default":
+        given["name"] = spec.name
+    if hosts := getattr(provider, "hosts", ()):
+        given["hosts"] = ",".join(hosts)
+        given |= {name: value for name in ("user", "port", "jump") if (value := getattr(provider, name, None))}
+        given["key"] = ",".join(getattr(provider, "key", ()))
+    if spec.nodes != len(hosts):
+        given["nodes"] = spec.nodes
+    if spec.ranks_per_node > 1:
+        given["ranks-per-node"] = spec.ranks_per_node
+    given["plugins"] = ",".join(map(str, spec.plugins))
+    given["accelerator"] = spec.accelerator
+    given["pip"] = ",".join(map(without_secrets, image.pip))
+    given["python"] = image.python
+    given["env"] = ",".join(f"{name}=…" for name in image.env)
+    given["idle-timeout"] = _seconds(spec.idle_timeout)
+    given["ttl"] = _seconds(spec.ttl)
+    given["journal"] = spec.journal if spec.journal != DEFAULT_JOURNAL else None
+    given["blob-limit"] = spec.blob_limit
+    return {name: value for name, value in given.items() if value is not None and value != ""}
+
+
+def _switches(spec: PoolSpec) -> list[str]:
+    provider = spec.provider
+    accepted = getattr(provider, "accept_host_keys", False) is True
+    switches = {"accept-host-keys": accepted, "offline": getattr(provider, "offline", False), "keep": spec.keep}
+    switches["no-cluster"] = not spec.options.cluster
+    return [f"--{name}" for name, on in switches.items() if on]
+
+
+def _words(given: Mapping[str, object]) -> list[str]:
+    return [word for name, value in given.items() for word in (f"--{name}", shlex.quote(str(value)))]
+
+
+def _seconds(value: float | None) -> str | None:
+    return None if value is None else f"{value:g}s"

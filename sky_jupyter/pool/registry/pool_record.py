@@ -1,0 +1,181 @@
+"""What a kept pool leaves in its folder, so that a later manager can take it up again.
+
+The folder and the file are readable by their user only, like the pool's keys beside it: whoever can
+write there is the user. The file is JSON, so that every version can read of every other's what kind of
+pool it is and how it is ended; what the user's own plugins are is a pickle in it, which is opened last.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import json
+import os
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import cloudpickle
+
+from ...errors import PoolError
+from ...node.protocol.version import PROTOCOL
+from ...spec.pool_spec import PoolSpec
+
+if TYPE_CHECKING:
+    from .registry import PoolRow
+
+_NAME = "pool.record"
+_MOST = 1 << 30
+# What versions without a number wrote begins like this.
+_PICKLE = b"\x80"
+
+
+@dataclass(frozen=True)
+class PoolRecord:
+    """A pool, as its first manager made it.
+
+    Parameters
+    ----------
+    spec : PoolSpec
+        With its plugins.
+    scheduler : str
+        Its address, which it keeps when it is started anew.
+    ids : tuple of str
+        The provider's ids of the machines.
+    hosts : tuple of dict
+        Of each host its nodes, folders and process; see `launch.adopt`.
+    direct : bool
+        Whether agents can be reached without the scheduler in between.
+    shape : int
+        How often its nodes were changed.
+    ends : float, optional
+        When it ends by its ttl, as the clock of this machine has it.
+    """
+
+    spec: PoolSpec
+    scheduler: str
+    ids: tuple[str, ...]
+    hosts: tuple[dict[str, Any], ...]
+    direct: bool
+    shape: int = 0
+    ends: float | None = None
+
+    def write(self, folder: Path) -> None:
+        """Leave it in the pool's folder; it appears whole or not at all."""
+        facts = {"scheduler": self.scheduler, "ids": self.ids, "direct": self.direct, "shape": self.shape}
+        hosts = [_host_told(host) for host in self.hosts]
+        spec = base64.b64encode(cloudpickle.dumps(self.spec)).decode()
+        text = json.dumps({"protocol": PROTOCOL, **facts, "ends": self.ends, "hosts": hosts, "spec": spec})
+        temporary = folder / f"{_NAME}.new"
+        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="ascii") as file:
+            file.write(text)
+        os.replace(temporary, folder / _NAME)
+
+    @classmethod
+    def read(cls, row: PoolRow) -> PoolRecord:
+        """The record of a pool that the registry knows.
+
+        Raises
+        ------
+        PoolError
+            When there is none, when it is not this user's, of another version's pool, or cannot be read.
+        """
+        told = _told(row)
+        number = _protocol(told)
+        if number != PROTOCOL:
+            raise PoolError(f"{unfit(row.name, number)}; `%sky runs --name {row.name}` lists what ran there")
+        with _readable(row):
+            spec = cloudpickle.loads(base64.b64decode(told["spec"], validate=True))
+            if not isinstance(spec, PoolSpec):
+                raise TypeError("its spec is none")
+            hosts = tuple(_host_read(host) for host in told["hosts"])
+            ids = tuple(str(id) for id in told["ids"])
+            shape, ends = int(told["shape"]), told["ends"]
+            return cls(spec, str(told["scheduler"]), ids, hosts, bool(told["direct"]), shape, ends and float(ends))
+
+    @staticmethod
+    def hosts_of(row: PoolRow) -> list[dict[str, Any]]:
+        """The hosts of a pool of any version, so that it can be ended.
+
+        Raises
+        ------
+        PoolError
+            When they cannot be read.
+        """
+        told = _told(row)
+        with _readable(row):
+            if not told:
+                # A version without a number had nothing but a pickle, of classes that may be others by now.
+                return list(cloudpickle.loads((Path(row.folders[0]) / _NAME).read_bytes()).hosts)
+            return [_host_read(host) for host in told["hosts"]]
+
+
+def protocol_of(row: PoolRow) -> int | None:
+    """The number of the protocol that a pool speaks; None where that is not known."""
+    with contextlib.suppress(PoolError):
+        return _protocol(_told(row))
+    return None
+
+
+def unfit(name: str, protocol: int) -> str:
+    """Why a pool of another protocol cannot be attached to, and what to do."""
+    version = "an earlier" if protocol < PROTOCOL else "a later"
+    number = f"protocol {protocol}" if protocol else "without a protocol's number"
+    return (
+        f"pool {name!r} was made by {version} version of Sky Jupyter ({number}, this is {PROTOCOL}) and cannot be "
+        f"attached to: `%sky down --name {name}` ends it"
+    )
+
+
+def _told(row: PoolRow) -> dict[str, Any]:
+    """What the file says, all but unpickled; of a version without a number nothing."""
+    if not row.folders:
+        raise PoolError(f"pool {row.name!r} is not ready; `%sky status` says when it is")
+    path = Path(row.folders[0]) / _NAME
+    try:
+        with open(os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK), "rb") as file:
+            for facts in (os.fstat(file.fileno()), path.parent.stat()):
+                if facts.st_uid != os.getuid() or facts.st_mode & 0o077:
+                    raise PoolError(f"{path} is not this user's own, and is not read")
+            data = file.read(_MOST)
+    except FileNotFoundError:
+        raise PoolError(f"pool {row.name!r} is gone, or was not made with --keep") from None
+    except OSError as error:
+        raise PoolError(f"{path} cannot be read: {error.strerror or error}") from None
+    if data.startswith(_PICKLE):
+        return {}
+    with _readable(row):
+        told = json.loads(data)
+        if isinstance(told, dict) and isinstance(told.get("protocol"), int):
+            return told
+    raise PoolError(f"{path} holds no pool")
+
+
+def _protocol(told: Mapping[str, Any]) -> int:
+    return int(told.get("protocol", 0))
+
+
+@contextlib.contextmanager
+def _readable(row: PoolRow) -> Iterator[None]:
+    """Have what is wrong in a record be a PoolError that names it."""
+    try:
+        yield
+    except PoolError:
+        raise
+    except Exception as error:
+        path = Path(row.folders[0]) / _NAME
+        raise PoolError(f"{path} cannot be read: {type(error).__name__}: {error}") from None
+
+
+def _host_told(host: Mapping[str, Any]) -> dict[str, Any]:
+    """A host's facts as JSON has them."""
+    from ...machines.link import encoding
+
+    return {**host, "target": encoding.from_target(host["target"])} if "target" in host else dict(host)
+
+
+def _host_read(told: Mapping[str, Any]) -> dict[str, Any]:
+    from ...machines.link import encoding
+
+    return {**told, "target": encoding.target(told["target"])} if "target" in told else dict(told)

@@ -1,0 +1,352 @@
+"""What may be asked of this process's pools while a cell runs: a request read with limits, and its answer as JSON.
+
+A request comes from whoever may talk to the notebook's kernel, in any form. It is answered in any
+thread, and whatever is asked, the answer says what came of it; see docs/actions.md.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import re
+import threading
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeout
+from dataclasses import dataclass
+from time import monotonic
+from typing import Any
+
+from ..errors import PoolError, SkyError, SpecError, nearest, rank_label
+from ..spec.pool_spec import MAX_NODES
+from .lifecycle import status
+from .open_pools import pools
+from .pool import Pool
+from .runs import log_pages
+from .runs.run import Run
+
+_log = logging.getLogger(__name__)
+# What takes longer goes on, and the answer says so.
+_PATIENCE = 2.0
+# Two presses within this many seconds are one that was a double click.
+_DOUBLE = 1.0
+_MOST_TEXT = 64
+_MOST_HOST = 300
+_MOST_RANKS = 4096
+_MOST_RUNS = 200
+_SHOWN_RUNS = 50
+_MOST_NUMBER = 1 << 53
+_MOST_LINES = 100
+_ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
+Answer = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What a request may hold besides its action; each has a default where it is not given."""
+
+    pool: str | None = None
+    run: str | None = None
+    rank: int | None = None
+    ranks: tuple[int, ...] | None = None
+    start: int = 0
+    count: int | None = None
+    form: str = "events"
+    since: int | None = None
+    lines: int | None = None
+    hard: bool = False
+    nodes: int | None = None
+    add: tuple[str, ...] = ()
+    remove: tuple[int, ...] = ()
+
+
+def answer(content: Any) -> Answer:
+    """Do what a request asks for, and say what came of it; never raises. Callable from any thread."""
+    try:
+        action, request = read(content)
+        done = {"status": "ok", **ACTIONS[action](request)}
+    except SkyError as error:
+        done = _refusal(str(error))
+    except FutureTimeout:
+        done = _refusal("the pool did not answer in time; it may be unreachable just now")
+    except Exception as error:
+        _log.exception("a request could not be answered")
+        done = _refusal(f"{type(error).__name__}: {error}")
+    return sound(done)
+
+
+def _refusal(message: str) -> Answer:
+    return {"status": "error", "message": message}
+
+
+def read(content: Any) -> tuple[str, Request]:
+    """A request's action, and what it holds; what is not known is passed over.
+
+    Raises
+    ------
+    SpecError
+        When there is no such action, or a value is none that may be.
+    """
+    if not isinstance(content, Mapping):
+        raise SpecError(f"a request is an object with an 'action', not {type(content).__name__}")
+    action = content.get("action")
+    if not isinstance(action, str) or action not in ACTIONS:
+        shown = repr(action[:_MOST_TEXT]) if isinstance(action, str) else type(action).__name__
+        hint = nearest(action[:_MOST_TEXT], ACTIONS) if isinstance(action, str) else ""
+        raise SpecError(f"no action {shown}; there are {', '.join(ACTIONS)}{hint}")
+    given = {}
+    for name, (field, reader, allowed) in _FIELDS.items():
+        value = content.get(name)
+        if value is None:
+            continue
+        try:
+            given[field] = reader(value)
+        except ValueError:
+            raise SpecError(f"{action}: {name!r} must be {allowed}") from None
+    return action, Request(**given)
+
+
+def _name(value: Any) -> str:
+    if not isinstance(value, str) or not 0 < len(value) <= _MOST_TEXT or not value.isprintable():
+        raise ValueError
+    return value
+
+
+def _id(value: Any) -> str:
+    if not isinstance(value, str) or not _ID.match(value):
+        raise ValueError
+    return value
+
+
+def _whole(low: int, high: int) -> Callable[[Any], int]:
+    def read(value: Any) -> int:
+        if type(value) is not int or not low <= value <= high:
+            raise ValueError
+        return value
+
+    return read
+
+
+def _rank(value: Any) -> int | None:
+    return None if value == "all" else _whole(0, MAX_NODES * _MOST_RANKS)(value)
+
+
+def _ranks(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or not 0 < len(value) <= _MOST_RANKS:
+        raise ValueError
+    return tuple(_whole(0, MAX_NODES * _MOST_RANKS)(rank) for rank in value)
+
+
+def _hosts(value: Any) -> tuple[str, ...]:
+    if not isinstance(value, list) or not 0 < len(value) <= MAX_NODES:
+        raise ValueError
+    if not all(isinstance(host, str) and 0 < len(host) <= _MOST_HOST and host.isprintable() for host in value):
+        raise ValueError
+    return tuple(value)
+
+
+def _nodes(value: Any) -> tuple[int, ...]:
+    if not isinstance(value, list) or not 0 < len(value) <= MAX_NODES:
+        raise ValueError
+    return tuple(_whole(0, MAX_NODES)(node) for node in value)
+
+
+def _form(value: Any) -> str:
+    if value not in ("events", "text"):
+        raise ValueError
+    return str(value)
+
+
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError
+    return value
+
+
+_FIELDS: Mapping[str, tuple[str, Callable[[Any], Any], str]] = {
+    "pool": ("pool", _name, "a pool's name"),
+    "run": ("run", _id, "a run's id"),
+    "rank": ("rank", _rank, "a rank's number, or 'all'"),
+    "ranks": ("ranks", _ranks, f"a list of 1 to {_MOST_RANKS} ranks' numbers"),
+    "from": ("start", _whole(-_MOST_NUMBER, _MOST_NUMBER), "an event's number, or below 0 so many before the end"),
+    "count": ("count", _whole(1, log_pages.MOST_COUNT), f"a number from 1 to {log_pages.MOST_COUNT}"),
+    "as": ("form", _form, "'events' or 'text'"),
+    "since": ("since", _whole(0, _MOST_NUMBER), "the 'mark' of an earlier answer, or 0"),
+    "lines": ("lines", _whole(0, _MOST_LINES), f"a number from 0 to {_MOST_LINES}"),
+    "hard": ("hard", _flag, "true or false"),
+    "nodes": ("nodes", _whole(1, MAX_NODES), f"a number from 1 to {MAX_NODES}"),
+    "add": ("add", _hosts, "a list of hosts, such as gpu1 or me@gpu2:2222"),
+    "remove": ("remove", _nodes, "a list of nodes' numbers"),
+}
+
+
+# -- the actions -----------------------------------------------------------------------------------
+
+
+def _status(request: Request) -> Answer:
+    chosen = pools.all() + pools.starting if request.pool is None else [_need(request.pool)]
+    current = pools.current
+    return {"pools": [{**status.of(pool, request.since, request.lines), "current": pool is current} for pool in chosen]}
+
+
+def _interrupt(request: Request) -> Answer:
+    pool = _need(request.pool)
+    if pools.interrupt_start(pool):
+        return {"runs": [], "message": f"the start of pool {pool.spec.name} is interrupted"}
+    if request.run is None and pool.stop_resizing():
+        return {"runs": [], "message": f"the change of pool {pool.spec.name}'s nodes is given up; it stays as it was"}
+    pressed = [run for run in _running(pool) if request.run in (None, run.id)]
+    ranks = sorted({rank for run in pressed for rank in run.left})
+    for run in pressed:
+        if request.hard:
+            pool.press(run, max(1, 2 - run.presses))
+        elif monotonic() - run.pressed >= _DOUBLE:
+            pool.press(run)
+    what = f"{rank_label(ranks)} interrupted" if ranks else "nothing runs"
+    return {"runs": [run.id for run in pressed], "message": f"pool {pool.spec.name}: {what}"}
+
+
+def _restart(request: Request) -> Answer:
+    pool = _need(request.pool)
+    ranks = None if request.ranks is None else pool.check_ranks(request.ranks)
+    what = f"pool {pool.spec.name}: new kernels on {'all ranks' if ranks is None else rank_label(ranks)}"
+    return _in_time(pool, lambda: pool.restart(ranks=ranks), what)
+
+
+def _resize(request: Request) -> Answer:
+    pool = _need(request.pool)
+    plan = pool.planned(request.nodes, request.add, request.remove)
+    before = pool.spec.nodes
+    what = f"pool {pool.spec.name}: {before} node{'s' if before > 1 else ''} -> {plan.spec.nodes}"
+    if plan.is_of(pool.spec):
+        return {"done": True, "message": f"{what}, as it is already"}
+    return _in_time(pool, lambda: pool.resize(request.nodes, add=request.add, remove=request.remove), what)
+
+
+def _down(request: Request) -> Answer:
+    pool = _need(request.pool)
+    if pools.interrupt_start(pool):
+        return {"done": False, "message": f"the start of pool {pool.spec.name} is interrupted, and it ends"}
+
+    def end() -> None:
+        with pool.changing("ended"):
+            pool.down()
+        pools.discard(pool)
+
+    return _in_time(pool, end, f"pool {pool.spec.name}: ended")
+
+
+def _where(request: Request) -> Answer:
+    return {"text": str(_need(request.pool).where())}
+
+
+def _page(request: Request) -> Answer:
+    pool, run = _need(request.pool), request.run
+    if run is None:
+        known = [item.id for item in list(pool.supervisor.runs.values())]
+        run = known[-1] if known else next((row.id for row in pool.registry.runs(pool.id, 1)), None)
+    if run is None:
+        raise PoolError(f"nothing has run on pool {pool.spec.name!r} yet")
+    found = pool.page(run, request.rank, request.start, request.count or log_pages.COUNT)
+    nodes = []
+    for page in found:
+        facts = {"node": page.node, "from": page.first, "next": page.next, "end": page.end, "over": page.over}
+        what = {"text": page.text} if request.form == "text" else {"events": list(page.events)}
+        nodes.append({**facts, **what})
+    return {"run": run, "nodes": nodes}
+
+
+def _runs(request: Request) -> Answer:
+    chosen = pools.all() if request.pool is None else [_need(request.pool)]
+    most = min(request.count or _SHOWN_RUNS, _MOST_RUNS)
+    rows: list[dict[str, Any]] = []
+    for pool in chosen:
+        on = {run.id for run in _running(pool)}
+        for row in pool.registry.runs(pool.id, most):
+            state = "running" if row.id in on else row.state
+            facts = {"id": row.id, "pool": pool.spec.name, "state": state, "code": row.code, "began": row.began}
+            rows.append(
+                {**facts, "elapsed": row.elapsed, "ranks": list(row.ranks), "detached": row.id in pool.detached}
+            )
+    return {"runs": sorted(rows, key=lambda row: -row["began"])[:most]}
+
+
+ACTIONS: Mapping[str, Callable[[Request], Answer]] = {
+    "status": _status,
+    "interrupt": _interrupt,
+    "restart": _restart,
+    "resize": _resize,
+    "down": _down,
+    "where": _where,
+    "log": _page,
+    "runs": _runs,
+}
+
+
+def _need(name: str | None) -> Pool:
+    starting = pools.starting
+    if name is None and pools.current is None and len(starting) == 1:
+        return starting[0]
+    found = next((pool for pool in starting if pool.spec.name == name), None)
+    return pools.need(name) if found is None else found
+
+
+def _running(pool: Pool) -> Sequence[Run]:
+    return [run for run in list(pool.supervisor.runs.values()) if run.left]
+
+
+def _in_time(pool: Pool, work: Callable[[], object], what: str) -> Answer:
+    """Do it in a thread; where it takes long it goes on, and what goes wrong then is told with the next cell."""
+    future: Future[None] = Future()
+
+    def run() -> None:
+        try:
+            work()
+        except BaseException as error:
+            future.set_exception(error)
+        else:
+            future.set_result(None)
+
+    def tell(done: Future[None]) -> None:
+        if done.exception() is not None:
+            pool.supervisor.news.append(f"it was asked for, and failed ({what}): {done.exception()}")
+
+    threading.Thread(target=run, name="sky-action", daemon=True).start()
+    try:
+        future.result(_PATIENCE)
+    except FutureTimeout:
+        if future.done():
+            raise
+        future.add_done_callback(tell)
+        return {"done": False, "message": f"{what}: begun, and not done yet"}
+    return {"done": True, "message": what}
+
+
+# -- what goes over the wire -----------------------------------------------------------------------
+
+
+def sound(value: Answer) -> Answer:
+    """The answer, fit for a Jupyter message: no halves of characters, and no numbers that JSON has not."""
+    with contextlib.suppress(ValueError, RecursionError):
+        json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
+        return value
+    try:
+        return dict(_clean(value))
+    except RecursionError:
+        return _refusal("the answer is nested too deep to be sent")
+
+
+def _clean(value: Any) -> Any:
+    if isinstance(value, str):
+        return value.encode(errors="replace").decode()
+    if isinstance(value, float):
+        return value if abs(value) < float("inf") else None
+    if isinstance(value, dict):
+        return {_clean(str(key)): _clean(item) for key, item in value.items()}
+    if isinstance(value, (list, tuple)):
+        return [_clean(item) for item in value]
+    return value
+
+
+__all__ = ["ACTIONS", "Request", "answer", "read", "sound"]

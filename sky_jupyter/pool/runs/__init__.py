@@ -1,0 +1,1 @@
+"""A run as data: what came of it, rank by rank."""

@@ -1,0 +1,32 @@
+"""What a broadcast raises where ranks failed: `BroadcastError`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from .result import CellError, CellResult, Outcome
+
+
+class BroadcastError(CellError):
+    """A function failed on ranks. An exception group of their errors, catchable by ``except*``.
+
+    Attributes
+    ----------
+    errors : mapping of int to Exception
+        Each failed rank's exception.
+    result : CellResult
+        The whole run: `result[rank]` is a rank's value, or raises its error.
+    """
+
+    what = "call"
+
+    def __new__(cls, result: CellResult, outcomes: Sequence[Outcome]) -> BroadcastError:
+        self = super().__new__(cls, result, outcomes)
+        assert isinstance(self, BroadcastError)
+        return self
+
+    @property
+    def results(self) -> Mapping[int, Any]:
+        """What the ranks returned that did not fail, by rank."""
+        return {rank: self.result.value(rank) for rank in self.result.ranks if rank not in self.errors}

@@ -1,0 +1,111 @@
+"""What becomes of runs whose pool has lost its head: the other nodes' journals are read from their disks."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+from ...errors import SkyError
+from ...node.journal.segments import Gap, is_number, parse
+from ..base.event_loop import in_thread
+from ..hosts.reachability import script_of
+
+if TYPE_CHECKING:
+    from ..hosts.remote_host import RemoteHost
+    from .run import Run
+
+# Whoever has not answered by then is not waited for.
+_PATIENCE = 3.0
+_MOST = 16 << 20
+# Only files that may hold what is wanted are read: each is named by its first event.
+_READ = """
+import glob, json, os, sys
+base, start, most = {base!r}, {start}, {most}
+names = [name[len(base) + 1:] for name in glob.glob(glob.escape(base) + ".*")]
+firsts = sorted((int(name), name) for name in names if name.isdigit())
+wanted = [name for at, (_, name) in enumerate(firsts) if at + 1 == len(firsts) or firsts[at + 1][0] > start]
+lines = dict()
+for name in wanted + ["held"] * ("held" in names):
+    with open(base + "." + name, "rb") as file:
+        for line in file:
+            try:
+                number = int(json.loads(line)["seq"])
+            except (ValueError, KeyError, TypeError):
+                break
+            if number >= start and line.endswith(b"\\n"):
+                lines.setdefault(number, line)
+for number in sorted(lines):
+    most -= len(lines[number])
+    if most < 0:
+        break
+    sys.stdout.buffer.write(lines[number])
+"""
+_THERE = (
+    "{why}; what it had printed on its own node by then is here. It goes on there, unheard: `%sky restart` "
+    "makes the pool anew, `%sky down` ends it"
+)
+_AWAY = (
+    "{why}; its own node could not be reached just now to see how far it is. It may go on there, unheard: "
+    "`%sky restart` makes the pool anew, `%sky down` ends it"
+)
+
+
+async def give_up(runs: Iterable[Run], hosts: Sequence[RemoteHost], why: str) -> None:
+    """End runs: on the head's ranks at once, on the others' when it is seen how far they have come.
+
+    Parameters
+    ----------
+    why : str
+        What is the matter with the head.
+    """
+    on = [run for run in runs if run.left]
+    for run in on:
+        gone = [rank for rank in run.left if _host_of(hosts, run, rank) in (None, hosts[0])]
+        run.lose(gone, f"{why}; `%sky restart` makes the pool anew")
+    await asyncio.gather(*(_see(run, host, why) for run in on for host in hosts[1:]))
+
+
+def _host_of(hosts: Sequence[RemoteHost], run: Run, rank: int) -> RemoteHost | None:
+    return next((host for host in hosts if run.outcomes[rank].node in host.nodes), None)
+
+
+async def _see(run: Run, host: RemoteHost, why: str) -> None:
+    """Take in what a node has of a run, and give up those of its ranks that have not ended."""
+    ranks = [rank for rank in run.left if run.outcomes[rank].node in host.nodes]
+    if not ranks:
+        return
+    text = _THERE
+    for node in host.nodes:
+        start = run.next(node)
+        try:
+            lines = await asyncio.wait_for(in_thread(_lines, host, node, run.id, start), _PATIENCE)
+        except (SkyError, asyncio.TimeoutError, TimeoutError):
+            text = _AWAY
+        else:
+            run.take(node, start, *_batch(lines, start))
+    left = [rank for rank in ranks if run.outcomes[rank].status == "running"]
+    run.lose(left, text.format(why=why))
+
+
+def _lines(host: RemoteHost, node: int, run: str, start: int) -> bytes:
+    """The events of a node's journal from a number on, each a line, as far as they are kept."""
+    code = _READ.format(base=f"{host.there}/n{node}/journal/{run}.jsonl", start=start, most=_MOST)
+    return host.machine.shell.run(script_of(host.python, code), timeout=_PATIENCE).out
+
+
+def _batch(lines: bytes, start: int) -> tuple[int, bytes]:
+    """How many events lines are, and the lines, with a gap where events are missing between them."""
+    at, parts = start, []
+    for line in lines.splitlines(keepends=True):
+        event = parse(line)
+        number = None if event is None else event.get("seq")
+        if event is None or not is_number(number) or number < at:
+            continue
+        gap = Gap.from_json(event) if event.get("kind") == "gap" else None
+        if number > at:
+            parts.append(json.dumps(Gap(at, number, 0, "it could not be read").to_json()).encode() + b"\n")
+        parts.append(line)
+        at = number + 1 if gap is None else gap.next
+    return at - start, b"".join(parts)

@@ -1,0 +1,118 @@
+"""A page of what a run has told: events of the nodes' journals, from any number on, without the rest of them.
+
+The answers come from nodes that run the user's code; here they are read as hostile.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ...errors import PoolError
+from ...node.journal.journal import size_text
+from ...node.journal.segments import Gap, is_number, parse
+from ...node.protocol.events import checked, text_of
+from ..control.client import Control
+
+COUNT = 1000
+MOST_COUNT = 100_000
+# Of all nodes together; one event more may come, which is as large as it is.
+_MOST_BYTES = 1 << 20
+_LEAST_BYTES = 4096
+_MOST_EVENT = 4 << 20
+# What only the notebook's own process may unpickle.
+_PICKLED = ("value", "exception")
+
+
+@dataclass(frozen=True)
+class Page:
+    """What one node has of a run, from one number to another.
+
+    Parameters
+    ----------
+    first, next : int
+        The number of its first event, and the one that the next page begins with.
+    end : int
+        The number that the node's next event will have.
+    over : bool
+        Whether no more will come.
+    events : tuple of dict
+        As `node.messages` makes them, each with its number ``seq``; a gap stands for what is not kept.
+    """
+
+    node: int
+    first: int
+    next: int
+    end: int
+    over: bool
+    events: tuple[dict[str, Any], ...]
+
+    @property
+    def text(self) -> str:
+        """What was printed, and where a part of it is missing."""
+        return "".join(map(text_of, self.events))
+
+
+async def ask(
+    control: Control, run: str, rank: int | None, nodes: Collection[int] | None, start: int, count: int
+) -> list[Page]:
+    """Ask nodes, all that answer unless given, for a page; see `Pool.page`."""
+    asked = sorted(control.there if nodes is None else control.there & set(nodes))
+    most = max(_LEAST_BYTES, _MOST_BYTES // max(1, len(asked)))
+    answers = await control.ask("page", asked, run=run, start=start, most=most) if asked else {}
+    found = [read(node, answer, rank, count) for node, answer in sorted(answers.items()) if answer is not None]
+    if not found:
+        raise PoolError(f"no node that answers knows run {run}" if asked else "the node does not answer")
+    return found
+
+
+def read(node: int, answer: Mapping[str, Any], rank: int | None, count: int) -> Page:
+    """A node's answer, of which the events of one rank are wanted, or all.
+
+    Raises
+    ------
+    PoolError
+        When it is none.
+    """
+    first: Any
+    following: Any
+    end: Any
+    first, following, end = (answer.get(name) for name in ("first", "next", "end"))
+    data = answer.get("data")
+    numbers = is_number(first) and is_number(following) and is_number(end)
+    if not numbers or not first <= following <= end or not isinstance(data, (bytes, bytearray, memoryview)):
+        raise PoolError(f"node {node} sent a page that cannot be read")
+    stop, at, events = min(following, first + count), first, []
+    for line in bytes(data).split(b"\n"):
+        event = parse(line) if line else None
+        if event is None:
+            continue
+        number = event.get("seq")
+        if not is_number(number) or number >= stop:
+            break
+        gap = Gap.from_json(event) if event.get("kind") == "gap" else None
+        # A gap may go further than what was asked for: what is in it need not be asked for again.
+        at = max(at, number + 1 if gap is None else min(gap.next, end))
+        sound = _sound(event, len(line)) if gap is None else gap.to_json()
+        if sound is not None and (rank is None or gap is not None or sound.get("rank") == rank):
+            events.append(sound)
+    return Page(node, first, max(at, stop), end, bool(answer.get("over")), tuple(events))
+
+
+def _sound(event: dict[str, Any], size: int) -> dict[str, Any] | None:
+    if event.get("kind") in ("begin", "notice") and not is_number(event.get("rank")):
+        text = event.get("text")
+        return {"kind": "notice", "seq": event["seq"], "text": text} if isinstance(text, str) else None
+    if not is_number(event.get("rank")):
+        return None
+    if size > _MOST_EVENT:
+        what: dict[str, Any] = {name: event[name] for name in ("seq", "rank", "t") if name in event}
+        return {
+            **what,
+            "kind": "stream",
+            "name": "stderr",
+            "text": f"… {size_text(size)} of output, not shown here …\n",
+        }
+    sound = checked(event)
+    return None if sound is None else {name: value for name, value in sound.items() if name not in _PICKLED}

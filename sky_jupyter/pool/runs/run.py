@@ -1,0 +1,353 @@
+"""A run as the manager sees it: events that arrive, outcomes that fill, and when it is over.
+
+What arrives is not relied on: an agent, or the code on its ranks, could send anything. It may lose
+or invent its own ranks' output, and nothing else.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+import time
+from collections.abc import Callable, Iterable
+from concurrent.futures import Future
+from pathlib import Path
+from typing import Any
+
+from ...capture.collect import Capture
+from ...errors import cleaned
+from ...node.journal.segments import Gap, is_number, parse
+from ...node.protocol.events import checked, gap_text
+from ...spec.pool_spec import MAX_NODES
+from ..base.events import Event, Listener, NoticeEvent, OutputEvent
+from .printed_output import Bound, Printed
+from .result import Outcome
+
+_log = logging.getLogger(__name__)
+# What comes too early waits for what is missing, as far as there is room: the journal has it too.
+_MOST_EARLY = 256
+_MOST_EARLY_BYTES = 8 << 20
+# Of what a node says of itself, beside its ranks' output.
+_MOST_NOTICES = 20
+_MOST_NOTICE = 500
+
+
+class Run:
+    """One execution on a pool; made by the manager, fed on the loop, waited for anywhere.
+
+    Parameters
+    ----------
+    id : str
+        Made by the manager, known to the agents.
+    nodes : dict
+        Rank -> node of all ranks that take part; empty where the control plane chooses one.
+    listener : callable
+        Told every event, in order for each node.
+    """
+
+    def __init__(self, id: str, nodes: dict[int, int], listener: Listener) -> None:
+        self.id = id
+        self.outcomes = {rank: Outcome(rank, node) for rank, node in sorted(nodes.items())}
+        self.listener = listener
+        self.capture = Capture()
+        # Where its blobs lie while it is on.
+        self.folder = Path()
+        # Whether other machines have such a folder.
+        self.brought = False
+        self.elapsed = 0.0
+        # Names that ranks bound or deleted and which ranks did; those that are bound now with their bytes,
+        # as far as ranks can tell, None before one has; those that are modules.
+        self.writes: dict[str, set[int]] = {}
+        self.sizes: dict[str, int | None] | None = None
+        self.modules: set[str] = set()
+        # Their full names, of those that can be imported again.
+        self.imports: dict[str, str] = {}
+        # What the functions and classes read that are, or are in, what was bound.
+        self.uses: dict[str, frozenset[str]] = {}
+        # For the main thread, and for the loop.
+        self.over = threading.Event()
+        self.changed = asyncio.Event()
+        # The run's life on the loop, set by the manager; done when the outcomes are final.
+        self.task: Future[None] = Future()
+        # Why ranks were stopped, where the manager stopped them; after how many seconds, where it took too long.
+        self.why = ""
+        self.timed_out: float | None = None
+        # What the time limit is called where it was given.
+        self.limit = "--timeout"
+        # How often a person has pressed interrupt, and when they last did.
+        self.presses = 0
+        # Whether one came while it was being begun.
+        self.early = False
+        self.pressed = 0.0
+        # Whether it was given up with the kernels or the pool that it was on: nothing of it is to be mended.
+        self.abandoned = False
+        # Ranks that were freed from a collective: what they raise then is our doing.
+        self.aborted: set[int] = set()
+        # The cell, as it was given, and its number.
+        self.code = ""
+        self.count = 0
+        # When something of it was last heard of.
+        self.heard = time.monotonic()
+        # How often the pool's nodes had been changed when its ranks were chosen.
+        self.shape = 0
+        self._began = time.perf_counter()
+        self._next: dict[int, int] = dict.fromkeys(nodes.values(), 0)
+        self._anywhere = not nodes
+        self._early: dict[int, dict[int, tuple[int, bytes]]] = {}
+        # Nodes that sent what cannot be read, and how much each one has said of itself.
+        self._unreadable: set[int] = set()
+        self._notices: dict[int, int] = {}
+        # How much is kept here of what was printed.
+        self._bound = Bound()
+
+    @property
+    def key(self) -> str:
+        """Its id in the registry: what a call is named by while a rank does it begins with that."""
+        return self.id.partition(".")[0]
+
+    @property
+    def left(self) -> list[int]:
+        """Ranks that still work."""
+        return [rank for rank, outcome in self.outcomes.items() if outcome.status == "running"]
+
+    @property
+    def failed(self) -> list[int]:
+        """Ranks that ended otherwise than well."""
+        return [rank for rank, outcome in self.outcomes.items() if outcome.failed]
+
+    @property
+    def how_ended(self) -> str:
+        """How it ended as a whole, in the registry's words."""
+        ends = [self.outcomes[rank].end for rank in self.failed]
+        if not ends or any(end.get("status") != "interrupted" for end in ends):
+            return "failed" if ends else "ok"
+        return "timed out" if any("timeout" in end for end in ends) else "interrupted"
+
+    def waits(self, node: int) -> bool:
+        """Whether events of a node have come for which others must come first."""
+        return bool(self._early.get(node))
+
+    def concerns(self, node: int) -> bool:
+        """Whether a node takes part, as far as is known."""
+        return node in self._next
+
+    def accepts(self, id: str, node: int) -> bool:
+        """Whether events that a node tells of this id are this run's."""
+        return id == self.id
+
+    def lose_node(self, node: int, why: str, name: str = "") -> None:
+        """A node is given up, and with it the ranks that work there; ``name`` is its machine's, as messages have it."""
+        ranks = [rank for rank in self.left if self.outcomes[rank].node == node]
+        self.lose(ranks, f"node {node}{name} is lost: {why}")
+
+    def give_up(self, text: str) -> None:
+        """Nobody can be reached any more."""
+        if self.left:
+            self.lose(self.left, text)
+
+    def start_clock(self) -> None:
+        """The run's time begins now, and not while the pool is being mended."""
+        self._began = time.perf_counter()
+        self.heard = time.monotonic()
+
+    @property
+    def since_began(self) -> float:
+        """Seconds since it began, or that it took."""
+        return self.elapsed if self.over.is_set() else time.perf_counter() - self._began
+
+    def next(self, node: int) -> int:
+        """The number of the event that is awaited from a node."""
+        return self._next.setdefault(node, 0)
+
+    def place(self, rank: int, node: int) -> None:
+        """The control plane has chosen this rank."""
+        self.outcomes.setdefault(rank, Outcome(rank, node))
+
+    def take(self, node: int, first: int, count: int, data: bytes) -> int | None:
+        """Take a batch in; returns the event number to ask the agent for, where one is missing.
+
+        A batch that is known already is passed over; one that comes early waits for those before.
+        """
+        if type(node) is not int or not (node in self._next or (self._anywhere and 0 <= node < MAX_NODES)):
+            return None
+        awaited = self._next.setdefault(node, 0)
+        if not (is_number(first) and is_number(count) and isinstance(data, (bytes, bytearray, memoryview))):
+            self._note_unreadable(node, "a batch without numbers or lines")
+            return None
+        if first + count <= awaited:
+            return None
+        if first > awaited:
+            self._put_early(node, first, count, bytes(data))
+            return awaited
+        self._take_lines(node, first, count, data)
+        early = self._early.get(node, {})
+        while early and (start := min(early)) <= self._next[node]:
+            number, lines = early.pop(start)
+            if start + number > self._next[node]:
+                self._take_lines(node, start, number, lines)
+        # Less than what had been announced.
+        return self._next[node] if self._next[node] < first + count else None
+
+    def _put_early(self, node: int, first: int, count: int, data: bytes) -> None:
+        early = self._early.setdefault(node, {})
+        size = sum(len(lines) for _, lines in early.values()) + len(data)
+        if first not in early and len(early) < _MOST_EARLY and size <= _MOST_EARLY_BYTES:
+            early[first] = (count, data)
+
+    def _take_lines(self, node: int, first: int, count: int, data: bytes | bytearray | memoryview) -> None:
+        """Take in the events ``first`` to ``first + count - 1``, as far as they are new.
+
+        A line that is no event, or not the one whose turn it is, is passed over: asking for it
+        again would bring the same.
+        """
+        at, end = first, first + count
+        for line in str(data, "utf-8", "replace").split("\n"):
+            if not line:
+                continue
+            if at >= end:
+                self._note_unreadable(node, "more lines than announced")
+                return
+            event = parse(line)
+            gap = None
+            if event is None or event.get("seq") != at:
+                event = None
+                self._note_unreadable(node, f"line {at} is not event {at}")
+            elif event.get("kind") == "gap":
+                gap = Gap.from_json(event)
+                if gap is None or gap.next > end:
+                    event = gap = None
+                    self._note_unreadable(node, f"line {at} is no gap")
+            at = at + 1 if gap is None else gap.next
+            awaited = self._next[node]
+            if at <= awaited:
+                continue
+            self._next[node] = at
+            if gap is not None:
+                self._on_gap(gap.clipped(awaited, at), node)
+            elif event is not None:
+                self._on_event(event, node)
+        if at < end:
+            self._note_unreadable(node, "fewer lines than announced")
+
+    def _note_unreadable(self, node: int, what: str) -> None:
+        """Say once of a node that it sends what it should not."""
+        if node not in self._unreadable:
+            self._unreadable.add(node)
+            self._tell(NoticeEvent(f"node {node} sent what cannot be read; it was passed over ({what})", self.id))
+
+    def _tell(self, event: Event) -> None:
+        try:
+            self.listener(event)
+        except Exception:
+            # A view that fails costs no output and no result.
+            _log.exception("what listens to run %s failed", self.id)
+
+    def _on_event(self, event: dict[str, Any], node: int) -> None:
+        self.heard = time.monotonic()
+        kind, rank, text = event.get("kind"), event.get("rank"), event.get("text")
+        if kind == "notice" and isinstance(text, str):
+            self._on_notice(f"node {node}: {cleaned(text)}", node)
+        if kind == "notice" or not is_number(rank):
+            return
+        if self._anywhere and not self.outcomes:
+            self.place(rank, node)
+        outcome = self.outcomes.get(rank)
+        if outcome is None or outcome.node != node:
+            return
+        sound = checked(event)
+        if sound is None:
+            self._note_unreadable(node, f"event {event['seq']} lacks what belongs to its kind")
+            return
+        if kind == "end":
+            self._on_end(sound, outcome)
+            return
+        if kind == "stream":
+            kept = outcome.stdout if sound["name"] == "stdout" else outcome.stderr
+            self._keep(kept, event["seq"], sound["text"])
+        self._tell(OutputEvent(self.id, outcome.rank, sound))
+
+    def _on_end(self, event: dict[str, Any], outcome: Outcome) -> None:
+        if outcome.status != "running":
+            return
+        ours = event["status"] in ("interrupted", "died") or outcome.rank in self.aborted
+        if self.why and ours and event["status"] != "ok":
+            # We ended it ourselves: what matters is why.
+            event = {**event, "status": "interrupted", "why": event.get("why") or self.why}
+            if self.timed_out is not None:
+                event["timeout"] = self.timed_out
+        outcome.status, outcome.end = event["status"], event
+        for name in event.get("writes", ()):
+            self.writes.setdefault(name, set()).add(outcome.rank)
+        if "sizes" in event:
+            self.sizes = known = self.sizes or {}
+            for name, size in event["sizes"].items():
+                known[name] = size if known.get(name) is None else max(size or 0, known[name] or 0)
+        for name, uses in event.get("uses", {}).items():
+            self.uses[name] = self.uses.get(name, frozenset()).union(uses)
+        self.modules.update(event.get("modules", ()))
+        self.imports.update((name, found[0]) for name, found in event.get("imports", {}).items())
+        self._tell(OutputEvent(self.id, outcome.rank, event))
+        self._note_end()
+
+    def _on_gap(self, gap: Gap, node: int) -> None:
+        """Say where output is missing: in each rank's that is known to have had some, else beside them."""
+        why = _one_line(gap.why) or "it is not known why"
+        of_ranks: dict[int, int] = {}
+        for (rank, name), size in gap.tally.items():
+            outcome = self.outcomes.get(rank)
+            if outcome is None or outcome.node != node:
+                continue
+            of_ranks[rank] = of_ranks.get(rank, 0) + size
+            kept = {"stdout": outcome.stdout, "stderr": outcome.stderr}.get(name)
+            if kept is not None:
+                self._keep(kept, gap.first, "\n" * kept.line_is_open + gap_text(size, why))
+        for rank, size in of_ranks.items():
+            line = {"kind": "stream", "rank": rank, "name": "stderr", "text": gap_text(size, why)}
+            self._tell(OutputEvent(self.id, rank, line))
+        if not of_ranks:
+            self._on_notice(f"node {node}: a part of what it had to say is missing ({why})", node)
+
+    def _keep(self, kept: Printed, number: int, text: str) -> None:
+        size = kept.add(number, text)
+        self._bound.note(size, (one for outcome in self.outcomes.values() for one in (outcome.stdout, outcome.stderr)))
+
+    def _on_notice(self, text: str, node: int) -> None:
+        self._notices[node] = said = self._notices.get(node, 0) + 1
+        if said <= _MOST_NOTICES:
+            self._tell(NoticeEvent(_one_line(text), self.id))
+
+    def lose(self, ranks: Iterable[int], text: str) -> None:
+        """Give up ranks whose node is gone."""
+        for rank in ranks:
+            if self.outcomes[rank].status == "running":
+                event = {"kind": "end", "rank": rank, "status": "lost", "text": text}
+                self.outcomes[rank].status, self.outcomes[rank].end = "lost", event
+                self._tell(OutputEvent(self.id, rank, event))
+        self._note_end()
+
+    def _note_end(self) -> None:
+        self.changed.set()
+        if not self.left:
+            self.elapsed = time.perf_counter() - self._began
+            self.over.set()
+
+    async def until(self, condition: Callable[[], bool], timeout: float | None) -> bool:
+        """Wait on the loop until the condition holds; False when time is up."""
+        end = None if timeout is None else time.monotonic() + timeout
+        while not condition():
+            self.changed.clear()
+            wait = None if end is None else end - time.monotonic()
+            if wait is not None and wait <= 0:
+                return False
+            try:
+                await asyncio.wait_for(self.changed.wait(), wait)
+            except asyncio.TimeoutError:
+                return condition()
+        return True
+
+
+def _one_line(text: str) -> str:
+    """What a node says, fit to be shown as a line."""
+    printable = text[:_MOST_NOTICE].encode(errors="replace").decode()
+    return " ".join("".join(letter if letter.isprintable() else " " for letter in printable).split())

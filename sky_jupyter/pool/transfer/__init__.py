@@ -1,0 +1,1 @@
+"""Files, blobs, values, code and packages on their way to the nodes and back."""

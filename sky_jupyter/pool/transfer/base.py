@@ -1,0 +1,213 @@
+"""What a transfer in either direction has: whom to tell how far it is, how to stop, and the link that may break."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+from collections.abc import Callable, Coroutine, Iterable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+from ...errors import LinkLost, MachineError, PoolError, SpecError, TransferError
+from ...node.files.file_manifest import FILE, Entry, shown
+from ...node.files.transfer import LocalSource, Take
+from ..base.event_loop import Tick, loop, wait_ticking
+from ..base.events import Listener, NoticeEvent, ProgressEvent
+from ..hosts import remote_host
+
+if TYPE_CHECKING:
+    from ..pool import Pool
+
+T = TypeVar("T")
+_AGAIN = 0.5
+_FAREWELL = 6.0
+_LOOK = 0.1
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What `put` or `get` has done; its text says it in a line.
+
+    Attributes
+    ----------
+    what : str
+        The file's or folder's name.
+    size, files : int
+        Bytes and number of its files.
+    nodes : tuple of int
+        Where it is now, or came from.
+    sent : int
+        Bytes of files that crossed the notebook's link; 0 where nothing had to.
+    copied : int
+        Bytes that were copied on this machine, where the nodes are its own.
+    alone : tuple of int
+        Nodes to which the notebook had to send it besides the first one, since no other node reached them.
+    """
+
+    what: str
+    size: int
+    files: int
+    nodes: tuple[int, ...]
+    sent: int = 0
+    copied: int = 0
+    alone: tuple[int, ...] = ()
+
+    def __str__(self) -> str:
+        files = f"{self.files} files, " if self.files != 1 else ""
+        moved = f"{size_text(self.sent)} over the link" if self.sent else "it was there already"
+        moved = f"{size_text(self.copied)} copied" if self.copied else moved
+        if self.alone:
+            moved += (
+                f", to {_nodes(self.alone)} from here as no other node reached {'them' if self.alone[1:] else 'it'}"
+            )
+        return f"{self.what} ({files}{size_text(self.size)}): {_nodes(self.nodes)}; {moved}"
+
+
+def _nodes(nodes: Sequence[int]) -> str:
+    return f"node{'s' if len(nodes) > 1 else ''} {', '.join(map(str, nodes))}"
+
+
+class Stopped(Exception):
+    """The user has interrupted the transfer."""
+
+
+class Moving:
+    """What both directions have: the pool, whom to tell, and how to stop."""
+
+    def __init__(self, pool: Pool, nodes: Sequence[int], listener: Listener) -> None:
+        self.pool, self.nodes, self.listener = pool, nodes, listener
+        self.stop = threading.Event()
+        assert pool.control is not None
+        self.control = pool.control
+        # Whether the nodes are other machines than this one.
+        self.away = not pool.hosts[0].here
+
+    def wait(self, work: Coroutine[Any, Any, T], tick: Tick) -> T:
+        """Do it on the loop while ``tick`` is called; an interrupt stops it, and what has come stays."""
+        over = threading.Event()
+
+        async def whole() -> T:
+            try:
+                return await work
+            finally:
+                over.set()
+
+        future = loop().submit(whole())
+        try:
+            with self.pool.watchdog.telling(self.listener):
+                wait_ticking(future, tick)
+            return future.result()
+        except BaseException:
+            self.stop.set()
+            future.cancel()
+            # The nodes' copies have ended then: the next transfer may be of the same files.
+            over.wait(_FAREWELL)
+            raise
+
+    def tell(self, what: str, there: int, total: int, more: str = "") -> None:
+        """Say how far a part of it is; in a thread that the user has interrupted, end."""
+        if self.stop.is_set():
+            raise Stopped
+        percent = f", {100 * there // total} %" if total else ""
+        text = f"{what}{more}: {size_text(there)} of {size_text(total)}{percent}"
+        self.listener(ProgressEvent(what, text, there, total))
+
+    def host(self, node: int) -> remote_host.RemoteHost:
+        """The host of a node of another machine."""
+        (host,) = (host for host in self.pool.hosts if node in host.nodes)
+        assert isinstance(host, remote_host.RemoteHost)
+        return host
+
+    def name(self, node: int) -> str:
+        """A node as messages call it."""
+        for host in self.pool.hosts:
+            if node in host.nodes and isinstance(host, remote_host.RemoteHost):
+                return f"node {node} ({host.machine.name})"
+        return f"node {node}"
+
+    async def over_the_link(self, node: int, move: Callable[[Any], T]) -> T:
+        """Do something with a node's machine in a thread; where the link mends itself, go on when it is back.
+
+        Raises
+        ------
+        TransferError
+            When the machine has no room or refuses.
+        LinkLost
+            When the connection broke.
+        """
+        machine: Any = self.host(node).machine
+        while True:
+            try:
+                return await asyncio.to_thread(move, machine)
+            except LinkLost as error:
+                if not hasattr(machine, "up"):
+                    why = str(error).removeprefix(f"{error.host}: ")
+                    raise LinkLost(error.host, error.reason, f"{why}; what has come stays there and is used") from None
+                self.listener(NoticeEvent(f"the link to {self.name(node)} is down; this goes on when it is back"))
+                await self._until_up(machine)
+            except MachineError as error:
+                raise TransferError(f"{self.name(node)}: {str(error).removeprefix(f'{error.host}: ')}") from None
+
+    async def _until_up(self, machine: Any) -> None:
+        while not await asyncio.to_thread(lambda: machine.up):
+            if self.pool.state != "ready":
+                raise PoolError(f"pool {self.pool.spec.name!r} is gone: {self.pool.broken or self.pool.state}")
+            await asyncio.sleep(_AGAIN)
+
+
+async def copy(moving: Moving, text: str, source: Path, target: Path, entries: Sequence[Entry]) -> int:
+    """Copy a thing on this machine, as agents do between nodes; how many bytes it took.
+
+    Raises
+    ------
+    TransferError
+        When it cannot be.
+    """
+    take = Take(target, entries, LocalSource(source))
+    task = asyncio.ensure_future(take.run())
+    try:
+        while not task.done():
+            await asyncio.wait([task], timeout=_LOOK)
+            moving.tell(text, take.there, take.total)
+    finally:
+        task.cancel()
+    if take.state == "failed":
+        raise TransferError(take.why)
+    return take.got
+
+
+async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Do several things at once, all to their ends; the first error is raised."""
+    done = await asyncio.gather(*work, return_exceptions=True)
+    for one in done:
+        if isinstance(one, BaseException):
+            raise one
+    return [one for one in done if not isinstance(one, BaseException)]
+
+
+def is_itself(source: Path, target: Path) -> bool:
+    """Whether two paths are one thing; SpecError where a folder is to go into itself."""
+    if target.exists() and os.path.samefile(source, target):
+        return True
+    if source.is_dir() and target.resolve().is_relative_to(source.resolve()):
+        raise SpecError(shown(f"{target} is inside {source}: a folder cannot be copied into itself"))
+    return False
+
+
+def size_text(size: int) -> str:
+    """``"12 bytes"``, ``"3.4 MB"`` or ``"120 MB"``."""
+    if size < 1000:
+        return f"{size} bytes"
+    units, value = ["TB", "GB", "MB", "KB"], size / 1000
+    while value >= 999.5 and len(units) > 1:
+        units.pop()
+        value /= 1000
+    return f"{value:.1f} {units[-1]}" if value < 9.95 else f"{value:.0f} {units[-1]}"
+
+
+def advice(root: Entry, target: str | Path) -> str:
+    """What to do where something else stands in the place of a file or folder."""
+    into = f"write {target}/ to have it in that folder, or " if root.kind == FILE else ""
+    return f"{into}name another place"

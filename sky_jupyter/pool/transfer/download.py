@@ -1,0 +1,91 @@
+"""A file or folder from nodes: each one's over its own way."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path, PurePath
+
+from ...errors import TransferError
+from ...machines.local import absolute
+from ...node.files import compare
+from ...node.files.file_manifest import FILE, Entry, from_wire, hashed, shown, to_wire, total, unpack
+from .base import Moving, Transfer, advice, copy, is_itself, size_text, together
+from .broadcast_tree import ask
+
+
+class Fetching(Moving):
+    """One file or folder on its way from nodes."""
+
+    async def get(self, path: str, local: str | None) -> Transfer:
+        """Fetch it from all nodes; where there are several, each into a folder of its own."""
+        found = await ask(self.control, "find", self.nodes, path=to_wire(path))
+        paths = {node: from_wire(one["path"]) for node, one in found.items()}
+        errors = {node: one["error"] for node, one in found.items() if one["error"]}
+        if wrong := [f"{self.name(node)}: {shown(paths[node])}: {error}" for node, error in errors.items()]:
+            raise TransferError("; ".join(wrong))
+        listings = {node: await self._unpack(node, paths[node], one["listing"]) for node, one in found.items()}
+        targets = self._targets(path, local)
+        for node in self.nodes:
+            self._check(node, targets[node], listings[node])
+        needs = sum(compare.look(targets[node], listings[node]).needs for node in self.nodes)
+        free = compare.room_at(targets[self.nodes[0]])
+        if needs > free:
+            raise TransferError(
+                f"{shown(path)} needs {size_text(needs)} here, and there is room for {size_text(free)} at "
+                f"{shown(str(targets[self.nodes[0]].parent))}; make room, or name another place"
+            )
+        fetch = self._fetch if self.away else self._copy
+        moved = sum(await together(fetch(n, paths[n], targets[n], listings[n]) for n in self.nodes))
+        files = sum(entry.kind == FILE for entries in listings.values() for entry in entries)
+        size = sum(map(total, listings.values()))
+        sent, copied = (moved, 0) if self.away else (0, moved)
+        return Transfer(shown(PurePath(path).name), size, files, tuple(self.nodes), sent, copied)
+
+    async def _unpack(self, node: int, path: str, listing: bytes) -> list[Entry]:
+        try:
+            return await asyncio.to_thread(unpack, listing)
+        except ValueError as error:
+            raise TransferError(f"{self.name(node)}: {shown(path)}: {error}") from None
+
+    def _targets(self, path: str, local: str | None) -> dict[int, Path]:
+        name = PurePath(path).name
+        if len(self.nodes) > 1:
+            above = absolute(Path(local or "."))
+            return {node: above / f"node-{node}" / name for node in self.nodes}
+        within = local is not None and (local.endswith("/") or local == ".")
+        target = Path(name if local is None else f"{local.rstrip('/')}/{name}" if within else local)
+        return {self.nodes[0]: absolute(target)}
+
+    def _check(self, node: int, target: Path, entries: Sequence[Entry]) -> None:
+        clash = compare.look(target, entries).clash
+        if clash:
+            raise TransferError(f"{shown(clash)} (of {self.name(node)}); {shown(advice(entries[0], target))}")
+
+    async def _fetch(self, node: int, path: str, target: Path, entries: Sequence[Entry]) -> int:
+        stands = compare.look(target, entries)
+        if not stands.absent and not stands.doubtful:
+            return 0
+        text = f"{shown(PurePath(path).name)} from {self.name(node)}"
+        target.parent.mkdir(parents=True, exist_ok=True)
+
+        def tell(there: int, size: int) -> None:
+            self.tell(text, there, size)
+
+        try:
+            moved = await self.over_the_link(node, lambda machine: machine.download(path, target, progress=tell))
+        except OSError as error:
+            where = f"{error.filename}: " if error.filename else ""
+            raise TransferError(shown(f"{where}{error.strerror or error} (of {self.name(node)})")) from None
+        if entries[0].kind == FILE:
+            os.utime(target, ns=(entries[0].mtime, entries[0].mtime), follow_symlinks=False)
+        return int(moved.sent)
+
+    async def _copy(self, node: int, path: str, target: Path, entries: Sequence[Entry]) -> int:
+        source = Path(path)
+        if is_itself(source, target):
+            return 0
+        places = range(len(entries))
+        known = await asyncio.to_thread(hashed, source, entries, places, lambda size: None)
+        return await copy(self, shown(f"{source.name} to {target}"), source, target, known)

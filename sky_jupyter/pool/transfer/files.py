@@ -1,0 +1,102 @@
+"""Files and folders to a pool's nodes and back, and the values of a run to other machines."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...errors import CaptureError, LinkLost, SpecError, TransferError
+from ...machines.local import absolute
+from ...node.files.file_manifest import shown
+from ..base.event_loop import Tick, no_tick
+from ..base.events import Listener, ignore
+from ..hosts import host as launch
+from ..hosts import remote_host as remotely
+from .base import Transfer
+from .download import Fetching
+from .upload import Sending
+
+if TYPE_CHECKING:
+    from ..pool import Pool
+    from ..runs.run import Run
+
+# Values up to this size are sent to each host by itself: that is sooner than by way of another one.
+SMALL = 1 << 20
+
+
+def put(
+    pool: Pool,
+    local: str | os.PathLike[str],
+    remote: str | None = None,
+    on: Sequence[int] | None = None,
+    listener: Listener = ignore,
+    tick: Tick = no_tick,
+) -> Transfer:
+    """Bring a file or folder to nodes; see `Compute.put`."""
+    nodes = check_nodes(pool, on)
+    source = absolute(Path(local))
+    if not source.exists():
+        raise SpecError(shown(f"{local} is not there; put takes a file or folder of this machine"))
+    name = Path(os.path.abspath(source)).name
+    target = name if remote is None else f"{remote}{name}" if remote.endswith("/") else remote
+    if not target.strip():
+        raise SpecError("an empty name is no place on a node")
+    sending = Sending(pool, source, nodes, listener)
+    return sending.wait(sending.put(target) if sending.away else sending.put_here(target), tick)
+
+
+def get(
+    pool: Pool,
+    remote: str,
+    local: str | os.PathLike[str] | None = None,
+    on: Sequence[int] | None = None,
+    listener: Listener = ignore,
+    tick: Tick = no_tick,
+) -> Transfer:
+    """Fetch a file or folder from nodes; see `Compute.get`."""
+    nodes = [0] if on is None else check_nodes(pool, on)
+    if not remote.strip():
+        raise SpecError("an empty name is no place on a node")
+    fetching = Fetching(pool, nodes, listener)
+    return fetching.wait(fetching.get(remote, None if local is None else str(local)), tick)
+
+
+def is_small(folder: Path) -> bool:
+    """Whether a folder's files are so few that they are sent to each host by themselves."""
+    return sum(path.stat().st_size for path in folder.iterdir()) <= SMALL
+
+
+def ship(pool: Pool, run: Run, folder: Path, hosts: Iterable[launch.Host], listener: Listener, tick: Tick) -> None:
+    """Bring the blobs in a folder to hosts that a run is on.
+
+    Raises
+    ------
+    CaptureError
+        When they cannot be brought there, such as for want of room.
+    """
+    hosts = list(hosts)
+    if is_small(folder):
+        remotely.send(hosts, folder, run.id)
+        return
+    sending = Sending(pool, folder, [node for host in hosts for node in host.nodes], listener, run=run.id)
+    try:
+        sending.wait(sending.put(), tick)
+    except BaseException as error:
+        # Where the link broke, the next attempt goes on with the parts.
+        remotely.discard(hosts, run.folder, parts=not isinstance(error, LinkLost))
+        if isinstance(error, TransferError):
+            raise CaptureError(f"the cell's values could not be brought to the nodes: {error}") from None
+        raise
+
+
+def check_nodes(pool: Pool, on: Sequence[int] | None) -> list[int]:
+    """The nodes, all where none are given; one that the pool does not have raises SpecError."""
+    chosen = list(range(pool.spec.nodes)) if on is None else sorted(set(on))
+    wrong = [node for node in chosen if not 0 <= node < pool.spec.nodes]
+    if wrong or not chosen:
+        raise SpecError(
+            f"pool {pool.spec.name!r} has nodes 0 to {pool.spec.nodes - 1}, not {', '.join(map(str, wrong)) or 'none'}"
+        )
+    return chosen

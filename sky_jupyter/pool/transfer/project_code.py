@@ -1,0 +1,134 @@
+"""The user's own code to a pool's nodes: kept as it is here, sent where it is missing, told where it has changed."""
+
+from __future__ import annotations
+
+import os
+import stat
+import threading
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ...capture.project_files import Code, LocalCode, Source
+from ...errors import CaptureError, TransferError
+from ...node.files import receiver
+from ...node.files.file_manifest import to_wire
+from ...node.files.open_folder import forget
+from ...node.files.receiver import Receiver
+from ...node.kernel.project_modules import FOLDER, INDEX
+from ..base.event_loop import Tick, loop
+from ..base.events import Listener
+from ..hosts import host as launch
+from ..hosts import remote_host
+from .upload import Sending
+
+if TYPE_CHECKING:
+    from ..pool import Pool
+
+_PATIENCE = 10.0
+_PIECE = 1 << 20
+
+
+class PoolCode:
+    """One a pool, made with it. Its folder here is the nodes' own where they are this machine's.
+
+    Attributes
+    ----------
+    local : LocalCode
+        What the nodes are to have.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self.pool = pool
+        self.local = LocalCode()
+        # What the folder here has; which version each host has, by its folder there.
+        self._here: tuple[Path, str] = (Path(), "")
+        self._there: dict[str, str] = {}
+        # What was brought to nodes and is no more: those that were not met since have it still.
+        self._gone: set[str] = set()
+        # Calls that are made in several threads may all be the first with new code.
+        self._bringing = threading.Lock()
+
+    def look(self, modules: Iterable[str]) -> Code:
+        """What the nodes are to have with these modules; see `LocalCode.look`."""
+        return self.local.look(modules)
+
+    def bring(self, code: Code, hosts: Sequence[launch.Host], on_send: Listener, tick: Tick) -> dict[str, Any]:
+        """See that hosts have it; what their ranks are told of it.
+
+        Raises
+        ------
+        CaptureError
+            When it cannot be brought there.
+        """
+        if not code.version:
+            return {}
+        with self._bringing:
+            return self._bring(code, hosts, on_send, tick)
+
+    def _bring(self, code: Code, hosts: Sequence[launch.Host], on_send: Listener, tick: Tick) -> dict[str, Any]:
+        folder = self.pool.hosts[0].folder / FOLDER
+        self._gone = (self._gone | {*code.gone}) - code.sources.keys()
+        if self._here != (folder, code.version):
+            try:
+                _write(code, folder)
+            except OSError as error:
+                raise CaptureError(
+                    f"{error.filename or folder} cannot be brought to the nodes: {error.strerror or error}"
+                ) from None
+            self._here = (folder, code.version)
+        self._send(code.version, folder, hosts, on_send, tick)
+        self.local.commit(code)
+        return {"modules": code.version}
+
+    def _send(self, version: str, folder: Path, hosts: Sequence[launch.Host], on_send: Listener, tick: Tick) -> None:
+        there = [host for host in hosts if isinstance(host, remote_host.RemoteHost)]
+        lacking = [host for host in there if self._there.get(host.there) != version]
+        if not lacking:
+            return
+        control = self.pool.control
+        assert control is not None
+        nodes = [node for host in lacking for node in host.nodes]
+        if self._gone:
+            # First: where a file was, there may be a folder now.
+            names = [to_wire(name) for name in sorted(self._gone)]
+            loop().call(control.ask("uncode", nodes, names=names), timeout=_PATIENCE)
+        sending = Sending(self.pool, folder, nodes, on_send, code=True)
+        try:
+            sending.wait(sending.put(), tick)
+        except TransferError as error:
+            raise CaptureError(f"the notebook's own code could not be brought to the nodes: {error}") from None
+        self._there.update({host.there: version for host in lacking})
+
+
+def _write(code: Code, folder: Path) -> None:
+    """Have a folder hold what is to be there, each file whole at any time, and no more what is gone."""
+    to, whole = Receiver(folder, folder=True, spool=folder.with_name(f"{folder.name}-writing")), False
+    try:
+        forget(to.place, code.gone)
+        for place, source in code.sources.items():
+            _write_one(to, place, source, changed=place in code.changed)
+        to.put("index", INDEX, code.index)
+        whole = True
+    finally:
+        to.close(whole=whole)
+
+
+def _write_one(to: Receiver, place: str, source: Source, *, changed: bool) -> None:
+    if not source.to and not changed and _is_same(to.place.stat(place), source.stamp):
+        return
+    parts = place.split("/")
+    for count in range(1, len(parts)):
+        to.place.make("/".join(parts[:count]))
+    if source.to:
+        to.link(place, source.to)
+        return
+    with open(source.path, "rb") as file, to.part("file", place) as part:
+        part.truncate(0)
+        while data := file.read(_PIECE):
+            receiver.write(part, data)
+    to.put_part("file", place, 0o600, source.stamp[0])
+
+
+def _is_same(info: os.stat_result | None, stamp: tuple[int, int, int]) -> bool:
+    return info is not None and stat.S_ISREG(info.st_mode) and (info.st_mtime_ns, info.st_size) == stamp[:2]

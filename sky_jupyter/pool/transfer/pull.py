@@ -1,0 +1,195 @@
+"""A variable of the ranks to the notebook: one rank's, or several ranks' as a list, stacked or joined."""
+
+from __future__ import annotations
+
+import keyword
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ...capture.blobs import fingerprint
+from ...capture.ledger import Ledger
+from ...errors import PoolError, SpecError, nearest, rank_label
+from ...node.serialization.sharded_arrays import Whole
+from ..base.event_loop import Tick
+from ..base.events import Listener
+from .fetch_values import Brought, discard, load, not_rebuilt
+
+if TYPE_CHECKING:
+    from ..pool import Pool
+
+HOWS = ("stack", "concat")
+# Types of which it can be told before anything crosses the link that they do not fit together.
+_ARRAYS = ("numpy.ndarray", "torch.Tensor", "jaxlib._jax.ArrayImpl")
+
+
+def pull(pool: Pool, name: str, ranks: Sequence[int] | None, how: str | None, listener: Listener, tick: Tick) -> Any:
+    """Bring a variable of ranks here, while ``tick`` is called and ``listener`` told.
+
+    Parameters
+    ----------
+    name : str
+        What it is called on the ranks.
+    ranks : sequence of int, optional
+        Whose; all ranks' unless given.
+    how : str, optional
+        ``"stack"`` for one array with an axis more, the ranks; ``"concat"`` for the ranks' values joined, which
+        of an array that spans ranks is the whole.
+
+    Returns
+    -------
+    Any
+        One rank's value; of several ranks a list in their order, unless ``how`` says otherwise.
+
+    Raises
+    ------
+    SpecError
+        When there is no such name or rank, or the values do not fit together.
+    PoolError
+        When a value cannot be brought here.
+    """
+    chosen = pool.check_ranks(ranks)
+    if not name.isidentifier() or keyword.iskeyword(name):
+        raise SpecError(f"{name!r} is no name of a variable")
+    if how is not None and how not in HOWS:
+        raise SpecError(f"values are put together by {' or '.join(HOWS)}, not {how!r}{nearest(how, HOWS)}")
+    content = {"name": name, "strict": True, "whole": how == "concat"}
+
+    def check(found: Mapping[int, Brought]) -> None:
+        _check(name, found, how)
+
+    found = pool.fetch(chosen, content, name, listener, tick, check)
+    try:
+        return _put_together(name, [found[rank] for rank in chosen], how)
+    finally:
+        for brought in found.values():
+            discard(brought)
+
+
+def _check(name: str, found: Mapping[int, Brought], how: str | None) -> None:
+    """Raise what can be known before anything has crossed the link."""
+    lacking = {rank: brought.lacks for rank, brought in found.items() if brought.lacks is not None}
+    if len(lacking) == len(found):
+        where = "no rank has" if len(found) > 1 else f"{rank_label(found)} has no"
+        near = next(filter(None, lacking.values()), "")
+        raise SpecError(f"{where} {name!r}{near}; `%sky names` lists what the nodes have")
+    if lacking:
+        have = [str(rank) for rank in found if rank not in lacking]
+        lack = f"{rank_label(lacking)} lack{'s' if len(lacking) == 1 else ''}"
+        raise SpecError(f"{lack} {name!r}; give the ranks that have it: --on {','.join(have)}")
+    for rank, brought in found.items():
+        if brought.gone:
+            raise PoolError(f"{name!r} of rank {rank} cannot be brought here: {brought.gone}")
+        if brought.unpicklable:
+            raise PoolError(f"{name!r} of rank {rank} cannot be brought here: {brought.unpicklable}")
+    shapes = {brought.shape for brought in found.values() if brought.type in _ARRAYS}
+    if how == "stack" and len(shapes) > 1:
+        raise SpecError(_differing(name, {rank: brought.shape for rank, brought in found.items()}))
+
+
+def _differing(name: str, shapes: Mapping[int, Any]) -> str:
+    by_shape: dict[Any, list[int]] = {}
+    for rank, shape in shapes.items():
+        by_shape.setdefault(shape, []).append(rank)
+    told = "; ".join(f"{shape} on {rank_label(ranks)}" for shape, ranks in by_shape.items())
+    return f"{name!r} cannot be stacked, as its shapes differ: {told}. --concat joins along the first axis"
+
+
+def _put_together(name: str, found: Sequence[Brought], how: str | None) -> Any:
+    whole = Whole()
+    values = []
+    for brought in found:
+        try:
+            with whole.reading():
+                values.append(load(brought))
+        except Exception as error:
+            raise PoolError(f"{name!r} of rank {brought.rank}: {not_rebuilt(error)}") from None
+    if whole.arrays:
+        if whole.missing:
+            on = rank_label(brought.rank for brought in found)
+            raise SpecError(
+                f"{on} ha{'s' if len(found) == 1 else 've'} only a part of {name!r}; pull it from all ranks"
+            )
+        return values[0]
+    if how is None:
+        return values if len(values) > 1 else values[0]
+    return together(name, values, how)
+
+
+def together(name: str, values: list[Any], how: str) -> Any:
+    """Stack or join values of ranks.
+
+    Raises
+    ------
+    SpecError
+        When they are not of a kind that can be, or do not fit together.
+    """
+    join: Callable[[list[Any]], Any] | None = {"stack": _stacking, "concat": _joining}[how](values)
+    kinds = {f"{type(value).__module__}.{type(value).__qualname__}".removeprefix("builtins.") for value in values}
+    done = {"stack": "stacked", "concat": "joined"}[how]
+    if join is None:
+        raise SpecError(f"{name!r} cannot be {done}: it is {' and '.join(sorted(kinds))}; without --{how} it is a list")
+    try:
+        return join(values)
+    except Exception as error:
+        raise SpecError(f"{name!r} cannot be {done}: {error}") from None
+
+
+def _are(values: Sequence[Any], module: str, *kinds: str) -> Any:
+    """The module, where it is loaded and all values are of these types of its; unpickling them has loaded it."""
+    loaded = sys.modules.get(module)
+    types = tuple(kind for kind in (getattr(loaded, name, None) for name in kinds) if kind is not None)
+    return loaded if types and all(isinstance(value, types) for value in values) else None
+
+
+def _stacking(values: Sequence[Any]) -> Callable[[list[Any]], Any] | None:
+    if torch := _are(values, "torch", "Tensor"):
+        return lambda tensors: torch.stack([tensor.detach() for tensor in tensors])
+    arrays = _are(values, "numpy", "ndarray", "number", "bool_") or _are(values, "jax", "Array")
+    if arrays or all(isinstance(value, (bool, int, float, complex)) for value in values):
+        import numpy
+
+        return lambda arrays: numpy.stack([numpy.asarray(array) for array in arrays])
+    return None
+
+
+def _joining(values: Sequence[Any]) -> Callable[[list[Any]], Any] | None:
+    if torch := _are(values, "torch", "Tensor"):
+        return lambda tensors: torch.cat([tensor.detach() for tensor in tensors])
+    if _are(values, "numpy", "ndarray") or _are(values, "jax", "Array"):
+        import numpy
+
+        return lambda arrays: numpy.concatenate([numpy.asarray(array) for array in arrays])
+    if pandas := _are(values, "pandas", "DataFrame", "Series"):
+        return pandas.concat
+    if polars := _are(values, "polars", "DataFrame", "Series"):
+        return polars.concat
+    if pyarrow := _are(values, "pyarrow", "Table"):
+        return pyarrow.concat_tables
+    for kind in (list, tuple):
+        if all(isinstance(value, kind) for value in values):
+            return lambda parts: kind(item for part in parts for item in part)
+    return None
+
+
+def note(ledger: Ledger, name: str, namespace: dict[str, Any], world_size: int) -> None:
+    """Tell the ledger that the notebook has been given what the ranks have under a name.
+
+    They keep their own, which differ, until the notebook assigns the name or changes the value in place.
+    """
+    before = next((one for one in ledger.facts({}) if one.name == name), None)
+    value = namespace[name]
+    if before is not None and before.origin == "notebook":
+        digest = fingerprint(value, namespace)
+        if digest is not None:
+            ledger.sent(name, digest, value, size=before.size)
+            return
+    known = before is not None and not before.gone
+    ledger.nodes_wrote(
+        [name],
+        namespace,
+        {name: ledger.uses(name)},
+        ranks={name: before.ranks} if known and before is not None and before.ranks is not None else None,
+        world_size=world_size,
+        sizes={name: before.size if before is not None else None},
+    )

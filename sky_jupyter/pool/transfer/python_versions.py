@@ -1,0 +1,125 @@
+"""Pythons of a pool's nodes beside the notebook's: where the minor versions differ, code does not travel as a value.
+
+Cells, and modules of the user's project, go as source and run on either. The functions, lambdas and classes
+of the notebook go as code objects, which are made for one minor version: they are refused before anything
+runs. What ranks return is seen to there; see `node.foreign`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ...capture.collect import Capture, Carried
+from ...errors import BootstrapError, CaptureError, PoolError
+from ...node.protocol.version import PROTOCOL
+from ...node.serialization.code_portability import PYTHON, function_in
+from ..registry.pool_record import unfit
+
+if TYPE_CHECKING:
+    from ..lifecycle.lifecycle import PoolLife
+
+_SHOWN = 3
+
+
+class PoolPythons:
+    """One a pool, made with it.
+
+    Parameters
+    ----------
+    pool : PoolLife
+        Whose nodes they are.
+    """
+
+    def __init__(self, pool: PoolLife) -> None:
+        self.pool = pool
+        # By minor version, the nodes that have it; the notebook's own is not among them.
+        self.others: dict[str, list[int]] = {}
+
+    async def learn(self) -> str:
+        """Ask all nodes, on the loop; what a person is to be told, empty where all have the notebook's.
+
+        Raises
+        ------
+        PoolError
+            When a node speaks another protocol.
+        """
+        assert self.pool.control is not None
+        found: dict[str, list[int]] = {}
+        for node, answer in sorted((await self.pool.control.ask("python")).items()):
+            # Versions before the first number answered with the Python alone.
+            python, protocol = (answer["python"], answer["protocol"]) if isinstance(answer, dict) else (answer, 0)
+            if protocol != PROTOCOL:
+                raise PoolError(unfit(self.pool.spec.name, protocol))
+            found.setdefault(str(python), []).append(node)
+        found.pop(PYTHON, None)
+        self.others = found
+        if not found:
+            return ""
+        return (
+            f"{self._why}: cells run there as they are, functions and classes of the notebook cannot go. "
+            f"{self._way_out}"
+        )
+
+    @property
+    def reader(self) -> dict[str, Any]:
+        """What ranks of another Python are told of who reads their values."""
+        return {"python": PYTHON} if self.others else {}
+
+    def fitting(self, capture: Capture) -> Capture:
+        """A capture as it can go to the nodes, without what is only guessed to be read and has code in it.
+
+        Raises
+        ------
+        CaptureError
+            When what is needed has code in it.
+        """
+        if not self.others or not capture.carried:
+            return capture
+        needed = {label: its for label, its in capture.carried.items() if its.required}
+        if needed:
+            raise CaptureError(f"{_told(needed)} cannot go to the nodes: {self._why}. {self._way_out}")
+        left = tuple(one for one in capture.bindings if one.name not in capture.carried)
+        return replace(capture, bindings=left, carried={})
+
+    def check_plugins(self) -> None:
+        """Refuse plugins whose parts are functions of the notebook; BootstrapError says which."""
+        for plugin in self.pool.spec.plugins if self.others else ():
+            if name := function_in(plugin):
+                raise BootstrapError(
+                    "plugins",
+                    f"plugin {plugin.name!r} has the function {name!r} of the notebook, which cannot go to the nodes: "
+                    f"{self._why}. {self._way_out}",
+                )
+
+    @property
+    def _why(self) -> str:
+        return (
+            f"{self._there} Python {' and '.join(sorted(self.others))}, the notebook {PYTHON}, and the code of "
+            "functions and classes is made for one of them"
+        )
+
+    @property
+    def _there(self) -> str:
+        few = sorted({node for nodes in self.others.values() for node in nodes})
+        if len(few) == self.pool.spec.nodes:
+            return "the nodes run"
+        return f"node{'s' if len(few) > 1 else ''} {', '.join(map(str, few))} run{'' if len(few) > 1 else 's'}"
+
+    @property
+    def _way_out(self) -> str:
+        return (
+            f"Make the pool with `--python {PYTHON}` (`sky.Image(python=…)`), define them in a %%sky cell, or put "
+            "them into a module of your project, which goes as source"
+        )
+
+
+def _told(needed: Mapping[str, Carried]) -> str:
+    """Which values have code in them, and whose."""
+    texts = []
+    for label, its in list(needed.items())[:_SHOWN]:
+        within = [name for name in its.functions if name != label]
+        texts.append(label + (f" ({', '.join(within[:_SHOWN])})" if within and label not in its.functions else ""))
+    more = len(needed) - len(texts)
+    return ", ".join(texts) + (f" and {more} more" if more else "")

@@ -1,0 +1,73 @@
+"""Ends a pool that nobody manages, by a program: the server itself holds no pool."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import sys
+from pathlib import Path
+
+from ..errors import PoolError
+from ..pool.registry.registry import PoolRow
+
+# Machines that are far and do not answer take the longest.
+_PATIENCE = 120.0
+# Where this package is used from a checkout, the program finds it there too.
+_ROOT = str(Path(__file__).resolve().parents[2])
+
+
+class Ends:
+    """The ends that are under way. Made once for a server; whoever asks for one of them again waits for it too."""
+
+    def __init__(self) -> None:
+        self._tasks: dict[str, asyncio.Task[str]] = {}
+
+    def __contains__(self, pool: str) -> bool:
+        return pool in self._tasks
+
+    async def end(self, row: PoolRow) -> str:
+        """End a pool; what came of it, in words.
+
+        Raises
+        ------
+        PoolError
+            When somebody manages it by now, or it cannot be reached.
+        """
+        task = self._tasks.get(row.id)
+        if task is None:
+            task = self._tasks[row.id] = asyncio.create_task(end(row))
+            task.add_done_callback(lambda _: self._tasks.pop(row.id, None))
+        # A page that goes meanwhile does not stop it for the others.
+        return await asyncio.shield(task)
+
+
+async def end(row: PoolRow) -> str:
+    """What came of it, in words.
+
+    Raises
+    ------
+    PoolError
+        When somebody manages it by now, or it cannot be reached.
+    """
+    if not row.is_here:
+        raise PoolError(f"pool {row.name} has its processes or keys on machine {row.machine}, and is ended there")
+    env = {**os.environ, "PYTHONPATH": os.pathsep.join(filter(None, [_ROOT, os.environ.get("PYTHONPATH", "")]))}
+    program = await asyncio.create_subprocess_exec(
+        *(sys.executable, "-m", "sky_jupyter.pool.end_pool", row.id),
+        env=env,
+        stdin=asyncio.subprocess.DEVNULL,
+        stdout=asyncio.subprocess.PIPE,
+        stderr=asyncio.subprocess.PIPE,
+    )
+    try:
+        out, errors = await asyncio.wait_for(program.communicate(), _PATIENCE)
+    except asyncio.TimeoutError:
+        with contextlib.suppress(ProcessLookupError):
+            program.kill()
+        raise PoolError(f"pool {row.name} has not ended within {_PATIENCE:.0f} s; its lease will end it") from None
+    lines = (out if program.returncode == 0 else errors).decode("utf-8", "replace").strip().splitlines()
+    text = lines[-1] if lines else f"the program that ends pool {row.name} failed"
+    if program.returncode:
+        raise PoolError(text)
+    return text

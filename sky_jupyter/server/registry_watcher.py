@@ -1,0 +1,63 @@
+"""Sees that the list of pools has changed: a look at the registry's file now and then, and at the processes in it."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..errors import SkyError
+from .pools import Listing
+
+# Nothing is written when a manager dies: so often the list is read although the file is as it was.
+_ANYWAY = 3.0
+
+
+class Watch:
+    """Made once for a server, which calls `look` again and again.
+
+    Parameters
+    ----------
+    listing : Listing
+        What is watched.
+    tell : callable
+        Called with how many changes there were, after each.
+    """
+
+    def __init__(self, listing: Listing, tell: Callable[[int], None]) -> None:
+        self._listing, self._tell = listing, tell
+        self._file: Any = None
+        self._read = 0.0
+        self._last: list[dict[str, Any]] | None = None
+        self.number = 0
+        """How many changes there were."""
+
+    async def look(self) -> None:
+        """See whether the list has changed since the last look."""
+        file, now = self._stamp(), time.monotonic()
+        # Where there are no pools, none can lose its manager.
+        if file == self._file and (not self._last or now - self._read < _ANYWAY):
+            return
+        try:
+            pools = await self._listing.pools()
+        except SkyError:
+            return  # who asks for the list is told
+        self._file, self._read = file, now
+        if pools != self._last:
+            first, self._last = self._last is None, pools
+            if not first or pools:
+                self.number += 1
+                self._tell(self.number)
+
+    def _stamp(self) -> tuple[Any, ...]:
+        """What is different once somebody has written: SQLite writes into the file beside it first."""
+        path = self._listing.registry.path
+        found: list[Any] = []
+        for name in (path, path.with_name(f"{path.name}-wal")):
+            try:
+                facts = name.stat()
+            except OSError:
+                found.append(None)
+            else:
+                found.append((facts.st_ino, facts.st_size, facts.st_mtime_ns))
+        return tuple(found)

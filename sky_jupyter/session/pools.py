@@ -1,0 +1,248 @@
+"""Pools that start, are attached to, change and end, shown as they do: for `Compute` and the magics alike."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import os
+import threading
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol
+
+from ..display import views as display
+from ..display.base.prompts import person
+from ..errors import PoolError, SkyError, SpecError, nearest
+from ..pool.open_pools import pools
+from ..pool.pool import Pool
+from ..pool.registry.ended_pools import Gone
+from ..pool.registry.registry import PoolRow, Registry
+from ..pool.transfer.base import Transfer
+from ..spec.pool_spec import PoolSpec
+
+_log = logging.getLogger(__name__)
+
+
+class Holder(Protocol):
+    """What has a live pool, or None before it is started: `Compute`."""
+
+    @property
+    def pool(self) -> Pool | None:
+        """The live pool."""
+
+
+def start_pool(spec: PoolSpec, given_up: threading.Event | None = None) -> Pool:
+    """Start a pool, shown as it comes up, and make it the current one.
+
+    Parameters
+    ----------
+    given_up : threading.Event, optional
+        When set, the start ends, and nothing of it is left.
+
+    Raises
+    ------
+    PoolError
+        When a live pool of this process has the name already.
+    """
+    if pools.get(spec.name) is not None:
+        raise PoolError(f"pool {spec.name!r} lives already; end it first, or give another name")
+    pool = Pool(spec, person.prompts)
+    display.mute(spec.name, off=spec.options.console)
+    view = _view(spec, f"pool {spec.name}", pool=spec.name, phases=pool.phases.facts)
+    with _failing(view), pools.being_started(pool), person.answering(_until(given_up, view.refresh)) as tick:
+        pool.start(view.on_event, tick)
+    _take_in(pool)
+    view.finish(f"{describe(spec)} ready{_unheeded(spec)}")
+    return pool
+
+
+def _view(spec: PoolSpec, title: str, **about: Any) -> display.StartView:
+    """The view of what a pool comes through; none where its options want none."""
+    return display.start_view(title, **about) if spec.options.console else display.Silent()
+
+
+@contextlib.contextmanager
+def _failing(view: display.StartView, what: str = "failed", unless: type[Exception] | tuple[()] = ()) -> Iterator[None]:
+    """Have a view end with what fails; not with errors that say that nothing has begun."""
+    try:
+        yield
+    except unless:
+        raise
+    except BaseException as error:
+        view.finish("interrupted" if isinstance(error, KeyboardInterrupt) else what, ok=False)
+        raise
+
+
+def _unheeded(spec: PoolSpec) -> str:
+    """What of the machines was asked for in vain."""
+    if not spec.ignored:
+        return ""
+    names = ", ".join(spec.ignored)
+    return f" ({names} {'have' if len(spec.ignored) > 1 else 'has'} no meaning on {spec.provider.kind} nodes)"
+
+
+def _until(given_up: threading.Event | None, tick: Callable[[], None]) -> Callable[[], None]:
+    """A tick that ends what it is called by once that is given up."""
+
+    def checked() -> None:
+        if given_up is not None and given_up.is_set():
+            raise PoolError("the start was given up")
+        tick()
+
+    return checked
+
+
+def let_go(pool: Pool) -> None:
+    """End a pool and forget it; where the pool's start was shown, so are ranks that take long to end."""
+    tell = print if pool.spec.options.console else _log.info
+    pool.down(lambda text: tell(f"pool {pool.spec.name}: {text}"))
+    pools.discard(pool)
+
+
+def kept_pool(name: str, given_up: threading.Event | None = None) -> Pool | None:
+    """Become the manager of the kept pool of this name that nobody manages; None where there is none."""
+    row = kept_row(name)
+    return None if row is None or row.owner_lives else attach_pool(row.id, given_up=given_up)
+
+
+def kept_row(name: str) -> PoolRow | None:
+    """The newest pool of this name that `attach_pool` takes up, one that nobody manages first; None without any."""
+    registry = Registry()
+    try:
+        rows = [row for row in registry.pools() if row.name == name and row.is_here and row.outlives]
+    finally:
+        registry.close()
+    rows = [row for row in rows if not row.is_mine]
+    return max(rows, key=lambda row: (not row.owner_lives, row.began), default=None)
+
+
+def _take_in(pool: Pool) -> None:
+    """A pool is there: it is found by its name, has its image's files, pages have its widgets, and values are seen."""
+    pools.add(pool)
+    image = pool.spec.image
+    for path in image.includes:
+        # Of a pool that is taken up elsewhere, they may be somewhere else.
+        with contextlib.suppress(SpecError):
+            pool.include([path], image.excludes)
+    if pool.spec.options.console:
+        pool.farewell = display.aside
+    pool.shows = lambda title: display.LateView(title, "here", "not fetched", pool=pool.spec.name)
+    comms = pool.supervisor.comms
+    mirror = display.mirror(pool.id, comms.send)
+    if mirror is not None:
+        comms.listen(mirror)
+
+
+def attach_pool(name: str | None = None, *, take_over: bool = False, given_up: threading.Event | None = None) -> Pool:
+    """Become the manager of a kept pool that lives, and make it the current one.
+
+    Parameters
+    ----------
+    name : str, optional
+        Its name or id; may be left out where there is only one to attach to.
+    take_over : bool
+        Whether another notebook that manages it loses it.
+    given_up : threading.Event, optional
+        When set, this ends, and the pool stays as it was.
+
+    Raises
+    ------
+    PoolError
+        When there is no such pool, another live process manages it, or it cannot be reached.
+    """
+    registry = Registry()
+    try:
+        rows = [row for row in registry.pools() if row.keep or row.provider != "local"]
+        rows = [row for row in rows if not row.is_mine]
+        rows = [row for row in rows if name is not None or (row.outlives and pools.get(row.name) is None)]
+        rows.sort(key=lambda row: row.is_here)
+        if name is None and any(row.is_here for row in rows):
+            rows = [row for row in rows if row.is_here]
+    finally:
+        registry.close()
+    # Of several of one name the newest is meant; the others have their ids.
+    chosen = [row for row in rows if name in (None, row.id)] or [row for row in rows if row.name == name][-1:]
+    if len(chosen) != 1:
+        names = ", ".join(row.name for row in rows) or "none"
+        what = "no kept pool lives" if not rows else f"which pool? {names}"
+        if name is not None:
+            what = f"no kept pool {name!r} lives{nearest(name, [row.name for row in rows])}; those that do: {names}"
+        raise PoolError(f"{what}. `%sky up --keep --name NAME` makes one that outlives its notebook")
+    (row,) = chosen
+    if pools.get(row.name) is not None:
+        raise PoolError(f"pool {row.name!r} is managed here already")
+    view = display.start_view(f"pool {row.name}")
+    try:
+        with _failing(view, "not attached"), person.answering(_until(given_up, view.refresh)) as tick:
+            pool = Pool.attach(row, person.prompts, take_over=take_over, listener=view.on_event, tick=tick)
+    except SkyError as error:
+        if row.provider != "local":
+            told = str(error).partition("\n")[0]
+            again = f"%sky up --provider {row.provider} …"
+            pools.miss(Gone(row.name, f"pool {row.name!r} was not attached to ({told})", again))
+        raise
+    _take_in(pool)
+    view.finish(f"{describe(pool.spec)} attached")
+    return pool
+
+
+def resize_pool(pool: Pool, nodes: int | None = None, *, add: Sequence[str] = (), remove: Sequence[int] = ()) -> None:
+    """Change a pool's nodes, shown as it goes on; see `Compute.resize`."""
+    view = _view(pool.spec, f"pool {pool.spec.name}", pool=pool.spec.name)
+    with _failing(view, unless=SpecError), person.answering(view.refresh) as tick:
+        pool.resize(nodes, view.on_event, tick, add=add, remove=remove)
+    view.finish(f"{describe(pool.spec)}, new kernels on all ranks")
+
+
+def put_files(
+    pool: Pool, local: str | os.PathLike[str], remote: str | None = None, on: Sequence[int] | None = None
+) -> Transfer:
+    """Bring a file or folder to a pool's nodes, shown as it goes; see `Compute.put`."""
+    return _shown(pool, f"put {local}", lambda **watch: pool.put(local, remote, on, **watch))
+
+
+def get_files(
+    pool: Pool, remote: str, local: str | os.PathLike[str] | None = None, on: Sequence[int] | None = None
+) -> Transfer:
+    """Fetch a file or folder from a pool's nodes, shown as it comes; see `Compute.get`."""
+    return _shown(pool, f"get {remote}", lambda **watch: pool.get(remote, local, on, **watch))
+
+
+def pull_value(pool: Pool, name: str, on: Sequence[int] | None = None, how: str | None = None) -> Any:
+    """Bring a variable of a pool's ranks here, shown as it comes where that takes long; see `Compute.pull`."""
+    with pool.shows(f"pull {name}") as view:
+        return pool.pull(name, on, how, view.on_event, view.refresh)
+
+
+def _shown(pool: Pool, title: str, move: Callable[..., Transfer]) -> Transfer:
+    view = _view(pool.spec, title)
+    with _failing(view, unless=SpecError):
+        done = move(listener=view.on_event, tick=view.refresh)
+    view.finish(str(done))
+    return done
+
+
+def describe(spec: PoolSpec) -> str:
+    """A spec in a few words: ``"2 local nodes with jax, keras"``."""
+    text = f"{spec.nodes} {spec.provider} node{'s' if spec.nodes > 1 else ''}"
+    if spec.ranks_per_node > 1:
+        text += f" of {spec.ranks_per_node} ranks"
+    if spec.plugins:
+        text += f" with {', '.join(str(plugin) for plugin in spec.plugins)}"
+    return text
+
+
+def live_pool(pool: Holder | Pool) -> Pool:
+    """The live pool of a `Compute`, or a pool itself.
+
+    Raises
+    ------
+    PoolError
+        When it is not started, or is something else.
+    """
+    live = getattr(pool, "pool", pool)
+    if live is None:
+        raise PoolError(f"{pool!r} is not started: use it in a `with` block, or `start()` it")
+    if not isinstance(live, Pool):
+        raise PoolError(f"{pool!r} is no pool")
+    live.must_be_ours()
+    return live

@@ -1,0 +1,207 @@
+"""One view for all calls that are on at the same time: what each prints, marked with its rank."""
+
+from __future__ import annotations
+
+import contextvars
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from ..display import views as display
+from ..display.base.frontends import in_marimo, in_notebook
+from ..plugins.joblib.shared_values import outlets
+from ..pool.base.events import Event, Listener, NoticeEvent, OutputEvent
+from ..pool.pool import Pool
+
+_INTERVAL = 0.1
+_ORDER = {"ok": 0, "interrupted": 1, "error": 2, "lost": 3, "died": 4}
+
+
+class Showing:
+    """Made by `joined`; ends with the last of its calls.
+
+    Parameters
+    ----------
+    pool : Pool
+        Whose ranks are shown.
+    title : str
+        What stands above.
+    waited : bool
+        Whether somebody waits for the calls, and calls `refresh`; else a thread does.
+    """
+
+    def __init__(self, pool: Pool, title: str, *, waited: bool) -> None:
+        self.pool, self.cell = pool, cell_id()
+        self.view = self._make_view(title, waited)
+        self.count = 0
+        self.over = False
+        self._began = time.perf_counter()
+        # The run that was last heard of: where there is one alone, its log is there later.
+        self._run = ""
+        # Ranks whose last line is not ended, and on which stream; how each rank's calls ended, the worst.
+        self._open: dict[int, str] = {}
+        self._ends: dict[int, dict[str, Any]] = {}
+        self._lock = threading.RLock()
+        self._beside: threading.Thread | None = None
+        # What is shown from other threads belongs to the cell that sent the calls.
+        self._context = contextvars.copy_context()
+
+    def _make_view(self, title: str, waited: bool) -> display.RunView:
+        ranks = range(self.pool.spec.world_size)
+        if waited or in_notebook() or in_marimo():
+            return display.run_view(title, ranks, results=False, pool=self.pool.spec.name)
+        # Rows that stand at the bottom of a terminal would be in the way of whoever works on there meanwhile.
+        from ..display.terminal.line_view import TerminalRunView
+
+        return TerminalRunView(ranks, results=False)
+
+    def listener(self) -> Listener:
+        """A listener for one more call."""
+
+        def on_event(event: Event) -> None:
+            if isinstance(event, OutputEvent):
+                kind, rank, self._run = event.event["kind"], event.rank, event.run
+                if kind == "end":
+                    self._on_end(event)
+                    return
+                if kind == "stream":
+                    self._note_line(rank, event.event["name"], event.event["text"])
+            self.view.on_event(event)
+
+        return on_event
+
+    def _note_line(self, rank: int, name: str, text: str) -> None:
+        if text.endswith("\n"):
+            self._open.pop(rank, None)
+        elif text:
+            self._open[rank] = name
+
+    def _on_end(self, event: OutputEvent) -> None:
+        """A call has ended: its rank goes on, on a line of its own."""
+        rank = event.rank
+        name = self._open.pop(rank, None)
+        if name is not None:
+            line = {"kind": "stream", "rank": rank, "name": name, "text": "\n"}
+            self.view.on_event(OutputEvent(event.run, rank, line))
+        before = self._ends.get(rank)
+        if before is None or _ORDER.get(event.event["status"], 2) > _ORDER.get(before["status"], 2):
+            self._ends[rank] = event.event
+
+    def refresh(self) -> None:
+        """Draw what is new."""
+        with self._lock:
+            if not self.over:
+                self.view.refresh()
+
+    def go_on_alone(self) -> None:
+        """Nobody waits for the calls: a thread draws what is new, and the output is begun where it belongs."""
+        with self._lock:
+            if self._beside is not None or self.over:
+                return
+            appear: Callable[[], None] | None = getattr(self.view, "appear", None)
+            if appear is not None:
+                appear()
+            context = self._context.copy()
+            self._beside = threading.Thread(target=context.run, args=(self._draw,), name="sky-view", daemon=True)
+            self._beside.start()
+
+    def _draw(self) -> None:
+        while not self.over:
+            time.sleep(_INTERVAL)
+            self.refresh()
+
+    def leave(self, count: int = 1) -> None:
+        """Calls are over; with the last of them so is the view."""
+        with _lock:
+            self.count -= count
+            last = self.count <= 0
+            if last and _showing.get(self.pool.id) is self:
+                del _showing[self.pool.id]
+        if last:
+            with self._lock:
+                if not self.over:
+                    self._context.run(self._finish)
+
+    def _finish(self) -> None:
+        self.over = True
+        for rank in range(self.pool.spec.world_size):
+            event = self._ends.get(rank) or {"kind": "end", "rank": rank, "status": "ok"}
+            self.view.on_event(OutputEvent(self._run, rank, event))
+        self.view.finish(time.perf_counter() - self._began)
+
+
+_lock = threading.Lock()
+# The view that is open for each pool, by the pool's id.
+_showing: dict[str, Showing] = {}
+
+
+def joined(pool: Pool, title: str, *, waited: bool, count: int = 1) -> Showing:
+    """The view for so many calls: the one that is open for this pool and cell, or a new one."""
+    with _lock:
+        showing = _showing.get(pool.id)
+        if showing is None or showing.over or showing.cell != cell_id():
+            showing = _showing[pool.id] = Showing(pool, title, waited=waited)
+        showing.count += count
+    if not waited:
+        showing.go_on_alone()
+    return showing
+
+
+class Outlet:
+    """Shows what the calls of one parallel loop print; a view is begun with the first of it.
+
+    Made where the loop begins, in its cell; ends with the loop.
+
+    Parameters
+    ----------
+    pool : Pool
+        Whose ranks do the loop.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool, self._context = pool, contextvars.copy_context()
+        self._showing: Showing | None = None
+        self._listener: Listener | None = None
+        self._left = False
+        self._lock = threading.Lock()
+
+    def on_event(self, event: Event) -> None:
+        """A call prints or shows something, or has ended. In any thread."""
+        if not isinstance(event, OutputEvent):
+            return
+        with self._lock:
+            if self._listener is None and not self._left and event.event["kind"] in ("stream", "display"):
+                title = f"loop · {self._pool.spec.name}"
+                self._showing = self._context.copy().run(joined, self._pool, title, waited=False)
+                self._listener = self._showing.listener()
+            listener = self._listener
+        if listener is not None:
+            listener(event)
+
+    def leave(self) -> None:
+        """The loop is over."""
+        with self._lock:
+            self._left, showing, self._listener = True, self._showing, None
+        if showing is not None:
+            showing.leave()
+
+
+outlets.append(Outlet)
+
+
+def cell_id() -> str:
+    """Names the cell that is being run; empty where there are no cells."""
+    if not in_notebook():
+        return ""
+    from IPython import get_ipython
+
+    return str(get_ipython().kernel.get_parent("shell").get("header", {}).get("msg_id", ""))
+
+
+def say(showing: Showing, text: str) -> None:
+    """Show a line that is no rank's."""
+    showing.view.on_event(NoticeEvent(text))
+
+
+__all__ = ["Outlet", "Showing", "cell_id", "joined", "say"]

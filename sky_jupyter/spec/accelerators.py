@@ -1,0 +1,311 @@
+"""Read the accelerators that people ask for by name: what each is, and which packages suit it.
+
+``accelerators.A100(count=8)``, ``accelerators.H100(memory="94GB")`` and the texts ``"A100:8"``,
+``"H100-94GB"`` make the same `Accelerator`. The models are the rows of `accelerators.json`; those of makers other
+than NVIDIA are not asked for on nodes yet. `docs/accelerators.md` has the whole table.
+
+Sources. Memory is what the makers' data sheets say; compute capability is what NVIDIA lists
+(developer.nvidia.com/cuda-gpus). `builds` knows which packages those need.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..errors import SpecError
+from .cuda_builds import of_jax, of_torch, takes_cuda, why_none_of_torch, why_not_torch
+
+NVIDIA, GOOGLE = "NVIDIA", "Google"
+_COUNT = re.compile(r"(?P<rest>.*?)\s*(?::\s*(?P<count>[0-9]+))?\Z", re.DOTALL)
+_MEMORY = re.compile(r"(?P<rest>.+?)[-_ ]+(?P<memory>[0-9]+)\s*gi?b\Z", re.IGNORECASE | re.DOTALL)
+_GB = re.compile(r"(?P<number>[0-9]+)\s*(gi?b?)?\Z", re.IGNORECASE)
+_CUSTOM = "custom:"
+_CUSTOM_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9 ._-]{0,62}\Z")
+_WORD = re.compile(r"[a-z0-9]+")
+MAX_COUNT = 1024
+
+
+@dataclass(frozen=True)
+class Model:
+    """A model of the catalogue; called, it is that many of them: ``A100(count=8, memory="40GB")``.
+
+    Parameters
+    ----------
+    name : str
+        What it is called here.
+    memories : tuple of int
+        The GB that it is made with, the usual one first.
+    capability : tuple of int, optional
+        CUDA's compute capability, such as ``(8, 0)``; None where it is not NVIDIA's.
+    maker : str
+        Who makes it.
+    also : tuple of str
+        What else people call it.
+    arm : bool
+        Whether the machines that it is made for have processors by Arm.
+    """
+
+    name: str
+    memories: tuple[int, ...]
+    capability: tuple[int, int] | None = None
+    maker: str = NVIDIA
+    also: tuple[str, ...] = ()
+    arm: bool = False
+
+    def __call__(self, count: int = 1, memory: int | str | None = None) -> Accelerator:
+        """So many of them on each node.
+
+        Parameters
+        ----------
+        count : int
+            How many.
+        memory : int or str, optional
+            GB of each, such as ``40`` or ``"40GB"``; whichever it is made with unless given.
+
+        Raises
+        ------
+        SpecError
+            When it is not made with so much, or the count is none.
+        """
+        return Accelerator(self.name, count, None if memory is None else _gigabytes(memory))
+
+
+@dataclass(frozen=True)
+class Accelerator:
+    """A kind of accelerator and how many of them a node must have, as in ``A100:8`` or ``H100-94GB:4``.
+
+    Parameters
+    ----------
+    name : str
+        A name of the catalogue, such as ``"A100"``, however it is spelled; `Custom` makes others.
+    count : int
+        How many on each node.
+    variant : int, optional
+        GB of each, where it is made with more than one size and one is asked for.
+    """
+
+    name: str
+    count: int = 1
+    variant: int | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.count, bool) or not isinstance(self.count, int) or not 1 <= self.count <= MAX_COUNT:
+            raise SpecError(f"{self.name}: count must be a whole number from 1 to {MAX_COUNT}, not {self.count!r}")
+        if self.is_custom:
+            if not _CUSTOM_NAME.match(self.kind.removeprefix(_CUSTOM)):
+                raise SpecError(f"{self.name!r} is not {_CUSTOM} and a name of letters, digits, spaces and ._-")
+            return
+        model = _known(self.name)
+        object.__setattr__(self, "name", model.name)
+        if self.variant is not None and self.variant not in model.memories:
+            sizes = " or ".join(str(size) for size in sorted(model.memories))
+            raise SpecError(f"{model.name} has {sizes} GB, not {self.variant}; leave the size out for any of them")
+        if len(model.memories) == 1:
+            object.__setattr__(self, "variant", None)
+
+    @classmethod
+    def parse(cls, text: str) -> Accelerator:
+        """Read ``"A100"``, ``"A100:8"``, ``"h100-94gb:4"``, ``"RTX 4090"`` or ``"custom:Quadro K2200:2"``.
+
+        Raises
+        ------
+        SpecError
+            When the text has another form, or names none that is known; the nearest is suggested.
+        """
+        given = text.strip()
+        custom = given[: len(_CUSTOM)].lower() == _CUSTOM
+        match = _COUNT.match(given[len(_CUSTOM) :] if custom else given)
+        assert match is not None
+        name, memory = match["rest"], None
+        if not name or match["count"] == "0" or ":" in name:
+            raise SpecError(
+                f"accelerator {text!r} is not NAME or NAME:COUNT, such as A100, A100:8, H100-94GB:4 or RTX_4090"
+            )
+        if sized := _MEMORY.match(name):
+            name, memory = sized["rest"], int(sized["memory"])
+        return cls(_CUSTOM + name if custom else name, int(match["count"] or 1), memory)
+
+    @property
+    def is_custom(self) -> bool:
+        """Whether it is none of the catalogue."""
+        return self.name.startswith(_CUSTOM)
+
+    @property
+    def kind(self) -> str:
+        """One of them, as a text that can be read again: ``"A100"`` or ``"A100-80GB"``."""
+        return self.name if self.variant is None else f"{self.name}-{self.variant}GB"
+
+    @property
+    def memory(self) -> int | None:
+        """GB of each: what is asked for, else what it usually has; None where nothing is known."""
+        return self.variant if self.variant is not None or self.is_custom else CATALOGUE[self.name].memories[0]
+
+    @property
+    def capability(self) -> tuple[int, int] | None:
+        """CUDA's compute capability, such as ``(9, 0)``; None where there is none, or it is not known."""
+        return None if self.is_custom else CATALOGUE[self.name].capability
+
+    @property
+    def arm(self) -> bool:
+        """Whether the machines that it is made for have processors by Arm."""
+        return not self.is_custom and CATALOGUE[self.name].arm
+
+    @property
+    def maker(self) -> str:
+        """Who makes it; nodes are asked for NVIDIA's only, so that others' names are taken to be those."""
+        return NVIDIA if self.is_custom else CATALOGUE[self.name].maker
+
+    @property
+    def jax(self) -> str | None:
+        """The package of JAX that suits it best, such as ``"jax[cuda13]"``; None where there is none on PyPI."""
+        return self.jax_for()
+
+    def jax_for(self, python: int = 14) -> str | None:
+        """The same for nodes with Python 3.``python``: earlier ones get earlier releases, which lack some extras."""
+        if self.maker == GOOGLE:
+            return "jax[tpu]"
+        if self.capability is None:
+            return None
+        extra = of_jax(self.capability, python)
+        return None if extra is None else f"jax[{extra}]"
+
+    @property
+    def torch(self) -> str | None:
+        """The build of torch that suits it best, such as ``"cu130"``; None where PyTorch has none."""
+        return self.torch_for()
+
+    def torch_for(self, release: tuple[int, ...] | None = None) -> str | None:
+        """The same for one release of torch, such as ``(2, 8)``."""
+        return next(iter(self.torch_builds(release)), None)
+
+    def torch_builds(self, release: tuple[int, ...] | None = None) -> list[str]:
+        """The builds of torch that run on it, the best first; of one release, or the newest."""
+        return of_torch(self.capability, release, arm=self.arm) if self.capability else []
+
+    def why_not_torch(self, build: str | None, release: tuple[int, ...] | None = None) -> str:
+        """Why a build of torch, or every one, does not run on it; empty where it may, as far as is known."""
+        if self.capability is None:
+            return ""
+        if build is None:
+            return why_none_of_torch(self.capability, release, arm=self.arm)
+        return why_not_torch(build, self.capability, release, arm=self.arm)
+
+    def takes_cuda(self, major: int) -> bool:
+        """Whether that CUDA runs on it, as far as is known: 13 has dropped what came before Turing."""
+        return self.capability is None or takes_cuda(self.capability, major)
+
+    def fits(self, name: str) -> bool:
+        """Whether a driver's name, such as ``NVIDIA A100-SXM4-80GB``, is one of these.
+
+        Where it does not say the memory, as ``NVIDIA GeForce RTX 3080``, the name alone counts.
+        """
+        if self.is_custom:
+            wanted = _words(self.name[len(_CUSTOM) :])
+            return _find(wanted, _words(name)) >= 0 and (self.variant is None or f"{self.variant}gb" in _words(name))
+        found, memory = recognised(name)
+        return found == self.name and (self.variant is None or memory in (None, self.variant))
+
+    def __str__(self) -> str:
+        return self.kind if self.count == 1 else f"{self.kind}:{self.count}"
+
+
+def Custom(name: str, memory: int | str | None = None, count: int = 1) -> Accelerator:
+    """An NVIDIA accelerator that the catalogue lacks, by the words that its driver calls it.
+
+    Parameters
+    ----------
+    name : str
+        Such as ``"Quadro K2200"``, as ``nvidia-smi -L`` has it.
+    memory : int or str, optional
+        GB of each, where the driver's name has it and it matters.
+    count : int
+        How many on each node.
+    """
+    return Accelerator(_CUSTOM + name, count, None if memory is None else _gigabytes(memory))
+
+
+def recognised(name: str) -> tuple[str | None, int | None]:
+    """The catalogue's name for a driver's, and the GB that it says: ``("A100", 80)``; None for what is not known."""
+    words = _words(name)
+    found = [(len(parts), model) for parts, model in _BY_WORDS if _find(parts, words) >= 0]
+    if not found:
+        return None, None
+    _, model = max(found, key=lambda item: item[0])
+    told = [int(word[:-2]) for word in words if re.fullmatch(r"[0-9]+gb", word)]
+    # A GH200 480GB has those 480 beside it, as its processor's.
+    memory = next((size for size in told if size in model.memories), None)
+    if model.name == "H100" and memory is None:
+        memory = 94 if "nvl" in words else 80
+    return model.name, memory if len(model.memories) > 1 else model.memories[0]
+
+
+def names() -> list[str]:
+    """The catalogue's names, with the sizes of those that are made with several."""
+    sized = [f"{m.name}-{size}GB" for m in CATALOGUE.values() if len(m.memories) > 1 for size in m.memories]
+    return [*CATALOGUE, *sized]
+
+
+def _gigabytes(memory: int | str) -> int:
+    if isinstance(memory, int) and not isinstance(memory, bool) and memory > 0:
+        return memory
+    match = _GB.match(memory.strip()) if isinstance(memory, str) else None
+    if match is None:
+        raise SpecError(f"memory must be in GB, such as 40 or '40GB', not {memory!r}")
+    return int(match["number"])
+
+
+def _known(name: str) -> Model:
+    key = "".join(_words(name)) if isinstance(name, str) else ""
+    if key not in _BY_KEY:
+        near = difflib.get_close_matches(key, list(_BY_KEY), n=1, cutoff=0.5)
+        hint = f"; did you mean {_BY_KEY[near[0]].name!r}?" if near else ""
+        raise SpecError(
+            f"unknown accelerator {name!r}{hint} (sky.accelerators has them all; "
+            f"another one of NVIDIA's is {_CUSTOM}NAME, with its driver's words)"
+        )
+    return _BY_KEY[key]
+
+
+def _words(text: str) -> tuple[str, ...]:
+    return tuple(_WORD.findall(text.lower()))
+
+
+def _find(part: tuple[str, ...], words: tuple[str, ...]) -> int:
+    """Where words stand in a row among others; -1 where they do not."""
+    return next((at for at in range(len(words) - len(part) + 1) if words[at : at + len(part)] == part), -1)
+
+
+def _read_catalogue() -> dict[str, Model]:
+    """Read the models of accelerators.json, in its order."""
+    rows: dict[str, dict[str, Any]] = json.loads(Path(__file__).with_suffix(".json").read_text(encoding="utf-8"))
+    for row in rows.values():
+        row.update({key: tuple(value) for key, value in row.items() if isinstance(value, list)})
+    return {name: Model(name, **row) for name, row in rows.items()}
+
+
+CATALOGUE = _read_catalogue()
+_BY_KEY = {"".join(_words(word)): model for model in CATALOGUE.values() for word in (model.name, *model.also)}
+_BY_WORDS = [(_words(model.name), model) for model in CATALOGUE.values() if model.maker == NVIDIA]
+if TYPE_CHECKING:
+    # The names for type checkers and editors: those of accelerators.json, which a test compares.
+    P4 = P40 = P100 = V100 = T4 = T4G = A2 = A10 = A10G = A16 = A30 = A40 = A100 = A800 = L4 = L40 = Model("", ())
+    L40S = H20 = H100 = H800 = H200 = GH200 = B100 = B200 = B300 = GB200 = GB300 = TITAN_Xp = TITAN_V = Model("", ())
+    TITAN_RTX = Quadro_RTX_4000 = Quadro_RTX_5000 = Quadro_RTX_6000 = Quadro_RTX_8000 = RTX_A2000 = Model("", ())
+    RTX_A4000 = RTX_A4500 = RTX_A5000 = RTX_A5500 = RTX_A6000 = RTX_2000_Ada = RTX_4000_Ada = Model("", ())
+    RTX_4500_Ada = RTX_5000_Ada = RTX_6000_Ada = RTX_PRO_4000 = RTX_PRO_4500 = RTX_PRO_5000 = Model("", ())
+    RTX_PRO_6000 = GTX_1050 = GTX_1050_Ti = GTX_1060 = GTX_1070 = GTX_1070_Ti = GTX_1080 = GTX_1080_Ti = Model("", ())
+    GTX_1650 = GTX_1650_SUPER = GTX_1660 = GTX_1660_SUPER = GTX_1660_Ti = RTX_2060 = RTX_2060_SUPER = Model("", ())
+    RTX_2070 = RTX_2070_SUPER = RTX_2080 = RTX_2080_SUPER = RTX_2080_Ti = RTX_3050 = RTX_3060 = Model("", ())
+    RTX_3060_Ti = RTX_3070 = RTX_3070_Ti = RTX_3080 = RTX_3080_Ti = RTX_3090 = RTX_3090_Ti = RTX_4060 = Model("", ())
+    RTX_4060_Ti = RTX_4070 = RTX_4070_SUPER = RTX_4070_Ti = RTX_4070_Ti_SUPER = RTX_4080 = Model("", ())
+    RTX_4080_SUPER = RTX_4090 = RTX_5050 = RTX_5060 = RTX_5060_Ti = RTX_5070 = RTX_5070_Ti = RTX_5080 = Model("", ())
+    RTX_5090 = Trainium1 = Trainium2 = Trainium3 = Inferentia1 = Inferentia2 = TPUv2 = TPUv3 = TPUv4 = Model("", ())
+    TPUv5e = TPUv5p = TPUv6 = MI100 = MI210 = MI250 = MI250X = MI300A = MI300X = MI325X = MI355X = Model("", ())
+    Gaudi = Gaudi2 = Gaudi3 = Model("", ())
+else:
+    globals().update(CATALOGUE)

@@ -1,0 +1,170 @@
+"""How a pool is made and watched over: `Options`, in Skyward's names; values, valid once they exist."""
+
+from __future__ import annotations
+
+import logging as standard
+import math
+from dataclasses import dataclass
+from typing import Any
+
+from ..errors import SpecError, nearest
+
+SELECTIONS = ("first", "cheapest")
+EXECUTORS = ("auto", "process", "thread", "loky")
+LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")
+MAX_SECONDS = 366 * 86_400.0
+MAX_ATTEMPTS = 1000
+# Of a provider that makes machines, which may have none left for a moment; those that are there are tried once.
+ATTEMPTS = 3
+DEFAULT_EXIT_TIMEOUT = 2.0
+
+
+@dataclass(frozen=True)
+class Worker:
+    """How many calls a node runs at a time, as Skyward says it: the pool's ``ranks_per_node``.
+
+    Parameters
+    ----------
+    concurrency : int
+        How many ranks each node has. A rank is a process, and runs one call at a time.
+    executor : str
+        ``"auto"``, ``"process"`` or ``"loky"``, which are the same here. ``"thread"`` is taken too, for
+        programs that have it: its calls run in processes as well, and so share no memory.
+    """
+
+    concurrency: int = 1
+    executor: str = "auto"
+
+    def __post_init__(self) -> None:
+        _whole("concurrency", self.concurrency)
+        _one_of("executor", self.executor, EXECUTORS)
+
+
+@dataclass(frozen=True)
+class LogConfig:
+    """Where a pool's log goes.
+
+    Parameters
+    ----------
+    level : int or str
+        The least level that is written, such as ``"INFO"``.
+    file : str, optional
+        Appended to; standard error unless given.
+    """
+
+    level: int | str = "INFO"
+    file: str | None = None
+
+    def __post_init__(self) -> None:
+        object.__setattr__(self, "level", _level(self.level))
+        if self.file is not None and (not isinstance(self.file, str) or not self.file.strip()):
+            raise SpecError(f"file must be the path of a log file, not {self.file!r}")
+
+
+@dataclass(frozen=True)
+class Options:
+    """How a pool is made and watched over.
+
+    Parameters
+    ----------
+    selection : str
+        Of several `Spec`: ``"cheapest"`` tries the one with the lowest price first, ``"first"`` the one that
+        was given first. Local nodes and hosts of one's own cost nothing; a price that nobody knows comes last.
+    provision_timeout : float
+        Seconds in which the machines must be there, all attempts and the waits between them taken together.
+    ssh_timeout : float
+        Seconds in which one attempt to connect to the machines must succeed.
+    bootstrap_timeout : float
+        Seconds in which machines that are there must be prepared: packages, files, the plugins' own steps.
+    max_provision_attempts : int, optional
+        How often machines are asked for, or connected to, before it is given up; 3 unless given, and once
+        where they are there already (SSH, local). What more attempts cannot mend, such as a refused key, is
+        not tried again.
+    provision_retry_delay : float
+        Seconds between two attempts.
+    shutdown_timeout : float
+        Seconds that the pool's end may take; what has not ended by then ends by its lease.
+    exit_timeout : float
+        Seconds that ranks get, when the pool ends or is restarted, to run their exit handlers and close their
+        files; what takes longer is killed. 0 kills at once. The pool's end takes no longer than
+        ``shutdown_timeout`` for it.
+    retry_on_interruption : int
+        How often a call to one rank whose node was lost is run again; of a broadcast its own
+        `with_retries` says that.
+    console : bool
+        Whether the pool's start and its runs are shown.
+    logging : bool, int, str or LogConfig
+        What of the pool's life is written to the ``sky_jupyter`` logger: True leaves it to the program what
+        becomes of that, False writes nothing, a level or a `LogConfig` has it written out.
+    worker : Worker, optional
+        How many calls a node runs at a time.
+    crowded : bool
+        Whether local nodes may be more rank processes than this machine bears: more than four for each core, or
+        more memory than half of it.
+    cluster : bool
+        Whether nodes work together. Without it they need not reach each other, and each rank is a world of
+        its own: no coordinator, no collectives, ``shard`` gives everything.
+    """
+
+    selection: str = "cheapest"
+    provision_timeout: float = 600.0
+    ssh_timeout: float = 300.0
+    bootstrap_timeout: float = 3600.0
+    max_provision_attempts: int | None = None
+    provision_retry_delay: float = 5.0
+    shutdown_timeout: float = 120.0
+    exit_timeout: float = DEFAULT_EXIT_TIMEOUT
+    retry_on_interruption: int = 3
+    console: bool = True
+    logging: bool | int | str | LogConfig = True
+    worker: Worker | None = None
+    cluster: bool = True
+    crowded: bool = False
+
+    def __post_init__(self) -> None:
+        _one_of("selection", self.selection, SELECTIONS)
+        for name in ("provision_timeout", "ssh_timeout", "bootstrap_timeout", "shutdown_timeout"):
+            _seconds(name, getattr(self, name))
+        for name in ("provision_retry_delay", "exit_timeout"):
+            _seconds(name, getattr(self, name), zero=True)
+        if self.max_provision_attempts is not None:
+            _whole("max_provision_attempts", self.max_provision_attempts)
+        _whole("retry_on_interruption", self.retry_on_interruption, 0)
+        for name in ("console", "cluster", "crowded"):
+            if not isinstance(getattr(self, name), bool):
+                raise SpecError(f"{name} must be True or False, not {getattr(self, name)!r}")
+        if self.worker is not None and not isinstance(self.worker, Worker):
+            raise SpecError(f"worker must be sky.Worker(concurrency=…), not {self.worker!r}")
+        if not isinstance(self.logging, (bool, LogConfig)):
+            object.__setattr__(self, "logging", _level(self.logging))
+
+    def attempts(self, *, made: bool) -> int:
+        """How often machines are asked for; ``made`` says whether the provider makes them."""
+        return self.max_provision_attempts or (ATTEMPTS if made else 1)
+
+
+def _seconds(name: str, value: Any, *, zero: bool = False) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or not 0 <= value <= MAX_SECONDS or not (value or zero):
+        least = "0 or more" if zero else "above 0"
+        raise SpecError(f"{name} must be a number of seconds {least}, at most a year, not {value!r}")
+
+
+def _whole(name: str, value: Any, bottom: int = 1) -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not bottom <= value <= MAX_ATTEMPTS:
+        raise SpecError(f"{name} must be a whole number from {bottom} to {MAX_ATTEMPTS}, not {value!r}")
+
+
+def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
+    if value not in allowed:
+        told = nearest(value, allowed) if isinstance(value, str) else ""
+        raise SpecError(f"{name} must be one of {', '.join(map(repr, allowed))}, not {value!r}{told}")
+
+
+def _level(value: Any) -> int:
+    """A level of the standard library's logging, by number or name."""
+    if isinstance(value, str) and value.upper() in LEVELS:
+        return int(getattr(standard, value.upper()))
+    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 100:
+        raise SpecError(f"logging must be True, False, a level such as 'INFO', or a LogConfig, not {value!r}")
+    return value

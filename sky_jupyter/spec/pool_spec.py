@@ -1,0 +1,296 @@
+"""What a pool shall be: frozen values, valid once they exist, that do nothing.
+
+A `PoolSpec` is made by the magics or by `Compute`, held by the pool for its whole life, and
+compared when a name is used again. Everything that can be wrong in it is refused here, before
+anything starts.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable
+from dataclasses import dataclass, field, fields, replace
+from typing import Any
+
+from ..errors import SpecError, nearest
+from ..util.redaction import without_secrets
+from .accelerators import Accelerator as Accelerator  # noqa: PLC0414 - a part of every spec
+from .image import Image
+from .options import Options
+
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
+_SECONDS = re.compile(r"(?P<number>[0-9]{1,15}(\.[0-9]{1,9})?)\s*(?P<unit>[smhd]?)\Z")
+_SIZE = re.compile(r"(?P<number>[0-9]{1,15}(\.[0-9]{1,9})?)\s*(?P<unit>[kmgt]?)(i?b)?\Z")
+_UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
+MAX_NODES = 4096
+MAX_RANKS_PER_NODE = 256
+MAX_IDLE_TIMEOUT = 10 * 366 * 86_400.0
+DEFAULT_IDLE_TIMEOUT = 12 * 3600.0
+# Machines that others may want: a notebook that does not come back has left them.
+DEFAULT_REMOTE_IDLE_TIMEOUT = 30 * 60.0
+# A manager is heard once a second; what is shorter could end under its hands.
+MIN_IDLE_TIMEOUT = 10.0
+MAX_TTL = 10 * 366 * 86_400.0
+ALLOCATIONS = ("spot", "on-demand", "spot-if-available", "cheapest")
+# What says which machine a provider is to make; of no meaning where machines are there already.
+WISHES = ("region", "allocation", "max_hourly_cost", "vcpus", "memory_gb")
+MIN_JOURNAL, MAX_JOURNAL = 1 << 20, 1 << 40
+DEFAULT_JOURNAL = 256 << 20
+DEFAULT_OPTIONS = Options()
+MAX_BLOBS = 1 << 50
+
+
+def seconds(text: str) -> float:
+    """Read a length of time such as ``"90"``, ``"90s"``, ``"30m"``, ``"12h"`` or ``"2d"``.
+
+    Raises
+    ------
+    SpecError
+        When the text has another form.
+    """
+    match = _SECONDS.match(text.strip().lower())
+    if not match:
+        raise SpecError(f"{text!r} is not a length of time, such as 90s, 30m or 12h")
+    return float(match["number"]) * _UNITS[match["unit"]]
+
+
+def size(text: str) -> int:
+    """Read a number of bytes such as ``"64MB"`` or ``"1GB"``; a MB is 2**20 of them, however it is spelled.
+
+    Raises
+    ------
+    SpecError
+        When the text has another form.
+    """
+    match = _SIZE.match(text.strip().lower())
+    if not match:
+        raise SpecError(f"{text!r} is not a size, such as 64MB or 1GB")
+    return int(float(match["number"]) * 1024 ** " kmgt".index(match["unit"] or " "))
+
+
+@dataclass(frozen=True)
+class PoolSpec:
+    """The frozen, validated description of a pool.
+
+    Parameters
+    ----------
+    provider : Any
+        What makes the machines, such as ``sky.Local()``.
+    nodes : int
+        How many nodes, 1 or more.
+    ranks_per_node : int
+        How many rank processes on each node, 1 or more.
+    accelerator : Accelerator, optional
+        What every node must have.
+    image : Image
+        What the user asked of every node; plugins add to it.
+    plugins : tuple of Plugin
+        Entered in this order in every rank.
+    name : str
+        What the pool is called.
+    keep : bool
+        Whether it outlives the notebook's kernel.
+    idle_timeout : float, optional
+        Seconds without a manager and without a run after which nodes end themselves. Unless given, twelve
+        hours where the pool is kept, half an hour on other machines where it is not.
+    journal : int
+        Bytes of each run's output that a node keeps, 1 MiB or more.
+    options : Options
+        How it is made and watched over.
+    region : str, optional
+        Where machines are made.
+    allocation : str, optional
+        ``"spot"``, ``"on-demand"``, ``"spot-if-available"`` or ``"cheapest"``; the provider's own way unless given.
+    max_hourly_cost : float, optional
+        Dollars that a node may cost an hour.
+    vcpus, memory_gb : float, optional
+        What a node must have at least.
+    ttl : float, optional
+        Seconds after which the pool ends, whatever it does; never by itself unless given.
+    blob_limit : int, optional
+        Bytes of sent values that a machine keeps for later runs though no name there holds them; a quarter
+        of the memory or disk that is free unless given.
+    """
+
+    provider: Any
+    nodes: int = 1
+    ranks_per_node: int = 1
+    accelerator: Accelerator | None = None
+    image: Image = field(default_factory=Image)
+    plugins: tuple[Any, ...] = ()
+    name: str = "default"
+    keep: bool = False
+    idle_timeout: float | None = None
+    journal: int = DEFAULT_JOURNAL
+    options: Options = DEFAULT_OPTIONS
+    region: str | None = None
+    allocation: str | None = None
+    max_hourly_cost: float | None = None
+    vcpus: float | None = None
+    memory_gb: float | None = None
+    ttl: float | None = None
+    blob_limit: int | None = None
+
+    def __post_init__(self) -> None:
+        _whole("nodes", self.nodes, MAX_NODES)
+        _whole("ranks_per_node", self.ranks_per_node, MAX_RANKS_PER_NODE)
+        if not isinstance(self.name, str) or not _NAME.match(self.name):
+            raise SpecError(
+                f"pool name {self.name!r} is not valid; use letters, digits, '.', '_' and '-', at most 63, "
+                "beginning with a letter or digit"
+            )
+        if not isinstance(self.keep, bool):
+            raise SpecError(f"keep must be True or False, not {self.keep!r}")
+        if self.accelerator is not None and not isinstance(self.accelerator, Accelerator):
+            raise SpecError(
+                f"accelerator must be an Accelerator, such as sky.accelerators.A100(count=8), not {self.accelerator!r}"
+            )
+        if self.idle_timeout is not None:
+            number = isinstance(self.idle_timeout, (int, float)) and not isinstance(self.idle_timeout, bool)
+            if not number or not MIN_IDLE_TIMEOUT <= self.idle_timeout <= MAX_IDLE_TIMEOUT:
+                raise SpecError(
+                    f"idle_timeout must be a number of seconds from {MIN_IDLE_TIMEOUT:g} to ten years, "
+                    f"not {self.idle_timeout!r}"
+                )
+            if self.provider.kind == "local" and not self.keep:
+                raise SpecError(
+                    "a local pool ends with its notebook, so that idle_timeout has no meaning without keep: "
+                    "give --keep (keep=True) too, or leave it out"
+                )
+        _whole("journal", self.journal, MAX_JOURNAL, MIN_JOURNAL, "of bytes ")
+        if self.blob_limit is not None:
+            _whole("blob_limit", self.blob_limit, MAX_BLOBS, 0, "of bytes ")
+        object.__setattr__(self, "plugins", tuple(self.plugins))
+        self._check_options()
+        self._check_wishes()
+
+    def _check_options(self) -> None:
+        if not isinstance(self.options, Options):
+            raise SpecError(f"options must be sky.Options(…), not {self.options!r}")
+        if self.ttl is not None:
+            _amount("ttl", self.ttl, MAX_TTL, "a number of seconds above 0, at most ten years")
+        for plugin in self.plugins:
+            if getattr(plugin, "fits", None) is not None:
+                plugin.fits(self)
+        together = [str(plugin) for plugin in self.plugins if getattr(plugin, "collective", False)]
+        if together and not self.options.cluster and self.world_size > 1:
+            names = " and ".join(together)
+            raise SpecError(
+                f"with Options(cluster=False) each rank is a world of its own, and {names} "
+                f"{'need' if len(together) > 1 else 'needs'} them to work together: leave cluster=False out "
+                "(--no-cluster), or the plugin, which a function can import for itself"
+            )
+
+    def _check_wishes(self) -> None:
+        if self.region is not None and (not isinstance(self.region, str) or not self.region.strip()):
+            raise SpecError(f"region must be a name such as 'us-east-1', not {self.region!r}")
+        if isinstance(self.allocation, str):
+            # Skyward writes it either way.
+            object.__setattr__(self, "allocation", self.allocation.replace("_", "-"))
+        if self.allocation is not None and self.allocation not in ALLOCATIONS:
+            near = nearest(self.allocation, ALLOCATIONS) if isinstance(self.allocation, str) else ""
+            raise SpecError(f"allocation must be one of {', '.join(ALLOCATIONS)}, not {self.allocation!r}{near}")
+        for name in ("max_hourly_cost", "vcpus", "memory_gb"):
+            if getattr(self, name) is not None:
+                _amount(name, getattr(self, name), 1e9, "a number above 0")
+
+    @property
+    def ignored(self) -> tuple[str, ...]:
+        """What was asked of the machines and has no meaning for the provider, which has them already."""
+        minds = self.provider.minds
+        return tuple(name for name in WISHES if getattr(self, name) is not None and name not in minds)
+
+    @property
+    def world_size(self) -> int:
+        """All ranks of the pool."""
+        return self.nodes * self.ranks_per_node
+
+    @property
+    def lease(self) -> float | None:
+        """Seconds without a manager and a run after which the nodes end; None where only their owner ends them."""
+        if self.keep:
+            return self.idle_timeout or DEFAULT_IDLE_TIMEOUT
+        return self.idle_timeout or (DEFAULT_REMOTE_IDLE_TIMEOUT if self.provider.kind != "local" else None)
+
+    @property
+    def full_image(self) -> Image:
+        """The image with all that the plugins add, in their order."""
+        image = self.image
+        for plugin in self.plugins:
+            image = plugin.transform_image(image, self)
+        return image
+
+    def differences(self, other: PoolSpec) -> list[str]:
+        """What differs between two specs, as ``"nodes: 2 -> 4"``, one line a field."""
+        lines = []
+        for item in fields(self):
+            mine, theirs = (_compared(getattr(spec, item.name)) for spec in (self, other))
+            if mine == theirs:
+                continue
+            if isinstance(mine, Image) and isinstance(theirs, Image):
+                lines += _images(mine, theirs)
+            else:
+                lines.append(f"{item.name}: {_short(mine)} -> {_short(theirs)}")
+        return lines
+
+
+def _whole(name: str, value: Any, top: int, bottom: int = 1, what: str = "") -> None:
+    if isinstance(value, bool) or not isinstance(value, int) or not bottom <= value <= top:
+        raise SpecError(f"{name} must be a whole number {what}from {bottom} to {top}, not {value!r}")
+
+
+def _amount(name: str, value: Any, top: float, form: str) -> None:
+    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
+    if not number or not 0 < value <= top:
+        raise SpecError(f"{name} must be {form}, not {value!r}")
+
+
+def _compared(value: Any) -> Any:
+    """Of a field, what two pools differ in: how one is watched over, and which files it has, may change."""
+    if isinstance(value, Options):
+        return "together" if value.cluster else "each node for itself (cluster=False)"
+    return replace(value, includes=(), excludes=()) if isinstance(value, Image) else value
+
+
+def _short(value: Any) -> str:
+    if isinstance(value, tuple):
+        return ", ".join(str(item) for item in value) or "none"
+    return "none" if value is None else str(value)
+
+
+def _images(mine: Image, theirs: Image) -> list[str]:
+    """What differs between two images; not the values of variables, which may be secrets."""
+    lines = []
+    for name, read in _PARTS.items():
+        one, other = read(mine), read(theirs)
+        if one != other:
+            lines.append(f"{name}: {one} -> {other}")
+    if mine.env != theirs.env:
+        names = sorted(name for name in {**mine.env, **theirs.env} if mine.env.get(name) != theirs.env.get(name))
+        lines.append(f"variables: {', '.join(names)}")
+    return lines
+
+
+_PARTS: dict[str, Callable[[Image], str]] = {
+    "python": lambda image: image.python or "the notebook's",
+    "packages": lambda image: ", ".join(map(without_secrets, image.pip)) or "none added",
+    "Debian packages": lambda image: ", ".join(image.apt) or "none",
+    "indexes": lambda image: ", ".join(index.shown for index in image.pip_indexes) or "the usual one",
+}
+
+
+__all__ = [
+    "ALLOCATIONS",
+    "DEFAULT_IDLE_TIMEOUT",
+    "DEFAULT_JOURNAL",
+    "DEFAULT_REMOTE_IDLE_TIMEOUT",
+    "MAX_NODES",
+    "MAX_RANKS_PER_NODE",
+    "Accelerator",
+    "Image",
+    "Options",
+    "PoolSpec",
+    "seconds",
+    "size",
+]
