@@ -5,11 +5,15 @@ Jupyter Server takes that for the kernel's state: it is shown as idle, and is en
 
 While a run goes on that no cell waits for, the kernel is idle, and its owner may go on working. A message now and
 then, which pages take no notice of, is activity for the server.
+
+Whoever presses interrupt twice may do so the second time as the cell has just ended. ipykernel raises there too, and
+loses the cell's reply: the page waits for it for ever.
 """
 
 from __future__ import annotations
 
 import asyncio
+import signal
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -89,6 +93,17 @@ def install(shell: Any) -> None:
     known = getattr(kernel, "_publish_status", None)
     if kernel is not None and callable(known) and not isinstance(known, Status) and hasattr(kernel, "get_parent"):
         kernel._publish_status = Status(kernel)
+    if hasattr(kernel, "post_handler_hook"):
+        shell.events.register("post_run_cell", ignore_late_interrupts)
+
+
+def ignore_late_interrupts(result: Any) -> None:
+    """Ignore interrupts from the end of a cell that failed until its reply is sent: ipykernel would lose the reply.
+
+    ipykernel puts the handler back after each message (``post_handler_hook``).
+    """
+    if not result.success and threading.current_thread() is threading.main_thread():
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 
 def remove(shell: Any) -> None:
@@ -96,3 +111,5 @@ def remove(shell: Any) -> None:
     kernel: Any = getattr(shell, "kernel", None)
     if kernel is not None and isinstance(vars(kernel).get("_publish_status"), Status):
         del kernel._publish_status
+    if ignore_late_interrupts in shell.events.callbacks["post_run_cell"]:
+        shell.events.unregister("post_run_cell", ignore_late_interrupts)

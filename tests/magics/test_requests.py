@@ -257,3 +257,15 @@ def test_without_the_extension_nobody_answers(book):
     assert book.run("%load_ext sky_jupyter").status == "ok"
     assert done(book, "status")["pools"] == []
     assert request != other
+
+
+def test_an_interrupt_between_a_cells_end_and_its_reply_does_not_lose_the_reply(book):
+    # What ipykernel calls on its way from the one to the other.
+    late = "import os, signal\nkernel = get_ipython().kernel\nfinish = kernel.finish_metadata\n"
+    late += "def pressed(*args):\n    os.kill(os.getpid(), signal.SIGINT)\n    return finish(*args)\n"
+    late += "kernel.finish_metadata = pressed; raise KeyboardInterrupt"
+    assert book.run(late).error_name == "KeyboardInterrupt"
+    assert book.run("kernel.finish_metadata = finish; 1 / 0").error_name == "ZeroDivisionError"
+    # Cells are interrupted as before.
+    slow = book.run("print('on')\nimport time\ntime.sleep(600)", until=lambda cell: "on" in cell.stream())
+    assert slow.error_name == "KeyboardInterrupt"
