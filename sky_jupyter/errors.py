@@ -35,6 +35,18 @@ class ProvisionError(SkyError):
     passing = False
 
 
+class NoCapacity(ProvisionError):
+    """One place has no machines, and none was made there; another place may have some."""
+
+    passing = True
+
+
+class OrderSpent(ProvisionError):
+    """A call's token stands for machines that have ended, or for another call: it needs a new one."""
+
+    passing = True
+
+
 class BootstrapError(SkyError):
     """A machine could not be prepared.
 

@@ -10,7 +10,7 @@ from ..errors import ProvisionError
 from ..machines.local import LocalMachine
 from ..node.system import gpus
 from ..spec.pool_spec import PoolSpec
-from .base import MachineRecord, Offer
+from .base import MachineRecord, Offer, Order
 
 # So many ranks no machine minds; so many a core are too many, and so many bytes each needs at least.
 _FEW, _PER_CORE = 8, 4
@@ -29,7 +29,7 @@ class Local:
         """This machine, for nothing."""
         return [Offer("this machine", 0.0)]
 
-    def create(self, spec: PoolSpec, count: int, pool: str) -> Sequence[str]:
+    def create(self, spec: PoolSpec, count: int, order: Order) -> Sequence[str]:
         """Ids only: the processes come with the host, which ends with the pool.
 
         Raises
@@ -52,9 +52,9 @@ class Local:
         # One is for all ranks, as for any two programs: the quickstart's two ranks run on a laptop that has one.
         if len(have) > 1 and not have.can_be_shared(ranks):
             raise ProvisionError(gpus.why_not_shared(have, ranks))
-        return [f"{pool}-{number}" for number in range(count)]
+        return [f"{order.pool}-{number}" for number in range(count)]
 
-    def list(self, pool: str) -> Sequence[MachineRecord]:
+    def list(self, pool: str | None, regions: Sequence[str] = ()) -> Sequence[MachineRecord]:
         """Nothing outlives the host, so there is nothing to find."""
         return []
 

@@ -13,7 +13,7 @@ from ..errors import MachineError, ProvisionError, SpecError
 from ..machines.ssh.known_hosts import valid_fingerprint
 from ..machines.ssh.target import Place, Target, resolve
 from ..spec.pool_spec import PoolSpec
-from .base import MachineRecord, Offer
+from .base import MachineRecord, Offer, Order
 
 if TYPE_CHECKING:
     from ..machines.link.client import Link
@@ -97,7 +97,7 @@ class SSH:
         """The hosts, for nothing."""
         return [Offer(f"{len(self.hosts)} host{'s' if len(self.hosts) > 1 else ''}", 0.0)]
 
-    def create(self, spec: PoolSpec, count: int, pool: str) -> Sequence[str]:
+    def create(self, spec: PoolSpec, count: int, order: Order) -> Sequence[str]:
         """The first ``count`` hosts; nothing is made.
 
         Raises
@@ -112,7 +112,7 @@ class SSH:
             )
         return list(self.hosts[:count])
 
-    def list(self, pool: str) -> Sequence[MachineRecord]:
+    def list(self, pool: str | None, regions: Sequence[str] = ()) -> Sequence[MachineRecord]:
         """Hosts are not marked with pools: nothing was made that could be found."""
         return []
 

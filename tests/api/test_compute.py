@@ -25,7 +25,7 @@ from sky_jupyter.errors import BootstrapError, PoolError, ProvisionError, SpecEr
 from sky_jupyter.pool.open_pools import pools
 from sky_jupyter.pool.registry.registry import Registry
 from sky_jupyter.providers import Local
-from sky_jupyter.providers.base import Offer
+from sky_jupyter.providers.base import Offer, Order
 from sky_jupyter.session.pools import start_pool
 from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.conftest import pool_folders
@@ -58,16 +58,24 @@ class Market(Local):
     sold_out: int = 0
     asked: list[float] = field(default_factory=list, compare=False)
 
+    visible_within = 0.0
+
+    def account(self) -> str:
+        return "somebody"
+
+    def recipe(self) -> dict[str, float | None]:
+        return {"hourly": self.hourly}
+
     def offers(self, spec: PoolSpec) -> list[Offer]:
         return [Offer("a stall", self.hourly), Offer("another", None)]
 
-    def create(self, spec: PoolSpec, count: int, pool: str) -> Any:
+    def create(self, spec: PoolSpec, count: int, order: Order) -> Any:
         self.asked.append(time.monotonic())
         if len(self.asked) <= self.sold_out:
             error = ProvisionError("sold out")
             error.passing = True
             raise error
-        return super().create(spec, count, pool)
+        return super().create(spec, count, order)
 
     def __str__(self) -> str:
         return f"market at {self.hourly}"

@@ -14,6 +14,7 @@ from sky_jupyter.node.system.gpus import VISIBLE, is_kind, parse
 from sky_jupyter.node.system.metrics import Machine
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.providers import Local
+from sky_jupyter.providers.base import Order
 from sky_jupyter.spec.options import Options
 from sky_jupyter.spec.pool_spec import Accelerator, Image, PoolSpec
 from tests.node import smi
@@ -121,7 +122,7 @@ def test_local_ranks_that_get_no_equal_shares_are_refused_unless_they_are_to_hav
 @pytest.mark.usefixtures("four")
 def test_the_only_device_is_for_all_local_ranks() -> None:
     spec = PoolSpec(provider=Local(), nodes=2, image=Image(env={VISIBLE: "2"}))
-    assert len(Local().create(spec, 2, "p")) == 2
+    assert len(Local().create(spec, 2, Order("p"))) == 2
 
 
 def test_ranks_that_share_the_only_device_leave_each_other_memory_and_it_is_said(
@@ -157,12 +158,12 @@ def test_more_local_ranks_than_the_machine_bears_are_asked_for_twice() -> None:
     machine = Machine()
     many = int(4 * machine.cores) + 9
     with pytest.raises(ProvisionError) as caught:
-        Local().create(PoolSpec(provider=Local(), nodes=many), many, "p")
+        Local().create(PoolSpec(provider=Local(), nodes=many), many, Order("p"))
     assert f"{many} rank processes, which need about" in str(caught.value)
     assert f"this machine's {machine.cores:g} cores" in str(caught.value)
     assert "--yes (Options(crowded=True))" in str(caught.value)
     meant = PoolSpec(provider=Local(), nodes=many, options=Options(crowded=True))
-    assert len(Local().create(meant, many, "p")) == many
+    assert len(Local().create(meant, many, Order("p"))) == many
     assert parse_line(f"--nodes {many} --yes", cell=True).spec() == meant
 
 

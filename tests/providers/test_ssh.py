@@ -13,6 +13,7 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.errors import HostKeyError, ProvisionError, SpecError
+from sky_jupyter.providers.base import Order
 from sky_jupyter.spec.pool_spec import PoolSpec
 
 
@@ -20,7 +21,7 @@ def test_hosts_are_the_nodes_in_their_order() -> None:
     provider = sky.SSH(hosts=["gpu1", "me@gpu2:2222", "[::1]:22"])
     assert (provider.kind, provider.default_nodes) == ("ssh", 3)
     spec = PoolSpec(provider=provider, nodes=2)
-    assert provider.create(spec, 2, "abc") == ["gpu1", "me@gpu2:2222"]
+    assert provider.create(spec, 2, Order("abc")) == ["gpu1", "me@gpu2:2222"]
     assert [record.state for record in provider.describe(["gpu1", "other"])] == ["running", "unknown"]
     assert list(provider.list("abc")) == []
     assert provider.offers(spec)[0].hourly == 0.0
@@ -30,7 +31,7 @@ def test_hosts_are_the_nodes_in_their_order() -> None:
 def test_fewer_hosts_than_nodes_names_both() -> None:
     provider = sky.SSH(hosts="gpu1,gpu2")
     with pytest.raises(ProvisionError, match=r"3 nodes need as many hosts, and there are 2 \(gpu1, gpu2\)"):
-        provider.create(PoolSpec(provider=provider, nodes=3), 3, "abc")
+        provider.create(PoolSpec(provider=provider, nodes=3), 3, Order("abc"))
 
 
 def test_providers_compare_by_what_they_were_given() -> None:

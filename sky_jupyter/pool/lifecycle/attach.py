@@ -16,6 +16,7 @@ from ..hosts.remote_host import PoolGone, RemoteHost
 from ..registry import folders
 from ..registry.pool_record import PoolRecord
 from ..registry.registry import PoolRow
+from .provisioning import Provisioning
 
 if TYPE_CHECKING:
     from .lifecycle import PoolLife
@@ -26,6 +27,7 @@ JOIN_TIMEOUT = 10.0
 def take_up(pool: PoolLife, row: PoolRow, record: PoolRecord, take_over: bool, tick: Tick) -> None:
     """Become the manager of a pool that outlived its own; where that fails, it stays as it was."""
     pool.id, pool.began, pool.ids = row.id, time.perf_counter(), record.ids
+    pool.provisioning = Provisioning(pool.registry, pool.id)
     pool.generation = pool.registry.own(row.id, take_over=take_over)
     pool.logger.open()
     try:

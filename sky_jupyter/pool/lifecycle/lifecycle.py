@@ -37,6 +37,7 @@ from .dask_cluster import PoolDask
 from .host_events import HostEvents
 from .kernel_shutdown import Leaving, Tell, silently
 from .plugin_setup import Entering
+from .provisioning import Provisioning
 from .resize import Resizing
 from .resize_plan import Plan
 from .start import Making, import_client
@@ -50,6 +51,9 @@ AGENT_TIMEOUT = 60.0
 _END_PATIENCE = 20.0
 # What the ranks' end may take besides their own time: plugins are left before.
 _LEAVE_PATIENCE = 10.0
+# So long the processes of machines that have ended may take to be seen ending.
+_HOSTS_OF_ENDED = 2.0
+_LOOK = 0.5
 
 
 class PoolLife:
@@ -70,6 +74,9 @@ class PoolLife:
         self.link: PoolLink | None = None
         self.machines: list[Any] = []
         self.ids: Sequence[str] = ()
+        self.provisioning = Provisioning(self.registry, self.id)
+        # Machines that were made for it and not seen to end; None while that is not known.
+        self.unended: list[str] | None = None
         self.control: Control | None = None
         self.began = 0.0
         # Seconds that ranks get for an orderly end.
@@ -109,6 +116,8 @@ class PoolLife:
         self._client = contextlib.ExitStack()
         # Held by whoever restarts, resizes or ends it from outside of the notebook's cells; what that is.
         self._change, self._changed = threading.Lock(), ""
+        # Whether its end is recorded, as far as it was seen.
+        self._closed = False
 
     @property
     def traces(self) -> Traces:
@@ -149,6 +158,7 @@ class PoolLife:
             self.logger.write(logging.INFO, f"{name} has no meaning on {self.spec.provider.kind} nodes")
         kind = _kind_of_start(self.spec)
         self.began = time.perf_counter()
+        self.provisioning.plan(self.spec)
         self.generation = self.registry.intend(
             self.id, self.spec.name, self.spec.provider.kind, self.spec.nodes, self.spec.keep
         )
@@ -310,6 +320,7 @@ class PoolLife:
             self.state = "ended"
             return
         self.state = "ended"
+        self.provisioning.stop()
         if (change := self.resizing) is not None:
             # What it has made so far is ended by it.
             change.stop()
@@ -328,21 +339,58 @@ class PoolLife:
         if self.link is not None:
             # Through it all else is ended.
             self.link.link.wake()
-        with _going_on(lambda: self._end_hosts(hosts)), self.watchdog.telling(self.leaving.hear):
+        with _going_on(lambda: self._end_all(hosts, limit)), self.watchdog.telling(self.leaving.hear):
             interrupt = self.leaving.attend(self._leave(wait), min(limit, wait + _LEAVE_PATIENCE), tell)
             hosts = [*self.hosts, *self._astray]
             left = max(0.0, end - time.monotonic())
-            if not retries.in_time(lambda: self._end_hosts(hosts), left, lambda: self.leaving.say(tell)):
+            if not retries.in_time(lambda: self._end_all(hosts, left), left + _LOOK, lambda: self.leaving.say(tell)):
                 self.unsure = sorted({host.name or "a local node" for host in hosts})
                 self.logger.write(logging.WARNING, f"{', '.join(self.unsure)} did not end within {limit:g} s")
-        with contextlib.suppress(Exception):
-            self.spec.provider.destroy(self.ids)
-        with contextlib.suppress(Exception):
-            self.registry.update(self.id, "ended")
-            self.registry.close()
+        self._record_end(tell)
         self._over("ended")
         if interrupt is not None:
             raise interrupt
+
+    def _end_all(self, hosts: Sequence[launch.Host], limit: float) -> None:
+        """End the hosts and, beside them, the machines that were made for the pool."""
+        if not self.provisioning.buys(self.spec):
+            with contextlib.suppress(Exception):
+                self.spec.provider.destroy(self.ids)
+            self.unended = []
+            self._end_hosts(hosts)
+            return
+        beside = threading.Thread(target=self._end_hosts, args=(hosts,), name="sky-end-hosts", daemon=True)
+        beside.start()
+        unended = self.provisioning.end(self.spec, limit)
+        beside.join(_HOSTS_OF_ENDED if not unended else limit)
+        if not unended:
+            # Nothing is left on machines that are gone.
+            self._astray, self.unsure = [], []
+            for trace in self.traces.left():
+                self.traces.forget(trace.folder)
+            self._hang_up()
+        self.unended = unended
+        if self.state == "ended" and self._closed:
+            # Nobody waits any longer.
+            self._record_end(_say_nothing)
+
+    def _record_end(self, tell: Tell) -> None:
+        """Record that the pool has ended; one of which machines may be left is still ending, for whoever comes next."""
+        self._closed = True
+        with contextlib.suppress(Exception):
+            if self.unended == []:
+                self.registry.update(self.id, "ended")
+            else:
+                self.registry.release(self.id)
+            self.registry.close()
+        if self.unended != []:
+            left = ", ".join(self.unended or ["what was made"])
+            text = (
+                f"machines of pool {self.spec.name!r} were not seen to end: {left}; this is tried again when the "
+                "extension is loaded, and by `%sky clean`"
+            )
+            self.logger.write(logging.WARNING, text)
+            tell(text)
 
     def _over(self, word: str) -> None:
         """The pool is no business of this process any more."""

@@ -151,7 +151,7 @@ class Resizing:
         known = self._configs[id(kept[0])].addresses
         self._addresses = [known[node] for node in plan.kept]
         if pool.spec.provider.kind == "local":
-            await self._aside(plan.spec.provider.create, plan.spec, plan.spec.nodes, pool.id)
+            await self._aside(pool.provisioning.acquire, plan.spec, plan.spec.nodes)
             self._addresses += [known[0]] * len(plan.added)
         elif plan.added:
             await self._start_hosts([host for host in kept if isinstance(host, RemoteHost)])

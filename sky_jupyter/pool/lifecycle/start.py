@@ -69,7 +69,7 @@ class Making:
         pool = self.pool
 
         def have() -> None:
-            pool.ids = pool.spec.provider.create(pool.spec, pool.spec.nodes, pool.id)
+            pool.ids = pool.provisioning.acquire(pool.spec, pool.spec.nodes)
             self._near = [pool.spec.provider.connect(id) for id in pool.ids]
             if pool.spec.world_size > 1:
                 env = {**os.environ, **pool.spec.full_image.env}
@@ -86,24 +86,41 @@ class Making:
         def tell(text: str) -> None:
             pool.listener(NoticeEvent(text))
 
-        await retries.within(
-            retries.attempts(make, most, options.provision_retry_delay, tell),
-            "provision_timeout",
-            options.provision_timeout,
-            retries.not_made,
-        )
+        pool.provisioning.begin()
+        try:
+            await retries.within(
+                retries.attempts(make, most, options.provision_retry_delay, tell),
+                "provision_timeout",
+                options.provision_timeout,
+                retries.not_made,
+            )
+        finally:
+            # The thread that still asks for machines buys no more.
+            pool.provisioning.stop()
 
     async def _connected(self) -> None:
         """Have the machines, and connections to them."""
         pool, options = self.pool, self.pool.spec.options
 
         async def connect() -> None:
+            # Apart from the connections: another attempt has the machines that are there already.
+            await asyncio.to_thread(self._acquire)
             with pool._phase("connect", str(pool.spec.provider)):
                 await retries.within(
                     asyncio.to_thread(self._connect), "ssh_timeout", options.ssh_timeout, self._not_connected
                 )
 
         await self._attempt(connect)
+
+    def _acquire(self) -> None:
+        """Have the machines; where the pool had some, those that are dead are replaced."""
+        pool = self.pool
+        if not pool.provisioning.buys(pool.spec):
+            pool.ids = pool.provisioning.acquire(pool.spec, pool.spec.nodes)
+            return
+        several = "s" if pool.spec.nodes > 1 else ""
+        with pool._phase("machines", f"{pool.spec.nodes} machine{several} of {pool.spec.provider}"):
+            pool.ids = pool.provisioning.acquire(pool.spec, pool.spec.nodes, pool.ids)
 
     def _not_connected(self, why: str) -> BootstrapError:
         # The thread that still tries ends with the link.
@@ -113,7 +130,6 @@ class Making:
     def _connect(self) -> None:
         """Connect to the machines; in the thread itself, so that no connection is lost to an interrupt."""
         pool = self.pool
-        pool.ids = pool.spec.provider.create(pool.spec, pool.spec.nodes, pool.id)
         pool.link = PoolLink.start(pool.id)
         pool.link.listen(pool.host_events.on_link, pool._is_off)
         try:

@@ -1,0 +1,307 @@
+"""How a pool comes to machines that a provider makes: bought at most once each, adopted where they are there, ended."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import json
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any
+
+from ...errors import MachineError, NoCapacity, OrderSpent, PoolError, ProvisionError, first_line
+from ...providers.values import MachineRecord, Offer, Order
+from ..registry import orders
+from ..registry.machine_sweep import end_machines
+from ..registry.orders import OrderRow
+
+if TYPE_CHECKING:
+    from ...spec.pool_spec import PoolSpec
+    from ..registry.registry import Registry
+
+# How often a call that had no answer is sent again, and how often what was bought may be found to be gone.
+_TRIES, _ROUNDS = 5, 5
+_LONGEST_PAUSE = 15.0
+_MARGIN = 600.0
+
+
+class Provisioning:
+    """The machines of one pool, where its provider makes them. Made with the pool; any thread may call.
+
+    Parameters
+    ----------
+    registry : Registry
+        Where each call is recorded before it is sent.
+    pool : str
+        The pool's id.
+    """
+
+    def __init__(self, registry: Registry, pool: str) -> None:
+        self._registry, self._pool = registry, pool
+        # Held by whoever buys, and by whoever ends what was bought.
+        self._lock = threading.Lock()
+        self._halt = threading.Event()
+        self._closed = self._given_up = False
+        # What was recorded, should the registry fail.
+        self._rows: dict[str, OrderRow] = {}
+        # The call that had no answer: it is sent again before any other.
+        self._open: tuple[Order, int] | None = None
+        self._refused: dict[tuple[str, str, str], float] = {}
+        self._account: str | None = None
+
+    def plan(self, spec: PoolSpec) -> None:
+        """Record that machines are going to be made, before the pool is; nothing where none are.
+
+        Raises
+        ------
+        PoolError
+            When it cannot be recorded.
+        """
+        if self.buys(spec):
+            self._write(self._row(spec, Order(self._pool, until=_until(spec)), 0, orders.PLANNED))
+
+    @staticmethod
+    def buys(spec: PoolSpec) -> bool:
+        """Whether machines are made for a pool, and have to be ended."""
+        return bool(spec.provider.makes)
+
+    def begin(self) -> None:
+        """Allow machines to be bought, until `stop`."""
+        self._halt = threading.Event()
+        if self._closed:
+            self._halt.set()
+
+    def stop(self) -> None:
+        """Have no more calls sent; the one that is under way is not waited for."""
+        self._halt.set()
+
+    def acquire(self, spec: PoolSpec, count: int, before: Sequence[str] = ()) -> list[str]:
+        """Have machines: those that are there, and for the others new ones.
+
+        Parameters
+        ----------
+        before : sequence of str
+            The machines that the nodes had; one that is still there keeps its place.
+
+        Returns
+        -------
+        list of str
+            Their ids, by node.
+
+        Raises
+        ------
+        ProvisionError
+            When they cannot be had, or `stop` was called.
+        """
+        if not self.buys(spec):
+            return list(spec.provider.create(spec, count, Order(self._pool)))
+        halt = self._halt
+        with self._lock:
+            try:
+                return self._acquire(spec, count, before, halt)
+            finally:
+                if self._given_up:
+                    # Whoever ended the pool did not wait so long.
+                    self._end(spec, _MARGIN)
+
+    def end(self, spec: PoolSpec, limit: float) -> list[str]:
+        """Stop buying, and end all machines of the pool.
+
+        Returns
+        -------
+        list of str
+            What was not seen to end within ``limit`` seconds, or why that is not known; nothing when all is gone.
+        """
+        self._closed = True
+        self.stop()
+        if not self.buys(spec):
+            return []
+        began = time.monotonic()
+        if not self._lock.acquire(timeout=limit):
+            self._given_up = True
+            if not self._lock.acquire(blocking=False):
+                return ["a call that makes machines has not returned"]
+        try:
+            return self._end(spec, max(0.0, limit - (time.monotonic() - began)))
+        finally:
+            self._lock.release()
+
+    # -- with the lock held ------------------------------------------------------------------------
+
+    def _end(self, spec: PoolSpec, limit: float) -> list[str]:
+        rows = self._known()
+        left = end_machines(spec.provider, self._pool, rows, limit) if rows else []
+        if not left:
+            with contextlib.suppress(PoolError):
+                orders.forget(self._registry, self._pool)
+            self._rows.clear()
+        return left
+
+    def _acquire(self, spec: PoolSpec, count: int, before: Sequence[str], halt: threading.Event) -> list[str]:
+        if self._account is None:
+            self._account = str(spec.provider.account())
+        fresh: list[str] = []
+        spent: OrderSpent | None = None
+        for _ in range(_ROUNDS):
+            try:
+                if self._open is not None:
+                    fresh += self._send(spec, *self._open, halt)
+                there = self._there(spec, fresh, halt)
+                if len(there) >= count:
+                    return self._placed(spec, there, count, before)
+                fresh += self._buy(spec, count - len(there), halt)
+            except OrderSpent as error:
+                spent = error
+                continue
+            there = list(dict.fromkeys([*there, *fresh]))
+            if len(there) >= count:
+                return self._placed(spec, there, count, before)
+        raise _passing(f"{count} machines were ordered {_ROUNDS} times, and some ended at once") from spent
+
+    def _there(self, spec: PoolSpec, fresh: Sequence[str], halt: threading.Event) -> list[str]:
+        """Return the machines of the pool that can be nodes, the oldest first."""
+        rows = self._known()
+        if not rows:
+            return []
+        now, visible = time.time(), spec.provider.visible_within
+        waits = [
+            visible - max(0.0, now - row.touched)
+            for row in rows
+            if row.state in (orders.SENT, orders.MADE) and not set(row.ids) & set(fresh)
+        ]
+        # What was made a moment ago may not be listed yet: it would be bought again.
+        halt.wait(max([0.0, *waits]))
+        self._must_go_on(halt)
+        records = self._list(spec, rows, halt)
+        gone = {record.id for record in records if not record.is_usable}
+        usable = sorted((record for record in records if record.is_usable), key=lambda one: one.launched or 0.0)
+        return list(dict.fromkeys([*(one.id for one in usable), *(id for id in fresh if id not in gone)]))
+
+    def _list(self, spec: PoolSpec, rows: Sequence[OrderRow], halt: threading.Event) -> list[MachineRecord]:
+        regions = list(dict.fromkeys(row.region for row in rows if row.region))
+        return list(self._again(spec, halt, lambda: spec.provider.list(self._pool, regions)))
+
+    def _placed(self, spec: PoolSpec, there: Sequence[str], count: int, before: Sequence[str]) -> list[str]:
+        """Give each node a machine: the one that it had, where that is there. What is too much is ended."""
+        kept = [id if id in there else "" for id in before[:count]] + [""] * (count - len(before))
+        others = [id for id in there if id not in kept]
+        placed = [id or others.pop(0) for id in kept]
+        if others:
+            spec.provider.destroy(others)
+        return placed
+
+    def _buy(self, spec: PoolSpec, count: int, halt: threading.Event) -> list[str]:
+        """Have machines made at the first place that has them."""
+        whys: list[str] = []
+        number = sum(1 for row in self._known() if row.token)
+        for offer, zone in self._places(spec):
+            token = hashlib.sha256(f"{self._pool}/{number}/{len(whys)}/{offer}/{zone}".encode()).hexdigest()[:40]
+            order = Order(self._pool, token, offer, zone, _until(spec), _owner())
+            try:
+                if made := self._send(spec, order, count, halt):
+                    return made
+                whys.append(f"{zone or offer.region or offer.name}: made none")
+            except NoCapacity as error:
+                self._refused[_place(offer, zone)] = time.monotonic()
+                whys.append(first_line(error))
+        if not whys:
+            raise ProvisionError(f"{spec.provider} has no machine that fits what is asked for")
+        raise _passing(f"{count} machine{'s' if count > 1 else ''} cannot be had: {'; '.join(dict.fromkeys(whys))}")
+
+    def _places(self, spec: PoolSpec) -> Iterator[tuple[Offer, str]]:
+        """Yield where to ask, the places that refused last coming last."""
+        most = spec.max_hourly_cost
+        offers = [one for one in spec.provider.offers(spec) if most is None or one.hourly is None or one.hourly <= most]
+        found = [(offer, zone) for offer in offers for zone in offer.zones or ("",)]
+        yield from sorted(found, key=lambda item: self._refused.get(_place(*item), 0.0))
+
+    def _send(self, spec: PoolSpec, order: Order, count: int, halt: threading.Event) -> list[str]:
+        """Send a call, recorded before; again as it was where nobody knows what came of it."""
+        row = self._row(spec, order, count, orders.SENT)
+
+        def send() -> list[str]:
+            self._write(row)
+            self._open = (order, count)
+            return list(spec.provider.create(spec, count, order))
+
+        try:
+            ids = self._again(spec, halt, send)
+        except ProvisionError as error:
+            if isinstance(error, (NoCapacity, OrderSpent)) or not error.passing:
+                self._write(replace(row, state=orders.REFUSED))
+                self._open = None
+            raise
+        self._open = None
+        self._write(replace(row, state=orders.MADE, ids=tuple(ids)))
+        return ids
+
+    def _again(self, spec: PoolSpec, halt: threading.Event, call: Callable[[], Any]) -> Any:
+        """Ask the provider, several times where it may answer a moment later; ``halt`` ends it between two calls."""
+        pause = min(1.0, spec.options.provision_retry_delay)
+        for tries in range(1, _TRIES + 1):
+            self._must_go_on(halt)
+            try:
+                return call()
+            except (NoCapacity, OrderSpent):
+                raise
+            except (ProvisionError, MachineError, OSError, TimeoutError) as error:
+                if isinstance(error, ProvisionError) and not error.passing:
+                    raise
+                if tries == _TRIES:
+                    raise _passing(f"{spec.provider} did not answer: {first_line(error)}") from error
+            halt.wait(pause)
+            pause = min(2 * pause, _LONGEST_PAUSE)
+        raise AssertionError("unreachable")
+
+    def _must_go_on(self, halt: threading.Event) -> None:
+        if halt.is_set():
+            raise ProvisionError("stopped: no more machines are made")
+
+    # -- what is recorded --------------------------------------------------------------------------
+
+    def _row(self, spec: PoolSpec, order: Order, count: int, state: str) -> OrderRow:
+        provider, region = spec.provider, "" if order.offer is None else order.offer.region
+        recipe = json.dumps(provider.recipe(), sort_keys=True)
+        account = self._account or ""
+        return OrderRow(
+            *(self._pool, order.token, provider.kind, recipe, account, region, order.zone, count, order.until, state),
+            touched=time.time(),
+        )
+
+    def _write(self, row: OrderRow) -> None:
+        row = replace(row, touched=time.time())
+        orders.write(self._registry, row)
+        self._rows[row.token] = row
+
+    def _known(self) -> list[OrderRow]:
+        """Return the calls that were recorded, by this process or by a manager before it."""
+        rows = dict(self._rows)
+        with contextlib.suppress(PoolError):
+            rows = {**{row.token: row for row in orders.of(self._registry, self._pool)}, **rows}
+        return [row for row in rows.values() if row.token]
+
+
+def _until(spec: PoolSpec) -> float | None:
+    """When the machines may be ended whatever they do; None where the pool ends by its owner or its lease only."""
+    if spec.ttl is None:
+        return None
+    options = spec.options
+    start = options.provision_timeout + options.bootstrap_timeout
+    return time.time() + start + spec.ttl + options.shutdown_timeout + _MARGIN
+
+
+def _owner() -> str:
+    return socket.gethostname()[:64]
+
+
+def _place(offer: Offer, zone: str) -> tuple[str, str, str]:
+    return offer.name, offer.market, zone or offer.region
+
+
+def _passing(text: str) -> ProvisionError:
+    error = ProvisionError(text)
+    error.passing = True
+    return error

@@ -1,0 +1,222 @@
+"""The end of machines that a provider made: of a pool's that ends, and of those that nobody will end any more.
+
+A machine is never believed to be gone because it was asked to go: it is listed until it is seen going.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import time
+from collections.abc import Callable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
+
+from ...errors import PoolError, SkyError, first_line
+from ...providers import kinds
+from . import folders, leases, orders
+from .orders import OrderRow
+
+if TYPE_CHECKING:
+    from ...providers.base import Provisioner
+    from .registry import Registry
+    from .rows import PoolRow
+
+SWEEP_LIMIT = 60.0
+_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+_BESIDE = 8
+_MOST_RUNS = 1000
+
+
+@dataclass
+class Swept:
+    """What a sweep has come to.
+
+    Attributes
+    ----------
+    pools : list of str
+        The names of pools that are over now, as all their machines are; the id of one that has no name any more.
+    machines : int
+        How many machines were told to end.
+    failed : dict of str to str
+        Of pools whose machines were not all seen to end, what is left, and why.
+    """
+
+    pools: list[str] = field(default_factory=list)
+    machines: int = 0
+    failed: dict[str, str] = field(default_factory=dict)
+
+
+def end_machines(
+    provider: Provisioner,
+    pool: str,
+    rows: Sequence[OrderRow],
+    limit: float,
+    told: Callable[[Sequence[str]], None] = lambda ids: None,
+) -> list[str]:
+    """End all machines of a pool, and see each go.
+
+    Parameters
+    ----------
+    rows : sequence of OrderRow
+        What the pool has ordered: where machines may be, and since when `list` must show them.
+    limit : float
+        Seconds to try for.
+    told : callable
+        Told which machines are asked to end.
+
+    Returns
+    -------
+    list of str
+        What was not seen to end, or why that is not known; nothing when all is gone.
+    """
+    regions = list(dict.fromkeys(row.region for row in rows if row.region))
+    began, now = time.monotonic(), time.time()
+    visible = provider.visible_within
+    # A call without an answer may have made machines a moment ago.
+    waits = [visible if row.state == orders.SENT else visible - max(0.0, now - row.touched) for row in rows]
+    complete = began + max([0.0, *waits])
+    asked: set[str] = set()
+    pause = _FIRST_PAUSE
+    while True:
+        looked, why = time.monotonic(), ""
+        left: list[str] = []
+        try:
+            left = [record.id for record in provider.list(pool, regions) if record.is_there]
+            if not left and looked >= complete:
+                return []
+            if fresh := [id for id in left if id not in asked]:
+                asked.update(fresh)
+                told(fresh)
+            _destroy(provider, left)
+        except Exception as error:
+            why = first_line(error)
+        if time.monotonic() - began >= limit:
+            return left or [why or "what was ordered may still come"]
+        time.sleep(pause)
+        pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+def _destroy(provider: Provisioner, ids: Sequence[str]) -> None:
+    """End machines; where one of them spoils it for the others, one by one."""
+    if not ids:
+        return
+    try:
+        provider.destroy(ids)
+    except Exception:
+        if len(ids) == 1:
+            raise
+        for id in ids:
+            with contextlib.suppress(Exception):
+                provider.destroy([id])
+
+
+def sweep_machines(registry: Registry, limit: float = SWEEP_LIMIT) -> Swept:
+    """End the machines of pools that nobody will end any more, and record the pools' end.
+
+    Those are pools whose owner died while they were started or ended, whose lease is over, whose row is gone,
+    or whose time (`OrderRow.until`) is over. A pool that is recorded on another machine is left to that.
+
+    Parameters
+    ----------
+    limit : float
+        Seconds for each pool.
+
+    Raises
+    ------
+    PoolError
+        When the registry cannot be used.
+    """
+    swept = Swept()
+    pools: dict[str, list[OrderRow]] = {}
+    for row in orders.every(registry):
+        pools.setdefault(row.pool, []).append(row)
+    if not pools:
+        return swept
+    with ThreadPoolExecutor(min(_BESIDE, len(pools)), thread_name_prefix="sky-sweep") as several:
+        list(several.map(lambda pool: _sweep_pool(registry, pool, pools[pool], limit, swept), pools))
+    _sweep_strays(registry, pools, swept)
+    return swept
+
+
+def _sweep_pool(registry: Registry, pool: str, rows: Sequence[OrderRow], limit: float, swept: Swept) -> None:
+    try:
+        row = next((one for one in registry.pools() if one.id == pool), None)
+        name = pool if row is None else row.name
+        if row is not None and not _is_left(registry, row, rows):
+            return
+        if row is not None and not (row.owner_lives and not row.is_mine):
+            registry.own(pool)
+        try:
+            left = _end_all(pool, rows, limit, swept)
+        except SkyError as error:
+            left = [first_line(error)]
+        if left:
+            swept.failed[name] = ", ".join(left)
+            registry.release(pool)
+            return
+        if row is None or not row.owner_lives:
+            _settle(registry, pool, row)
+        swept.pools.append(name)
+    except PoolError as error:
+        # Somebody else took it up, or ends it just now.
+        swept.failed[pool] = first_line(error)
+
+
+def _is_left(registry: Registry, row: PoolRow, rows: Sequence[OrderRow]) -> bool:
+    """Whether a pool's machines are nobody's business any more."""
+    if not row.is_here:
+        return False
+    ends = [one.until for one in rows if one.until is not None]
+    if ends and max(ends) < time.time():
+        return True
+    if row.owner_lives:
+        return False
+    if row.unfinished:
+        return True
+    running = any(run.state == "running" for run in registry.runs(row.id, _MOST_RUNS))
+    return leases.has_ended(row, running=running)
+
+
+def _end_all(pool: str, rows: Sequence[OrderRow], limit: float, swept: Swept) -> list[str]:
+    """End a pool's machines, at each provider that it had."""
+    left: list[str] = []
+    if all(row.state == orders.PLANNED for row in rows):
+        return left
+
+    def told(ids: Sequence[str]) -> None:
+        swept.machines += len(ids)
+
+    for kind, recipe in dict.fromkeys((row.provider, row.recipe) for row in rows):
+        there = [row for row in rows if (row.provider, row.recipe) == (kind, recipe) and row.state != orders.PLANNED]
+        if there:
+            left += end_machines(kinds.restore(kind, recipe), pool, there, limit, told)
+    return left
+
+
+def _settle(registry: Registry, pool: str, row: PoolRow | None) -> None:
+    """All machines of a pool are gone: nothing of it is left."""
+    orders.forget(registry, pool)
+    folders.remove(pool, () if row is None else row.folders)
+    if row is not None:
+        registry.update(pool, "ended")
+
+
+def _sweep_strays(registry: Registry, pools: dict[str, list[OrderRow]], swept: Swept) -> None:
+    """End machines that are past their time whoever made them, where the providers of these pools show them."""
+    seen: dict[tuple[str, str], set[str]] = {}
+    for row in (row for rows in pools.values() for row in rows if row.state != orders.PLANNED):
+        seen.setdefault((row.provider, row.recipe), set()).update([row.region] if row.region else [])
+    for (kind, recipe), regions in seen.items():
+        with contextlib.suppress(Exception):
+            provider = kinds.restore(kind, recipe)
+            past = [
+                record.id
+                for record in provider.list(None, sorted(regions))
+                if record.is_there and record.until is not None and record.until < time.time()
+            ]
+            swept.machines += len(past)
+            _destroy(provider, past)
+
+
+__all__ = ["SWEEP_LIMIT", "Swept", "end_machines", "sweep_machines"]

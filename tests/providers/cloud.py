@@ -1,0 +1,272 @@
+"""A cloud of the tests' own: a provider whose machines are rows of a file that processes share, and its faults.
+
+    cloud = Cloud(str(tmp_path / "cloud.sqlite"))
+    cloud.plan("create", "lost")          # the next call that makes machines makes them, and its answer is lost
+    Pool(PoolSpec(provider=cloud, nodes=2)).start()
+    cloud.machines()
+
+It behaves as clouds do: a token makes the same machines once in each zone; what was made is listed a moment
+later; one unknown id refuses a whole call to end machines; machines are seen ending before they have ended.
+A light machine is a row and nothing else: nobody can connect to it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import sqlite3
+import time
+import uuid
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sky_jupyter.errors import LoginRefused, NoCapacity, OrderSpent, ProvisionError
+from sky_jupyter.providers import kinds
+from sky_jupyter.providers.base import MachineRecord, Offer, Order
+from sky_jupyter.spec.pool_spec import PoolSpec
+
+ZONES = ("here-a", "here-b", "there-a")
+# What can happen to a call; each is planned by `Cloud.plan`.
+FAULTS = {
+    "create": (
+        *("error", "throttled", "lost", "half", "half-lost", "refused", "hang", "late", "vanish"),
+        *("interrupt-before", "interrupt-after", "kill-before", "kill-after", "denied"),
+    ),
+    "list": ("error", "hang", "interrupt-before", "kill-before", "vanish"),
+    "destroy": ("error", "lost", "unknown", "half-lost", "kill-before", "kill-after", "interrupt-after"),
+    "connect": ("refused", "kill-link", "kill-before", "interrupt-before", "vanish"),
+}
+_SCHEMA = """
+CREATE TABLE IF NOT EXISTS machines (
+    id TEXT PRIMARY KEY, pool TEXT, token TEXT, region TEXT, zone TEXT, kind TEXT, made REAL, shown REAL,
+    until REAL, owner TEXT, ending REAL, address TEXT);
+CREATE TABLE IF NOT EXISTS faults (number INTEGER PRIMARY KEY, call TEXT, fault TEXT, skip INTEGER);
+CREATE TABLE IF NOT EXISTS calls (number INTEGER PRIMARY KEY, pool TEXT, call TEXT, said TEXT);
+"""
+# How long a call takes that hangs, and how long a machine is seen ending before it is gone.
+_HANG, _ENDING = 1.2, 0.05
+
+
+@kinds.register
+@dataclass(frozen=True)
+class Cloud:
+    """The provider; a value, as the file has all of its state.
+
+    Parameters
+    ----------
+    store : str
+        The file.
+    zones : tuple of str
+        Where machines are made; the word before the dash is the region.
+    shown_after : float
+        Seconds until a machine that was made is listed.
+    """
+
+    kind = "cloud"
+    minds = ("region", "max_hourly_cost")
+    makes = True
+    offline = True
+
+    store: str
+    zones: tuple[str, ...] = ZONES
+    shown_after: float = 0.03
+    visible_within: float = field(default=0.1, compare=False)
+
+    # -- the contract ------------------------------------------------------------------------------
+
+    def account(self) -> str:
+        return "somebody"
+
+    def recipe(self) -> Mapping[str, Any]:
+        return {"store": self.store, "zones": list(self.zones)}
+
+    @classmethod
+    def restore(cls, recipe: Mapping[str, Any]) -> Cloud:
+        return cls(str(recipe["store"]), tuple(recipe["zones"]))
+
+    def offers(self, spec: PoolSpec) -> Sequence[Offer]:
+        regions: dict[str, list[str]] = {}
+        for zone in self.zones:
+            regions.setdefault(zone.partition("-")[0], []).append(zone)
+        return [Offer("small", 0.1, region=name, zones=tuple(zones)) for name, zones in regions.items()]
+
+    def create(self, spec: PoolSpec, count: int, order: Order) -> Sequence[str]:
+        with self._call("create", order.pool) as fault:
+            if fault == "refused":
+                raise NoCapacity(f"{order.zone} has no machine")
+            if fault == "denied":
+                raise ProvisionError("you are not authorized to make machines")
+            if fault == "throttled":
+                error = ProvisionError("too many requests")
+                error.passing = True
+                raise error
+            made = self._make(order, max(1, count // 2) if fault.startswith("half") else count)
+            if fault == "vanish":
+                self.vanish(made[:1])
+            return made
+
+    def list(self, pool: str | None, regions: Sequence[str] = ()) -> Sequence[MachineRecord]:
+        with self._call("list", pool or "") as fault:
+            if fault == "vanish":
+                self.vanish([one.id for one in self.machines(pool) if one.is_there][:1])
+            now = time.time()
+            shown = self._rows("SELECT id FROM machines WHERE shown <= ?", now)
+            ids = {id for (id,) in shown}
+            found = [one for one in self.machines(pool) if one.id in ids]
+            return [one for one in found if one.state != "ended" and (not regions or one.region in regions)]
+
+    def describe(self, ids: Sequence[str]) -> Sequence[MachineRecord]:
+        return [one for one in self.machines() if one.id in ids]
+
+    def destroy(self, ids: Sequence[str]) -> None:
+        if not ids:
+            raise ProvisionError("no machines are named")
+        known = {one.id: one for one in self.machines()}
+        pool = known[ids[0]].pool if ids[0] in known else ""
+        with self._call("destroy", pool) as fault:
+            if fault == "unknown" or any(id not in known for id in ids):
+                raise ProvisionError(f"one of {', '.join(ids)} is not known; nothing was ended")
+            self.vanish(ids[: len(ids) // 2] if fault.startswith("half") else ids)
+
+    def connect_all(self, ids: Sequence[str], prompts: Any = None, link: Any = None) -> Sequence[Any]:
+        pool = next((one.pool for one in self.machines() if one.id in ids), "")
+        with self._call("connect", pool) as fault:
+            if fault == "kill-link":
+                os.kill(link.pid, signal.SIGKILL)
+            if fault == "vanish":
+                self.vanish(ids[:1])
+        raise LoginRefused(ids[0], "keys", "a light machine lets nobody in")
+
+    def __str__(self) -> str:
+        return "cloud"
+
+    # -- for tests ---------------------------------------------------------------------------------
+
+    def plan(self, call: str, fault: str, skip: int = 0) -> None:
+        """Have a fault happen to the next call of a kind, or after ``skip`` of them."""
+        assert fault in FAULTS[call], fault
+        self._rows("INSERT INTO faults (call, fault, skip) VALUES (?, ?, ?)", call, fault, skip)
+
+    def spare_the_sweeper(self) -> None:
+        """Have no more planned faults that kill or interrupt whoever calls."""
+        self._rows("DELETE FROM faults WHERE fault LIKE 'kill%' OR fault LIKE 'interrupt%'")
+
+    def vanish(self, ids: Sequence[str]) -> None:
+        """End machines, whoever wants that."""
+        for id in ids:
+            self._rows("UPDATE machines SET ending = coalesce(ending, ?) WHERE id = ?", time.time(), id)
+
+    def machines(self, pool: str | None = None) -> list[MachineRecord]:
+        """All machines there ever were, as the cloud itself knows them."""
+        rows = self._rows("SELECT id, pool, region, zone, kind, made, until, ending FROM machines ORDER BY made, id")
+        found = []
+        for id, its, region, zone, kind, made, until, ending in rows:
+            state = "running" if ending is None else "ending" if time.time() < ending + _ENDING else "ended"
+            facts = {"region": region, "zone": zone, "kind": kind, "launched": made, "until": until}
+            found.append(MachineRecord(id, state, its, **facts))
+        return [one for one in found if pool in (None, one.pool)]
+
+    def alive(self, pool: str | None = None) -> list[str]:
+        """The machines that somebody pays for."""
+        return [one.id for one in self.machines(pool) if one.is_there]
+
+    def most_at_once(self, pool: str) -> int:
+        """How many machines a pool had at a time, at most."""
+        rows = self._rows("SELECT made, ending FROM machines WHERE pool = ?", pool)
+        return max((sum(1 for a, b in rows if a <= at and (b is None or b > at)) for at, _ in rows), default=0)
+
+    def pools(self) -> list[str]:
+        """The pools that machines were ever made for."""
+        return [pool for (pool,) in self._rows("SELECT DISTINCT pool FROM machines")]
+
+    def calls(self, pool: str) -> list[tuple[str, str]]:
+        """What was asked for a pool, and what fault there was."""
+        return [(call, said) for call, said in self._rows("SELECT call, said FROM calls WHERE pool = ?", pool)]
+
+    # -- inside ------------------------------------------------------------------------------------
+
+    def _make(self, order: Order, count: int) -> list[str]:
+        with self._transaction() as connection:
+            where = (order.token, order.zone)
+            found = connection.execute("SELECT id, ending FROM machines WHERE token = ? AND zone = ?", where).fetchall()
+            if found and all(ending is not None for _, ending in found):
+                raise OrderSpent("what was made for this token has ended")
+            if found:
+                return [id for id, _ in found]
+            ids = [f"m-{uuid.uuid4().hex[:12]}" for _ in range(count)]
+            now, region = time.time(), order.zone.partition("-")[0]
+            for id in ids:
+                connection.execute(
+                    "INSERT INTO machines VALUES (?, ?, ?, ?, ?, 'small', ?, ?, ?, ?, NULL, '')",
+                    (
+                        id,
+                        order.pool,
+                        *where[:1],
+                        region,
+                        order.zone,
+                        now,
+                        now + self.shown_after,
+                        order.until,
+                        order.owner,
+                    ),
+                )
+            return ids
+
+    @contextlib.contextmanager
+    def _call(self, call: str, pool: str) -> Iterator[str]:
+        """Have happen what is planned for this call, before it and after it."""
+        fault = self._fault(call)
+        self._rows("INSERT INTO calls (pool, call, said) VALUES (?, ?, ?)", pool, call, fault)
+        if fault == "error":
+            raise ConnectionError("the connection broke before the call was sent")
+        if fault == "hang":
+            time.sleep(_HANG)
+        if fault == "kill-before":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "interrupt-before":
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.05)
+        yield fault
+        if fault == "late":
+            time.sleep(_HANG)
+        if fault == "kill-after":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if fault == "interrupt-after":
+            os.kill(os.getpid(), signal.SIGINT)
+            time.sleep(0.05)
+        if fault in ("lost", "half-lost"):
+            raise TimeoutError("the answer was lost")
+
+    def _fault(self, call: str) -> str:
+        with self._transaction() as connection:
+            rows = connection.execute(
+                "SELECT number, fault, skip FROM faults WHERE call = ? ORDER BY number LIMIT 1", (call,)
+            ).fetchall()
+            for number, fault, skip in rows:
+                if skip:
+                    connection.execute("UPDATE faults SET skip = skip - 1 WHERE number = ?", (number,))
+                else:
+                    connection.execute("DELETE FROM faults WHERE number = ?", (number,))
+                    return str(fault)
+        return ""
+
+    def _rows(self, statement: str, *values: Any) -> list[tuple[Any, ...]]:
+        with self._transaction() as connection:
+            return connection.execute(statement, values).fetchall()
+
+    @contextlib.contextmanager
+    def _transaction(self) -> Iterator[sqlite3.Connection]:
+        new = not Path(self.store).exists()
+        connection = sqlite3.connect(self.store, timeout=60, isolation_level=None)
+        try:
+            if new:
+                connection.executescript(f"PRAGMA journal_mode=WAL;{_SCHEMA}")
+            connection.execute("PRAGMA synchronous=OFF")
+            connection.execute("BEGIN IMMEDIATE")
+            yield connection
+            connection.execute("COMMIT")
+        finally:
+            connection.close()
