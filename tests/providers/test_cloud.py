@@ -66,7 +66,7 @@ def strike(registry: Registry, folder: Path, seed: int, count: int) -> None:
         if cloud.alive():
             left.append((start, [cloud.calls(pool) for pool in cloud.pools()]))
         # A start is one pool, and has never more machines than nodes, however often it asks for them.
-        twice += [start for pool in cloud.pools() if cloud.most_at_once(pool) > start.nodes]
+        twice += [(start, cloud.calls(pool)) for pool in cloud.pools() if cloud.most_at_once(pool) > start.nodes]
     assert left == []
     assert twice == []
     assert [row.name for row in registry.pools()] == []

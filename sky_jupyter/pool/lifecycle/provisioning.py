@@ -22,9 +22,8 @@ if TYPE_CHECKING:
     from ...spec.pool_spec import PoolSpec
     from ..registry.registry import Registry
 
-# How often a call that had no answer is sent again, and how often what was bought may be found to be gone.
-_TRIES, _ROUNDS = 5, 5
-_LONGEST_PAUSE = 15.0
+# How often it is looked what is there, and the rest bought, in one attempt.
+_ROUNDS = 5
 _MARGIN = 600.0
 
 
@@ -142,7 +141,7 @@ class Provisioning:
 
     def _acquire(self, spec: PoolSpec, count: int, before: Sequence[str], halt: threading.Event) -> list[str]:
         if self._account is None:
-            self._account = str(spec.provider.account())
+            self._account = str(self._ask(spec, halt, spec.provider.account))
         fresh: list[str] = []
         spent: OrderSpent | None = None
         for _ in range(_ROUNDS):
@@ -182,7 +181,7 @@ class Provisioning:
 
     def _list(self, spec: PoolSpec, rows: Sequence[OrderRow], halt: threading.Event) -> list[MachineRecord]:
         regions = list(dict.fromkeys(row.region for row in rows if row.region))
-        return list(self._again(spec, halt, lambda: spec.provider.list(self._pool, regions)))
+        return list(self._ask(spec, halt, lambda: spec.provider.list(self._pool, regions)))
 
     def _placed(self, spec: PoolSpec, there: Sequence[str], count: int, before: Sequence[str]) -> list[str]:
         """Give each node a machine: the one that it had, where that is there. What is too much is ended."""
@@ -219,8 +218,9 @@ class Provisioning:
         yield from sorted(found, key=lambda item: self._refused.get(_place(*item), 0.0))
 
     def _send(self, spec: PoolSpec, order: Order, count: int, halt: threading.Event) -> list[str]:
-        """Send a call, recorded before; again as it was where nobody knows what came of it."""
+        """Send a call, recorded before; where nobody knows what came of it, another attempt sends it as it was."""
         row = self._row(spec, order, count, orders.SENT)
+        before = self._open is not None
 
         def send() -> list[str]:
             self._write(row)
@@ -228,33 +228,28 @@ class Provisioning:
             return list(spec.provider.create(spec, count, order))
 
         try:
-            ids = self._again(spec, halt, send)
+            ids = self._ask(spec, halt, send)
         except ProvisionError as error:
-            if isinstance(error, (NoCapacity, OrderSpent)) or not error.passing:
+            if not isinstance(error, (NoCapacity, OrderSpent)) and error.passing:
+                raise
+            self._open = None
+            if not before:
                 self._write(replace(row, state=orders.REFUSED))
-                self._open = None
+            elif isinstance(error, NoCapacity):
+                # It was refused now; what came of it before, only the list tells.
+                raise OrderSpent(str(error)) from error
             raise
         self._open = None
         self._write(replace(row, state=orders.MADE, ids=tuple(ids)))
         return ids
 
-    def _again(self, spec: PoolSpec, halt: threading.Event, call: Callable[[], Any]) -> Any:
-        """Ask the provider, several times where it may answer a moment later; ``halt`` ends it between two calls."""
-        pause = min(1.0, spec.options.provision_retry_delay)
-        for tries in range(1, _TRIES + 1):
-            self._must_go_on(halt)
-            try:
-                return call()
-            except (NoCapacity, OrderSpent):
-                raise
-            except (ProvisionError, MachineError, OSError, TimeoutError) as error:
-                if isinstance(error, ProvisionError) and not error.passing:
-                    raise
-                if tries == _TRIES:
-                    raise _passing(f"{spec.provider} did not answer: {first_line(error)}") from error
-            halt.wait(pause)
-            pause = min(2 * pause, _LONGEST_PAUSE)
-        raise AssertionError("unreachable")
+    def _ask(self, spec: PoolSpec, halt: threading.Event, call: Callable[[], Any]) -> Any:
+        """Ask the provider, unless that was stopped; where it does not answer, another attempt may help."""
+        self._must_go_on(halt)
+        try:
+            return call()
+        except (MachineError, OSError, TimeoutError) as error:
+            raise _passing(f"{spec.provider} did not answer: {first_line(error)}") from error
 
     def _must_go_on(self, halt: threading.Event) -> None:
         if halt.is_set():
