@@ -451,7 +451,7 @@ class SkyMagics(Magics):
 
     def do_clean(self, given: Given) -> None:
         provider = given.pool.get("provider")
-        print(clean.here() if provider is None else "\n".join(clean.hosts(provider)))
+        print("\n".join([*clean.machines(), clean.here()] if provider is None else clean.hosts(provider)))
 
     def end(self, pool: Pool) -> None:
         """End a pool and forget it, and say which ranks take long."""

@@ -12,6 +12,7 @@ from ..display.base.prompts import person
 from ..errors import PoolError
 from ..machines import remote_cleanup
 from ..pool.registry import remote_parts
+from ..pool.registry.machine_sweep import sweep_machines
 from ..pool.registry.registry import Registry, sweep
 from ..pool.registry.rows import PoolRow
 from ..providers import SSH
@@ -42,6 +43,26 @@ def here() -> str:
                 "nothing has been removed"
             )
     return _told("this machine", cleanup.clean_here(_names(rows)))
+
+
+def machines() -> list[str]:
+    """End machines that providers made for pools which nobody will end any more; what was done, a line each.
+
+    Raises
+    ------
+    PoolError
+        When some were not seen to end.
+    """
+    registry = Registry()
+    try:
+        sweep(registry)
+        swept = person.wait(lambda: sweep_machines(registry))
+    finally:
+        registry.close()
+    if swept.failed:
+        whys = "; ".join(f"pool {name}: {why}" for name, why in swept.failed.items())
+        raise PoolError(f"machines were not seen to end: {whys}; try again")
+    return [f"pool {name}: all machines that were made for it have ended" for name in swept.pools]
 
 
 def hosts(provider: SSH) -> list[str]:

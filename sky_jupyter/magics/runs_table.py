@@ -15,6 +15,7 @@ from ..pool.open_pools import pools
 from ..pool.pool import Pool
 from ..pool.registry import remote_parts
 from ..pool.registry.ended_pools import Gone
+from ..pool.registry.machine_sweep import left_over, sweep_machines
 from ..pool.registry.pool_record import protocol_of, unfit
 from ..pool.registry.registry import KEPT_RUNS, Registry, running, sweep
 from ..pool.registry.rows import PoolRow
@@ -104,11 +105,14 @@ def news() -> list[str]:
         with contextlib.suppress(PoolError):
             rows = [row for row in registry.pools() if row.outlives and pools.get(row.name) is None]
             lines = [_kept(registry, row) for row in rows]
-        left = remote_parts.orphans(registry)
+        left, bought = remote_parts.orphans(registry), list[str]()
         # Those whose lease is over have most likely ended.
         told = [trace for trace in left if before.get(trace.pool, True)]
         lines += [_left(name, hosts) for name, hosts in _by_pool(told).items()]
-        if left:
+        with contextlib.suppress(PoolError):
+            bought = left_over(registry)
+            lines += [_bought(name) for name in bought]
+        if left or bought:
             threading.Thread(target=_end_left, name="sky-traces", daemon=True).start()
         return [*lines, *registry.take_warnings()]
 
@@ -127,9 +131,17 @@ def _left(name: str, hosts: str) -> str:
     )
 
 
+def _bought(name: str) -> str:
+    return (
+        f"pool {name}: machines that were made for it are being ended, as nobody else would; "
+        "`%sky clean` does so too, and says what came of it"
+    )
+
+
 def _end_left() -> None:
     """End what can be reached without asking anybody; what cannot is told when the extension is loaded again."""
     with _registry() as registry, contextlib.suppress(PoolError):
+        sweep_machines(registry)
         remote_parts.end(registry, remote_parts.orphans(registry))
 
 

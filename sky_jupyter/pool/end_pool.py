@@ -16,7 +16,8 @@ from ..errors import PoolError, SkyError
 from ..node.protocol.host_config import HostConfig
 from ..node.protocol.version import PROTOCOL
 from ..util import process_identity
-from .registry import folders, remote_parts
+from .registry import folders, orders, remote_parts
+from .registry.machine_sweep import end_pool_machines
 from .registry.pool_record import PoolRecord, protocol_of
 from .registry.registry import PoolRow, Registry, sweep
 
@@ -92,6 +93,9 @@ def _end_hosts(registry: Registry, row: PoolRow) -> list[str]:
     except BaseException:
         registry.release(row.id)
         raise
+    if orders.of(registry, row.id):
+        _must_be_gone(registry, row, end_pool_machines(registry, row.id))
+        return []
     folders.remove(row.id, row.folders)
     registry.update(row.id, "ended")
     return sorted(host.name for host in unsure)
@@ -106,6 +110,10 @@ def _end_far(registry: Registry, row: PoolRow, prompts: Prompts | None) -> list[
     try:
         pool = Pool.attach(row, prompts)
     except SkyError:
+        if orders.of(registry, row.id):
+            registry.own(row.id)
+            _must_be_gone(registry, row, end_pool_machines(registry, row.id))
+            return []
         left = remote_parts.of(registry, row.id)
         if not left:
             raise
@@ -118,7 +126,15 @@ def _end_far(registry: Registry, row: PoolRow, prompts: Prompts | None) -> list[
         registry.update(row.id, "ended")
         return sorted(failed)
     pool.down()
+    _must_be_gone(registry, row, ["what was made"] if pool.unended is None else pool.unended)
     return pool.unsure
+
+
+def _must_be_gone(registry: Registry, row: PoolRow, left: list[str]) -> None:
+    """Have whoever ends a pool be told of machines that were not seen to end; the next sweep tries again."""
+    if left:
+        registry.release(row.id)
+        raise PoolError(f"machines of pool {row.name!r} were not seen to end: {', '.join(left)}")
 
 
 def _end_local(registry: Registry, row: PoolRow) -> None:

@@ -10,6 +10,7 @@ from tornado.ioloop import PeriodicCallback
 from traitlets import Float
 
 from ..errors import SkyError
+from ..pool.registry.machine_sweep import sweep_machines
 from ..pool.registry.registry import Registry, sweep
 from . import handlers
 from .end_pool import Ends
@@ -65,9 +66,14 @@ class SkyApp(ExtensionApp):
             return
         try:
             gone = await asyncio.to_thread(sweep, self.registry)
+            machines = await asyncio.to_thread(sweep_machines, self.registry)
         except SkyError as error:
             self.log.warning("sky_jupyter: %s", error)
             return
+        if machines.machines:
+            self.log.info("sky_jupyter: %d machines that nobody would have ended are told to end", machines.machines)
+        for name, why in machines.failed.items():
+            self.log.warning("sky_jupyter: machines of pool %s were not seen to end: %s", name, why)
         for name in gone:
             self.log.info("sky_jupyter: pool %s is gone; what it left is removed", name)
         for text in self.registry.take_warnings():

@@ -150,6 +150,10 @@ class Cloud:
         assert fault in FAULTS[call], fault
         self._rows("INSERT INTO faults (call, fault, skip) VALUES (?, ?, ?)", call, fault, skip)
 
+    def calm(self) -> None:
+        """Have no more faults."""
+        self._rows("DELETE FROM faults")
+
     def spare_the_sweeper(self) -> None:
         """Have no more planned faults that kill or interrupt whoever calls."""
         self._rows("DELETE FROM faults WHERE fault LIKE 'kill%' OR fault LIKE 'interrupt%'")

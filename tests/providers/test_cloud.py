@@ -2,17 +2,30 @@
 
 from __future__ import annotations
 
+import json
 import os
 import random
-from collections.abc import Iterator
+import sqlite3
+import time
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
+from sky_jupyter.errors import ProvisionError
+from sky_jupyter.magics import clean, runs_table
+from sky_jupyter.pool import end_pool
+from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.registry import orders
 from sky_jupyter.pool.registry.machine_sweep import sweep_machines
+from sky_jupyter.pool.registry.orders import OrderRow
 from sky_jupyter.pool.registry.registry import Registry, sweep
+from sky_jupyter.providers.base import Order
+from sky_jupyter.spec.options import Options
+from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.providers import starts
 from tests.providers.cloud import Cloud
 from tests.providers.starts import Start
@@ -20,6 +33,11 @@ from tests.providers.starts import Start
 # So many starts, several beside each other.
 DAILY, LONG, BESIDE = 60, 1000, 4
 _SWEEPS = 5
+
+
+@pytest.fixture
+def cloud(tmp_path: Path) -> Cloud:
+    return Cloud(str(tmp_path / "cloud.sqlite"))
 
 
 @pytest.fixture
@@ -71,6 +89,203 @@ def strike(registry: Registry, folder: Path, seed: int, count: int) -> None:
     assert twice == []
     assert [row.name for row in registry.pools()] == []
     assert orders.every(registry) == []
+
+
+def pool_of(cloud: Cloud, nodes: int = 2, **options: Any) -> Pool:
+    """A pool whose machines can be had, and which nobody has started."""
+    spec = PoolSpec(provider=cloud, nodes=nodes, name="bought", options=Options(console=False, **options))
+    pool = Pool(spec)
+    pool.provisioning.plan(spec)
+    pool.registry.intend(pool.id, spec.name, cloud.kind, nodes, keep=False)
+    pool.provisioning.begin()
+    return pool
+
+
+def buy(pool: Pool, before: Sequence[str] = ()) -> list[str]:
+    return pool.provisioning.acquire(pool.spec, pool.spec.nodes, before)
+
+
+def abandon(registry: Registry, pool: Pool) -> None:
+    """Have a pool's notebook be dead."""
+    pool.registry.close()
+    with sqlite3.connect(registry.path) as connection:
+        connection.execute("UPDATE pools SET owner = 4000000, owner_started = 1 WHERE id = ?", (pool.id,))
+
+
+@pytest.mark.parametrize("fault", ["lost", "half-lost", "error", "throttled"])
+def test_a_call_without_an_answer_is_sent_again_and_buys_nothing_twice(
+    cloud: Cloud, registry: Registry, fault: str
+) -> None:
+    cloud.plan("create", fault)
+    pool = pool_of(cloud)
+    with pytest.raises(ProvisionError) as raised:
+        buy(pool)
+    assert raised.value.passing
+    ids = buy(pool)
+    assert sorted(ids) == sorted(cloud.alive())
+    assert len(set(ids)) == 2
+    pool.down()
+    assert cloud.alive() == []
+    assert registry.pools() == []
+
+
+def test_a_machine_that_was_made_before_a_refusal_is_adopted(cloud: Cloud, registry: Registry) -> None:
+    cloud.plan("create", "lost")
+    cloud.plan("create", "refused")
+    pool = pool_of(cloud)
+    with pytest.raises(ProvisionError):
+        buy(pool)
+    assert sorted(buy(pool)) == sorted(cloud.alive())
+    assert len(cloud.machines()) == 2
+    pool.down()
+
+
+def test_machines_are_bought_where_there_are_some(cloud: Cloud, registry: Registry) -> None:
+    cloud.plan("create", "refused")
+    cloud.plan("create", "refused")
+    pool = pool_of(cloud)
+    buy(pool)
+    assert {one.zone for one in cloud.machines()} == {"there-a"}
+    rows = [(row.zone, row.state) for row in orders.of(registry, pool.id) if row.token]
+    assert rows == [("here-a", "refused"), ("here-b", "refused"), ("there-a", "made")]
+    pool.down()
+
+
+def test_another_start_buys_only_what_is_dead(cloud: Cloud, registry: Registry) -> None:
+    pool = pool_of(cloud, 3)
+    ids = buy(pool)
+    assert buy(pool, ids) == ids
+    cloud.vanish(ids[1:2])
+    again = buy(pool, ids)
+    assert (again[0], again[2]) == (ids[0], ids[2])
+    assert again[1] not in ids
+    assert len(cloud.machines()) == 4
+    pool.down()
+    assert cloud.alive() == []
+
+
+def test_a_time_out_stops_the_buying_and_the_end_waits_for_it(cloud: Cloud, registry: Registry) -> None:
+    cloud.plan("create", "refused")
+    cloud.plan("create", "hang")
+    options = Options(console=False, provision_timeout=0.5)
+    pool = Pool(PoolSpec(provider=cloud, nodes=2, options=options))
+    with pytest.raises(ProvisionError, match="provision_timeout"):
+        pool.start()
+    assert len(cloud.machines()) == 2
+    assert cloud.alive() == []
+    assert [said for call, said in cloud.calls(pool.id) if call == "create"] == ["refused", "hang"]
+    assert registry.pools() == []
+
+
+def test_the_intent_is_recorded_before_each_call(cloud: Cloud, registry: Registry) -> None:
+    cloud.plan("create", "denied")
+    pool = pool_of(cloud)
+    sent: list[OrderRow] = []
+
+    class Watched(Cloud):
+        def create(self, spec: PoolSpec, count: int, order: Order) -> Sequence[str]:
+            sent.extend(row for row in orders.of(registry, order.pool) if row.token == order.token)
+            return super().create(spec, count, order)
+
+    spec = replace(pool.spec, provider=Watched(cloud.store), ttl=100.0)
+    with pytest.raises(ProvisionError, match="authorized"):
+        pool.provisioning.acquire(spec, 2)
+    (row,) = sent
+    assert (row.state, row.account, row.region, row.zone, row.count) == ("sent", "somebody", "here", "here-a", 2)
+    assert json.loads(row.recipe) == cloud.recipe()
+    assert row.until is not None
+    assert row.until > time.time() + 100
+    pool.down()
+
+
+def test_a_pool_is_ending_until_its_machines_were_seen_going(cloud: Cloud, registry: Registry) -> None:
+    pool = pool_of(cloud, shutdown_timeout=0.3)
+    ids = buy(pool)
+    for _ in range(20):
+        cloud.plan("destroy", "error")
+    told: list[str] = []
+    pool.down(told.append)
+    assert sorted(pool.unended or ()) == sorted(ids)
+    assert any(ids[0] in text and "%sky clean" in text for text in told)
+    (row,) = registry.pools()
+    assert (row.state, row.owner) == ("ending", 0)
+    cloud.calm()
+    swept = sweep_machines(registry)
+    assert (swept.pools, swept.machines, swept.failed) == (["bought"], 2, {})
+    assert cloud.alive() == []
+    assert registry.pools() == []
+
+
+def test_one_unknown_id_spoils_nothing_for_the_others(cloud: Cloud, registry: Registry) -> None:
+    pool = pool_of(cloud, 3)
+    buy(pool)
+    cloud.plan("destroy", "unknown")
+    pool.down()
+    assert cloud.alive() == []
+    assert registry.pools() == []
+
+
+def test_the_next_notebook_ends_what_a_dead_one_has_bought_and_says_so(
+    cloud: Cloud, registry: Registry, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pool = pool_of(cloud)
+    buy(pool)
+    abandon(registry, pool)
+    (line,) = runs_table.news()
+    assert "machines that were made for it are being ended" in line
+    end = time.monotonic() + 60
+    while registry.pools() and time.monotonic() < end:
+        time.sleep(0.05)
+    assert cloud.alive() == []
+    assert registry.pools() == []
+
+
+def test_clean_ends_what_nobody_else_would_and_leaves_pools_that_live(cloud: Cloud, registry: Registry) -> None:
+    alive = pool_of(cloud, 1)
+    kept = buy(alive)
+    pool = pool_of(cloud)
+    buy(pool)
+    abandon(registry, pool)
+    assert clean.machines() == ["pool bought: all machines that were made for it have ended"]
+    assert cloud.alive() == kept
+    assert clean.machines() == []
+    alive.down()
+
+
+def test_down_by_name_ends_the_machines_of_a_pool_that_cannot_be_taken_up(cloud: Cloud, registry: Registry) -> None:
+    pool = pool_of(cloud)
+    buy(pool)
+    abandon(registry, pool)
+    assert end_pool.end_named("bought") == "pool bought: ended"
+    assert cloud.alive() == []
+    assert registry.pools() == []
+
+
+def test_machines_past_their_time_are_ended_whoever_made_them(cloud: Cloud, registry: Registry) -> None:
+    pool = pool_of(cloud, 1)
+    (mine,) = buy(pool)
+    offer = cloud.offers(pool.spec)[0]
+    past, later = time.time() - 1, time.time() + 1000
+    cloud.create(pool.spec, 1, Order("of-another-laptop", "a", offer, "here-a", past))
+    (other,) = cloud.create(pool.spec, 1, Order("of-another-laptop", "b", offer, "here-a", later))
+    (unknown,) = cloud.create(pool.spec, 1, Order("of-another-laptop", "c", offer, "here-a", None))
+    time.sleep(cloud.visible_within)
+    sweep_machines(registry)
+    assert sorted(cloud.alive()) == sorted([mine, other, unknown])
+    pool.down()
+
+
+def test_a_provider_that_is_not_installed_here_is_named(cloud: Cloud, registry: Registry) -> None:
+    pool = pool_of(cloud)
+    buy(pool)
+    abandon(registry, pool)
+    with sqlite3.connect(registry.path) as connection:
+        connection.execute("UPDATE orders SET provider = 'nimbus'")
+    assert "no provider 'nimbus' is installed here" in sweep_machines(registry).failed["bought"]
+    assert len(cloud.alive()) == 2
+    with sqlite3.connect(registry.path) as connection:
+        connection.execute("UPDATE orders SET provider = 'cloud'")
+    assert sweep_machines(registry).pools == ["bought"]
 
 
 def test_no_machine_is_left_or_bought_twice_whatever_happens_to_a_start(registry: Registry, tmp_path: Path) -> None:

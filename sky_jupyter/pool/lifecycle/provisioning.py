@@ -135,7 +135,7 @@ class Provisioning:
         left = end_machines(spec.provider, self._pool, rows, limit) if rows else []
         if not left:
             with contextlib.suppress(PoolError):
-                orders.forget(self._registry, self._pool)
+                orders.forget(self._registry, orders.of(self._registry, self._pool))
             self._rows.clear()
         return left
 

@@ -13,8 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ...errors import PoolError, SkyError, first_line
-from ...providers import kinds
-from . import folders, leases, orders
+from . import folders, leases, orders, remote_parts
 from .orders import OrderRow
 
 if TYPE_CHECKING:
@@ -111,6 +110,36 @@ def _destroy(provider: Provisioner, ids: Sequence[str]) -> None:
                 provider.destroy([id])
 
 
+def left_over(registry: Registry) -> list[str]:
+    """Return the names of the pools whose machines `sweep_machines` would end, or whose machines nobody knows."""
+    names = []
+    for pool, rows in _by_pool(registry).items():
+        row = _row(registry, pool)
+        if any(one.token for one in rows) and (row is None or _is_left(registry, row, rows)):
+            names.append(pool if row is None else row.name)
+    return names
+
+
+def end_pool_machines(registry: Registry, pool: str, limit: float = SWEEP_LIMIT) -> list[str]:
+    """End the machines of a pool that this process owns, or that has no row, and record the pool's end.
+
+    Returns
+    -------
+    list of str
+        What was not seen to end; the pool is still ending then.
+
+    Raises
+    ------
+    SpecError
+        When its provider is not known here.
+    """
+    rows, row = orders.of(registry, pool), _row(registry, pool)
+    left = _end_all(pool, rows, limit, Swept())
+    if not left:
+        _settle(registry, pool, row, rows)
+    return left
+
+
 def sweep_machines(registry: Registry, limit: float = SWEEP_LIMIT) -> Swept:
     """End the machines of pools that nobody will end any more, and record the pools' end.
 
@@ -128,9 +157,7 @@ def sweep_machines(registry: Registry, limit: float = SWEEP_LIMIT) -> Swept:
         When the registry cannot be used.
     """
     swept = Swept()
-    pools: dict[str, list[OrderRow]] = {}
-    for row in orders.every(registry):
-        pools.setdefault(row.pool, []).append(row)
+    pools = _by_pool(registry)
     if not pools:
         return swept
     with ThreadPoolExecutor(min(_BESIDE, len(pools)), thread_name_prefix="sky-sweep") as several:
@@ -141,7 +168,7 @@ def sweep_machines(registry: Registry, limit: float = SWEEP_LIMIT) -> Swept:
 
 def _sweep_pool(registry: Registry, pool: str, rows: Sequence[OrderRow], limit: float, swept: Swept) -> None:
     try:
-        row = next((one for one in registry.pools() if one.id == pool), None)
+        row = _row(registry, pool)
         name = pool if row is None else row.name
         if row is not None and not _is_left(registry, row, rows):
             return
@@ -156,8 +183,9 @@ def _sweep_pool(registry: Registry, pool: str, rows: Sequence[OrderRow], limit: 
             registry.release(pool)
             return
         if row is None or not row.owner_lives:
-            _settle(registry, pool, row)
-        swept.pools.append(name)
+            _settle(registry, pool, row, rows)
+        if any(one.token for one in rows):
+            swept.pools.append(name)
     except PoolError as error:
         # Somebody else took it up, or ends it just now.
         swept.failed[pool] = first_line(error)
@@ -180,9 +208,9 @@ def _is_left(registry: Registry, row: PoolRow, rows: Sequence[OrderRow]) -> bool
 
 def _end_all(pool: str, rows: Sequence[OrderRow], limit: float, swept: Swept) -> list[str]:
     """End a pool's machines, at each provider that it had."""
+    from ...providers import kinds
+
     left: list[str] = []
-    if all(row.state == orders.PLANNED for row in rows):
-        return left
 
     def told(ids: Sequence[str]) -> None:
         swept.machines += len(ids)
@@ -194,9 +222,22 @@ def _end_all(pool: str, rows: Sequence[OrderRow], limit: float, swept: Swept) ->
     return left
 
 
-def _settle(registry: Registry, pool: str, row: PoolRow | None) -> None:
-    """All machines of a pool are gone: nothing of it is left."""
-    orders.forget(registry, pool)
+def _by_pool(registry: Registry) -> dict[str, list[OrderRow]]:
+    pools: dict[str, list[OrderRow]] = {}
+    for row in orders.every(registry):
+        pools.setdefault(row.pool, []).append(row)
+    return pools
+
+
+def _row(registry: Registry, pool: str) -> PoolRow | None:
+    return next((row for row in registry.pools() if row.id == pool), None)
+
+
+def _settle(registry: Registry, pool: str, row: PoolRow | None, rows: Sequence[OrderRow]) -> None:
+    """All machines of a pool are gone: nothing of it is left, there or here."""
+    orders.forget(registry, rows)
+    for part in remote_parts.of(registry, pool):
+        remote_parts.forget(registry, pool, part.folder)
     folders.remove(pool, () if row is None else row.folders)
     if row is not None:
         registry.update(pool, "ended")
@@ -204,6 +245,8 @@ def _settle(registry: Registry, pool: str, row: PoolRow | None) -> None:
 
 def _sweep_strays(registry: Registry, pools: dict[str, list[OrderRow]], swept: Swept) -> None:
     """End machines that are past their time whoever made them, where the providers of these pools show them."""
+    from ...providers import kinds
+
     seen: dict[tuple[str, str], set[str]] = {}
     for row in (row for rows in pools.values() for row in rows if row.state != orders.PLANNED):
         seen.setdefault((row.provider, row.recipe), set()).update([row.region] if row.region else [])
@@ -219,4 +262,4 @@ def _sweep_strays(registry: Registry, pools: dict[str, list[OrderRow]], swept: S
             _destroy(provider, past)
 
 
-__all__ = ["SWEEP_LIMIT", "Swept", "end_machines", "sweep_machines"]
+__all__ = ["SWEEP_LIMIT", "Swept", "end_machines", "end_pool_machines", "left_over", "sweep_machines"]

@@ -10,8 +10,7 @@ from __future__ import annotations
 import contextlib
 import json
 import sqlite3
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -78,7 +77,7 @@ def write(registry: Registry, row: OrderRow) -> None:
     with _durably(registry) as connection:
         connection.execute(
             f"INSERT OR REPLACE INTO orders ({_COLUMNS}) VALUES (?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?, ?)",
-            (*values, row.state, json.dumps(list(row.ids)), time.time()),
+            (*values, row.state, json.dumps(list(row.ids)), row.touched),
         )
 
 
@@ -99,10 +98,12 @@ def every(registry: Registry) -> list[OrderRow]:
     return [OrderRow(**{**dict(zip(_NAMES, row, strict=True)), "ids": _ids(row[-2])}) for row in found]
 
 
-def forget(registry: Registry, pool: str) -> None:
-    """Forget what a pool has ordered: all of its machines were seen to end, or none was made."""
+def forget(registry: Registry, rows: Iterable[OrderRow]) -> None:
+    """Forget calls whose machines were all seen to end; one that was recorded since, or again, stays."""
     with registry._transaction() as connection, _if_there():
-        connection.execute("DELETE FROM orders WHERE pool = ?", (pool,))
+        for row in rows:
+            where = (row.pool, row.token, row.touched)
+            connection.execute("DELETE FROM orders WHERE pool = ? AND token = ? AND touched <= ?", where)
 
 
 @contextlib.contextmanager
