@@ -17,6 +17,7 @@ from ..capture.collect import Capture
 from ..capture.ledger import Ledger
 from ..capture.process_settings import Settings
 from ..errors import PoolError, SkyError, SpecError, rank_label
+from ..node.protocol import rpc
 from ..spec.pool_spec import PoolSpec
 from .base.event_loop import Tick, counting_interrupts, loop, no_tick, wait_ticking
 from .base.events import Listener, NoticeEvent, Tape, ignore
@@ -367,7 +368,7 @@ class Pool(PoolLife):
         self._must_live()
         assert self.control is not None
         found: dict[str, dict[str, Any]] = {}
-        for node, runs in self._answer(self.control.ask("runs"), JOIN_TIMEOUT).items():
+        for node, runs in self._answer(self.control.ask(rpc.LIST_RUNS), JOIN_TIMEOUT).items():
             for name, facts in runs.items():
                 begin = facts["begin"]
                 former = begin.get("shape", 0) != self.shape
@@ -694,7 +695,7 @@ class Pool(PoolLife):
         # One that is lost would keep the others' answers.
         gone = self.control.off | (self.control.lost - set(self.control.addresses))
         there = sorted(set(range(self.spec.nodes)) - gone)
-        return self._answer(self.control.ask("status", there), 5)
+        return self._answer(self.control.ask(rpc.STATUS, there), 5)
 
     def where(self, within: float = 0.8) -> Where:
         """Where each rank is: its stack, whatever it is doing. Callable from any thread.

@@ -248,7 +248,8 @@ def test_a_widget_ends_with_the_runs_that_used_it_and_is_open_again_when_it_is_s
     front.wait(lambda: box in front.opened, "the widget is not opened")
     book.run(
         "from sky_jupyter.pool.open_pools import pools\nfrom sky_jupyter.pool.base.event_loop import loop\n"
-        "loop().call(pools.current.control.ask('forget', run=_sky.run))"
+        "from sky_jupyter.node.protocol import rpc\n"
+        "loop().call(pools.current.control.ask(rpc.FORGET_CALLS, attempts=[_sky.run]))"
     )
     front.wait(lambda: not {box, slider} & {*front.opened}, "the widget is not closed")
     book.run("%%sky --on 0\nold.children[0].value = 6\ndisplay(old)")

@@ -39,7 +39,7 @@ def on_a_scheduler(body: Body) -> None:
 
 
 async def share(held: Commons, ask: str, kind: str, op: str, *data: bytes, who: str = "a.0.1.", **what: Any) -> Any:
-    answer = await held.share(who, ask, {"kind": kind, "op": op, "name": "x", **what}, data)
+    answer = await held.sky_shared_request(who, ask, {"kind": kind, "op": op, "name": "x", **what}, data)
     assert answer["status"] == "ok", answer
     return answer["data"][0] if answer["data"] else answer["value"]
 
@@ -66,8 +66,8 @@ def test_an_item_that_nobody_takes_after_all_is_the_first_again() -> None:
         for item in (b"1", b"2", b"3"):
             await share(held, f"put {item!r}", "queue", "put", item)
         assert await share(held, "get", "queue", "get") == b"1"
-        await held.unshare("get")
-        await held.unshare("get")
+        await held.sky_shared_cancel("get")
+        await held.sky_shared_cancel("get")
         assert [await share(held, f"get {n}", "queue", "get") for n in range(3)] == [b"1", b"2", b"3"]
         assert held.size == 0
         # Where it was the only one, somebody may wait for it by now.
@@ -75,7 +75,7 @@ def test_an_item_that_nobody_takes_after_all_is_the_first_again() -> None:
         assert await share(held, "get 4", "queue", "get") == b"4"
         other = asyncio.ensure_future(share(held, "other", "queue", "get"))
         await turns()
-        await held.unshare("get 4")
+        await held.sky_shared_cancel("get 4")
         assert await other == b"4"
 
     on_a_scheduler(body)
@@ -83,8 +83,8 @@ def test_an_item_that_nobody_takes_after_all_is_the_first_again() -> None:
 
 def test_who_is_given_up_before_the_request_has_come_gets_nothing() -> None:
     async def body(held: Commons) -> None:
-        await held.unshare("early")
-        answer = await held.share("a.0.1.", "early", {"kind": "lock", "op": "acquire", "name": "x"})
+        await held.sky_shared_cancel("early")
+        answer = await held.sky_shared_request("a.0.1.", "early", {"kind": "lock", "op": "acquire", "name": "x"})
         assert (answer["status"], answer["kind"]) == ("error", "cancelled")
         assert await share(held, "now", "lock", "acquire", timeout=0)
 
@@ -98,7 +98,7 @@ def test_a_lock_that_is_given_in_the_moment_in_which_it_is_given_up_is_free() ->
         await turns()
         await share(held, "release", "lock", "release")
         # Who waited has it now, or has not heard of it.
-        await held.unshare("second")
+        await held.sky_shared_cancel("second")
         assert not await share(held, "locked", "lock", "locked")
         with pytest.raises(AssertionError, match="cancelled"):
             await second
@@ -109,15 +109,15 @@ def test_a_lock_that_is_given_in_the_moment_in_which_it_is_given_up_is_free() ->
 def test_those_who_are_gone_hold_no_lock_and_wait_for_nothing() -> None:
     async def body(held: Commons) -> None:
         assert await share(held, "mine", "lock", "acquire", who="a.1.1.")
-        waiting = asyncio.ensure_future(held.share("a.1.1.", "at", _barrier(2)))
+        waiting = asyncio.ensure_future(held.sky_shared_request("a.1.1.", "at", _barrier(2)))
         await turns()
-        await held.left("a.1.10.")
+        await held.sky_shared_left("a.1.10.")
         assert await share(held, "still", "lock", "locked")
-        await held.left("a.1.1.")
+        await held.sky_shared_left("a.1.1.")
         assert (await waiting)["kind"] == "cancelled"
         assert await share(held, "theirs", "lock", "acquire", who="b.0.1.", timeout=0)
         # It is not counted any more: two others are needed.
-        pair = [asyncio.ensure_future(held.share("b.0.1.", f"b{n}", _barrier(2))) for n in range(2)]
+        pair = [asyncio.ensure_future(held.sky_shared_request("b.0.1.", f"b{n}", _barrier(2))) for n in range(2)]
         assert sorted([(await one)["value"] for one in pair]) == [0, 1]
 
     on_a_scheduler(body)
@@ -133,17 +133,17 @@ def test_an_agent_that_comes_back_in_time_keeps_its_locks_and_one_that_does_not_
     monkeypatch.setattr(shared_state, "ABSENCE", 0.1)
 
     async def body(held: Commons) -> None:
-        await held.here("a", "node-0", "tls://1")
+        await held.sky_shared_register("a", "node-0", "tls://1")
         assert await share(held, "lock", "lock", "acquire")
         held.remove_worker(None, "tls://1")
-        await held.here("a", "node-0", "tls://2")
+        await held.sky_shared_register("a", "node-0", "tls://2")
         await asyncio.sleep(0.3)
         assert await share(held, "locked", "lock", "locked")
         held.remove_worker(None, "tls://2")
         assert await share(held, "other", "lock", "acquire", who="b.0.1.", timeout=10)
         # An agent that is new at a node takes the place of the one before at once.
-        await held.here("b", "node-1", "tls://3")
-        await held.here("c", "node-1", "tls://4")
+        await held.sky_shared_register("b", "node-1", "tls://3")
+        await held.sky_shared_register("c", "node-1", "tls://4")
         assert not await share(held, "free", "lock", "locked")
 
     on_a_scheduler(body)
@@ -156,7 +156,9 @@ def test_what_is_shared_has_a_limit_and_room_again_when_it_is_taken_out(monkeypa
         await share(held, "put", "dict", "put", b"key", bytes(1000), keys=["k"])
         await share(held, "again", "dict", "put", b"key", bytes(2000), keys=["k"])
         await share(held, "queue", "queue", "put", bytes(500))
-        answer = await held.share("a.0.1.", "more", {"kind": "queue", "op": "put", "name": "x"}, [bytes(1000)])
+        answer = await held.sky_shared_request(
+            "a.0.1.", "more", {"kind": "queue", "op": "put", "name": "x"}, [bytes(1000)]
+        )
         assert (answer["status"], answer["kind"]) == ("error", "MemoryError")
         assert "clear()" in answer["text"]
         await share(held, "clear", "dict", "clear")
@@ -170,9 +172,9 @@ def test_what_is_shared_has_a_limit_and_room_again_when_it_is_taken_out(monkeypa
 def test_what_cannot_be_asked_for_is_refused_and_another_scheduler_s_askers_are_told() -> None:
     async def body(held: Commons) -> None:
         for what in ({}, {"kind": "dict", "op": "eval", "name": "x"}, {"kind": "dict", "op": "get", "name": 3}):
-            assert (await held.share("a.0.1.", str(what), what))["kind"] == "TypeError"
+            assert (await held.sky_shared_request("a.0.1.", str(what), what))["kind"] == "TypeError"
         size = {"kind": "dict", "op": "size", "name": "x"}
-        assert (await held.share("a.0.1.", "s1", size, epoch="another"))["status"] == "anew"
-        assert (await held.share("a.0.1.", "s2", size, epoch=held.epoch))["status"] == "ok"
+        assert (await held.sky_shared_request("a.0.1.", "s1", size, epoch="another"))["status"] == "anew"
+        assert (await held.sky_shared_request("a.0.1.", "s2", size, epoch=held.epoch))["status"] == "ok"
 
     on_a_scheduler(body)

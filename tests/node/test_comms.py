@@ -169,7 +169,7 @@ def test_10000_cells_leave_what_the_runs_that_are_known_have_used() -> None:
     assert len(closed) == 2 * 10_000 + 1 - len(held)
     comms.on_end(0)
     assert len(held) == 0
-    answer = asyncio.run(comms.sky_comms())
+    answer = asyncio.run(comms.sky_open_comms())
     assert (answer["open"], answer["number"]) == ([], 10_000)
 
 

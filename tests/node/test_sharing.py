@@ -16,9 +16,9 @@ def test_a_request_through_a_member_that_has_closed_is_one_whose_connection_brok
         scheduler = pool("tcp://127.0.0.1:9")
         await pool.close()
         with pytest.raises(RuntimeError):
-            await scheduler.sky_share()
+            await scheduler.sky_shared_request()
         with unless_broken(scheduler):
-            await scheduler.sky_share()
+            await scheduler.sky_shared_request()
 
     asyncio.run(ask())
 

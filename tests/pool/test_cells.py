@@ -15,6 +15,7 @@ import pytest
 import sky_jupyter as sky
 from sky_jupyter.capture.collect import Capture
 from sky_jupyter.errors import RankDied, SpecError, plain
+from sky_jupyter.node.protocol import rpc
 from sky_jupyter.pool.base.events import OutputEvent
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.runs.result import CellError, RankInterrupted, TimedOut
@@ -426,7 +427,7 @@ def test_a_run_id_that_an_agent_knows_is_not_run_twice(pool: Pool) -> None:
     assert pool.attend(current).values == [1, 1]
     assert pool.control is not None
     content = {"kind": "cell", "code": "counter += 1", "manifest": {"values": [], "modules": []}, "count": 1}
-    answers = loop().call(pool.control.ask("start", run=current.id, ranks=[0, 1], content=content))
+    answers = loop().call(pool.control.ask(rpc.START_RUN, run=current.id, ranks=[0, 1], content=content))
     assert {answer["state"] for answer in answers.values()} == {"known"}
     assert run(pool, "counter").values == [1, 1]
 
@@ -438,7 +439,7 @@ def test_the_journal_holds_every_event_in_order(pool: Pool) -> None:
     current = begin(pool, "print('journalled'); rank")
     pool.attend(current)
     assert pool.control is not None
-    answer = loop().call(pool.control.ask("read", [1], run=current.id, start=0))[1]
+    answer = loop().call(pool.control.ask(rpc.READ_EVENTS, [1], run=current.id, start=0))[1]
     events = lines_of(answer["data"])
     assert [event["seq"] for event in events] == list(range(len(events)))
     assert [event["kind"] for event in events] == ["begin", "stream", "result", "end"]

@@ -20,6 +20,7 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.errors import BootstrapError, PoolError, RankDied
+from sky_jupyter.node.protocol import rpc
 from sky_jupyter.plugins import Plugin
 from sky_jupyter.pool.base.event_loop import loop
 from sky_jupyter.pool.base.events import NoticeEvent, OutputEvent
@@ -162,10 +163,10 @@ def test_kernels_that_are_replaced_twice_at_once_are_one_each() -> None:
 
     async def replace_them_twice(pause: float) -> None:
         assert pool.control is not None
-        first = asyncio.ensure_future(pool.control.ask("restart"))
+        first = asyncio.ensure_future(pool.control.ask(rpc.RESTART_KERNELS))
         # The first ones are being forked.
         await asyncio.sleep(pause)
-        await asyncio.gather(first, pool.control.ask("restart"))
+        await asyncio.gather(first, pool.control.ask(rpc.RESTART_KERNELS))
         await pool.entering.enter()
 
     code = "import sys\nfor i in range(400): print(i, file=sys.stderr if i % 3 else sys.stdout)"

@@ -16,6 +16,7 @@ from sky_jupyter.display.model import html
 from sky_jupyter.display.model.run_model import RunModel
 from sky_jupyter.display.terminal.line_view import TerminalRunView
 from sky_jupyter.node.journal.journal import Journal
+from sky_jupyter.node.protocol import rpc
 from sky_jupyter.pool.base.event_loop import loop
 from sky_jupyter.pool.base.events import Event, NoticeEvent, OutputEvent
 from sky_jupyter.pool.runs.result import CellError, CellResult
@@ -324,7 +325,7 @@ def test_a_flood_keeps_its_first_and_its_last_lines_in_the_journal() -> None:
         heard, at = Heard({0: 0}), 0
         assert pool.control is not None
         while not heard.run.over.is_set():
-            answer = loop().call(pool.control.ask("read", [0], run=current.id, start=at))[0]
+            answer = loop().call(pool.control.ask(rpc.READ_EVENTS, [0], run=current.id, start=at))[0]
             heard.run.take(0, at, answer["next"] - at, answer["data"])
             assert answer["next"] > at
             at = answer["next"]

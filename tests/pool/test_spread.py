@@ -17,6 +17,7 @@ import pytest
 from sky_jupyter.errors import NodeLost
 from sky_jupyter.node.files import staging
 from sky_jupyter.node.files.file_manifest import Entry, digest_of, hashed, pack, to_wire, walk
+from sky_jupyter.node.protocol import rpc
 from sky_jupyter.pool.base.event_loop import loop
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.transfer import broadcast_tree as spread
@@ -231,5 +232,5 @@ def test_an_interrupted_copy_ends_on_the_nodes_and_the_next_goes_on(pool: Pool, 
 async def _jobs(copies: Copies, nodes: Iterable[int] = range(NODES)) -> list[str]:
     """Jobs that agents still know."""
     control, names = copies.made._control, copies.made._names
-    answers = await asyncio.wait_for(control.ask("taken", nodes, jobs=names), PATIENCE)
+    answers = await asyncio.wait_for(control.ask(rpc.TRANSFER_STATUS, nodes, jobs=names), PATIENCE)
     return [name for answer in answers.values() for name in answer]

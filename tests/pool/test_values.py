@@ -13,6 +13,7 @@ import pytest
 
 from sky_jupyter.capture.collect import collect
 from sky_jupyter.errors import CaptureError
+from sky_jupyter.node.protocol import rpc
 from sky_jupyter.node.runtime.shard import indices, take
 from sky_jupyter.pool.base.event_loop import loop
 from sky_jupyter.pool.base.events import Event, NoticeEvent, ProgressEvent
@@ -168,12 +169,12 @@ def test_what_no_name_holds_makes_room_where_memory_is_short(pool: Pool) -> None
     assert facts["kept"] == first["kept"] == sum(path.stat().st_size for path in files(pool))
     assert facts["loose"] - first["loose"] == loose.nbytes
     assert pool.control is not None
-    loop().call(pool.control.ask("room", [0], size=1 << 60), timeout=PATIENCE)
+    loop().call(pool.control.ask(rpc.MAKE_ROOM, [0], size=1 << 60), timeout=PATIENCE)
     assert len(kept(pool).keys() & own) == 1
     # Its file has no name any more, and a new kernel is sent it anew.
     run(pool, "held[0]")
     run(pool, "del held, x")
-    loop().call(pool.control.ask("room", [0], size=1 << 60), timeout=PATIENCE)
+    loop().call(pool.control.ask(rpc.MAKE_ROOM, [0], size=1 << 60), timeout=PATIENCE)
     assert not kept(pool).keys() & own
     pool.restart()
     pool.ledger.forget_nodes({})

@@ -27,6 +27,7 @@ from sky_jupyter import plugins
 from sky_jupyter.api import attach_pool, start_pool
 from sky_jupyter.capture.collect import collect, collect_value
 from sky_jupyter.errors import SkyError
+from sky_jupyter.node.protocol import rpc
 from sky_jupyter.pool.base.event_loop import loop
 from sky_jupyter.pool.base.events import Event, NoticeEvent
 from sky_jupyter.pool.pool import Pool
@@ -191,7 +192,7 @@ class Manager:
         print(self.pool.where(within=3), file=sys.stderr)
         for run in self.runs.values():
             for node in sorted({run.outcomes[rank].node for rank in run.left}):
-                ask = self.pool.control.ask("read", [node], run=run.id, start=run.next(node))
+                ask = self.pool.control.ask(rpc.READ_EVENTS, [node], run=run.id, start=run.next(node))
                 answer = loop().call(ask, timeout=5)[node]
                 facts = {name: value for name, value in answer.items() if name != "data"}
                 print(run.id, node, run.next(node), facts, len(answer["data"]), file=sys.stderr)

@@ -37,6 +37,7 @@ from ..journal.spare_files import Spares
 from ..kernel import added_packages, project_modules, stack_dump
 from ..protocol.events import error_text
 from ..protocol.host_config import HostConfig, member_name
+from ..protocol.rpc import AgentCall
 from ..protocol.version import PROTOCOL
 from ..runtime.instance_info import InstanceInfo
 from ..serialization import code_portability, pickling
@@ -61,23 +62,6 @@ _SIGNALS = 100
 # memory, neither here nor in the scheduler; the journal has what it missed.
 _MOST_AHEAD = 8 << 20
 REPLACED = "another notebook has taken the pool over"
-CALLS = (
-    *("start", "read", "page", "runs", "forget", "status", "ping", "heard"),
-    *(
-        "signal",
-        "abort",
-        "restart",
-        "finish",
-        "enter",
-        "check",
-        "again",
-        "leave",
-        "ports",
-        "where",
-        "packages",
-        "python",
-    ),
-)
 
 
 class Agent:
@@ -126,7 +110,7 @@ class Agent:
         self.signalled: collections.deque[str] = collections.deque(maxlen=_SIGNALS)
         self.forkserver = Forkserver()
         self.files = Files(pool_folder, config)
-        self.beside = Beside(pool_folder, config, node)
+        self.user_dask = Beside(pool_folder, config, node)
         # Hands a batch to whoever listens; set while the control plane is connected.
         self.send: Callable[[dict[str, Any]], None] | None = None
         # Bytes that were forwarded, and how many of them concern nobody any more.
@@ -162,9 +146,9 @@ class Agent:
         }
         self.values = Values(node, self.folder / "values", config.blobs, self.ranks)
         tells = {number: rank.tell for number, rank in self.ranks.items()}
-        self.calls = Calls(self)
+        self.tasks = Calls(self)
         self.comms = Comms(tells, self.incarnation, lambda: self.may_forward, self.forward_comms)
-        self.passing = Passing(self)
+        self.streams = Passing(self)
         self.sharing = Sharing(self.incarnation, member_name(node, config.shape))
         for number, rank in self.ranks.items():
             rank.on_ask = functools.partial(self.on_ask, rank)
@@ -172,14 +156,20 @@ class Agent:
             rank.on_end = functools.partial(self.on_kernel_end, number)
 
     async def start_ranks(self) -> None:
-        """Connect to the forkserver and start all kernels; failures are kept for `sky_enter` to tell."""
+        """Connect to the forkserver and start all kernels; failures are kept for `sky_enter_plugins` to tell."""
         await self.forkserver.connect(self.pool_folder / "fork")
         self.starting = {rank.number: asyncio.create_task(rank.start(self.forkserver)) for rank in self.ranks.values()}
         await asyncio.wait(self.starting.values())
 
+    def handler(self, call: AgentCall) -> Callable[..., Any]:
+        """Return the method that answers a call: this agent's own, or one of its parts'."""
+        part = getattr(self, call.part) if call.part else self
+        method: Callable[..., Any] = getattr(part, call.op)
+        return method
+
     # -- what the manager asks ---------------------------------------------------------------------
 
-    async def sky_start(
+    async def sky_start_run(
         self, run: str, ranks: list[int], content: dict[str, Any], about: dict[str, Any] | None = None
     ) -> dict[str, Any]:
         """Start a run on those of the ranks that live here; a known id answers with its state instead.
@@ -195,7 +185,7 @@ class Agent:
         record.replied = True
         return {"state": "over" if record.over.is_set() else "running", "first": first, "count": count, "data": data}
 
-    async def sky_runs(self, runs: list[str] | None = None) -> dict[str, dict[str, Any]]:
+    async def sky_list_runs(self, runs: list[str] | None = None) -> dict[str, dict[str, Any]]:
         """What this node knows of runs, all unless given: how they began, and whether they are over here."""
         return {
             key: {"begin": record.journal.begin or {}, "over": record.over.is_set(), "next": record.journal.next}
@@ -207,19 +197,19 @@ class Agent:
         """That somebody is there: a call like all others renews the lease."""
         return self.incarnation
 
-    async def sky_heard(self, mark: int | None = None) -> None:
+    async def sky_ack_output(self, mark: int | None = None) -> None:
         """The manager has taken in what was forwarded up to a mark; without one, what it has not it reads anew."""
         self.taken_in = self.forwarded if mark is None else min(max(mark, self.taken_in), self.forwarded)
         self.flush()
 
-    async def sky_read(self, run: str, start: int) -> dict[str, Any]:
+    async def sky_read_events(self, run: str, start: int) -> dict[str, Any]:
         """Events of a run from number ``start`` on."""
         record = self.known(run)
         record.settle()
         data, following = record.journal.read(start)
         return {"first": start, "data": data, "next": following, "over": record.over.is_set()}
 
-    async def sky_page(self, run: str, start: int, most: int) -> dict[str, Any] | None:
+    async def sky_read_page(self, run: str, start: int, most: int) -> dict[str, Any] | None:
         """About ``most`` bytes of a run's events from number ``start`` on; below 0, so many before the end.
 
         None where the run is not known.
@@ -233,7 +223,7 @@ class Agent:
         over = record.over.is_set()
         return {"first": start, "data": data, "next": following, "end": record.journal.next, "over": over}
 
-    async def sky_signal(
+    async def sky_signal_kernels(
         self, number: int, ranks: list[int] | None = None, run: str | None = None, key: str = ""
     ) -> list[int]:
         """Signal kernels; with ``run``, only those that still work on it. What has the same ``key`` is done once."""
@@ -247,12 +237,12 @@ class Agent:
                 reached.append(rank.number)
         return reached
 
-    async def sky_abort(self, ranks: list[int] | None = None) -> None:
+    async def sky_abort_collectives(self, ranks: list[int] | None = None) -> None:
         """Break the collectives that ranks are blocked in."""
         for rank in self.mine(ranks):
             rank.abort()
 
-    async def sky_restart(self, ranks: list[int] | None = None) -> dict[int, str]:
+    async def sky_restart_kernels(self, ranks: list[int] | None = None) -> dict[int, str]:
         """Replace kernels by new ones; returns the failures in words, by rank."""
         chosen = self.mine(ranks)
         if not chosen:
@@ -265,13 +255,13 @@ class Agent:
         await asyncio.wait(starts.values())
         return {n: str(task.exception()) for n, task in starts.items() if task.exception() is not None}
 
-    async def sky_finish(self, patience: float, ranks: list[int] | None = None) -> list[int]:
+    async def sky_end_kernels(self, patience: float, ranks: list[int] | None = None) -> list[int]:
         """End kernels in order; returns the ranks that took longer than that, and were killed."""
         chosen = self.mine(ranks)
         ends = await asyncio.gather(*(rank.end(patience) for rank in chosen))
         return [rank.number for rank, in_time in zip(chosen, ends, strict=True) if not in_time]
 
-    async def sky_enter(
+    async def sky_enter_plugins(
         self,
         plugins: bytes,
         ports: dict[str, int],
@@ -310,18 +300,20 @@ class Agent:
         ends = await asyncio.gather(*(enter(rank) for rank in chosen))
         return {rank.number: end for rank, end in zip(chosen, ends, strict=True)}
 
-    async def sky_check(self, patience: float) -> bool:
+    async def sky_check_plugins(self, patience: float) -> bool:
         """Whether this node's ranks, with all others, get through the plugins' checks in time."""
         contents = {rank: {"kind": "check"} for rank in self.ranks}
         return await self.all_well(f"check-{secrets.token_hex(8)}", contents, patience)
 
-    async def sky_again(self, ports: dict[str, int], job: str, patience: float, ranks: list[int] | None = None) -> bool:
+    async def sky_reinitialize(
+        self, ports: dict[str, int], job: str, patience: float, ranks: list[int] | None = None
+    ) -> bool:
         """Have ranks of this node set their frameworks up anew; whether all did, in time."""
         chosen = [rank.number for rank in self.mine(ranks)]
         contents = {rank: {"kind": "again", "info": self.info(rank, ports, job).to_json()} for rank in chosen}
         return await self.all_well(f"again-{job}", contents, patience)
 
-    async def sky_leave(self, ranks: list[int] | None = None, patience: float = 5.0) -> None:
+    async def sky_leave_plugins(self, ranks: list[int] | None = None, patience: float = 5.0) -> None:
         """Have ranks leave the plugins; one that is busy or slow is not waited for."""
 
         async def leave(rank: Rank) -> None:
@@ -383,15 +375,18 @@ class Agent:
             if changes and sent is not None:
                 sent({"standstill": changes, "node": self.node})
 
-    async def sky_where(self, **arguments: Any) -> dict[str, Any]:
-        """What each rank is at; see `look.report` for the arguments."""
+    async def sky_sample_stacks(
+        self, native: bool, known: Sequence[str], window: float, within: float
+    ) -> dict[str, Any]:
+        """What each rank is at; see `rank_inspection.report` for the arguments."""
         answer = await self.sky_status()
         living = {n: (rank.pid, stack_dump.path_of(rank.connection_file)) for n, rank in self.ranks.items() if rank.pid}
-        for number, report in (await rank_inspection.report(living, **arguments)).items():
+        reports = await rank_inspection.report(living, native=native, known=known, window=window, within=within)
+        for number, report in reports.items():
             answer["ranks"][number].update(report)
         return {**answer, "accelerators": self.accelerators[0]}
 
-    async def sky_packages(self) -> dict[str, Any]:
+    async def sky_list_packages(self) -> dict[str, Any]:
         """This node's Python, what is installed for it, and what of that was added for this pool."""
         folder = str(self.pool_folder / added_packages.FOLDER)
         found = await asyncio.to_thread(added_packages.installed, folder)
@@ -402,7 +397,7 @@ class Agent:
         """The minor version of this node's Python, and the number of the protocol that this speaks."""
         return {"python": code_portability.PYTHON, "protocol": PROTOCOL}
 
-    async def sky_ports(self, count: int) -> list[int]:
+    async def sky_free_ports(self, count: int) -> list[int]:
         """Free ports of this node's address, for the frameworks' coordinators."""
         address = self.config.addresses[self.node]
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
@@ -412,7 +407,7 @@ class Agent:
                 item.bind((address, 0))
             return [item.getsockname()[1] for item in sockets]
 
-    async def sky_forget(self, run: str) -> None:
+    async def forget(self, run: str) -> None:
         """Drop a run's journal."""
         record = self.runs.pop(run, None)
         if record is not None:
@@ -425,7 +420,7 @@ class Agent:
     def on_event(self, rank: int, run: str, event: dict[str, Any]) -> None:
         record = self.runs.get(run)
         if event["kind"] == "end":
-            self.calls.on_end(run, event)
+            self.tasks.on_end(run, event)
         if event["kind"] == "stream" and self.noise is not None:
             quiet = self.noise.sub("", event["text"])
             if quiet != event["text"]:
@@ -450,7 +445,7 @@ class Agent:
             self.comms.on_shown(rank, run, event["data"])
         if record.over.is_set():
             self.note_running()
-            self.passing.on_over(run)
+            self.streams.on_over(run)
         if not record.replied:
             return
         if record.over.is_set():
@@ -477,7 +472,7 @@ class Agent:
         if content.get("to") == "share":
             self.sharing.on_ask(rank.number, generation, tell, content, data)
         elif content.get("to") == "stream":
-            self.passing.on_ask(tell, content, data)
+            self.streams.on_ask(tell, content, data)
 
     def on_kernel_end(self, rank: int) -> None:
         """A rank's kernel has ended."""
@@ -604,7 +599,7 @@ class Agent:
         if many > 0:
             finished = (key for key, item in self.runs.items() if item.over.is_set())
             for key in list(itertools.islice(finished, many)):
-                self.background(self.sky_forget(key))
+                self.background(self.forget(key))
 
     def known(self, run: str) -> Run:
         if run not in self.runs:

@@ -22,15 +22,12 @@ import distributed.core
 from distributed import Worker
 from distributed.worker import get_worker
 
-from ..comms import hub
 from ..dask import scheduler as control
-from ..dask import user_cluster
 from ..dask.monotonic_batching import keep_streams_moving
-from ..files import service
+from ..protocol import rpc
 from ..protocol.host_config import HostConfig, member_name
 from ..system.gpus import Devices
-from . import stream_relay, task_calls, value_export
-from .agent import CALLS, Agent
+from .agent import Agent
 
 TOPIC = "sky"
 _PAUSE, _LONGEST_PAUSE = 0.1, 1.0
@@ -65,35 +62,22 @@ class Member(control.WithoutHttp, Worker):
             memory_limit=0,
             local_directory=str(agent.folder / "dask"),
         )
-        for name in CALLS:
-            self.handlers[f"sky_{name}"] = self.obeying(getattr(agent, f"sky_{name}"))
-        for name in service.CALLS:
-            self.handlers[f"sky_{name}"] = self.obeying(getattr(agent.files, f"sky_{name}"))
-        for name in user_cluster.CALLS:
-            self.handlers[f"sky_{name}"] = self.obeying(getattr(agent.beside, f"sky_{name}"))
-        for name in task_calls.CALLS:
-            self.handlers[f"sky_{name}"] = self.obeying(getattr(agent.calls, f"sky_{name}"))
-        for name in value_export.CALLS:
-            self.handlers[f"sky_{name}"] = self.obeying(getattr(agent.values, f"sky_{name}"))
-        for name in hub.CALLS:
-            self.handlers[f"sky_{name}"] = self.obeying(getattr(agent.comms, f"sky_{name}"))
-        for name in stream_relay.CALLS:
-            self.handlers[f"sky_{name}"] = self.obeying(getattr(agent.passing, f"sky_{name}"))
-        # Asked by other agents, whichever manager they obey.
-        self.handlers["sky_pieces"] = agent.files.sky_pieces
+        for call in rpc.AGENT_CALLS:
+            handler = agent.handler(call)
+            self.handlers[call.op] = self.check_fencing_token(handler) if call.fenced else handler
 
     async def listen(self, port_or_addr: Any = None, allow_offload: bool = False, **options: Any) -> None:
         """Dask's, which else weighs all that is in each message: what is large here is bytes, and needs no thread."""
         await super().listen(port_or_addr, allow_offload=allow_offload, **options)
 
-    def obeying(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """A call that first looks at which manager it is from."""
+    def check_fencing_token(self, handler: Callable[..., Any]) -> Callable[..., Any]:
+        """Wrap a handler so that it refuses a manager that has been replaced by another."""
 
-        async def hand_on(manager: int = 0, **arguments: Any) -> Any:
+        async def checked(manager: int = 0, **arguments: Any) -> Any:
             self.agent.obey(manager)
-            return await call(**arguments)
+            return await handler(**arguments)
 
-        return hand_on
+        return checked
 
     def forward(self, message: dict[str, Any]) -> None:
         """Send a batch of a run's events to whoever has subscribed."""
@@ -112,7 +96,7 @@ async def call(id: str, content: dict[str, Any], own: dict[str, Any], rank: int 
     """
     member = get_worker()
     assert isinstance(member, Member)
-    return await member.agent.calls.call(id, {**content, **own}, rank)
+    return await member.agent.tasks.call(id, {**content, **own}, rank)
 
 
 def serve(
@@ -152,7 +136,7 @@ async def _serve(agent: Agent, scheduler: str, lease: int) -> None:
         await asyncio.wait([asyncio.ensure_future(stop.wait()), connected], return_when=asyncio.FIRST_COMPLETED)
         if connected.done():
             connected.result()
-        await agent.sky_finish(agent.config.exit_timeout)
+        await agent.sky_end_kernels(agent.config.exit_timeout)
     except Exception:
         # Dask's own tasks would be waited for; an agent that cannot start has nothing to save.
         traceback.print_exc()

@@ -11,6 +11,9 @@ import contextlib
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from typing import Any
 
+from ..protocol import rpc
+from ..protocol.rpc import AgentCall
+
 _PAUSE = 0.1
 # Brings an answer to a rank's kernel.
 Tell = Callable[[dict[str, Any], Sequence[bytes]], None]
@@ -55,7 +58,7 @@ class Sharing:
             self._up.clear()
         else:
             self._up.set()
-            self._do(self._call("sky_here", agent=self._incarnation, node=self._name, member=member.address))
+            self._do(self._call(rpc.SHARED_REGISTER, agent=self._incarnation, node=self._name, member=member.address))
 
     def on_ask(self, rank: int, generation: int, tell: Tell, content: dict[str, Any], data: list[bytes]) -> None:
         """A rank's code asks for something, or does not wait for it any more."""
@@ -68,14 +71,14 @@ class Sharing:
             task = mine.pop(id, None)
             if task is not None:
                 task.cancel()
-            self._do(self._call("sky_unshare", ask=id))
+            self._do(self._call(rpc.SHARED_CANCEL, ask=id))
         elif isinstance(what, dict):
             epoch = what.pop("epoch", None)
             mine[id] = self._do(self._share(mine, id, tell, who=who, what=what, data=data, epoch=epoch))
 
     async def _share(self, mine: dict[str, Any], id: str, tell: Tell, **request: Any) -> None:
         try:
-            answer = await self._call("sky_share", ask=id, **request)
+            answer = await self._call(rpc.SHARED_REQUEST, ask=id, **request)
         except Exception as error:
             answer = {"status": "error", "kind": type(error).__name__, "text": f"{type(error).__name__}: {error}"}
         mine.pop(id, None)
@@ -88,17 +91,17 @@ class Sharing:
         if who in self._asked:
             for task in self._asked.pop(who).values():
                 task.cancel()
-            self._do(self._call("sky_left", who=who))
+            self._do(self._call(rpc.SHARED_LEFT, who=who))
 
     def _who(self, rank: int, generation: int) -> str:
         return f"{self._incarnation}.{rank}.{generation}."
 
-    async def _call(self, call: str, **arguments: Any) -> Any:
+    async def _call(self, call: AgentCall, **arguments: Any) -> Any:
         """Ask the scheduler, for as long as it takes to reach it."""
         while True:
             await self._up.wait()
             with unless_broken(self._scheduler):
-                return await getattr(self._scheduler, call)(**arguments)
+                return await getattr(self._scheduler, call.op)(**arguments)
             await asyncio.sleep(_PAUSE)
 
     def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:

@@ -19,7 +19,6 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .agent import Agent
 
-CALLS = ("stream_take", "stream_read", "stream_give", "stream_close")
 # So long a question stays without an answer; so much goes in one.
 _LINGER = 2.0
 _MOST = 8 << 20
@@ -188,7 +187,7 @@ class Passing:
 
     # -- what the manager asks ---------------------------------------------------------------------
 
-    async def sky_stream_take(
+    async def sky_read_stream(
         self, run: str, number: int, start: int, read: int, wants: Sequence[Sequence[int]] = ()
     ) -> dict[str, Any]:
         """What a call has yielded from item ``number`` on, the first from byte ``start``; waited for a while.
@@ -248,14 +247,14 @@ class Passing:
             number, start = number + 1, 0
         return parts
 
-    async def sky_stream_read(self, run: str, read: int) -> None:
+    async def sky_ack_stream(self, run: str, read: int) -> None:
         """The notebook has read so many of a call's items."""
         passage = self._passages.get(run)
         if passage is not None:
             passage.heard = time.monotonic()
             passage.note_read(read)
 
-    async def sky_stream_give(
+    async def sky_feed_stream(
         self, run: str, input: int, number: int, items: Sequence[bytes], answer: dict[str, Any]
     ) -> None:
         """Items of an iterator of the notebook, from ``number`` on."""
@@ -267,7 +266,7 @@ class Passing:
         if given is None or given[0] < number:
             passage.give(input, number, [bytes(item) for item in items], answer)
 
-    async def sky_stream_close(self, run: str) -> None:
+    async def sky_close_stream(self, run: str) -> None:
         """Nobody reads a call's items any more: its generator is closed as soon as it yields."""
         passage = self._passages.get(run)
         if passage is None and run in self._agent.runs and not self._agent.runs[run].over.is_set():

@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from .agent import Agent
     from .kernel_client import Rank
 
-CALLS = ("cancel", "called", "uncall")
 _PAUSE = 0.05
 # After an interrupt that is not heeded, what may block the rank is broken, and after as long again it is ended.
 _PATIENCE = 1.0
@@ -64,12 +63,12 @@ class Calls:
         await record.over.wait()
         return {"attempt": name, "node": self.agent.node}
 
-    async def sky_called(self, calls: Sequence[str]) -> dict[str, str]:
+    async def sky_find_calls(self, calls: Sequence[str]) -> dict[str, str]:
         """Which of the calls this agent knows, and by which names."""
         names = {call: attempt_name(call, self.agent.node, self.agent.incarnation) for call in calls}
         return {call: name for call, name in names.items() if name in self.agent.runs}
 
-    async def sky_cancel(self, calls: Sequence[str], hard: bool = False) -> list[str]:
+    async def sky_cancel_calls(self, calls: Sequence[str], hard: bool = False) -> list[str]:
         """Stop calls, by a signal where a rank is at one; those that come later are not begun.
 
         Returns
@@ -77,7 +76,7 @@ class Calls:
         list of str
             Those that had begun, or wait for their rank: they end as others do.
         """
-        known = await self.sky_called(calls)
+        known = await self.sky_find_calls(calls)
         for call in calls:
             self.cancelled[call] = None
         while len(self.cancelled) > _REMEMBERED:
@@ -88,11 +87,11 @@ class Calls:
             )
         return list(known)
 
-    async def sky_uncall(self, attempts: Sequence[str]) -> None:
+    async def sky_forget_calls(self, attempts: Sequence[str]) -> None:
         """Drop the journals of calls whose ends the manager has."""
         for name in attempts:
             if name in self.agent.runs and self.agent.runs[name].over.is_set():
-                await self.agent.sky_forget(name)
+                await self.agent.forget(name)
 
     # -- parts -------------------------------------------------------------------------------------
 

@@ -19,7 +19,6 @@ from typing import Any
 
 from .kernel_client import Rank
 
-CALLS = ("fetch", "unfetch", "release")
 # So long an answer waits for news.
 _LINGER = 0.15
 
@@ -59,7 +58,9 @@ class Values:
             for stale in place.glob(f"{self.name}*"):
                 stale.unlink(missing_ok=True)
 
-    async def sky_fetch(self, keys: dict[int, str], wanted: list[str], content: dict[str, Any]) -> dict[int, Any]:
+    async def sky_fetch_values(
+        self, keys: dict[int, str], wanted: list[str], content: dict[str, Any]
+    ) -> dict[int, Any]:
         """Have ranks write a value to a file, unless they are at it; how far each is.
 
         Parameters
@@ -88,11 +89,11 @@ class Values:
         # One may have been dropped meanwhile.
         return {rank: self._facts(self._jobs[key]) for rank, key in mine.items() if key in self._jobs}
 
-    async def sky_unfetch(self, keys: list[str]) -> None:
+    async def sky_discard_values(self, keys: list[str]) -> None:
         """Forget what was asked for under these names, and remove the files."""
         self._drop(keys)
 
-    async def sky_release(self, run: str, ranks: Collection[int]) -> None:
+    async def sky_release_value(self, run: str, ranks: Collection[int]) -> None:
         """Have ranks let go of the value of a run, when they have time; nobody waits for it."""
         for number in ranks:
             if number in self.ranks:

@@ -15,7 +15,6 @@ from .output_widgets import Outputs
 from .revival import Revival
 from .states import Held, shown
 
-CALLS = ("comms", "comm")
 # So many messages go out as one.
 _MOST = 200
 # Brings a message to a rank's kernel.
@@ -138,13 +137,13 @@ class Comms:
 
     # -- what the manager asks ---------------------------------------------------------------------
 
-    async def sky_comms(self) -> dict[str, Any]:
+    async def sky_open_comms(self) -> dict[str, Any]:
         """All that is open on this node, and the number of the last batch before that."""
         self._pending.forget_states()
         opened = [message.wire() for held in self._held.values() for message in held.openings()]
         return {"open": opened, **self._numbered()}
 
-    async def sky_comm(self, messages: list[Any]) -> None:
+    async def sky_send_comms(self, messages: list[Any]) -> None:
         """What pages tell the node's ranks; what is not open any more is told nothing."""
         for facts in messages:
             message = Message.unwire(facts)

@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 
 from distributed.diagnostics.plugin import SchedulerPlugin
 
+from ..protocol import rpc
 from ..shared.agent_channel import MOST_VALUE
 
 T = TypeVar("T")
@@ -72,14 +73,13 @@ class Commons(SchedulerPlugin):
         self.asks: OrderedDict[str, Ask] = OrderedDict()
         # By the first part of a name of those who ask: its node, and the connection through which it did.
         self.homes: dict[str, tuple[str, str]] = {}
-        scheduler.handlers.update(
-            sky_share=self.share, sky_unshare=self.unshare, sky_here=self.here, sky_left=self.left
-        )
+        for call in rpc.SCHEDULER_CALLS:
+            scheduler.handlers[call.op] = getattr(self, call.op)
         scheduler.add_plugin(self, name=self.name)
 
     # -- requests ----------------------------------------------------------------------------------
 
-    async def share(
+    async def sky_shared_request(
         self, who: str, ask: str, what: dict[str, Any], data: Sequence[bytes] = (), epoch: str | None = None
     ) -> dict[str, Any]:
         """Do a request, once, and answer when it is done.
@@ -123,7 +123,7 @@ class Commons(SchedulerPlugin):
         done = do(self, Request(who, ask, what["name"], what, data))
         return await done if asyncio.iscoroutine(done) else done
 
-    async def unshare(self, ask: str) -> None:
+    async def sky_shared_cancel(self, ask: str) -> None:
         """Who asked does not wait any more: what it was given meanwhile is given back."""
         asked = self.asks.get(ask)
         if asked is None:
@@ -171,19 +171,19 @@ class Commons(SchedulerPlugin):
 
     # -- who is there ------------------------------------------------------------------------------
 
-    async def here(self, agent: str, node: str, member: str) -> None:
+    async def sky_shared_register(self, agent: str, node: str, member: str) -> None:
         """An agent, or a notebook, is there through this connection; who was at its node before is not any more."""
         for other, (its, _) in list(self.homes.items()):
             if other != agent and its == node:
-                await self.left(f"{other}.")
+                await self.sky_shared_left(f"{other}.")
                 self.homes.pop(other, None)
         self.homes[agent] = node, member
 
-    async def left(self, who: str) -> None:
+    async def sky_shared_left(self, who: str) -> None:
         """Those whose names begin so are gone: they wait for nothing and hold no lock."""
         for ask, asked in list(self.asks.items()):
             if asked.who.startswith(who) and asked.task is not None and not asked.task.done():
-                await self.unshare(ask)
+                await self.sky_shared_cancel(ask)
         for name, leases in list(self.locks.leases.items()):
             for lease in [lease for lease in leases if lease.startswith(who)]:
                 self.locks.release(name=name, lease_id=lease)
@@ -204,7 +204,7 @@ class Commons(SchedulerPlugin):
     def _give_up(self, agent: str, member: str) -> None:
         if agent in self.homes and self.homes[agent][1] == member:
             del self.homes[agent]
-            self._giving_up = asyncio.ensure_future(self.left(f"{agent}."))
+            self._giving_up = asyncio.ensure_future(self.sky_shared_left(f"{agent}."))
 
     # -- parts -------------------------------------------------------------------------------------
 

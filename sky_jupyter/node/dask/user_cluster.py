@@ -11,7 +11,6 @@ from pathlib import Path
 
 from ..protocol.host_config import HostConfig
 
-CALLS = ("dask",)
 _START = 60.0
 
 
@@ -32,7 +31,7 @@ class Beside:
         self._there: dict[str, tuple[Process, str]] = {}
         self._turn = asyncio.Lock()
 
-    async def sky_dask(self, scheduler: str = "") -> str:
+    async def sky_start_dask(self, scheduler: str = "") -> str:
         """The address of this node's worker for a scheduler, or of its scheduler; started where it is not there."""
         async with self._turn:
             for of, (process, _) in list(self._there.items()):

@@ -28,7 +28,6 @@ from .file_manifest import Entry, from_wire, pack, shown, to_wire, unpack, walk
 from .open_folder import Beneath, forget
 from .transfer import Take, Want, read
 
-CALLS = ("look", "plan", "take", "taken", "untake", "find", "tidy", "uncode", "hold", "keep", "kept", "room")
 _CONNECT = 5.0
 # A source that says nothing for this long is given up.
 _PATIENCE = 60.0
@@ -52,7 +51,7 @@ class AgentSource:
     async def pieces(self, wants: Sequence[Want]) -> bytes:
         """Parts of files, one behind the other."""
         asked = json.dumps([self._root, list(wants)]).encode()
-        return bytes(await asyncio.wait_for(self._rpc.sky_pieces(asked=asked), _PATIENCE))
+        return bytes(await asyncio.wait_for(self._rpc.sky_read_pieces(asked=asked), _PATIENCE))
 
     async def close(self) -> None:
         """End the connections."""
@@ -79,7 +78,9 @@ class Files:
 
     # -- what the manager asks ---------------------------------------------------------------------
 
-    async def sky_look(self, listing: bytes, path: bytes = b"", run: str = "", code: bool = False) -> dict[str, Any]:
+    async def sky_compare_files(
+        self, listing: bytes, path: bytes = b"", run: str = "", code: bool = False
+    ) -> dict[str, Any]:
         """Where a file or folder would go, and what of it is there.
 
         Parameters
@@ -111,18 +112,18 @@ class Files:
 
         return await asyncio.to_thread(find)
 
-    async def sky_plan(self, plan: str, listing: bytes) -> None:
-        """Keep the listing of what is to come, with its hashes, under a name for `sky_take`."""
+    async def sky_prepare_transfer(self, plan: str, listing: bytes) -> None:
+        """Keep the listing of what is to come, with its hashes, under a name for `sky_start_transfer`."""
         entries = await asyncio.to_thread(unpack, listing)
         while len(self._plans) >= _MOST_PLANS:
             # Its manager could not say that it is over; one that is not is given anew.
             del self._plans[next(iter(self._plans))]
         self._plans[plan] = entries
 
-    async def sky_take(
+    async def sky_start_transfer(
         self, plan: str, job: str, path: bytes, source: dict[str, Any] | None = None, spool: bytes = b""
     ) -> bool:
-        """Begin to take a plan's thing over to a path that `sky_look` gave; False where there is no such plan.
+        """Begin to take a plan's thing over to a path that `sky_compare_files` gave; False where there is no such plan.
 
         ``source`` is the address of another node's agent, and the path there; without one, what has
         come here by another way is looked at. A job that is known goes on as it is.
@@ -138,11 +139,11 @@ class Files:
             self._takes[job] = take, asyncio.create_task(take.run())
         return True
 
-    async def sky_taken(self, jobs: list[str]) -> dict[str, dict[str, Any]]:
+    async def sky_transfer_status(self, jobs: list[str]) -> dict[str, dict[str, Any]]:
         """How far jobs are; one that is not known, as after this agent's death, is absent."""
         return {job: self._takes[job][0].facts() for job in jobs if job in self._takes}
 
-    async def sky_untake(self, plan: str, jobs: list[str]) -> None:
+    async def sky_cancel_transfer(self, plan: str, jobs: list[str]) -> None:
         """Forget a plan and jobs, and end those that are on; what they have of a large file stays for the next."""
         self._plans.pop(plan, None)
         for job in jobs:
@@ -154,7 +155,7 @@ class Files:
                 # Not before: until then, nobody else can write what it writes.
                 self._takes.pop(job, None)
 
-    async def sky_find(self, path: bytes) -> dict[str, Any]:
+    async def sky_list_files(self, path: bytes) -> dict[str, Any]:
         """What a path of the user's is here: its whole path, and what it consists of; an error in words."""
 
         def find() -> dict[str, Any]:
@@ -168,12 +169,12 @@ class Files:
 
         return await asyncio.to_thread(find)
 
-    async def sky_uncode(self, names: list[bytes]) -> None:
+    async def sky_delete_code(self, names: list[bytes]) -> None:
         """Remove files of the notebook's own code that it has no more."""
         with contextlib.suppress(FileNotFoundError), Beneath(self.folder / FOLDER) as folder:
             forget(folder, map(from_wire, names))
 
-    async def sky_tidy(self, keep: list[str]) -> None:
+    async def sky_delete_blobs(self, keep: list[str]) -> None:
         """Remove the blobs of all runs but some."""
 
         def remove() -> None:
@@ -184,19 +185,19 @@ class Files:
 
         await asyncio.to_thread(remove)
 
-    async def sky_hold(self, run: str, files: dict[str, int]) -> list[str]:
+    async def sky_link_blobs(self, run: str, files: dict[str, int]) -> list[str]:
         """Have a run find those of the files, with their sizes, that are on this machine; the names of the others."""
         return await asyncio.to_thread(self.kept.hold, run, files)
 
-    async def sky_keep(self, run: str, names: list[str]) -> None:
+    async def sky_store_blobs(self, run: str, names: list[str]) -> None:
         """Keep files of a run's for later runs."""
         await asyncio.to_thread(self.kept.keep, run, names)
 
-    async def sky_kept(self) -> dict[str, int]:
+    async def sky_cache_stats(self) -> dict[str, int]:
         """How much is kept on this machine; see `Kept.facts`."""
         return await asyncio.to_thread(self.kept.facts)
 
-    async def sky_room(self, size: int) -> int:
+    async def sky_make_room(self, size: int) -> int:
         """Make room in shared memory, of what no name holds; the bytes that were dropped."""
         return await asyncio.to_thread(self.kept.trim, size, self._places[0])
 
@@ -211,7 +212,7 @@ class Files:
 
     # -- what other agents ask ---------------------------------------------------------------------
 
-    async def sky_pieces(self, asked: bytes) -> bytes:
+    async def sky_read_pieces(self, asked: bytes) -> bytes:
         """Parts of files below a root, one behind the other: the root and what is wanted, in JSON."""
         root, wants = json.loads(asked)
         return await asyncio.to_thread(read, Path(root), wants)

@@ -6,4 +6,4 @@ every manager needs; another form of blobs, journals, `host.json` or `pool.recor
 and may be missing, needs no new number. A pool of another number is not attached to, and can be ended.
 """
 
-PROTOCOL = 3
+PROTOCOL = 4

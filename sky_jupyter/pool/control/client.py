@@ -12,7 +12,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ...errors import NodeLost, PoolError
+from ...node.protocol import rpc
 from ...node.protocol.host_config import member_name
+from ...node.protocol.rpc import AgentCall
+from ..base.event_loop import NoAnswer
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -35,10 +38,6 @@ SILENCE = 4.0
 ABSENCE = 4.5
 # The same for one that the scheduler reaches through our own link, which is made again with growing pauses.
 FAR_ABSENCE = 30.0
-# Calls that may be made again where a connection broke: an agent that has done it knows.
-_REPEATABLE = frozenset({"start", "read", "page", "runs", "status", "ping", "ports", "fetch", "where", "heard"})
-_REPEATABLE |= {"comms", "look", "plan", "take", "taken", "untake", "find", "tidy", "uncode", "packages", "python"}
-_REPEATABLE |= {"stream_take", "stream_read", "stream_give", "stream_close"}
 
 
 class Watcher(Protocol):
@@ -155,7 +154,7 @@ class Control:
                 raise NodeLost(f"the agents of nodes {absent} did not come up in {timeout:.0f} s")
             await asyncio.sleep(_POLL)
         self.up.set()
-        self.incarnations = await self.ask("ping")
+        self.incarnations = await self.ask(rpc.PING)
 
     async def _dial_unless(self, broken: Callable[[], str], timeout: float) -> None:
         """Reach the scheduler for the first time, unless ``broken()`` says that nobody will be there."""
@@ -297,7 +296,7 @@ class Control:
         async def one(node: int) -> str | None:
             try:
                 with self._doubting(node):
-                    answer: str = (await asyncio.wait_for(self._ask([node], "ping"), SILENCE))[node]
+                    answer: str = (await asyncio.wait_for(self._ask([node], rpc.PING), SILENCE))[node]
             except (OSError, asyncio.TimeoutError, NodeLost):
                 self._doubt(node)
                 return None
@@ -409,20 +408,34 @@ class Control:
 
     # -- asking ------------------------------------------------------------------------------------
 
-    async def ask(self, call: str, nodes: Iterable[int] | None = None, **arguments: Any) -> dict[int, Any]:
-        """Ask agents in one broadcast; their answers by node.
+    async def ask(self, call: AgentCall, nodes: Iterable[int] | None = None, **arguments: Any) -> dict[int, Any]:
+        """Ask agents in one broadcast; return their answers by node.
 
-        What may be asked twice is asked again where the connection broke, once the pool is back.
+        An idempotent call is repeated after its connection broke, once the pool is back.
 
         Raises
         ------
         NodeLost
             When a node that is asked has no agent any more.
+        NoAnswer
+            When the call has a timeout, and it is over.
         PoolError
             When another manager has taken the pool over.
         Exception
             What an agent's handler raised.
         """
+        call.check(arguments)
+        asking = self._ask_until_answered(call, nodes, arguments)
+        if call.timeout is None:
+            return await asking
+        try:
+            return await asyncio.wait_for(asking, call.timeout)
+        except asyncio.TimeoutError:
+            raise NoAnswer(f"the pool has not answered in {call.timeout:g} s") from None
+
+    async def _ask_until_answered(
+        self, call: AgentCall, nodes: Iterable[int] | None, arguments: dict[str, Any]
+    ) -> dict[int, Any]:
         while True:
             await self.up.wait()
             chosen = list(range(self._nodes)) if nodes is None else list(nodes)
@@ -431,29 +444,27 @@ class Control:
             try:
                 return await self._ask(chosen, call, **arguments)
             except OSError:
-                if call not in _REPEATABLE or self.closing:
+                if not call.idempotent or self.closing:
                     raise await self._broke(chosen) from None
             except NodeLost:
                 # It may only have lost its connection, and be back in a moment.
-                if call not in _REPEATABLE or self.closing or self.lost & set(chosen):
+                if not call.idempotent or self.closing or self.lost & set(chosen):
                     raise
             self._kick.set()
             await asyncio.sleep(0.05)
 
-    async def _ask(self, nodes: list[int], call: str, **arguments: Any) -> dict[int, Any]:
+    async def _ask(self, nodes: list[int], call: AgentCall, **arguments: Any) -> dict[int, Any]:
         if self.client is None:
             raise NodeLost("the pool is not connected")
-        absent = [node for node in nodes if node not in self.addresses or (node in self.off and call != "ping")]
+        absent = [node for node in nodes if node not in self.addresses or (node in self.off and call is not rpc.PING)]
         if absent:
             raise self._is_lost(absent[0])
         arguments["manager"] = self.generation
         by_address = {self.addresses[node]: node for node in nodes}
         if self.direct and len(by_address) <= _DIRECT:
-            calls = (getattr(self.client.rpc(address), f"sky_{call}")(**arguments) for address in by_address)
+            calls = (getattr(self.client.rpc(address), call.op)(**arguments) for address in by_address)
             return dict(zip(by_address.values(), await asyncio.gather(*calls), strict=True))
-        answers = await self.client.scheduler.broadcast(
-            msg={"op": f"sky_{call}", **arguments}, workers=list(by_address)
-        )
+        answers = await self.client.scheduler.broadcast(msg={"op": call.op, **arguments}, workers=list(by_address))
         return {by_address[address]: answer for address, answer in answers.items()}
 
     def _is_lost(self, node: int) -> NodeLost:

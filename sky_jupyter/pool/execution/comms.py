@@ -13,6 +13,7 @@ from typing import Any, Protocol
 
 from ...errors import SkyError
 from ...node.journal.segments import is_number
+from ...node.protocol import rpc
 from ...node.protocol.comm_messages import Message, Pending
 from ...spec.pool_spec import PoolSpec
 from ..base.event_loop import loop
@@ -103,7 +104,7 @@ class Comms:
     async def _look(self, node: int, early: list[dict[str, Any]]) -> None:
         try:
             with contextlib.suppress(SkyError, OSError, KeyError):
-                answer = (await self._ask("comms", [node]))[node]
+                answer = (await self._ask(rpc.OPEN_COMMS, [node]))[node]
                 self._heard[node] = str(answer["incarnation"]), int(answer["number"])
                 if self._mirror is not None:
                     self._mirror.reset(self._ranks(node), self._read(node, answer["open"]))
@@ -148,7 +149,7 @@ class Comms:
         with contextlib.suppress(SkyError, OSError):
             while waiting:
                 messages = [message.wire() for message in waiting.take(_MOST)]
-                await self._ask("comm", [node], messages=messages)
+                await self._ask(rpc.SEND_COMMS, [node], messages=messages)
                 await asyncio.sleep(_PACE)
         if self._outgoing.get(node) is waiting:
             del self._outgoing[node]

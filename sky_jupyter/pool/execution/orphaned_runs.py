@@ -7,13 +7,13 @@ import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from ...node.protocol import rpc
 from ..base.event_loop import loop
 from ..registry.registry import KEPT_RUNS
 
 if TYPE_CHECKING:
     from ..pool import Pool
 
-_PATIENCE = 10.0
 # A run's folder has its id as its name; nothing else in a pool's folders is called like this.
 _RUN = re.compile(r"[0-9a-f]{8}\Z")
 
@@ -37,7 +37,7 @@ def take_stock(pool: Pool) -> None:
         pool.registry.run_ended(row.id, state, 0.0 if result is None else result.elapsed)
     if pool.control is not None:
         # What was sent to other machines; on this one, also what did not come to an agent's notice.
-        loop().call(pool.control.ask("tidy", keep=sorted(on)), timeout=_PATIENCE)
+        loop().call(pool.control.ask(rpc.DELETE_BLOBS, keep=sorted(on)))
     for folder in {place for host in pool.hosts for place in (host.folder, host.blobs)}:
         _remove_sent(folder, on)
 

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import NodeLost, PoolError
+from ...node.protocol import rpc
+from ...node.protocol.rpc import AgentCall
 from ..base.event_loop import loop
 
 if TYPE_CHECKING:
@@ -78,7 +80,7 @@ class Flow:
     def give(self, wanted: Wanted, items: Sequence[bytes], **answer: Any) -> None:
         """Give what was wanted, and whether it is the ``end``, or what ``error`` came after it."""
         arguments = {"input": wanted.index, "number": wanted.number, "items": list(items), "answer": answer}
-        loop().submit(self._ask("stream_give", **arguments))
+        loop().submit(self._ask(rpc.FEED_STREAM, **arguments))
 
     def close(self) -> None:
         """Nobody reads any more: the generator is closed as soon as it yields, or is asked for an item."""
@@ -111,7 +113,7 @@ class Flow:
         wants: dict[int, int] = {}
         while not self._closed:
             known = [list(pair) for pair in wants.items()]
-            answer = await self._ask("stream_take", number=number, start=start, read=self._read, wants=known)
+            answer = await self._ask(rpc.READ_STREAM, number=number, start=start, read=self._read, wants=known)
             if answer is None:
                 return
             self._told = max(self._told, self._read)
@@ -139,15 +141,15 @@ class Flow:
         try:
             while self._told < self._read:
                 read = self._told = self._read
-                await self._ask("stream_read", read=read)
+                await self._ask(rpc.ACK_STREAM, read=read)
         finally:
             self._telling = False
 
     async def _close(self) -> None:
         if await self._placed():
-            await self._ask("stream_close")
+            await self._ask(rpc.CLOSE_STREAM)
 
-    async def _ask(self, call: str, **arguments: Any) -> Any:
+    async def _ask(self, call: AgentCall, **arguments: Any) -> Any:
         """Ask the call's agent; None where that does not know it any more."""
         control = self._pool.control
         with contextlib.suppress(LookupError, NodeLost, PoolError, OSError, TypeError):

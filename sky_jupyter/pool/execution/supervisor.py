@@ -14,6 +14,8 @@ from typing import Any
 
 from ...errors import NodeLost, PoolError, SkyError, first_line, rank_label
 from ...node.journal.segments import is_number
+from ...node.protocol import rpc
+from ...node.protocol.rpc import AgentCall
 from ...spec.pool_spec import PoolSpec
 from ..base.events import NoticeEvent
 from ..control.client import Control
@@ -142,7 +144,7 @@ class Supervisor:
             failed = f": {rank_label(run.failed)} failed" if run.failed else ""
             self.note(logging.DEBUG, f"run {run.id} is over{failed}")
 
-    async def _ask(self, call: str, nodes: Sequence[int], **arguments: Any) -> dict[int, Any]:
+    async def _ask(self, call: AgentCall, nodes: Sequence[int], **arguments: Any) -> dict[int, Any]:
         if self.control is None:
             raise NodeLost("the pool is not connected")
         return await self.control.ask(call, nodes, **arguments)
@@ -187,7 +189,9 @@ class Supervisor:
             nodes = sorted({run.outcomes[rank].node for rank in run.left})
             ranks = list(run.outcomes)
             try:
-                answers = await self.control.ask("start", nodes, run=run.id, ranks=ranks, content=content, about=about)
+                answers = await self.control.ask(
+                    rpc.START_RUN, nodes, run=run.id, ranks=ranks, content=content, about=about
+                )
             except NodeLost as error:
                 gone = self.control.lost & set(nodes) or set(nodes)
                 run.lose([rank for rank in run.left if run.outcomes[rank].node in gone], str(error))
@@ -354,7 +358,7 @@ class Supervisor:
         """New kernels for those that are still at a run that was given up, or at what it waits for there: as soon as
         it can be seen."""
         assert self.control is not None
-        states = await self.control.ask("status", sorted({run.outcomes[rank].node for rank in ranks}))
+        states = await self.control.ask(rpc.STATUS, sorted({run.outcomes[rank].node for rank in ranks}))
         known = {int(rank): its for state in states.values() for rank, its in state["ranks"].items()}
         well = {rank for rank, its in known.items() if its["pid"] and its["entered"] and not its["busy_with"]}
         if still := sorted(set(ranks) - well):
@@ -368,7 +372,7 @@ class Supervisor:
         """
         assert self.control is not None
         run.aborted.update(run.left)
-        await self._reach(self.control.addresses, "abort")
+        await self._reach(self.control.addresses, rpc.ABORT_COLLECTIVES)
 
     async def signal(self, run: Run, number: int) -> None:
         """Signal the kernels that still work on a run."""
@@ -387,7 +391,9 @@ class Supervisor:
         while ranks := [rank for rank in run.left if run.outcomes[rank].node == node]:
             if node not in self.control.silent | self.control.off:
                 try:
-                    asking = self.control.ask("signal", [node], number=number, ranks=ranks, run=run.id, key=key)
+                    asking = self.control.ask(
+                        rpc.SIGNAL_KERNELS, [node], number=number, ranks=ranks, run=run.id, key=key
+                    )
                     await asyncio.wait_for(asking, _REACH_PATIENCE)
                     return
                 except (SkyError, OSError, asyncio.TimeoutError) as error:
@@ -395,7 +401,7 @@ class Supervisor:
                         return
             await asyncio.sleep(_PAUSE)
 
-    async def _reach(self, nodes: Iterable[int], call: str, /, **arguments: Any) -> None:
+    async def _reach(self, nodes: Iterable[int], call: AgentCall, /, **arguments: Any) -> None:
         """Ask those of some nodes for something that answer at once."""
         assert self.control is not None
         nodes = set(nodes) & set(self.control.addresses)
@@ -551,7 +557,7 @@ class Supervisor:
     async def look_for_ended(self, nodes: Sequence[int] | None = None) -> None:
         """Replace kernels that ended by themselves while nobody could be told."""
         assert self.control is not None
-        for state in (await self.control.ask("status", nodes)).values():
+        for state in (await self.control.ask(rpc.STATUS, nodes)).values():
             for rank, its in state["ranks"].items():
                 if its.get("surprise"):
                     self.on_kernel_end(int(rank), str(its["surprise"]))
@@ -593,7 +599,7 @@ class Supervisor:
     async def _kill(self, ranks: Sequence[int]) -> None:
         """End kernels, and wait until their agents have seen it."""
         assert self.control is not None
-        await self.control.ask("signal", number=int(signal.SIGKILL), ranks=ranks)
+        await self.control.ask(rpc.SIGNAL_KERNELS, number=int(signal.SIGKILL), ranks=ranks)
         for _ in range(round(_KILL_PATIENCE / _PAUSE)):
             if set(ranks) <= set(await self._ended()):
                 return
@@ -611,12 +617,12 @@ class Supervisor:
         way in the background, would wait for each other, or mix their numbers up.
         """
         assert self.control is not None
-        checks = await self.control.ask("check", patience=_CHECK_PATIENCE)
+        checks = await self.control.ask(rpc.CHECK_PLUGINS, patience=_CHECK_PATIENCE)
         if all(answer for answer in checks.values()):
             return
         if self.gentle:
             # Those that are out of step may wait in the check itself.
-            await self.control.ask("abort")
+            await self.control.ask(rpc.ABORT_COLLECTIVES)
             if stuck := await self._still_checking():
                 await self._kill(stuck)
         self.news.append(f"the ranks were out of step: their frameworks are set up again{self._gone()}")
@@ -639,7 +645,7 @@ class Supervisor:
         assert self.control is not None
         end = time.monotonic() + _ABORT_PATIENCE
         while True:
-            states = await self.control.ask("status")
+            states = await self.control.ask(rpc.STATUS)
             held = [
                 int(rank)
                 for state in states.values()
@@ -661,7 +667,7 @@ class Supervisor:
     async def _ended(self) -> list[int]:
         """The ranks that have no kernel, or one that never entered the plugins."""
         assert self.control is not None
-        states = await self.control.ask("status")
+        states = await self.control.ask(rpc.STATUS)
         known = {int(rank): its for state in states.values() for rank, its in state["ranks"].items()}
         return [rank for rank, its in known.items() if not (its["pid"] and its["entered"])]
 
@@ -731,7 +737,7 @@ class Supervisor:
     async def _tell_heard(self, node: int, mark: int | None = None) -> None:
         assert self.control is not None
         with contextlib.suppress(OSError, SkyError):
-            await self.control.ask("heard", [node], mark=mark)
+            await self.control.ask(rpc.ACK_OUTPUT, [node], mark=mark)
 
     def on_lost(self, node: int, why: str) -> None:
         """A node is given up: so are its ranks in what they work on. It is mended when it is back."""
@@ -821,13 +827,13 @@ class Supervisor:
         """Take in what a node could not send while it was cut off; stop what was given up meanwhile."""
         assert self.control is not None
         with contextlib.suppress(NodeLost, OSError):
-            there = (await self.control.ask("runs", [node]))[node]
+            there = (await self.control.ask(rpc.LIST_RUNS, [node]))[node]
             await self.look_for_ended([node])
             for run in list(self.runs.values()):
                 if run.id in there and run.concerns(node):
                     await self._read(run, node, run.next(node))
             for key in [key for key, facts in there.items() if not facts["over"] and key in self.given_up]:
-                await self.control.ask("signal", [node], number=int(signal.SIGINT), run=key)
+                await self.control.ask(rpc.SIGNAL_KERNELS, [node], number=int(signal.SIGINT), run=key)
 
     def _take(self, run: Run, node: int, first: int, count: int, data: bytes) -> None:
         missing = run.take(node, first, count, data)
@@ -841,7 +847,7 @@ class Supervisor:
         self._reading.add(key)
         try:
             while True:
-                answer = (await self.control.ask("read", [node], run=run.id, start=start))[node]
+                answer = (await self.control.ask(rpc.READ_EVENTS, [node], run=run.id, start=start))[node]
                 following, data = answer["next"], answer["data"]
                 if not isinstance(following, int) or following <= start:
                     if not run.waits(node):

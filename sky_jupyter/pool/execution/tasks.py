@@ -21,6 +21,7 @@ from ...capture.blobs import Blob
 from ...capture.collect import Capture
 from ...errors import NodeLost, SkyError
 from ...node.journal.segments import is_number
+from ...node.protocol import rpc
 from ..base.event_loop import Tick, loop, no_tick
 from ..base.events import Listener, NoticeEvent, ignore
 from ..hosts import host
@@ -463,7 +464,7 @@ class Calls:
         known: dict[str, int] = {}
         by_call = {run.call: run for run in runs}
         with contextlib.suppress(NodeLost, OSError):
-            answers = await control.ask("called", sorted(control.there), calls=list(by_call))
+            answers = await control.ask(rpc.FIND_CALLS, sorted(control.there), calls=list(by_call))
             for node, names in answers.items():
                 for call, name in names.items():
                     known[call] = node
@@ -505,7 +506,7 @@ class Calls:
         while control is not None and not control.closing and (left := [run for run in runs if not run.over.is_set()]):
             with contextlib.suppress(SkyError, OSError):
                 if node not in control.silent:
-                    answers = await control.ask("cancel", [node], calls=[run.call for run in left], hard=hard)
+                    answers = await control.ask(rpc.CANCEL_CALLS, [node], calls=[run.call for run in left], hard=hard)
                     begun.update(*answers.values())
                     return
             await asyncio.sleep(_PAUSE)
@@ -604,7 +605,7 @@ class Calls:
         control = self.pool.control
         with contextlib.suppress(SkyError, OSError):
             if control is not None:
-                await control.ask("release", [run.outcome.node], run=run.id, ranks=[run.outcome.rank])
+                await control.ask(rpc.RELEASE_VALUE, [run.outcome.node], run=run.id, ranks=[run.outcome.rank])
 
     def _remove(self, carrier: Run) -> None:
         """A call's own files go; on other machines that waits for an answer, and the loop for nobody."""
@@ -642,4 +643,4 @@ class Calls:
         control = self.pool.control
         with contextlib.suppress(SkyError, OSError):
             if control is not None:
-                await control.ask("uncall", [node], attempts=attempts)
+                await control.ask(rpc.FORGET_CALLS, [node], attempts=attempts)

@@ -12,6 +12,7 @@ import warnings
 from typing import TYPE_CHECKING
 
 from ...errors import NodeLost, PoolError
+from ...node.protocol import rpc
 from ..base.event_loop import loop
 
 if TYPE_CHECKING:
@@ -60,8 +61,8 @@ class PoolDask:
         apart = pool.apart
         nodes = [node for host in pool.hosts for node in host.nodes if host.name not in apart]
         try:
-            address = str(loop().call(control.ask("dask", [0]), _PATIENCE)[0])
-            loop().call(control.ask("dask", nodes, scheduler=address), _PATIENCE)
+            address = str(loop().call(control.ask(rpc.START_DASK, [0]))[0])
+            loop().call(control.ask(rpc.START_DASK, nodes, scheduler=address))
         except (NodeLost, RuntimeError, OSError) as error:
             raise PoolError(f"the Dask workers of pool {pool.spec.name!r} did not start: {error}") from None
         settings = {"distributed.comm.require-encryption": True}

@@ -11,6 +11,8 @@ from collections.abc import Callable, Coroutine, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import SkyError, rank_label
+from ...node.protocol import rpc
+from ...node.protocol.rpc import AgentCall
 from ..base.event_loop import loop, wait_ticking
 from ..base.events import Event, NoticeEvent
 from ..execution.watchdog import ANEW
@@ -99,7 +101,7 @@ class Leaving:
 
     async def _finish(self, ranks: Sequence[int], patience: float, tell: Tell) -> None:
         """Have kernels end in order; those whose time is over are killed."""
-        asked = asyncio.ensure_future(self._ask("finish", ranks=list(ranks), patience=patience))
+        asked = asyncio.ensure_future(self._ask(rpc.END_KERNELS, ranks=list(ranks), patience=patience))
         try:
             await asyncio.wait([asked], timeout=_QUIET)
             if not asked.done() and patience > _QUIET and (what := await self._still_at(ranks)):
@@ -118,7 +120,7 @@ class Leaving:
     async def _still_at(self, ranks: Sequence[int]) -> str:
         """Which of these still have a kernel, and what it is at, in words."""
         with contextlib.suppress(asyncio.TimeoutError, SkyError, OSError):
-            states = _by_rank(await asyncio.wait_for(self._ask("status"), _MOMENT))
+            states = _by_rank(await asyncio.wait_for(self._ask(rpc.STATUS), _MOMENT))
             left = [rank for rank in ranks if states.get(rank, {}).get("pid")]
             busy = [rank for rank in left if states[rank]["busy_with"]]
             done = [rank for rank in left if rank not in busy]
@@ -131,9 +133,9 @@ class Leaving:
         """Interrupt what runs, so that it ends with its `finally` blocks, and the plugins can be left."""
         end = time.monotonic() + _INTERRUPT_PATIENCE
         with contextlib.suppress(SkyError, OSError):
-            await self._ask("signal", number=int(signal.SIGINT))
+            await self._ask(rpc.SIGNAL_KERNELS, number=int(signal.SIGINT))
             while time.monotonic() < end:
-                if not any(its["busy_with"] for its in _by_rank(await self._ask("status")).values()):
+                if not any(its["busy_with"] for its in _by_rank(await self._ask(rpc.STATUS)).values()):
                     return
                 await asyncio.sleep(_LOOK)
 
@@ -141,13 +143,13 @@ class Leaving:
         """Have ranks leave the plugins; rank 0 holds the coordinators, and leaves last."""
         if any(plugin.around_process for plugin in self.pool.spec.plugins):
             with contextlib.suppress(Exception):
-                await asyncio.wait_for(self._ask("leave", ranks=list(ranks[1:])), _LEAVE_PATIENCE)
-                await asyncio.wait_for(self._ask("leave", ranks=list(ranks[:1])), _LEAVE_PATIENCE)
+                await asyncio.wait_for(self._ask(rpc.LEAVE_PLUGINS, ranks=list(ranks[1:])), _LEAVE_PATIENCE)
+                await asyncio.wait_for(self._ask(rpc.LEAVE_PLUGINS, ranks=list(ranks[:1])), _LEAVE_PATIENCE)
 
     async def _kill(self) -> None:
-        await self._ask("signal", number=int(signal.SIGKILL))
+        await self._ask(rpc.SIGNAL_KERNELS, number=int(signal.SIGKILL))
 
-    async def _ask(self, call: str, **arguments: Any) -> dict[int, Any]:
+    async def _ask(self, call: AgentCall, **arguments: Any) -> dict[int, Any]:
         """Ask those of the agents that answer."""
         control = self.pool.control
         if control is None or None in control.silent:

@@ -13,6 +13,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from ...errors import PoolError, first_line
+from ...node.protocol import rpc
 from ...node.system.stopped import HOST
 from ...spec.pool_spec import PoolSpec
 from ..base import retries
@@ -542,7 +543,7 @@ class PoolLife:
         assert self.control is not None
         # Who does not answer is told of by the restart itself.
         with contextlib.suppress(Exception):
-            answers = loop().call(self.control.ask("status", range(self.spec.nodes)), timeout=5)
+            answers = loop().call(self.control.ask(rpc.STATUS, range(self.spec.nodes)), timeout=5)
             return [node for node, status in answers.items() if not status.get("folder", True)]
         return []
 

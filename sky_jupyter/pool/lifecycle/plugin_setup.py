@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 import cloudpickle
 
 from ...errors import BootstrapError, plain
+from ...node.protocol import rpc
 from ...plugins.core.secrets import sending
 from ..runs.result import aborted
 
@@ -41,7 +42,7 @@ class Entering:
         with sending():
             dumped, dumped_apps = cloudpickle.dumps(plugins), cloudpickle.dumps(apps) if apps else b""
         answers = await self.pool.control.ask(
-            "enter",
+            rpc.ENTER_PLUGINS,
             self._nodes(ranks),
             plugins=dumped,
             ports=ports,
@@ -65,7 +66,7 @@ class Entering:
         assert self.pool.control is not None
         own = [plugin.name for plugin in self.pool.spec.plugins if plugin.collective] or ["pool"]
         names = [*own, *(f"{name}.programs" for name in own)]
-        ports = (await self.pool.control.ask("ports", [0], count=len(names)))[0]
+        ports = (await self.pool.control.ask(rpc.FREE_PORTS, [0], count=len(names)))[0]
         self._epoch += 1
         return dict(zip(names, ports, strict=True)), f"{self.pool.id}-{self.pool.generation}.{self._epoch}"
 
@@ -76,7 +77,9 @@ class Entering:
         living = [rank for rank in range(self.pool.spec.world_size) if rank not in ended]
 
         async def again() -> None:
-            answers = await control.ask("again", ports=epoch[0], job=epoch[1], patience=_AGAIN_PATIENCE, ranks=living)
+            answers = await control.ask(
+                rpc.REINITIALIZE, ports=epoch[0], job=epoch[1], patience=_AGAIN_PATIENCE, ranks=living
+            )
             if not all(answers.values()):
                 raise BootstrapError("plugins", "a rank could not set its frameworks up anew")
 
@@ -96,7 +99,7 @@ class Entering:
 
     async def _make_kernels(self, ranks: Sequence[int] | None) -> None:
         assert self.pool.control is not None
-        failures = await self.pool.control.ask("restart", self._nodes(ranks), ranks=ranks)
+        failures = await self.pool.control.ask(rpc.RESTART_KERNELS, self._nodes(ranks), ranks=ranks)
         for node, failed in failures.items():
             for text in failed.values():
                 raise BootstrapError("plugins", text, node=node)

@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, Any
 
 from ...errors import PoolError
 from ...node.agent.shared_state_client import unless_broken
+from ...node.protocol import rpc
+from ...node.protocol.rpc import AgentCall
 from ...node.shared.agent_channel import Shares
 from ..base.event_loop import loop, no_tick, wait_ticking
 
@@ -38,7 +40,7 @@ class PoolShares:
         except BaseException as error:
             future.cancel()
             if where:
-                loop().submit(self._ask("sky_unshare", ask=id))
+                loop().submit(self._ask(rpc.SHARED_CANCEL, ask=id))
                 if isinstance(error, KeyboardInterrupt) and not error.args:
                     error.args = (where,)
             raise
@@ -53,16 +55,17 @@ class PoolShares:
             return _parts(await asyncio.wrap_future(future))
         except BaseException:
             if where:
-                loop().submit(self._ask("sky_unshare", ask=id))
+                loop().submit(self._ask(rpc.SHARED_CANCEL, ask=id))
             raise
 
     def _begin(self, what: dict[str, Any], data: Sequence[bytes], epoch: str | None) -> tuple[str, Future[Any]]:
         self._pool._must_live()
         id = uuid.uuid4().hex
         request = {"who": f"{self._name}.", "ask": id, "what": what, "data": list(data), "epoch": epoch}
-        return id, loop().submit(self._ask("sky_share", **request))
+        return id, loop().submit(self._ask(rpc.SHARED_REQUEST, **request))
 
-    async def _ask(self, call: str, **arguments: Any) -> Any:
+    async def _ask(self, call: AgentCall, **arguments: Any) -> Any:
+        call.check(arguments)
         known: Any = None
         while True:
             control = self._pool.control
@@ -73,9 +76,10 @@ class PoolShares:
             if client is not None and client.status == "running":
                 with unless_broken(client.scheduler):
                     if known is not client:
-                        await client.scheduler.sky_here(agent=self._name, node=self._name, member=client.id)
+                        register = getattr(client.scheduler, rpc.SHARED_REGISTER.op)
+                        await register(agent=self._name, node=self._name, member=client.id)
                         known = client
-                    return await getattr(client.scheduler, call)(**arguments)
+                    return await getattr(client.scheduler, call.op)(**arguments)
             await asyncio.sleep(_PAUSE)
 
 

@@ -17,6 +17,7 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from ...node.protocol import rpc
 from ..base.event_loop import loop
 from ..base.run_titles import title_of
 
@@ -105,7 +106,7 @@ class Survey:
             if control is None or not nodes:
                 return
             since = {str(node): self.nodes[node].next for node in nodes if node in self.nodes}
-            answers = await asyncio.wait_for(control.ask("status", nodes, since=since), _WITHIN)
+            answers = await asyncio.wait_for(control.ask(rpc.STATUS, nodes, since=since), _WITHIN)
             now = time.monotonic()
             for node, answer in answers.items():
                 take(self.nodes.setdefault(node, Seen()), answer, now)

@@ -12,6 +12,7 @@ from typing import Any
 from ...errors import PoolError
 from ...node.journal.journal import size_text
 from ...node.journal.segments import Gap, is_number, parse
+from ...node.protocol import rpc
 from ...node.protocol.events import checked, text_of
 from ..control.client import Control
 
@@ -60,7 +61,7 @@ async def ask(
     """Ask nodes, all that answer unless given, for a page; see `Pool.page`."""
     asked = sorted(control.there if nodes is None else control.there & set(nodes))
     most = max(_LEAST_BYTES, _MOST_BYTES // max(1, len(asked)))
-    answers = await control.ask("page", asked, run=run, start=start, most=most) if asked else {}
+    answers = await control.ask(rpc.READ_PAGE, asked, run=run, start=start, most=most) if asked else {}
     found = [read(node, answer, rank, count) for node, answer in sorted(answers.items()) if answer is not None]
     if not found:
         raise PoolError(f"no node that answers knows run {run}" if asked else "the node does not answer")

@@ -15,6 +15,7 @@ from typing import Any
 
 from ...errors import rank_label
 from ...node.kernel.stack_dump import CELL, MAX_FRAMES, Frame, cell_file, clean
+from ...node.protocol import rpc
 from ...spec.pool_spec import PoolSpec
 from ..control.client import Control
 from .run import Run
@@ -442,7 +443,7 @@ async def ask(
 
     async def one(node: int) -> tuple[int, Any]:
         try:
-            answer = await asyncio.wait_for(control.ask("where", [node], **arguments), waits[node])
+            answer = await asyncio.wait_for(control.ask(rpc.SAMPLE_STACKS, [node], **arguments), waits[node])
         except Exception:
             # Whatever it is, the other nodes' answers count; the agent's own log has it.
             return node, None

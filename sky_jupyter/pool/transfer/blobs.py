@@ -13,6 +13,8 @@ from typing import TYPE_CHECKING, Any
 from ...capture.blobs import Blob, Part, Tell, write_part
 from ...errors import CaptureError, SkyError
 from ...node.files.blob_cache import LEAST, Kept, places
+from ...node.protocol import rpc
+from ...node.protocol.rpc import AgentCall
 from ..base.event_loop import Tick, loop, wait_ticking
 from ..base.events import Listener, ProgressEvent
 from ..hosts import host as launch
@@ -25,7 +27,6 @@ if TYPE_CHECKING:
     from ..runs.run import Run
 
 _SPARE_ROOM = 64 << 20
-_PATIENCE = 10.0
 # A person is told how far it is so often.
 _TOLD = 0.1
 
@@ -67,7 +68,7 @@ def kept(pool: Pool) -> dict[str, int] | None:
     assert pool.control is not None
     nodes = [host.nodes[0] for host in pool.hosts if host.nodes[0] not in pool.control.lost]
     with contextlib.suppress(SkyError, FutureTimeout, OSError):
-        found = loop().call(broadcast_tree.ask(pool.control, "kept", nodes), timeout=_PATIENCE)
+        found = loop().call(broadcast_tree.ask(pool.control, rpc.CACHE_STATS, nodes))
         return max(found.values(), key=lambda facts: facts["kept"], default=None)
     return None
 
@@ -172,7 +173,7 @@ class _Shipping:
     def make_room(self, size: int) -> None:
         """Have what no name holds dropped, where that is in the way."""
 
-    def ask(self, call: str, nodes: Iterable[int], **arguments: Any) -> dict[int, Any]:
+    def ask(self, call: AgentCall, nodes: Iterable[int], **arguments: Any) -> dict[int, Any]:
         """Ask agents while ``tick`` is called; NodeLost where one of them does not answer any more."""
         assert self.pool.control is not None
         future = loop().submit(broadcast_tree.ask(self.pool.control, call, nodes, **arguments))
@@ -214,7 +215,7 @@ class _Here(_Shipping):
         control, head = self.pool.control, self.pool.hosts[0].nodes[0]
         assert control is not None
         with contextlib.suppress(SkyError, FutureTimeout):
-            loop().call(control.ask("room", [head], size=size), timeout=_PATIENCE)
+            loop().call(control.ask(rpc.MAKE_ROOM, [head], size=size))
 
 
 class _Away(_Shipping):
@@ -267,14 +268,16 @@ class _Away(_Shipping):
         lacking: set[str] = set()
         if large:
             nodes = [node for host in hosts for node in host.nodes]
-            lacking.update(*self.ask("hold", nodes, run=self.run.id, files=large).values())
+            lacking.update(*self.ask(rpc.LINK_BLOBS, nodes, run=self.run.id, files=large).values())
         missing = {part.name: part for part in parts if part.name in lacking or part.name not in large}
         return (self.write([*missing.values()], folder) if missing else None), sorted(lacking)
 
     def keep(self, hosts: Sequence[launch.Host], names: Sequence[str]) -> None:
         """Have hosts keep what they were sent."""
         if names:
-            self.ask("keep", [node for host in hosts for node in host.nodes], run=self.run.id, names=list(names))
+            self.ask(
+                rpc.STORE_BLOBS, [node for host in hosts for node in host.nodes], run=self.run.id, names=list(names)
+            )
 
 
 __all__ = ["discard", "hosts_of", "kept", "reading", "ship"]

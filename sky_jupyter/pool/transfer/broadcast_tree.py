@@ -13,6 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...errors import NodeLost
+from ...node.protocol import rpc
+from ...node.protocol.rpc import AgentCall
+from ..base.event_loop import NoAnswer
 from ..control.client import Control
 
 _FIRST_POLL, _LAST_POLL = 0.01, 0.3
@@ -24,7 +27,7 @@ _MOST_ATTEMPTS = 6
 # An agent that ends is revived; a node that is still lost after this long gets nothing.
 _ABSENCE = 6.0
 # One that stands still may go on where it was.
-_PATIENCE, _SILENCE = 3.0, 30.0
+_SILENCE = 30.0
 _LOOK = 0.5
 
 
@@ -98,7 +101,7 @@ class Spread:
 
     async def begin(self) -> None:
         """Give all nodes the listing, in one message."""
-        await ask(self._control, "plan", self._places, plan=self._plan, listing=self._listing)
+        await ask(self._control, rpc.PREPARE_TRANSFER, self._places, plan=self._plan, listing=self._listing)
 
     async def settle(self, node: int) -> list[int]:
         """Have a node put in place what has come to it; the places in the listing of what has not.
@@ -146,7 +149,10 @@ class Spread:
     async def close(self) -> None:
         """Have the agents end and forget all of it."""
         await self._control.ask(
-            "untake", [n for n in self._places if n not in self._control.lost], plan=self._plan, jobs=self._names
+            rpc.CANCEL_TRANSFER,
+            [n for n in self._places if n not in self._control.lost],
+            plan=self._plan,
+            jobs=self._names,
         )
 
     async def _dispatch(self, have: set[int], waiting: set[int]) -> bool:
@@ -197,10 +203,10 @@ class Spread:
             where = {"address": self._control.addresses[source], "path": self._places[source].path}
         arguments = {"plan": self._plan, "job": job.name, "path": place.path, "spool": place.spool, "source": where}
         try:
-            if not (await ask(self._control, "take", [node], **arguments))[node]:
+            if not (await ask(self._control, rpc.START_TRANSFER, [node], **arguments))[node]:
                 # Its agent is a new one.
-                await ask(self._control, "plan", [node], plan=self._plan, listing=self._listing)
-                await ask(self._control, "take", [node], **arguments)
+                await ask(self._control, rpc.PREPARE_TRANSFER, [node], plan=self._plan, listing=self._listing)
+                await ask(self._control, rpc.START_TRANSFER, [node], **arguments)
         except NodeLost:
             self._failures[node] = _lost(node)
             return
@@ -233,10 +239,10 @@ class Spread:
 
     async def _ask_how_far(self, node: int) -> tuple[int, dict[str, Any] | None]:
         """What an agent says of its job; None where it does not answer now."""
-        asking = self._control.ask("taken", [node], jobs=[self._jobs[node].name])
+        asking = self._control.ask(rpc.TRANSFER_STATUS, [node], jobs=[self._jobs[node].name])
         try:
-            return node, (await asyncio.wait_for(asking, _PATIENCE))[node]
-        except (NodeLost, asyncio.TimeoutError):
+            return node, (await asking)[node]
+        except (NodeLost, NoAnswer):
             return node, None
 
     def _is_gone(self, job: _Job) -> bool:
@@ -253,7 +259,7 @@ class Spread:
             self._failures[node] = failure
 
 
-async def ask(control: Control, call: str, nodes: Iterable[int], **arguments: Any) -> dict[int, Any]:
+async def ask(control: Control, call: AgentCall, nodes: Iterable[int], **arguments: Any) -> dict[int, Any]:
     """Ask agents; NodeLost where one of them is not heard of any more, which they would be waited for otherwise."""
     chosen = list(nodes)
     asking = asyncio.ensure_future(control.ask(call, chosen, **arguments))

@@ -11,6 +11,7 @@ from ...errors import TransferError
 from ...machines.local import absolute
 from ...node.files import compare
 from ...node.files.file_manifest import FILE, Entry, from_wire, hashed, shown, to_wire, total, unpack
+from ...node.protocol import rpc
 from .base import Moving, Transfer, advice, copy, is_itself, size_text, together
 from .broadcast_tree import ask
 
@@ -20,7 +21,7 @@ class Fetching(Moving):
 
     async def get(self, path: str, local: str | None) -> Transfer:
         """Fetch it from all nodes; where there are several, each into a folder of its own."""
-        found = await ask(self.control, "find", self.nodes, path=to_wire(path))
+        found = await ask(self.control, rpc.LIST_FILES, self.nodes, path=to_wire(path))
         paths = {node: from_wire(one["path"]) for node, one in found.items()}
         errors = {node: one["error"] for node, one in found.items() if one["error"]}
         if wrong := [f"{self.name(node)}: {shown(paths[node])}: {error}" for node, error in errors.items()]:

@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...errors import NodeLost, SkyError, TransferError, rank_label
+from ...node.protocol import rpc
 from ...node.serialization import pickling
 from ...node.serialization.remote_repr import RemoteRepr
 from ...node.serialization.result_values import room
@@ -155,7 +156,9 @@ class Bringing(Moving):
         while keys:
             wanted = sorted(self.pool.wanted)
             try:
-                facts = (await self.control.ask("fetch", [node], keys=keys, wanted=wanted, content=content))[node]
+                facts = (await self.control.ask(rpc.FETCH_VALUES, [node], keys=keys, wanted=wanted, content=content))[
+                    node
+                ]
             except NodeLost as error:
                 return [*done, *(Brought(rank, gone=str(error)) for rank in keys)]
             for rank, one in facts.items():
@@ -218,7 +221,7 @@ class Bringing(Moving):
         for node in self.nodes:
             keys = [key for rank, key in self.keys.items() if rank // self.per_node == node]
             with contextlib.suppress(Exception):  # the next fetch says that they are not wanted
-                await self.control.ask("unfetch", [node], keys=keys)
+                await self.control.ask(rpc.DISCARD_VALUES, [node], keys=keys)
 
 
 def _in_background(work: Any) -> None:
@@ -325,7 +328,7 @@ class Untouched:
         assert self.pool.control is not None
         for node in sorted({rank // self.pool.spec.ranks_per_node for rank in self.ranks}):
             with contextlib.suppress(Exception):  # newer values push it out
-                await self.pool.control.ask("release", [node], run=self.run, ranks=list(self.ranks))
+                await self.pool.control.ask(rpc.RELEASE_VALUE, [node], run=self.run, ranks=list(self.ranks))
 
 
 def value_in(brought: Brought) -> Any:

@@ -14,6 +14,7 @@ from ...bootstrap.requirements import parse
 from ...bootstrap.uv import OnLine
 from ...errors import BootstrapError
 from ...node.kernel.added_packages import FOLDER
+from ...node.protocol import rpc
 from ...util.redaction import without_secrets
 from ..base.event_loop import Tick, loop, no_tick, wait_ticking
 from ..base.events import Listener, NoticeEvent, ProgressEvent, ignore
@@ -22,8 +23,6 @@ from ..hosts import remote_host
 if TYPE_CHECKING:
     from ...spec.image import Image
     from ..pool import Pool
-
-_PATIENCE = 60.0
 
 
 class PoolPackages:
@@ -171,7 +170,7 @@ class PoolPackages:
         if not self._nodes:
             self.pool._must_live()
             assert self.pool.control is not None
-            self._nodes = loop().call(self.pool.control.ask("packages"), timeout=_PATIENCE)
+            self._nodes = loop().call(self.pool.control.ask(rpc.LIST_PACKAGES))
         return self._nodes
 
     def _differences(self, wanted: Mapping[str, str]) -> dict[str, dict[str, list[int]]]:

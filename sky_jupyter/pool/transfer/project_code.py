@@ -16,6 +16,7 @@ from ...node.files.file_manifest import to_wire
 from ...node.files.open_folder import forget
 from ...node.files.receiver import Receiver
 from ...node.kernel.project_modules import FOLDER, INDEX
+from ...node.protocol import rpc
 from ..base.event_loop import Tick, loop
 from ..base.events import Listener
 from ..hosts import host as launch
@@ -25,7 +26,6 @@ from .upload import Sending
 if TYPE_CHECKING:
     from ..pool import Pool
 
-_PATIENCE = 10.0
 _PIECE = 1 << 20
 
 
@@ -92,7 +92,7 @@ class PoolCode:
         if self._gone:
             # First: where a file was, there may be a folder now.
             names = [to_wire(name) for name in sorted(self._gone)]
-            loop().call(control.ask("uncode", nodes, names=names), timeout=_PATIENCE)
+            loop().call(control.ask(rpc.DELETE_CODE, nodes, names=names))
         sending = Sending(self.pool, folder, nodes, on_send, code=True)
         try:
             sending.wait(sending.put(), tick)

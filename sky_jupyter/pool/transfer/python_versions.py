@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...capture.collect import Capture, Carried
 from ...errors import BootstrapError, CaptureError, PoolError
+from ...node.protocol import rpc
 from ...node.protocol.version import PROTOCOL
 from ...node.serialization.code_portability import PYTHON, function_in
 from ..registry.pool_record import unfit
@@ -47,7 +48,7 @@ class PoolPythons:
         """
         assert self.pool.control is not None
         found: dict[str, list[int]] = {}
-        for node, answer in sorted((await self.pool.control.ask("python")).items()):
+        for node, answer in sorted((await self.pool.control.ask(rpc.PYTHON)).items()):
             # Versions before the first number answered with the Python alone.
             python, protocol = (answer["python"], answer["protocol"]) if isinstance(answer, dict) else (answer, 0)
             if protocol != PROTOCOL:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import CaptureError, LinkLost, NodeLost, SpecError, TransferError
 from ...node.files.file_manifest import FILE, Entry, from_wire, hashed, pack, shown, to_wire, total, walk
 from ...node.files.transfer import read
+from ...node.protocol import rpc
 from ..base.events import Listener, NoticeEvent
 from .base import Moving, Stopped, Transfer, advice, copy, is_itself, size_text
 from .broadcast_tree import Failure, Place, Spread, ask
@@ -76,7 +77,7 @@ class Sending(Moving):
         listing = await self._listing()
         # A folder of its own for each run is made by whoever is asked.
         place = {"path": to_wire(target), "run": self.run, "code": self.code}
-        self.found = await ask(self.control, "look", self.nodes, listing=listing, **place)
+        self.found = await ask(self.control, rpc.COMPARE_FILES, self.nodes, listing=listing, **place)
         wrong = [f"{self.name(node)}: {found['clash']}" for node, found in self.found.items() if found["clash"]]
         if wrong:
             raise TransferError(f"{'; '.join(wrong)}; {shown(advice(self.entries[0], target))}")

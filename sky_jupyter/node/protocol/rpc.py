@@ -1,0 +1,137 @@
+"""The table of the agents' calls: what a pool's manager may ask of a node, and how.
+
+The manager asks with ``control.ask(rpc.TRANSFER_STATUS, nodes, jobs=…)``; the agent registers a handler for
+each row. To add a call, add a row here and a method ``sky_NAME`` to the part of the agent that answers it,
+and raise the number of the protocol where older agents lack it and cannot be worked with.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class AgentCall:
+    """A call that an agent, or the scheduler, answers.
+
+    Parameters
+    ----------
+    name : str
+        Its name on the wire, without the prefix that tells it from Dask's own.
+    part : str
+        The attribute of the agent that answers it; empty for the agent itself.
+    required, optional : tuple of str
+        The names of its arguments.
+    idempotent : bool
+        Whether it can be repeated after its connection broke: an agent that has done it already answers the same.
+    timeout : float, optional
+        Seconds to wait for the answer, unless the caller sets a limit of its own.
+    fenced : bool
+        Whether only the pool's current manager may call it.
+    """
+
+    name: str
+    part: str = ""
+    required: tuple[str, ...] = ()
+    optional: tuple[str, ...] = ()
+    idempotent: bool = False
+    timeout: float | None = None
+    fenced: bool = True
+
+    @property
+    def op(self) -> str:
+        """The name of the operation on the wire, and of the method that handles it."""
+        return f"sky_{self.name}"
+
+    def check(self, arguments: Iterable[str]) -> None:
+        """Raise TypeError where a call with arguments of these names would be refused."""
+        given = set(arguments)
+        lacking, unknown = set(self.required) - given, given - {*self.required, *self.optional}
+        if lacking or unknown:
+            what = f"lacks {sorted(lacking)}" if lacking else f"takes no {sorted(unknown)}"
+            raise TypeError(f"the agents' call {self.name!r} {what}")
+
+
+# Runs of cells and functions, and their journals.
+START_RUN = AgentCall("start_run", required=("run", "ranks", "content"), optional=("about",), idempotent=True)
+LIST_RUNS = AgentCall("list_runs", optional=("runs",), idempotent=True)
+READ_EVENTS = AgentCall("read_events", required=("run", "start"), idempotent=True)
+READ_PAGE = AgentCall("read_page", required=("run", "start", "most"), idempotent=True)
+ACK_OUTPUT = AgentCall("ack_output", optional=("mark",), idempotent=True)
+
+# The node and its kernels.
+PING = AgentCall("ping", idempotent=True)
+STATUS = AgentCall("status", optional=("since",), idempotent=True)
+SIGNAL_KERNELS = AgentCall("signal_kernels", required=("number",), optional=("ranks", "run", "key"))
+ABORT_COLLECTIVES = AgentCall("abort_collectives", optional=("ranks",))
+RESTART_KERNELS = AgentCall("restart_kernels", optional=("ranks",))
+END_KERNELS = AgentCall("end_kernels", required=("patience",), optional=("ranks",))
+SAMPLE_STACKS = AgentCall("sample_stacks", required=("native", "known", "window", "within"), idempotent=True)
+LIST_PACKAGES = AgentCall("list_packages", idempotent=True, timeout=60.0)
+# Managers and agents of all versions know this one by this name: it tells them whether they fit.
+PYTHON = AgentCall("python", idempotent=True)
+
+# Plugins.
+FREE_PORTS = AgentCall("free_ports", required=("count",), idempotent=True)
+ENTER_PLUGINS = AgentCall(
+    "enter_plugins", required=("plugins", "ports", "job", "noise"), optional=("apps", "ranks", "python")
+)
+REINITIALIZE = AgentCall("reinitialize", required=("ports", "job", "patience"), optional=("ranks",))
+CHECK_PLUGINS = AgentCall("check_plugins", required=("patience",))
+LEAVE_PLUGINS = AgentCall("leave_plugins", optional=("ranks", "patience"))
+
+# Files and blobs.
+COMPARE_FILES = AgentCall(
+    "compare_files", "files", required=("listing",), optional=("path", "run", "code"), idempotent=True
+)
+PREPARE_TRANSFER = AgentCall("prepare_transfer", "files", required=("plan", "listing"), idempotent=True)
+START_TRANSFER = AgentCall(
+    "start_transfer", "files", required=("plan", "job", "path"), optional=("source", "spool"), idempotent=True
+)
+TRANSFER_STATUS = AgentCall("transfer_status", "files", required=("jobs",), idempotent=True, timeout=3.0)
+CANCEL_TRANSFER = AgentCall("cancel_transfer", "files", required=("plan", "jobs"), idempotent=True)
+LIST_FILES = AgentCall("list_files", "files", required=("path",), idempotent=True)
+DELETE_CODE = AgentCall("delete_code", "files", required=("names",), idempotent=True, timeout=10.0)
+DELETE_BLOBS = AgentCall("delete_blobs", "files", required=("keep",), idempotent=True, timeout=10.0)
+LINK_BLOBS = AgentCall("link_blobs", "files", required=("run", "files"))
+STORE_BLOBS = AgentCall("store_blobs", "files", required=("run", "names"))
+CACHE_STATS = AgentCall("cache_stats", "files", timeout=10.0)
+MAKE_ROOM = AgentCall("make_room", "files", required=("size",), timeout=10.0)
+# Agents ask each other, whichever manager they obey.
+READ_PIECES = AgentCall("read_pieces", "files", required=("asked",), fenced=False)
+
+# Values of ranks.
+FETCH_VALUES = AgentCall("fetch_values", "values", required=("keys", "wanted", "content"), idempotent=True)
+DISCARD_VALUES = AgentCall("discard_values", "values", required=("keys",))
+RELEASE_VALUE = AgentCall("release_value", "values", required=("run", "ranks"))
+
+# Function calls and their streams.
+FIND_CALLS = AgentCall("find_calls", "tasks", required=("calls",))
+CANCEL_CALLS = AgentCall("cancel_calls", "tasks", required=("calls",), optional=("hard",))
+FORGET_CALLS = AgentCall("forget_calls", "tasks", required=("attempts",))
+READ_STREAM = AgentCall(
+    "read_stream", "streams", required=("run", "number", "start", "read"), optional=("wants",), idempotent=True
+)
+ACK_STREAM = AgentCall("ack_stream", "streams", required=("run", "read"), idempotent=True)
+FEED_STREAM = AgentCall(
+    "feed_stream", "streams", required=("run", "input", "number", "items", "answer"), idempotent=True
+)
+CLOSE_STREAM = AgentCall("close_stream", "streams", required=("run",), idempotent=True)
+
+# Widgets.
+OPEN_COMMS = AgentCall("open_comms", "comms", idempotent=True)
+SEND_COMMS = AgentCall("send_comms", "comms", required=("messages",))
+
+# The user's own Dask cluster.
+START_DASK = AgentCall("start_dask", "user_dask", optional=("scheduler",), timeout=120.0)
+
+AGENT_CALLS = tuple(value for value in list(globals().values()) if isinstance(value, AgentCall))
+
+# What the scheduler answers of the objects that ranks and notebooks share by name.
+SHARED_REQUEST = AgentCall("shared_request", required=("who", "ask", "what"), optional=("data", "epoch"), fenced=False)
+SHARED_CANCEL = AgentCall("shared_cancel", required=("ask",), fenced=False)
+SHARED_REGISTER = AgentCall("shared_register", required=("agent", "node", "member"), fenced=False)
+SHARED_LEFT = AgentCall("shared_left", required=("who",), fenced=False)
+
+SCHEDULER_CALLS = (SHARED_REQUEST, SHARED_CANCEL, SHARED_REGISTER, SHARED_LEFT)
