@@ -1,4 +1,4 @@
-"""The errors that a caller may want to tell apart, each with a message made for a person.
+"""Errors that callers may want to tell apart, with messages made for people.
 
 One base, `SkyError`; a subclass wherever a caller would act differently. A message says what
 happened, to which thing, and what to do about it.
@@ -12,19 +12,22 @@ from collections.abc import Iterable, Sequence
 
 
 class SkyError(Exception):
-    """Base of every error that Sky Jupyter raises on its own account."""
+    """Base of all errors that Sky Jupyter raises."""
 
 
 class SpecError(SkyError, ValueError):
-    """An option, plugin or value that cannot be: raised before anything starts."""
+    """Raised for an option, plugin or value that is not valid.
+
+    Nothing has been started then.
+    """
 
 
 class CaptureError(SkyError):
-    """A value that a cell depends on cannot be sent; nothing has run."""
+    """Raised when a value that a cell depends on cannot be sent; nothing has run."""
 
 
 class ProvisionError(SkyError):
-    """The pool's machines could not be made; what was made has been removed.
+    """Raised when the pool's machines could not be made; those made were removed.
 
     Attributes
     ----------
@@ -48,7 +51,7 @@ class OrderSpent(ProvisionError):
 
 
 class BootstrapError(SkyError):
-    """A machine could not be prepared.
+    """Raised when a machine could not be prepared.
 
     Parameters
     ----------
@@ -134,31 +137,34 @@ class LinkLost(MachineError):
 
 
 class TransferError(SkyError):
-    """A file or folder could not be brought to a node or from it; what has come stays, and the next attempt uses it."""
+    """Raised when a file or folder could not be copied to or from a node.
+
+    What has arrived stays, and the next attempt uses it.
+    """
 
 
 class PoolError(SkyError):
-    """The pool is not in a state in which this can be done."""
+    """Raised when the pool is not in a state in which this can be done."""
 
 
 class NotInPoolError(SkyError, RuntimeError):
-    """The runtime was asked for something that exists on a pool's ranks only."""
+    """Raised when the runtime is asked for what exists on a pool's ranks only."""
 
 
 class NotOnRanks(SkyError):
-    """A rank was asked for what only a notebook's own kernel can do, such as to ask a person."""
+    """Raised when a rank is asked for what only the notebook's kernel can do."""
 
 
 class RankDied(SkyError):
-    """A rank's process ended while it ran: it says by which signal or status."""
+    """Raised when a rank's process ended during a run; names the signal or status."""
 
 
 class NodeLost(SkyError):
-    """A node's agent or machine went away while it ran something."""
+    """Raised when a node's agent or machine went away during a run."""
 
 
 class RemoteError(SkyError):
-    """Stands for an exception of a rank whose own type could not be brought here."""
+    """Stands for an exception of a rank whose own type cannot be rebuilt here."""
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:

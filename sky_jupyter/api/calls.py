@@ -1,4 +1,7 @@
-"""Calls that wait for a pool, one or several: `PendingCall`, `Group` and `gather`. The operators send them."""
+"""Bound calls that wait for a pool: `PendingCall`, `Group` and `gather`.
+
+The operators send them.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,7 @@ H = TypeVar("H")
 
 
 class PendingCall(Generic[T]):
-    """A function with its arguments, waiting for a pool; made by calling a `Function`.
+    """Bound call of a function that waits for a pool; made by calling a `Function`.
 
     Nothing runs before an operator sends it: ``call >> pool`` to one rank, ``call @ pool`` to every rank,
     ``call > pool`` to one rank without waiting. It can be sent any number of times.
@@ -44,35 +47,71 @@ class PendingCall(Generic[T]):
         self.rank: int | None = None
 
     def with_timeout(self, timeout: float | None) -> Self:
-        """The same call with another time limit.
+        """Return a copy of this call with another time limit.
 
         Parameters
         ----------
         timeout : float or None
-            Seconds on the rank after which it is stopped with a TimeoutError; None for no limit.
+            Seconds on the rank after which the call is stopped with a TimeoutError; None for no limit.
+
+        Returns
+        -------
+        PendingCall
+            The copy.
+
+        Raises
+        ------
+        SpecError
+            When the limit is no number above 0.
         """
         other = copy.copy(self)
         other.timeout = check_timeout(timeout)
         return other
 
     def with_retries(self, retries: int) -> Self:
-        """The same call, begun again so often where a node is lost that it is on.
+        """Return a copy of this call that is retried when its node is lost.
 
-        A call to one rank is, unless this is given, as often as the pool's ``Options(retry_on_interruption=)``
-        says. A broadcast is only where it is asked for, and then on every rank, those too that had ended: what
+        Without it a call to one rank is retried as often as the pool's ``Options(retry_on_interruption=)`` says.
+        A broadcast is retried only where this asks for it, and then on every rank, finished ones included: what
         ranks do together, they do not do alone. The function may have done a part of its work before, or all.
 
         Parameters
         ----------
         retries : int
-            How often, at most; 0 for never.
+            The largest number of retries; 0 for none.
+
+        Returns
+        -------
+        PendingCall
+            The copy.
+
+        Raises
+        ------
+        SpecError
+            When the number is no whole number from 0.
         """
         other = copy.copy(self)
         other.retries = check_retries(retries)
         return other
 
     def on(self, rank: int) -> Self:
-        """The same call for one rank and no other, instead of the least busy one."""
+        """Return a copy of this call for one rank, instead of the least busy one.
+
+        Parameters
+        ----------
+        rank : int
+            The rank's number, from 0.
+
+        Returns
+        -------
+        PendingCall
+            The copy.
+
+        Raises
+        ------
+        SpecError
+            When it is no rank's number.
+        """
         if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
             raise SpecError(f"on() takes a rank's number, from 0, not {rank!r}")
         other = copy.copy(self)
@@ -80,7 +119,17 @@ class PendingCall(Generic[T]):
         return other
 
     def __rshift__(self, pool: Target) -> T:
-        """Run on one rank, the least busy; its result.
+        """Run on one rank, the least busy, and return the result.
+
+        Parameters
+        ----------
+        pool : Compute, Pool or sky
+            Where it runs; `sky` is the current pool.
+
+        Returns
+        -------
+        object
+            The function's result; an iterator of its items if it is a generator function.
 
         Raises
         ------
@@ -92,18 +141,39 @@ class PendingCall(Generic[T]):
         return dispatch.one(self, pool)
 
     def __matmul__(self, pool: Target) -> list[T]:
-        """Run on every rank; the results in rank order.
+        """Run on every rank and return the results in rank order.
+
+        Parameters
+        ----------
+        pool : Compute, Pool or sky
+            Where it runs; `sky` is the current pool.
+
+        Returns
+        -------
+        list
+            One result per rank.
 
         Raises
         ------
         BroadcastError
-            When ranks failed: a group of their exceptions, with the other ranks' results. It is not tried again
+            When ranks failed: a group of their exceptions, with the other ranks' results. The call is not retried
             unless `with_retries` asks for it.
         """
         return dispatch.everywhere(self, pool)
 
     def __gt__(self, pool: Target) -> Future[T]:
-        """Run on one rank, the least busy, without waiting for it; a `concurrent.futures.Future`."""
+        """Submit to one rank, the least busy, and return a future at once.
+
+        Parameters
+        ----------
+        pool : Compute, Pool or sky
+            Where it runs; `sky` is the current pool.
+
+        Returns
+        -------
+        Future
+            A `concurrent.futures.Future` of the result.
+        """
         return dispatch.later(self, pool)
 
     @overload
@@ -111,7 +181,18 @@ class PendingCall(Generic[T]):
     @overload
     def __and__(self, other: Group[tuple[Unpack[Ts]]]) -> Group[tuple[T, Unpack[Ts]]]: ...
     def __and__(self, other: Any) -> Any:
-        """This call and others, for different ranks at the same time: a `Group`."""
+        """Combine this call with others that run at the same time, on other ranks.
+
+        Parameters
+        ----------
+        other : PendingCall or Group
+            What runs beside it.
+
+        Returns
+        -------
+        Group
+            All of the calls, in this order.
+        """
         return Group((self,)) & other
 
     def __repr__(self) -> str:
@@ -122,7 +203,7 @@ Call = PendingCall
 
 
 class Calls:
-    """Several calls that are sent together."""
+    """Base of several calls that are sent together."""
 
     def __init__(self, calls: tuple[PendingCall[Any], ...]) -> None:
         for call in calls:
@@ -131,13 +212,35 @@ class Calls:
         self.calls = calls
 
     def with_timeout(self, timeout: float | None) -> Self:
-        """The same calls, each with this time limit; see `PendingCall.with_timeout`."""
+        """Return a copy in which each call has this time limit.
+
+        Parameters
+        ----------
+        timeout : float or None
+            Seconds for each call; see `PendingCall.with_timeout`.
+
+        Returns
+        -------
+        Group
+            The copy.
+        """
         other = copy.copy(self)
         other.calls = tuple(call.with_timeout(timeout) for call in self.calls)
         return other
 
     def with_retries(self, retries: int) -> Self:
-        """The same calls, each begun again so often; see `PendingCall.with_retries`."""
+        """Return a copy in which each call is retried when its node is lost.
+
+        Parameters
+        ----------
+        retries : int
+            The largest number of retries of each call; see `PendingCall.with_retries`.
+
+        Returns
+        -------
+        Group
+            The copy.
+        """
         other = copy.copy(self)
         other.calls = tuple(call.with_retries(retries) for call in self.calls)
         return other
@@ -156,21 +259,45 @@ class Calls:
 
 
 class Group(Calls, Generic[R]):
-    """Calls that run at the same time, on a rank each; made by ``&`` and `gather`. Its result is a tuple."""
+    """Calls that run at the same time, one per rank; made by ``&`` and `gather`.
+
+    The result is a tuple.
+    """
 
     def __rshift__(self, pool: Target) -> R:
-        """Run all, each on one rank, the least busy; their results, in the order of the calls.
+        """Run all calls, each on one rank, and return their results in order.
+
+        Parameters
+        ----------
+        pool : Compute, Pool or sky
+            Where they run; `sky` is the current pool.
+
+        Returns
+        -------
+        tuple
+            One result per call.
 
         Raises
         ------
         Exception
-            What the first to fail raised; the others are stopped.
+            What the first call to fail raised; the others are stopped.
         """
         results: Any = tuple(dispatch.together(self.calls, pool))
         return results
 
     def __gt__(self, pool: Target) -> Future[R]:
-        """Run all without waiting for them; a future of the tuple."""
+        """Submit all calls and return a future of the tuple at once.
+
+        Parameters
+        ----------
+        pool : Compute, Pool or sky
+            Where they run; `sky` is the current pool.
+
+        Returns
+        -------
+        Future
+            A `concurrent.futures.Future` of the tuple.
+        """
         return dispatch.together_later(self.calls, pool)
 
     @overload
@@ -178,7 +305,18 @@ class Group(Calls, Generic[R]):
     @overload
     def __and__(self, other: PendingCall[Any] | Group[Any]) -> Group[tuple[Any, ...]]: ...
     def __and__(self, other: PendingCall[Any] | Group[Any]) -> Group[Any]:
-        """These calls and others."""
+        """Combine these calls with others.
+
+        Parameters
+        ----------
+        other : PendingCall or Group
+            What runs beside them.
+
+        Returns
+        -------
+        Group
+            All of the calls, in this order.
+        """
         if isinstance(other, PendingCall):
             return Group((*self.calls, other))
         if isinstance(other, Group):
@@ -187,16 +325,29 @@ class Group(Calls, Generic[R]):
 
 
 class StreamedGroup(Calls, Generic[T]):
-    """Calls whose results are taken as they come; made by ``gather(..., stream=True)``."""
+    """Calls whose results are read as they arrive.
+
+    Made by ``gather(..., stream=True)``.
+    """
 
     def __init__(self, calls: tuple[PendingCall[T], ...], *, ordered: bool) -> None:
         super().__init__(calls)
         self.ordered = ordered
 
     def __rshift__(self, pool: Target) -> Iterator[T]:
-        """Run all, each on one rank, the least busy; an iterator of their results.
+        """Submit all calls and return an iterator of their results.
 
-        They are sent now. Where the iterator is closed or dropped before its end, the rest is stopped.
+        They are sent now. If the iterator is closed or dropped before its end, the remaining calls are stopped.
+
+        Parameters
+        ----------
+        pool : Compute, Pool or sky
+            Where they run; `sky` is the current pool.
+
+        Returns
+        -------
+        Iterator
+            The results, in the order of the calls or as they arrive.
         """
         return dispatch.streamed(self.calls, pool, ordered=self.ordered)
 
@@ -247,16 +398,21 @@ def gather(*calls: PendingCall[T], stream: Literal[False] = False, ordered: bool
 @overload
 def gather(*calls: PendingCall[T], stream: Literal[True], ordered: bool = ...) -> StreamedGroup[T]: ...
 def gather(*calls: PendingCall[Any], stream: bool = False, ordered: bool = True) -> Any:
-    """Calls that are to run at the same time, on a rank each.
+    """Combine calls that run at the same time, one per rank.
 
     Parameters
     ----------
     *calls : PendingCall
         Any number of them.
     stream : bool
-        Whether ``>>`` gives an iterator of the results as they come, instead of a tuple of all.
+        Whether ``>>`` returns an iterator of the results as they arrive, instead of a tuple of all.
     ordered : bool
-        Whether such an iterator keeps the order of the calls, or gives what is there first.
+        Whether that iterator keeps the order of the calls. Otherwise the first to arrive comes first.
+
+    Returns
+    -------
+    Group or StreamedGroup
+        The calls, to be sent by ``>>``.
 
     Examples
     --------
@@ -268,7 +424,7 @@ def gather(*calls: PendingCall[Any], stream: bool = False, ordered: bool = True)
 
 
 def check_timeout(timeout: float | None) -> float | None:
-    """The time limit; one that cannot be raises SpecError."""
+    """Return the time limit; raise SpecError if it is no number above 0."""
     sound = isinstance(timeout, (int, float)) and not isinstance(timeout, bool) and timeout > 0
     if timeout is not None and not sound:
         raise SpecError(f"timeout must be a number of seconds above 0, not {timeout!r}")
@@ -276,7 +432,7 @@ def check_timeout(timeout: float | None) -> float | None:
 
 
 def check_retries(retries: int | None) -> int | None:
-    """How often a call is begun again; what cannot be raises SpecError."""
+    """Return the number of retries; raise SpecError if it is not valid."""
     sound = isinstance(retries, int) and not isinstance(retries, bool) and 0 <= retries <= MAX_ATTEMPTS
     if retries is not None and not sound:
         raise SpecError(f"retries must be a whole number from 0 to {MAX_ATTEMPTS}, not {retries!r}")

@@ -33,7 +33,9 @@ _log = logging.getLogger(__name__)
 
 
 class Compute(Running, SharedNames):
-    """A pool for a ``with`` block, or an ``async with`` one; the block's end ends what the block has made.
+    """Pool for a ``with`` or ``async with`` block.
+
+    The end of the block ends the pool, if the block made it.
 
     Where a pool of this name lives, made by a block around this one, by ``%sky up --name``, or kept by another
     process, the block joins it: it must have the same spec, unless nothing but the name is given, and it
@@ -65,8 +67,10 @@ class Compute(Running, SharedNames):
         ``"spot"``, ``"on-demand"``, ``"spot-if-available"`` or ``"cheapest"``.
     max_hourly_cost : float, optional
         Dollars that a node may cost an hour.
-    vcpus, memory_gb : float, optional
-        What a node must have at least.
+    vcpus : float, optional
+        Processors that a node must have at least.
+    memory_gb : float, optional
+        Memory that a node must have at least.
     ttl : float or str, optional
         After how long the pool ends, whatever it does and whoever is there: seconds, or such as ``"2h"``; 0 is never.
     name : str, optional
@@ -87,8 +91,9 @@ class Compute(Running, SharedNames):
     sync : bool
         Whether nodes are given the packages that functions import, as they are here.
     worker : Worker, optional
+        Short for ``options=Options(worker=…)``, as in Skyward's programs.
     selection : str, optional
-        Short for ``options=Options(worker=…, selection=…)``, as in Skyward's programs.
+        Short for ``options=Options(selection=…)``, as in Skyward's programs.
 
     Raises
     ------
@@ -181,14 +186,19 @@ class Compute(Running, SharedNames):
         self._own = False
 
     def start(self, *, anew: bool = False) -> Compute:
-        """Start the pool without a ``with`` block, or take the one of this name that lives; `close` ends it.
+        """Start or join the pool without a ``with`` block; `close` ends it.
 
         For cells that run again, as marimo's do by themselves: the pool stays the same as long as its spec does.
 
         Parameters
         ----------
         anew : bool
-            Whether a pool of this name with another spec is ended first; otherwise it is an error.
+            Whether a pool of this name with another spec is ended first; otherwise that is an error.
+
+        Returns
+        -------
+        Compute
+            This object.
 
         Raises
         ------
@@ -258,7 +268,7 @@ class Compute(Running, SharedNames):
         self._take(live)
 
     def _differences(self, live: Pool) -> list[str]:
-        """What of this is not as in a pool that lives; nothing where one of the specs is its own."""
+        """Say what differs from a live pool; nothing if one of the specs is the pool's."""
         if self._any:
             return []
         found = [live.spec.differences(spec) for spec in self.specs]
@@ -303,7 +313,7 @@ class Compute(Running, SharedNames):
     def put(
         self, local: str | os.PathLike[str], remote: str | None = None, on: Iterable[int] | None = None
     ) -> Transfer:
-        """Bring a file or folder of this machine to the nodes.
+        """Upload a file or folder to the nodes.
 
         It crosses this machine's link once, whatever the number of nodes, which copy it to each other.
         What is there already is not sent again, and a transfer that broke is gone on with. On nodes of
@@ -337,7 +347,7 @@ class Compute(Running, SharedNames):
     def get(
         self, remote: str, local: str | os.PathLike[str] | None = None, on: Iterable[int] | None = None
     ) -> Transfer:
-        """Fetch a file or folder from the head, or from other nodes.
+        """Download a file or folder from the head, or from other nodes.
 
         Parameters
         ----------
@@ -362,7 +372,7 @@ class Compute(Running, SharedNames):
         return get_files(live_pool(self), remote, local, None if on is None else list(on))
 
     def pull(self, name: str, on: int | Iterable[int] | None = None, how: str | None = None) -> Any:
-        """Bring a variable of the ranks here; they keep theirs.
+        """Fetch a variable from the ranks, which keep theirs.
 
         Parameters
         ----------
@@ -390,7 +400,9 @@ class Compute(Running, SharedNames):
         return pull_value(live_pool(self), name, ranks, how)
 
     def resize(self, nodes: int | None = None, *, add: Iterable[str] = (), remove: Iterable[int] = ()) -> None:
-        """Have more or fewer nodes: either so many, or with hosts that are added and nodes that are removed.
+        """Change the number of nodes.
+
+        Give either the number, or hosts to add and nodes to remove.
 
         All ranks get new kernels, since the number of ranks is fixed for a kernel's life: what they had in
         their namespaces is lost, and what runs ends. Machines, connections and environments of nodes that
@@ -419,13 +431,16 @@ class Compute(Running, SharedNames):
         self.specs = (live.spec,)
 
     def close(self) -> None:
-        """End the pool, if this has made it and it is not kept; nothing where it has ended."""
+        """End the pool if this object made it and it is not kept.
+
+        Does nothing if the pool has ended.
+        """
         pool, self.pool = self.pool, None
         if pool is not None and self._own:
             let_go(pool)
 
     def down(self) -> None:
-        """End the pool, whoever has made it and whether it is kept or not."""
+        """End the pool, whoever made it and whether it is kept or not."""
         pool, self.pool = self.pool, None
         if pool is None:
             pool = pools.get(self.spec.name) or (kept_pool(self.spec.name) if self.named else None)
@@ -437,7 +452,7 @@ class Compute(Running, SharedNames):
 
 
 def _made(way: Spec, others: dict[str, Any], common: dict[str, Any]) -> PoolSpec:
-    """The spec of one way to have the machines."""
+    """Build the spec of one way to get the machines."""
     if not isinstance(way, Spec):
         raise SpecError(f"Compute takes sky.Spec(…) without a name before it, not {way!r}; a provider is provider=…")
     own = {name: value for name in others if (value := getattr(way, name)) is not None}
@@ -458,7 +473,7 @@ def _made(way: Spec, others: dict[str, Any], common: dict[str, Any]) -> PoolSpec
 
 
 def _with(options: Options | None, given: dict[str, Any]) -> Options:
-    """The options with those that were given beside them."""
+    """Return the options with those that were given beside them."""
     options = Options() if options is None else options
     given = {name: value for name, value in given.items() if value is not None}
     for name in given:
@@ -468,7 +483,7 @@ def _with(options: Options | None, given: dict[str, Any]) -> Options:
 
 
 def _ranks(given: int | None, options: Options) -> int:
-    """How many ranks a node has, by its own name or by Skyward's."""
+    """Return the ranks per node, given by our name or by Skyward's."""
     worker = options.worker if isinstance(options, Options) else None
     slots = None if worker is None else worker.concurrency
     if given is not None and slots is not None and given != slots:

@@ -17,7 +17,7 @@ from ..pool.runs.result import CellResult, Outcome
 from ..pool.runs.run import Run
 from . import kinds, streams
 from .batch import Batch, Sent, main, name_of, note_restarts
-from .futures import Future, settler
+from .futures import Future, settle, settler
 from .targets import Target, pool_of
 
 if TYPE_CHECKING:
@@ -156,9 +156,9 @@ def _later(
         if not batch.left:
             batch.close()
         if error is not None:
-            future.settle(_raiser(error))
+            settle(future, _raiser(error))
         elif over:
-            future.settle(lambda: put_together([values[at] for at in range(len(values))]))
+            settle(future, lambda: put_together([values[at] for at in range(len(values))]))
 
     future._stop = batch.stop
     future._is_running = lambda: any(sent.run.placed for sent in list(batch.left.values()))
@@ -172,7 +172,7 @@ def _later(
         raise
     if not calls:
         batch.close()
-        future.settle(lambda: put_together([]))
+        settle(future, lambda: put_together([]))
     return future
 
 

@@ -1,4 +1,4 @@
-"""Functions that run on a pool: `function`, and what it makes of one."""
+"""Functions that run on a pool: `function` and the class of what it returns."""
 
 from __future__ import annotations
 
@@ -16,7 +16,10 @@ T = TypeVar("T")
 
 
 class Function(Generic[P, T]):
-    """A function that runs on a pool; made by `function`. Calling it gives a `PendingCall`."""
+    """Function that runs on a pool; made by `function`.
+
+    Calling it returns a `PendingCall`.
+    """
 
     def __init__(self, wrapped: Callable[P, T], timeout: float | None = None, retries: int | None = None) -> None:
         self.__wrapped__ = wrapped
@@ -25,7 +28,7 @@ class Function(Generic[P, T]):
         functools.update_wrapper(self, wrapped)
 
     def __call__(self, *args: P.args, **kwargs: P.kwargs) -> PendingCall[T]:
-        """Bind arguments; nothing runs before the call meets a pool."""
+        """Bind the arguments and return a `PendingCall`; nothing runs yet."""
         # A wrong call is told here and not on a node.
         if self._signature is None:
             # Some that are built in have none.
@@ -36,11 +39,11 @@ class Function(Generic[P, T]):
         return PendingCall(self, args, kwargs)
 
     def local(self, *args: P.args, **kwargs: P.kwargs) -> T:
-        """Call it here, without a pool."""
+        """Call the wrapped function in this process, without a pool."""
         return self.__wrapped__(*args, **kwargs)
 
     def _rewrap(self, wrapped: Callable[P, T]) -> Function[P, T]:
-        """The same around another function; for decorators above ``@sky.function``."""
+        """Return one around another function; for decorators above ``@sky.function``."""
         return Function(wrapped, self.timeout, self.retries)
 
     def __repr__(self) -> str:
@@ -54,14 +57,26 @@ def function(
     *, timeout: float | None = None, retries: int | None = None
 ) -> Callable[[Callable[P, T]], Function[P, T]]: ...
 def function(wrapped: Any = None, *, timeout: float | None = None, retries: int | None = None) -> Any:
-    """Make a function one that runs on a pool.
+    """Decorate a function so that it runs on a pool.
 
     Parameters
     ----------
+    wrapped : callable, optional
+        The function; left out where the decorator is called with arguments.
     timeout : float, optional
-        Seconds on a rank after which a call of it is stopped with a TimeoutError; no limit unless given.
+        Seconds on a rank after which a call is stopped with a TimeoutError. No limit by default.
     retries : int, optional
-        How often a call of it is begun again whose node was lost; see `PendingCall.with_retries`.
+        How often a call is retried when its node is lost; see `PendingCall.with_retries`.
+
+    Returns
+    -------
+    Function or callable
+        The function that runs on a pool, or a decorator that makes one.
+
+    Raises
+    ------
+    SpecError
+        When it is not callable, or a limit is not valid.
 
     Examples
     --------
@@ -77,7 +92,7 @@ def function(wrapped: Any = None, *, timeout: float | None = None, retries: int 
 
 
 def function_of(wrapped: Callable[P, T], timeout: float | None = None, retries: int | None = None) -> Function[P, T]:
-    """A function that runs on a pool, from one that does not yet."""
+    """Return a function that runs on a pool, from one that does not yet."""
     if isinstance(wrapped, Function):
         timeout = wrapped.timeout if timeout is None else timeout
         return Function(wrapped.__wrapped__, timeout, wrapped.retries if retries is None else retries)

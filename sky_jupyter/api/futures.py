@@ -1,4 +1,7 @@
-"""`Future`: what ``call > pool`` gives, a `concurrent.futures.Future` whose cancel reaches the rank."""
+"""`Future`: a `concurrent.futures.Future` whose cancel reaches the rank.
+
+``call > pool`` returns one.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +18,7 @@ _log = logging.getLogger(__name__)
 
 
 class Future(concurrent.futures.Future[T]):
-    """The result of a call that runs on a pool; made by ``call > pool``.
+    """Result of a call that runs on a pool; returned by ``call > pool``.
 
     It is used as any other: with `concurrent.futures.wait` and `as_completed`, with `asyncio.wrap_future`,
     from any thread. Where an interrupt comes while `result` or `exception` waits, the call is cancelled.
@@ -34,7 +37,13 @@ class Future(concurrent.futures.Future[T]):
         self._is_running: Callable[[], bool] = lambda: False
 
     def cancel(self) -> bool:
-        """Stop the call: it is interrupted on its rank, or taken out of the queue. False where it is over."""
+        """Cancel the call: interrupt it on its rank, or remove it from the queue.
+
+        Returns
+        -------
+        bool
+            False if the call has ended already.
+        """
         if self.cancelled():
             return True
         if not super().cancel():
@@ -46,24 +55,60 @@ class Future(concurrent.futures.Future[T]):
         return True
 
     def running(self) -> bool:
-        """Whether a rank has begun it, and not ended it."""
+        """Tell whether a rank is executing the call.
+
+        Returns
+        -------
+        bool
+            False before it has started and after it has ended.
+        """
         return not self.done() and self._is_running()
 
     def result(self, timeout: float | None = None) -> T:
-        """What the function returned, waited for.
+        """Wait for the call and return its result.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait; without limit by default. The call goes on after that.
+
+        Returns
+        -------
+        object
+            What the function returned.
 
         Raises
         ------
         Exception
-            What it raised, with the remote traceback as a note.
+            What the function raised, with the remote traceback as a note.
         concurrent.futures.TimeoutError
-            When it is not there after ``timeout`` seconds; the call goes on.
+            When the result is not there in time.
+        concurrent.futures.CancelledError
+            When the call was cancelled.
         """
         with self._interruptible():
             return super().result(timeout)
 
     def exception(self, timeout: float | None = None) -> BaseException | None:
-        """What the function raised, or None; waited for as for `result`."""
+        """Wait for the call and return the exception that it raised.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait; without limit by default. The call goes on after that.
+
+        Returns
+        -------
+        BaseException or None
+            The exception; None if the call returned.
+
+        Raises
+        ------
+        concurrent.futures.TimeoutError
+            When the call has not ended in time.
+        concurrent.futures.CancelledError
+            When the call was cancelled.
+        """
         with self._interruptible():
             return super().exception(timeout)
 
@@ -77,17 +122,6 @@ class Future(concurrent.futures.Future[T]):
                 self.cancel()
             raise
 
-    def settle(self, work: Callable[[], T]) -> None:
-        """Take what ``work`` returns or raises, unless it has been cancelled."""
-        try:
-            value = work()
-        except BaseException as error:
-            with contextlib.suppress(concurrent.futures.InvalidStateError):
-                self.set_exception(error)
-        else:
-            with contextlib.suppress(concurrent.futures.InvalidStateError):
-                self.set_result(value)
-
     def __repr__(self) -> str:
         state = (
             "cancelled" if self.cancelled() else "done" if self.done() else "running" if self.running() else "waiting"
@@ -95,8 +129,23 @@ class Future(concurrent.futures.Future[T]):
         return f"<Future of {self.name}: {state}>"
 
 
+def settle(future: Future[T], work: Callable[[], T]) -> None:
+    """Set what ``work`` returns or raises as a future's outcome, unless it has been cancelled."""
+    try:
+        value = work()
+    except BaseException as error:
+        with contextlib.suppress(concurrent.futures.InvalidStateError):
+            future.set_exception(error)
+    else:
+        with contextlib.suppress(concurrent.futures.InvalidStateError):
+            future.set_result(value)
+
+
 class Settler:
-    """A thread in which futures get their results: callbacks may take their time, and the manager's loop must not."""
+    """Thread that sets the results of futures.
+
+    Callbacks may take their time, and the manager's loop must not wait for them.
+    """
 
     def __init__(self) -> None:
         self._work: queue.SimpleQueue[Callable[[], None]] = queue.SimpleQueue()
@@ -104,7 +153,7 @@ class Settler:
         self._thread: threading.Thread | None = None
 
     def do(self, work: Callable[[], None]) -> None:
-        """Have something done in the thread, in its turn."""
+        """Queue a function for the thread."""
         self._work.put(work)
         with self._lock:
             if self._thread is None or not self._thread.is_alive():

@@ -1,4 +1,7 @@
-"""What a pool shares by name, from outside of it: ``compute.dict(name)`` is what `sky.dict` is on its ranks."""
+"""Shared objects from outside of the pool.
+
+``compute.dict(name)`` is what `sky.dict` is on the pool's ranks.
+"""
 
 from __future__ import annotations
 
@@ -13,32 +16,104 @@ if TYPE_CHECKING:
 
 
 class SharedNames:
-    """What `Compute` has of it."""
+    """Mixin of `Compute` with the pool's shared objects."""
 
     pool: Pool | None
 
     def dict(self, name: str) -> SharedDict:
-        """The pool's dict of this name."""
+        """Return the pool's shared dict of a name.
+
+        Parameters
+        ----------
+        name : str
+            Any name; the object is made on first use.
+
+        Returns
+        -------
+        SharedDict
+            Its proxy.
+        """
         return SharedDict(name, of=self._shares())
 
     def set(self, name: str) -> SharedSet:
-        """The pool's set of this name."""
+        """Return the pool's shared set of a name.
+
+        Parameters
+        ----------
+        name : str
+            Any name; the object is made on first use.
+
+        Returns
+        -------
+        SharedSet
+            Its proxy.
+        """
         return SharedSet(name, of=self._shares())
 
     def counter(self, name: str) -> SharedCounter:
-        """The pool's counter of this name."""
+        """Return the pool's shared counter of a name.
+
+        Parameters
+        ----------
+        name : str
+            Any name; the object is made on first use.
+
+        Returns
+        -------
+        SharedCounter
+            Its proxy.
+        """
         return SharedCounter(name, of=self._shares())
 
     def queue(self, name: str, maxsize: int = 0) -> SharedQueue:
-        """The pool's queue of this name, in which at most ``maxsize`` items wait, or any number."""
+        """Return the pool's shared queue of a name.
+
+        Parameters
+        ----------
+        name : str
+            Any name; the object is made on first use.
+        maxsize : int
+            The largest number of items that wait in it; 0 for any number.
+
+        Returns
+        -------
+        SharedQueue
+            Its proxy.
+        """
         return SharedQueue(name, maxsize, of=self._shares())
 
     def lock(self, name: str, *, timeout: float | None = None) -> SharedLock:
-        """The pool's lock of this name; ``with`` waits for it ``timeout`` seconds, without limit unless given."""
+        """Return the pool's shared lock of a name.
+
+        Parameters
+        ----------
+        name : str
+            Any name; the object is made on first use.
+        timeout : float, optional
+            Seconds that ``with`` waits for the lock; without limit by default.
+
+        Returns
+        -------
+        SharedLock
+            Its proxy.
+        """
         return SharedLock(name, timeout, of=self._shares())
 
     def barrier(self, name: str, n: int | None = None) -> SharedBarrier:
-        """The pool's barrier of this name, at which ``n`` wait for each other: as many as it has ranks unless given."""
+        """Return the pool's shared barrier of a name.
+
+        Parameters
+        ----------
+        name : str
+            Any name; the object is made on first use.
+        n : int, optional
+            How many wait for each other; the pool's number of ranks by default.
+
+        Returns
+        -------
+        SharedBarrier
+            Its proxy.
+        """
         shares = self._shares()
         return SharedBarrier(name, shares.world_size() if n is None else n, of=shares)
 

@@ -1,4 +1,4 @@
-"""What a `Compute` can be asked for besides the operators: `map`, and each operator by a name."""
+"""Methods of a `Compute` beside the operators: `map`, and each operator by name."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ R = TypeVar("R")
 
 
 class Running:
-    """A base of `Compute`."""
+    """Mixin of `Compute` with the methods that run calls."""
 
     pool: Pool | None
 
@@ -25,16 +25,21 @@ class Running:
     @overload
     def map(self, function: Callable[[T], R], items: Iterable[T]) -> list[R]: ...
     def map(self, function: Any, items: Iterable[Any]) -> list[Any]:
-        """Call a function with each item, on the ranks that are free; the results in the order of the items.
+        """Call a function with each item on the free ranks; keep the order.
 
-        Items are taken and sent as there is room: an endless generator's are not all held at once.
+        Items are taken and sent as there is room: the items of an endless generator are not all held at once.
 
         Parameters
         ----------
         function : callable
-            Of one argument; a `sky.function`, with its time limit, or any other.
+            Takes one argument. A `sky.function`, with its time limit, or any other function.
         items : iterable
-            What it is called with.
+            The arguments.
+
+        Returns
+        -------
+        list
+            One result per item, in the order of the items.
 
         Raises
         ------
@@ -44,15 +49,48 @@ class Running:
         return dispatch.each(function_of(function), items, self)
 
     def run(self, call: PendingCall[T]) -> T:
-        """The same as ``call >> compute``."""
+        """Run a call on one rank, as ``call >> compute`` does.
+
+        Parameters
+        ----------
+        call : PendingCall
+            The call.
+
+        Returns
+        -------
+        object
+            The function's result.
+        """
         return call >> self
 
     def run_async(self, call: PendingCall[T]) -> Future[T]:
-        """The same as ``call > compute``."""
+        """Submit a call to one rank, as ``call > compute`` does.
+
+        Parameters
+        ----------
+        call : PendingCall
+            The call.
+
+        Returns
+        -------
+        Future
+            A future of the result.
+        """
         return call > self
 
     def broadcast(self, call: PendingCall[T]) -> list[T]:
-        """The same as ``call @ compute``."""
+        """Run a call on every rank, as ``call @ compute`` does.
+
+        Parameters
+        ----------
+        call : PendingCall
+            The call.
+
+        Returns
+        -------
+        list
+            One result per rank.
+        """
         return call @ self
 
     @overload
@@ -60,5 +98,16 @@ class Running:
     @overload
     def run_parallel(self, group: StreamedGroup[T]) -> Iterator[T]: ...
     def run_parallel(self, group: Any) -> Any:
-        """The same as ``group >> compute``."""
+        """Run several calls at the same time, as ``group >> compute`` does.
+
+        Parameters
+        ----------
+        group : Group or StreamedGroup
+            The calls.
+
+        Returns
+        -------
+        tuple or Iterator
+            One result per call.
+        """
         return group >> self

@@ -17,20 +17,30 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Spec:
-    """One way to have a pool's machines; `Compute` takes several, and makes the first that can be had.
+    """One way to get a pool's machines.
+
+    `Compute` takes several and makes the first that can be had. What a spec leaves out is as `Compute` has it.
 
     What it leaves out is as `Compute` has it.
 
     Parameters
     ----------
-    provider
+    provider : Provider
         What makes the machines.
     accelerator : str or Accelerator, optional
         What each node must have, such as ``"A100:8"``.
     nodes : int, optional
         How many.
-    region, allocation, max_hourly_cost, vcpus, memory_gb : optional
-        Which machines; see `Compute`.
+    region : str, optional
+        Where machines are made; see `Compute` for this and the next four.
+    allocation : str, optional
+        Which market they come from.
+    max_hourly_cost : float, optional
+        Dollars that a node may cost per hour.
+    vcpus : float, optional
+        Processors that a node must have at least.
+    memory_gb : float, optional
+        Memory that a node must have at least.
     ttl : float or str, optional
         After how long the pool ends, whatever it does.
     """

@@ -74,7 +74,7 @@ class StreamBatch(Batch):
 
 
 class Stream(Iterator[T]):
-    """What a generator on a rank yields, as it comes; made by ``call >> pool``.
+    """Iterator of what a generator on a rank yields; made by ``call >> pool``.
 
     The generator is a few items ahead at most. It is closed, and its rank free, when this is read to its
     end, closed or dropped. What it raises is raised in its place.
@@ -202,9 +202,9 @@ class Stream(Iterator[T]):
     # -- the end
 
     def close(self) -> None:
-        """Close the generator on its rank, which runs what it has in ``finally``, and free the rank.
+        """Close the generator on its rank and free the rank.
 
-        One that takes more than two seconds to its next item is interrupted.
+        Its ``finally`` blocks run. A generator that needs more than two seconds to its next item is interrupted.
         """
         if self._over:
             return
@@ -264,12 +264,26 @@ def begin(live: Pool, call: PendingCall[Any]) -> Any:
 
 
 def stream(wrapped: Callable[..., Any] | None = None, /, *, timeout: float | None = None) -> Any:
-    """Make a generator function one that runs on a pool; as `sky.function` does, which takes any function.
+    """Decorate a generator function so that it runs on a pool.
+
+    `sky.function` does the same for any function; this one refuses a function that does not yield.
 
     Parameters
     ----------
+    wrapped : callable, optional
+        The generator function; left out where the decorator is called with arguments.
     timeout : float, optional
-        Seconds on a rank after which it is stopped; no limit unless given.
+        Seconds on a rank after which a call is stopped. No limit by default.
+
+    Returns
+    -------
+    Function or callable
+        The function that runs on a pool, or a decorator that makes one.
+
+    Raises
+    ------
+    SpecError
+        When the function does not yield.
     """
     from .functions import function_of
 

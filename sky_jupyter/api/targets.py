@@ -12,7 +12,10 @@ from ..session.pools import Holder, live_pool
 
 
 class Sky:
-    """Stands for the pool that is current when a call meets it: the innermost ``with`` block's, or ``%%sky``'s."""
+    """Stands for the current pool, resolved when a call meets it.
+
+    That is the pool of the innermost ``with`` block, or that of ``%%sky``.
+    """
 
     @property
     def pool(self) -> Pool | None:
@@ -32,7 +35,7 @@ Target = Union[Holder, Pool, Sky, ModuleType]  # noqa: UP007
 
 
 def pool_of(target: Target) -> Pool:
-    """The live pool that is meant.
+    """Return the live pool that an operator's right operand names.
 
     Raises
     ------

@@ -11,7 +11,7 @@ from pathlib import Path
 
 from ..errors import BootstrapError
 from ..machines.base import Command, Machine
-from ..plugins.core.plugin import Step
+from ..plugins.core.plugin import Step, steps_of
 from ..spec.pool_spec import PoolSpec
 
 _LAST = 30
@@ -35,7 +35,7 @@ def run(
     BootstrapError
         For a command that fails: phase ``"plugins"``, the node, and its last lines.
     """
-    steps = [step for plugin in spec.plugins for step in plugin.steps(spec)]
+    steps = [step for plugin in spec.plugins for step in steps_of(plugin, spec)]
     done: set[str] = set()
     for node, machine in enumerate(machines):
         if machine.key in done:

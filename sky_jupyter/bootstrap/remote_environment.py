@@ -22,7 +22,7 @@ from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 from ..errors import BootstrapError, MachineError
-from ..plugins.core.plugin import Step
+from ..plugins.core.plugin import Step, steps_of
 from ..spec.pool_spec import PoolSpec
 from ..util.redaction import without_secrets
 from . import apt, host_probe, local_environment, package_indexes, source_archive, uv_messages, wheels
@@ -310,7 +310,7 @@ class Crew:
     # -- parts -------------------------------------------------------------------------------------
 
     def _steps(self) -> list[Step]:
-        return [step for plugin in self.spec.plugins for step in plugin.steps(self.spec)]
+        return [step for plugin in self.spec.plugins for step in steps_of(plugin, self.spec)]
 
     def _stream(
         self,

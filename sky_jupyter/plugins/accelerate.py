@@ -43,7 +43,9 @@ _LAUNCHERS = ("notebook_launcher", "debug_launcher")
 
 
 def accelerate(config: Mapping[str, Any] | None = None, mixed_precision: str | None = None) -> Plugin:
-    """Hugging Face's Accelerate on all ranks: ``Accelerator()`` and ``Trainer`` use the pool's process group.
+    """Set up Hugging Face's Accelerate on all ranks.
+
+    ``Accelerator()`` and ``Trainer`` use the pool's process group.
 
     Parameters
     ----------
@@ -54,10 +56,15 @@ def accelerate(config: Mapping[str, Any] | None = None, mixed_precision: str | N
     mixed_precision : str, optional
         ``"no"``, ``"fp16"``, ``"bf16"`` or ``"fp8"``; the same as in `config`.
 
+    Returns
+    -------
+    Plugin
+        The value for ``plugins=``.
+
     Raises
     ------
     SpecError
-        When a setting cannot be.
+        When a setting is not valid.
     """
     settings = dict(config or {})
     if mixed_precision is not None and settings.setdefault("mixed_precision", mixed_precision) != mixed_precision:

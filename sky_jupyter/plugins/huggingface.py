@@ -48,21 +48,26 @@ class Token(Secret):
 
 
 def huggingface(token: str | Secret | bool | Iterable[str] | None = None, models: str | Iterable[str] = ()) -> Plugin:
-    """Hugging Face's libraries on all ranks, logged in, with models that are there before the first cell.
+    """Log in to Hugging Face on all ranks, and fetch models before the first cell.
 
     Parameters
     ----------
     token : str or bool, optional
-        The token for gated and private models. Unless given, that of your own log-in: the variable
+        The token for gated and private models. By default that of your own log-in: the variable
         HF_TOKEN, or what ``hf auth login`` has kept. ``False`` sends none.
     models : str or iterable of str
-        Repositories on the Hub, as ``"gpt2"`` or ``"org/name@revision"``, fetched once a machine while the
+        Repositories on the Hub, as ``"gpt2"`` or ``"org/name@revision"``, fetched once per machine while the
         pool starts.
+
+    Returns
+    -------
+    Plugin
+        The value for ``plugins=``.
 
     Raises
     ------
     SpecError
-        When an argument cannot be.
+        When an argument is not valid.
 
     Notes
     -----

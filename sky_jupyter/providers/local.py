@@ -1,4 +1,4 @@
-"""Nodes as processes of the notebook's own machine: the default, with nothing to set up."""
+"""Local provider: nodes as processes of the notebook's own machine, the default."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Nodes on hosts that are there already and run an SSH server."""
+"""SSH provider: nodes on hosts that are there already."""
 
 from __future__ import annotations
 
@@ -27,14 +27,16 @@ _BESIDE = 64
 
 @dataclass(frozen=True)
 class SSH:
-    """Hosts by name, as one would give them to ``ssh``; what ``~/.ssh/config`` says of them counts.
+    """Hosts by name, as one gives them to ``ssh``; ``~/.ssh/config`` applies.
 
     Parameters
     ----------
     hosts : str or iterable of str
         ``gpu1``, ``user@gpu2:2222``, ``[2001:db8::1]:22``; in the order of the nodes.
-    user, port : optional
-        For the hosts that name none themselves.
+    user : str, optional
+        For hosts that name none themselves.
+    port : int, optional
+        For hosts that name none themselves.
     key : str or iterable of str, optional
         Private key files to log in with; the agent's and the usual ones unless given.
     jump : str, optional
@@ -42,8 +44,8 @@ class SSH:
     offline : bool
         Whether hosts are sent all packages from here, and fetch nothing themselves.
     accept_host_keys : bool or mapping of str to str
-        Whether a host that is not in known_hosts is taken and kept there: True for whatever key it
-        shows, or host -> ``"SHA256:…"`` for these keys. A key that has changed is refused always.
+        Whether a host that is not in known_hosts is accepted and added to it: True for whatever key it
+        shows, or host -> ``"SHA256:…"`` for these keys. A key that has changed is always refused.
 
     Raises
     ------

@@ -32,7 +32,9 @@ MAX_COUNT = 1024
 
 @dataclass(frozen=True)
 class Model:
-    """A model of the catalogue; called, it is that many of them: ``A100(count=8, memory="40GB")``.
+    """Model of the catalogue; calling it makes an `Accelerator`.
+
+    Such as ``A100(count=8, memory="40GB")``.
 
     Parameters
     ----------
@@ -58,26 +60,33 @@ class Model:
     arm: bool = False
 
     def __call__(self, count: int = 1, memory: int | str | None = None) -> Accelerator:
-        """So many of them on each node.
+        """Return an `Accelerator` of this model.
 
         Parameters
         ----------
         count : int
-            How many.
+            How many each node has.
         memory : int or str, optional
-            GB of each, such as ``40`` or ``"40GB"``; whichever it is made with unless given.
+            GB of each, such as ``40`` or ``"40GB"``; any size that it is made with by default.
+
+        Returns
+        -------
+        Accelerator
+            The value for ``accelerator=``.
 
         Raises
         ------
         SpecError
-            When it is not made with so much, or the count is none.
+            When the model is not made with that size, or the count is not valid.
         """
         return Accelerator(self.name, count, None if memory is None else _gigabytes(memory))
 
 
 @dataclass(frozen=True)
 class Accelerator:
-    """A kind of accelerator and how many of them a node must have, as in ``A100:8`` or ``H100-94GB:4``.
+    """Kind and number of accelerators that a node must have.
+
+    Written as ``A100:8`` or ``H100-94GB:4``.
 
     Parameters
     ----------
@@ -110,12 +119,24 @@ class Accelerator:
 
     @classmethod
     def parse(cls, text: str) -> Accelerator:
-        """Read ``"A100"``, ``"A100:8"``, ``"h100-94gb:4"``, ``"RTX 4090"`` or ``"custom:Quadro K2200:2"``.
+        """Parse a text such as ``"A100:8"``.
+
+        Other forms are ``"A100"``, ``"h100-94gb:4"``, ``"RTX 4090"`` and ``"custom:Quadro K2200:2"``.
+
+        Parameters
+        ----------
+        text : str
+            What a person wrote; case and spaces do not matter.
+
+        Returns
+        -------
+        Accelerator
+            Its value.
 
         Raises
         ------
         SpecError
-            When the text has another form, or names none that is known; the nearest is suggested.
+            When the text has another form or names an unknown model; the nearest one is suggested.
         """
         given = text.strip()
         custom = given[: len(_CUSTOM)].lower() == _CUSTOM
@@ -132,41 +153,52 @@ class Accelerator:
 
     @property
     def is_custom(self) -> bool:
-        """Whether it is none of the catalogue."""
+        """Whether the catalogue lacks it."""
         return self.name.startswith(_CUSTOM)
 
     @property
     def kind(self) -> str:
-        """One of them, as a text that can be read again: ``"A100"`` or ``"A100-80GB"``."""
+        """One of them as a text that `parse` reads: ``"A100"`` or ``"A100-80GB"``."""
         return self.name if self.variant is None else f"{self.name}-{self.variant}GB"
 
     @property
     def memory(self) -> int | None:
-        """GB of each: what is asked for, else what it usually has; None where nothing is known."""
+        """GB of each: the size asked for, else the usual one; None if unknown."""
         return self.variant if self.variant is not None or self.is_custom else CATALOGUE[self.name].memories[0]
 
     @property
     def capability(self) -> tuple[int, int] | None:
-        """CUDA's compute capability, such as ``(9, 0)``; None where there is none, or it is not known."""
+        """CUDA compute capability, such as ``(9, 0)``; None if there is none or unknown."""
         return None if self.is_custom else CATALOGUE[self.name].capability
 
     @property
     def arm(self) -> bool:
-        """Whether the machines that it is made for have processors by Arm."""
+        """Whether the machines that it is made for have Arm processors."""
         return not self.is_custom and CATALOGUE[self.name].arm
 
     @property
     def maker(self) -> str:
-        """Who makes it; nodes are asked for NVIDIA's only, so that others' names are taken to be those."""
+        """The manufacturer. A custom one is NVIDIA's: nodes are asked for no others yet."""
         return NVIDIA if self.is_custom else CATALOGUE[self.name].maker
 
     @property
     def jax(self) -> str | None:
-        """The package of JAX that suits it best, such as ``"jax[cuda13]"``; None where there is none on PyPI."""
+        """The best package of JAX, such as ``"jax[cuda13]"``; None if PyPI has none."""
         return self.jax_for()
 
     def jax_for(self, python: int = 14) -> str | None:
-        """The same for nodes with Python 3.``python``: earlier ones get earlier releases, which lack some extras."""
+        """Return the best package of JAX for a Python version.
+
+        Parameters
+        ----------
+        python : int
+            The minor version, as 12 for Python 3.12. Earlier ones get earlier releases, which lack some extras.
+
+        Returns
+        -------
+        str or None
+            The requirement; None if PyPI has none.
+        """
         if self.maker == GOOGLE:
             return "jax[tpu]"
         if self.capability is None:
@@ -176,19 +208,54 @@ class Accelerator:
 
     @property
     def torch(self) -> str | None:
-        """The build of torch that suits it best, such as ``"cu130"``; None where PyTorch has none."""
+        """The best build of torch, such as ``"cu130"``; None if PyTorch has none."""
         return self.torch_for()
 
     def torch_for(self, release: tuple[int, ...] | None = None) -> str | None:
-        """The same for one release of torch, such as ``(2, 8)``."""
+        """Return the best build of one release of torch.
+
+        Parameters
+        ----------
+        release : tuple of int, optional
+            Such as ``(2, 8)``; the newest by default.
+
+        Returns
+        -------
+        str or None
+            The build; None if PyTorch has none.
+        """
         return next(iter(self.torch_builds(release)), None)
 
     def torch_builds(self, release: tuple[int, ...] | None = None) -> list[str]:
-        """The builds of torch that run on it, the best first; of one release, or the newest."""
+        """Return the builds of torch that run on it, the best first.
+
+        Parameters
+        ----------
+        release : tuple of int, optional
+            Such as ``(2, 8)``; the newest by default.
+
+        Returns
+        -------
+        list of str
+            Such as ``["cu130", "cu128"]``.
+        """
         return of_torch(self.capability, release, arm=self.arm) if self.capability else []
 
     def why_not_torch(self, build: str | None, release: tuple[int, ...] | None = None) -> str:
-        """Why a build of torch, or every one, does not run on it; empty where it may, as far as is known."""
+        """Explain why a build of torch does not run on it.
+
+        Parameters
+        ----------
+        build : str or None
+            Such as ``"cu126"``; None asks why no build does.
+        release : tuple of int, optional
+            Such as ``(2, 8)``; the newest by default.
+
+        Returns
+        -------
+        str
+            The reason; empty if it runs, as far as is known.
+        """
         if self.capability is None:
             return ""
         if build is None:
@@ -196,13 +263,36 @@ class Accelerator:
         return why_not_torch(build, self.capability, release, arm=self.arm)
 
     def takes_cuda(self, major: int) -> bool:
-        """Whether that CUDA runs on it, as far as is known: 13 has dropped what came before Turing."""
+        """Tell whether a CUDA release runs on it, as far as is known.
+
+        Parameters
+        ----------
+        major : int
+            The release: 13 has dropped what came before Turing.
+
+        Returns
+        -------
+        bool
+            True as well if its capability is unknown.
+        """
         return self.capability is None or takes_cuda(self.capability, major)
 
     def fits(self, name: str) -> bool:
-        """Whether a driver's name, such as ``NVIDIA A100-SXM4-80GB``, is one of these.
+        """Tell whether a driver's name is one of these.
 
-        Where it does not say the memory, as ``NVIDIA GeForce RTX 3080``, the name alone counts.
+        Such as ``NVIDIA A100-SXM4-80GB``.
+
+        If the name does not say the memory, as ``NVIDIA GeForce RTX 3080``, the name alone counts.
+
+        Parameters
+        ----------
+        name : str
+            As ``nvidia-smi -L`` prints it.
+
+        Returns
+        -------
+        bool
+            Whether it is the model, and the size if one was asked for.
         """
         if self.is_custom:
             wanted = _words(self.name[len(_CUSTOM) :])
@@ -215,22 +305,30 @@ class Accelerator:
 
 
 def Custom(name: str, memory: int | str | None = None, count: int = 1) -> Accelerator:
-    """An NVIDIA accelerator that the catalogue lacks, by the words that its driver calls it.
+    """Return an NVIDIA accelerator that the catalogue lacks.
 
     Parameters
     ----------
     name : str
-        Such as ``"Quadro K2200"``, as ``nvidia-smi -L`` has it.
+        Words of the driver's name, such as ``"Quadro K2200"``, as ``nvidia-smi -L`` has it.
     memory : int or str, optional
         GB of each, where the driver's name has it and it matters.
     count : int
-        How many on each node.
+        How many each node has.
+
+    Returns
+    -------
+    Accelerator
+        The value for ``accelerator=``.
     """
     return Accelerator(_CUSTOM + name, count, None if memory is None else _gigabytes(memory))
 
 
 def recognised(name: str) -> tuple[str | None, int | None]:
-    """The catalogue's name for a driver's, and the GB that it says: ``("A100", 80)``; None for what is not known."""
+    """Return the catalogue's name and the GB that a driver's name says.
+
+    ``("A100", 80)``; None for what is not known.
+    """
     words = _words(name)
     found = [(len(parts), model) for parts, model in _BY_WORDS if _find(parts, words) >= 0]
     if not found:
@@ -245,7 +343,7 @@ def recognised(name: str) -> tuple[str | None, int | None]:
 
 
 def names() -> list[str]:
-    """The catalogue's names, with the sizes of those that are made with several."""
+    """Return the catalogue's names, with the sizes of those made with several."""
     sized = [f"{m.name}-{size}GB" for m in CATALOGUE.values() if len(m.memories) > 1 for size in m.memories]
     return [*CATALOGUE, *sized]
 
@@ -276,7 +374,7 @@ def _words(text: str) -> tuple[str, ...]:
 
 
 def _find(part: tuple[str, ...], words: tuple[str, ...]) -> int:
-    """Where words stand in a row among others; -1 where they do not."""
+    """Return where words stand in a row among others; -1 if they do not."""
     return next((at for at in range(len(words) - len(part) + 1) if words[at : at + len(part)] == part), -1)
 
 

@@ -1,4 +1,4 @@
-"""What a node must have before a cell runs: `Image`, and the package indexes that are for some packages only."""
+"""What a node must have before a cell runs: `Image` and `PipIndex`."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _PROJECT = re.compile(r"[A-Za-z0-9]([A-Za-z0-9._-]*[A-Za-z0-9])?\Z")
 
 @dataclass(frozen=True, repr=False)
 class PipIndex:
-    """A package index besides the usual one, and what it may give.
+    """Package index besides the usual one, and the packages it is for.
 
     Parameters
     ----------
@@ -49,14 +49,14 @@ class PipIndex:
 
     @property
     def login(self) -> tuple[str, str]:
-        """User name and password, as they stand in the URL; empty where it has none."""
+        """User name and password of the URL; empty if it has none."""
         found = _URL.match(self.url)
         name, _, word = ((found["login"] if found else "") or "").partition(":")
         return name, word
 
     @property
     def name(self) -> str:
-        """What uv is to call it: letters and digits, made from the URL without its secrets."""
+        """Name of the index for uv: a hash of the URL without its secrets."""
         return f"sky{hashlib.blake2b(self.shown.encode(), digest_size=6).hexdigest()}"
 
     def __repr__(self) -> str:
@@ -65,7 +65,7 @@ class PipIndex:
 
 @dataclass(frozen=True, repr=False)
 class Image:
-    """What a node must have before a cell runs.
+    """Packages, environment variables and files that a node needs.
 
     Parameters
     ----------
@@ -73,14 +73,14 @@ class Image:
         Python version such as ``"3.12"``; the notebook's own when not given, or ``"auto"``.
     pip : iterable of str
         Requirements (PEP 508) to install.
-    pip_indexes : iterable of PipIndex
-        Where packages are looked for besides the usual index.
     apt : iterable of str
         Debian packages, as ``"git"`` or ``"git=1:2.39.5-0+deb12u2"``. Missing ones are installed on hosts, which
         needs root there, or sudo without a password; never on the machine of local nodes.
     env : mapping of str to str
         Environment variables of every rank, set before anything is imported. Their values may be secrets: they
         are shown nowhere.
+    pip_indexes : iterable of PipIndex
+        Where packages are looked for besides the usual index.
     includes : iterable of str
         Files and folders of this machine that are sent with the project's own modules; `included` finds them.
     excludes : iterable of str
@@ -136,7 +136,10 @@ class Image:
 
     @property
     def digest(self) -> str:
-        """Sixteen hex digits that name this image's packages; variables of the ranks and files do not change them."""
+        """Sixteen hex digits that identify the packages of this image.
+
+        Variables of the ranks and files do not change them.
+        """
         facts: list[Any] = [self.python, self.pip, self.apt, *([self.build_env] if self.build_env else [])]
         if self.pip_indexes:
             facts.append([[index.shown, index.packages] for index in self.pip_indexes])
@@ -144,19 +147,39 @@ class Image:
 
     @property
     def build_env(self) -> dict[str, str]:
-        """The variables that decide which builds of packages are installed."""
+        """Variables that decide which builds of packages are installed."""
         return {name: value for name, value in self.env.items() if name == "UV_TORCH_BACKEND"}
 
     def adding(
         self, *, pip: Iterable[str] = (), apt: Iterable[str] = (), env: Mapping[str, str] | None = None
     ) -> Image:
-        """This image with more packages and variables; a variable that is already set stays."""
+        """Return this image with more packages and variables.
+
+        Parameters
+        ----------
+        pip : iterable of str
+            Requirements (PEP 508).
+        apt : iterable of str
+            Debian packages.
+        env : mapping of str to str, optional
+            Environment variables; one that is already set keeps its value.
+
+        Returns
+        -------
+        Image
+            The new image.
+        """
         return replace(self, pip=(*self.pip, *pip), apt=(*self.apt, *apt), env={**(env or {}), **self.env})
 
     def requirements(self) -> str:
-        """What pip would read, with all else as comments; secrets are left out.
+        """Return the image as a requirements file, all else in comments.
 
-        An index for some packages only is a comment too: pip knows no such thing.
+        Secrets are left out. An index for some packages only is a comment too: pip cannot express it.
+
+        Returns
+        -------
+        str
+            The file's text.
         """
         lines = [f"# python {self.python}"] if self.python else []
         lines += [f"# apt: {', '.join(self.apt)}"] if self.apt else []

@@ -1,4 +1,4 @@
-"""How a pool is made and watched over: `Options`, in Skyward's names; values, valid once they exist."""
+"""How a pool is started and supervised: `Options`, with Skyward's names."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ DEFAULT_EXIT_TIMEOUT = 2.0
 
 @dataclass(frozen=True)
 class Worker:
-    """How many calls a node runs at a time, as Skyward says it: the pool's ``ranks_per_node``.
+    """How many calls a node runs at a time; the pool's ``ranks_per_node``.
 
     Parameters
     ----------
@@ -42,7 +42,7 @@ class Worker:
 
 @dataclass(frozen=True)
 class LogConfig:
-    """Where a pool's log goes.
+    """Destination and level of a pool's log.
 
     Parameters
     ----------
@@ -63,7 +63,7 @@ class LogConfig:
 
 @dataclass(frozen=True)
 class Options:
-    """How a pool is made and watched over.
+    """How a pool is started and supervised.
 
     Parameters
     ----------
@@ -98,12 +98,12 @@ class Options:
         becomes of that, False writes nothing, a level or a `LogConfig` has it written out.
     worker : Worker, optional
         How many calls a node runs at a time.
-    crowded : bool
-        Whether local nodes may be more rank processes than this machine bears: more than four for each core, or
-        more memory than half of it.
     cluster : bool
         Whether nodes work together. Without it they need not reach each other, and each rank is a world of
         its own: no coordinator, no collectives, ``shard`` gives everything.
+    crowded : bool
+        Whether local nodes may be more rank processes than this machine bears: more than four for each core, or
+        more memory than half of it.
     """
 
     selection: str = "cheapest"
@@ -139,7 +139,18 @@ class Options:
             object.__setattr__(self, "logging", _level(self.logging))
 
     def attempts(self, *, made: bool) -> int:
-        """How often machines are asked for; ``made`` says whether the provider makes them."""
+        """Return how often machines are asked for.
+
+        Parameters
+        ----------
+        made : bool
+            Whether the provider makes them.
+
+        Returns
+        -------
+        int
+            The largest number of attempts.
+        """
         return self.max_provision_attempts or (ATTEMPTS if made else 1)
 
 
@@ -162,7 +173,7 @@ def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
 
 
 def _level(value: Any) -> int:
-    """A level of the standard library's logging, by number or name."""
+    """Return a level of the standard library's logging, from a number or name."""
     if isinstance(value, str) and value.upper() in LEVELS:
         return int(getattr(standard, value.upper()))
     if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 100:

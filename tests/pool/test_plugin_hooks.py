@@ -12,6 +12,7 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.errors import BootstrapError, ProvisionError, SpecError
+from sky_jupyter.plugins.core.plugin import steps_of
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.providers import Local
 from sky_jupyter.spec.pool_spec import Image, PoolSpec
@@ -85,7 +86,7 @@ def test_bootstrap_commands_run_once_a_machine_and_their_failure_is_told(tmp_pat
     with pytest.raises(BootstrapError, match="/no/such/program cannot be run: No such file"):
         Pool(PoolSpec(provider=Local(), plugins=(absent,))).start()
     with pytest.raises(SpecError, match="bootstrap must return a list of commands, not 'ls'"):
-        sky.Plugin.create("steps").with_bootstrap(lambda spec: "ls").steps(pool.spec)
+        steps_of(sky.Plugin.create("steps").with_bootstrap(lambda spec: "ls"), pool.spec)
 
 
 def test_who_takes_a_pool_up_enters_too(tmp_path: Path) -> None:

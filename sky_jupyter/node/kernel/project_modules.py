@@ -174,12 +174,17 @@ class LocalModules:
 
 
 def included(path: str | os.PathLike[str]) -> Path:
-    """Where a file or folder that ``--include`` sent is: on a node its place there, elsewhere the path itself.
+    """Return the path of a file or folder that ``--include`` sent.
 
     Parameters
     ----------
     path : str or path
-        As it was named to ``--include``, or something in a folder that was.
+        As it was named to ``--include``, or a path inside a folder that was.
+
+    Returns
+    -------
+    Path
+        Its place on a node; elsewhere the path itself.
     """
     root = variable(VARIABLE)
     if root is None or not (Path(root) / INDEX).is_file():

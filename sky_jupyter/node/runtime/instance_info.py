@@ -1,4 +1,8 @@
-"""What user code on a node can ask of the pool: who am I, and whose output is shown.
+"""What user code on a rank can ask: which rank it is, and whose output is shown.
+
+`instance_info` reads the variable COMPUTE_POOL, which the agent sets in every rank before any user code. `stdout`,
+`stderr` and `silent` decide whose prints are shown. This module needs the standard library alone: it travels to the
+nodes.
 
 `instance_info` reads the variable COMPUTE_POOL, which the agent sets in every rank before any
 user code. `stdout`, `stderr` and `silent` decide whose prints are seen. Nothing here imports more
@@ -34,18 +38,24 @@ Fn = TypeVar("Fn", bound=Callable[..., Any])
 
 @dataclass(frozen=True)
 class InstanceInfo:
-    """Which rank this process is, and what its pool looks like.
+    """Describes this rank and its pool.
 
     The agent makes it when it starts a kernel; user code gets it from `instance_info`.
 
     Parameters
     ----------
-    node, total_nodes : int
-        This machine's number, from 0, and how many there are.
-    rank, world_size : int
-        This process's number over all nodes, and how many there are.
-    local_rank, ranks_per_node : int
-        This process's number on its node, and how many a node has.
+    node : int
+        This machine's number, from 0.
+    rank : int
+        This process's number over all nodes.
+    total_nodes : int
+        How many machines there are.
+    world_size : int
+        How many ranks there are.
+    ranks_per_node : int
+        How many ranks a node has.
+    local_rank : int
+        This process's number on its node.
     head_addr : str
         Address of node 0, as the other nodes reach it.
     head_port : int
@@ -132,7 +142,7 @@ class InstanceInfo:
 
     @property
     def is_head(self) -> bool:
-        """Whether this is the pool's first rank, the one of all that speaks where one shall."""
+        """Whether this is the pool's first rank."""
         return self.rank == 0 and (self.cluster or (self.node, self.local_rank) == (0, 0))
 
     @property
@@ -142,42 +152,58 @@ class InstanceInfo:
 
     @property
     def hostname(self) -> str:
-        """What this machine calls itself."""
+        """This machine's own host name."""
         return socket.gethostname()
 
     # The same by the names that Skyward has for them.
 
     @property
     def nodes(self) -> int:
-        """`total_nodes`."""
+        """Skyward's name for `total_nodes`."""
         return self.total_nodes
 
     @property
     def worker(self) -> int:
-        """`local_rank`."""
+        """Skyward's name for `local_rank`."""
         return self.local_rank
 
     @property
     def workers_per_node(self) -> int:
-        """`ranks_per_node`."""
+        """Skyward's name for `ranks_per_node`."""
         return self.ranks_per_node
 
     @property
     def total_workers(self) -> int:
-        """`world_size`."""
+        """Skyward's name for `world_size`."""
         return self.world_size
 
     @property
     def global_worker_index(self) -> int:
-        """`rank`."""
+        """Skyward's name for `rank`."""
         return self.rank
 
     def port(self, name: str) -> int:
-        """The port on the head for the coordinator of plugin `name`; `head_port` if it has none of its own."""
+        """Return the head's port for the coordinator of a plugin.
+
+        Parameters
+        ----------
+        name : str
+            The plugin's name.
+
+        Returns
+        -------
+        int
+            Its own port, else `head_port`.
+        """
         return self.ports.get(name, self.head_port)
 
     def to_json(self) -> str:
-        """This as the text that COMPUTE_POOL holds.
+        """Serialise to the text that COMPUTE_POOL holds.
+
+        Returns
+        -------
+        str
+            JSON.
 
         Raises
         ------
@@ -190,12 +216,22 @@ class InstanceInfo:
 
     @classmethod
     def from_json(cls, text: str) -> InstanceInfo:
-        """Read what `to_json` wrote.
+        """Parse what `to_json` wrote.
+
+        Parameters
+        ----------
+        text : str
+            JSON.
+
+        Returns
+        -------
+        InstanceInfo
+            Its value.
 
         Raises
         ------
         SpecError
-            When it is not JSON, is too long, lacks a field, has an unknown one, or one that cannot be.
+            When it is not JSON, is too long, lacks a field, or has an unknown or invalid one.
         """
         _short_enough(text)
         try:
@@ -215,7 +251,7 @@ class InstanceInfo:
 
 
 def instance_info() -> InstanceInfo:
-    """Which rank this process is, and what its pool looks like.
+    """Return which rank this process is, and what its pool looks like.
 
     Returns
     -------
@@ -237,7 +273,10 @@ def instance_info() -> InstanceInfo:
 
 
 def variable(name: str) -> str | None:
-    """An environment variable that the runtime needs, whatever the user's code has made of it."""
+    """Read an environment variable as it was at the rank's start.
+
+    User code may have changed or cleared the environment since.
+    """
     return _kept.get(name) or os.environ.get(name)
 
 
@@ -247,12 +286,17 @@ def keep(names: Iterable[str]) -> None:
 
 
 def is_head() -> bool:
-    """Whether this process is rank 0 of its pool: ``instance_info().is_head``.
+    """Tell whether this process is rank 0 of its pool.
+
+    Returns
+    -------
+    bool
+        The same as ``instance_info().is_head``.
 
     Raises
     ------
     NotInPoolError
-        When this process is no rank of a pool.
+        When this process is not a rank of a pool.
     """
     return instance_info().is_head
 
@@ -295,7 +339,7 @@ _muted: ContextVar[tuple[frozenset[str], ...]] = ContextVar("sky_jupyter_muted",
 
 
 class _Gate:
-    """A stream that drops what a muted context writes, and is the wrapped stream in all else."""
+    """Stream that drops what a muted context writes and delegates all else."""
 
     # IPython replaces `write` for each cell and puts it back: on the gate, or it would call itself.
     _OWN = frozenset({"write", "writelines"})
@@ -353,7 +397,7 @@ class _Gate:
 
 
 def install_gates() -> None:
-    """Wrap this process's streams, where they are not yet.
+    """Wrap this process's standard streams, unless they are wrapped already.
 
     The filters do it when they are first entered. A kernel may do it at its start, so that handlers
     of `logging` that take hold of a stream early are filtered too.
@@ -367,7 +411,9 @@ def install_gates() -> None:
 
 @dataclass(frozen=True)
 class OutputFilter:
-    """Mutes streams on some ranks: a decorator and a context manager, made by `stdout` and `stderr`.
+    """Decorator and context manager that mutes streams on some ranks.
+
+    Made by `stdout` and `stderr`.
 
     It filters what Python code writes in the same thread or task. Threads started inside, child
     processes and native code that writes to the file descriptor are not muted.
@@ -414,7 +460,7 @@ class OutputFilter:
         _muted.set(_muted.get()[:-1])
 
     def __call__(self, function: Fn) -> Fn:
-        """`function`, filtered while it runs; a `sky.function` stays one."""
+        """Decorate a function; a `sky.function` stays one."""
         rewrap: Any = getattr(function, "_rewrap", None)
         if rewrap is not None:
             return rewrap(self(function.__wrapped__))  # type: ignore[attr-defined]
@@ -444,7 +490,7 @@ class OutputFilter:
         return wrapper
 
     def _steps(self, generator: Generator[Any, Any, Any]) -> Generator[Any, Any, Any]:
-        """`generator`, filtered while it runs and not while its reader does."""
+        """Run a generator muted, and its reader not."""
         step: Callable[[Any], Any] = generator.send
         given: Any = None
         try:
@@ -466,7 +512,7 @@ class OutputFilter:
 
 
 def stdout(*, only: str | Callable[[InstanceInfo], bool] = "head") -> OutputFilter:
-    """Show what is printed to standard output on some ranks only.
+    """Show standard output of some ranks only.
 
     A decorator, above or below ``@sky.function``, and a context manager. Outside a pool it
     changes nothing.
@@ -475,6 +521,11 @@ def stdout(*, only: str | Callable[[InstanceInfo], bool] = "head") -> OutputFilt
     ----------
     only : "head" or callable
         ``"head"`` for rank 0, or a predicate that is given the `InstanceInfo`.
+
+    Returns
+    -------
+    OutputFilter
+        The decorator and context manager.
 
     Raises
     ------
@@ -491,7 +542,23 @@ def stdout(*, only: str | Callable[[InstanceInfo], bool] = "head") -> OutputFilt
 
 
 def stderr(*, only: str | Callable[[InstanceInfo], bool] = "head") -> OutputFilter:
-    """Show what is printed to standard error on some ranks only; see `stdout`."""
+    """Show standard error of some ranks only; see `stdout`.
+
+    Parameters
+    ----------
+    only : "head" or callable
+        ``"head"`` for rank 0, or a predicate that is given the `InstanceInfo`.
+
+    Returns
+    -------
+    OutputFilter
+        The decorator and context manager.
+
+    Raises
+    ------
+    SpecError
+        When `only` is neither.
+    """
     return OutputFilter(frozenset({"stderr"}), _given(only))
 
 

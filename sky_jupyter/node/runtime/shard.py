@@ -1,4 +1,8 @@
-"""Splitting data over the ranks: each rank keeps its part, by one rule for all arrays.
+"""Split data over the ranks: each rank keeps its part, by one rule.
+
+No framework is imported for it: the type of an array is known by its module and by what it can do.
+
+No framework is imported for it: the type of an array is known by its module and by what it can do.
 
 Nothing is imported for a framework's sake: an array is told by its type's home and by what it can do.
 """
@@ -51,7 +55,7 @@ def shard(
     node: int | None = None,
     total_nodes: int | None = None,
 ) -> Any:
-    """This rank's part of each array.
+    """Return this rank's part of each array.
 
     Without `drop_last` rank r gets the items r, r + world_size, r + 2 * world_size, …: every item
     is on exactly one rank, and lengths differ by at most one. With `drop_last` it gets block r of
@@ -69,9 +73,10 @@ def shard(
         Picks the order; use the epoch's number for a new one each epoch.
     drop_last : bool
         Whether all ranks get equally many items, and which: see above.
-    node, total_nodes : int, optional
-        The part of another rank, or with other numbers of ranks, by Skyward's words for them. With both, no
-        pool is needed.
+    node : int, optional
+        The number of the part; this rank's by default. Skyward's word for a rank.
+    total_nodes : int, optional
+        The number of parts; the pool's number of ranks by default. With both, no pool is needed.
 
     Returns
     -------
@@ -103,7 +108,7 @@ def shard(
 
 
 def _place(node: int | None, total_nodes: int | None) -> tuple[int, int]:
-    """Whose part is meant: this rank's, unless another is named."""
+    """Return the number of the part and of all parts; this rank's unless given."""
     if node is None or total_nodes is None:
         info = instance_info()
         node = info.rank if node is None else node
@@ -115,7 +120,7 @@ def _place(node: int | None, total_nodes: int | None) -> tuple[int, int]:
 
 
 def common_length(arrays: Mapping[str, Any]) -> int:
-    """How many items each of some arrays has, which are known by what messages call them.
+    """Return the common length of named arrays.
 
     Raises
     ------
@@ -132,7 +137,7 @@ def common_length(arrays: Mapping[str, Any]) -> int:
 
 
 def part(array: Any, rank: int, world_size: int) -> Any:
-    """What ``shard(array)`` gives on a rank, made anywhere, with no more memory behind it than it needs.
+    """Return the part of a rank, made anywhere, that holds no memory of the whole.
 
     Raises
     ------
@@ -154,7 +159,7 @@ def part(array: Any, rank: int, world_size: int) -> Any:
 
 
 def _whole_dataset(chosen: Any) -> Any:
-    """A datasets object of its own table, and not of another one's rows."""
+    """Copy a datasets object so that it has a table of its own."""
     # Its rows are views of the whole still, each by itself.
     table = chosen.with_format("arrow")[:].combine_chunks()
     made = type(chosen)(table, info=chosen.info, split=chosen.split, fingerprint=chosen._fingerprint)
@@ -165,7 +170,7 @@ def _whole_dataset(chosen: Any) -> Any:
 def indices(
     n: int, rank: int, world_size: int, shuffle: bool = False, seed: int = 0, drop_last: bool = False
 ) -> Sequence[int]:
-    """The numbers of the items, of `n`, that `rank` keeps; a range where they are not shuffled."""
+    """Return the numbers of a rank's items; a range if they are not shuffled."""
     if isinstance(seed, bool) or not isinstance(seed, int):
         # Other types would hash differently in each process, and the ranks would disagree.
         raise SpecError(f"seed must be a whole number, not {seed!r}")
@@ -181,7 +186,7 @@ def indices(
 
 
 def take(array: Any, chosen: Sequence[int]) -> Any:
-    """The `chosen` items of `array`, as an object of its type."""
+    """Return the chosen items of an array as an object of its type."""
     if type(array) in (str, bytes, bytearray, list, tuple) and isinstance(chosen, range):
         return array[_slice(chosen)]
     if isinstance(array, str):
@@ -209,7 +214,7 @@ def take(array: Any, chosen: Sequence[int]) -> Any:
 
 
 def _index(array: Any, chosen: Sequence[int]) -> Any:
-    """What a numpy, torch or jax array, or one that indexes as they do, is indexed by."""
+    """Return what a numpy, torch or jax array is indexed by."""
     if isinstance(chosen, range):
         # A view where the array has views: nothing is copied.
         return _slice(chosen)
@@ -222,7 +227,7 @@ def _index(array: Any, chosen: Sequence[int]) -> Any:
 
 
 def _like(array: Any, items: list[Any]) -> Any:
-    """`items` in a sequence of `array`'s type; a plain one where a subclass cannot be made so."""
+    """Build a sequence of the array's type; a plain one where that fails."""
     if type(array) in (list, tuple):
         return type(array)(items)
     if hasattr(array, "_fields"):  # a namedtuple's fields are not items of a data set
@@ -258,7 +263,7 @@ def _warn_if_uneven(n: int, rank: int, world_size: int, drop_last: bool) -> None
 
 
 def uneven_text(n: int, world_size: int, what: str = "shard", advice: str = "") -> str:
-    """What is to be said where ranks get different lengths; nothing where they get equal ones."""
+    """Return the warning for ranks of different lengths; empty if they are equal."""
     if n % world_size == 0:
         return ""
     short, long = n // world_size, n // world_size + 1

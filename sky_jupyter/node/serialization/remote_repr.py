@@ -17,7 +17,7 @@ _CONTAINERS = (dict, list, tuple, set, frozenset)
 
 
 class RemoteRepr:
-    """Stands for a value that stayed on its rank. It looks like that value, and is not it.
+    """Stands in for a value that stayed on its rank; it has that value's repr.
 
     Attributes
     ----------

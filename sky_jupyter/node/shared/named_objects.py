@@ -1,4 +1,7 @@
-"""`sky.dict` and its like: what the pool shares under a name, made by who asks first and gone with the pool.
+"""`sky.dict` and the other shared objects of a pool, by name.
+
+The first use of a name makes the object, and it ends with the pool. On a rank the names are those of its pool, in a
+notebook those of the current pool.
 
 On a rank they are its pool's, in a notebook the current pool's.
 """
@@ -15,45 +18,116 @@ Consistency = Literal["strong", "eventual"]
 
 
 def dict(name: str, *, consistency: Consistency | None = None) -> SharedDict:
-    """The pool's dict of this name.
+    """Return the pool's shared dict of a name.
 
     Parameters
     ----------
     name : str
-        Any.
+        Any name; the object is made on first use.
     consistency : {"strong", "eventual"}, optional
-        Skyward's; here all is strong.
+        For Skyward's programs; here both are strong.
+
+    Returns
+    -------
+    SharedDict
+        Its proxy.
+
+    Raises
+    ------
+    SpecError
+        When the consistency is neither.
     """
     _known(consistency)
     return SharedDict(name)
 
 
 def set(name: str, *, consistency: Consistency | None = None) -> SharedSet:
-    """The pool's set of this name; see `dict`."""
+    """Return the pool's shared set of a name.
+
+    Parameters
+    ----------
+    name : str
+        Any name; the object is made on first use.
+    consistency : {"strong", "eventual"}, optional
+        For Skyward's programs; here both are strong.
+
+    Returns
+    -------
+    SharedSet
+        Its proxy.
+
+    Raises
+    ------
+    SpecError
+        When the consistency is neither.
+    """
     _known(consistency)
     return SharedSet(name)
 
 
 def counter(name: str, *, consistency: Consistency | None = None) -> SharedCounter:
-    """The pool's counter of this name; see `dict`."""
+    """Return the pool's shared counter of a name.
+
+    Parameters
+    ----------
+    name : str
+        Any name; the object is made on first use.
+    consistency : {"strong", "eventual"}, optional
+        For Skyward's programs; here both are strong.
+
+    Returns
+    -------
+    SharedCounter
+        Its proxy.
+
+    Raises
+    ------
+    SpecError
+        When the consistency is neither.
+    """
     _known(consistency)
     return SharedCounter(name)
 
 
 def queue(name: str, maxsize: int = 0) -> SharedQueue:
-    """The pool's queue of this name, in which at most ``maxsize`` items wait, or any number."""
+    """Return the pool's shared queue of a name.
+
+    Parameters
+    ----------
+    name : str
+        Any name; the object is made on first use.
+    maxsize : int
+        The largest number of items that wait in it; 0 for any number.
+
+    Returns
+    -------
+    SharedQueue
+        Its proxy.
+    """
     return SharedQueue(name, maxsize)
 
 
 def lock(name: str, *, timeout: float | None = None, ttl: float | None = None) -> SharedLock:
-    """The pool's lock of this name.
+    """Return the pool's shared lock of a name.
 
     Parameters
     ----------
+    name : str
+        Any name; the object is made on first use.
     timeout : float, optional
-        How many seconds ``with`` waits for it; without limit unless given.
+        Seconds that ``with`` waits for the lock; without limit by default.
     ttl : float, optional
-        Skyward's, for holders that are gone; here it is free as soon as its holder's process has ended.
+        For Skyward's programs; here the lock is free as soon as its holder's process has ended.
+
+    Returns
+    -------
+    SharedLock
+        Its proxy.
+
+    Raises
+    ------
+    SpecError
+        When ``ttl`` is no number above 0.
     """
     if ttl is not None and not ttl > 0:
         raise SpecError(f"ttl must be a number of seconds above 0, not {ttl!r}")
@@ -61,7 +135,29 @@ def lock(name: str, *, timeout: float | None = None, ttl: float | None = None) -
 
 
 def barrier(name: str, n: int | None = None, *, parties: int | None = None) -> SharedBarrier:
-    """The pool's barrier of this name, at which ``n`` (or ``parties``) wait for each other: all ranks unless given."""
+    """Return the pool's shared barrier of a name.
+
+    Parameters
+    ----------
+    name : str
+        Any name; the object is made on first use.
+    n : int, optional
+        How many wait for each other; the pool's number of ranks by default.
+    parties : int, optional
+        Another word for ``n``.
+
+    Returns
+    -------
+    SharedBarrier
+        Its proxy.
+
+    Raises
+    ------
+    SpecError
+        When ``n`` and ``parties`` differ.
+    NotInPoolError
+        When there is no pool whose ranks could be counted.
+    """
     if n is not None and parties is not None and n != parties:
         raise SpecError(f"barrier {name!r}: n={n} and parties={parties} are two words for one thing")
     given = parties if n is None else n

@@ -1,4 +1,7 @@
-"""The Plugin type: what a framework needs before a cell runs, as a frozen value with hooks.
+"""The Plugin type: what a framework needs before a cell runs, with hooks.
+
+A plugin is made in the notebook (`sky.plugins.jax()`, or `Plugin.create("mine").with_…`), held by the pool's spec,
+and sent to the nodes, where its hooks are entered once in every rank's process.
 
 A plugin is made in the notebook (`sky.plugins.jax()`, or `Plugin.create("mine").with_…`), held by
 the pool's spec, and sent to the nodes, where its hooks are entered once in every rank's process.
@@ -25,7 +28,7 @@ _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_-]*\Z")
 
 @dataclass(frozen=True)
 class Step:
-    """A command that is run on each machine when it is prepared.
+    """Command that runs on each machine when it is prepared.
 
     Parameters
     ----------
@@ -50,7 +53,18 @@ class Step:
         return {key: value for key, value in values.items() if value is not None}
 
     def hide(self, line: str) -> str:
-        """A line that it printed, without its secrets."""
+        """Return a line of its output without its secrets.
+
+        Parameters
+        ----------
+        line : str
+            What the command printed.
+
+        Returns
+        -------
+        str
+            The line, with each secret replaced.
+        """
         for value in self.env.values():
             text = value.reveal() if isinstance(value, Secret) else None
             line = line.replace(text, str(value)) if text else line
@@ -62,7 +76,7 @@ Steps = Sequence["Step | Sequence[str] | str"]
 
 @dataclass(frozen=True)
 class Plugin:
-    """What a framework needs of a pool.
+    """What a framework needs of a pool, as a frozen value with hooks.
 
     Two plugins are equal when their names and arguments are; hooks follow from those.
 
@@ -161,55 +175,165 @@ class Plugin:
 
     @classmethod
     def create(cls, name: str) -> Plugin:
-        """A plugin with no hooks yet; add them with the ``with_…`` methods."""
+        """Return a plugin with no hooks yet.
+
+        Parameters
+        ----------
+        name : str
+            What it is called in ``--plugins``.
+
+        Returns
+        -------
+        Plugin
+            Add hooks with its ``with_…`` methods.
+
+        Raises
+        ------
+        SpecError
+            When the name is not valid.
+        """
         if not _NAME.match(name):
             raise SpecError(f"plugin name {name!r} is not valid; use letters, digits, _ and -")
         return cls(name)
 
     def with_image_transform(self, transform: Callable[[Image, PoolSpec], Image]) -> Plugin:
-        """This plugin, changing the image by ``transform(image, spec)``."""
+        """Return this plugin with a hook that changes the image.
+
+        Parameters
+        ----------
+        transform : callable
+            ``(image, spec) -> image``.
+
+        Returns
+        -------
+        Plugin
+            The new plugin.
+        """
         return replace(self, transform=transform)
 
     def with_bootstrap(self, bootstrap: Callable[[PoolSpec], Steps]) -> Plugin:
-        """This plugin, running the commands of ``bootstrap(spec)`` on each machine."""
+        """Return this plugin with commands that run on each machine.
+
+        Parameters
+        ----------
+        bootstrap : callable
+            ``(spec) -> steps``: lists of a program and its arguments, texts for ``/bin/sh``, or `Step` values.
+
+        Returns
+        -------
+        Plugin
+            The new plugin.
+        """
         return replace(self, bootstrap=bootstrap)
 
     def with_around_process(self, around: AroundProcess, again: Callable[[InstanceInfo], None] | None = None) -> Plugin:
-        """This plugin, entering ``around(info)`` in each rank before any user code.
+        """Return this plugin with a hook around each rank's life.
 
-        After a soft abort ``again(info)`` sets up anew, in the living process, what ``around`` had set up.
+        Parameters
+        ----------
+        around : callable
+            ``(info) -> context manager``, entered in each rank before any user code.
+        again : callable, optional
+            ``(info) -> None``, sets up anew, in the living process, what ``around`` had set up; called after a soft
+            abort.
+
+        Returns
+        -------
+        Plugin
+            The new plugin.
         """
         return replace(self, around_process=around, again=again)
 
     def with_around_app(self, around: AroundProcess) -> Plugin:
-        """This plugin, entering ``around(info)`` in each node's agent."""
+        """Return this plugin with a hook around the life of each node's agent.
+
+        Parameters
+        ----------
+        around : callable
+            ``(info) -> context manager``, entered in the agent.
+
+        Returns
+        -------
+        Plugin
+            The new plugin.
+        """
         return replace(self, around_app=around)
 
     def with_decorator(self, decorate: Callable[[Callable[..., Any]], Callable[..., Any]]) -> Plugin:
-        """This plugin, wrapping each called function by ``decorate(function)``."""
+        """Return this plugin with a decorator for each function that is called.
+
+        Parameters
+        ----------
+        decorate : callable
+            ``(function) -> function``.
+
+        Returns
+        -------
+        Plugin
+            The new plugin.
+        """
         return replace(self, decorate=decorate)
 
     def with_around_client(self, around: Callable[[Any], AbstractContextManager[Any]]) -> Plugin:
-        """This plugin, entering ``around(pool)`` in the notebook for the pool's life."""
+        """Return this plugin with a hook in the notebook for the pool's life.
+
+        Parameters
+        ----------
+        around : callable
+            ``(pool) -> context manager``.
+
+        Returns
+        -------
+        Plugin
+            The new plugin.
+        """
         return replace(self, around_client=around)
 
     def with_preload(self, *modules: str) -> Plugin:
-        """This plugin, having the forkserver import ``modules`` once for all ranks."""
+        """Return this plugin with modules that the forkserver imports once for all ranks.
+
+        Parameters
+        ----------
+        *modules : str
+            Their names. They must start no thread and no backend when imported.
+
+        Returns
+        -------
+        Plugin
+            The new plugin.
+        """
         return replace(self, preload=(*self.preload, *modules))
 
     def with_secret_variables(self, *names: str) -> Plugin:
-        """This plugin, keeping the notebook's variables of these names out of the environment of all processes."""
+        """Return this plugin with environment variables that hold secrets.
+
+        Parameters
+        ----------
+        *names : str
+            Variables of the notebook that no process of the pool is started with.
+
+        Returns
+        -------
+        Plugin
+            The new plugin.
+        """
         return replace(self, secret_variables=(*self.secret_variables, *names))
 
-    def steps(self, spec: PoolSpec) -> list[Step]:
-        """The commands of this plugin."""
-        found = () if self.bootstrap is None else self.bootstrap(spec)
-        if isinstance(found, str) or not all(isinstance(one, (Step, str, Sequence)) for one in found):
-            raise SpecError(f"plugin {self.name}: bootstrap must return a list of commands, not {found!r}")
-        return [one if isinstance(one, Step) else Step(one) for one in found]
-
     def transform_image(self, image: Image, spec: PoolSpec) -> Image:
-        """The image with what this plugin adds."""
+        """Return an image with what this plugin adds.
+
+        Parameters
+        ----------
+        image : Image
+            The image so far.
+        spec : PoolSpec
+            The pool's description.
+
+        Returns
+        -------
+        Image
+            The image itself if the plugin has no such hook.
+        """
         return image if self.transform is None else self.transform(image, spec)
 
     def __str__(self) -> str:
@@ -217,6 +341,20 @@ class Plugin:
         return f"{self.name}({inner})" if inner else self.name
 
 
+def steps_of(plugin: Plugin, spec: PoolSpec) -> list[Step]:
+    """Return the commands that a plugin runs on each machine.
+
+    Raises
+    ------
+    SpecError
+        When its hook returned no list of commands.
+    """
+    found = () if plugin.bootstrap is None else plugin.bootstrap(spec)
+    if isinstance(found, str) or not all(isinstance(one, (Step, str, Sequence)) for one in found):
+        raise SpecError(f"plugin {plugin.name}: bootstrap must return a list of commands, not {found!r}")
+    return [one if isinstance(one, Step) else Step(one) for one in found]
+
+
 def _written(value: Any) -> str:
-    """A value as it is written among others."""
+    """Return a value as it is written among others."""
     return repr(value) if isinstance(value, str) and re.search(r"[,()\s]", value) else str(value)

@@ -1,4 +1,4 @@
-"""A secret: a text that nothing shows and nothing keeps, and that only a pool sends to its ranks."""
+"""A text that nothing shows or keeps, and that only a pool sends to its ranks."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _HIDDEN = "***"
 
 
 class Secret:
-    """A text such as a token. It prints as ``***``, and its copies by pickle are empty.
+    """Text such as a token; prints as ``***`` and pickles as empty.
 
     So whatever is written with it (a pool's record, a captured value, a notebook, a log) lacks it. The
     pool alone sends it, over its own channel; see `sending`.
@@ -29,11 +29,23 @@ class Secret:
         self._value = value
 
     def find(self) -> str | None:
-        """The text where this object has none, as after a copy; a subclass may know."""
+        """Look the text up where this object has none, as after a copy.
+
+        Returns
+        -------
+        str or None
+            None; a subclass may know better.
+        """
         return None
 
     def reveal(self) -> str | None:
-        """The text, or None where it is not known here."""
+        """Return the text.
+
+        Returns
+        -------
+        str or None
+            None if it is not known here.
+        """
         return self._value if self._value is not None else self.find()
 
     def __repr__(self) -> str:
@@ -57,7 +69,10 @@ class Secret:
 
 @contextlib.contextmanager
 def sending() -> Iterator[None]:
-    """Inside, what is pickled has its secrets: for bytes that go to a pool's agents and are kept nowhere."""
+    """Pickle secrets with their text inside the block.
+
+    For bytes that go to a pool's agents and are kept nowhere.
+    """
     token = _sending.set(True)
     try:
         yield

@@ -69,19 +69,24 @@ log = logging.getLogger(__name__)
 
 
 def jax(cuda: str | None = None, devices: int | None = None, init: bool = True) -> Plugin:
-    """JAX on all ranks as one cluster: ``jax.devices()`` lists the devices of every rank.
+    """Set up JAX as one cluster: ``jax.devices()`` lists the devices of every rank.
 
     Parameters
     ----------
     cuda : str, optional
         The CUDA release for nodes with NVIDIA accelerators, such as ``"cu128"``: ``cu12x`` installs
-        ``jax[cuda12]``, ``cu13x`` installs ``jax[cuda13]``; unless given, what suits the pool's
+        ``jax[cuda12]``, ``cu13x`` installs ``jax[cuda13]``. By default what suits the pool's
         accelerator. Nodes without one get plain ``jax``.
     devices : int, optional
-        How many CPU devices each rank shows; 1 unless given.
+        How many CPU devices each rank shows; 1 by default.
     init : bool
         Whether the cluster is set up before the first cell. Without, programs call
         ``jax.distributed.initialize()`` themselves, before they use JAX.
+
+    Returns
+    -------
+    Plugin
+        The value for ``plugins=``.
 
     Raises
     ------

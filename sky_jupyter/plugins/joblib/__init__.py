@@ -21,33 +21,47 @@ _VERSION = re.compile(r"[0-9]+(\.[0-9]+)*([a-z0-9.+-]*)\Z")
 
 
 def joblib(version: str | None = None) -> Plugin:
-    """joblib's parallel loops on the pool: ``Parallel(n_jobs=-1)(delayed(f)(x) for x in data)``.
+    """Run joblib's parallel loops on the pool.
+
+    Such as ``Parallel(n_jobs=-1)(delayed(f)(x) for x in data)``.
 
     Parameters
     ----------
     version : str, optional
-        The release of joblib on the nodes; the notebook's own unless given, which has to fit it.
+        The release of joblib on the nodes; by default the notebook's own, which it has to fit.
+
+    Returns
+    -------
+    Plugin
+        The value for ``plugins=``.
 
     Raises
     ------
     SpecError
-        When joblib is not installed here, or the version cannot be.
+        When joblib is not installed here, or the version is not valid.
     """
     return _plugin("joblib", {"joblib": version}, version)
 
 
 def sklearn(version: str | None = None) -> Plugin:
-    """scikit-learn's searches, cross-validations and ensembles on the pool, wherever they take ``n_jobs``.
+    """Run scikit-learn's searches, cross-validations and ensembles on the pool.
+
+    They do so wherever they take ``n_jobs``.
 
     Parameters
     ----------
     version : str, optional
-        The release of scikit-learn on the nodes; the notebook's own unless given, which has to fit it.
+        The release of scikit-learn on the nodes; by default the notebook's own, which it has to fit.
+
+    Returns
+    -------
+    Plugin
+        The value for ``plugins=``.
 
     Raises
     ------
     SpecError
-        When scikit-learn is not installed here, or the version cannot be.
+        When scikit-learn is not installed here, or the version is not valid.
     """
     return _plugin("sklearn", {"scikit-learn": version, "joblib": None}, version)
 

@@ -32,7 +32,7 @@ BACKENDS = ("jax", "torch", "tensorflow")
 
 
 def keras(backend: str = "jax", quiet: bool = True) -> Plugin:
-    """Keras on all ranks: ``fit`` with each rank's share of the data trains one model.
+    """Have Keras train one model: each rank calls ``fit`` with its share of the data.
 
     On several ranks the plugin `jax` must come before it with ``backend="jax"``; with ``backend="torch"``
     the plugin `torch` must be there too, before or after. With ``backend="tensorflow"`` neither may be
@@ -43,13 +43,18 @@ def keras(backend: str = "jax", quiet: bool = True) -> Plugin:
     backend : str
         ``"jax"``, ``"torch"`` or ``"tensorflow"``.
     quiet : bool
-        Whether bars, and callbacks that only write or print, are left out on all ranks but the
-        head's; a ``verbose=`` that is given in the call counts in any case.
+        Whether progress bars, and callbacks that only write or print, are left out on all ranks but the
+        head's; a ``verbose=`` in the call overrides it.
+
+    Returns
+    -------
+    Plugin
+        The value for ``plugins=``.
 
     Raises
     ------
     SpecError
-        When an argument cannot be.
+        When an argument is not valid.
     """
     if backend not in BACKENDS:
         raise SpecError(

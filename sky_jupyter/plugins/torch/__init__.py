@@ -48,15 +48,15 @@ def torch(
     timeout: float = 300.0,
     init: bool = True,
 ) -> Plugin:
-    """PyTorch on all ranks with its process group set up, so that DDP works at once.
+    """Set up PyTorch's process group on all ranks, so that DDP works at once.
 
     Parameters
     ----------
     backend : str, optional
-        ``"nccl"`` or ``"gloo"``; unless given, nccl where every rank has a GPU, else gloo.
+        ``"nccl"`` or ``"gloo"``; by default nccl where every rank has a GPU, else gloo.
     cuda : str, optional
         The CUDA release of the packages for nodes with NVIDIA accelerators, such as ``"cu128"``;
-        unless given, what suits the pool's accelerator.
+        by default what suits the pool's accelerator.
     version : str, optional
         The release of torch to install, such as ``"2.13.0"``.
     timeout : float
@@ -65,10 +65,15 @@ def torch(
         Whether the process group is set up before the first cell. Without, programs call
         ``init_process_group()`` themselves, and find torchrun's variables set.
 
+    Returns
+    -------
+    Plugin
+        The value for ``plugins=``.
+
     Raises
     ------
     SpecError
-        When an argument cannot be.
+        When an argument is not valid.
     """
     if backend is not None and backend not in BACKENDS:
         raise SpecError(

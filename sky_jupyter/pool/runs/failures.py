@@ -1,4 +1,4 @@
-"""What a broadcast raises where ranks failed: `BroadcastError`."""
+"""`BroadcastError`: raised by a broadcast of which ranks failed."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from .result import CellError, CellResult, Outcome
 
 
 class BroadcastError(CellError):
-    """A function failed on ranks. An exception group of their errors, catchable by ``except*``.
+    """Raised when a function failed on ranks; a group of their exceptions.
+
+    ``except*`` catches them by type.
 
     Attributes
     ----------
@@ -28,5 +30,5 @@ class BroadcastError(CellError):
 
     @property
     def results(self) -> Mapping[int, Any]:
-        """What the ranks returned that did not fail, by rank."""
+        """The values of the ranks that did not fail, by rank."""
         return {rank: self.result.value(rank) for rank in self.result.ranks if rank not in self.errors}

@@ -99,7 +99,7 @@ class Outcome:
 
 
 class CellResult(Sequence[Any]):
-    """What a run returned: a sequence of values, one a rank, in rank order.
+    """Results of a run: a sequence with one value per rank, in rank order.
 
     Made when a run ends; held by the notebook as ``_sky`` or under the name given by ``--out``.
     A value over 1 MB stays on its rank until it is touched, and comes once. A value that cannot come
@@ -152,11 +152,22 @@ class CellResult(Sequence[Any]):
 
     @property
     def errors(self) -> Mapping[int, Exception]:
-        """The exceptions of the ranks that failed, by rank; what has to be unpickled is so when it is touched."""
+        """The exceptions of the failed ranks, by rank.
+
+        An exception that has to be unpickled is so on first access.
+        """
         return _Errors(self._exception, [rank for rank, outcome in self._outcomes.items() if outcome.failed])
 
     def leaves(self) -> list[Exception]:
-        """An exception for each rank that failed, caught as that rank's own is; nothing is unpickled for it."""
+        """Return an exception for each failed rank, without unpickling anything.
+
+        Each is caught as the rank's own exception is.
+
+        Returns
+        -------
+        list of Exception
+            In rank order.
+        """
         return [self._leaf(rank) for rank, outcome in self._outcomes.items() if outcome.failed]
 
     @property
@@ -165,14 +176,26 @@ class CellResult(Sequence[Any]):
         return self.value(next(iter(self._outcomes)))
 
     def value(self, rank: int) -> Any:
-        """The value of one rank; a `RemoteRepr` where it cannot be sent, or cannot be rebuilt here.
+        """Return the value of one rank.
+
+        Parameters
+        ----------
+        rank : int
+            The rank's number.
+
+        Returns
+        -------
+        object
+            The value; a `RemoteRepr` if it cannot be sent, or cannot be rebuilt here.
 
         Raises
         ------
+        KeyError
+            When the rank took no part in the run.
         ValueNotHere
-            When it is large, and its rank has it no more or cannot be reached.
+            When the value is large, and its rank lost it or cannot be reached.
         Exception
-            The rank's own error, when it failed.
+            The rank's own error, if it failed.
         """
         if rank not in self._outcomes:
             raise KeyError(f"rank {rank} took no part in this run; it was on ranks {list(self._outcomes)}")
@@ -189,15 +212,36 @@ class CellResult(Sequence[Any]):
             return self._values[rank]
 
     def stdout(self, rank: int) -> str:
-        """All that a rank printed to its standard output.
+        """Return what a rank printed to its standard output.
 
-        Of more than 64 MB a run the oldest is read from its node's journal. What that has no more is
-        told in a line in its place.
+        The notebook keeps the newest 64 MB of a run; older output is read from the node's journal. A line stands
+        for what the journal has lost.
+
+        Parameters
+        ----------
+        rank : int
+            The rank's number.
+
+        Returns
+        -------
+        str
+            The text.
         """
         return self._printed(rank, "stdout")
 
     def stderr(self, rank: int) -> str:
-        """All that a rank printed to its standard error, as `stdout` has it."""
+        """Return what a rank printed to its standard error, as `stdout` does.
+
+        Parameters
+        ----------
+        rank : int
+            The rank's number.
+
+        Returns
+        -------
+        str
+            The text.
+        """
         return self._printed(rank, "stderr")
 
     def _printed(self, rank: int, stream: str) -> str:
@@ -378,7 +422,9 @@ def _note(error: Exception, text: str) -> None:
 
 
 class CellError(ExceptionGroup[Exception], SkyError):
-    """Ranks of a run failed. An exception group of their errors, catchable by ``except*``.
+    """Raised when ranks of a run failed; a group of their exceptions.
+
+    ``except*`` catches them by type.
 
     Attributes
     ----------
@@ -409,7 +455,7 @@ class CellError(ExceptionGroup[Exception], SkyError):
         return self.message
 
     def derive(self, excs: Sequence[Exception]) -> ExceptionGroup[Exception]:
-        """A plain group: what `split` and ``except*`` leave over."""
+        """Return a plain group: what `split` and ``except*`` leave over."""
         return ExceptionGroup(self.message, excs)
 
     @property
