@@ -89,7 +89,7 @@ class BootstrapError(SkyError):
 
 
 class MachineError(SkyError):
-    """Something went wrong between here and one machine, or there.
+    """Raised when something went wrong on one machine, or on the way to it.
 
     Parameters
     ----------
@@ -97,6 +97,8 @@ class MachineError(SkyError):
         The machine, as the user named it.
     reason : str
         What happened in one word, for programs.
+    message : str
+        What happened, for people.
     """
 
     def __init__(self, host: str, reason: str, message: str) -> None:

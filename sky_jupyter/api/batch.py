@@ -1,4 +1,4 @@
-"""Calls that are sent together: one view, what they have in common sent once, all stopped together."""
+"""Batches: calls that are sent, shown and stopped together."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ _MOST_TOGETHER = 64
 
 @dataclass
 class Sent:
-    """A task under way: the calls that it makes, by their places, and what becomes of it."""
+    """Task in flight: the calls that it makes, by their places, and their outcome."""
 
     places: tuple[int, ...]
     calls: tuple[PendingCall[Any], ...]
@@ -48,19 +48,26 @@ class Sent:
     size: int
 
     def values(self) -> list[Any]:
-        """What the calls returned; of several, those that came last may be missing.
+        """Return what the calls returned; the last ones may be missing.
+
+        Returns
+        -------
+        list
+            The results so far, in order.
 
         Raises
         ------
         Exception
-            What the first of them to fail raised.
+            What the first call to fail raised.
         """
         value = self.run.value()
         return value if self.run.together else [value]
 
 
 class Pace:
-    """How many calls go into one task: one, until it is known that they are short.
+    """Chunk sizer: how many calls go into one task.
+
+    One, until it is known that they are short.
 
     Parameters
     ----------
@@ -75,25 +82,25 @@ class Pace:
         self.size = 1
 
     def note(self, seconds: float, calls: int) -> None:
-        """A task of so many calls has taken this long."""
+        """Note how long a task of so many calls has taken."""
         each = seconds / max(calls, 1)
         self.seconds = each if self.seconds is None else (self.seconds + each) / 2
         fits = int(_TASK / max(self.seconds, 1e-4)) if self.seconds < _SHORT else 1
         self.size = max(1, min(fits, 2 * self.size, _MOST_TOGETHER))
 
     def ahead(self) -> int:
-        """How many tasks are under way at most."""
+        """Return how many tasks are in flight at most."""
         if self.seconds is None or self.size > 1:
             return 3 * self.world_size
         return _MOST_TASKS
 
     def next(self, left: int | None) -> int:
-        """How many calls the next task makes, where so many are left, as far as that is known."""
+        """Return how many calls the next task makes."""
         return self.size if left is None else max(1, min(self.size, left // (2 * self.world_size)))
 
 
 class Batch:
-    """Calls that are sent together: they have one view, share what they have in common, and are stopped together.
+    """Calls that share a view and their common data, and are stopped together.
 
     Parameters
     ----------
@@ -150,7 +157,7 @@ class Batch:
     # -- sending
 
     def send(self) -> bool:
-        """Send as many calls as may be under way; whether there are more."""
+        """Send as many calls as may be in flight; return whether there are more."""
         self._late = display.LateView("values", pool=self.live.spec.name)
         most = min(_AT_ONCE, (self._pace.ahead() if self._pace else _MOST_TASKS) - len(self.left))
         taken: list[tuple[list[tuple[int, PendingCall[Any]]], Order, int]] = []
@@ -165,7 +172,7 @@ class Batch:
         return bool(self._next) or self._calls is not None
 
     def _take(self) -> list[tuple[int, PendingCall[Any]]]:
-        """The calls of the next task: several where they are short, and of the same function."""
+        """Take the calls of the next task: several of a function if they are short."""
         if not self._pull():
             return []
         first = self._next.popleft()
@@ -181,7 +188,7 @@ class Batch:
         return calls
 
     def _pull(self) -> bool:
-        """Whether there is a call to be sent next."""
+        """Tell whether there is a call to send next."""
         if self._stopped:
             return False
         if not self._next and self._calls is not None:
@@ -193,7 +200,7 @@ class Batch:
         return bool(self._next)
 
     def _order(self, calls: Sequence[PendingCall[Any]]) -> tuple[Order, int]:
-        """What is to be done, and how many bytes of arguments it holds."""
+        """Return the task's request and the bytes of arguments that it holds."""
         call = calls[0]
         if call.rank is not None:
             self.live.check_ranks([call.rank])
@@ -206,17 +213,20 @@ class Batch:
         return order, size
 
     def _stream_of(self, call: PendingCall[Any]) -> dict[str, Any] | None:
-        """Which of a call's items stream: here none do."""
+        """Return which of a call's items stream: none here."""
         refuse(call, "in a group, with `>` or in `map`")
         return None
 
     def _ledger(self) -> Ledger:
-        """One rank needs all that a function reads: the pool's ledger speaks of what every rank has."""
+        """Return an empty ledger: one rank needs all that a function reads.
+
+        The pool's ledger says what every rank has.
+        """
         with self.live.calls.lock:
             return self.live.ledger.unsent()
 
     def _parcel(self, function: Function[..., Any]) -> Parcel:
-        """The function where the nodes find it, brought there once for all of its calls."""
+        """Upload the function once for all of its calls."""
         known = self._parcels.get(id(function))
         if known is None:
             blob, capture = collect_value(function.__wrapped__, main(), self._ledger(), label=repr(function))
@@ -230,7 +240,7 @@ class Batch:
         with counting_interrupts() as presses:
 
             def tick() -> None:
-                """While arguments are on their way nothing has begun, and it can be broken off."""
+                """Stop the upload if asked to: nothing has begun until it is done."""
                 self._tick()
                 if presses:
                     raise KeyboardInterrupt
@@ -255,13 +265,23 @@ class Batch:
             signal.raise_signal(signal.SIGINT)
 
     def _on_end(self, sent: Sent) -> None:
-        """In the manager's loop: a task is over."""
+        """Note on the manager's loop that a task is over."""
         self.left.pop(sent.places[0], None)
         self._failed = self._failed or sent.run.outcome.failed
         self.on_end(sent)
 
     def take(self, sent: Sent) -> dict[int, Any]:
-        """The results of a task that is over, by place; what it has left to others is sent again.
+        """Return the results of a task that is over; requeue what it left.
+
+        Parameters
+        ----------
+        sent : Sent
+            The task.
+
+        Returns
+        -------
+        dict of int to object
+            The results by place.
 
         Raises
         ------
@@ -282,12 +302,17 @@ class Batch:
     # -- waiting
 
     def __iter__(self) -> Iterator[Sent]:
-        """The tasks as they end."""
+        """Iterate over the tasks as they end."""
         while (sent := self.next()) is not None:
             yield sent
 
     def next(self) -> Sent | None:
-        """The next task that ends, waited for; None where all have. An interrupt stops those that are left.
+        """Wait for the next task that ends; an interrupt stops the remaining ones.
+
+        Returns
+        -------
+        Sent or None
+            The task; None when all have ended.
 
         Raises
         ------
@@ -309,7 +334,10 @@ class Batch:
         raise KeyboardInterrupt(f"{self.title} was interrupted")
 
     def _wait_for_stop(self, presses: Sequence[object]) -> None:
-        """Stop what is left, and wait for it: the second interrupt ends kernels that did not heed the first."""
+        """Stop what is left and wait; a second interrupt restarts kernels.
+
+        Those that did not heed the first one.
+        """
         heeded = 0
         while True:
             if len(presses) > heeded:
@@ -321,14 +349,14 @@ class Batch:
             time.sleep(_TICK)
 
     def stop(self, *, hard: bool = False) -> None:
-        """Stop the calls that are left: no more are begun, and those that are on are interrupted."""
+        """Start no more calls and interrupt those that run."""
         self._stopped = True
         self._next.clear()
         self._calls = None
         self.live.calls.cancel([sent.run for sent in list(self.left.values())], hard=hard)
 
     def close(self, patience: float = _GRACE) -> None:
-        """Nobody waits any more: stop what is left, and take away what was sent."""
+        """Stop what is left and delete what was sent: nobody waits any more."""
         with self._lock:
             if self._closed:
                 return
@@ -362,12 +390,12 @@ class Batch:
 
 
 def _may_join(call: PendingCall[Any]) -> bool:
-    """Whether a call may be made in one task with others: one with a limit of its own is stopped alone."""
+    """Tell whether a call may share a task: one with a time limit is stopped alone."""
     return call.timeout is None and call.rank is None
 
 
 def note_restarts(live: Pool) -> None:
-    """What kernels had been sent that are no more is sent again, to those that are new."""
+    """Forget what was sent to kernels that have been replaced."""
     with live.calls.lock:
         live.calls.note_writes(main())
         fresh = live.take_restarted()
@@ -378,10 +406,10 @@ def note_restarts(live: Pool) -> None:
 
 
 def main() -> dict[str, Any]:
-    """The notebook's, or script's, namespace."""
+    """Return the notebook's or script's namespace."""
     return vars(sys.modules["__main__"])
 
 
 def name_of(call: PendingCall[Any]) -> str:
-    """What a call's function is called."""
+    """Return the name of a call's function."""
     return str(getattr(call.function, "__name__", "function"))

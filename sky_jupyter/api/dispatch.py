@@ -1,4 +1,4 @@
-"""How calls meet a pool: captured, sent, shown, waited for and stopped."""
+"""The operators: capture calls, send them, show them, wait for them and stop them."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ T = TypeVar("T")
 
 
 def one(call: PendingCall[T], pool: Target) -> T:
-    """``call >> pool``."""
+    """Run a call on one rank: ``call >> pool``."""
     live = pool_of(pool)
     if kinds.streams(call):
         return streams.begin(live, call)
@@ -39,13 +39,13 @@ def one(call: PendingCall[T], pool: Target) -> T:
 
 
 def together(calls: Sequence[PendingCall[Any]], pool: Target) -> list[Any]:
-    """``group >> pool``."""
+    """Run a group: ``group >> pool``."""
     live = pool_of(pool)
     return _all(live, calls, f"{len(calls)} calls >> {live.spec.name}")
 
 
 def each(function: Function[..., T], items: Iterable[Any], pool: Target) -> list[T]:
-    """``pool.map(function, items)``."""
+    """Call a function with each item: ``pool.map(function, items)``."""
     live = pool_of(pool)
     name = getattr(function, "__name__", "function")
     calls, total = (function(item) for item in items), operator.length_hint(items, -1)
@@ -53,24 +53,24 @@ def each(function: Function[..., T], items: Iterable[Any], pool: Target) -> list
 
 
 def streamed(calls: Sequence[PendingCall[T]], pool: Target, *, ordered: bool) -> Iterator[T]:
-    """``gather(..., stream=True) >> pool``."""
+    """Return results as they arrive: ``gather(..., stream=True) >> pool``."""
     live = pool_of(pool)
     return Results(Batch(live, calls, f"{len(calls)} calls >> {live.spec.name}", waited=False), ordered=ordered)
 
 
 def later(call: PendingCall[T], pool: Target) -> Future[T]:
-    """``call > pool``."""
+    """Submit a call: ``call > pool``."""
     future: Future[Any] = _later([call], pool, repr(call.function), lambda values: values[0])
     return future
 
 
 def together_later(calls: Sequence[PendingCall[Any]], pool: Target) -> Future[Any]:
-    """``group > pool``."""
+    """Submit a group: ``group > pool``."""
     return _later(calls, pool, f"{len(calls)} calls", tuple)
 
 
 def everywhere(call: PendingCall[T], pool: Target) -> list[T]:
-    """``call @ pool``."""
+    """Run a call on every rank: ``call @ pool``."""
     live = pool_of(pool)
     if call.rank is not None:
         raise SpecError(f"`@` runs a call on every rank, and on({call.rank}) on one: `call.on({call.rank}) >> pool`")
@@ -93,7 +93,7 @@ def everywhere(call: PendingCall[T], pool: Target) -> list[T]:
 
 
 def _broadcast(live: Pool, call: PendingCall[T], left: int) -> tuple[Run, CellResult]:
-    """One attempt at a call on every rank, after which so many are left."""
+    """Make one attempt at a call on every rank, with so many retries left."""
     note_restarts(live)
     payload = call.function.__wrapped__, call.args, call.kwargs
     blob, capture = collect_value(payload, main(), live.ledger, label=repr(call.function))
@@ -119,14 +119,17 @@ def _broadcast(live: Pool, call: PendingCall[T], left: int) -> tuple[Run, CellRe
 
 
 def _lost(run: Run) -> list[Outcome]:
-    """What became of the ranks of a broadcast whose nodes were lost; none where it was to be stopped anyway."""
+    """Return the outcomes of a broadcast's ranks whose nodes were lost.
+
+    None if it was to be stopped anyway.
+    """
     if run.timed_out is not None:
         return []
     return [outcome for outcome in run.outcomes.values() if outcome.status == "lost"]
 
 
 def _all(live: Pool, calls: Iterable[PendingCall[Any]], title: str, *, many: bool = True, total: int = -1) -> list[Any]:
-    """Run calls and wait for all; the first that fails stops the others."""
+    """Run calls and wait for all; the first failure stops the others."""
     values: dict[int, Any] = {}
     with Batch(live, calls, title, waited=True, many=many, joins=many, total=total) as batch:
         for sent in batch:
@@ -144,7 +147,7 @@ def _later(
     values: dict[int, Any] = {}
 
     def take(sent: Sent) -> None:
-        """In the thread that sees to futures: one of the calls is over."""
+        """Handle a call that is over, in the thread that sets futures' results."""
         error: BaseException | None = None
         try:
             values.update(batch.take(sent))
@@ -184,7 +187,10 @@ def _raiser(error: BaseException) -> Callable[[], Any]:
 
 
 class Results(Iterator[T]):
-    """The results of calls as they come; closed at its end, and where it is dropped before."""
+    """Iterator of results as they arrive.
+
+    Closed at its end, or when it is dropped before.
+    """
 
     def __init__(self, batch: Batch, *, ordered: bool) -> None:
         self._batch = batch
@@ -219,7 +225,7 @@ class Results(Iterator[T]):
             return value
 
     def close(self) -> None:
-        """Stop what is left."""
+        """Stop the remaining calls."""
         for sent in self._early.values():
             sent.run.drop()
         self._early.clear()

@@ -1,4 +1,7 @@
-"""Which calls stream: those of functions that yield, and of functions that read an ``Iterator[T]``."""
+"""Which calls stream: those of generators, and of functions that read an iterator.
+
+The second kind has a parameter annotated as ``Iterator[T]``.
+"""
 
 from __future__ import annotations
 
@@ -25,13 +28,13 @@ _known: weakref.WeakKeyDictionary[Any, bool] = weakref.WeakKeyDictionary()
 
 
 def is_generator(function: Any) -> bool:
-    """Whether a function yields, as far as can be seen."""
+    """Tell whether a function yields, as far as can be seen."""
     inner = inspect.unwrap(function)
     return any(inspect.isgeneratorfunction(one) or inspect.isasyncgenfunction(one) for one in (function, inner))
 
 
 def iterator_names(function: Any) -> list[str]:
-    """The parameters of a function that are annotated as an ``Iterator[T]``."""
+    """Return the parameters that are annotated as an ``Iterator[T]``."""
     inner = inspect.unwrap(function)
     found = [name for name, hint in _hints(inner).items() if name != "return" and _is_iterator(hint)]
     if not found:
@@ -42,7 +45,7 @@ def iterator_names(function: Any) -> list[str]:
 
 
 def _hints(function: Any) -> dict[str, Any]:
-    """A function's annotations, evaluated as far as that can be here; those left as texts say what they are."""
+    """Evaluate a function's annotations; texts stay where that fails."""
     with contextlib.suppress(Exception):
         return typing.get_type_hints(function)
     if sys.version_info >= (3, 14):
@@ -63,7 +66,7 @@ def _is_iterator(hint: Any) -> bool:
 
 
 def streams(call: PendingCall[Any]) -> bool:
-    """Whether a call's items stream, either way."""
+    """Tell whether a call's items stream, either way."""
     known = _known.get(call.function)
     if known is None:
         inner = call.function.__wrapped__
@@ -72,12 +75,19 @@ def streams(call: PendingCall[Any]) -> bool:
 
 
 def refuse(call: PendingCall[Any], how: str) -> None:
-    """Say of a call that streams that it cannot be sent so.
+    """Raise SpecError if a call streams, and so cannot be sent in this way.
+
+    Parameters
+    ----------
+    call : PendingCall
+        The call.
+    how : str
+        What was written, for the message.
 
     Raises
     ------
     SpecError
-        When it does.
+        When it streams.
     """
     if streams(call):
         raise SpecError(

@@ -1,4 +1,7 @@
-"""What to write in place of names that Skyward has and that are not here; looked up when one is asked for."""
+"""Hints for names that Skyward has and Sky Jupyter has not.
+
+Loaded when such a name is asked for.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +36,7 @@ _OTHERS = {
 
 
 def hint(name: str) -> str:
-    """What to write instead, as the end of an error message; empty where nothing is known of the name."""
+    """Return the end of an error message: what to write instead, or nothing."""
     if name in _CLOUDS.split():
         return ": no cloud's machines are made here; sky.SSH([...]) takes any machine that has an address"
     if name in _RENAMED:

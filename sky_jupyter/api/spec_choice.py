@@ -57,14 +57,21 @@ class Spec:
 
 
 def first_of(specs: Sequence[PoolSpec], make: Callable[[PoolSpec], T], tell: Callable[[str], None]) -> T:
-    """Make the first that can be had, in the order of their prices or as they are given.
+    """Make the first pool that can be had, by price or in the given order.
 
     Parameters
     ----------
+    specs : sequence of PoolSpec
+        The ways to make it.
     make : callable
         Makes one.
     tell : callable
         Told of each that cannot be had, before the next is tried.
+
+    Returns
+    -------
+    object
+        What ``make`` returned.
 
     Raises
     ------
@@ -96,7 +103,17 @@ def first_of(specs: Sequence[PoolSpec], make: Callable[[PoolSpec], T], tell: Cal
 
 
 def price(spec: PoolSpec) -> float:
-    """What the pool would cost an hour; infinite where its provider does not know.
+    """Return what the pool would cost per hour.
+
+    Parameters
+    ----------
+    spec : PoolSpec
+        The pool's description.
+
+    Returns
+    -------
+    float
+        Dollars; infinite where the provider does not know.
 
     Raises
     ------

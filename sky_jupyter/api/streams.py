@@ -1,4 +1,4 @@
-"""Calls whose items stream: a generator's out of its rank, and an iterator's of the notebook into it."""
+"""Calls whose items stream: out of a rank, or from the notebook into it."""
 
 from __future__ import annotations
 
@@ -37,12 +37,22 @@ _MOST_BYTES, _MOST_SECONDS = 1 << 20, 0.02
 
 
 def taken_out(call: PendingCall[T]) -> tuple[PendingCall[T], list[Iterator[Any]]]:
-    """The call with something in the place of each iterator that streams, and these iterators.
+    """Replace the iterators among a call's arguments by placeholders.
+
+    Parameters
+    ----------
+    call : PendingCall
+        The call.
+
+    Returns
+    -------
+    tuple of PendingCall and list
+        The call as it is sent, and the iterators.
 
     Raises
     ------
     SpecError
-        When what is given for one cannot be read one by one.
+        When an argument for such a parameter is not iterable.
     """
     function = call.function.__wrapped__
     names = iterator_names(function)
@@ -67,7 +77,7 @@ def taken_out(call: PendingCall[T]) -> tuple[PendingCall[T], list[Iterator[Any]]
 
 
 class StreamBatch(Batch):
-    """A batch of one call, whose items stream."""
+    """Batch of one call whose items stream."""
 
     def _stream_of(self, call: PendingCall[Any]) -> dict[str, Any] | None:
         return {"out": is_generator(call.function.__wrapped__)}
@@ -123,7 +133,10 @@ class Stream(Iterator[T]):
             ) from None
 
     def _wait(self) -> Yielded | None:
-        """The next item; None when the call is over. What the rank wants meanwhile of the notebook, it gets."""
+        """Return the next item, or None when the call is over.
+
+        Meanwhile the rank gets what it asks of the notebook's iterators.
+        """
         while True:
             try:
                 news = self._next()
@@ -142,7 +155,7 @@ class Stream(Iterator[T]):
                 self._batch.showing.refresh()
 
     def _stop(self) -> None:
-        """The person has interrupted: so is the rank, and with the second interrupt its kernel ended."""
+        """Interrupt the rank; end its kernel at the second interrupt."""
         presses = 1
         with counting_interrupts() as more:
             heeded = -1
@@ -165,7 +178,7 @@ class Stream(Iterator[T]):
     # -- what the rank wants
 
     def _give(self, wanted: Wanted) -> None:
-        """Read on in an iterator of the notebook, as far as the rank has asked for."""
+        """Send the items of a notebook's iterator that the rank has asked for."""
         items: list[bytes] = []
         size, began = 0, time.monotonic()
         source = self._sources[wanted.index]
@@ -189,7 +202,7 @@ class Stream(Iterator[T]):
             self._flow.give(wanted, items)
 
     def _fail(self, wanted: Wanted, items: list[bytes], error: Exception) -> None:
-        """The notebook's iterator has raised: what came before goes first, and it is raised on the rank then."""
+        """Send what came before the notebook's iterator raised, then its error."""
         self._source_error = error
         index = wanted.index
         self._sources[index] = _raising(error)
@@ -249,7 +262,10 @@ def _raising(error: Exception) -> Iterator[Any]:
 
 
 def begin(live: Pool, call: PendingCall[Any]) -> Any:
-    """Send a call that streams to a rank: a `Stream` of what it yields, or, of one that does not yield, its value."""
+    """Send a call that streams to a rank.
+
+    Return a `Stream` of what it yields, or the value of a function that only reads a stream.
+    """
     if call.retries:
         raise SpecError(f"{call!r} streams, and is not begun again: some of its items may have been read")
     sent, sources = taken_out(call)

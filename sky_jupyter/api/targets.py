@@ -37,6 +37,16 @@ Target = Union[Holder, Pool, Sky, ModuleType]  # noqa: UP007
 def pool_of(target: Target) -> Pool:
     """Return the live pool that an operator's right operand names.
 
+    Parameters
+    ----------
+    target : Compute, Pool, sky or module
+        The right operand; `sky` and the package itself are the current pool.
+
+    Returns
+    -------
+    Pool
+        The live pool.
+
     Raises
     ------
     PoolError

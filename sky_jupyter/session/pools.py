@@ -1,4 +1,4 @@
-"""Pools that start, are attached to, change and end, shown as they do: for `Compute` and the magics alike."""
+"""Start, attach, change and end pools, with a view of it; for magics and `Compute`."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ _log = logging.getLogger(__name__)
 
 
 class Holder(Protocol):
-    """What has a live pool, or None before it is started: `Compute`."""
+    """Has a live pool, or None before it is started; a `Compute` is one."""
 
     @property
     def pool(self) -> Pool | None:
@@ -31,7 +31,7 @@ class Holder(Protocol):
 
 
 def start_pool(spec: PoolSpec, given_up: threading.Event | None = None) -> Pool:
-    """Start a pool, shown as it comes up, and make it the current one.
+    """Start a pool with a view of its progress, and make it the current one.
 
     Parameters
     ----------
@@ -56,13 +56,13 @@ def start_pool(spec: PoolSpec, given_up: threading.Event | None = None) -> Pool:
 
 
 def _view(spec: PoolSpec, title: str, **about: Any) -> display.StartView:
-    """The view of what a pool comes through; none where its options want none."""
+    """Return the view of a start; none if its options want none."""
     return display.start_view(title, **about) if spec.options.console else display.Silent()
 
 
 @contextlib.contextmanager
 def _failing(view: display.StartView, what: str = "failed", unless: type[Exception] | tuple[()] = ()) -> Iterator[None]:
-    """Have a view end with what fails; not with errors that say that nothing has begun."""
+    """End a view with an error; not with one that says that nothing has begun."""
     try:
         yield
     except unless:
@@ -73,7 +73,7 @@ def _failing(view: display.StartView, what: str = "failed", unless: type[Excepti
 
 
 def _unheeded(spec: PoolSpec) -> str:
-    """What of the machines was asked for in vain."""
+    """Return which machine options the provider ignores."""
     if not spec.ignored:
         return ""
     names = ", ".join(spec.ignored)
@@ -81,7 +81,7 @@ def _unheeded(spec: PoolSpec) -> str:
 
 
 def _until(given_up: threading.Event | None, tick: Callable[[], None]) -> Callable[[], None]:
-    """A tick that ends what it is called by once that is given up."""
+    """Return a poll callback that raises once the start is given up."""
 
     def checked() -> None:
         if given_up is not None and given_up.is_set():
@@ -92,20 +92,23 @@ def _until(given_up: threading.Event | None, tick: Callable[[], None]) -> Callab
 
 
 def let_go(pool: Pool) -> None:
-    """End a pool and forget it; where the pool's start was shown, so are ranks that take long to end."""
+    """End a pool and forget it; show ranks that take long if its start was shown."""
     tell = print if pool.spec.options.console else _log.info
     pool.down(lambda text: tell(f"pool {pool.spec.name}: {text}"))
     pools.discard(pool)
 
 
 def kept_pool(name: str, given_up: threading.Event | None = None) -> Pool | None:
-    """Become the manager of the kept pool of this name that nobody manages; None where there is none."""
+    """Attach to the kept pool of this name that nobody manages; None if there is none."""
     row = kept_row(name)
     return None if row is None or row.owner_lives else attach_pool(row.id, given_up=given_up)
 
 
 def kept_row(name: str) -> PoolRow | None:
-    """The newest pool of this name that `attach_pool` takes up, one that nobody manages first; None without any."""
+    """Return the newest pool of this name that can be attached to.
+
+    One that nobody manages comes first; None if there is none.
+    """
     registry = Registry()
     try:
         rows = [row for row in registry.pools() if row.name == name and row.is_here and row.outlives]
@@ -116,7 +119,7 @@ def kept_row(name: str) -> PoolRow | None:
 
 
 def _take_in(pool: Pool) -> None:
-    """A pool is there: it is found by its name, has its image's files, pages have its widgets, and values are seen."""
+    """Register a pool that is live, with its files, widgets and values."""
     pools.add(pool)
     image = pool.spec.image
     for path in image.includes:
@@ -133,7 +136,7 @@ def _take_in(pool: Pool) -> None:
 
 
 def attach_pool(name: str | None = None, *, take_over: bool = False, given_up: threading.Event | None = None) -> Pool:
-    """Become the manager of a kept pool that lives, and make it the current one.
+    """Attach to a kept pool that lives, and make it the current one.
 
     Parameters
     ----------
@@ -186,7 +189,7 @@ def attach_pool(name: str | None = None, *, take_over: bool = False, given_up: t
 
 
 def resize_pool(pool: Pool, nodes: int | None = None, *, add: Sequence[str] = (), remove: Sequence[int] = ()) -> None:
-    """Change a pool's nodes, shown as it goes on; see `Compute.resize`."""
+    """Change a pool's nodes with a view of it; see `Compute.resize`."""
     view = _view(pool.spec, f"pool {pool.spec.name}", pool=pool.spec.name)
     with _failing(view, unless=SpecError), person.answering(view.refresh) as tick:
         pool.resize(nodes, view.on_event, tick, add=add, remove=remove)
@@ -196,19 +199,22 @@ def resize_pool(pool: Pool, nodes: int | None = None, *, add: Sequence[str] = ()
 def put_files(
     pool: Pool, local: str | os.PathLike[str], remote: str | None = None, on: Sequence[int] | None = None
 ) -> Transfer:
-    """Bring a file or folder to a pool's nodes, shown as it goes; see `Compute.put`."""
+    """Upload a file or folder with a view of it; see `Compute.put`."""
     return _shown(pool, f"put {local}", lambda **watch: pool.put(local, remote, on, **watch))
 
 
 def get_files(
     pool: Pool, remote: str, local: str | os.PathLike[str] | None = None, on: Sequence[int] | None = None
 ) -> Transfer:
-    """Fetch a file or folder from a pool's nodes, shown as it comes; see `Compute.get`."""
+    """Download a file or folder with a view of it; see `Compute.get`."""
     return _shown(pool, f"get {remote}", lambda **watch: pool.get(remote, local, on, **watch))
 
 
 def pull_value(pool: Pool, name: str, on: Sequence[int] | None = None, how: str | None = None) -> Any:
-    """Bring a variable of a pool's ranks here, shown as it comes where that takes long; see `Compute.pull`."""
+    """Fetch a variable from the ranks; see `Compute.pull`.
+
+    There is a view of it if it takes long.
+    """
     with pool.shows(f"pull {name}") as view:
         return pool.pull(name, on, how, view.on_event, view.refresh)
 
@@ -222,7 +228,7 @@ def _shown(pool: Pool, title: str, move: Callable[..., Transfer]) -> Transfer:
 
 
 def describe(spec: PoolSpec) -> str:
-    """A spec in a few words: ``"2 local nodes with jax, keras"``."""
+    """Describe a spec in a few words: ``"2 local nodes with jax, keras"``."""
     text = f"{spec.nodes} {spec.provider} node{'s' if spec.nodes > 1 else ''}"
     if spec.ranks_per_node > 1:
         text += f" of {spec.ranks_per_node} ranks"
@@ -232,7 +238,7 @@ def describe(spec: PoolSpec) -> str:
 
 
 def live_pool(pool: Holder | Pool) -> Pool:
-    """The live pool of a `Compute`, or a pool itself.
+    """Return the live pool of a `Compute`, or the pool itself.
 
     Raises
     ------

@@ -1,4 +1,7 @@
-"""One view for all calls that are on at the same time: what each prints, marked with its rank."""
+"""One run view for all calls that run at the same time.
+
+It marks what each prints with its rank.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ _ORDER = {"ok": 0, "interrupted": 1, "error": 2, "lost": 3, "died": 4}
 
 
 class Showing:
-    """Made by `joined`; ends with the last of its calls.
+    """View of calls; made by `joined`, ends with the last of its calls.
 
     Parameters
     ----------
@@ -57,7 +60,7 @@ class Showing:
         return TerminalRunView(ranks, results=False)
 
     def listener(self) -> Listener:
-        """A listener for one more call."""
+        """Return a listener for one more call."""
 
         def on_event(event: Event) -> None:
             if isinstance(event, OutputEvent):
@@ -78,7 +81,7 @@ class Showing:
             self._open[rank] = name
 
     def _on_end(self, event: OutputEvent) -> None:
-        """A call has ended: its rank goes on, on a line of its own."""
+        """Begin a new line after a call has ended: its rank goes on."""
         rank = event.rank
         name = self._open.pop(rank, None)
         if name is not None:
@@ -95,7 +98,10 @@ class Showing:
                 self.view.refresh()
 
     def go_on_alone(self) -> None:
-        """Nobody waits for the calls: a thread draws what is new, and the output is begun where it belongs."""
+        """Draw what is new from a thread, as nobody waits for the calls.
+
+        The output is begun in the cell that is running now.
+        """
         with self._lock:
             if self._beside is not None or self.over:
                 return
@@ -112,7 +118,7 @@ class Showing:
             self.refresh()
 
     def leave(self, count: int = 1) -> None:
-        """Calls are over; with the last of them so is the view."""
+        """Note that calls are over; the last one ends the view."""
         with _lock:
             self.count -= count
             last = self.count <= 0
@@ -137,7 +143,7 @@ _showing: dict[str, Showing] = {}
 
 
 def joined(pool: Pool, title: str, *, waited: bool, count: int = 1) -> Showing:
-    """The view for so many calls: the one that is open for this pool and cell, or a new one."""
+    """Return the view for so many calls: the open one of this pool and cell, or a new one."""
     with _lock:
         showing = _showing.get(pool.id)
         if showing is None or showing.over or showing.cell != cell_id():
@@ -149,7 +155,7 @@ def joined(pool: Pool, title: str, *, waited: bool, count: int = 1) -> Showing:
 
 
 class Outlet:
-    """Shows what the calls of one parallel loop print; a view is begun with the first of it.
+    """View of what the calls of one parallel loop print, begun by the first output.
 
     Made where the loop begins, in its cell; ends with the loop.
 
@@ -167,7 +173,7 @@ class Outlet:
         self._lock = threading.Lock()
 
     def on_event(self, event: Event) -> None:
-        """A call prints or shows something, or has ended. In any thread."""
+        """Show what a call prints, or that it has ended; callable in any thread."""
         if not isinstance(event, OutputEvent):
             return
         with self._lock:
@@ -180,7 +186,7 @@ class Outlet:
             listener(event)
 
     def leave(self) -> None:
-        """The loop is over."""
+        """End the view with the loop."""
         with self._lock:
             self._left, showing, self._listener = True, self._showing, None
         if showing is not None:
@@ -191,7 +197,7 @@ outlets.append(Outlet)
 
 
 def cell_id() -> str:
-    """Names the cell that is being run; empty where there are no cells."""
+    """Return the id of the cell that is running; empty where there are no cells."""
     if not in_notebook():
         return ""
     from IPython import get_ipython

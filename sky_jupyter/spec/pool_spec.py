@@ -42,7 +42,17 @@ MAX_BLOBS = 1 << 50
 
 
 def seconds(text: str) -> float:
-    """Read a length of time such as ``"90"``, ``"90s"``, ``"30m"``, ``"12h"`` or ``"2d"``.
+    """Parse a length of time.
+
+    Parameters
+    ----------
+    text : str
+        Such as ``"90"``, ``"90s"``, ``"30m"``, ``"12h"`` or ``"2d"``.
+
+    Returns
+    -------
+    float
+        Seconds.
 
     Raises
     ------
@@ -56,7 +66,17 @@ def seconds(text: str) -> float:
 
 
 def size(text: str) -> int:
-    """Read a number of bytes such as ``"64MB"`` or ``"1GB"``; a MB is 2**20 of them, however it is spelled.
+    """Parse a number of bytes.
+
+    Parameters
+    ----------
+    text : str
+        Such as ``"64MB"`` or ``"1GB"``; a MB is 2**20 bytes, however it is spelled.
+
+    Returns
+    -------
+    int
+        Bytes.
 
     Raises
     ------

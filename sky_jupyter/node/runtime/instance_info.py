@@ -3,10 +3,6 @@
 `instance_info` reads the variable COMPUTE_POOL, which the agent sets in every rank before any user code. `stdout`,
 `stderr` and `silent` decide whose prints are shown. This module needs the standard library alone: it travels to the
 nodes.
-
-`instance_info` reads the variable COMPUTE_POOL, which the agent sets in every rank before any
-user code. `stdout`, `stderr` and `silent` decide whose prints are seen. Nothing here imports more
-than the standard library: it is part of what travels to a node.
 """
 
 from __future__ import annotations

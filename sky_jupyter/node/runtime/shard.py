@@ -1,10 +1,6 @@
 """Split data over the ranks: each rank keeps its part, by one rule.
 
 No framework is imported for it: the type of an array is known by its module and by what it can do.
-
-No framework is imported for it: the type of an array is known by its module and by what it can do.
-
-Nothing is imported for a framework's sake: an array is told by its type's home and by what it can do.
 """
 
 from __future__ import annotations

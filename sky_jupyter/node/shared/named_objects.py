@@ -2,8 +2,6 @@
 
 The first use of a name makes the object, and it ends with the pool. On a rank the names are those of its pool, in a
 notebook those of the current pool.
-
-On a rank they are its pool's, in a notebook the current pool's.
 """
 
 from __future__ import annotations

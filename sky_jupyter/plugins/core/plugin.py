@@ -2,9 +2,6 @@
 
 A plugin is made in the notebook (`sky.plugins.jax()`, or `Plugin.create("mine").with_…`), held by the pool's spec,
 and sent to the nodes, where its hooks are entered once in every rank's process.
-
-A plugin is made in the notebook (`sky.plugins.jax()`, or `Plugin.create("mine").with_…`), held by
-the pool's spec, and sent to the nodes, where its hooks are entered once in every rank's process.
 """
 
 from __future__ import annotations
@@ -343,6 +340,18 @@ class Plugin:
 
 def steps_of(plugin: Plugin, spec: PoolSpec) -> list[Step]:
     """Return the commands that a plugin runs on each machine.
+
+    Parameters
+    ----------
+    plugin : Plugin
+        The plugin.
+    spec : PoolSpec
+        The pool's description.
+
+    Returns
+    -------
+    list of Step
+        In order.
 
     Raises
     ------
