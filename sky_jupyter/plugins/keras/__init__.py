@@ -3,7 +3,7 @@
 With TensorFlow underneath it only sees to the packages and the variable: each rank is on its own there.
 
 Here is what the notebook needs; what happens in a rank is in `keras_model` (for both backends),
-`keras_on_jax` and `keras_on_torch`, which import Keras and so are imported in ranks only.
+`jax_backend` and `torch_backend`, which import Keras and so are imported in ranks only.
 """
 
 from __future__ import annotations
@@ -76,7 +76,7 @@ def keras(backend: str = "jax", quiet: bool = True) -> Plugin:
         args=args,
         behind=("jax",) if backend == "jax" else (),
         fits=functools.partial(_fits, backend),
-        preload=("keras", f"{__package__}.keras_on_{backend}"),
+        preload=("keras", f"{__package__}.{backend}_backend"),
         collective=True,
         transform=functools.partial(_transform, backend),
         around_process=functools.partial(_around, backend, quiet),

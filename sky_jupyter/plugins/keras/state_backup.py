@@ -25,7 +25,7 @@ from . import model_hooks
 
 # Smaller arrays are made anew as fast as they are written into a place.
 _LARGE = 1 << 16
-# A prediction's state has so many parts; it works on copies, see `keras_on_jax.alone`.
+# A prediction's state has so many parts; it works on copies, see `jax_backend.alone`.
 _PREDICTED = 2
 _STATE = ("trainable_variables", "non_trainable_variables", "optimizer_variables", "metrics_variables")
 
