@@ -34,11 +34,14 @@ from ..kernel.stack_dump import Frame
 WINDOW = 0.15
 # A kernel writes its stack within a millisecond, where it is given a core.
 _PATIENCE = 0.4
+_LATE = "py-spy did not name it in time"
 _QUIET = 0.06
 _POLL = 0.002
 _MAX_NATIVE = 12
 _MAX_REPORT = 4 << 20
 _STOPPED = frozenset("Tt")
+# A wait for a lock goes on after a signal by itself; a sleep or a poll ends.
+_GOES_ON = "futex"
 
 
 @dataclass(frozen=True)
@@ -103,7 +106,7 @@ def _signals(status: dict[str, str]) -> tuple[bool, bool]:
     return bool(masks["SigCgt"] & bit), bool((masks["SigPnd"] | masks["ShdPnd"]) & bit)
 
 
-async def look(pid: int, path: Path, *, window: float = WINDOW) -> dict[str, Any]:
+async def look(pid: int, path: Path, *, window: float = WINDOW, end: float = 0.0) -> dict[str, Any]:
     """What a process is at; see `report` for the form.
 
     Parameters
@@ -114,13 +117,15 @@ async def look(pid: int, path: Path, *, window: float = WINDOW) -> dict[str, Any
         Where it writes its stacks.
     window : float
         Seconds over which its CPU time is counted.
+    end : float
+        Until when its stack may be waited for, by the monotonic clock; a moment at least.
     """
     before, began = facts(pid), time.monotonic()
     await asyncio.sleep(window)
     now, took = facts(pid), time.monotonic() - began
     if before is None or now is None:
         return {"note": "its kernel has ended", "frames": []}
-    frames, note = await _stack(pid, path, now)
+    frames, note = await _stack(pid, path, now, end)
     own, at = stack_dump.users_part(frames)
     after = facts(pid) or now
     return {
@@ -137,16 +142,20 @@ async def look(pid: int, path: Path, *, window: float = WINDOW) -> dict[str, Any
     }
 
 
-async def _stack(pid: int, path: Path, now: Facts) -> tuple[tuple[Frame, ...], str]:
+async def _stack(pid: int, path: Path, now: Facts, end: float) -> tuple[tuple[Frame, ...], str]:
     """A process's main stack, by itself or by py-spy, and what is to be said of that."""
     seen: tuple[Frame, ...] = ()
-    runs = now.state in ("R", "")
+    runs, late = now.state in ("R", ""), False
     if not runs:
-        seen, _, _ = await spy(pid, native=False)
+        seen, _, why = await spy(pid, native=False, timeout=max(_PATIENCE, end - time.monotonic()))
+        late = why == _LATE
     if now.state in _STOPPED:
         return seen, "stopped (SIGSTOP)"
     if seen and stack_dump.users_part(seen)[1]:
         return seen, ""
+    if late and not now.waits_in.startswith(_GOES_ON):
+        # A busy machine is no reason to end a sleep or a poll in C.
+        return (), "py-spy did not read its stack in time"
     if not now.catches:
         # To a process that does not catch it, the signal would be the end.
         note = "the handler that writes its stack was taken away in its process"
@@ -247,7 +256,7 @@ async def spy(pid: int, *, native: bool, timeout: float = _PATIENCE) -> tuple[tu
     try:
         out, err = await asyncio.wait_for(process.communicate(), timeout)
     except asyncio.TimeoutError:
-        return (), [], "py-spy did not name it in time"
+        return (), [], _LATE
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -334,13 +343,13 @@ async def report(
     -------
     dict
         Rank -> ``frames`` ([file, line, function], innermost first, without what called the user's
-        code), ``at`` (see `stacks.users_part`), ``note`` (what was in the way), ``state`` and
+        code), ``at`` (see `stack_dump.users_part`), ``note`` (what was in the way), ``state`` and
         ``waits_in`` of the main thread, ``cpu`` and ``main_cpu`` (of one core), ``ran`` and
         ``switches`` (before and after), and, where it was asked for and is worth it, ``native``
         ([library, function], innermost first) with ``native_note``.
     """
     end = time.monotonic() + within
-    looks = await asyncio.gather(*(look(pid, path, window=window) for pid, path in kernels.values()))
+    looks = await asyncio.gather(*(look(pid, path, window=window, end=end) for pid, path in kernels.values()))
     reports = dict(zip(kernels, looks, strict=True))
     if native:
         await name_native(reports, {rank: pid for rank, (pid, _) in kernels.items()}, known, end)
