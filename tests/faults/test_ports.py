@@ -9,6 +9,7 @@ import re
 import socket
 import ssl
 import stat
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -79,6 +80,29 @@ def pool() -> Iterator[Pool]:
         yield made
 
 
+LISTENS = "import sky_jupyter as sky; info = sky.instance_info(); info.head_addr, info.port('together')"
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="ports are kept on Linux")
+def test_a_coordinators_port_is_given_to_nobody_else_before_it_listens() -> None:
+    with local_pool(nodes=1, plugins=(sky.plugins.Plugin("together", collective=True),)) as pool:
+        (place,) = run(pool, LISTENS).values
+        with socket.socket() as stranger, pytest.raises(OSError, match="in use"):
+            stranger.bind(place)
+        # As a coordinator does.
+        socket.create_server(place).close()
+        pool.restart()
+        assert run(pool, LISTENS).values != [place]
+        with socket.socket() as stranger:
+            stranger.bind(place)
+
+
+def test_where_no_coordinator_listens_programs_may_bind_the_heads_port_in_any_way(pool: Pool) -> None:
+    info = run(pool, "import sky_jupyter as sky; sky.instance_info()").head
+    with socket.socket() as plain:
+        plain.bind((info.head_addr, info.head_port))
+
+
 @pytest.fixture(scope="module")
 def strangers(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Security | None]:
     """What others could come with: nothing, keys of their own, another pool's, and of this one its authority only."""
@@ -95,8 +119,8 @@ REFUSED = r"(?i)tls|ssl|certificate|encrypt|closed|reset|timed out|before comm w
 async def identity(address: str, security: Security | None) -> str:
     """What a server of Dask says that it is, to whom it lets in."""
     arguments = {} if security is None else security.get_connection_args("client")
-    async with rpc(address, connection_args=arguments, timeout=3) as server:
-        return str((await asyncio.wait_for(server.identity(), 3))["type"])
+    async with rpc(address, connection_args=arguments, timeout=60) as server:
+        return str((await asyncio.wait_for(server.identity(), 60))["type"])
 
 
 @pytest.mark.parametrize("who", ["no keys", "keys of its own", "another pool's keys"])
@@ -143,7 +167,7 @@ def test_a_client_that_trusts_anyone_is_refused_without_a_certificate_of_the_poo
     context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
     for address in ports_of_dask(pool):
         host, _, port = address.removeprefix("tls://").rpartition(":")
-        with socket.create_connection((host, int(port)), timeout=3) as plain:
+        with socket.create_connection((host, int(port)), timeout=60) as plain:
             try:
                 with context.wrap_socket(plain) as secured:
                     # With TLS 1.3 the refusal comes with the first reading.

@@ -39,7 +39,7 @@ from ..protocol.events import error_text
 from ..protocol.host_config import HostConfig, member_name
 from ..protocol.rpc import AgentCall
 from ..protocol.version import PROTOCOL
-from ..runtime.instance_info import InstanceInfo
+from ..runtime.instance_info import PLAIN, InstanceInfo
 from ..serialization import code_portability, pickling
 from ..system import gpus as accelerators
 from ..system import metrics
@@ -95,6 +95,8 @@ class Agent:
         self.began = time.monotonic()
         self.apps = contextlib.ExitStack()
         self.entered_apps = False
+        # Sockets that keep the coordinators' ports free.
+        self.ports = contextlib.ExitStack()
         self.folder = pool_folder / f"n{node}"
         self.pool_folder = pool_folder
         self.config = config
@@ -275,6 +277,9 @@ class Agent:
 
         ``apps`` is what plugins do in the agent itself, once, and ``python`` the notebook's where it is another one.
         """
+        if PLAIN in ports:
+            # No coordinator comes: what the user's programs start may bind it in any way.
+            self.ports.close()
         if apps and not self.entered_apps:
             self.entered_apps = True
             for around in cloudpickle.loads(apps):
@@ -398,14 +403,25 @@ class Agent:
         return {"python": code_portability.PYTHON, "protocol": PROTOCOL}
 
     async def sky_free_ports(self, count: int) -> list[int]:
-        """Free ports of this node's address, for the frameworks' coordinators."""
+        """Free ports of this node's address, for the frameworks' coordinators.
+
+        Until the next ones the system gives them to nobody else: who binds one by name, as a coordinator does, has it.
+        """
         address = self.config.addresses[self.node]
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
-        with contextlib.ExitStack() as stack:
-            sockets = [stack.enter_context(socket.socket(family)) for _ in range(count)]
-            for item in sockets:
-                item.bind((address, 0))
-            return [item.getsockname()[1] for item in sockets]
+        held = contextlib.ExitStack()
+        sockets = [held.enter_context(socket.socket(family)) for _ in range(count)]
+        for item in sockets:
+            # With it on both sides, a socket that does not listen is in nobody's way (on other systems it may be).
+            item.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            item.bind((address, 0))
+        ports = [item.getsockname()[1] for item in sockets]
+        # The last ones are given up after these are chosen: none is given twice in a row.
+        self.ports.close()
+        self.ports = held
+        if sys.platform != "linux":
+            self.ports.close()
+        return ports
 
     async def forget(self, run: str) -> None:
         """Drop a run's journal."""

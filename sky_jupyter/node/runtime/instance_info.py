@@ -23,6 +23,8 @@ from ...errors import NotInPoolError, SpecError, nearest
 from ...spec.pool_spec import MAX_NODES, MAX_RANKS_PER_NODE
 
 POOL_VARIABLE = "COMPUTE_POOL"
+# What the head's port is for where no plugin has a coordinator.
+PLAIN = "pool"
 # Linux takes at most 128 KiB in one environment variable.
 MAX_JSON = 128 * 1024 - len(POOL_VARIABLE) - 2
 _MAX_WORD = 255

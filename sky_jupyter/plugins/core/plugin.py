@@ -94,7 +94,8 @@ class Plugin:
         no backend when imported.
     collective : bool
         Whether the ranks depend on each other once it is entered: then the loss of one rank
-        means that all ranks enter anew.
+        means that all ranks enter anew. Its coordinator listens at ``info.port(name)``, which is kept for it
+        on Linux: it binds that with ``SO_REUSEADDR``.
     head_bound : bool
         Whether the other ranks cannot outlive the head's rank 0, which coordinates them.
     noise : tuple of str

@@ -10,6 +10,7 @@ import cloudpickle
 
 from ...errors import BootstrapError, plain
 from ...node.protocol import rpc
+from ...node.runtime.instance_info import PLAIN
 from ...plugins.core.secrets import sending
 from ..runs.result import aborted
 
@@ -64,7 +65,7 @@ class Entering:
         No address of a coordinator is used twice: a late peer of the last start could join it.
         """
         assert self.pool.control is not None
-        own = [plugin.name for plugin in self.pool.spec.plugins if plugin.collective] or ["pool"]
+        own = [plugin.name for plugin in self.pool.spec.plugins if plugin.collective] or [PLAIN]
         names = [*own, *(f"{name}.programs" for name in own)]
         ports = (await self.pool.control.ask(rpc.FREE_PORTS, [0], count=len(names)))[0]
         self._epoch += 1
