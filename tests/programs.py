@@ -14,7 +14,7 @@ import psutil
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = "SKY_TEST"
-PATIENCE = 5.0
+PATIENCE = 60.0
 PLACES = ("/dev/shm", "/tmp", os.environ.get("XDG_RUNTIME_DIR") or "/tmp")
 
 
@@ -39,7 +39,7 @@ def run_program(*arguments: str | Path, folder: Path, timeout: float = 240) -> s
 
 
 def assert_nothing_is_left(mark: str, registry: Path) -> None:
-    """No process that carries the mark and no folder of the registry's pools is there after five seconds."""
+    """No process that carries the mark and no folder of the registry's pools is there after a while."""
     end = time.monotonic() + PATIENCE
     with sqlite3.connect(registry) as connection:
         pools = connection.execute("SELECT id, state FROM pools").fetchall()

@@ -21,7 +21,7 @@ from benchmarks.measure import HEAD, Options, Row, by_turns, rows
 
 ROOT = Path(__file__).resolve().parent.parent
 MARK = "SKY_BENCHMARK"
-PATIENCE = 5.0
+PATIENCE = 60.0
 RATIO = re.compile(r"\d+\.\d{3} \(\d+\.\d\d-\d+\.\d\d\)")
 
 

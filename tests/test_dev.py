@@ -41,7 +41,7 @@ def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Any]]
     finally:
         for path in (folder / "runtime").glob("jpserver-*.json"):
             os.kill(json.loads(path.read_text())["pid"], 15)
-        process.wait(30)
+        process.wait(60)
 
 
 def test_lab_starts_for_whoever_asks_without_extensions_that_stand_before_kernels(server: dict[str, Any]) -> None:

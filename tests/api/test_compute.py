@@ -30,7 +30,7 @@ from sky_jupyter.session.pools import start_pool
 from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.conftest import pool_folders
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 
 def wait_until(condition: Callable[[], object]) -> None:

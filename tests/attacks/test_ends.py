@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import re
 import signal
 import threading
 import time
@@ -145,13 +146,16 @@ def test_what_runs_is_interrupted_and_its_finally_blocks_run_before_the_pool_end
 
 
 def test_who_takes_long_to_end_is_told_and_killed_when_its_time_is_over() -> None:
-    with local_pool(options=Options(exit_timeout=1.5)) as pool:
+    with local_pool(options=Options(exit_timeout=4)) as pool:
         run(pool, "import atexit, time\natexit.register(time.sleep, 600)", ranks=[1])
         pids = run(pool, "import os; os.getpid()").values
         said: list[str] = []
         pool.down(said.append)
-        assert said[0].startswith("ending: rank 1 still runs its exit handlers (0.5 s of 1.5 s)")
-        assert said[1].startswith("rank 1 did not end within 1.5 s and was killed")
+        # On a busy machine the other one may be at it as well after half a second.
+        assert re.match(
+            r"ending: rank(s 0-1 still run their| 1 still runs its) exit handlers \(0\.5 s of 4 s\)", said[0]
+        ), said
+        assert said[1].startswith("rank 1 did not end within 4 s and was killed")
         assert not any(map(psutil.pid_exists, pids))
         assert pool_folders(pool.id) == []
 
@@ -283,7 +287,7 @@ def test_the_notebooks_end_ends_the_ranks_as_a_plain_kernels_end_does(tmp_path: 
         else:
             manager.shutdown_kernel(now=False)
         assert traces.faults(tmp_path, (0,)) == []
-        until = time.monotonic() + 30
+        until = time.monotonic() + 60
         while marked_processes(mark) and time.monotonic() < until:
             time.sleep(0.05)
         assert marked_processes(mark) == []

@@ -177,7 +177,7 @@ made = glob.glob(f"/dev/shm/joblib_memmapping_folder_{os.getpid()}_*"); leaves(*
 )
 
 
-def faults(folder: Path, ranks: Iterable[int], *, killed: bool = False, patience: float = 30.0) -> list[str]:
+def faults(folder: Path, ranks: Iterable[int], *, killed: bool = False, patience: float = 60.0) -> list[str]:
     """What the programs have not written, or have left; what ends beside its process has a moment to."""
     end = time.monotonic() + patience
     while found := [text for program in PROGRAMS for text in program.faults(folder, ranks, killed=killed)]:

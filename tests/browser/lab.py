@@ -127,7 +127,7 @@ def server(folder: Path, *, dark: bool = False, extensions: Path | None = None) 
             with contextlib.suppress(ProcessLookupError):
                 process.send_signal(number)
             with contextlib.suppress(subprocess.TimeoutExpired):
-                process.wait(15)
+                process.wait(60)
                 break
 
 
@@ -221,14 +221,14 @@ class Page:
         area.wait_for(state="visible")
         return str(area.inner_text())
 
-    def wait_until(self, condition: Callable[[], bool], *, timeout: float = 30.0) -> None:
+    def wait_until(self, condition: Callable[[], bool], *, timeout: float = 90.0) -> None:
         """Wait for something outside of the page."""
         end = time.monotonic() + timeout
         while not condition():
             assert time.monotonic() < end, f"nothing came of it within {timeout:g} s"
             self.page.wait_for_timeout(50)
 
-    def wait_for(self, cell: int, text: str, *, timeout: float = 30.0) -> str:
+    def wait_for(self, cell: int, text: str, *, timeout: float = 90.0) -> str:
         """Wait until a cell's outputs hold ``text``; returns them."""
         end = time.monotonic() + timeout
         while time.monotonic() < end:

@@ -75,7 +75,7 @@ def test_buttons_work_while_a_cell_blocks_for_a_minute(server: lab.Server, reque
         status, _ = page.ask({"action": "status"})
         assert (status["status"], status["pools"][0]["runs"][0]["left"]) == ("ok", [0, 1])
         view.press("Where")
-        view.wait("time.sleep(60)", ".sky-where", timeout=30)
+        view.wait("time.sleep(60)", ".sky-where", timeout=90)
         view.press("Interrupt")
         is_interrupted(view)
         # By the server's part, which asks the kernel.
@@ -90,7 +90,7 @@ def test_buttons_work_while_a_cell_blocks_for_a_minute(server: lab.Server, reque
 
 def is_interrupted(view: View) -> None:
     """It has ended early; a cell that nobody interrupts says so at its end."""
-    view.wait("interrupted", ".sky-facts", timeout=45)
+    view.wait("interrupted", ".sky-facts", timeout=90)
     assert "not interrupted" not in view.text()
 
 

@@ -7,7 +7,6 @@ import importlib.util
 import os
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -20,6 +19,7 @@ import pytest
 from sky_jupyter.display.notebook import anywidget_view
 from tests.browser import lab
 from tests.conftest import MARK, marked_processes
+from tests.ports import free_port
 
 ROOT = Path(__file__).parents[2]
 LACKS = [f"`pip install {name}`" for name in ("marimo", "anywidget") if importlib.util.find_spec(name) is None]
@@ -123,7 +123,7 @@ class Marimo:
 
     def open(self) -> None:
         """Open it, as soon as the server answers."""
-        end = time.monotonic() + 60
+        end = time.monotonic() + 90
         while True:
             try:
                 self.page.goto(self.url)
@@ -151,9 +151,7 @@ def opened(folder: Path, mode: str, cells: str) -> Iterator[Marimo]:
     """A notebook of these cells, shown by a server of its own."""
     folder.mkdir()
     (folder / "book.py").write_text(f'{HEAD}{cells}if __name__ == "__main__":\n    app.run()\n')
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port = free.getsockname()[1]
+    port = free_port()
     places = {name: str(folder / name) for name in ("XDG_CONFIG_HOME", "XDG_STATE_HOME", "XDG_CACHE_HOME")}
     command = [sys.executable, "-m", "marimo", mode, "book.py", "--headless", "--no-token"]
     server = subprocess.Popen(
@@ -171,14 +169,14 @@ def opened(folder: Path, mode: str, cells: str) -> Iterator[Marimo]:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(server.pid, signal.SIGTERM)
         try:
-            server.wait(10)
+            server.wait(60)
         except subprocess.TimeoutExpired:
             os.killpg(server.pid, signal.SIGKILL)
             server.wait()
 
 
 def nothing_is_left() -> None:
-    end = time.monotonic() + 20
+    end = time.monotonic() + 90
     while marked_processes(os.environ[MARK]):
         assert time.monotonic() < end
         time.sleep(0.1)

@@ -287,7 +287,7 @@ def wait_until_idle(server: lab.Server) -> None:
     end = time.monotonic() + 60
     while time.monotonic() < end:
         request = urllib.request.Request(f"{server.url}api/kernels", headers={"Authorization": f"token {server.token}"})
-        with urllib.request.urlopen(request, timeout=30) as answer:
+        with urllib.request.urlopen(request, timeout=60) as answer:
             if all(kernel["execution_state"] == "idle" for kernel in json.load(answer)):
                 return
         time.sleep(0.1)

@@ -95,10 +95,10 @@ class Front:
         """Ask on the control channel what widgets are."""
         message = self.client.session.msg("sky_widgets_request", {"widgets": widgets})
         self.client.control_channel.send(message)
-        return dict(self.client.get_control_msg(timeout=30))
+        return dict(self.client.get_control_msg(timeout=60))
 
     def wait(self, condition: Callable[[], bool], what: str) -> None:
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60
         while not condition():
             assert time.monotonic() < end, what
             time.sleep(0.02)

@@ -86,7 +86,7 @@ class Steps:
         if isinstance(event, OutputEvent) and event.event["kind"] == "stream":
             self.taken[event.rank] = self.taken.get(event.rank, 0) + event.event["text"].count("step")
 
-    def go_on(self, world: int, seconds: float = 30.0) -> bool:
+    def go_on(self, world: int, seconds: float = 60.0) -> bool:
         """Whether all ranks take further steps."""
         before = dict(self.taken)
         return eventually(lambda: all(self.taken.get(r, 0) >= before.get(r, 0) + 3 for r in range(world)), seconds)

@@ -150,7 +150,7 @@ def test_who_takes_a_run_up_on_a_full_disk_is_told_what_is_missing_and_sees_its_
         )
         (disk / "wait").touch()
         folder = Path(the_pool(name).folders[0])
-        assert eventually(lambda: sum('"line ' in path.read_text() for path in folder.glob("n*/journal/*.0*")) == 2, 20)
+        assert eventually(lambda: sum('"line ' in path.read_text() for path in folder.glob("n*/journal/*.0*")) == 2)
         filler = fill(disk)
         time.sleep(1)
         kill(page)

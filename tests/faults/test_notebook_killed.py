@@ -69,9 +69,9 @@ def test_a_pool_in_a_collective_ends_with_its_notebook(world: World, took: Took)
     assert len(marked_processes(mark)) >= 3 + 2 * nodes
     owner.kill()
     killed = time.monotonic()
-    owner.wait(10)
-    assert eventually(lambda: not marked_processes(mark), 10)
-    assert eventually(lambda: not pool_folders(pool), 5)
+    owner.wait(60)
+    assert eventually(lambda: not marked_processes(mark))
+    assert eventually(lambda: not pool_folders(pool))
     took.row(
         "the notebook's kernel is killed, and the pool was made without `--keep`",
         see="nothing: no process and no file of the pool is left",
@@ -88,7 +88,7 @@ def test_a_kept_pool_in_a_collective_outlives_its_notebook(world: World, tmp_pat
     path, name = tmp_path / "stop", f"outlives-{kind}-{nodes}"
     owner, pids, id = an_owner(kind, nodes, name, str(path), os.environ["SKY_TEST"])
     owner.kill()
-    owner.wait(10)
+    owner.wait(60)
     registry = Registry()
     row = registry.pool(name)
     registry.close()
@@ -99,7 +99,7 @@ def test_a_kept_pool_in_a_collective_outlives_its_notebook(world: World, tmp_pat
         (running,) = [run for run, facts in pool.runs().items() if not facts["over"]]
         steps = Steps()
         current: Run = pool.adopt(running, steps)
-        assert eventually(functools.partial(steps.taken.get, nodes - 1, False), 20)
+        assert eventually(functools.partial(steps.taken.get, nodes - 1, False))
         assert steps.go_on(nodes)
         took.row(
             "the notebook's kernel is killed, and the pool was made with `--keep`",

@@ -75,7 +75,7 @@ def test_a_restart_ends_a_cell_that_is_running_and_what_is_being_mended(plugins:
             assert eventually(lambda: pool.status()[0]["ranks"][0]["pid"])
             time.sleep(begun)
             pool.restart()
-            assert eventually(current.over.is_set, 20)
+            assert eventually(current.over.is_set)
             with pytest.raises(CellError) as caught:
                 pool.attend(current)
             assert "its kernel was replaced by `%sky restart`" in str(caught.value.errors[1])

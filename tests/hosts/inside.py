@@ -27,7 +27,7 @@ from typing import Any
 LINK, BRIDGE = "up0", "br0"
 # The range for benchmarks between networks (RFC 2544): nobody's real machines are there.
 NETWORKS = [f"198.{18 + number // 256}.{number % 256}" for number in range(512)]
-PATIENCE = 30.0
+PATIENCE = 60.0
 
 _NEWNS, _NEWUTS, _NEWIPC, _NEWPID, _NEWNET = 1 << 17, 1 << 26, 1 << 27, 1 << 29, 1 << 30
 _RDONLY, _NOSUID, _NODEV, _NOEXEC, _REMOUNT, _BIND, _REC, _PRIVATE = 1, 2, 4, 8, 32, 4096, 16384, 1 << 18

@@ -355,7 +355,7 @@ class World:
             with contextlib.suppress(OSError):
                 process.stdin.close()
             try:
-                process.wait(timeout=10)
+                process.wait(timeout=60)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()
@@ -560,7 +560,7 @@ def _status(pid: int, field: str) -> str:
 
 def _inner(parent: int, number: int) -> int:
     """The child of a process that has this number in a namespace below, as it is numbered here."""
-    end = time.monotonic() + 10
+    end = time.monotonic() + 60
     while time.monotonic() < end:
         children = Path(f"/proc/{parent}/task/{parent}/children").read_text().split()
         for child in map(int, children):

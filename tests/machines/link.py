@@ -49,7 +49,7 @@ class Link:
         self.thaw()
         self.cut()
         for thread in self._threads:
-            thread.join(10)
+            thread.join(60)
 
     def _accept(self) -> None:
         with contextlib.suppress(OSError):

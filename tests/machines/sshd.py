@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 
 from sky_jupyter.node.system import processes
+from tests.ports import free_port
 
 SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:" + os.environ.get("PATH", ""))
 MISSING = "" if SSHD and shutil.which("ssh-keygen") else "needs OpenSSH's server and client (openssh-server)"
@@ -28,12 +29,6 @@ def keygen(path: Path, kind: str = "ed25519", passphrase: str = "", *more: str) 
     command = ["ssh-keygen", "-q", "-t", kind, "-N", passphrase, "-C", path.name, "-f", str(path), *more]
     subprocess.run(command, check=True, stdin=subprocess.DEVNULL)
     return path
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @dataclass
@@ -84,7 +79,7 @@ class Server:
                 # A test run that is killed leaves no server.
                 preexec_fn=functools.partial(processes.die_with_parent, os.getpid()),  # noqa: PLW1509
             )
-        end = time.monotonic() + 30
+        end = time.monotonic() + 60
         while True:
             with contextlib.suppress(OSError), socket.create_connection(("127.0.0.1", self.port), 5):
                 return
@@ -135,7 +130,7 @@ class Server:
             return
         family = self.sessions()
         self.process.send_signal(signal.SIGTERM)
-        self.process.wait(10)
+        self.process.wait(60)
         for process in family:
             with contextlib.suppress(psutil.Error):
                 process.kill()

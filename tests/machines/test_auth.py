@@ -52,7 +52,7 @@ def agent(folder: Path, *keys: Path) -> Iterator[str]:
         yield path
     finally:
         process.send_signal(signal.SIGTERM)
-        process.wait(10)
+        process.wait(60)
 
 
 @pytest.mark.parametrize(
@@ -131,18 +131,18 @@ def test_who_takes_longer_to_answer_than_the_host_waits_is_let_in_all_the_same(
     from sky_jupyter.machines.ssh.types import Prompts
 
     asked: list[str] = []
-    with serve(tmp_path / "sshd", "LoginGraceTime 2") as impatient:
+    with serve(tmp_path / "sshd", "LoginGraceTime 5") as impatient:
         key = keygen(tmp_path / "locked", "ed25519", "open sesame")
         let_in(impatient, tmp_path / "locked.pub")
 
         def answer(path: str, attempt: int) -> str:
             asked.append(path)
-            time.sleep(5)
+            time.sleep(6)
             return "open sesame"
 
         def accept(new: object) -> bool:
             asked.append("host")
-            time.sleep(5)
+            time.sleep(6)
             return True
 
         prompts = Prompts(answer, accept)

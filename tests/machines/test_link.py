@@ -36,10 +36,11 @@ from sky_jupyter.machines.ssh.known_hosts import Unknown
 from sky_jupyter.machines.ssh.target import Target
 from sky_jupyter.machines.ssh.types import Prompts
 from sky_jupyter.util import process_identity
+from tests.ports import free_port
 
 from .conftest import eventually, need_ssh
 from .link import link as relay
-from .sshd import Server, free_port, keygen, serve
+from .sshd import Server, keygen, serve
 
 TargetOf = Callable[..., Target]
 PATIENCE = 60.0
@@ -141,11 +142,12 @@ def call(port: int, data: bytes = b"hello", timeout: float = PATIENCE) -> bytes:
 
 def test_a_machine_over_the_link_does_what_one_does_without(machine: LinkMachine, tmp_path: Path) -> None:
     secret = 'it\'s a "secret"\nof $two'
-    text = 'printf "%s\\n" "$A"; echo wrong >&2; pwd; sleep 0.3; printf end; exit 7'
+    text = 'printf "%s\\n" "$A"; echo wrong >&2; pwd; while [ ! -e go ]; do sleep 0.05; done; printf end; exit 7'
     command = machine.exec(["sh", "-c", text], env={"A": secret}, cwd=str(tmp_path), log=tmp_path / "log")
     assert process_identity.lives(*command.identity)
     with pytest.raises(TimeoutError):
         command.wait(0.01)
+    (tmp_path / "go").touch()
     assert list(command.lines()) == [*secret.split("\n"), str(tmp_path), "end"]
     assert command.wait(PATIENCE) == command.wait() == 7
     assert (tmp_path / "log").read_text() == "wrong\n"

@@ -41,7 +41,8 @@ def start(machine: Any, folder: Path, *argv: str, **more: Any) -> Any:
 def test_a_command_is_told_apart_and_says_all_that_it_says(machine: Any, tmp_path: Path, survive: bool) -> None:
     word = uuid.uuid4().hex
     secret = f'it\'s a "{word}"\nof $two `lines` \\n'
-    text = 'printf "%s\\n" "$A"; echo wrong >&2; pwd; read -r x || echo no input; sleep 0.5; printf end; exit 7'
+    text = 'printf "%s\\n" "$A"; echo wrong >&2; pwd; read -r x || echo no input; '
+    text += "while [ ! -e go ]; do sleep 0.05; done; printf end; exit 7"
     command = start(machine, tmp_path, "sh", "-c", text, env={"A": secret}, survive=survive)
     pid, started = command.identity
     process = psutil.Process(pid)
@@ -56,8 +57,9 @@ def test_a_command_is_told_apart_and_says_all_that_it_says(machine: Any, tmp_pat
     assert process.environ()["A"] == secret
     seen = " ".join(word for one in psutil.process_iter(["cmdline"]) for word in one.info["cmdline"] or [])
     assert word not in seen
+    (tmp_path / "go").touch()
     assert list(command.lines()) == [*secret.split("\n"), str(tmp_path), "no input", "end"]
-    assert command.wait(30) == 7
+    assert command.wait(60) == 7
     assert (tmp_path / "log").read_text() == "wrong\n"
     assert stat.S_IMODE((tmp_path / "log").stat().st_mode) == 0o600
 
@@ -71,7 +73,7 @@ def test_a_command_is_ended_with_its_group(machine: Any, tmp_path: Path, survive
         command.wait(0.1)
     getattr(command, way)()
     number = signal.SIGTERM if way == "terminate" else signal.SIGKILL
-    assert command.wait(30) == -number
+    assert command.wait(60) == -number
     eventually(lambda: not psutil.pid_exists(child))
     command.kill()  # again is no error
 
@@ -84,7 +86,7 @@ def test_a_command_may_end_in_its_own_way_when_asked(machine: Any, tmp_path: Pat
         assert next(lines) == "on"
         command.terminate()
         assert list(lines) == ["bye"]
-        assert command.wait(30) == 3
+        assert command.wait(60) == 3
 
 
 @pytest.mark.parametrize("how", ["close", "crash", "cut"])
@@ -101,7 +103,7 @@ def test_a_command_lives_or_dies_with_the_connection_as_asked(
         {"close": machine.close, "crash": server.kill_sessions, "cut": between.cut}[how]()
         if survive:
             with pytest.raises(LinkLost):
-                command.wait(30)
+                command.wait(60)
             # It goes on printing, and nothing of that fails.
             time.sleep(1.0)
             assert process_identity.lives(pid, started)
@@ -113,7 +115,7 @@ def test_a_command_lives_or_dies_with_the_connection_as_asked(
                 again.process(pid, started + 1).kill()
                 assert process.alive
                 process.terminate()
-                assert process.wait(30) == 0
+                assert process.wait(60) == 0
         else:
             eventually(lambda: not process_identity.lives(pid, started))
 
@@ -219,7 +221,7 @@ def test_a_login_that_says_much_is_not_taken_for_an_answer(target_of: TargetOf, 
     ):
         command = start(machine, tmp_path, "echo", "real")
         assert list(command.lines()) == ["real"]
-        assert command.wait(30) == 0
+        assert command.wait(60) == 0
         machine.put(b"x" * 1000, tmp_path / "put")
         assert machine.shell.run("echo clean").out == b"clean\n"
         files.download(machine, tmp_path / "put", tmp_path / "back")

@@ -15,9 +15,10 @@ from sky_jupyter.machines.link.client import Link
 from sky_jupyter.machines.link.encoding import Event
 from sky_jupyter.machines.ssh.machine import SSHMachine
 from sky_jupyter.machines.ssh.target import Target
+from tests.ports import free_port
 
 from .conftest import eventually, need_ssh
-from .sshd import Server, free_port, serve
+from .sshd import Server, serve
 from .test_link import PATIENCE, Echo, call
 
 pytestmark = pytest.mark.long
@@ -58,7 +59,7 @@ def known(target_of: TargetOf, server: Server) -> Target:
 
 def answers(port: int) -> bool:
     with contextlib.suppress(OSError):
-        return call(port, timeout=5) == b"hello"
+        return call(port, timeout=60) == b"hello"
     return False
 
 

@@ -16,10 +16,11 @@ import pytest
 
 from sky_jupyter.errors import LinkLost, MachineError, Unreachable
 from sky_jupyter.machines.ssh.target import Target
+from tests.ports import free_port
 
 from .conftest import eventually, need_ssh
 from .link import link
-from .sshd import Server, free_port, serve
+from .sshd import Server, serve
 
 TargetOf = Callable[..., Target]
 
@@ -78,7 +79,7 @@ def test_what_is_no_ssh_server_is_said_to_be_none(target_of: TargetOf, server: S
         thread = threading.Thread(target=serve_once)
         thread.start()
         error = fails(target_of(server, port=other.getsockname()[1]))
-        thread.join(10)
+        thread.join(60)
     assert error.reason == "protocol"
     assert "is it an SSH server" in str(error)
 
@@ -257,5 +258,5 @@ def test_a_server_whose_part_dies_is_a_lost_link_not_a_status(server: Server, ta
         timer = threading.Timer(1.0, server.kill_sessions)
         timer.start()
         with pytest.raises(LinkLost):
-            session.run("exec sleep 5")
+            session.run("exec sleep 600")
         timer.join()

@@ -108,14 +108,14 @@ class Notebook:
         self.manager = manager
         self.client = manager.client()
         self.client.start_channels()
-        self.client.wait_for_ready(timeout=60)
+        self.client.wait_for_ready(timeout=180)
 
     def run(
         self,
         source: str,
         *,
         until: Callable[[Cell], bool] | None = None,
-        timeout: float = 60,
+        timeout: float = 240,
         answers: Iterable[str] | None = None,
     ) -> Cell:
         """Run a cell to its end; where ``until`` comes true, the user interrupts the kernel, once.
@@ -153,14 +153,14 @@ class Notebook:
 
     def value(self, expression: str) -> Any:
         """What an expression in the notebook's namespace is, as Python writes it."""
-        reply = self.client.execute_interactive("", user_expressions={"value": expression}, timeout=30)
+        reply = self.client.execute_interactive("", user_expressions={"value": expression}, timeout=60)
         found = reply["content"]["user_expressions"]["value"]
         assert found["status"] == "ok", found
         return eval(found["data"]["text/plain"])
 
     def complete(self, source: str) -> list[str]:
         """What Tab offers at the end of a cell."""
-        content = self.client.complete(source, reply=True, timeout=30)["content"]
+        content = self.client.complete(source, reply=True, timeout=60)["content"]
         return sorted(source[: content["cursor_start"]] + match for match in content["matches"])
 
     def close(self) -> None:

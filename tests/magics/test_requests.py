@@ -127,15 +127,20 @@ def test_requests_are_answered_while_the_notebook_itself_is_busy(two):
 
 
 def test_a_long_answer_does_not_hold_up_the_next_request(two):
-    cell, _ = begin_blocking(two)
-    where = send(two, {"action": "where"})
-    interrupt = send(two, {"action": "interrupt"})
-    replies: dict[str, float] = {}
-    while len(replies) < 2:
-        reply = two.client.control_channel.get_msg(timeout=PATIENCE)
-        replies[reply["parent_header"]["msg_id"]] = time.perf_counter()
-    assert replies[interrupt] < replies[where]
-    end_of(two, cell)
+    def first_of_two() -> bool:
+        cell, _ = begin_blocking(two)
+        where = send(two, {"action": "where"})
+        interrupt = send(two, {"action": "interrupt"})
+        replies: list[str] = []
+        while len(replies) < 2:
+            reply = two.client.control_channel.get_msg(timeout=PATIENCE)
+            replies.append(reply["parent_header"]["msg_id"])
+        assert {*replies} == {where, interrupt}
+        end_of(two, cell)
+        return replies[0] == interrupt
+
+    # Which of the two is done first is chance on a busy machine; held up, the interrupt would never be the first.
+    assert any(first_of_two() for _ in range(5))
 
 
 def test_a_restart_ends_the_cell_with_an_error_that_says_so_and_the_next_one_runs(two):

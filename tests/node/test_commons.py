@@ -33,7 +33,7 @@ def scratch(tmp_path: Path) -> Iterator[None]:
 def on_a_scheduler(body: Body) -> None:
     async def work() -> None:
         async with Bare(protocol="inproc", dashboard=False) as scheduler:
-            await asyncio.wait_for(body(Commons(scheduler)), 20)
+            await asyncio.wait_for(body(Commons(scheduler)), 60)
 
     asyncio.run(work())
 
@@ -140,7 +140,7 @@ def test_an_agent_that_comes_back_in_time_keeps_its_locks_and_one_that_does_not_
         await asyncio.sleep(0.3)
         assert await share(held, "locked", "lock", "locked")
         held.remove_worker(None, "tls://2")
-        assert await share(held, "other", "lock", "acquire", who="b.0.1.", timeout=10)
+        assert await share(held, "other", "lock", "acquire", who="b.0.1.", timeout=60)
         # An agent that is new at a node takes the place of the one before at once.
         await held.sky_shared_register("b", "node-1", "tls://3")
         await held.sky_shared_register("c", "node-1", "tls://4")

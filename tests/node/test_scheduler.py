@@ -39,7 +39,7 @@ def on_workers(go: asyncio.Event, body: Body) -> None:
                 with dask.annotate(**{RETRIES: retries}):
                     return client.submit(call, go, key=KEY, pure=False)
 
-            await asyncio.wait_for(body(scheduler, send), 20)
+            await asyncio.wait_for(body(scheduler, send), 60)
 
     with dask.config.set({**DASK_SETTINGS, "distributed.comm.require-encryption": False}):
         asyncio.run(work())

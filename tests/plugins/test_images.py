@@ -18,7 +18,8 @@ from sky_jupyter.plugins import Plugin
 from sky_jupyter.plugins.core import rank_network
 from sky_jupyter.providers import Local
 from sky_jupyter.spec.pool_spec import Accelerator, Image, PoolSpec
-from tests.plugins.world import free_port, infos
+from tests.plugins.world import infos
+from tests.ports import free_port
 
 
 def image(*given: Plugin, accelerator: str | None = None, ranks_per_node: int = 1, own: Image | None = None) -> Image:

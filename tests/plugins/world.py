@@ -38,6 +38,7 @@ from sky_jupyter.node.runtime.instance_info import InstanceInfo
 from sky_jupyter.node.system import processes
 from sky_jupyter.plugins import Plugin
 from sky_jupyter.spec.pool_spec import PoolSpec
+from tests.ports import free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -54,13 +55,6 @@ def needs(package: str) -> None:
     """Skip where a framework is not installed; it is not imported, for ranks do that."""
     if importlib.util.find_spec(package) is None:
         pytest.skip(f"needs {package}", allow_module_level=True)
-
-
-def free_port() -> int:
-    """A port of the loopback interface that nobody has now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 def infos(
@@ -200,7 +194,7 @@ class World:
             # Ranks that hang in a collective go with their mother.
             self.mother.kill()
         try:
-            out, _ = self.mother.communicate(timeout=20)
+            out, _ = self.mother.communicate(timeout=60)
         except subprocess.TimeoutExpired:
             self.mother.kill()
             out, _ = self.mother.communicate()

@@ -43,11 +43,11 @@ def run(pool: Pool, code: str, namespace: dict[str, Any] | None = None, **option
 def underway(pool: Pool, code: str, **options: Any) -> Run:
     """Start a cell, and wait until each of its ranks is at it."""
     current = begin(pool, f"print('at it', flush=True)\n{code}", **options)
-    wait_until(lambda: all("at it" in "".join(outcome.stdout) for outcome in current.outcomes.values()), 60)
+    wait_until(lambda: all("at it" in "".join(outcome.stdout) for outcome in current.outcomes.values()))
     return current
 
 
-def wait_until(holds: Callable[[], object], seconds: float = 20.0) -> None:
+def wait_until(holds: Callable[[], object], seconds: float = 60.0) -> None:
     """Wait for what is to come about by itself."""
     end = time.monotonic() + seconds
     while not holds():

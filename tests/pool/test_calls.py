@@ -105,9 +105,8 @@ def test_an_error_in_a_broadcast_keeps_the_other_ranks_results(pool: sky.Compute
 def test_calls_from_threads_are_spread_over_the_ranks(pool: sky.Compute) -> None:
     @sky.function
     def slow() -> int:
-        import time
-
-        time.sleep(0.5)
+        # Each waits until the other is on.
+        sky.barrier("two calls").wait()
         return sky.instance_info().rank
 
     ranks: list[int] = []

@@ -149,16 +149,18 @@ def test_the_last_lines_of_a_run_come_before_its_end(pool: Pool) -> None:
         assert [result.stderr(rank) for rank in (0, 1)] == ["last\n"] * 2
 
 
-def test_output_comes_while_the_cell_runs(pool: Pool) -> None:
-    seen = threading.Event()
+def test_output_comes_while_the_cell_runs(pool: Pool, tmp_path: Path) -> None:
+    seen, go = threading.Event(), tmp_path / "go"
 
     def listen(event: Any) -> None:
         if isinstance(event, OutputEvent) and event.event["kind"] == "stream":
             seen.set()
 
-    current = begin(pool, "import time\nprint('early', flush=True)\ntime.sleep(1.5)", listener=listen)
-    assert seen.wait(1.0)
+    waits = f"import os, time\nprint('early', flush=True)\nwhile not os.path.exists({str(go)!r}): time.sleep(0.02)"
+    current = begin(pool, waits, listener=listen)
+    assert seen.wait(60)
     assert current.left == [0, 1]
+    go.touch()
     pool.attend(current)
 
 
@@ -410,7 +412,7 @@ def test_a_rank_that_ignores_interrupts_is_replaced(pool: Pool) -> None:
         "import signal, time\nif rank == 1:\n    signal.signal(signal.SIGINT, signal.SIG_IGN)\n    time.sleep(60)\nrank"
     )
     with pytest.raises(CellError) as caught:
-        run(pool, code, timeout=0.5)
+        run(pool, code, timeout=4)
     assert isinstance(caught.value.errors[1], RankInterrupted | RankDied)
     assert caught.value.result[0] == 0
     pool.settle()

@@ -101,13 +101,13 @@ def test_a_run_that_is_given_up_while_cut_off_is_stopped_when_the_pool_is_back(f
     current = begin(pool, "import time\nfor _ in range(6000): time.sleep(0.1)")
     time.sleep(0.5)
     relay.cut()
-    assert eventually(lambda: None in pool.control.silent, 15)  # type: ignore[union-attr]
+    assert eventually(lambda: None in pool.control.silent)  # type: ignore[union-attr]
     pool.interrupt(current)
     pool.interrupt(current, hard=True)
     with pytest.raises(CellError):
         pool.attend(current)
     relay.restore()
-    assert eventually(lambda: not pool.control.silent, 15)  # type: ignore[union-attr]
+    assert eventually(lambda: not pool.control.silent)  # type: ignore[union-attr]
     assert run(pool, "40 + 2").values == [42, 42]  # the run that was given up would take ten minutes
 
 

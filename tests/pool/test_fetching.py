@@ -21,7 +21,7 @@ from sky_jupyter.pool.runs.result import ValueNotHere
 from sky_jupyter.pool.transfer import fetch_values
 from tests.pool.pools import begin, local_pool, run
 
-PATIENCE = 30.0
+PATIENCE = 60.0
 LARGE = "import numpy, sky_jupyter as sky; numpy.full(300_000, float(sky.instance_info().rank))"
 HELD = "get_ipython().kernel.sky_values.held"
 

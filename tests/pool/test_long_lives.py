@@ -133,10 +133,10 @@ def test_an_agent_keeps_nothing_of_a_place_that_it_lost(tmp_path: Path) -> None:
         for number in range(4):
             scheduler = scheduler_of(pool)
             scheduler.kill()
-            assert eventually(lambda: not scheduler.is_running(), 30)  # noqa: B023
+            assert eventually(lambda: not scheduler.is_running())  # noqa: B023
             run(pool, str(number), count=number)
         psutil.Process(pool.status()[0]["pid"]).send_signal(signal.SIGURG)
-        assert eventually(told.exists, 30)
+        assert eventually(told.exists)
         # The one that it has, and maybe the one before.
         assert int(told.read_text()) <= 2
 

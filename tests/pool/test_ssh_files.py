@@ -530,7 +530,7 @@ def broken_put(world: World, pool: Pool, source: Path, at: float) -> int:
         assert reached.wait(PATIENCE)
         world.cut()
         # As long as a link that is cut may take to be noticed.
-        thread.join(30)
+        thread.join(90)
         world.mend()
         thread.join(PATIENCE)
         assert not thread.is_alive()

@@ -193,7 +193,7 @@ def test_an_interrupt_while_a_reader_waits_stops_the_generator(compute: sky.Comp
 
     stream = stuck() >> compute
     assert next(stream) == 1
-    threading.Timer(0.3, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
+    threading.Timer(1.0, lambda: os.kill(os.getpid(), signal.SIGINT)).start()
     with pytest.raises(KeyboardInterrupt):
         next(stream)
     assert compute.dict("stuck")["closed"]

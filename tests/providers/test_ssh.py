@@ -115,5 +115,5 @@ def test_it_connects_as_the_configuration_says(tmp_path: Path, monkeypatch: pyte
             assert machine.run("echo $((6 * 7))").out.endswith(b"42\n")
         with sky.SSH("gpu1").connect("gpu1") as machine:
             command = machine.exec(["true"], env={}, cwd="/", log=tmp_path / "log")
-            assert command.wait(30) == 0
+            assert command.wait(60) == 0
             assert os.path.exists(tmp_path / "log")

@@ -52,7 +52,7 @@ class Child:
         try:
             state, value = self.connection.recv()
         except (EOFError, ConnectionError):
-            raise Hang(f"the manager ended by itself in {self.busy!r}: status {self.process.wait(5)}") from None
+            raise Hang(f"the manager ended by itself in {self.busy!r}: status {self.process.wait(60)}") from None
         verb, self.busy = self.busy, ""
         if state == "error":
             raise Failed(f"{verb}: {value}")

@@ -16,8 +16,8 @@ from sky_jupyter.pool.registry.registry import Registry
 from tests.programs import assert_nothing_is_left
 from tests.soak.stage import Stage
 
-_PATIENCE = 15.0
-_SOCKETS_PATIENCE = 20.0
+_PATIENCE = 60.0
+_SOCKETS_PATIENCE = 60.0
 
 
 def of_runs(stage: Stage) -> list[str]:

@@ -233,7 +233,7 @@ class Stage:
                     return True
         return False
 
-    def until(self, true: Callable[[], Any], what: str, seconds: float = 30.0) -> None:
+    def until(self, true: Callable[[], Any], what: str, seconds: float = 60.0) -> None:
         """Wait for something, not for ever."""
         end = time.monotonic() + seconds
         while not true():
