@@ -464,7 +464,7 @@ def _made(way: Spec, others: dict[str, Any], common: dict[str, Any]) -> PoolSpec
         **{
             **found,
             "provider": way.provider,
-            "nodes": getattr(way.provider, "default_nodes", 1) if count is None else count,
+            "nodes": way.provider.default_nodes() if count is None else count,
             "accelerator": Accelerator.parse(kind) if isinstance(kind, str) else kind,
             # Skyward's word for never.
             "ttl": _seconds(found["ttl"]) or None,

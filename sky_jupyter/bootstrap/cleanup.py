@@ -25,7 +25,7 @@ from .host_probe import CACHE
 from .uv import LAST_LINES
 
 if TYPE_CHECKING:
-    from ..machines.ssh.machine import SSHMachine
+    from ..machines.base import Machine
 
 _HOST_PROCESS = "sky_jupyter.node.host.host"
 _POOL = re.compile(r"/sky-([0-9a-f]{8})-")
@@ -33,13 +33,13 @@ _PATIENCE = 60.0
 _REMOVAL = 600.0
 
 
-def pools_on(machine: SSHMachine) -> list[str]:
+def pools_on(machine: Machine) -> list[str]:
     """The ids of the user's pools that have a process on a host."""
-    said = machine.shell.run(f"{_look(everywhere=True)}; :", timeout=_PATIENCE).out.decode("utf-8", "replace")
+    said = machine.run(f"{_look(everywhere=True)}; :", timeout=_PATIENCE).out.decode("utf-8", "replace")
     return list(dict.fromkeys(match[1] for line in said.splitlines() if (match := _POOL.search(line))))
 
 
-def check_host(machine: SSHMachine, names: Mapping[str, str]) -> None:
+def check_host(machine: Machine, names: Mapping[str, str]) -> None:
     """Refuse a host on which something uses what would be removed.
 
     Parameters
@@ -53,10 +53,10 @@ def check_host(machine: SSHMachine, names: Mapping[str, str]) -> None:
         Which pool is there; or that an environment is being built.
     """
     script = f'{_look()}; for l in {_CACHE_THERE}/environments/*.lock; do [ -e "$l" ] || continue; {_LOCKED}; done; :'
-    _refuse(machine.target.name, machine.shell.run(script, timeout=_PATIENCE).out.decode("utf-8", "replace"), names)
+    _refuse(machine.name, machine.run(script, timeout=_PATIENCE).out.decode("utf-8", "replace"), names)
 
 
-def clean_host(machine: SSHMachine, names: Mapping[str, str]) -> int:
+def clean_host(machine: Machine, names: Mapping[str, str]) -> int:
     """Remove what is kept on a host: environments, packages, uv, its Pythons, this package's code.
 
     Returns
@@ -80,12 +80,12 @@ def clean_host(machine: SSHMachine, names: Mapping[str, str]) -> int:
         f'for g in {_CACHE_THERE}.gone-*; do [ -d "$g" ] || continue; echo "freed $(du -sk -- "$g")"; '
         'rm -rf -- "$g" || exit 1; done'
     )
-    done = machine.shell.run(script, timeout=_REMOVAL)
+    done = machine.run(script, timeout=_REMOVAL)
     said = done.out.decode("utf-8", "replace")
     if done.status:
         told = "; ".join(said.strip().splitlines()[-LAST_LINES:])
-        raise MachineError(machine.target.name, "command", f"~/{CACHE} could not be removed: {told or 'no word why'}")
-    _refuse(machine.target.name, said, names)
+        raise MachineError(machine.name, "command", f"~/{CACHE} could not be removed: {told or 'no word why'}")
+    _refuse(machine.name, said, names)
     rows = [line.split() for line in said.splitlines() if line.startswith("freed ")]
     return sum(int(row[1]) for row in rows if len(row) > 1 and row[1].isdigit()) * 1024
 

@@ -17,7 +17,7 @@ from ..node.system.gpus import Devices
 from ..spec.pool_spec import PoolSpec
 
 if TYPE_CHECKING:
-    from ..machines.ssh.machine import SSHMachine
+    from ..machines.base import Machine
 
 CACHE = ".cache/sky_jupyter"
 _PATIENCE = 60.0
@@ -96,7 +96,7 @@ class Facts:
         return f"{self.machine}-manylinux_2_{minor}"
 
 
-def look(machine: SSHMachine, python: str, uv: str, env: Mapping[str, str]) -> Facts:
+def look(machine: Machine, python: str, uv: str, env: Mapping[str, str]) -> Facts:
     """Ask a host, in one round trip, for all that decides whether and how it can take part.
 
     Parameters
@@ -114,7 +114,7 @@ def look(machine: SSHMachine, python: str, uv: str, env: Mapping[str, str]) -> F
         When it cannot be a node; phase ``"system"``.
     """
     before = time.time()
-    done = machine.shell.run(_script(python, uv), timeout=_PATIENCE)
+    done = machine.run(_script(python, uv), timeout=_PATIENCE)
     middle = (before + time.time()) / 2
     said = done.out.decode("utf-8", "replace")
     rows = [line.split(" ", 1) for line in said.splitlines() if " " in line]

@@ -14,7 +14,7 @@ from .standalone_python import Standalone
 from .uv import LAST_LINES
 
 if TYPE_CHECKING:
-    from ..machines.ssh.machine import SSHMachine
+    from ..machines.base import Machine
 
 PATIENCE = 120.0
 T = TypeVar("T")
@@ -28,14 +28,14 @@ class Site:
     ----------
     node : int
         The node that it will be.
-    machine : SSHMachine
+    machine : Machine
         The connection.
     known : str
         Its address, where the pool's hosts know it by one already.
     """
 
     node: int
-    machine: SSHMachine
+    machine: Machine
     known: str = ""
     facts: Facts = field(init=False)
     python: str = ""
@@ -47,7 +47,7 @@ class Site:
     @property
     def name(self) -> str:
         """The host, as the user named it."""
-        return self.machine.target.name
+        return self.machine.name
 
     @property
     def interpreter(self) -> str:
@@ -72,7 +72,7 @@ class Site:
 
     def run(self, script: str, phase: str, what: str, timeout: float = PATIENCE) -> str:
         """What a script on the host says; BootstrapError where it fails."""
-        done = self.machine.shell.run(script, timeout=timeout)
+        done = self.machine.run(script, timeout=timeout)
         said = done.out.decode("utf-8", "replace")
         if done.status:
             lines = said.strip().splitlines()[-LAST_LINES:]

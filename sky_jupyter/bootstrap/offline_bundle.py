@@ -116,17 +116,16 @@ class Supplies:
         if 0 < site.facts.free < needed:
             raise BootstrapError(
                 "environment",
-                f"{site.facts.home} on {site.machine.target} has {site.facts.free / 1e6:.0f} MB left, and the "
+                f"{site.facts.home} on {site.name} has {site.facts.free / 1e6:.0f} MB left, and the "
                 f"environment takes about {needed / 1e6:.0f} MB; make room there",
             )
 
     def send(self, site: Site, sent: Sequence[wheels.Wheel], aim: wheels.Aim, tell: OnLine) -> None:
         """Send wheels and uv where they are missing; each comes under its name when it is whole."""
-        from ..machines.ssh import file_transfer
 
         cache = site.facts.cache
         where = shlex.quote(f"{cache}/wheels")
-        listed = site.machine.shell.run(f"ls -1 {where} 2>/dev/null; :", timeout=PATIENCE).out.decode().split()
+        listed = site.machine.run(f"ls -1 {where} 2>/dev/null; :", timeout=PATIENCE).out.decode().split()
         there = set(listed)
         missing = [wheel for wheel in sent if wheel.digest not in there]
         python = self._missing_python(site)
@@ -146,7 +145,7 @@ class Supplies:
             what += [] if site.facts.has_uv else ["uv"]
             what += [f"Python {python.version}"] if python is not None else []
             tell(f"sending {' and '.join(what)} ({size / 1e6:.0f} MB)")
-            file_transfer.upload(site.machine, Path(folder), incoming)
+            site.machine.upload(Path(folder), incoming)
         base, new, uv = shlex.quote(cache), shlex.quote(incoming), shlex.quote(f"uv-{self.uv}")
         site.run(
             f"umask 077; cd {base} && mkdir -p wheels bin && "
@@ -162,7 +161,7 @@ class Supplies:
         """The Python that is to be sent; None where it is there, or the host's own does."""
         if site.standalone is None:
             return None
-        there = site.machine.shell.run(f"[ -x {shlex.quote(site.python)} ]", timeout=PATIENCE).status == 0
+        there = site.machine.run(f"[ -x {shlex.quote(site.python)} ]", timeout=PATIENCE).status == 0
         return None if there else site.standalone
 
     def _uv_archive(self, site: Site, aim: wheels.Aim, tell: OnLine) -> Path:

@@ -28,7 +28,7 @@ from .requirements import parse
 from .uv import OnLine, run_uv
 
 if TYPE_CHECKING:
-    from ..machines.ssh.machine import SSHMachine
+    from ..machines.base import Machine
     from ..spec.image import Image
     from ..spec.pool_spec import PoolSpec
     from .host_state import Site
@@ -262,7 +262,7 @@ class Addition(Crew):
 
     def __init__(
         self,
-        machines: Sequence[SSHMachine],
+        machines: Sequence[Machine],
         spec: PoolSpec,
         places: Sequence[tuple[str, str]],
         *,

@@ -9,7 +9,7 @@ import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
-from ..errors import BootstrapError
+from ..errors import BootstrapError, MachineError
 from ..machines.base import Command, Machine
 from ..plugins.core.plugin import Step, steps_of
 from ..spec.pool_spec import PoolSpec
@@ -62,8 +62,8 @@ def _run_one(
         log = Path(folder) / "stderr"
         try:
             command = machine.exec(argv, env=env, cwd=folder, log=log)
-        except OSError as error:
-            why = f"{program} cannot be run: {error.strerror or error}"
+        except MachineError as error:
+            why = str(error).removeprefix(f"{error.host}: ")
             raise BootstrapError("plugins", why, node=node, command=shlex.join(argv)) from None
         lines = []
         over = threading.Event()

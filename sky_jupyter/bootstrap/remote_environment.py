@@ -32,7 +32,7 @@ from .requirements import frozen
 from .uv import LAST_LINES, OnLine
 
 if TYPE_CHECKING:
-    from ..machines.ssh.machine import SSHMachine
+    from ..machines.base import Machine
 
 # Another way to build gives other environments.
 _RECIPE = 1
@@ -50,7 +50,7 @@ class Crew:
 
     Parameters
     ----------
-    machines : sequence of SSHMachine
+    machines : sequence of Machine
         By node.
     spec : PoolSpec
         The pool.
@@ -68,7 +68,7 @@ class Crew:
 
     def __init__(
         self,
-        machines: Sequence[SSHMachine],
+        machines: Sequence[Machine],
         spec: PoolSpec,
         *,
         offline: bool,
@@ -144,7 +144,7 @@ class Crew:
 
         def warm(site: Site) -> bool:
             site.environment = f"{site.facts.cache}/environments/{self._key(site)}"
-            done = site.machine.shell.run(_is_ready(site.environment), timeout=_WARM_PATIENCE)
+            done = site.machine.run(_is_ready(site.environment), timeout=_WARM_PATIENCE)
             return done.status == 0
 
         cold = [site for site, ready in zip(self.fresh, self.each(warm, "environment"), strict=True) if not ready]
@@ -157,12 +157,12 @@ class Crew:
         def one(site: Site) -> None:
             site.package = f"{site.facts.cache}/package/{code.digest}"
             whole, part = shlex.quote(site.package), shlex.quote(f"{site.package}.tmp-{os.urandom(4).hex()}")
-            if site.machine.shell.run(f"[ -d {whole} ]", timeout=PATIENCE).status == 0:
+            if site.machine.run(f"[ -d {whole} ]", timeout=PATIENCE).status == 0:
                 return
-            done = site.machine.shell.run(
+            done = site.machine.run(
                 f"umask 077; mkdir -p -- {part} && head -c {len(code.data)} | gzip -dc | tar -xof - -C {part} && "
                 f"{{ mv -T -- {part} {whole} 2>/dev/null || {{ rm -rf -- {part}; [ -d {whole} ]; }}; }}",
-                [code.data],
+                stdin=[code.data],
                 timeout=PATIENCE,
             )
             if done.status:
@@ -248,7 +248,7 @@ class Crew:
         cache, folder, aim = site.facts.cache, site.environment, self._aim(site)
         lock = f"{folder}.lock"
         with _locked(site, lock, tell):
-            if site.machine.shell.run(_is_ready(folder), timeout=_WARM_PATIENCE).status == 0:
+            if site.machine.run(_is_ready(folder), timeout=_WARM_PATIENCE).status == 0:
                 return
             sent = self.supplies.bundle(aim, tell) if self.offline else []
             self.supplies.check_room(site, sent)
@@ -299,8 +299,8 @@ class Crew:
                 "" if self.offline else "; a host without a way to the package index needs --offline (offline=True)"
             )
             # (It may be left by one who was killed just now; the next build removes it.)
-            done = site.machine.shell.run(
-                f"umask 077; head -c {len(lines.encode())} >{given}", [lines.encode()], timeout=PATIENCE
+            done = site.machine.run(
+                f"umask 077; head -c {len(lines.encode())} >{given}", stdin=[lines.encode()], timeout=PATIENCE
             )
             if done.status:
                 said = done.out.decode("utf-8", "replace").strip().splitlines()[-LAST_LINES:]
@@ -348,7 +348,7 @@ class Crew:
     def _tell(self, site: Site, line: str, say: OnLine) -> None:
         self.on_node(site.node, "on", line)
         with self._saying:
-            say(f"{site.machine.target.name}: {line}" if len(self.sites) > 1 else line)
+            say(f"{site.machine.name}: {line}" if len(self.sites) > 1 else line)
 
     def each(self, work: Callable[[Site], T], phase: str, sites: Sequence[Site] | None = None) -> list[T]:
         """Do something at once on all hosts that are to be made nodes, or on those given; see `site.on_all`."""

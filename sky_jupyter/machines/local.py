@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
+import secrets
+import shutil
 import signal
+import stat
 import subprocess
+import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
+from typing import Any
 
-from ..errors import PoolError
-from ..util import process_identity as identity
+from ..errors import MachineError, PoolError
+from ..util import process_identity
+from .base import Done, Machine, Moved, ProcessId, Progress
+from .forwards import LocalForward, dial
 from .process_handle import EarlierProcess
 
 _LOOK = 0.5
@@ -50,9 +58,9 @@ class LocalCommand:
         self.process = process
 
     @property
-    def identity(self) -> tuple[int, float]:
-        """Its process id, and when it was started; see `identity.started`."""
-        return self.process.pid, identity.started(self.process.pid)
+    def identity(self) -> ProcessId:
+        """Its process id, and when it was started; see `process_identity.started`."""
+        return self.process.pid, process_identity.started(self.process.pid)
 
     def lines(self) -> Iterator[str]:
         """Its standard output, a line at a time."""
@@ -88,7 +96,7 @@ class LocalProcess(EarlierProcess):
     pid : int
         Its process id.
     started : float
-        When it was started, as `identity.started` says; another process of that id is not it.
+        When it was started, as `process_identity.started` says; another process of that id is not it.
     """
 
     pause = longest_pause = 0.01
@@ -96,7 +104,7 @@ class LocalProcess(EarlierProcess):
     @property
     def alive(self) -> bool:
         """Whether it still runs."""
-        return identity.lives(*self.identity)
+        return process_identity.lives(*self.identity)
 
     def lines(self) -> Iterator[str]:
         """Nothing, until it has ended: its output went to whoever started it."""
@@ -114,31 +122,256 @@ class LocalProcess(EarlierProcess):
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
-        identity.send(identity.Process(*self.identity), number)
+        process_identity.send(process_identity.Process(*self.identity), number)
 
 
 class LocalMachine:
-    """Runs commands as subprocesses; all local nodes of a pool share it."""
+    """Runs commands as subprocesses; all local nodes of a pool share it. It implements `base.Machine`."""
 
+    name = "this machine"
     key = "local"
     address = "127.0.0.1"
+    is_this_machine = True
+    up = True
 
-    def exec(self, argv: Sequence[str], *, env: Mapping[str, str], cwd: str, log: PurePath) -> LocalCommand:
-        """Start a command in a session of its own; its standard error goes to ``log``."""
-        with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as errors:
-            process = subprocess.Popen(
-                list(argv),
-                env=dict(env),
-                cwd=cwd,
-                stdin=subprocess.DEVNULL,
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                start_new_session=True,
-            )
+    def retry(self) -> None:
+        """Nothing: it is here."""
+
+    def close(self) -> None:
+        """Nothing: there is no connection."""
+
+    def facts(self) -> Mapping[str, Any]:
+        """Nothing needs to be known of it."""
+        return {}
+
+    def run(self, script: str, *, stdin: Iterable[bytes] | None = None, timeout: float | None = None) -> Done:
+        """Run a script in a subprocess; see `base.Machine.run`."""
+        process = subprocess.Popen(
+            ["/bin/sh", "-c", script],
+            stdin=subprocess.DEVNULL if stdin is None else subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )
+        failed: list[BaseException] = []
+        feeder = threading.Thread(target=_feed, args=(process, stdin, failed), name="sky-local-feed", daemon=True)
+        over = threading.Event()
+
+        def end() -> None:
+            over.set()
+            _kill_group(process)
+
+        timer = threading.Timer(timeout, end) if timeout is not None else None
+        try:
+            feeder.start()
+            if timer is not None:
+                timer.daemon = True
+                timer.start()
+            assert process.stdout is not None
+            out = process.stdout.read()
+            status = process.wait()
+            feeder.join()
+        except BaseException:
+            _kill_group(process)
+            raise
+        finally:
+            if timer is not None:
+                timer.cancel()
+            if process.stdout is not None:
+                process.stdout.close()
+            process.wait()
+        if failed:
+            raise failed[0]
+        if over.is_set():
+            raise TimeoutError(f"a script on {self.name} has not ended after {timeout:g} s")
+        return Done(status if status >= 0 else 128 - status, out)
+
+    def exec(
+        self,
+        argv: Sequence[str],
+        *,
+        env: Mapping[str, str],
+        cwd: str,
+        log: PurePath,
+        survive: bool = True,
+        make: bool = False,
+    ) -> LocalCommand:
+        """Start a command in a session of its own, with these variables alone; see `base.Machine.exec`.
+
+        Every command survives: no connection could break. One that is not to outlive this process is ended by it.
+        """
+        try:
+            if make:
+                Path(cwd).mkdir(mode=0o700, parents=True, exist_ok=True)
+            with open(os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), "ab") as errors:
+                process = subprocess.Popen(
+                    list(argv),
+                    env=dict(env),
+                    cwd=cwd,
+                    stdin=subprocess.DEVNULL,
+                    stdout=subprocess.PIPE,
+                    stderr=errors,
+                    text=True,
+                    errors="replace",
+                    start_new_session=True,
+                )
+        except OSError as error:
+            raise self._failure(f"{argv[0]} could not be started", error) from error
         return LocalCommand(process)
 
-    def put(self, data: bytes, path: PurePath) -> None:
-        """Write a file that only its user can read."""
-        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
-            file.write(data)
+    def process(self, identity: ProcessId) -> LocalProcess:
+        """A process of this machine."""
+        return LocalProcess(*identity)
+
+    def put(self, files: Mapping[PurePath, bytes]) -> None:
+        """Write files that only their user can read; see `base.Machine.put`."""
+        for path, data in files.items():
+            try:
+                self._put(Path(path).expanduser(), data)
+            except OSError as error:
+                raise self._failure(f"{path} could not be written", error) from error
+
+    def _put(self, path: Path, data: bytes) -> None:
+        missing = [folder for folder in path.parents if not folder.exists()]
+        for folder in reversed(missing):
+            folder.mkdir(mode=0o700, exist_ok=True)
+        part = path.with_name(f".sky-{secrets.token_hex(6)}")
+        try:
+            with open(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as file:
+                file.write(data)
+            part.replace(path)
+        except BaseException:
+            part.unlink(missing_ok=True)
+            raise
+
+    def upload(
+        self,
+        source: Path,
+        target: PurePath | str,
+        *,
+        names: Mapping[str, str] | None = None,
+        progress: Progress | None = None,
+    ) -> Moved:
+        """Copy a file, or files to a staging folder; see `base.Machine.upload`."""
+        goal = Path(target).expanduser()
+        alone = source.is_file() and names is None
+        if names is None:
+            names = {"": ""} if alone else {name: name for name in _files_below(source)}
+        pairs = []
+        for name, there in names.items():
+            found = source / name if name else source
+            if not stat.S_ISREG(found.lstat().st_mode if name else found.stat().st_mode):
+                raise OSError(errno.EINVAL, f"{found} is no file: it cannot be sent")
+            if not alone and (PurePath(there).is_absolute() or ".." in PurePath(there).parts or not there):
+                raise OSError(errno.EINVAL, f"{there!r} leads out of the folder that it is sent to")
+            pairs.append((found, goal / there if there else goal))
+        return self._copy(pairs, mode=0o600 if not alone else None, progress=progress, what=str(target))
+
+    def download(self, source: PurePath | str, target: Path, *, progress: Progress | None = None) -> Moved:
+        """Copy a file or folder; see `base.Machine.download`."""
+        origin = Path(source).expanduser()
+        if not origin.exists():
+            raise MachineError(self.name, "command", f"{source} cannot be fetched: there is no such file or folder")
+        if origin.is_file():
+            return self._copy([(origin, target)], mode=None, progress=progress, what=str(target))
+        pairs = []
+        target.mkdir(exist_ok=True)
+        for folder, inner, files in os.walk(origin):
+            goal = target / Path(folder).relative_to(origin)
+            goal.mkdir(exist_ok=True)
+            for name in [*inner, *files]:
+                found = Path(folder, name)
+                if found.is_symlink():
+                    with contextlib.suppress(FileExistsError):
+                        (goal / name).symlink_to(os.readlink(found))
+                elif found.is_file():
+                    pairs.append((found, goal / name))
+                elif not found.is_dir():
+                    text = f"{found} is neither file nor folder nor link: it is not fetched"
+                    raise MachineError(self.name, "odd", text)
+        return self._copy(pairs, mode=None, progress=progress, what=str(target))
+
+    def _copy(
+        self, pairs: Sequence[tuple[Path, Path]], *, mode: int | None, progress: Progress | None, what: str
+    ) -> Moved:
+        """Copy files, each whole or not at all; those that are there with the same size and time are left."""
+        total = sum(source.stat().st_size for source, _ in pairs)
+        sent = there = 0
+        for source, goal in pairs:
+            info = source.stat()
+            if goal.is_file() and (goal.stat().st_size, goal.stat().st_mtime_ns) == (info.st_size, info.st_mtime_ns):
+                there += info.st_size
+            else:
+                try:
+                    goal.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+                    part = goal.with_name(f".sky-{secrets.token_hex(6)}")
+                    try:
+                        shutil.copyfile(source, part)
+                        part.chmod(stat.S_IMODE(info.st_mode) if mode is None else mode)
+                        os.utime(part, ns=(info.st_atime_ns, info.st_mtime_ns))
+                        part.replace(goal)
+                    except BaseException:
+                        part.unlink(missing_ok=True)
+                        raise
+                except OSError as error:
+                    if error.filename is not None and Path(os.fsdecode(error.filename)) == source:
+                        raise
+                    raise self._failure(f"{what} could not be written", error) from error
+                sent += info.st_size
+            if progress is not None:
+                progress(sent + there, total)
+        return Moved(sent, there)
+
+    def forward(self, host: str, port: int, *, local_port: int = 0) -> LocalForward:
+        """Open a port that leads to an address; see `base.Machine.forward`."""
+        if not local_port:
+            try:
+                dial(host, port).close()
+            except OSError as error:
+                raise MachineError(self.name, "closed", f"{host}:{port} cannot be reached: {error}") from None
+        return LocalForward(lambda: dial(host, port), local_port)
+
+    def relay(self, through: Machine, host: str, port: int, *, there_port: int = 0) -> int:
+        """Not possible: machines that do not reach each other are others than this one."""
+        raise MachineError(self.name, "relay", "local nodes need no relay")
+
+    def _failure(self, what: str, error: OSError) -> MachineError:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        denied = error.errno in (errno.EACCES, errno.EPERM, errno.EROFS)
+        reason = "full" if full else "denied" if denied else "command"
+        return MachineError(self.name, reason, f"{what}: {error.strerror or error}")
+
+
+def _files_below(folder: Path) -> Iterator[str]:
+    for above, _, files in os.walk(folder):
+        for name in files:
+            yield str(Path(above, name).relative_to(folder))
+
+
+def _feed(process: subprocess.Popen[bytes], stdin: Iterable[bytes] | None, failed: list[BaseException]) -> None:
+    """Write a script's input; a script that ends before it has read all of it is no failure."""
+    if process.stdin is None or stdin is None:
+        return
+    try:
+        parts = iter(stdin)
+        while True:
+            try:
+                part = next(parts)
+            except StopIteration:
+                break
+            except BaseException as error:
+                failed.append(error)
+                _kill_group(process)
+                break
+            process.stdin.write(part)
+    except OSError:
+        pass
+    finally:
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+
+
+def _kill_group(process: subprocess.Popen[bytes]) -> None:
+    with contextlib.suppress(ProcessLookupError):
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)

@@ -5,9 +5,9 @@ from __future__ import annotations
 import re
 import shlex
 from collections.abc import Sequence
-from typing import Any
 
 from ..errors import MachineError
+from .base import Machine
 
 _HOST_PROCESS = "sky_jupyter.node.host.host"
 _ID = re.compile(r"[0-9a-f]{8}\Z")
@@ -50,11 +50,9 @@ def script(pool: str, folders: Sequence[str] = ()) -> str:
     )
 
 
-def run(machine: Any, text: str) -> None:
+def run(machine: Machine, text: str) -> None:
     """Run such a script on a machine; MachineError where something is left there."""
-    done = machine.shell.run(text, timeout=_PATIENCE)
+    done = machine.run(text, timeout=_PATIENCE)
     if done.status:
         told = done.out.decode("utf-8", "replace").strip()[-300:]
-        raise MachineError(
-            machine.target.name, "command", f"processes of a pool could not be ended: {told or 'no word'}"
-        )
+        raise MachineError(machine.name, "command", f"processes of a pool could not be ended: {told or 'no word'}")

@@ -16,9 +16,10 @@ from ..pool.registry.machine_sweep import sweep_machines
 from ..pool.registry.registry import Registry, sweep
 from ..pool.registry.rows import PoolRow
 from ..providers import SSH
+from ..providers.base import ConnectionSession
 
 if TYPE_CHECKING:
-    from ..machines.ssh.machine import SSHMachine
+    from ..machines.base import Machine
 
 T = TypeVar("T")
 
@@ -79,7 +80,7 @@ def hosts(provider: SSH) -> list[str]:
         When one cannot be reached, or what is there cannot be removed.
     """
     names = _names(_rows())
-    machines = person.wait(lambda: provider.connect_all(provider.hosts, person.prompts))
+    machines = person.wait(lambda: provider.connect(provider.hosts, ConnectionSession(person.prompts)))
     try:
         ended = [_told_of(machine, ids) for machine, ids in zip(machines, _on_all(machines, _end_left), strict=True)]
         _on_all(machines, lambda machine: cleanup.check_host(machine, names))
@@ -87,36 +88,36 @@ def hosts(provider: SSH) -> list[str]:
     finally:
         for machine in machines:
             machine.close()
-    told = [_told(machine.target.name, size) for machine, size in zip(machines, freed, strict=True)]
+    told = [_told(machine.name, size) for machine, size in zip(machines, freed, strict=True)]
     return [*filter(None, ended), *told]
 
 
-def _end_left(machine: SSHMachine) -> list[str]:
+def _end_left(machine: Machine) -> list[str]:
     """End pools that are of no use to anybody on a host; their names."""
     registry = Registry()
     try:
         sweep(registry)
         found = {id: name for id in cleanup.pools_on(machine) if (name := registry.left_name(id)) is not None}
         for trace in remote_parts.orphans(registry):
-            if trace.host == machine.target.name:
+            if trace.host == machine.name:
                 found.setdefault(trace.pool, trace.name)
         for id in found:
             folders = [path for trace in remote_parts.of(registry, id) for path in (trace.folder, trace.blobs)]
             remote_cleanup.run(machine, remote_cleanup.script(id, folders))
             for trace in remote_parts.of(registry, id):
-                if trace.host == machine.target.name:
+                if trace.host == machine.name:
                     remote_parts.forget_ended(registry, trace)
         return list(found.values())
     finally:
         registry.close()
 
 
-def _told_of(machine: SSHMachine, names: Sequence[str]) -> str:
+def _told_of(machine: Machine, names: Sequence[str]) -> str:
     many = "pools" if len(names) > 1 else "pool"
-    return f"{machine.target.name}: what was left of {many} {', '.join(map(repr, names))} is ended" if names else ""
+    return f"{machine.name}: what was left of {many} {', '.join(map(repr, names))} is ended" if names else ""
 
 
-def _on_all(machines: Sequence[SSHMachine], work: Callable[[SSHMachine], T]) -> list[T]:
+def _on_all(machines: Sequence[Machine], work: Callable[[Machine], T]) -> list[T]:
     with ThreadPoolExecutor(len(machines), thread_name_prefix="sky-clean") as several:
         futures = [several.submit(work, machine) for machine in machines]
     return [future.result() for future in futures]

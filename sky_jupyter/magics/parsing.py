@@ -401,7 +401,7 @@ def _make_provider(pool: dict[str, Any], prog: str) -> None:
         if "hosts" not in given:
             raise UsageError(f"{prog}: --provider ssh needs --hosts, such as --hosts gpu1,me@gpu2:2222")
         pool["provider"] = SSH(**given)
-        pool.setdefault("nodes", pool["provider"].default_nodes)
+        pool.setdefault("nodes", pool["provider"].default_nodes())
         return
     # A switch that is off in a file asks for nothing.
     asked = [flags[key] for key, value in given.items() if value is not False]

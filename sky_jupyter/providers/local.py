@@ -6,11 +6,11 @@ import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..errors import ProvisionError
+from ..errors import ProvisionError, SpecError
 from ..machines.local import LocalMachine
 from ..node.system import gpus
 from ..spec.pool_spec import PoolSpec
-from .base import MachineRecord, Offer, Order
+from .base import ConnectionSession, MachineRecord, Offer, Order
 
 # So many ranks no machine minds; so many a core are too many, and so many bytes each needs at least.
 _FEW, _PER_CORE = 8, 4
@@ -22,8 +22,14 @@ class Local:
     """Local nodes. They share the machine, its memory and its accelerators."""
 
     kind = "local"
-    minds = ()
-    makes = False
+    provisions = False
+    survives_manager = False
+    offline = False
+    supported_options = ()
+
+    def default_nodes(self) -> int:
+        """One."""
+        return 1
 
     def offers(self, spec: PoolSpec) -> Sequence[Offer]:
         """This machine, for nothing."""
@@ -65,9 +71,19 @@ class Local:
     def destroy(self, ids: Sequence[str]) -> None:
         """Nothing to do beyond the host's own end."""
 
-    def connect(self, id: str) -> LocalMachine:
-        """The notebook's machine."""
-        return LocalMachine()
+    def connect(self, ids: Sequence[str], session: ConnectionSession) -> Sequence[LocalMachine]:
+        """The notebook's machine, for each node."""
+        return [LocalMachine() for _ in ids]
+
+    def spares(self, ids: Sequence[str]) -> Sequence[str] | None:
+        """None: nodes are made as they are needed."""
+        return None
+
+    def resized(self, ids: Sequence[str], add: Sequence[str], remove: Sequence[str]) -> Local:
+        """The same; machines have no names by which they could be added."""
+        if add:
+            raise SpecError(f"{self} nodes are no hosts that could be added: say how many there shall be")
+        return self
 
     def __str__(self) -> str:
         return "local"

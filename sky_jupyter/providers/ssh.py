@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -13,11 +12,10 @@ from ..errors import MachineError, ProvisionError, SpecError
 from ..machines.ssh.known_hosts import valid_fingerprint
 from ..machines.ssh.target import Place, Target, resolve
 from ..spec.pool_spec import PoolSpec
-from .base import MachineRecord, Offer, Order
+from .base import ConnectionSession, MachineRecord, Offer, Order
 
 if TYPE_CHECKING:
-    from ..machines.link.client import Link
-    from ..machines.ssh.machine import SSHMachine
+    from ..machines.base import Machine
     from ..machines.ssh.session import Access
     from ..machines.ssh.types import Prompts
 
@@ -54,8 +52,9 @@ class SSH:
     """
 
     kind = "ssh"
-    minds = ()
-    makes = False
+    provisions = False
+    survives_manager = True
+    supported_options = ()
 
     hosts: tuple[str, ...]
     user: str | None = None
@@ -125,15 +124,19 @@ class SSH:
     def destroy(self, ids: Sequence[str]) -> None:
         """Nothing: the hosts were there before."""
 
-    def with_hosts(self, hosts: Iterable[str]) -> SSH:
-        """The same for other hosts; SpecError where they cannot be."""
-        chosen = tuple(hosts)
+    def spares(self, ids: Sequence[str]) -> Sequence[str] | None:
+        """The hosts that are not among these, in their order."""
+        return [host for host in self.hosts if host not in ids]
+
+    def resized(self, ids: Sequence[str], add: Sequence[str], remove: Sequence[str]) -> SSH:
+        """The same with other hosts: those of the pool first, in the order of its nodes."""
+        chosen = (*ids, *add)
+        chosen = (*chosen, *(host for host in self.hosts if host not in (*chosen, *remove)))
         accept = self.accept_host_keys
         if isinstance(accept, Mapping):
             accept = {name: key for name, key in accept.items() if name in chosen}
         return replace(self, hosts=chosen, accept_host_keys=accept)
 
-    @property
     def default_nodes(self) -> int:
         """How many nodes a pool has unless it is said: all hosts."""
         return len(self.hosts)
@@ -157,41 +160,15 @@ class SSH:
 
         return Access.of(self.accept_host_keys, prompts)
 
-    def connect(self, id: str, access: Access | None = None) -> SSHMachine:
-        """One of the hosts, over a connection of its own.
-
-        Parameters
-        ----------
-        access : Access, optional
-            From `access`, so that a passphrase is asked for once for all hosts; nobody is asked unless given.
-
-        Raises
-        ------
-        MachineError
-            When it cannot be reached, is not known, or does not let us in.
-        """
-        target = self.target(id)
-        access = access or self.access()
-        from ..machines.ssh.machine import SSHMachine
-
-        return SSHMachine.connect(target, access)
-
-    def connect_all(
-        self, ids: Sequence[str], prompts: Prompts | None = None, link: Link | None = None
-    ) -> Sequence[Any]:
-        """Several of the hosts, side by side; where one fails, the others are let go of again.
-
-        Parameters
-        ----------
-        link : Link, optional
-            Whose process holds the connections; this process, over connections that end with it, unless given.
+    def connect(self, ids: Sequence[str], session: ConnectionSession) -> Sequence[Machine]:
+        """Connect to hosts, side by side, over the link that the session opens, or over connections of their own.
 
         Raises
         ------
         MachineError
             For the first that cannot be connected to; the others that cannot are named in it.
         """
-        connect = self._connector(prompts, link)
+        connect = self._connector(session)
         with ThreadPoolExecutor(min(_BESIDE, max(1, len(ids))), thread_name_prefix="sky-connect") as several:
             futures = [several.submit(connect, id) for id in ids]
         failed = [error for future in futures if (error := future.exception()) is not None]
@@ -204,13 +181,22 @@ class SSH:
             failed[0].args = ("; ".join(map(str, failed)),)
         raise failed[0]
 
-    def _connector(self, prompts: Prompts | None, link: Link | None) -> Callable[[str], Any]:
-        if link is None:
-            return functools.partial(self.connect, access=self.access(prompts))
-        held = link
+    def _connector(self, session: ConnectionSession) -> Callable[[str], Machine]:
+        """What connects to one host; passphrases are asked for once for all."""
+        if session.open_link is None:
+            access = self.access(session.prompts)
+            from ..machines.ssh.machine import SSHMachine
 
-        def connect(id: str) -> Any:
-            return held.connect(self.target(id), accept=self.accept_host_keys, prompts=prompts)
+            return lambda host: SSHMachine.connect(self.target(host), access)
+        link = session.open_link()
+
+        def connect(id: str) -> Machine:
+            if (known := session.known.get(id)) is not None:
+                # As it was reached before, whatever the SSH configuration says now.
+                from ..machines.link import encoding
+
+                return link.connect(encoding.target(known["target"]), address=known["address"], prompts=session.prompts)
+            return link.connect(self.target(id), accept=self.accept_host_keys, prompts=session.prompts)
 
         return connect
 

@@ -11,13 +11,16 @@ import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ..errors import SpecError, nearest
 from ..util.redaction import without_secrets
 from .accelerators import Accelerator as Accelerator  # noqa: PLC0414 - a part of every spec
 from .image import Image
 from .options import Options
+
+if TYPE_CHECKING:
+    from ..providers.base import Provider
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
 _SECONDS = re.compile(r"(?P<number>[0-9]{1,15}(\.[0-9]{1,9})?)\s*(?P<unit>[smhd]?)\Z")
@@ -95,7 +98,7 @@ class PoolSpec:
 
     Parameters
     ----------
-    provider : Any
+    provider : Provider
         What makes the machines, such as ``sky.Local()``.
     nodes : int
         How many nodes, 1 or more.
@@ -133,7 +136,7 @@ class PoolSpec:
         of the memory or disk that is free unless given.
     """
 
-    provider: Any
+    provider: Provider
     nodes: int = 1
     ranks_per_node: int = 1
     accelerator: Accelerator | None = None
@@ -173,7 +176,7 @@ class PoolSpec:
                     f"idle_timeout must be a number of seconds from {MIN_IDLE_TIMEOUT:g} to ten years, "
                     f"not {self.idle_timeout!r}"
                 )
-            if self.provider.kind == "local" and not self.keep:
+            if not self.provider.survives_manager and not self.keep:
                 raise SpecError(
                     "a local pool ends with its notebook, so that idle_timeout has no meaning without keep: "
                     "give --keep (keep=True) too, or leave it out"
@@ -218,8 +221,8 @@ class PoolSpec:
     @property
     def ignored(self) -> tuple[str, ...]:
         """What was asked of the machines and has no meaning for the provider, which has them already."""
-        minds = self.provider.minds
-        return tuple(name for name in WISHES if getattr(self, name) is not None and name not in minds)
+        supported = self.provider.supported_options
+        return tuple(name for name in WISHES if getattr(self, name) is not None and name not in supported)
 
     @property
     def world_size(self) -> int:
@@ -231,7 +234,7 @@ class PoolSpec:
         """Seconds without a manager and a run after which the nodes end; None where only their owner ends them."""
         if self.keep:
             return self.idle_timeout or DEFAULT_IDLE_TIMEOUT
-        return self.idle_timeout or (DEFAULT_REMOTE_IDLE_TIMEOUT if self.provider.kind != "local" else None)
+        return self.idle_timeout or (DEFAULT_REMOTE_IDLE_TIMEOUT if self.provider.survives_manager else None)
 
     @property
     def full_image(self) -> Image:

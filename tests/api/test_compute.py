@@ -51,8 +51,8 @@ class Market(Local):
     """Local nodes that have a price, and may be sold out for so many attempts."""
 
     kind = "local"
-    minds = ("region", "max_hourly_cost")
-    makes = True
+    supported_options = ("region", "max_hourly_cost")
+    provisions = True
 
     hourly: float | None = 0.0
     sold_out: int = 0

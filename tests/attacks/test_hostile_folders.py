@@ -263,7 +263,7 @@ def test_a_host_that_lies_has_nothing_written_outside(
     lying_tools(tools, lie, hostage)
     (tmp_path / "source").mkdir()
     with SSHMachine.connect(target_of(host)) as machine:
-        assert machine.shell.run("command -v find").out.decode().strip() == str(tools / "find")
+        assert machine.run("command -v find").out.decode().strip() == str(tools / "find")
         before = set(tmp_path.iterdir())
         with pytest.raises((OSError, MachineError)):
             machine.download(tmp_path / "source", tmp_path / "place" / "target")

@@ -47,7 +47,7 @@ def test_a_node_runs_in_spite_of(kind: str, tmp_path: Path, target_of: TargetOf)
     with login(tmp_path / "sshd", before, *options) as server, SSHMachine.connect(target_of(server)) as machine:
         assert host_probe.look(machine, MINOR, "0.0.0", {}).home
         path = PurePosixPath(tmp_path / "made" / "note")
-        machine.put(b"written", path)
+        machine.put({path: b"written"})
         argv = [sys.executable, "-c", f"print(open({str(path)!r}).read())"]
         command = machine.exec(argv, env={}, cwd="/", log=PurePosixPath(tmp_path / "log"))
         assert list(command.lines()) == ["written"]
@@ -86,12 +86,12 @@ def test_a_login_that_reads_what_comes_after_it_is_named(
     monkeypatch.setattr(remote_shell, "_BEGIN_PATIENCE", 2.0)
     with login(tmp_path / "sshd", "read answer") as server, SSHMachine.connect(target_of(server)) as machine:
         with pytest.raises(MachineError, match=r"in 2 s: a file that its logins run \(~/\.bashrc, .* may wait"):
-            machine.shell.run("true")
+            machine.run("true")
 
 
 def test_each_session_beyond_what_a_host_allows_says_how_many_are_needed(tmp_path: Path, target_of: TargetOf) -> None:
     with login(tmp_path / "sshd", "", "MaxSessions 1") as server, SSHMachine.connect(target_of(server)) as machine:
-        assert machine.shell.run("echo first").out == b"first\n"
+        assert machine.run("echo first").out == b"first\n"
         with pytest.raises(MachineError, match="set MaxSessions 10 there"):
             machine.run("echo second")
 

@@ -23,6 +23,7 @@ import sky_jupyter as sky
 from sky_jupyter.bootstrap import remote_environment, source_archive, wheels
 from sky_jupyter.bootstrap.uv import run_uv
 from sky_jupyter.errors import BootstrapError
+from sky_jupyter.providers.base import ConnectionSession
 from sky_jupyter.spec.image import PipIndex
 from sky_jupyter.spec.pool_spec import Image, PoolSpec
 from tests.bootstrap.wheels import make_wheel
@@ -46,7 +47,7 @@ def crew(
 ) -> Iterator[remote_environment.Crew]:
     """Connections to some of a world's hosts."""
     provider = sky.SSH(names)
-    machines = provider.connect_all(provider.hosts)
+    machines = provider.connect(provider.hosts, ConnectionSession())
     try:
         spec = PoolSpec(provider=provider, nodes=len(names), **options)
         yield remote_environment.Crew(machines, spec, offline=offline, stop=threading.Event())

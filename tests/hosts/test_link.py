@@ -91,17 +91,17 @@ def test_a_cut_link_is_told_mended_and_its_tunnel_goes_on(world: World, link: Li
     # Who calls now is told so at once, not left hanging.
     assert said(tunnel.port) == b""
     with pytest.raises(LinkLost, match="trying again"):
-        machine.shell.run("true")
+        machine.run("true")
     world.mend()
     machine.retry()
     wait_until(lambda: "back" in kinds(events))
     assert said(tunnel.port) == b"hello"
     # What ran there went on.
-    process = machine.process(*echo.identity)
+    process = machine.process(echo.identity)
     assert process.alive
     process.kill()
     assert process.wait(PATIENCE) == 0
-    machine.shell.run("rm /tmp/log")
+    machine.run("rm /tmp/log")
 
 
 @pytest.mark.long  # waits for nothing to happen
@@ -111,7 +111,7 @@ def test_a_short_cut_is_not_noticed(world: World, link: Link, tmp_path: Path) ->
     machine = link.connect(target(world, world[0], tmp_path))
     world.cut()
     threading.Timer(4.0, world.mend).start()
-    assert machine.shell.run("echo on").out == b"on\n"
+    assert machine.run("echo on").out == b"on\n"
     assert events == []
 
 
@@ -125,13 +125,13 @@ def test_a_host_that_dies_is_named_and_the_other_is_not(world: World, link: Link
         assert {event.host for event in events} == {"host1"}
         assert not second.up
         with pytest.raises(LinkLost, match="host1"):
-            second.shell.run("true")
-        assert first.shell.run("echo on").out == b"on\n"
+            second.run("true")
+        assert first.run("echo on").out == b"on\n"
     finally:
         world[1].boot()
     second.retry()
     wait_until(lambda: "back" in kinds(events))
-    assert second.shell.run("hostname").out == b"host1\n"
+    assert second.run("hostname").out == b"host1\n"
 
 
 @pytest.mark.parametrize("how", ["end", "kill the owner"])
@@ -144,8 +144,8 @@ def test_nothing_is_left_on_the_host_and_here(world: World, tmp_path: Path, how:
         "from sky_jupyter.machines.ssh.target import resolve\n"
         "link = Link.start(pathlib.Path(sys.argv[1]))\n"
         "machine = link.connect(resolve(sys.argv[2], files=[pathlib.Path(sys.argv[3])]))\n"
-        "machine.put(b'x', pathlib.PurePath('/tmp/x'))\n"
-        "machine.shell.run('rm /tmp/x')\n"
+        "machine.put({pathlib.PurePath('/tmp/x'): b'x'})\n"
+        "machine.run('rm /tmp/x')\n"
         "link.tunnel(machine, '127.0.0.1', 7000)\n"
         "log = pathlib.PurePath('/dev/null')\n"
         "command = machine.exec(['sleep', '300'], env={}, cwd='/tmp', log=log, survive=False)\n"

@@ -22,6 +22,7 @@ from pathlib import Path
 import sky_jupyter as sky
 from sky_jupyter import bootstrap
 from sky_jupyter.bootstrap import local_environment, remote_environment
+from sky_jupyter.providers.base import ConnectionSession
 from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.hosts import images
 
@@ -67,7 +68,7 @@ def main(place: Path) -> None:
         os.environ["SKY_SSH_CONFIG"] = str(world.ssh_config())
         os.environ.pop("SSH_AUTH_SOCK", None)
         provider = sky.SSH([world[0].name], offline=True)
-        machines = provider.connect_all(provider.hosts)
+        machines = provider.connect(provider.hosts, ConnectionSession())
         crew = remote_environment.Crew(
             machines, PoolSpec(provider=provider, nodes=1), offline=True, stop=threading.Event()
         )

@@ -95,7 +95,7 @@ def test_a_host_whose_dd_counts_no_bytes_takes_files_too(server: Server, target_
     source.write_bytes(os.urandom(9 << 20))
     with SSHMachine.connect(target_of(server)) as machine:
         for number in range(2):
-            machine.put(source.read_bytes(), tmp_path / f"put{number}")
+            machine.put({tmp_path / f"put{number}": source.read_bytes()})
             assert (tmp_path / f"put{number}").read_bytes() == source.read_bytes()
-            machine.shell.run("true")
-            machine.shell._send(f"PATH={tmp_path / 'bin'}:$PATH")
+            machine.run("true")
+            machine._shell._send(f"PATH={tmp_path / 'bin'}:$PATH")

@@ -137,7 +137,7 @@ def test_a_path_may_begin_with_the_home_there(machine: Any, tmp_path: Path) -> N
         file_transfer.download(machine, f"~/{name}/file", tmp_path / "back")
         assert (tmp_path / "back").read_text() == "home"
     finally:
-        machine.shell.run(f'rm -r -- "$HOME"/{name}')
+        machine.run(f'rm -r -- "$HOME"/{name}')
 
 
 @pytest.mark.parametrize("way", ["up", "down"])
@@ -367,7 +367,7 @@ def test_what_is_not_there_or_may_not_be_written_says_so(machine: Any, tmp_path:
     os.rename(tmp_path / "pipe", tmp_path / "odd" / "pipe")
     with pytest.raises(OSError, match="neither file nor folder"):
         file_transfer.upload(machine, tmp_path / "odd", tmp_path / "there")
-    assert machine.shell.run("echo well").out == b"well\n"
+    assert machine.run("echo well").out == b"well\n"
 
 
 def test_a_file_that_shrinks_while_it_is_sent_is_not_taken(machine: Any, tmp_path: Path, big: Path) -> None:
@@ -378,7 +378,7 @@ def test_a_file_that_shrinks_while_it_is_sent_is_not_taken(machine: Any, tmp_pat
     with pytest.raises(OSError, match="became shorter"):
         file_transfer.upload(machine, source, tmp_path / "there", progress=lambda done, _: os.truncate(source, 9 << 20))
     assert not (tmp_path / "there").exists()
-    assert machine.shell.run("echo well").out == b"well\n"
+    assert machine.run("echo well").out == b"well\n"
 
 
 def test_a_host_without_a_shell_takes_files_by_sftp(target_of: TargetOf, tmp_path: Path, big: Path) -> None:
@@ -400,4 +400,4 @@ def test_a_host_without_a_shell_takes_files_by_sftp(target_of: TargetOf, tmp_pat
         with pytest.raises(MachineError, match="could not be written"):
             file_transfer.upload(machine, big, tmp_path / "no" / "folder")
         with pytest.raises(MachineError, match="runs no /bin/sh"):
-            machine.put(b"x", tmp_path / "put")
+            machine.put({tmp_path / "put": b"x"})

@@ -151,16 +151,16 @@ def test_a_machine_over_the_link_does_what_one_does_without(machine: LinkMachine
     assert list(command.lines()) == [*secret.split("\n"), str(tmp_path), "end"]
     assert command.wait(PATIENCE) == command.wait() == 7
     assert (tmp_path / "log").read_text() == "wrong\n"
-    done = machine.run("cat; echo no >&2; exit 3", stdin=os.urandom(3_000_000))
-    assert (done.status, len(done.out), done.err) == (3, 3_000_000, b"no\n")
-    assert machine.shell.run("cd /; x=1; pwd").out == b"/\n"
+    done = machine.run("head -c 3000000; echo no >&2; exit 3", stdin=[os.urandom(3_000_000)])
+    assert (done.status, len(done.out), done.out[-3:]) == (3, 3_000_003, b"no\n")
+    assert machine.run("cd /; x=1; pwd").out == b"/\n"
     data = os.urandom(1_000_000)
-    assert machine.shell.run("head -c 1000000", (data[at : at + 1000] for at in range(0, len(data), 1000))).out == data
+    assert machine.run("head -c 1000000", stdin=(data[at : at + 1000] for at in range(0, len(data), 1000))).out == data
     files = {tmp_path / "a" / str(number): os.urandom(number * 100_000) for number in range(10)}
-    machine.put_all(files)
+    machine.put(files)
     assert {path: path.read_bytes() for path in files} == files
     assert stat.S_IMODE((tmp_path / "a" / "1").stat().st_mode) == 0o600
-    machine.put_all({})
+    machine.put({})
 
 
 @pytest.mark.parametrize("way", ["terminate", "kill"])
@@ -226,7 +226,7 @@ def test_files_do_not_hold_up_the_rest_and_go_all_the_same_where_they_must(
         eventually(lambda: [e for e in events if e.kind == "back"], PATIENCE)
         between.refuse()
         machine.upload(tmp_path / "file", tmp_path / "two")
-        machine.put(bytes(2_000_000), tmp_path / "three")
+        machine.put({tmp_path / "three": bytes(2_000_000)})
         machine.download(tmp_path / "two", tmp_path / "four")
         assert connections() == 1
         assert (tmp_path / "four").read_bytes() == (tmp_path / "one").read_bytes() == (tmp_path / "file").read_bytes()
@@ -238,11 +238,11 @@ def test_errors_arrive_as_what_they_are(
     with pytest.raises(MachineError, match="no-such-program: not found"):
         machine.exec(["no-such-program"], env={}, cwd="/", log=tmp_path / "log")
     with pytest.raises(TimeoutError):
-        machine.shell.run("sleep 60", timeout=0.5)
+        machine.run("sleep 60", timeout=0.5)
     with pytest.raises(TimeoutError):
         machine.run("sleep 60", timeout=0.5)
     with pytest.raises(MachineError, match="could not be written"):
-        machine.put(os.urandom(2_000_000), Path("/proc/nowhere/file"))
+        machine.put({Path("/proc/nowhere/file"): os.urandom(2_000_000)})
     with pytest.raises(Unreachable) as closed:
         link.connect(target_of(server, port=free_port()))
     assert closed.value.reason == "closed"
@@ -251,7 +251,7 @@ def test_errors_arrive_as_what_they_are(
     assert (unknown.value.reason, unknown.value.fingerprint) == ("unknown", server.fingerprint())
     with pytest.raises(LoginRefused):
         link.connect(target_of(server, keys=(str(keygen(tmp_path / "other")),)))
-    assert machine.shell.run("echo on").out == b"on\n"
+    assert machine.run("echo on").out == b"on\n"
     assert [one.number for one in link.machines()] == [machine.number]
 
 
@@ -265,17 +265,17 @@ def test_what_is_sent_along_with_a_call_that_fails_does_not_disturb_the_next(
             gone.put(much, tmp_path / "file")
         with pytest.raises(PoolError, match="does not hold this machine"):
             gone.run("cat", stdin=much)
-        done = machine.shell.run("head -c 10000000 /dev/zero; exit 3", [much])
+        done = machine.run("head -c 10000000 /dev/zero; exit 3", stdin=[much])
         assert (done.status, len(done.out)) == (3, 10_000_000)
-        assert machine.shell.run("echo on").out == b"on\n"
+        assert machine.run("echo on").out == b"on\n"
 
     def broken() -> Iterator[bytes]:
         yield much
         raise ValueError("no more")
 
     with pytest.raises(ValueError, match="no more"):
-        machine.shell.run("cat >/dev/null", broken())
-    assert machine.shell.run("echo on").out == b"on\n"
+        machine.run("cat >/dev/null", stdin=broken())
+    assert machine.run("echo on").out == b"on\n"
 
 
 def test_the_notebook_does_not_import_the_ssh_library(server: Server, target_of: TargetOf, folder: Path) -> None:
@@ -286,7 +286,7 @@ def test_the_notebook_does_not_import_the_ssh_library(server: Server, target_of:
         "import json\n"
         "link = Link.start(pathlib.Path(sys.argv[1]))\n"
         "machine = link.connect(forms.target(json.loads(sys.argv[2])))\n"
-        "print(machine.shell.run('echo hello').out, 'paramiko' in sys.modules)\n"
+        "print(machine.run('echo hello').out, 'paramiko' in sys.modules)\n"
         "link.end()\n"
     )
     import json
@@ -353,7 +353,7 @@ def test_questions_reach_the_notebook_and_answers_are_kept_nowhere(
             link.on_event(events.append)
             between.cut()
             eventually(lambda: [e for e in events if e.kind == "back"], PATIENCE)
-            assert machine.shell.run("echo on").out == b"on\n"
+            assert machine.run("echo on").out == b"on\n"
             assert len(asked) == 3
         finally:
             link.end()
@@ -389,7 +389,7 @@ def test_a_tunnel_goes_on_at_its_port_after_a_break(
         assert "back after" in str(events[-1])
         assert call(tunnel.port, data) == data
         command.kill()  # by its identity, over the new connection
-        eventually(lambda: not machine.process(*command.identity).alive)
+        eventually(lambda: not machine.process(command.identity).alive)
         tunnel.close()
         with pytest.raises(OSError):
             call(tunnel.port)
@@ -409,7 +409,7 @@ def test_while_the_host_is_away_all_fails_at_once_and_is_tried_again(
         assert not machine.up
         assert call(tunnel.port) == b""
         with pytest.raises(LinkLost, match=r"unreachable for \d+ s; trying again in \d+ s \(.*closed"):
-            machine.shell.run("true")
+            machine.run("true")
         server.start()
         machine.retry()
         eventually(lambda: machine.up, PATIENCE)
@@ -472,7 +472,7 @@ def test_a_host_with_another_key_is_refused_and_not_tried_again(
         eventually(lambda: [e for e in events if e.kind == "refused"], PATIENCE)
         assert "IDENTIFICATION HAS CHANGED" in events[-1].text
         with pytest.raises(LinkLost, match="not tried again until asked"):
-            machine.shell.run("true")
+            machine.run("true")
         with pytest.raises(HostKeyError):
             link.connect(target_of(first, port=first.port, known_hosts=machine.target.known_hosts))
 
@@ -563,7 +563,7 @@ def test_another_client_finds_machines_and_tunnels_open(
     second = Link.join(folder)
     (found,) = second.machines()
     assert (found.target, found.key, found.up) == (machine.target, machine.key, True)
-    assert found.shell.run("echo on").out == b"on\n"
+    assert found.run("echo on").out == b"on\n"
     assert [one.port for one in second.tunnels()] == [tunnel.port]
     assert second.connect(target_of(server)).number == machine.number
     # As a pool's record names it: by the address that was found then.
@@ -618,7 +618,7 @@ def test_with_a_lease_it_outlives_its_owner_for_so_long(folder: Path, server: Se
     with Link.join(folder) as link:
         time.sleep(4.0)  # not while somebody is there
         (machine,) = link.machines()
-        assert machine.shell.run("echo on").out == b"on\n"
+        assert machine.run("echo on").out == b"on\n"
     left = time.monotonic()
     eventually(lambda: not folder.exists() and not link_processes(folder))
     assert time.monotonic() - left >= 2.5
@@ -638,7 +638,7 @@ def test_a_signal_ends_it_cleanly(folder: Path, server: Server, target_of: Targe
     one_process(folder).send_signal(number)
     eventually(lambda: not folder.exists() and not link_processes(folder))
     with pytest.raises(LinkLost, match="link process"):
-        machine.shell.run("true")
+        machine.run("true")
     assert not link.alive
     link.end()
 
@@ -657,8 +657,8 @@ def test_a_link_that_was_killed_is_said_to_be_gone_and_started_anew(
     link.close()
     again = Link.start(folder)
     machine = again.connect(target_of(server))
-    machine.process(*command.identity).kill()
-    assert machine.process(*command.identity).wait(PATIENCE) == 0
+    machine.process(command.identity).kill()
+    assert machine.process(command.identity).wait(PATIENCE) == 0
     again.end()
     assert not folder.exists() or not os.listdir(folder)
     with contextlib.suppress(FileNotFoundError):
@@ -677,7 +677,7 @@ def test_a_command_whose_caller_is_gone_is_let_go(
     first.close()
     eventually(lambda: not process_identity.lives(*dying.identity), PATIENCE)
     assert process_identity.lives(*loud.identity)
-    second.machines()[0].process(*loud.identity).kill()
+    second.machines()[0].process(loud.identity).kill()
     second.end()
 
 
@@ -789,7 +789,7 @@ def test_a_link_that_is_left_ends_with_its_pool_and_removes_its_folders(
     link = Link.start(folder)
     machine = link.connect(target_of(server))
     commands = [machine.exec(["sleep", "300"], env={}, cwd="/", log=Path("/dev/null")) for _ in range(2)]
-    processes = [machine.process(*command.identity) for command in commands]
+    processes = [machine.process(command.identity) for command in commands]
     # The pool lives on beyond the lease, as long as one of its processes does.
     link.keep(8.0, processes, [first, second])
     link.close()
@@ -810,7 +810,7 @@ def test_a_client_that_comes_in_time_finds_the_link_and_the_pool_s_folders(
     link = Link.start(folder)
     machine = link.connect(target_of(server))
     command = machine.exec(["sleep", "300"], env={}, cwd="/", log=Path("/dev/null"))
-    link.keep(600.0, [machine.process(*command.identity)], [mine])
+    link.keep(600.0, [machine.process(command.identity)], [mine])
     link.close()
     joined = Link.join(folder)
     try:

@@ -109,10 +109,10 @@ def test_a_command_lives_or_dies_with_the_connection_as_asked(
             assert process_identity.lives(pid, started)
             assert not (tmp_path / "failed").exists()
             with SSHMachine.connect(target_of(server)) as again:
-                process = again.process(pid, started)
+                process = again.process((pid, started))
                 assert process.alive
-                assert again.process(pid, started + 1).alive is False
-                again.process(pid, started + 1).kill()
+                assert again.process((pid, started + 1)).alive is False
+                again.process((pid, started + 1)).kill()
                 assert process.alive
                 process.terminate()
                 assert process.wait(60) == 0
@@ -145,7 +145,7 @@ def test_what_no_command_can_have_is_refused_before_it_is_sent(machine: Any, tmp
 @pytest.mark.parametrize("path", ["a", "deep/er/b c", "it's", "$HOME", "-rf", "new\nline", "ünï", "*", "a\\b"])
 def test_a_file_is_written_for_its_user_only(machine: Any, tmp_path: Path, path: str) -> None:
     data = os.urandom(200_000)
-    machine.put(data, tmp_path / path)
+    machine.put({tmp_path / path: data})
     assert (tmp_path / path).read_bytes() == data
     assert stat.S_IMODE((tmp_path / path).stat().st_mode) == 0o600
     for folder in (tmp_path / path).parents:
@@ -157,20 +157,20 @@ def test_a_file_is_written_for_its_user_only(machine: Any, tmp_path: Path, path:
 
 def test_several_files_are_written_at_once(machine: Any, tmp_path: Path) -> None:
     files = {tmp_path / f"{number}" / "file": os.urandom(number * 1000) for number in range(20)}
-    machine.put_all(files)
+    machine.put(files)
     assert {path: path.read_bytes() for path in files} == files
-    machine.put_all({})
+    machine.put({})
 
 
 def test_a_file_that_cannot_be_written_leaves_the_old_one_and_runs_nothing(machine: Any, tmp_path: Path) -> None:
     (tmp_path / "file").write_text("old")
     evil = f"touch {tmp_path}/evil\n".encode() * 20_000
     with pytest.raises(MachineError, match="could not be written"):
-        machine.put(evil, tmp_path / "file" / "below")
+        machine.put({tmp_path / "file" / "below": evil})
     with pytest.raises(MachineError) as caught:
-        machine.put(evil, Path("/proc/nowhere/file"))
+        machine.put({Path("/proc/nowhere/file"): evil})
     assert caught.value.reason in ("command", "denied", "read-only")
-    machine.put(b"new", tmp_path / "file")
+    machine.put({tmp_path / "file": b"new"})
     assert (tmp_path / "file").read_text() == "new"
     assert not (tmp_path / "evil").exists()
 
@@ -188,7 +188,7 @@ def test_a_full_disk_is_said_to_be_full(machine: Any, tmp_path: Path) -> None:
         pytest.skip(f"needs to mount a file system: {done.stderr.strip()}")
     try:
         with pytest.raises(MachineError) as caught:
-            machine.put(os.urandom(3_000_000), small / "file")
+            machine.put({small / "file": os.urandom(3_000_000)})
         assert caught.value.reason == "full"
         assert "make room" in str(caught.value)
         assert os.listdir(small) == []
@@ -197,15 +197,14 @@ def test_a_full_disk_is_said_to_be_full(machine: Any, tmp_path: Path) -> None:
 
 
 def test_a_shell_runs_one_script_after_another(machine: Any, tmp_path: Path) -> None:
-    shell = machine.shell
-    assert (shell.run("echo a; echo b >&2").out, shell.run("exit 5").status) == (b"a\nb\n", 5)
-    assert shell.run("cd /; x=1; pwd").out == b"/\n"
-    assert shell.run('echo "${x:-gone}"').out == b"gone\n"
-    assert shell.run("cat").out == b""
+    assert (machine.run("echo a; echo b >&2").out, machine.run("exit 5").status) == (b"a\nb\n", 5)
+    assert machine.run("cd /; x=1; pwd").out == b"/\n"
+    assert machine.run('echo "${x:-gone}"').out == b"gone\n"
+    assert machine.run("cat").out == b""
     with pytest.raises(TimeoutError):
-        shell.run("sleep 60", timeout=1)
-    assert shell.run("printf 'no end'").out == b"no end"
-    assert shell.run("head -c 3", [b"abc"]).out == b"abc"
+        machine.run("sleep 60", timeout=1)
+    assert machine.run("printf 'no end'").out == b"no end"
+    assert machine.run("head -c 3", stdin=[b"abc"]).out == b"abc"
 
 
 def test_a_login_that_says_much_is_not_taken_for_an_answer(target_of: TargetOf, tmp_path: Path) -> None:
@@ -222,9 +221,9 @@ def test_a_login_that_says_much_is_not_taken_for_an_answer(target_of: TargetOf, 
         command = start(machine, tmp_path, "echo", "real")
         assert list(command.lines()) == ["real"]
         assert command.wait(60) == 0
-        machine.put(b"x" * 1000, tmp_path / "put")
-        assert machine.shell.run("echo clean").out == b"clean\n"
-        files.download(machine, tmp_path / "put", tmp_path / "back")
+        machine.put({tmp_path / "put": b"x" * 1000})
+        assert machine.run("echo clean").out == b"clean\n"
+        file_transfer.download(machine, tmp_path / "put", tmp_path / "back")
         assert (tmp_path / "back").read_bytes() == b"x" * 1000
 
 

@@ -133,4 +133,4 @@ def test_a_host_that_lets_nobody_have_a_port_is_named(link: Link, target_of: Tar
             link.relay(near, far, "127.0.0.1", 7000)
         # Requests are told apart: one that is refused does not answer another.
         assert link.relay(far, near, "127.0.0.1", 7000)
-        assert near.shell.run("echo on").out == b"on\n"
+        assert near.run("echo on").out == b"on\n"

@@ -7,7 +7,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -15,6 +15,7 @@ from sky_jupyter.machines.local import LocalMachine
 from sky_jupyter.node.system import processes
 from sky_jupyter.pool.control.client import Control
 from sky_jupyter.providers import Local
+from sky_jupyter.providers.base import ConnectionSession
 
 
 class FarMachine(LocalMachine):
@@ -27,8 +28,8 @@ class FarMachine(LocalMachine):
 class Far(Local):
     """Nodes on this machine that the manager reaches through one port."""
 
-    def connect(self, id: str) -> LocalMachine:
-        return FarMachine()
+    def connect(self, ids: Sequence[str], session: ConnectionSession) -> list[FarMachine]:
+        return [FarMachine() for _ in ids]
 
 
 class Relay:

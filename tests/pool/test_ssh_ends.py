@@ -105,7 +105,8 @@ def test_or_by_the_next_notebook(world: World, tmp_path: Path, how: str) -> None
 CLEAN = """
 import sky_jupyter as sky
 from sky_jupyter.magics import clean as cleaning
-(machine,) = sky.SSH("host1").connect_all(["host1"])
+from sky_jupyter.providers.base import ConnectionSession
+(machine,) = sky.SSH("host1").connect(["host1"], ConnectionSession())
 ended = cleaning._end_left(machine)
 machine.close()
 """

@@ -23,9 +23,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from sky_jupyter.errors import LoginRefused, NoCapacity, OrderSpent, ProvisionError
+from sky_jupyter.errors import LoginRefused, NoCapacity, OrderSpent, ProvisionError, SpecError
 from sky_jupyter.providers import kinds
-from sky_jupyter.providers.base import MachineRecord, Offer, Order
+from sky_jupyter.providers.base import ConnectionSession, MachineRecord, Offer, Order
 from sky_jupyter.spec.pool_spec import PoolSpec
 
 ZONES = ("here-a", "here-b", "there-a")
@@ -66,8 +66,9 @@ class Cloud:
     """
 
     kind = "cloud"
-    minds = ("region", "max_hourly_cost")
-    makes = True
+    supported_options = ("region", "max_hourly_cost")
+    provisions = True
+    survives_manager = True
     offline = True
 
     store: str
@@ -131,11 +132,22 @@ class Cloud:
                 raise ProvisionError(f"one of {', '.join(ids)} is not known; nothing was ended")
             self.vanish(ids[: len(ids) // 2] if fault.startswith("half") else ids)
 
-    def connect_all(self, ids: Sequence[str], prompts: Any = None, link: Any = None) -> Sequence[Any]:
+    def default_nodes(self) -> int:
+        return 1
+
+    def spares(self, ids: Sequence[str]) -> None:
+        """Machines are made as they are needed."""
+
+    def resized(self, ids: Sequence[str], add: Sequence[str], remove: Sequence[str]) -> Cloud:
+        if add:
+            raise SpecError("machines of the cloud have no names: say how many there shall be")
+        return self
+
+    def connect(self, ids: Sequence[str], session: ConnectionSession) -> Sequence[Any]:
         pool = next((one.pool for one in self.machines() if one.id in ids), "")
         with self._call("connect", pool) as fault:
             if fault == "kill-link":
-                os.kill(link.pid, signal.SIGKILL)
+                os.kill(session.open_link().pid, signal.SIGKILL)
             if fault == "vanish":
                 self.vanish(ids[:1])
         raise LoginRefused(ids[0], "keys", "a light machine lets nobody in")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.util
 import os
 import subprocess
@@ -13,13 +14,13 @@ import pytest
 
 import sky_jupyter as sky
 from sky_jupyter.errors import HostKeyError, ProvisionError, SpecError
-from sky_jupyter.providers.base import Order
+from sky_jupyter.providers.base import ConnectionSession, Order
 from sky_jupyter.spec.pool_spec import PoolSpec
 
 
 def test_hosts_are_the_nodes_in_their_order() -> None:
     provider = sky.SSH(hosts=["gpu1", "me@gpu2:2222", "[::1]:22"])
-    assert (provider.kind, provider.default_nodes) == ("ssh", 3)
+    assert (provider.kind, provider.default_nodes()) == ("ssh", 3)
     spec = PoolSpec(provider=provider, nodes=2)
     assert provider.create(spec, 2, Order("abc")) == ["gpu1", "me@gpu2:2222"]
     assert [record.state for record in provider.describe(["gpu1", "other"])] == ["running", "unknown"]
@@ -88,7 +89,8 @@ def test_without_paramiko_it_says_what_to_install() -> None:
     code = (
         "import sys; sys.modules['paramiko'] = None\n"
         "import sky_jupyter as sky\n"
-        "try: sky.SSH('a').connect('a')\n"
+        "from sky_jupyter.providers.base import ConnectionSession\n"
+        "try: sky.SSH('a').connect(['a'], ConnectionSession())\n"
         "except sky.SpecError as error: print(error)\n"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
@@ -101,7 +103,7 @@ def test_it_connects_as_the_configuration_says(tmp_path: Path, monkeypatch: pyte
     if MISSING or importlib.util.find_spec("paramiko") is None:
         pytest.skip(MISSING or "needs paramiko (the `ssh` extra)")
     monkeypatch.delenv("SSH_AUTH_SOCK", raising=False)
-    config, known = tmp_path / "config", tmp_path / "known_hosts"
+    config, known, session = tmp_path / "config", tmp_path / "known_hosts", ConnectionSession()
     monkeypatch.setenv("SKY_SSH_CONFIG", str(config))
     with serve(tmp_path / "sshd") as server:
         config.write_text(
@@ -109,11 +111,11 @@ def test_it_connects_as_the_configuration_says(tmp_path: Path, monkeypatch: pyte
             f"  UserKnownHostsFile {known}\n  GlobalKnownHostsFile none\n"
         )
         with pytest.raises(HostKeyError) as caught:
-            sky.SSH("gpu1").connect("gpu1")
+            sky.SSH("gpu1").connect(["gpu1"], session)
         accepted = sky.SSH("gpu1", accept_host_keys={"gpu1": caught.value.fingerprint})
-        with accepted.connect("gpu1") as machine:
-            assert machine.run("echo $((6 * 7))").out.endswith(b"42\n")
-        with sky.SSH("gpu1").connect("gpu1") as machine:
+        with contextlib.closing(accepted.connect(["gpu1"], session)[0]) as machine:
+            assert machine.run("echo $((6 * 7))").out == b"42\n"
+        with contextlib.closing(sky.SSH("gpu1").connect(["gpu1"], session)[0]) as machine:
             command = machine.exec(["true"], env={}, cwd="/", log=tmp_path / "log")
             assert command.wait(60) == 0
             assert os.path.exists(tmp_path / "log")

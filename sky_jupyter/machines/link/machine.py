@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import socket
 import threading
@@ -9,14 +11,15 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
+from ...errors import MachineError, PoolError
+from ..base import Done, Machine, Moved, ProcessId, Progress
 from ..process_handle import EarlierProcess
 from ..ssh.target import Target
-from ..ssh.types import Done, Moved, Progress
-from .encoding import checked
+from .encoding import checked, from_target
 from .framing import Broken, Wire
 
 if TYPE_CHECKING:
-    from .client import Link
+    from .client import Link, Tunnel
 
 
 class LinkProcess(EarlierProcess):
@@ -71,7 +74,7 @@ class LinkCommand:
         self._status: int | None = None
 
     @property
-    def identity(self) -> tuple[int, float]:
+    def identity(self) -> ProcessId:
         """Its process id there, and when it was started, in seconds since that machine's start."""
         return self._process.identity
 
@@ -132,32 +135,8 @@ class LinkCommand:
         return self._status
 
 
-class LinkShell:
-    """Runs scripts there, several at a time where they are asked for side by side."""
-
-    def __init__(self, machine: LinkMachine) -> None:
-        self._machine = machine
-
-    def run(self, script: str, data: Iterable[bytes] | None = None, *, timeout: float | None = None) -> Done:
-        """Run a line of script in a subshell, to its end; what it says on either output is ``out``.
-
-        Parameters
-        ----------
-        data : iterable of bytes, optional
-            Its standard input; a script that ends well has to have read exactly so much. Nothing unless given.
-
-        Raises
-        ------
-        TimeoutError
-            When it has not ended after ``timeout`` seconds.
-        LinkLost
-            When the connection ends first.
-        """
-        return self._machine.converse("shell", data, script=script, timeout=timeout)
-
-
 class LinkMachine:
-    """Another machine, over a connection that the link keeps; made by `Link.connect`.
+    """Another machine, over a connection that the link keeps; made by `Link.connect`. It implements `base.Machine`.
 
     Attributes
     ----------
@@ -165,19 +144,29 @@ class LinkMachine:
         The host.
     key, address : str
         As `base.Machine` has them.
-    shell : LinkShell
-        For many small scripts.
     """
+
+    is_this_machine = False
 
     def __init__(self, link: Link, number: int, target: Target, *, key: str, address: str) -> None:
         self.link, self.number, self.target = link, number, target
         self.key, self.address = key, address
-        self.shell = LinkShell(self)
+
+    def __eq__(self, other: object) -> bool:
+        """Whether it is the same connection of the link."""
+        return isinstance(other, LinkMachine) and (self.link, self.number) == (other.link, other.number)
+
+    __hash__ = None  # type: ignore[assignment] # a link that is started anew gives it another number
 
     @property
     def name(self) -> str:
         """What the user calls it."""
         return self.target.name
+
+    def facts(self) -> Mapping[str, Any]:
+        """What `providers.SSH.connect` needs to have the same machine again."""
+        target: dict[str, Any] = json.loads(json.dumps(from_target(self.target)))
+        return {"target": target, "address": self.address}
 
     @property
     def up(self) -> bool:
@@ -199,45 +188,29 @@ class LinkMachine:
         survive: bool = True,
         make: bool = False,
     ) -> LinkCommand:
-        """Start a command in a session of its own; its standard error goes to ``log``.
-
-        Parameters
-        ----------
-        env : mapping of str to str
-            Added to what a login has there; no argument of any process shows it.
-        survive : bool
-            Whether it goes on when the connection, or this process, is gone.
-        make : bool
-            Whether ``cwd`` is made first, for its user only.
-
-        Raises
-        ------
-        MachineError
-            When it cannot be started: no such folder, program or log.
-        """
+        """Start a command in a session of its own; see `base.Machine.exec`."""
         facts = {"machine": self.number, "argv": list(argv), "env": dict(env), "cwd": cwd, "log": str(log)}
         with self.link.call("exec", {**facts, "survive": survive, "make": make}, self.name, last=True) as wire:
             reply = checked(wire.receive().facts)
         pid, started = reply["identity"]
         return LinkCommand(self, wire, reply["command"], (int(pid), float(started)))
 
-    def process(self, pid: int, started: float) -> LinkProcess:
+    def process(self, identity: ProcessId) -> LinkProcess:
         """A command that was started here before, by its identity."""
-        return LinkProcess(self, pid, started)
+        return LinkProcess(self, *identity)
 
-    def run(self, script: str, *, stdin: bytes = b"", timeout: float | None = None) -> Done:
-        """Run a line of shell script to its end, with ``stdin`` as its input.
+    def run(self, script: str, *, stdin: Iterable[bytes] | None = None, timeout: float | None = None) -> Done:
+        """Run a script in the link's shell there, several at a time; see `base.Machine.run`."""
+        facts = {"machine": self.number, "data": stdin is not None, "script": script, "timeout": timeout}
+        with self.link.call("run", facts, self.name) as wire:
+            if stdin is not None:
+                wire.send_data(stdin)
+            reply = wire.receive().facts
+            out = b"" if "error" in reply else b"".join(wire.receive_data())
+        return Done(int(checked(reply)["status"]), out)
 
-        Its output begins with whatever the login's own files print, where they do.
-        """
-        return self.converse("run", [stdin], script=script, timeout=timeout)
-
-    def put(self, data: bytes, path: PurePath) -> None:
-        """Write a file that only its user can read, whole or not at all; folders are made for its user only."""
-        self.put_all({path: data})
-
-    def put_all(self, files: Mapping[PurePath, bytes]) -> None:
-        """Write several files with one command."""
+    def put(self, files: Mapping[PurePath, bytes]) -> None:
+        """Write several files with one command; see `base.Machine.put`."""
         sizes = [[str(path), len(data)] for path, data in files.items()]
         with self.link.call("put", {"machine": self.number, "files": sizes, "data": True}, self.name) as wire:
             wire.send_data(files.values())
@@ -252,13 +225,23 @@ class LinkMachine:
         names: Mapping[str, str] | None = None,
         progress: Progress | None = None,
     ) -> Moved:
-        """Send a file or folder of this machine, resumed after a break; see `ssh.files.upload`."""
+        """Send a file or folder of this machine; see `base.Machine.upload`."""
         chosen = None if names is None else [list(pair) for pair in names.items()]
         return self._move("upload", os.path.abspath(source), str(target), progress, names=chosen)
 
     def download(self, source: PurePath | str, target: Path, *, progress: Progress | None = None) -> Moved:
-        """Fetch a file or folder to this machine; see `ssh.files.download`."""
+        """Fetch a file or folder to this machine; see `base.Machine.download`."""
         return self._move("download", str(source), os.path.abspath(target), progress)
+
+    def forward(self, host: str, port: int, *, local_port: int = 0) -> Tunnel:
+        """A tunnel of the link, the same for the same address and through all breaks; see `base.Machine.forward`."""
+        return self.link.tunnel(self, host, port, wish=local_port, probe=not local_port)
+
+    def relay(self, through: Machine, host: str, port: int, *, there_port: int = 0) -> int:
+        """A relay of the link, which keeps it through all breaks; see `base.Machine.relay`."""
+        if not isinstance(through, LinkMachine):
+            raise MachineError(self.name, "relay", f"{through.name} is not reached through the same link")
+        return self.link.relay(self, through, host, port, wish=there_port)
 
     def open_stream(self, host: str, port: int) -> socket.socket:
         """A connection from there to an address there, as a socket of this process."""
@@ -269,22 +252,13 @@ class LinkMachine:
         return wire.socket
 
     def close(self) -> None:
-        """Have the link let go of it, for all clients, with its tunnels."""
-        self.ask("let_go")
+        """Have the link let go of it, for all clients, with its tunnels; nothing where it has."""
+        with contextlib.suppress(PoolError):
+            self.ask("let_go")
 
     def ask(self, call: str, **facts: Any) -> dict[str, Any]:
         """A call about this machine that has one answer."""
         return self.link.ask(call, self.name, machine=self.number, **facts)
-
-    def converse(self, call: str, stdin: Iterable[bytes] | None, **facts: Any) -> Done:
-        """A call that may take bytes and gives some."""
-        facts = {"machine": self.number, "data": stdin is not None, **facts}
-        with self.link.call(call, facts, self.name) as wire:
-            if stdin is not None:
-                wire.send_data(stdin)
-            reply = wire.receive().facts
-            out, err = (b"", b"") if "error" in reply else (b"".join(wire.receive_data()) for _ in range(2))
-        return Done(int(checked(reply)["status"]), out, err)
 
     def _move(self, call: str, source: str, target: str, progress: Progress | None, **more: Any) -> Moved:
         facts = {"machine": self.number, "source": source, "target": target, **more}

@@ -115,8 +115,8 @@ def _look_at(watched: Watched) -> tuple[bool | None, bool]:
     """Whether a process lives, where that is known, and whether a run is on there."""
     with contextlib.suppress(SkyError, TimeoutError, OSError):
         with watched.held.lane() as lane:
-            alive = lane.process(watched.pid, watched.started).alive
+            alive = lane.process((watched.pid, watched.started)).alive
             script = f"cat -- {shlex.quote(watched.folder)}/n*/running 2>/dev/null"
-            runs = alive and watched.folder and lane.shell.run(script, timeout=_PATIENCE).out.strip()
+            runs = alive and watched.folder and lane.run(script, timeout=_PATIENCE).out.strip()
             return alive, bool(runs)
     return None, False

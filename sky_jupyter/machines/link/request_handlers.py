@@ -14,14 +14,15 @@ from typing import Any
 
 from ...errors import SpecError
 from ...util import process_identity
+from ..forwards import join
 from ..ssh import file_transfer
 from ..ssh.known_hosts import Accepted, Unknown, valid_fingerprint
-from ..ssh.types import Done, Prompts
+from ..ssh.types import Prompts
 from . import encoding
 from .connection_table import Keeping
 from .framing import Broken, Wire
 from .idle_timeout import Lifetime
-from .local_forwards import Tunnel, join
+from .local_forwards import Tunnel
 from .pool_watchdog import Guard, Watched
 from .reconnecting_host import Held
 from .unfinished_cleanup import Finishing
@@ -29,7 +30,6 @@ from .unfinished_cleanup import Finishing
 _MOST_FILES = 65536
 # More than this goes over a connection of its own.
 _MUCH = 1 << 19
-_MOST_BYTES = 8 << 30
 _TELL_EVERY = 0.05
 _LOOK = 1.0
 _SIGNALS = ("terminate", "kill")
@@ -69,7 +69,6 @@ class Calls:
             "alive": self._alive,
             "signal": self._signal,
             "run": self._run,
-            "shell": self._shell,
             "put": self._put,
             "upload": self._upload,
             "download": self._download,
@@ -255,7 +254,7 @@ class Calls:
         self._answer(status=status)
 
     def _process(self, facts: Facts, lane: Any) -> Any:
-        return lane.process(*_identity(facts))
+        return lane.process(_identity(facts))
 
     def _alive(self, facts: Facts) -> None:
         with self._host(facts).lane() as lane:
@@ -270,24 +269,12 @@ class Calls:
         self._answer()
 
     def _run(self, facts: Facts) -> None:
-        machine, script, timeout = self._host(facts).machine, _text(facts, "script"), _seconds(facts)
-        stdin = b"".join(_limited(self._sent))
-        channel: list[Any] = []
-        with self._watched(lambda: [one.close() for one in channel]):
-            done = machine.run(script, stdin=stdin, timeout=timeout, opened=channel.append)
-        self._done(done)
-
-    def _shell(self, facts: Facts) -> None:
         script, timeout = _text(facts, "script"), _seconds(facts)
         data = self._sent if facts.get("data") is True else None
-        with self._host(facts).lane() as lane, self._watched(lane.shell.close):
-            done = lane.shell.run(script, data, timeout=timeout)
-        self._done(done)
-
-    def _done(self, done: Done) -> None:
+        with self._host(facts).lane() as lane, self._watched(lane.interrupt):
+            done = lane.run(script, stdin=data, timeout=timeout)
         self._answer(status=done.status)
         self._wire.send_data([done.out])
-        self._wire.send_data([done.err])
 
     # Files
 
@@ -379,15 +366,6 @@ class Calls:
 def _shown(tunnel: Tunnel) -> Facts:
     facts = {"tunnel": tunnel.number, "machine": tunnel.held.number, "port": tunnel.port}
     return {**facts, "to": [tunnel.host, tunnel.there]}
-
-
-def _limited(data: Iterator[bytes]) -> Iterator[bytes]:
-    size = 0
-    for part in data:
-        size += len(part)
-        if size > _MOST_BYTES:
-            raise Broken("more than any input may be")
-        yield part
 
 
 def _exactly(data: Iterator[bytes], size: int) -> Iterator[bytes]:

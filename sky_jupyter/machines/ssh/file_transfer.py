@@ -27,9 +27,10 @@ from ...node.files import receiver, staging
 from ...node.files.file_manifest import shown
 from ...node.files.open_folder import Beneath
 from ...node.files.receiver import Receiver
+from ..base import Moved, Progress
 from . import scripts
 from .machine import SSHMachine, failure
-from .types import Moved, NoShell, Progress
+from .types import NoShell
 
 _CHUNK = 1 << 20
 # Small enough to stay in a processor's cache until it is sent or written.
@@ -126,7 +127,7 @@ def download(machine: SSHMachine, source: PurePath | str, target: Path, *, progr
     """
     where = scripts.path(source)
     try:
-        done = machine.shell.run(
+        done = machine.run(
             f"if [ -d {where} ]; then echo folder; elif [ -f {where} ] && : <{where}; "
             f"then wc -c <{where}; stat -L -c %a -- {where} || echo 600; else ls -ld -- {where}; exit 1; fi"
         )
@@ -238,7 +239,7 @@ class _Upload:
 
     def _do(self, script: str, data: Any = None, otherwise: str = "") -> bytes:
         """Run a script in the staging folder; what it said."""
-        done = self.machine.shell.run(f"{_enter(self.place)} && {script}", data)
+        done = self.machine.run(f"{_enter(self.place)} && {script}", stdin=data)
         if done.status:
             raise failure(self.machine.target, f"{self.place} could not be written", _said(done.out) or otherwise)
         return done.out
@@ -418,7 +419,7 @@ def _changed(machine: SSHMachine, name: str) -> MachineError:
 
 def _download_folder(machine: SSHMachine, source: str, target: Path, progress: Progress | None) -> Moved:
     where = scripts.path(source)
-    done = machine.shell.run(f"cd {where} && find . ! -name . -printf '%y %s %T@ %m %P\\0'")
+    done = machine.run(f"cd {where} && find . ! -name . -printf '%y %s %T@ %m %P\\0'")
     if done.status:
         raise failure(machine.target, f"{source} cannot be fetched", _said(done.out))
     items = [item.split(" ", 4) for item in done.out.decode("utf-8", "surrogateescape").split("\0") if item]
@@ -615,7 +616,7 @@ def _hash(file: Any, size: int) -> str:
 
 
 def _remote_hash(machine: SSHMachine, go: str, where: str, size: int) -> str:
-    words = machine.shell.run(f"{go}{_give(where, bool(go), size=size)} | sha256sum").out.split()
+    words = machine.run(f"{go}{_give(where, bool(go), size=size)} | sha256sum").out.split()
     return words[0].decode("ascii", "replace") if words else ""
 
 

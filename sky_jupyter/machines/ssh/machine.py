@@ -5,17 +5,18 @@ from __future__ import annotations
 import contextlib
 import secrets
 import threading
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any
 
 from ...errors import LinkLost, MachineError
+from ..base import Done, Machine, Moved, ProcessId, Progress
+from ..forwards import LocalForward
 from ..process_handle import EarlierProcess
 from . import scripts
 from .remote_shell import Shell
 from .session import Access, Session, connect
 from .target import Target
-from .types import Done, Moved, Progress
 
 # The kernel counts in hundredths of a second for user space on every processor that is sold.
 _TICKS = 100
@@ -38,7 +39,7 @@ class SSHCommand:
         threading.Thread(target=self._listen, name="sky-ssh-command", daemon=True).start()
 
     @property
-    def identity(self) -> tuple[int, float]:
+    def identity(self) -> ProcessId:
         """Its process id there, and when it was started, in seconds since that machine's start."""
         return self._pid, self._ticks / _TICKS
 
@@ -109,7 +110,7 @@ class SSHCommand:
 
     def _signal(self, name: str) -> None:
         if not self._ended.is_set():
-            self._machine.shell.run(scripts.signal(name, self._pid, self._ticks), timeout=_SIGNAL_PATIENCE)
+            self._machine.run(scripts.signal(name, self._pid, self._ticks), timeout=_SIGNAL_PATIENCE)
 
     def _raw_lines(self, most: int | None = None) -> Iterator[bytes]:
         seen = 0
@@ -166,9 +167,7 @@ class SSHProcess(EarlierProcess):
     @property
     def alive(self) -> bool:
         """Whether it still runs."""
-        return (
-            self._machine.shell.run(scripts.alive(self.identity[0], self._ticks), timeout=_SIGNAL_PATIENCE).status == 0
-        )
+        return self._machine.run(scripts.alive(self.identity[0], self._ticks), timeout=_SIGNAL_PATIENCE).status == 0
 
     @property
     def place(self) -> str:
@@ -177,15 +176,15 @@ class SSHProcess(EarlierProcess):
 
     def terminate(self) -> None:
         """Ask it and its group to end."""
-        self._machine.shell.run(scripts.signal("TERM", self.identity[0], self._ticks), timeout=_SIGNAL_PATIENCE)
+        self._machine.run(scripts.signal("TERM", self.identity[0], self._ticks), timeout=_SIGNAL_PATIENCE)
 
     def kill(self) -> None:
         """End it and its group."""
-        self._machine.shell.run(scripts.signal("KILL", self.identity[0], self._ticks), timeout=_SIGNAL_PATIENCE)
+        self._machine.run(scripts.signal("KILL", self.identity[0], self._ticks), timeout=_SIGNAL_PATIENCE)
 
 
 class SSHMachine:
-    """Another machine, through one connection that any number of threads may use.
+    """Another machine, through one connection that any number of threads may use. It implements `base.Machine`.
 
     Parameters
     ----------
@@ -195,12 +194,31 @@ class SSHMachine:
         How the pool's other machines reach it; the address at which it answered us unless given.
     """
 
+    is_this_machine = False
+
     def __init__(self, session: Session, address: str | None = None) -> None:
         self.session = session
         self.target = session.target
         self.key = f"ssh {self.target.user}@{self.target.host}:{self.target.port}"
         self.address = address or session.address
-        self.shell = Shell(session)
+        self._shell = Shell(session)
+
+    @property
+    def name(self) -> str:
+        """What the user calls it."""
+        return self.target.name
+
+    @property
+    def up(self) -> bool:
+        """Whether its connection stands."""
+        return self.session.alive
+
+    def retry(self) -> None:
+        """Nothing: a connection that has broken is not made again without the link."""
+
+    def facts(self) -> Mapping[str, Any]:
+        """Nothing: it is not connected to again."""
+        return {}
 
     @classmethod
     def connect(cls, target: Target, access: Access | None = None) -> SSHMachine:
@@ -248,39 +266,28 @@ class SSHMachine:
             raise
         return command
 
-    def process(self, pid: int, started: float) -> SSHProcess:
+    def process(self, identity: ProcessId) -> SSHProcess:
         """A command that was started here before, by its identity."""
-        return SSHProcess(self, pid, started)
+        return SSHProcess(self, *identity)
 
-    def run(
-        self,
-        script: str,
-        *,
-        stdin: bytes = b"",
-        timeout: float | None = None,
-        opened: Callable[[Any], None] | None = None,
-    ) -> Done:
-        """Run a line of shell script to its end, with ``stdin`` as its input.
+    def run(self, script: str, *, stdin: Iterable[bytes] | None = None, timeout: float | None = None) -> Done:
+        """Run a script in the connection's shell, one after another; see `base.Machine.run`."""
+        return self._shell.run(script, stdin, timeout=timeout)
 
-        Its output begins with whatever the login's own files print, where they do. ``opened`` is given
-        the channel: whoever closes that ends the run.
-        """
-        return self.session.run(scripts.LAUNCH, [scripts.line(script), stdin], timeout, opened=opened)
+    def interrupt(self) -> None:
+        """End the script that runs; whoever called `run` gets an error."""
+        self._shell.close()
 
     def server(self) -> tuple[int, int]:
         """Who serves this connection there: a process, and its beginning in ticks."""
-        return _who(self.shell.run(scripts.server(), timeout=_SIGNAL_PATIENCE).out.decode("utf-8", "replace"))
+        return _who(self.run(scripts.server(), timeout=_SIGNAL_PATIENCE).out.decode("utf-8", "replace"))
 
     def end_server(self, pid: int, ticks: int) -> None:
         """End who served an earlier connection of ours, and may not know yet that it is gone."""
-        self.shell.run(scripts.end_server(pid, ticks), timeout=_SIGNAL_PATIENCE)
+        self.run(scripts.end_server(pid, ticks), timeout=_SIGNAL_PATIENCE)
 
-    def put(self, data: bytes, path: PurePath) -> None:
-        """Write a file that only its user can read, whole or not at all; folders are made for its user only."""
-        self.put_all({path: data})
-
-    def put_all(self, files: Mapping[PurePath, bytes]) -> None:
-        """Write several files with one command."""
+    def put(self, files: Mapping[PurePath, bytes]) -> None:
+        """Write several files with one command; see `base.Machine.put`."""
         self.put_parts([(path, len(data)) for path, data in files.items()], files.values())
 
     def put_parts(self, files: Sequence[tuple[PurePath, int]], data: Iterable[bytes]) -> None:
@@ -289,7 +296,7 @@ class SSHMachine:
         if not items:
             return
         script = scripts.put(items, f"sky-{secrets.token_hex(6)}")
-        done = self.shell.run(script, data)
+        done = self.run(script, stdin=data)
         if done.status:
             what = str(items[0][0]) if len(items) == 1 else f"{len(items)} files"
             raise failure(self.target, f"{what} could not be written", done.out.decode("utf-8", "replace").strip())
@@ -302,12 +309,12 @@ class SSHMachine:
         names: Mapping[str, str] | None = None,
         progress: Progress | None = None,
     ) -> Moved:
-        """Send a file or folder, resumed after a break, while scripts go on in `shell`; see `files.upload`."""
+        """Send a file or folder, resumed after a break, while scripts go on; see `base.Machine.upload`."""
         with self._lane() as lane:
             return self._files.upload(lane, source, target, names=names, progress=progress)
 
     def download(self, source: PurePath | str, target: Path, *, progress: Progress | None = None) -> Moved:
-        """Fetch a file or folder; see `files.download`."""
+        """Fetch a file or folder; see `base.Machine.download`."""
         with self._lane() as lane:
             return self._files.download(lane, source, target, progress=progress)
 
@@ -324,7 +331,17 @@ class SSHMachine:
         try:
             yield lane
         finally:
-            lane.shell.close()
+            lane.interrupt()
+
+    def forward(self, host: str, port: int, *, local_port: int = 0) -> LocalForward:
+        """A port here that leads there as long as this connection stands; see `base.Machine.forward`."""
+        if not local_port:
+            self.open_stream(host, port).close()
+        return LocalForward(lambda: self.open_stream(host, port), local_port)
+
+    def relay(self, through: Machine, host: str, port: int, *, there_port: int = 0) -> int:
+        """Not possible: the link keeps relays, over connections of its own."""
+        raise MachineError(self.name, "relay", "only a connection of the pool's link has relays")
 
     def open_stream(self, host: str, port: int) -> Any:
         """A connection from there to an address there, used as a socket is (``recv``, ``sendall``, ``close``)."""

@@ -11,9 +11,10 @@ from typing import Any, NoReturn
 import paramiko
 
 from ...errors import LinkLost, MachineError
+from ..base import Done
 from . import scripts
 from .session import Session
-from .types import Done, NoShell, shown
+from .types import NoShell, shown
 
 _READ = 1 << 16
 _BEGIN_PATIENCE = 60.0
@@ -184,7 +185,7 @@ class Shell:
         out, _, rest = whole.partition(mark)
         status, _, rest = rest.partition(b"\n")
         self._rest = [rest]
-        return Done(int(status), out, b"")
+        return Done(int(status), out)
 
     def _give_up(self) -> str:
         """End the channel; what it said last on standard error."""

@@ -22,7 +22,7 @@ from . import auth, known_hosts
 from .channels import PACKET, Channel, Wire
 from .target import Target
 from .tcp import SILENT, command_socket, dial, end, peer
-from .types import Done, Prompts
+from .types import Prompts, Ran
 
 # Encrypting and checking in one pass of the processor's own instructions; the others are much slower.
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
@@ -283,7 +283,7 @@ class Session:
         timeout: float | None = None,
         *,
         opened: Callable[[Any], None] | None = None,
-    ) -> Done:
+    ) -> Ran:
         """Run a command through the user's shell there, to its end; ``opened`` is given its channel.
 
         Raises
@@ -324,7 +324,7 @@ class Session:
             if timer is not None:
                 timer.cancel()
             channel.close()
-        return Done(status, b"".join(parts), b"".join(errors))
+        return Ran(status, b"".join(parts), b"".join(errors))
 
     def feed(self, channel: Any, data: Iterable[bytes]) -> None:
         """Send a channel's command all of its input, from a thread of its own, as it may answer meanwhile."""

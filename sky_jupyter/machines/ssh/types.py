@@ -8,9 +8,6 @@ from dataclasses import dataclass
 from ...errors import MachineError
 from .known_hosts import Unknown
 
-Progress = Callable[[int, int], None]
-"""Told how many bytes of how many are there."""
-
 Passphrase = Callable[[str, int], "str | None"]
 """Asked for a key file's passphrase: the path, and how often it was asked before. None gives the key up."""
 
@@ -32,28 +29,12 @@ class Prompts:
 
 
 @dataclass(frozen=True)
-class Done:
-    """What a command said, and how it ended."""
+class Ran:
+    """What a command of a session said on either output, and how it ended."""
 
     status: int
     out: bytes
     err: bytes
-
-
-@dataclass(frozen=True)
-class Moved:
-    """What a transfer has done.
-
-    Attributes
-    ----------
-    sent : int
-        Bytes of files that crossed the link.
-    there : int
-        Bytes that an earlier transfer had left, and that were found to be right.
-    """
-
-    sent: int
-    there: int = 0
 
 
 def shown(said: str, limit: int = 300) -> str:

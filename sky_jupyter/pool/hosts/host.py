@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ...errors import BootstrapError, PoolError, SkyError
+from ...errors import BootstrapError, MachineError, PoolError, SkyError
 from ...machines.base import Command, Machine
 from ...machines.local import LocalMachine, LocalProcess, working_folder
 from ...node.protocol.host_config import NEXT, READY, STARTING, HostConfig
@@ -190,9 +190,7 @@ class Host:
 
     def change(self, config: HostConfig) -> None:
         """Have it be another part of the pool from now on; the agents that it starts then say that it is."""
-        part = self.folder / f"{NEXT}.part"
-        LOCAL.put(config.dump(), part)
-        part.replace(self.folder / NEXT)
+        LOCAL.put({self.folder / NEXT: config.dump()})
 
     def say(self, word: str) -> None:
         """Leave a word in the pool's folder: `STARTING`, or `READY`."""
@@ -260,7 +258,7 @@ def read_config(text: bytes, where: str) -> HostConfig:
 
 def adopt(facts: Mapping[str, Any]) -> Host:
     """A host that another manager launched; raises PoolError where its process is gone."""
-    process = LocalProcess(*facts["process"])
+    process = LOCAL.process(tuple(facts["process"]))
     if not process.alive:
         raise PoolError("the pool's processes are gone")
     host = Host(process, list(facts["nodes"]), Path(facts["folder"]), Path(facts["blobs"]), queue.Queue())
@@ -314,8 +312,7 @@ def launch(
                 exit_timeout=spec.options.exit_timeout,
                 start_timeout=start_lease() if spec.keep else None,
             )
-            for name, data in {**keys, "host.json": config.dump()}.items():
-                machine.put(data, folder / name)
+            machine.put({folder / name: data for name, data in {**keys, "host.json": config.dump()}.items()})
             # The pool's folder is the working folder: a `random.py` beside the notebook must not be
             # what a node's own modules import.
             command = machine.exec(
@@ -327,10 +324,9 @@ def launch(
         except BaseException as error:
             for made in (folder, blobs):
                 shutil.rmtree(made, ignore_errors=True)
-            if isinstance(error, OSError):
-                raise BootstrapError(
-                    "files", f"{folder} could not be filled: {error.strerror or error}; set TMPDIR to another disk"
-                ) from None
+            if isinstance(error, MachineError):
+                why = str(error).removeprefix(f"{error.host}: ")
+                raise BootstrapError("files", f"{why}; set TMPDIR to another disk") from None
             raise
         host = Host(command, nodes, folder, blobs, queue.Queue())
         host.hear()

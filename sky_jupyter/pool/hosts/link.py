@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from ...errors import PoolError, SkyError
 from ...machines.link.client import Link
 from ...machines.link.encoding import Event
+from ...providers.base import ConnectionSession
 from ..registry.folders import LINK
 from . import host as launch
 
@@ -78,6 +79,10 @@ class PoolLink:
         with contextlib.suppress(PoolError):
             return cls(Link.join(folder / LINK), folder, blobs, ours=False)
         return cls(Link.start(folder / LINK), folder, blobs, ours=True)
+
+    def session(self, prompts: Prompts | None, stop: threading.Event) -> ConnectionSession:
+        """What machines are connected to with, so that the link holds them."""
+        return ConnectionSession(prompts, lambda: self.link, stop)
 
     def connect(self, wanted: Sequence[tuple[Target, str]], prompts: Prompts | None = None) -> list[LinkMachine]:
         """The machines at targets, each with the address at which the others reach it, side by side.

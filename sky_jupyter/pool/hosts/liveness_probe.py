@@ -108,7 +108,7 @@ async def _answers(host: RemoteHost, span: float) -> bool:
     def ask() -> bool:
         while (left := end - time.monotonic()) > 0:
             try:
-                host.machine.shell.run("true", timeout=left)
+                host.machine.run("true", timeout=left)
             except LinkLost:
                 time.sleep(min(left, _TRY))
             except TimeoutError:
@@ -131,7 +131,7 @@ async def _seen(others: Sequence[RemoteHost], address: str, span: float) -> tupl
     code = _SEEN.format(host=host, port=port, span=span, pause=_TRY)
 
     def ask(other: RemoteHost) -> str:
-        done = other.machine.shell.run(script_of(other.python, code), timeout=span + _ROUND_TRIP)
+        done = other.machine.run(script_of(other.python, code), timeout=span + _ROUND_TRIP)
         return done.out.decode("utf-8", "replace").strip()
 
     asked = {asyncio.ensure_future(in_thread(ask, other)): other.name for other in others[:_ASKED]}

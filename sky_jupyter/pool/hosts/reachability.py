@@ -114,7 +114,7 @@ def look(sites: Sequence[Site], stop: threading.Event, *, everyone: bool) -> Rea
 
     def hush(site: Site) -> None:
         with contextlib.suppress(SkyError, TimeoutError):
-            site.machine.shell.run(f"kill {int(ears[site.node]['child'])}", timeout=_PATIENCE)
+            site.machine.run(f"kill {int(ears[site.node]['child'])}", timeout=_PATIENCE)
 
     ears = on_all(sites, listen, "agent", stop)
     try:

@@ -94,7 +94,7 @@ class RemoteHost(launch.Host):
     @property
     def process(self) -> LinkProcess:
         """Its process, whoever started it, through whatever connection."""
-        process = self.machine.process(*self.command.identity)
+        process = self.machine.process(self.command.identity)
         process.folder = self.there
         return process
 
@@ -138,12 +138,12 @@ class RemoteHost(launch.Host):
     def config(self) -> HostConfig:
         """What it was told of the pool; raises PoolError where that cannot be read."""
         path = f"{self.there}/host.json"
-        done = self.machine.shell.run(f"cat -- {shlex.quote(path)}", timeout=_PATIENCE)
+        done = self.machine.run(f"cat -- {shlex.quote(path)}", timeout=_PATIENCE)
         return launch.read_config(done.out, f"{path} on {self.name}")
 
     def change(self, config: HostConfig) -> None:
         """Have it be another part of the pool from now on; the agents that it starts then say that it is."""
-        self.machine.put_all({PurePosixPath(self.there, NEXT): config.dump()})
+        self.machine.put({PurePosixPath(self.there, NEXT): config.dump()})
 
     def hear(self) -> None:
         """Take in, in a thread, what the host says from now on, through all breaks of the connection."""
@@ -156,7 +156,7 @@ class RemoteHost(launch.Host):
 
     def say(self, word: str) -> None:
         """Leave a word in the pool's folder: `STARTING`, or `READY`."""
-        done = self.machine.shell.run(f"echo x >{shlex.quote(f'{self.there}/{word}')}", timeout=_PATIENCE)
+        done = self.machine.run(f"echo x >{shlex.quote(f'{self.there}/{word}')}", timeout=_PATIENCE)
         if done.status and word == READY:
             raise MachineError(self.name, "command", f"{self.there} cannot be written")
 
@@ -181,7 +181,7 @@ class RemoteHost(launch.Host):
     def _tail(self, name: str) -> list[str]:
         with contextlib.suppress(SkyError, TimeoutError):
             script = f"tail -n 30 -- {shlex.quote(f'{self.there}/{name}')} 2>/dev/null"
-            done = self.machine.shell.run(script, timeout=_PATIENCE)
+            done = self.machine.run(script, timeout=_PATIENCE)
             return done.out.decode("utf-8", "replace").splitlines()
         return []
 
@@ -189,7 +189,7 @@ class RemoteHost(launch.Host):
 def adopt(facts: Mapping[str, Any], machine: LinkMachine, here: tuple[Path, Path], traces: Traces) -> RemoteHost:
     """A host that another manager started, on its machine."""
     there, blobs, python = facts["there"]
-    command = machine.process(*facts["process"])
+    command = machine.process(tuple(facts["process"]))
     host = _host(command, list(facts["nodes"]), here, machine, (there, blobs, python), traces)
     host.apart = Apart(**facts["apart"]) if facts.get("apart") else None
     return host
@@ -299,8 +299,7 @@ def start(
         The scheduler's address, as the hosts reach it.
     """
     keys = certificates.make(traces.pool).files()
-    for name, data in keys.items():
-        launch.LOCAL.put(data, here[0] / name)
+    launch.LOCAL.put({here[0] / name: data for name, data in keys.items()})
     start = _Start(traces, spec, sites, here, keys, env, on_host, stop, ttl=ttl)
     collective = [plugin.name for plugin in spec.plugins if plugin.collective]
     # Asked while the head starts: it costs nothing then, and says what Dask would say after half a minute.
@@ -480,7 +479,7 @@ def _start_one(start: _Start, node: int, scheduler: str | None = None, apart: Ap
             log=PurePosixPath(folder, "host.log"),
             make=True,
         )
-        machine.put_all({PurePosixPath(folder, name): data for name, data in contents.items()})
+        machine.put({PurePosixPath(folder, name): data for name, data in contents.items()})
     except BaseException as error:
         _end_unconfirmed(machine, trace, start.traces)
         if isinstance(error, MachineError):
@@ -540,7 +539,7 @@ def _answers(host: RemoteHost) -> bool:
             host.machine.retry()
             while (left := end - time.monotonic()) > 0:
                 with contextlib.suppress(LinkLost):
-                    host.machine.shell.run("true", timeout=left)
+                    host.machine.run("true", timeout=left)
                     there.set()
                     return
                 time.sleep(_LOOK)
@@ -570,7 +569,7 @@ def send_each(folders: Iterable[tuple[launch.Host, Path]], run: str) -> None:
         }
         try:
             if contents:
-                host.machine.put_all(contents)
+                host.machine.put(contents)
         except MachineError as error:
             if error.reason != "full":
                 raise
@@ -603,7 +602,7 @@ def tidy(hosts: Iterable[launch.Host], on: Sequence[str]) -> None:
 
 
 def _remove(machine: LinkMachine, *folders: str) -> None:
-    machine.shell.run(f"rm -rf -- {shlex.join(folders)}", timeout=_PATIENCE)
+    machine.run(f"rm -rf -- {shlex.join(folders)}", timeout=_PATIENCE)
 
 
 def _discard(machine: LinkMachine, *folders: str) -> None:
@@ -612,7 +611,7 @@ def _discard(machine: LinkMachine, *folders: str) -> None:
 
 def _run(machine: LinkMachine, script: str) -> None:
     with contextlib.suppress(SkyError, TimeoutError):
-        machine.shell.run(script, timeout=_PATIENCE)
+        machine.run(script, timeout=_PATIENCE)
 
 
 def _all(calls: Sequence[Callable[[], T]]) -> list[T]:

@@ -13,6 +13,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ...errors import MachineError, NoCapacity, OrderSpent, PoolError, ProvisionError, first_line
+from ...providers.base import Provisioner, is_provisioner
 from ...providers.values import MachineRecord, Offer, Order
 from ..registry import orders
 from ..registry.machine_sweep import end_machines
@@ -65,7 +66,7 @@ class Provisioning:
     @staticmethod
     def buys(spec: PoolSpec) -> bool:
         """Whether machines are made for a pool, and have to be ended."""
-        return bool(spec.provider.makes)
+        return is_provisioner(spec.provider)
 
     def begin(self) -> None:
         """Allow machines to be bought, until `stop`."""
@@ -132,7 +133,7 @@ class Provisioning:
 
     def _end(self, spec: PoolSpec, limit: float) -> list[str]:
         rows = self._known()
-        left = end_machines(spec.provider, self._pool, rows, limit) if rows else []
+        left = end_machines(_provisioner(spec), self._pool, rows, limit) if rows else []
         if not left:
             with contextlib.suppress(PoolError):
                 orders.forget(self._registry, orders.of(self._registry, self._pool))
@@ -141,7 +142,7 @@ class Provisioning:
 
     def _acquire(self, spec: PoolSpec, count: int, before: Sequence[str], halt: threading.Event) -> list[str]:
         if self._account is None:
-            self._account = str(self._ask(spec, halt, spec.provider.account))
+            self._account = str(self._ask(spec, halt, _provisioner(spec).account))
         fresh: list[str] = []
         spent: OrderSpent | None = None
         for _ in range(_ROUNDS):
@@ -165,7 +166,7 @@ class Provisioning:
         rows = self._known()
         if not rows:
             return []
-        now, visible = time.time(), spec.provider.visible_within
+        now, visible = time.time(), _provisioner(spec).visible_within
         waits = [
             visible - max(0.0, now - row.touched)
             for row in rows
@@ -258,7 +259,7 @@ class Provisioning:
     # -- what is recorded --------------------------------------------------------------------------
 
     def _row(self, spec: PoolSpec, order: Order, count: int, state: str) -> OrderRow:
-        provider, region = spec.provider, "" if order.offer is None else order.offer.region
+        provider, region = _provisioner(spec), "" if order.offer is None else order.offer.region
         recipe = json.dumps(provider.recipe(), sort_keys=True)
         account = self._account or ""
         return OrderRow(
@@ -277,6 +278,11 @@ class Provisioning:
         with contextlib.suppress(PoolError):
             rows = {**{row.token: row for row in orders.of(self._registry, self._pool)}, **rows}
         return [row for row in rows.values() if row.token]
+
+
+def _provisioner(spec: PoolSpec) -> Provisioner:
+    assert is_provisioner(spec.provider)
+    return spec.provider
 
 
 def _until(spec: PoolSpec) -> float | None:

@@ -180,11 +180,10 @@ class Resizing:
     def _connect(self) -> None:
         pool, plan = self.pool, self.plan
         assert pool.link is not None
-        made = plan.spec.provider.connect_all(plan.added, pool.prompts, pool.link.link)
-        there = {machine.number: machine.name for machine in pool.machines}
-        self._connected = [machine for machine in made if machine.number not in there]
+        made = plan.spec.provider.connect(plan.added, pool.link.session(pool.prompts, pool._stop))
+        self._connected = [machine for machine in made if machine not in pool.machines]
         for machine in made:
-            if machine.number in there:
+            if machine in pool.machines:
                 raise PoolError(f"{machine.name} is a node of pool {pool.spec.name!r} already")
         # One that was removed while it was away, and is there again.
         gone = {machine.key: machine for machine in self._connected}

@@ -55,27 +55,23 @@ def of(spec: PoolSpec, ids: Sequence[str], nodes: int | None, add: Sequence[str]
 
 
 def _plan(spec: PoolSpec, ids: Sequence[str], nodes: int | None, add: Sequence[str], remove: Sequence[int]) -> Plan:
-    hosts = getattr(spec.provider, "hosts", None)
     if (nodes is None) == (not add and not remove):
         raise SpecError(
             "a pool is resized to a number of nodes (`%sky resize 3`), or by hosts that are added (--add gpu4) and "
             "nodes that are removed (--remove 2,3)"
         )
-    if add and hosts is None:
-        raise SpecError(f"{spec.provider} nodes are no hosts that could be added: say how many there shall be")
     gone = tuple(_removable(spec, remove)) if nodes is None else tuple(range(max(1, nodes), spec.nodes))
     kept = tuple(node for node in range(spec.nodes) if node not in gone)
-    if hosts is None:
-        count = len(kept) if nodes is None else nodes
-        return Plan(replace(spec, nodes=count), (*(ids[node] for node in kept), *[""] * (count - len(kept))), kept)
-    spare = [host for host in hosts if host not in ids]
-    if nodes is not None:
-        add = _from(spare, nodes - spec.nodes, nodes)
-    chosen = (*(ids[node] for node in kept), *add)
+    spares = spec.provider.spares(ids)
+    if nodes is not None and spares is not None:
+        add = _from(spares, nodes - spec.nodes, nodes)
+    staying = [ids[node] for node in kept]
     # Who is taken away by a number may come back by one; who is taken away by name may not.
-    left = [host for host in hosts if host not in chosen and (nodes is not None or host in spare)]
-    provider = spec.provider.with_hosts((*chosen, *left))
-    return Plan(replace(spec, nodes=len(chosen) if nodes is None else nodes, provider=provider), chosen, kept)
+    provider = spec.provider.resized(staying, add, [] if nodes is not None else [ids[node] for node in gone])
+    count = len(staying) + len(add) if nodes is None else nodes
+    chosen = (*staying, *add)
+    made = [""] * (count - len(chosen)) if spares is None else []
+    return Plan(replace(spec, nodes=count, provider=provider), (*chosen, *made), kept)
 
 
 def _removable(spec: PoolSpec, remove: Sequence[int]) -> Sequence[int]:

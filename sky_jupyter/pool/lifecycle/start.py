@@ -13,6 +13,7 @@ from ...bootstrap import apt, local_environment, plugin_steps
 from ...errors import BootstrapError
 from ...machines.local import LocalMachine
 from ...node.system import gpus
+from ...providers.base import ConnectionSession
 from ..base import retries
 from ..base.events import NoticeEvent
 from ..hosts import host as launch
@@ -70,7 +71,7 @@ class Making:
 
         def have() -> None:
             pool.ids = pool.provisioning.acquire(pool.spec, pool.spec.nodes)
-            self._near = [pool.spec.provider.connect(id) for id in pool.ids]
+            self._near = list(pool.spec.provider.connect(pool.ids, ConnectionSession(pool.prompts)))
             if pool.spec.world_size > 1:
                 env = {**os.environ, **pool.spec.full_image.env}
                 if said := gpus.shared_by(gpus.present(env), pool.spec.world_size, env):
@@ -81,7 +82,7 @@ class Making:
     async def _attempt(self, make: Callable[[], Awaitable[None]]) -> None:
         """Have the machines, in as many attempts and as much time as there may be."""
         pool, options = self.pool, self.pool.spec.options
-        most = options.attempts(made=pool.spec.provider.makes)
+        most = options.attempts(made=pool.spec.provider.provisions)
 
         def tell(text: str) -> None:
             pool.listener(NoticeEvent(text))
@@ -133,7 +134,7 @@ class Making:
         pool.link = PoolLink.start(pool.id)
         pool.link.listen(pool.host_events.on_link, pool._is_off)
         try:
-            pool.machines = list(pool.spec.provider.connect_all(pool.ids, pool.prompts, pool.link.link))
+            pool.machines = list(pool.spec.provider.connect(pool.ids, pool.link.session(pool.prompts, pool._stop)))
             if pool._stop.is_set():
                 raise BootstrapError("connect", "stopped")
         except BaseException:

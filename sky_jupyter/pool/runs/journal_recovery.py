@@ -92,7 +92,7 @@ async def _see(run: Run, host: RemoteHost, why: str) -> None:
 def _lines(host: RemoteHost, node: int, run: str, start: int) -> bytes:
     """The events of a node's journal from a number on, each a line, as far as they are kept."""
     code = _READ.format(base=f"{host.there}/n{node}/journal/{run}.jsonl", start=start, most=_MOST)
-    return host.machine.shell.run(script_of(host.python, code), timeout=_PATIENCE).out
+    return host.machine.run(script_of(host.python, code), timeout=_PATIENCE).out
 
 
 def _batch(lines: bytes, start: int) -> tuple[int, bytes]:

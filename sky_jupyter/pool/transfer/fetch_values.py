@@ -203,7 +203,7 @@ class Bringing(Moving):
     def _move(self, machine: Any, source: str, key: str, rank: int) -> Path:
         """Runs in a thread, which an interrupt reaches when it tells how far it is."""
         host = self.pool.hosts[0]
-        size = int(machine.shell.run(f"wc -c <'{source}'").out)
+        size = int(machine.run(f"wc -c <'{source}'").out)
         try:
             path = Path(room([str(host.blobs / f"value-{key}"), str(host.folder / f"value-{key}")], size))
         except OSError as error:

@@ -192,7 +192,7 @@ class Sending(Moving):
         spool = PurePosixPath(from_wire(self.found[node]["spool"]))
 
         def move(machine: Any) -> None:
-            machine.put_all({spool / one.token: read(self.source, [(one.name, 0, one.size)]) for one in files})
+            machine.put({spool / one.token: read(self.source, [(one.name, 0, one.size)]) for one in files})
 
         await self.over_the_link(node, move)
         self.sent += total(files)
