@@ -176,7 +176,7 @@ class Machine(Protocol):
         Raises
         ------
         TimeoutError
-            When it has not ended after ``timeout`` seconds. It is sent a signal to end.
+            When it has not ended after ``timeout`` seconds; it may go on there.
         """
 
     def exec(

@@ -262,9 +262,9 @@ def test_what_is_sent_along_with_a_call_that_fails_does_not_disturb_the_next(
     gone = LinkMachine(link, 999, machine.target, key="", address="")
     for _ in range(6):
         with pytest.raises(PoolError, match="does not hold this machine"):
-            gone.put(much, tmp_path / "file")
+            gone.put({tmp_path / "file": much})
         with pytest.raises(PoolError, match="does not hold this machine"):
-            gone.run("cat", stdin=much)
+            gone.run("cat", stdin=[much])
         done = machine.run("head -c 10000000 /dev/zero; exit 3", stdin=[much])
         assert (done.status, len(done.out)) == (3, 10_000_000)
         assert machine.run("echo on").out == b"on\n"

@@ -34,7 +34,7 @@ import pytest
 from sky_jupyter.errors import MachineError, SkyError
 from sky_jupyter.machines.base import Machine
 from sky_jupyter.providers.base import ConnectionSession, Order, Provider
-from sky_jupyter.spec import WISHES, PoolSpec
+from sky_jupyter.spec.pool_spec import WISHES, PoolSpec
 
 PATIENCE = 60.0
 ODD_NAMES = ["a", "deep/er/b c", "it's", "$HOME", "-rf", "new\nline", "ünï", "*", "a\\b", ' " ', "~"]
