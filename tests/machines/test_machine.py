@@ -209,7 +209,7 @@ def test_a_shell_runs_one_script_after_another(machine: Any, tmp_path: Path) -> 
 
 def test_a_login_that_says_much_is_not_taken_for_an_answer(target_of: TargetOf, tmp_path: Path) -> None:
     need_ssh()
-    from sky_jupyter.machines.ssh import file_transfer as files
+    from sky_jupyter.machines.ssh import file_transfer
     from sky_jupyter.machines.ssh.machine import SSHMachine
 
     noise = tmp_path / "noise"
