@@ -315,3 +315,38 @@ def test_however_often_it_is_pressed_no_interrupt_comes_out_of_the_wait(pool: Po
     pool.finish(current)
     pool.settle()
     assert pool.take_restarted() == {0, 1}
+
+
+# An interrupt that comes while a failure is being shown, and one just after it.
+LATE = """
+import os, signal
+def press(): os.kill(os.getpid(), signal.SIGINT)
+class Late(Exception):
+    def _render_traceback_(self):
+        press()
+        return ["shown whole"]
+shown = get_ipython()._showtraceback
+def show(*arguments):
+    shown(*arguments)
+    if arguments[0] is Late: press()
+get_ipython()._showtraceback = show
+"""
+
+
+@pytest.mark.parametrize("wait", ["", "import asyncio; await asyncio.sleep(0)\n"], ids=["plain", "awaits"])
+def test_an_interrupt_of_a_cell_that_has_just_failed_takes_nothing_of_its_error(pool: Pool, wait: str) -> None:
+    pool.settle()
+    run(pool, IMPORTS + "kept = rank" + LATE)
+    current = begin(pool, f"{wait}raise Late('why')")
+    with pytest.raises(CellError) as caught:
+        pool.attend(current)
+    assert [(type(error).__name__, str(error)) for error in caught.value.errors.values()] == [("Late", "why")] * 2
+    assert ["".join(outcome.stderr) for outcome in current.outcomes.values()] == ["", ""]
+    # Of a failure that the cell shows, and does not end with, the cell ends when it was shown.
+    with pytest.raises(CellError) as caught:
+        run(
+            pool,
+            f"{wait}try:\n    raise Late('why')\nexcept Late:\n    get_ipython().showtraceback()\nwhile True: pass",
+        )
+    assert [type(error) for error in caught.value.errors.values()] == [RankInterrupted] * 2
+    assert run(pool, "del get_ipython()._showtraceback; kept").values == [0, 1]

@@ -157,7 +157,8 @@ class SkyKernel(IPythonKernel):
         try:
             yield
         finally:
-            signal.signal(signal.SIGINT, before)
+            # A cell that has failed is over: see `SkyShell.showtraceback`.
+            signal.signal(signal.SIGINT, signal.SIG_IGN if self.shell.sky_failure else before)
 
     async def sky_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
         """Do one request; whatever happens, `sky_end` says how it ended."""

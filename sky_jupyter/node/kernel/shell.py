@@ -23,7 +23,7 @@ from typing import Any, NoReturn
 import IPython
 from ipykernel.zmqshell import ZMQInteractiveShell
 from IPython.core.error import UsageError
-from IPython.core.interactiveshell import InteractiveShell
+from IPython.core.interactiveshell import ExecutionResult, InteractiveShell
 from traitlets import Type
 
 from ...errors import NotOnRanks
@@ -82,6 +82,12 @@ class SkyShell(ZMQInteractiveShell):
         before = self.displayhook.exec_result
         try:
             return await super().run_cell_async(*arguments, **options)
+        except KeyboardInterrupt as press:
+            # It came between the cell's steps. From a task it would end the event loop, and with it the process.
+            result = ExecutionResult(None)
+            result.error_in_exec = press
+            self.showtraceback()
+            return result
         finally:
             self.displayhook.exec_result = before
 
@@ -119,6 +125,21 @@ class SkyShell(ZMQInteractiveShell):
         self._last_traceback = stb
 
     def showtraceback(self, exc_tuple: Any = None, *arguments: Any, **options: Any) -> None:
+        """Show an exception. What ends the cell is shown whole: an interrupt that comes meanwhile is too late.
+
+        IPython would break off, print the interrupt alone, and lose what the cell ended with.
+        """
+        before = self.sky_failure
+        with _holding_interrupts() as came:
+            self._show_exception(exc_tuple, *arguments, **options)
+            is_over = self.sky_failure is not before
+        if is_over and threading.current_thread() is threading.main_thread():
+            # Until the end is told, which heeds none either.
+            signal.signal(signal.SIGINT, signal.SIG_IGN)
+        elif came:
+            raise KeyboardInterrupt
+
+    def _show_exception(self, exc_tuple: Any = None, *arguments: Any, **options: Any) -> None:
         """IPython's, which prints groups of exceptions, with its own frames, and does not show them."""
         with contextlib.suppress(ValueError):
             kind, value, trace = self._get_exc_info(exc_tuple)
@@ -242,6 +263,20 @@ def answer_nobody() -> None:
         refuse(_NO_DEBUGGER, "breakpoint()")
 
     builtins.input, getpass.getpass, sys.breakpointhook = ask, ask_secretly, stop
+
+
+@contextlib.contextmanager
+def _holding_interrupts() -> Iterator[list[int]]:
+    """Note interrupts that come inside, and raise nothing; in other threads than the main one there are none."""
+    came: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield came
+        return
+    before = signal.signal(signal.SIGINT, lambda number, frame: came.append(number))
+    try:
+        yield came
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 @contextlib.contextmanager
