@@ -14,12 +14,14 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import psutil
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from sky_jupyter.node.agent import rank_inspection
 from sky_jupyter.node.kernel import stack_dump
+from sky_jupyter.node.system import stopped
 
 PROGRAM = """
 import sys, time, signal
@@ -256,3 +258,19 @@ def test_any_report_of_py_spy_is_read_without_harm(data: bytes) -> None:
     frames, native = rank_inspection.read_report(data, 1)
     assert all(isinstance(line, int) and (file + name).isprintable() for file, line, name in frames)
     assert all((library + name).isprintable() for library, name in native)
+
+
+def test_a_process_that_a_look_halts_is_not_said_to_stand_still(tmp_path: Path) -> None:
+    if (spy := rank_inspection.spy_path()) is None:
+        pytest.skip("needs py-spy")
+    with process(tmp_path / "stacks", "import numpy\nwhile True: pass") as pid:
+        states, halted, end = set(), False, time.monotonic() + 60
+        while not halted:
+            assert time.monotonic() < end, "it was never seen to be halted"
+            with subprocess.Popen([spy, "dump", "--native", "--pid", str(pid)], stdout=subprocess.DEVNULL) as looker:
+                while looker.poll() is None:
+                    states.add(stopped.state_of(pid))
+                    halted = halted or psutil.Process(pid).status() in ("stopped", "tracing-stop")
+        assert states == {stopped.ON}
+        os.kill(pid, signal.SIGSTOP)
+        until(lambda: stopped.state_of(pid) == stopped.STILL)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Mapping
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -11,6 +12,8 @@ import psutil
 # How often whoever watches looks.
 PAUSE = 1.0
 _STILL = (psutil.STATUS_STOPPED, psutil.STATUS_TRACING_STOP)
+# It halts a process while it names its C code: for a moment, or on a busy machine for seconds.
+_LOOKER = "py-spy"
 # What an agent calls the process that it is a child of.
 HOST = "host process"
 STILL, ON, GONE = "still", "on", "gone"
@@ -41,6 +44,19 @@ class Standstill:
 def state_of(pid: int) -> str:
     """`STILL`, `ON` or `GONE`."""
     with contextlib.suppress(psutil.Error, OSError):
-        status = psutil.Process(pid).status()
-        return STILL if status in _STILL else GONE if status == psutil.STATUS_ZOMBIE else ON
+        process = psutil.Process(pid)
+        status = process.status()
+        if status in _STILL:
+            tracer = _tracer(pid)
+            # It may have been let go meanwhile.
+            return ON if tracer == _LOOKER or (not tracer and process.status() not in _STILL) else STILL
+        return GONE if status == psutil.STATUS_ZOMBIE else ON
     return GONE
+
+
+def _tracer(pid: int) -> str:
+    """The program that holds a process; empty where none does, or the system does not tell."""
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        status = Path(f"/proc/{pid}/status").read_text()
+        return Path(f"/proc/{int(status.split('TracerPid:', 1)[1].split()[0])}/comm").read_text().strip()
+    return ""
