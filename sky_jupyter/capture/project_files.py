@@ -263,8 +263,8 @@ class LocalCode:
 
 def check_path(text: str) -> Path:
     """The path of what is to be included; SpecError where it is not there."""
-    path = absolute(Path(text))
-    if not path.exists():
+    path = absolute(text)
+    if not os.path.exists(path):
         raise SpecError(f"{text} is not there; --include takes files and folders of this machine")
     return Path(os.path.normpath(path))
 

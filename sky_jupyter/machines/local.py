@@ -45,9 +45,12 @@ def working_folder() -> Path:
         ) from None
 
 
-def absolute(path: Path) -> Path:
-    """A path that begins at the root, as seen from the working folder; PoolError where that has been removed."""
-    path = path.expanduser()
+def absolute(text: str | os.PathLike[str]) -> Path:
+    """A path that begins at the root, as seen from the working folder; PoolError where that has been removed.
+
+    A ``~`` at its begin is the home folder; as in a shell, ``./~`` and a ``~NAME`` of nobody are names like others.
+    """
+    path = Path(os.path.expanduser(text))
     return path if path.is_absolute() else working_folder() / path
 
 

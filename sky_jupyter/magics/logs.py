@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Collection
 from pathlib import Path
 from typing import TextIO
@@ -41,7 +42,7 @@ def _more(run: str, cut: Collection[int], lines: int | None, share: int) -> str:
 
 def write(pool: Pool, run: str, ranks: Collection[int], to: str) -> str:
     """Write all that the nodes have of what ranks printed, and say what was written."""
-    target = Path(to).expanduser()
+    target = Path(os.path.expanduser(to))
     names = {rank: target if len(ranks) == 1 else target / f"rank{rank}.log" for rank in ranks}
     written = 0
     try:

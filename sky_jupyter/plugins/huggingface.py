@@ -43,7 +43,7 @@ class Token(Secret):
             home = os.environ.get("HF_HOME") or os.path.join(cache, "huggingface")
             path = os.environ.get("HF_TOKEN_PATH") or os.path.join(home, "token")
             with contextlib.suppress(OSError):
-                given = Path(path).expanduser().read_text(encoding="utf-8")
+                given = Path(os.path.expanduser(path)).read_text(encoding="utf-8")
         return (given or "").strip() or None
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
@@ -84,7 +85,7 @@ class SSH:
         if self.port is not None:
             _check("port", self.port, lambda: _placed(f"host:{self.port}"))
         for key in self.key:
-            if not Path(key).expanduser().is_file():
+            if not os.path.isfile(os.path.expanduser(key)):
                 raise SpecError(f"key {key!r} is not a file here; name a private key such as ~/.ssh/id_ed25519")
         if self.jump is not None:
             for part in _names("jump", self.jump):

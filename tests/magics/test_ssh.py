@@ -51,6 +51,7 @@ def test_a_file_of_options_names_hosts_too(tmp_path: Path) -> None:
         ("--provider local --hosts a --offline", "--hosts, --offline are for --provider ssh"),
         ("--provider ssh --hosts a,a", "host 'a' is named more than once"),
         ("--provider ssh --hosts a --port x", "--port takes a whole number, not 'x'"),
+        ("--provider ssh --hosts a --key ~nobody-has-this-name/k", "key '~nobody-has-this-name/k' is not a file here"),
         ("--provider ssh --hosts a --key /no/such", "key '/no/such' is not a file here"),
         ("--provider shh --hosts a", "unknown provider 'shh'; did you mean 'ssh'?"),
         ("--provider shh", "unknown provider 'shh'; did you mean 'ssh'?"),
@@ -150,7 +151,7 @@ def test_a_pool_that_ends_by_itself_says_so_and_no_cell_runs_here_in_its_place(t
             # Made anew by the line, and lost with its hosts' processes.
             assert book.run(line.replace("15s", "1h"), timeout=240).status == "ok"
             for host in world:
-                host.run("pkill -KILL -u ada -f sky_jupyter.node.host.host")
+                host.run("pkill -KILL -u ada -f sky_jupyter.node.host")
             while (message := book.client.get_iopub_msg(timeout=240))["msg_type"] != "stream":
                 pass
             assert "pool 'default' can run nothing any more: " in message["content"]["text"]

@@ -90,6 +90,18 @@ def test_without_a_name_it_has_its_own(pool: Pool, here: Path, monkeypatch: pyte
     assert run(pool, "open('note').read()").values == ["a note"] * 2
 
 
+def test_a_file_may_be_called_as_a_shell_calls_the_home(
+    pool: Pool, here: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (here / "~").write_text("from here")
+    monkeypatch.chdir(here)
+    assert pool.put("./~").files == 1
+    assert run(pool, "open('./~').read()").values == ["from here"] * 2
+    run(pool, "open('./~', 'w').write('there')")
+    assert pool.get("./~").files == 1
+    assert (here / "~").read_text() == "there"
+
+
 def test_what_cannot_be_is_told_before_anything_is_copied(pool: Pool, here: Path) -> None:
     pool.put(here / "data", "standing/data")
 
@@ -116,6 +128,11 @@ def test_what_cannot_be_is_told_before_anything_is_copied(pool: Pool, here: Path
         TransferError, pool.get, "standing/data/inner/numbers", here / "data"
     )
     assert "empty name" in refusal(SpecError, pool.put, here / "note", " ")
+    for nothing in ("~nobody-has-this-name/x", "x" * 300):
+        assert "is not there; put takes" in refusal(SpecError, pool.put, nothing)
+    for nameless in ("~", "~/", "..", "standing/../.."):
+        assert "say where it is to go" in refusal(SpecError, pool.get, nameless)
+    assert "File name too long" in refusal(TransferError, pool.get, "standing/data", "x" * 300)
     os.mkfifo(here / "data" / "pipe")
     assert "neither file nor folder" in refusal(SpecError, pool.put, here / "data")
 

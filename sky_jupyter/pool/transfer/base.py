@@ -189,7 +189,7 @@ async def together(work: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
 
 def is_itself(source: Path, target: Path) -> bool:
     """Whether two paths are one thing; SpecError where a folder is to go into itself."""
-    if target.exists() and os.path.samefile(source, target):
+    if os.path.exists(target) and os.path.samefile(source, target):
         return True
     if source.is_dir() and target.resolve().is_relative_to(source.resolve()):
         raise SpecError(shown(f"{target} is inside {source}: a folder cannot be copied into itself"))

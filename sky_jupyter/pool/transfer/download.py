@@ -53,11 +53,10 @@ class Fetching(Moving):
     def _targets(self, path: str, local: str | None) -> dict[int, Path]:
         name = PurePath(path).name
         if len(self.nodes) > 1:
-            above = absolute(Path(local or "."))
+            above = absolute(local or ".")
             return {node: above / f"node-{node}" / name for node in self.nodes}
-        within = local is not None and (local.endswith("/") or local == ".")
-        target = Path(name if local is None else f"{local.rstrip('/')}/{name}" if within else local)
-        return {self.nodes[0]: absolute(target)}
+        within = local is None or local.endswith("/") or local == "."
+        return {self.nodes[0]: absolute(local or ".") / name if within else absolute(local or ".")}
 
     def _check(self, node: int, target: Path, entries: Sequence[Entry]) -> None:
         clash = compare.look(target, entries).clash

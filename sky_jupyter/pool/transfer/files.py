@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -24,6 +25,8 @@ if TYPE_CHECKING:
 
 # Values up to this size are sent to each host by itself: that is sooner than by way of another one.
 SMALL = 1 << 20
+# What is somebody's home, or above another folder, and not called so.
+_NAMELESS = re.compile(r"(~[^/]*|(.*/)?\.\.)/*\Z", re.DOTALL)
 
 
 def put(
@@ -36,11 +39,13 @@ def put(
 ) -> Transfer:
     """Bring a file or folder to nodes; see `Compute.put`."""
     nodes = check_nodes(pool, on)
-    source = absolute(Path(local))
-    if not source.exists():
+    source = absolute(local)
+    if not os.path.exists(source):
         raise SpecError(shown(f"{local} is not there; put takes a file or folder of this machine"))
     name = Path(os.path.abspath(source)).name
-    target = name if remote is None else f"{remote}{name}" if remote.endswith("/") else remote
+    # A name of its own is nobody's home.
+    own = f"./{name}" if name.startswith("~") else name
+    target = own if remote is None else f"{remote}{name}" if remote.endswith("/") else remote
     if not target.strip():
         raise SpecError("an empty name is no place on a node")
     sending = Sending(pool, source, nodes, listener)
@@ -59,6 +64,8 @@ def get(
     nodes = [0] if on is None else check_nodes(pool, on)
     if not remote.strip():
         raise SpecError("an empty name is no place on a node")
+    if local is None and _NAMELESS.match(remote):
+        raise SpecError(shown(f"{remote} gives no name here: say where it is to go, as in `%sky get {remote} NAME`"))
     fetching = Fetching(pool, nodes, listener)
     return fetching.wait(fetching.get(remote, None if local is None else str(local)), tick)
 
