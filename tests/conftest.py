@@ -47,7 +47,7 @@ def marked_processes(mark: str) -> list[psutil.Process]:
     for process in psutil.process_iter():
         try:
             command = " ".join(process.cmdline())
-            ours = "sky_jupyter.node.host.host" in command or "sky_jupyter.machines.link" in command
+            ours = "sky_jupyter.node.host" in command or "sky_jupyter.machines.link" in command
             if ours and process.environ().get(MARK) == mark:
                 found.append(process)
         except (psutil.NoSuchProcess, psutil.AccessDenied, psutil.ZombieProcess):

@@ -21,13 +21,13 @@ import platformdirs
 import psutil
 
 from ..errors import MachineError, PoolError
+from ..node.protocol.version import HOST_PROCESS
 from .host_probe import CACHE
 from .uv import LAST_LINES
 
 if TYPE_CHECKING:
     from ..machines.base import Machine
 
-_HOST_PROCESS = "sky_jupyter.node.host.host"
 _POOL = re.compile(r"/sky-([0-9a-f]{8})-")
 _PATIENCE = 60.0
 _REMOVAL = 600.0
@@ -125,7 +125,7 @@ _LOCKED = '( flock -n 9 || echo "locked $l" ) 9<"$l"'
 def _look(*, everywhere: bool = False) -> str:
     """Shell text that prints the command lines of the user's host processes there: out of the cache, or any."""
     # The brackets keep the pattern from matching its own command line.
-    pattern = _HOST_PROCESS.replace(".", "[.]")
+    pattern = HOST_PROCESS.replace(".", "[.]")
     ours = "*" if everywhere else f'"$HOME"/{CACHE}/*'
     return (
         f'for f in $(grep -ls {shlex.quote(pattern)} /proc/[0-9]*/cmdline); do [ -O "$f" ] || continue; '
@@ -139,7 +139,7 @@ def _users(cache: Path) -> Iterator[str]:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             command = process.cmdline()
-            if _HOST_PROCESS in command and command[0].startswith(f"{cache}{os.sep}"):
+            if HOST_PROCESS in command and command[0].startswith(f"{cache}{os.sep}"):
                 yield f"busy {' '.join(command)}"
 
 

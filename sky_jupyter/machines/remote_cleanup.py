@@ -7,9 +7,9 @@ import shlex
 from collections.abc import Sequence
 
 from ..errors import MachineError
+from ..node.protocol.version import HOST_PROCESS
 from .base import Machine
 
-_HOST_PROCESS = "sky_jupyter.node.host.host"
 _ID = re.compile(r"[0-9a-f]{8}\Z")
 # Seconds that the processes have to end in order; what the script may take in all.
 _ORDERLY, _PATIENCE = 10, 60.0
@@ -30,11 +30,11 @@ def script(pool: str, folders: Sequence[str] = ()) -> str:
     """
     assert _ID.match(pool)
     # The brackets keep the pattern from matching its own command line.
-    pattern = shlex.quote(_HOST_PROCESS.replace(".", "[.]"))
+    pattern = shlex.quote(HOST_PROCESS.replace(".", "[.]"))
     look = (
         f'_sky_l() {{ for f in $(grep -ls {pattern} /proc/[0-9]*/cmdline); do [ -O "$f" ] || continue; '
         "c=$(tr '\\000' ' ' <\"$f\" 2>/dev/null); "
-        f'case $c in (*"{_HOST_PROCESS} "*/sky-{pool}-*) f=${{f#/proc/}}; echo "${{f%/cmdline}}";; esac; done; }}'
+        f'case $c in (*"{HOST_PROCESS} "*/sky-{pool}-*) f=${{f#/proc/}}; echo "${{f%/cmdline}}";; esac; done; }}'
     )
     # Its agents and kernels are its children, and have its command line: the one at the root ends them all in order.
     roots = (

@@ -17,7 +17,7 @@ from pathlib import Path
 
 import psutil
 
-_PROGRAMS = ("sky_jupyter.node.host.host", "sky_jupyter.machines.link")
+_PROGRAMS = ("sky_jupyter.node.host", "sky_jupyter.machines.link")
 _PATIENCE = 60.0
 
 

@@ -27,7 +27,7 @@ _LARGEST = 64 << 20
 _YOUNG = 400
 _OLD_EACH = 50
 _KINDS = {
-    "node": b"sky_jupyter.node.host.host",
+    "node": b"sky_jupyter.node.host",
     "link": b"sky_jupyter.machines.link",
     "notebook": b"ipykernel_launcher",
     "watcher": b"tests.attacks.secrets",

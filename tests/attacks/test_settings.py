@@ -43,7 +43,7 @@ def test_a_scheduler_that_does_not_start_is_told_with_its_last_lines(tmp_path: P
         "import sys\n"
         "def refuse(event, arguments):\n"
         "    if event == 'socket.bind' and isinstance(arguments[1], tuple): raise OSError('no such luck')\n"
-        "if 'sky_jupyter.node.host.host' in ' '.join(sys.orig_argv): sys.addaudithook(refuse)\n"
+        "if 'sky_jupyter.node.host' in ' '.join(sys.orig_argv): sys.addaudithook(refuse)\n"
     )
     with notebook(tmp_path, PYTHONPATH=str(tmp_path), XDG_RUNTIME_DIR="", TMPDIR=str(tmp_path)) as page:
         page.run("%load_ext sky_jupyter")

@@ -46,7 +46,7 @@ def test_a_pool_that_runs_out_of_it_is_named(cache: Path) -> None:
     for path in (module.parent, module):
         (path / "__init__.py").touch()
     (module / "host.py").write_text("import time; print(1, flush=True); time.sleep(100)")
-    command = [str(python), "-m", "sky_jupyter.node.host.host", "/tmp/sky-0123abcd-ef"]
+    command = [str(python), "-m", "sky_jupyter.node.host", "/tmp/sky-0123abcd-ef"]
     environment = {**os.environ, "PYTHONPATH": str(cache)}
     with subprocess.Popen(command, stdout=subprocess.PIPE, env=environment, cwd=cache) as process:
         try:

@@ -610,9 +610,9 @@ def test_a_host_that_nobody_could_record_is_found_and_its_pool_kept(
     id = uuid.uuid4().hex[:8]
     folder = leftovers(id)
     # In place of the host, a process that says with its command that it is one.
-    host = start(SLEEP, "-m", "sky_jupyter.node.host.host", str(folder))
+    host = start(SLEEP, "-m", "sky_jupyter.node.host", str(folder))
     limit = time.monotonic() + PATIENCE
-    while "sky_jupyter.node.host.host" not in psutil.Process(host.pid).cmdline():
+    while "sky_jupyter.node.host" not in psutil.Process(host.pid).cmdline():
         assert time.monotonic() < limit
     dead_pool(registry, id, keep=True)
     assert sweep(registry) == []

@@ -34,7 +34,7 @@ def settings(world: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> N
 
 def kill(host: Host, which: str) -> None:
     """SIGKILL for the pool's root process on a host, or its forkserver: the root's first child."""
-    root = 'r=$(pgrep -o -u ada -f "python[^ ]* -m sky_jupyter.node.host.host")'
+    root = 'r=$(pgrep -o -u ada -f "python[^ ]* -m sky_jupyter.node.host")'
     host.run(f"{root}; kill -KILL " + ("$r" if which == "root" else "$(pgrep -o -P $r)"))
 
 

@@ -1,6 +1,6 @@
 """The host: the process at the root of a machine's part of a pool, parent of all the others there.
 
-    python -m sky_jupyter.node.host.host FOLDER [SECONDS]
+    python -m sky_jupyter.node.host FOLDER [SECONDS]
 
 It reads FOLDER/host.json, for which it waits so many seconds, starts the forkserver, on the head's machine
 the scheduler, and one agent a node, says what came up as JSON lines on its standard output, and then watches.
@@ -374,14 +374,10 @@ def _is_told(folder: Path, patience: float) -> bool:
 
 
 def main() -> None:
-    """Entry of ``python -m sky_jupyter.node.host.host FOLDER [SECONDS]``."""
+    """Entry of ``python -m sky_jupyter.node.host FOLDER [SECONDS]``."""
     folder, *patience = sys.argv[1:]
     if patience and not _is_told(Path(folder), float(patience[0])):
         # Who makes the pool has gone meanwhile.
         shutil.rmtree(folder, ignore_errors=True)
         return
     Host(Path(folder)).run()
-
-
-if __name__ == "__main__":
-    main()

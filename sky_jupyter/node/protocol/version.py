@@ -7,3 +7,6 @@ and may be missing, needs no new number. A pool of another number is not attache
 """
 
 PROTOCOL = 4
+# How a pool's root process on a machine is called on its command line (``python -m NAME FOLDER``). Other versions
+# find what runs by it, and end it: it stays as it is, wherever the module moves.
+HOST_PROCESS = "sky_jupyter.node.host"

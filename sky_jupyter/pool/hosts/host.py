@@ -21,6 +21,7 @@ from ...errors import BootstrapError, MachineError, PoolError, SkyError
 from ...machines.base import Command, Machine
 from ...machines.local import LocalMachine, LocalProcess, working_folder
 from ...node.protocol.host_config import NEXT, READY, STARTING, HostConfig
+from ...node.protocol.version import HOST_PROCESS
 from ...node.system.stopped import STILL
 from ...spec.options import DEFAULT_EXIT_TIMEOUT
 from ...spec.pool_spec import PoolSpec
@@ -316,7 +317,7 @@ def launch(
             # The pool's folder is the working folder: a `random.py` beside the notebook must not be
             # what a node's own modules import.
             command = machine.exec(
-                [str(python), "-m", "sky_jupyter.node.host.host", str(folder)],
+                [str(python), "-m", HOST_PROCESS, str(folder)],
                 env=node_environment(env, secret_variables(spec)),
                 cwd=str(folder),
                 log=folder / "host.log",

@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING, Any, TypeVar, cast
 from ...errors import BootstrapError, CaptureError, LinkLost, MachineError, PoolError, SkyError
 from ...machines import remote_cleanup
 from ...node.protocol.host_config import NEXT, READY, HostConfig
+from ...node.protocol.version import HOST_PROCESS
 from ...spec.pool_spec import PoolSpec
 from ..control import certificates
 from ..registry.remote_parts import Trace, Traces
@@ -473,7 +474,7 @@ def _start_one(start: _Start, node: int, scheduler: str | None = None, apart: Ap
     try:
         # The process first, and what is secret then: the folder never lies there without an owner.
         command = machine.exec(
-            [site.interpreter, "-m", "sky_jupyter.node.host.host", folder, f"{launch.start_lease():g}"],
+            [site.interpreter, "-m", HOST_PROCESS, folder, f"{launch.start_lease():g}"],
             env={**site.variables(), **start.env},
             cwd=folder,
             log=PurePosixPath(folder, "host.log"),

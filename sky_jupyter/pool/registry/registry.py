@@ -21,6 +21,7 @@ from statistics import median
 from typing import Any
 
 from ...errors import PoolError
+from ...node.protocol.version import HOST_PROCESS
 from ...node.system import locks
 from ...util import process_identity
 from . import folders as pool_folders
@@ -564,9 +565,7 @@ def _host_of(pool: str) -> process_identity.Process | None:
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error, IndexError):
             command = process.cmdline()
-            at = (
-                command.index("sky_jupyter.node.host.host") if "sky_jupyter.node.host.host" in command else len(command)
-            )
+            at = command.index(HOST_PROCESS) if HOST_PROCESS in command else len(command)
             if Path(command[at + 1]).name.startswith(f"sky-{pool}-"):
                 return process_identity.Process(process.pid, process_identity.started(process.pid))
     return None
