@@ -163,8 +163,7 @@ def _later(
         elif over:
             settle(future, lambda: put_together([values[at] for at in range(len(values))]))
 
-    future._stop = batch.stop
-    future._is_running = lambda: any(sent.run.placed for sent in list(batch.left.values()))
+    future.belong_to(batch.stop, lambda: any(sent.run.placed for sent in list(batch.left.values())))
     batch.on_end = lambda sent: settler.do(lambda: take(sent))
     try:
         while batch.send():

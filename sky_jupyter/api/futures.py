@@ -32,9 +32,12 @@ class Future(concurrent.futures.Future[T]):
     def __init__(self, name: str) -> None:
         super().__init__()
         self.name = name
-        # Set by whoever sends the call: how it is stopped, and whether a rank is at it.
         self._stop: Callable[[], None] = lambda: None
         self._is_running: Callable[[], bool] = lambda: False
+
+    def belong_to(self, stop: Callable[[], None], is_running: Callable[[], bool]) -> None:
+        """Take from whoever sends the call how it is stopped, and how to ask whether a rank is at it."""
+        self._stop, self._is_running = stop, is_running
 
     def cancel(self) -> bool:
         """Cancel the call: interrupt it on its rank, or remove it from the queue.

@@ -41,7 +41,7 @@ from .uv import OnLine, run_uv
 PHASE = "environment"
 # Both ends of the control plane must speak the same version of these.
 _SAME_ON_NODES = ("cloudpickle", "dask", "distributed")
-_NODE_NEEDS = (
+NODE_NEEDS = (
     "cryptography",
     "exceptiongroup; python_version < '3.11'",
     "ipykernel>=7.3",
@@ -109,7 +109,7 @@ def ensure(
     wanted = missing(package_indexes.wanted(image))
     if own_python and not wanted:
         return Environment(Path(sys.executable), reused=True, path=None)
-    beside = frozen(leaving_out=[parse(text).name for text in wanted]) if own_python else _pins()
+    beside = frozen(leaving_out=[parse(text).name for text in wanted]) if own_python else pinned()
     cache = platformdirs.user_cache_path("sky_jupyter") / "environments" if cache is None else cache
     folder = cache.absolute() / _key(image, beside)
 
@@ -139,7 +139,8 @@ def is_own_python(asked: str | None) -> bool:
     return asked is None or platform.python_version_tuple()[: asked.count(".") + 1] == tuple(asked.split("."))
 
 
-def _pins() -> list[str]:
+def pinned() -> list[str]:
+    """Return the requirements that hold the nodes to the versions that are here."""
     return [f"{name}=={metadata.version(name)}" for name in _SAME_ON_NODES]
 
 
@@ -201,7 +202,7 @@ def _build_overlay(
 
 def _build_whole(part: Path, image: Image, pins: list[str], on_line: OnLine, stop: threading.Event | None) -> None:
     run_uv(_venv(part, image.python or ""), phase=PHASE, on_line=on_line, stop=stop)
-    asked = [*pins, *_NODE_NEEDS, *package_indexes.wanted(image)]
+    asked = [*pins, *NODE_NEEDS, *package_indexes.wanted(image)]
     _install(part, image, [], asked, on_line, stop)
     # (What a marker says of another Python is uv's to judge.)
     _check_installed(part, [text for text in asked if parse(text).marker is None])

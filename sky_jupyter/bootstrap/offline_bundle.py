@@ -54,7 +54,7 @@ class Supplies:
         self._locks: dict[wheels.Aim, list[str] | BootstrapError] = {}
         self._bundles: dict[wheels.Aim, list[wheels.Wheel]] = {}
         self._pythons: dict[tuple[str, str], Standalone | BootstrapError] = {}
-        self._finding = threading.RLock()
+        self.finding = threading.RLock()
 
     def lock(self, aim: wheels.Aim, tell: OnLine) -> list[str]:
         """The packages of the environment, each with its version.
@@ -64,7 +64,7 @@ class Supplies:
         BootstrapError
             When there is no such set for these hosts; with uv's words.
         """
-        with self._finding:
+        with self.finding:
             if aim not in self._locks:
                 tell(f"resolving for Python {aim.python} on {aim.platform}")
                 try:
@@ -80,7 +80,7 @@ class Supplies:
 
     def bundle(self, aim: wheels.Aim, tell: OnLine) -> list[wheels.Wheel]:
         """The wheels of those packages."""
-        with self._finding:
+        with self.finding:
             if aim not in self._bundles:
                 lock, folder = self.lock(aim, tell), own_cache() / "wheels"
                 self._bundles[aim] = wheels.gather(lock, aim, folder, image=self.image, on_line=tell, stop=self.stop)
@@ -94,7 +94,7 @@ class Supplies:
         BootstrapError
             When there is none here, and none can be fetched.
         """
-        with self._finding:
+        with self.finding:
             if (version, machine) not in self._pythons:
                 try:
                     found: Standalone | BootstrapError = standalone(version, machine, on_line=tell, stop=self.stop)
@@ -169,7 +169,7 @@ class Supplies:
         folder = own_cache() / "uv"
         folder.mkdir(parents=True, exist_ok=True)
         archive = folder / f"uv-{self.uv}-{site.facts.machine}.gz"
-        with self._finding:
+        with self.finding:
             if archive.is_file():
                 return archive
             data = self._uv_program(aim, site.facts.machine, tell)

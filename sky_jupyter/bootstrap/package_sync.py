@@ -336,7 +336,7 @@ class Addition(Crew):
         site.environment = folder
         sent = []
         if self.offline:
-            with self.supplies._finding:
+            with self.supplies.finding:
                 sent = wheels.gather(requirements, aim, own_cache() / "wheels", on_line=tell, stop=self.stop)
         self.supplies.send(site, sent, aim, tell)
         names = [f"{cache}/wheels/{wheel.digest}/{wheel.path.name}" for wheel in sent]

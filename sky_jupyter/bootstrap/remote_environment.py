@@ -38,7 +38,7 @@ if TYPE_CHECKING:
 _RECIPE = 1
 _LISTING = ".listing"
 _NEEDS = (
-    *local_environment._NODE_NEEDS,
+    *local_environment.NODE_NEEDS,
     "py-spy>=0.4.1; platform_machine == 'x86_64' or platform_machine == 'aarch64'",
 )
 _WARM_PATIENCE = 60.0
@@ -87,7 +87,7 @@ class Crew:
         asked = self.image.python or platform.python_version()
         self.minor = ".".join(asked.split(".")[:2])
         self.supplies = Supplies(
-            [*local_environment._pins(), *_NEEDS, *package_indexes.wanted(self.image)], stop, self.image
+            [*local_environment.pinned(), *_NEEDS, *package_indexes.wanted(self.image)], stop, self.image
         )
         self._saying = threading.Lock()
 
@@ -237,7 +237,7 @@ class Crew:
     def _key(self, site: Site) -> str:
         facts = site.facts
         where = [site.version, site.python, facts.machine, list(facts.glibc)]
-        what = [_RECIPE, self.image.digest, local_environment._pins(), _NEEDS]
+        what = [_RECIPE, self.image.digest, local_environment.pinned(), _NEEDS]
         return hashlib.blake2b(json.dumps([where, what]).encode(), digest_size=12).hexdigest()
 
     def _aim(self, site: Site) -> wheels.Aim:

@@ -30,6 +30,7 @@ from .lifecycle.attach import JOIN_TIMEOUT, take_up
 from .lifecycle.kernel_shutdown import Tell, silently
 from .lifecycle.lifecycle import PoolLife
 from .lifecycle.shared_objects import PoolShares
+from .lifecycle.state import PoolState
 from .registry.pool_record import PoolRecord
 from .registry.registry import PoolRow, refuse_elsewhere
 from .runs import log_pages
@@ -177,8 +178,8 @@ class Pool(PoolLife):
         tick : callable
             Called several times a second meanwhile.
         """
-        run = self._new_run(self.check_ranks(ranks), listener, capture)
-        shipped = self._ship(run, on_send, tick, sync=sync, follow=follow, text=code)
+        run = self.new_run(self.check_ranks(ranks), listener, capture)
+        shipped = self.ship(run, on_send, tick, sync=sync, follow=follow, text=code)
         content = {"kind": "cell", "code": code, "count": count, **shipped}
         return self._begin(run, content, code, grace, timeout)
 
@@ -194,9 +195,9 @@ class Pool(PoolLife):
         tick: Tick = no_tick,
     ) -> Run:
         """Start a function on ranks (all, unless given), which its blob and capture hold; see `begin_cell`."""
-        run = self._new_run(self.check_ranks(ranks), listener, capture)
+        run = self.new_run(self.check_ranks(ranks), listener, capture)
         run.limit = "timeout"
-        content = {"kind": "call", **self._ship(run, on_send, tick, call)}
+        content = {"kind": "call", **self.ship(run, on_send, tick, call)}
         return self._begin(run, content, "a function call", DEFAULT_GRACE, timeout)
 
     def begin_one(
@@ -213,8 +214,8 @@ class Pool(PoolLife):
         """Start a function on one rank, the least busy unless given, as a Dask task."""
         if rank is not None:
             self.check_ranks([rank])
-        carrier = self._new_run([], listener, capture)
-        parcel = Parcel(self._ship(carrier, on_send, tick, call), capture, carrier)
+        carrier = self.new_run([], listener, capture)
+        parcel = Parcel(self.ship(carrier, on_send, tick, call), capture, carrier)
         order = Order(parcel, rank=rank, listener=listener, carrier=carrier, noted=True, title="a function call")
         order.retries = retries
         (run,) = self.calls.begin([order], on_send, tick)
@@ -228,7 +229,7 @@ class Pool(PoolLife):
         listener: Listener = ignore,
     ) -> Call:
         """Have one rank call a function; a future. Callable from any thread; see `Submitter.submit`."""
-        self._must_live()
+        self.require_live()
         if self.submitter is None:
             self.submitter = Submitter(self)
         return self.submitter.submit(function, shared, listener)
@@ -239,13 +240,13 @@ class Pool(PoolLife):
             self.submitter.close()
         super().down(tell)
 
-    def _new_run(self, ranks: Sequence[int], listener: Listener, capture: Capture) -> Run:
-        self._must_live()
+    def new_run(self, ranks: Sequence[int], listener: Listener, capture: Capture) -> Run:
+        self.require_live()
         run = Run(host.new_id(), {rank: rank // self.spec.ranks_per_node for rank in ranks}, listener)
         run.capture, run.shape = self.pythons.fitting(capture), self.shape
         return run
 
-    def _ship(
+    def ship(
         self,
         run: Run,
         on_send: Listener,
@@ -279,9 +280,8 @@ class Pool(PoolLife):
             blobs.discard(self, run)
             if isinstance(error, FileNotFoundError) and not self._has_folders():
                 # The pool has ended, and its host's word of it is on its way.
-                if self.state != "ended":
-                    self.state, self.broken = "broken", self.host_events.why_gone()
-                self._must_live()
+                self.states.offer(PoolState.BROKEN, self.host_events.why_gone())
+                self.require_live()
             raise
         return shipped
 
@@ -339,7 +339,7 @@ class Pool(PoolLife):
         tick: Tick = no_tick,
     ) -> Transfer:
         """Bring a file or folder to nodes, while ``tick`` is called and ``listener`` told; see `Compute.put`."""
-        self._must_live()
+        self.require_live()
         return files.put(self, local, remote, on, listener, tick)
 
     def get(
@@ -351,7 +351,7 @@ class Pool(PoolLife):
         tick: Tick = no_tick,
     ) -> Transfer:
         """Fetch a file or folder from nodes; see `Compute.get`."""
-        self._must_live()
+        self.require_live()
         return files.get(self, remote, local, on, listener, tick)
 
     def runs(self) -> dict[str, dict[str, Any]]:
@@ -365,7 +365,7 @@ class Pool(PoolLife):
         PoolError
             When the pool cannot be asked.
         """
-        self._must_live()
+        self.require_live()
         assert self.control is not None
         found: dict[str, dict[str, Any]] = {}
         for node, runs in self._answer(self.control.ask(rpc.LIST_RUNS), JOIN_TIMEOUT).items():
@@ -483,7 +483,7 @@ class Pool(PoolLife):
         """
         if rank is not None and not self.shape:
             self.check_ranks([rank])
-        self._must_live()
+        self.require_live()
         assert self.control is not None
         # After a change of nodes any of them may have what a rank told before.
         wanted = nodes if nodes is not None or rank is None or self.shape else {rank // self.spec.ranks_per_node}
@@ -652,7 +652,7 @@ class Pool(PoolLife):
             return
         if run is None or not run.left:
             return
-        self._retry()
+        self.retry_links()
         run.why = " by you"
         with contextlib.suppress(FutureTimeout):
             loop().call(self.supervisor.interrupt(run, hard=hard), timeout=1.0 if hard else 1.5)
@@ -673,7 +673,7 @@ class Pool(PoolLife):
         PoolError
             When the pool has ended.
         """
-        self._must_live()
+        self.require_live()
         return fetch_values.fetch(self, ranks, content, what, listener, tick, check)
 
     def pull(
@@ -689,8 +689,8 @@ class Pool(PoolLife):
 
     def status(self) -> dict[int, dict[str, Any]]:
         """Each node's process id and what its ranks do; lost nodes are absent."""
-        self._retry()
-        self._must_live()
+        self.retry_links()
+        self.require_live()
         assert self.control is not None
         # One that is lost would keep the others' answers.
         gone = self.control.off | (self.control.lost - set(self.control.addresses))
@@ -706,8 +706,8 @@ class Pool(PoolLife):
             Seconds for the look; what is not known by then is left out. More than the default lets
             a busy machine name the C code that a rank is in.
         """
-        self._retry()
-        self._must_live()
+        self.retry_links()
+        self.require_live()
         assert self.control is not None
         run = self.current if self.current is not None and self.current.left else None
         # It has an end in time of its own.

@@ -228,7 +228,7 @@ def far() -> Report:
     skip_unless_hosts_run(minor)
     aim = wheels.Aim(minor, "x86_64-manylinux_2_36")
     made = wheels.gather(
-        wheels.resolve([*local_environment._pins(), *remote_environment._NEEDS], aim, frozen()),
+        wheels.resolve([*local_environment.pinned(), *remote_environment._NEEDS], aim, frozen()),
         aim,
         own_cache() / "wheels",
     )

@@ -47,7 +47,7 @@ def _recipe() -> str:
     """A short hash of what makes it: a change to that makes it anew."""
     sources = sorted(Path(bootstrap.__path__[0]).glob("*.py"))
     facts = [*(path.read_text() for path in sources), Path(__file__).read_text()]
-    facts += [sys.version, *local_environment._pins(), *remote_environment._NEEDS]
+    facts += [sys.version, *local_environment.pinned(), *remote_environment._NEEDS]
     return hashlib.sha256("\0".join(facts).encode()).hexdigest()[:8]
 
 

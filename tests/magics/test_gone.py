@@ -10,6 +10,7 @@ import pytest
 import sky_jupyter as sky
 from sky_jupyter.errors import PoolError
 from sky_jupyter.magics.parsing import parse
+from sky_jupyter.pool.lifecycle.state import PoolState
 from sky_jupyter.pool.open_pools import LivePools
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.registry.ended_pools import line
@@ -55,7 +56,8 @@ def near(name: str) -> Pool:
 def test_a_pool_whose_time_is_over_leaves_no_other_one_in_its_place(live: LivePools) -> None:
     live.add(near("here"))
     live.add(pool := far())
-    pool.state, pool.expired = "ended", True
+    pool.states.to(PoolState.ENDED)
+    pool.expired = True
     assert live.current is None
     with pytest.raises(PoolError, match="has ended: its ttl of 25 s is over") as caught:
         live.need(None)
@@ -74,13 +76,13 @@ def test_a_pool_whose_time_is_over_leaves_no_other_one_in_its_place(live: LivePo
 def test_one_that_the_person_ended_leaves_the_other_one_where_there_is_one(live: LivePools) -> None:
     live.add(near("here"))
     live.add(pool := far())
-    pool.state = "ended"
+    pool.states.to(PoolState.ENDED)
     live.discard(pool)
     assert live.need(None).spec.name == "here"
     assert live.gone() is None
     live.add(pool := far("other"))
     live.discard(live.need("here"))
-    pool.state = "ended"
+    pool.states.to(PoolState.ENDED)
     live.discard(pool)
     gone = live.gone()
     assert gone is not None
@@ -89,7 +91,7 @@ def test_one_that_the_person_ended_leaves_the_other_one_where_there_is_one(live:
 
 def test_local_pools_end_as_ever(live: LivePools) -> None:
     live.add(pool := near("here"))
-    pool.state = "ended"
+    pool.states.to(PoolState.ENDED)
     live.discard(pool)
     assert live.gone() is None
     with pytest.raises(PoolError, match="there is no pool; live: none"):

@@ -82,7 +82,7 @@ def test_what_was_not_reached_for_longer_than_its_lease_is_forgotten(registry: R
     Traces(registry, ID, SPEC).note("host0", *FOLDERS)
     registry.update(ID, "ended")
     assert len(remote_parts.orphans(registry)) == 1
-    with registry._transaction() as connection:
+    with registry.transaction() as connection:
         connection.execute("UPDATE pools SET ended = ?", (time.time() - 2 * 86_400,))
     assert remote_parts.orphans(registry) == []
     assert Traces(registry, ID, SPEC).left() == []

@@ -207,8 +207,8 @@ def opened(run: str) -> Iterator[Stream]:
 def _pickled(item: Any, number: int) -> bytes | Path:
     """An item as a pickle: in memory where it is small, else in a file that the agent reads piece by piece."""
     try:
-        buffer = result_values._Limited(result_values.SMALL)
-        with contextlib.suppress(result_values._TooLarge):
+        buffer = result_values.Limited(result_values.SMALL)
+        with contextlib.suppress(result_values.TooLarge):
             _pickler(buffer).dump(item)
             return buffer.getvalue()
         path = _folder() / f"item-{uuid.uuid4().hex}"

@@ -30,11 +30,11 @@ _SPARE_ROOM = 64 << 20
 _REST = (bytes(pickling.SPAN.size - 16),) if pickling.SPAN.size > 16 else ()
 
 
-class _TooLarge(Exception):
+class TooLarge(Exception):
     pass
 
 
-class _Limited(io.BytesIO):
+class Limited(io.BytesIO):
     """A buffer that gives up at a size, so that nobody pickles 10 GB to learn that it is large."""
 
     def __init__(self, limit: int) -> None:
@@ -43,7 +43,7 @@ class _Limited(io.BytesIO):
 
     def write(self, data: Any) -> int:
         if self.tell() + memoryview(data).nbytes > self.limit:
-            raise _TooLarge
+            raise TooLarge
         return super().write(data)
 
 
@@ -91,7 +91,7 @@ def dump(value: Any, limit: int) -> dict[str, Any]:
     kind = {"type": remote_repr.type_of(value)}
     try:
         return {**kind, "value": _encoded(value, limit)}
-    except _TooLarge:
+    except TooLarge:
         return {**kind, "large": True}
     except KeyboardInterrupt:
         raise
@@ -101,12 +101,12 @@ def dump(value: Any, limit: int) -> dict[str, Any]:
         return {**kind, "unpicklable": kept.reason, "repr": kept.text}
     try:
         return {**kind, "value": _encoded(kept, limit)}
-    except _TooLarge:
+    except TooLarge:
         return {**kind, "large": True}
 
 
 def _encoded(value: Any, limit: int) -> str:
-    buffer = _Limited(limit)
+    buffer = Limited(limit)
     ResultPickler(buffer, pickling.main_namespace()).dump(value)
     return base64.b64encode(buffer.getvalue()).decode()
 

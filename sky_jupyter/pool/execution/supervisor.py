@@ -107,7 +107,7 @@ class Supervisor:
         # Nodes that are given up, until they are back and have new kernels.
         self._lost: set[int] = set()
         # Runs that ranks work on: what waits for a repair is not among them.
-        self._working: set[Run] = set()
+        self.working: set[Run] = set()
         # Runs and nodes whose missing events are being asked for.
         self._reading: set[tuple[str, int]] = set()
         # Up to which mark each node has been told that its output was taken in.
@@ -168,7 +168,7 @@ class Supervisor:
                 await self._execute_alone(run, content, grace, timeout)
 
     async def _execute_alone(self, run: Run, content: dict[str, Any], grace: float, timeout: float | None) -> None:
-        settled, over = self._keep_task(self.settle()), self._keep_task(run.until(lambda: not run.left, None))
+        settled, over = self.keep_task(self.settle()), self.keep_task(run.until(lambda: not run.left, None))
         await asyncio.wait([settled, over], return_when=asyncio.FIRST_COMPLETED)
         over.cancel()
         if not settled.done():
@@ -178,7 +178,7 @@ class Supervisor:
         if self.control is not None and run.shape != self.control.shape:
             run.lose(run.left, "the pool's nodes were changed just as it was to begin: run it again")
         about = {"code": run.code, "grace": grace, "timeout": timeout, "began": time.time()}
-        start = self._keep_task(self._start(run, content, about))
+        start = self.keep_task(self._start(run, content, about))
         await self._attend(run, grace, timeout)
         start.cancel()
 
@@ -201,7 +201,7 @@ class Supervisor:
                 for node, answer in answers.items():
                     if answer["state"] == "known":
                         # The first answer got lost with its connection.
-                        self._keep_task(self._read(run, node, run.next(node)))
+                        self.keep_task(self.read(run, node, run.next(node)))
                     self._take(run, node, answer["first"], answer["count"], answer["data"])
                 return
 
@@ -214,7 +214,7 @@ class Supervisor:
         async with self._turn:
             about = {key: begin.get(key) for key in ("code", "grace", "timeout", "began")}
             for node in begun:
-                await self._read(run, node, 0)
+                await self.read(run, node, 0)
             if over:
                 self.lose_unbegun(run, begun)
                 await run.until(lambda: not run.left, None)
@@ -223,7 +223,7 @@ class Supervisor:
                     self._mend_with(self._recover())
                 return
             if {outcome.node for outcome in run.outcomes.values()} - set(begun):
-                self._keep_task(self._start(run, begin["content"], about))
+                self.keep_task(self._start(run, begin["content"], about))
             await self._attend(run, float(begin.get("grace") or 0.0), begin.get("timeout"))
 
     def lose_unbegun(self, run: Run, begun: Sequence[int]) -> None:
@@ -233,18 +233,18 @@ class Supervisor:
 
     async def _attend(self, run: Run, grace: float, timeout: float | None) -> None:
         """Watch over a run to its end, and begin to mend what it broke."""
-        silence = self._keep_task(Watch(run, self._look, after=self.silence).attend())
-        self._working.add(run)
+        silence = self.keep_task(Watch(run, self.look, after=self.silence).attend())
+        self.working.add(run)
         for text in self.watchdog.troubles.values():
             run.listener(NoticeEvent(text, run.id))
         try:
             await self._watch(run, grace, timeout)
         finally:
             silence.cancel()
-            self._working.discard(run)
-        self._mend(run)
+            self.working.discard(run)
+        self.mend(run)
 
-    async def _look(self, run: Run, native: bool) -> Where:
+    async def look(self, run: Run, native: bool) -> Where:
         """Where the ranks are, for the watch over a silent run: there is time enough to be sure."""
         assert self.control is not None
         return await ask(self.control, self.spec, run, native=native, window=0.5)
@@ -290,7 +290,7 @@ class Supervisor:
 
     async def free(self, run: Run) -> None:
         """See to the ranks of a run, or of a call, that a person has interrupted, and that do not heed it."""
-        looking = self._keep_task(self._look_at_held(run)) if self.gentle else None
+        looking = self.keep_task(self._look_at_held(run)) if self.gentle else None
         if await run.until(lambda: not run.left, _INTERRUPT_PATIENCE):
             return
         if looking is not None:
@@ -343,7 +343,7 @@ class Supervisor:
             run.lose(far, "its node does not answer, and you gave it up; `%sky restart` makes it anew")
         run.changed.set()
         if hard:
-            self._keep_task(self._free(run))
+            self.keep_task(self._free(run))
         await self.signal(run, signal.SIGKILL if hard else signal.SIGINT)
 
     async def _free(self, run: Run) -> None:
@@ -378,7 +378,7 @@ class Supervisor:
         """Signal the kernels that still work on a run."""
         nodes = {run.outcomes[rank].node for rank in run.left}
         key = secrets.token_hex(8)
-        bringing = [self._keep_task(self._bring_signal(run, node, int(number), key)) for node in nodes]
+        bringing = [self.keep_task(self._bring_signal(run, node, int(number), key)) for node in nodes]
         if bringing:
             await asyncio.wait(bringing, timeout=_REACH_PATIENCE)
 
@@ -412,7 +412,7 @@ class Supervisor:
     async def read_all(self, run: Run) -> None:
         """Take in all that the nodes' journals have of a run."""
         for node in sorted({outcome.node for outcome in run.outcomes.values() if outcome.node >= 0}):
-            await self._read(run, node, 0)
+            await self.read(run, node, 0)
 
     @property
     def busy(self) -> bool:
@@ -429,7 +429,7 @@ class Supervisor:
         while self._repair is not None:
             await asyncio.wait([self._repair])
 
-    def _mend(self, run: Run) -> None:
+    def mend(self, run: Run) -> None:
         """Begin to replace what the run lost; the next run waits for it."""
         if run.abandoned:
             return
@@ -485,7 +485,7 @@ class Supervisor:
                 if self._repair is task:
                     self._repair = None
 
-        task = self._repair = self._keep_task(mend())
+        task = self._repair = self.keep_task(mend())
 
     async def restart(self, ranks: Sequence[int] | None = None) -> None:
         """New kernels for ranks, all unless given; what runs there is given up.
@@ -510,12 +510,12 @@ class Supervisor:
             await self._renew_through_breaks(everyone)
             self.restarted.update(everyone)
 
-        work = self._keep_task(replace())
+        work = self.keep_task(replace())
 
         async def until_done() -> None:
             await asyncio.wait([work])
 
-        repair = self._repair = self._keep_task(until_done())
+        repair = self._repair = self.keep_task(until_done())
         try:
             await work
         except Exception as error:
@@ -607,7 +607,7 @@ class Supervisor:
 
     async def _idle(self) -> None:
         """Wait until no rank works: none sets its frameworks up beside what it still works on."""
-        for run in list(self._working):
+        for run in list(self.working):
             await run.until(lambda run=run: not run.left, None)  # type: ignore[misc]
 
     async def _resume(self) -> None:
@@ -732,7 +732,7 @@ class Supervisor:
         # An agent that is new counts from the beginning.
         if not told <= mark < told + _TELL:
             self._told[node] = mark
-            self._keep_task(self._tell_heard(node, mark))
+            self.keep_task(self._tell_heard(node, mark))
 
     async def _tell_heard(self, node: int, mark: int | None = None) -> None:
         assert self.control is not None
@@ -752,10 +752,10 @@ class Supervisor:
     def on_back(self, node: int, *, kept: bool) -> None:
         """A node is there again: with its kernels, or with new ones."""
         # What was forwarded to a connection that broke does not come any more.
-        self._keep_task(self._tell_heard(node))
+        self.keep_task(self._tell_heard(node))
         self.comms.look(node)
         if kept:
-            self._keep_task(self._catch_up(node))
+            self.keep_task(self._catch_up(node))
         elif node in self._returned:
             self._returned.pop(node).set()
         else:
@@ -766,7 +766,7 @@ class Supervisor:
         number = node or 0
         if self.examine is not None and number not in self._examined:
             self._examined.add(number)
-            self._keep_task(self.examine(number)).add_done_callback(lambda _: self._examined.discard(number))
+            self.keep_task(self.examine(number)).add_done_callback(lambda _: self._examined.discard(number))
 
     def on_silent(self, node: int | None, *, silent: bool) -> None:
         """A node, or the whole pool, does not answer, or does again: those who watch a run are told."""
@@ -831,16 +831,16 @@ class Supervisor:
             await self.look_for_ended([node])
             for run in list(self.runs.values()):
                 if run.id in there and run.concerns(node):
-                    await self._read(run, node, run.next(node))
+                    await self.read(run, node, run.next(node))
             for key in [key for key, facts in there.items() if not facts["over"] and key in self.given_up]:
                 await self.control.ask(rpc.SIGNAL_KERNELS, [node], number=int(signal.SIGINT), run=key)
 
     def _take(self, run: Run, node: int, first: int, count: int, data: bytes) -> None:
         missing = run.take(node, first, count, data)
         if missing is not None and (run.id, node) not in self._reading:
-            self._keep_task(self._read(run, node, missing))
+            self.keep_task(self.read(run, node, missing))
 
-    async def _read(self, run: Run, node: int, start: int) -> None:
+    async def read(self, run: Run, node: int, start: int) -> None:
         """Ask for events that did not come."""
         assert self.control is not None
         key = (run.id, node)
@@ -876,9 +876,9 @@ class Supervisor:
 
     def do(self, work: Coroutine[Any, Any, None]) -> None:
         """Do what the pool's runs need, unless the pool is made anew or ends first."""
-        self._keep_task(work)
+        self.keep_task(work)
 
-    def _keep_task(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+    def keep_task(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
         task = asyncio.ensure_future(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)

@@ -279,8 +279,8 @@ class Calls:
         CaptureError
             When there is no room for it, or the code that it needs cannot go.
         """
-        carrier = self.pool._new_run([], ignore, capture)
-        return Parcel(self.pool._ship(carrier, on_send, tick, function), capture, carrier)
+        carrier = self.pool.new_run([], ignore, capture)
+        return Parcel(self.pool.ship(carrier, on_send, tick, function), capture, carrier)
 
     def discard(self, parcel: Parcel) -> None:
         """Nobody needs it any more."""
@@ -288,7 +288,7 @@ class Calls:
 
     def begin(self, orders: Sequence[Order], on_send: Listener = ignore, tick: Tick = no_tick) -> list[CallRun]:
         """Have calls made; they are in the order of Dask's queue, which is the order in which they are given."""
-        self.pool._must_live()
+        self.pool.require_live()
         usual = self.pool.spec.options.retry_on_interruption
         runs, owns = [], []
         for order in orders:
@@ -323,8 +323,8 @@ class Calls:
             return own
         if not order.capture.modules <= parcel.modules:
             # Arguments of the user's own types need his modules there, as functions do.
-            carrier = run.carrier = self.pool._new_run([], ignore, order.capture)
-            told = self.pool._ship(carrier, on_send, tick, blob)
+            carrier = run.carrier = self.pool.new_run([], ignore, order.capture)
+            told = self.pool.ship(carrier, on_send, tick, blob)
             own.update(arguments=told.pop("blob"), more=told.pop("manifest"))
             parcel.modules |= order.capture.modules
             parcel.content.update(told)
@@ -334,7 +334,7 @@ class Calls:
             if order.capture.bindings or order.capture.imports:
                 own["more"] = order.capture.manifest(lambda blob: "")
             return own
-        carrier = run.carrier = self.pool._new_run([], ignore, order.capture)
+        carrier = run.carrier = self.pool.new_run([], ignore, order.capture)
         try:
             told = values.ship(self.pool, carrier, blob, on_send, tick)
         except BaseException:
@@ -447,7 +447,7 @@ class Calls:
         if future.status == "finished":
             answer = await future.result()
             if answer["attempt"] is not None and run.accepts(answer["attempt"], answer["node"]):
-                await self.pool.supervisor._read(run, answer["node"], run.next(answer["node"]))
+                await self.pool.supervisor.read(run, answer["node"], run.next(answer["node"]))
             return
         if future.status == "error":
             with contextlib.suppress(Exception):
@@ -469,7 +469,7 @@ class Calls:
                 for call, name in names.items():
                     known[call] = node
                     if by_call[call].accepts(name, node):
-                        await self.pool.supervisor._read(by_call[call], node, by_call[call].next(node))
+                        await self.pool.supervisor.read(by_call[call], node, by_call[call].next(node))
         return known
 
     async def _cancel(self, runs: Sequence[CallRun], hard: bool) -> None:
@@ -520,7 +520,7 @@ class Calls:
     def _on_begun(self, run: CallRun) -> None:
         """A rank has begun a call: where that is silent for long, it is looked at."""
         supervisor = self.pool.supervisor
-        supervisor._working.add(run)
+        supervisor.working.add(run)
         if self.pool.spec.world_size > 1:
             self._stop_watching(run)
             later = asyncio.get_running_loop().call_later
@@ -528,8 +528,8 @@ class Calls:
 
     def _watch_over(self, run: CallRun) -> None:
         supervisor = self.pool.supervisor
-        watch = Watch(run, supervisor._look, after=supervisor.silence)
-        self._silences[run.call] = supervisor._keep_task(watch.attend())
+        watch = Watch(run, supervisor.look, after=supervisor.silence)
+        self._silences[run.call] = supervisor.keep_task(watch.attend())
 
     def _stop_watching(self, run: CallRun) -> None:
         if (silence := self._silences.pop(run.call, None)) is not None:
@@ -574,9 +574,9 @@ class Calls:
                     outcome.status = "lost"
                     outcome.end = {**outcome.end, "text": f"its value could not be fetched: {error}"}
             if not run.cancelled or run.placed:
-                supervisor._mend(run)
+                supervisor.mend(run)
         finally:
-            supervisor._working.discard(run)
+            supervisor.working.discard(run)
             supervisor.discard(run)
             supervisor.runs.pop(run.call, None)
             if not run.noted:

@@ -17,6 +17,7 @@ from ..registry import folders
 from ..registry.pool_record import PoolRecord
 from ..registry.registry import PoolRow
 from .provisioning import Provisioning
+from .state import PoolState
 
 if TYPE_CHECKING:
     from .lifecycle import PoolLife
@@ -33,17 +34,17 @@ def take_up(pool: PoolLife, row: PoolRow, record: PoolRecord, take_over: bool, t
     try:
         with pool.watchdog.telling(pool.listener):
             wait_ticking(loop().submit(_join(pool, record)), tick)
+        pool.become_ready()
     except BaseException as error:
         _not_joined(pool, row, error)
         raise
-    pool.state = "ready"
     # The one before may have died before it had said so.
     launch.settle(pool.hosts)
     ends = getattr(record, "ends", None)
     pool.expiry.begin(None if ends is None else ends - time.time())
     pool.logger.write(logging.INFO, "attached")
     try:
-        pool._enter_client()
+        pool.enter_client()
     except Exception as error:
         # Its cells work all the same.
         pool.supervisor.news.append(f"a plugin could not be entered in this notebook: {error}")
@@ -53,22 +54,22 @@ async def _join(pool: PoolLife, record: PoolRecord) -> None:
     if pool.spec.provider.kind == "local":
         pool.hosts = [launch.adopt(host) for host in record.hosts]
     else:
-        with pool._phase("connect", str(pool.spec.provider)):
+        with pool.phase("connect", str(pool.spec.provider)):
             await asyncio.to_thread(_reconnect, pool, record)
     for host in pool.hosts:
         pool.host_events.watch_over(host)
     pool.scheduler_there = record.scheduler
     pool.scheduler_address = await asyncio.to_thread(pool.hosts[0].reach, record.scheduler)
     pool.shape = getattr(record, "shape", 0)
-    control = pool._make_control(direct=record.direct)
+    control = pool.make_control(direct=record.direct)
     folder = pool.hosts[0].folder
-    with pool._phase("agent", "connecting"):
+    with pool.phase("agent", "connecting"):
         try:
             address = pool.scheduler_address
             await control.connect(address, folder, pool.spec.nodes, JOIN_TIMEOUT, lambda: "")
         except (NodeLost, OSError) as error:
             raise PoolError(f"pool {pool.spec.name!r} cannot be reached: {error}{pool.watchdog.why}") from None
-        await pool._meet_pythons()
+        await pool.meet_pythons()
         with contextlib.suppress(NodeLost):
             await pool.supervisor.look_for_ended()
     for host in pool.hosts:
@@ -80,13 +81,13 @@ def _reconnect(pool: PoolLife, record: PoolRecord) -> None:
     pool.link, pool.hosts = remote_host.reopen(record.hosts, pool.spec.name, pool.traces, pool.prompts)
     pool.machines = [host.machine for host in pool.hosts if isinstance(host, RemoteHost)]
     remote_host.relay(pool.hosts, record.scheduler)
-    pool.link.listen(pool.host_events.on_link, pool._is_off)
-    pool._keep_link()
+    pool.link.listen(pool.host_events.on_link, pool.is_off)
+    pool.keep_link()
 
 
 def _not_joined(pool: PoolLife, row: PoolRow, error: BaseException) -> None:
     """What `attach` leaves where it fails: the pool as it was, or nothing of one that has ended."""
-    pool.state = "ended"
+    pool.states.to(PoolState.ENDED)
     for host in pool.hosts:
         host.leave()
     if pool.link is not None:

@@ -37,7 +37,7 @@ class PoolDask:
     def client(self) -> Client:
         """A client of the pool's workers; raises PoolError where there can be none."""
         pool = self._pool
-        pool._must_live()
+        pool.require_live()
         if not pool.spec.options.cluster:
             raise PoolError(f"pool {pool.spec.name!r} has no Dask workers: its nodes stand alone (cluster=False)")
         with self._lock:

@@ -14,6 +14,7 @@ from ..base.event_loop import loop
 from ..hosts import host as launch
 from ..hosts import liveness_probe
 from ..hosts.remote_host import RemoteHost
+from .state import PoolState
 
 if TYPE_CHECKING:
     from .lifecycle import PoolLife
@@ -54,7 +55,7 @@ class HostEvents:
         if pool.control is not None:
             pool.control.names = pool.supervisor.names
             control, names = pool.control, {node: host.name for host in hosts for node in host.nodes}
-            control.away = {node: functools.partial(pool._is_away, name) for node, name in names.items()}
+            control.away = {node: functools.partial(pool.is_away, name) for node, name in names.items()}
             control.apart = {node for host in hosts if host.apart is not None for node in host.nodes}
 
         limit = asyncio.Semaphore(liveness_probe.BESIDE)
@@ -66,7 +67,7 @@ class HostEvents:
             def give_up(why: str) -> None:
                 if node == 0:
                     control.off.add(node)
-                    pool._lose_head(why)
+                    pool.lose_head(why)
                 else:
                     pool.supervisor.tell(why)
                     control.give_up(node, why)
@@ -90,48 +91,48 @@ class HostEvents:
         if event["event"] == "standstill":
             self._on_standstill(host, event)
             return
-        if pool.state in ("ended", "taken") or host not in pool.hosts:
+        if pool.states.is_over or host not in pool.hosts:
             return
         name = str(event.get("name", ""))
         if event["event"] == "ending":
-            if pool.state == "new":
-                pool._break(self.why_gone(host.place))
+            if pool.state is PoolState.NEW:
+                pool.mark_broken(self.why_gone(host.place))
         elif event["event"] == "gone":
             # What its nodes said at last may still wait to be read.
             asyncio.get_running_loop().call_later(_LAST_WORDS, self._on_gone, host)
-        elif name == "forkserver" and pool.state == "new":
-            pool._break(f"the forkserver ended ({event['text']}){host.place} before it was ready")
-        elif name and pool.state == "new":
-            pool._break(f"{name} ended ({event['text']}) before it was ready" + "".join(host.last_words(name)))
+        elif name == "forkserver" and pool.state is PoolState.NEW:
+            pool.mark_broken(f"the forkserver ended ({event['text']}){host.place} before it was ready")
+        elif name and pool.state is PoolState.NEW:
+            pool.mark_broken(f"{name} ended ({event['text']}) before it was ready" + "".join(host.last_words(name)))
         elif name and not event.get("revived"):
-            pool._break(f"the {name} ended ({event['text']}){host.place}, again and again")
+            pool.mark_broken(f"the {name} ended ({event['text']}){host.place}, again and again")
         elif name == "forkserver" and pool.control is not None:
             # With it went the kernels that it had forked; the host has started another, and agents that know it.
             for node in host.nodes:
                 pool.control.lose(node, f"its forkserver ended ({event['text']})")
-        elif event["event"] == "unchanged" and pool.state == "new":
-            pool._break(f"a host could not be changed: {event['message']}")
+        elif event["event"] == "unchanged" and pool.state is PoolState.NEW:
+            pool.mark_broken(f"a host could not be changed: {event['message']}")
         elif name.startswith("agent ") and pool.control is not None:
             # Sooner than the control plane sees it; the host has started another.
             pool.control.lose(int(name[6:]), f"its agent ended ({event['text']})")
 
     def _on_standstill(self, host: launch.Host, event: dict[str, Any]) -> None:
         # While the pool is ended too: it keeps that waiting.
-        if self.pool.state != "taken" and host in self.pool.hosts:
+        if self.pool.state is not PoolState.TAKEN_OVER and host in self.pool.hosts:
             self.pool.watchdog.on_standstill(event, host.place)
 
     def _on_gone(self, host: launch.Host) -> None:
         pool = self.pool
-        if pool.state in ("ended", "taken") or host not in pool.hosts:
+        if pool.states.is_over or host not in pool.hosts:
             return
         if pool.expiry.over:
             # The nodes were a moment sooner: the rest of it ends now.
-            threading.Thread(target=pool._expire, name="sky-expire", daemon=True).start()
+            threading.Thread(target=pool.expire, name="sky-expire", daemon=True).start()
             return
         if 0 in host.nodes and isinstance(host, RemoteHost) and not self._lease_over:
-            pool._lose_head(self.why_gone(host.place))
+            pool.lose_head(self.why_gone(host.place))
         else:
-            pool._break(self.why_gone(host.place))
+            pool.mark_broken(self.why_gone(host.place))
 
     def on_link(self, text: str) -> None:
         """What became of the connection to a machine: whoever watches a run is told. Called in a thread."""

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ...errors import PoolError, first_line
+from ...errors import BootstrapError, PoolError, first_line
 from ...node.protocol import rpc
 from ...node.system.stopped import HOST
 from ...spec.pool_spec import PoolSpec
@@ -42,6 +42,7 @@ from .provisioning import Provisioning
 from .resize import Resizing
 from .resize_plan import Plan
 from .start import Making, import_client
+from .state import PoolState, StateMachine
 from .status import Survey
 from .ttl import Expiry
 
@@ -64,12 +65,12 @@ class PoolLife:
         self.spec = spec
         self.prompts = prompts
         self.id = launch.new_id()
-        self.state = "new"
-        self.broken = ""
+        self.logger = PoolLog(spec.name, spec.options)
+        self.states = StateMachine(spec.name, self.logger.write)
         self.registry = Registry()
         self.entering = Entering(self)
         self.pythons = PoolPythons(self)
-        self.supervisor = Supervisor(spec, self.entering.renew, self.entering.again, self._break, self._let_go)
+        self.supervisor = Supervisor(spec, self.entering.renew, self.entering.again, self.mark_broken, self._let_go)
         self.hosts: list[launch.Host] = []
         # The link to other machines, and those that it holds.
         self.link: PoolLink | None = None
@@ -87,7 +88,6 @@ class PoolLife:
         self.survey = Survey(self)
         self.making, self.host_events, self.leaving = Making(self), HostEvents(self), Leaving(self)
         self.supervisor.finish = self.leaving.finish
-        self.logger = PoolLog(spec.name, spec.options)
         self.supervisor.note = self.logger.write
         self._listener: Listener = ignore
         self.watchdog = self.supervisor.watchdog
@@ -96,29 +96,37 @@ class PoolLife:
         # Whether its time was over, and who is told then: nobody may be running anything.
         self.expired = False
         self.farewell: Callable[[str], None] = _say_nothing
-        self.expiry = Expiry(spec.ttl, self._expire)
+        self.expiry = Expiry(spec.ttl, self.expire)
         # Where the scheduler is reached from here, and where the hosts reach it.
         self.scheduler_address = self.scheduler_there = ""
         # Machines that could not be reached when the pool was ended: what runs there ends by its lease.
         self.unsure: list[str] = []
         # Hosts that were to be ended, and could not be reached: they are when they are met again.
-        self._astray: list[RemoteHost] = []
+        self.unreachable: list[RemoteHost] = []
         self.owner = os.getpid()
         # Which manager of the pool this is: agents obey the highest.
         self.generation = 1
         # How often its nodes were changed since its hosts were made, and the change that is on.
         self.shape = 0
         self.resizing: Resizing | None = None
-        self._stop = threading.Event()
+        self.stop_event = threading.Event()
         # Unset while hosts are being started on other machines.
-        self._idle = threading.Event()
-        self._idle.set()
+        self.launches_done = threading.Event()
+        self.launches_done.set()
         # What plugins entered here, for the pool's life.
         self._client = contextlib.ExitStack()
-        # Held by whoever restarts, resizes or ends it from outside of the notebook's cells; what that is.
-        self._change, self._changed = threading.Lock(), ""
         # Whether its end is recorded, as far as it was seen.
         self._closed = False
+
+    @property
+    def state(self) -> PoolState:
+        """What the pool can do now; `states` changes it."""
+        return self.states.current
+
+    @property
+    def broken(self) -> str:
+        """Why the pool is broken, or has ended, in words; empty where there is nothing to say."""
+        return self.states.why
 
     @property
     def traces(self) -> Traces:
@@ -168,17 +176,18 @@ class PoolLife:
         try:
             with self.watchdog.telling(self.listener):
                 wait_ticking(loop().submit(self._start()), tick)
+            if not self.states.offer(PoolState.READY):
+                raise BootstrapError("agent", self.broken or "the pool was ended")
         except BaseException as error:
             self.logger.write(logging.ERROR, f"not started: {first_line(error)}")
             # What runs in a thread is not reached by an interrupt: it is asked to end.
-            self._stop.set()
+            self.stop_event.set()
             self.down()
             if self.expiry.over and isinstance(error, Exception):
                 raise PoolError(f"pool {self.spec.name!r} was not ready when {self.expiry.text}") from error
             raise
-        self.state = "ready"
         try:
-            self._enter_client()
+            self.enter_client()
         except BaseException:
             self.down()
             raise
@@ -191,7 +200,7 @@ class PoolLife:
         hosts = {host.command.identity[0]: HOST for host in list(self.hosts) if host.here}
         return {**hosts, **({self.link.link.pid: LINK} if self.link is not None and self.link.link.pid else {})}
 
-    def _enter_client(self) -> None:
+    def enter_client(self) -> None:
         """What plugins do in the notebook for as long as it manages the pool."""
         for plugin in self.spec.plugins:
             if plugin.around_client is not None:
@@ -205,9 +214,9 @@ class PoolLife:
         launch.settle(self.hosts)
         if self.link is not None:
             # Whoever looks for the pool finds it from now on, and its link as well.
-            self._keep_link()
+            self.keep_link()
 
-    def _keep_link(self) -> None:
+    def keep_link(self) -> None:
         assert self.link is not None
         hosts = [host for host in self.hosts if isinstance(host, RemoteHost)]
         self.link.keep(self.spec.lease, lambda: [host.process for host in hosts], self._on_new_link)
@@ -220,7 +229,7 @@ class PoolLife:
         if self.control is not None:
             loop().loop.call_soon_threadsafe(self.control.move, self.scheduler_address)
 
-    def _write_record(self, *, direct: bool) -> None:
+    def write_record(self, *, direct: bool) -> None:
         """Leave in the pool's folder what a later manager needs."""
         if self.spec.keep or self.link is not None:
             hosts = tuple(host.facts() for host in self.hosts)
@@ -231,9 +240,9 @@ class PoolLife:
 
     def release(self) -> None:
         """Let go of a kept pool: it lives on, and whoever attaches to it becomes its manager."""
-        if self.state in ("ended", "taken") or self.owner != os.getpid():
+        if self.states.is_over or self.owner != os.getpid():
             return
-        self.state = "ended"
+        self.states.to(PoolState.ENDED)
         with contextlib.suppress(Exception):
             self._client.close()
         self.workers.close()
@@ -254,16 +263,17 @@ class PoolLife:
 
     def _let_go(self) -> None:
         """Another manager has the pool now."""
-        self.state = "taken"
+        if not self.states.offer(PoolState.TAKEN_OVER, "another manager has taken it over"):
+            # It is being ended here: its control plane is closed with the rest.
+            return
         self.expiry.stop()
-        self.logger.write(logging.WARNING, "another manager has taken it over")
         asyncio.ensure_future(self._disconnect())  # noqa: RUF006 - it ends by itself
 
     async def _disconnect(self) -> None:
         self.supervisor.close()
         if self.control is not None:
             await self.control.close()
-        if self.state == "taken":
+        if self.state is PoolState.TAKEN_OVER:
             await asyncio.to_thread(self._leave_link)
 
     async def _start(self) -> None:
@@ -271,7 +281,7 @@ class PoolLife:
         await self.making.have()
         launch_all, direct = await self.making.prepare()
         self.expiry.begin()
-        with self._phase("agent", f"starting {spec.nodes} node{'s' if spec.nodes > 1 else ''} ({provider.kind})"):
+        with self.phase("agent", f"starting {spec.nodes} node{'s' if spec.nodes > 1 else ''} ({provider.kind})"):
             launching = asyncio.ensure_future(asyncio.to_thread(launch_all))
             # Where the start is given up nobody asks for its error.
             launching.add_done_callback(lambda done: done.cancelled() or done.exception())
@@ -281,24 +291,24 @@ class PoolLife:
             self.scheduler_there = address
             self.scheduler_address = await asyncio.to_thread(self.hosts[0].reach, address)
             self.shape = 0
-            control = self._make_control(direct=direct)
-            self._write_record(direct=direct)
+            control = self.make_control(direct=direct)
+            self.write_record(direct=direct)
             for host in self.hosts:
                 self.host_events.listen(host)
             folder = self.hosts[0].folder
             await control.connect(self.scheduler_address, folder, spec.nodes, AGENT_TIMEOUT, lambda: self.broken)
         names = ", ".join(str(plugin) for plugin in spec.plugins)
-        with self._phase("plugins", f"starting kernels{', entering ' + names if names else ''}"):
-            await self._meet_pythons()
+        with self.phase("plugins", f"starting kernels{', entering ' + names if names else ''}"):
+            await self.meet_pythons()
             await self.entering.enter()
 
-    async def _meet_pythons(self) -> None:
+    async def meet_pythons(self) -> None:
         """See which Pythons the nodes run, and tell where that makes a difference."""
         if text := await self.pythons.learn():
             self.listener(NoticeEvent(text))
             self.pythons.check_plugins()
 
-    def _make_control(self, *, direct: bool) -> Control:
+    def make_control(self, *, direct: bool) -> Control:
         """What the hosts' agents are asked by; it is to be connected."""
         self.control = Control(self.supervisor, direct=direct, generation=self.generation, shape=self.shape)
         self.supervisor.control = self.control
@@ -317,10 +327,10 @@ class PoolLife:
             Told, in this thread, which ranks take long to end, and who stands still. An interrupt kills them at once,
             and is raised when the pool has ended.
         """
-        if self.state in ("ended", "taken") or self.owner != os.getpid():
-            self.state = "ended"
+        ours = not self.states.is_over and self.owner == os.getpid()
+        self.states.to(PoolState.ENDED, self.expiry.text if self.expiry.over else "")
+        if not ours:
             return
-        self.state = "ended"
         self.provisioning.stop()
         if (change := self.resizing) is not None:
             # What it has made so far is ended by it.
@@ -336,13 +346,13 @@ class PoolLife:
         limit = self.spec.options.shutdown_timeout
         end = time.monotonic() + limit
         wait = min(limit, self.exit_timeout)
-        hosts = [*self.hosts, *self._astray]
+        hosts = [*self.hosts, *self.unreachable]
         if self.link is not None:
             # Through it all else is ended.
             self.link.link.wake()
         with _going_on(lambda: self._end_all(hosts, limit)), self.watchdog.telling(self.leaving.hear):
             interrupt = self.leaving.attend(self._leave(wait), min(limit, wait + _LEAVE_PATIENCE), tell)
-            hosts = [*self.hosts, *self._astray]
+            hosts = [*self.hosts, *self.unreachable]
             left = max(0.0, end - time.monotonic())
             if not retries.in_time(lambda: self._end_all(hosts, left), left + _LOOK, lambda: self.leaving.say(tell)):
                 self.unsure = sorted({host.name or "a local node" for host in hosts})
@@ -366,12 +376,12 @@ class PoolLife:
         beside.join(_HOSTS_OF_ENDED if not unended else limit)
         if not unended:
             # Nothing is left on machines that are gone.
-            self._astray, self.unsure = [], []
+            self.unreachable, self.unsure = [], []
             for trace in self.traces.left():
                 self.traces.forget(trace.folder)
-            self._hang_up()
+            self.hang_up()
         self.unended = unended
-        if self.state == "ended" and self._closed:
+        if self.state is PoolState.ENDED and self._closed:
             # Nobody waits any longer.
             self._record_end(_say_nothing)
 
@@ -400,12 +410,12 @@ class PoolLife:
         self.logger.write(logging.INFO, word)
         self.logger.close()
 
-    def _expire(self) -> None:
+    def expire(self) -> None:
         """The pool's time is over: end it, whatever it does. In a thread."""
-        if self.state in ("ended", "taken"):
+        if self.states.is_over:
             return
-        self.broken, self.expired = self.expiry.text, True
-        self.logger.write(logging.WARNING, self.broken)
+        self.expired = True
+        self.logger.write(logging.WARNING, self.expiry.text)
         unwatched = not self._is_watched
         self.down()
         if unwatched:
@@ -423,27 +433,27 @@ class PoolLife:
         missed = {*self.away, *self._off(hosts)}
         unsure = remote_host.end_all(hosts, missed)
         # One that was being started when the others ended may have come up since.
-        self._idle.wait(_END_PATIENCE)
+        self.launches_done.wait(_END_PATIENCE)
         unsure += remote_host.end_all([host for host in self.hosts if host not in hosts], missed)
         ended = set(map(id, hosts))
-        self._astray = [*(host for host in self._astray if id(host) not in ended), *unsure]
-        left = self.traces.left() if self.state == "ended" else []
-        self.unsure = sorted({*(host.name for host in self._astray), *(trace.host for trace in left)})
-        self._hang_up()
+        self.unreachable = [*(host for host in self.unreachable if id(host) not in ended), *unsure]
+        left = self.traces.left() if self.state is PoolState.ENDED else []
+        self.unsure = sorted({*(host.name for host in self.unreachable), *(trace.host for trace in left)})
+        self.hang_up()
 
-    def _end_astray(self) -> None:
+    def end_unreachable(self) -> None:
         """End what the pool has left on machines that were away when it was made anew, and are there now."""
         there = {machine.key: machine for machine in self.machines}
-        for host in self._astray:
+        for host in self.unreachable:
             host.machine = there.get(host.machine.key, host.machine)
-        self._astray = remote_host.end_all(self._astray)
+        self.unreachable = remote_host.end_all(self.unreachable)
 
-    def _hang_up(self) -> None:
+    def hang_up(self) -> None:
         """End the link, and with it all connections."""
         link, self.link, self.machines = self.link, None, []
         if link is None:
             return
-        left = self.traces.left() if self.state == "ended" else []
+        left = self.traces.left() if self.state is PoolState.ENDED else []
         with contextlib.suppress(Exception):
             if left:
                 self._finish(link, left)
@@ -480,22 +490,9 @@ class PoolLife:
     def _word_of_end(self) -> str:
         return f"the pool was ended: {self.expiry.text}" if self.expiry.over else "the pool was ended"
 
-    @contextlib.contextmanager
-    def changing(self, what: str) -> Iterator[None]:
-        """The pool is being restarted, resized or ended: by one thread at a time.
-
-        Raises
-        ------
-        PoolError
-            When another one is at it.
-        """
-        if not self._change.acquire(blocking=False):
-            raise PoolError(f"pool {self.spec.name!r} is being {self._changed} just now: try again when it is done")
-        self._changed = what
-        try:
-            yield
-        finally:
-            self._change.release()
+    def changing(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """Have one thread at a time restart, resize or end the pool; see `StateMachine.changing`."""
+        return self.states.changing(what)
 
     def restart(self, listener: Listener = ignore, tick: Tick = no_tick, ranks: Sequence[int] | None = None) -> None:
         """New kernels on the same machines, plugins entered; where an agent is lost, new hosts.
@@ -509,11 +506,11 @@ class PoolLife:
             self._restart(listener, tick, ranks)
 
     def _restart(self, listener: Listener, tick: Tick, ranks: Sequence[int] | None) -> None:
-        self._must_live(restarting=True)
+        self.require_live(restarting=True)
         self.listener = listener
         assert self.control is not None
         away = self.control.lost or self.control.silent or len(self.control.addresses) < self.spec.nodes
-        whole = bool(away) or self.state == "broken" or self.watchdog.keeper_stands_still
+        whole = bool(away) or self.state is PoolState.BROKEN or self.watchdog.keeper_stands_still
         if not whole and (bare := self._nodes_without_folder()):
             names = ", ".join(f"node {node}{self.supervisor.names.get(node, '')}" for node in bare)
             listener(NoticeEvent(f"somebody has removed the pool's folder on {names}: the pool is made anew"))
@@ -522,21 +519,27 @@ class PoolLife:
             self.workers.close()
         if whole and ranks is not None:
             raise PoolError(f"nodes of pool {self.spec.name!r} are lost: restart all of it, not some of its ranks")
-        self._stop = threading.Event()
+        self.stop_event = threading.Event()
         try:
             with self.watchdog.telling(self.listener):
                 wait_ticking(loop().submit(self._relaunch() if whole else self.supervisor.restart(ranks)), tick)
+            if whole:
+                self.become_ready()
         except BaseException as error:
             if whole:
                 self._end_half_made(error)
             raise
-        if self.state == "ended":
+        if self.state is PoolState.ENDED:
             # Another thread has ended it meanwhile.
             self._end_hosts(list(self.hosts))
-            self._must_live()
-        self.state = "ready"
+        self.become_ready()
         if whole:
             self._record_ready()
+
+    def become_ready(self) -> None:
+        """Say that the pool runs what it is given; PoolError where something has happened to it meanwhile."""
+        if not self.states.offer(PoolState.READY):
+            self.require_live()
 
     def _nodes_without_folder(self) -> list[int]:
         """Return the nodes that cannot have new kernels because their folder was removed under them."""
@@ -592,7 +595,7 @@ class PoolLife:
 
     def planned(self, nodes: int | None = None, add: Sequence[str] = (), remove: Sequence[int] = ()) -> Plan:
         """What `resize` would make of it; SpecError where that cannot be."""
-        self._must_live()
+        self.require_live()
         return resize_plan.of(self.spec, self.ids, nodes, add, remove)
 
     def stop_resizing(self) -> bool:
@@ -604,9 +607,8 @@ class PoolLife:
 
     def _end_half_made(self, error: BaseException) -> None:
         """Nothing is left of what was to be the pool anew: it can be tried again, or ended."""
-        self._stop.set()
-        if self.state != "ended":
-            self.state, self.broken = "broken", f"it could not be made anew ({first_line(error)})"
+        self.stop_event.set()
+        self.states.offer(PoolState.BROKEN, f"it could not be made anew ({first_line(error)})")
         hosts = self.hosts
         with _going_on(lambda: self._end_hosts(hosts)):
             with contextlib.suppress(Exception):
@@ -622,7 +624,7 @@ class PoolLife:
         self.watchdog.forget()
         self.phases.clear(self.phases.usual)
         self.supervisor.close()
-        self.state, self.broken = "new", ""
+        self.states.to(PoolState.NEW)
         await self.control.close()
         if self.spec.provider.kind != "local":
             # Until it is ready again, nobody could take it up.
@@ -631,18 +633,15 @@ class PoolLife:
         await self._start()
         self.supervisor.restarted.update(range(self.spec.world_size))
 
-    def _break(self, why: str) -> None:
+    def mark_broken(self, why: str) -> None:
         """The pool can run nothing until it is restarted; what runs on it is given up."""
-        if self.state in ("ended", "taken"):
+        if not self._stop_control(why):
             return
-        self.logger.write(logging.WARNING, f"broken: {why}")
-        self._stop_control(why)
         self.supervisor.lose_all(f"{why}; `%sky restart` makes the pool anew")
 
-    def _lose_head(self, why: str) -> None:
+    def lose_head(self, why: str) -> None:
         """The same where the head is gone; what the other nodes have of the runs is read from their disks."""
-        if self.state in ("ready", "new"):
-            self._stop_control(why)
+        if self.state is not PoolState.BROKEN and self._stop_control(why):
             self.supervisor.tell(why)
             hosts = [host for host in self.hosts if isinstance(host, RemoteHost)]
             self.supervisor.do(journal_recovery.give_up(list(self.supervisor.runs.values()), hosts, why))
@@ -652,21 +651,23 @@ class PoolLife:
         """Whether something runs: those who watch that are told what becomes of the pool."""
         return any(run.left for run in list(self.supervisor.runs.values()))
 
-    def _stop_control(self, why: str) -> None:
-        if self.state == "ready" and not self._is_watched and not self._change.locked():
+    def _stop_control(self, why: str) -> bool:
+        """Have the pool be broken, and ask its nodes nothing more; whether it was not over already."""
+        alone = self.state is PoolState.READY and not self._is_watched and not self.states.is_changing
+        if not self.states.offer(PoolState.BROKEN, why):
+            return False
+        if alone:
             self.farewell(f"pool {self.spec.name!r} can run nothing any more: {why}; `%sky restart` makes it anew")
-        self.state, self.broken = "broken", why
         if self.control is not None:
             self.control.why_closed = f"{why}; `%sky restart` makes the pool anew"
             # It would look for its scheduler, and say so in the notebook, for ever.
             asyncio.ensure_future(self.control.close())  # noqa: RUF006 - it ends by itself
+        return True
 
     @property
     def condition(self) -> str:
-        """Its state in one word, as a person sees it: ``starting``, ``ready``, ``restarting``, ``broken`` and so on."""
-        if self._change.locked() and self.state != "ended":
-            return {"restarted": "restarting", "resized": "resizing", "ended": "ending"}.get(self._changed, self.state)
-        return "starting" if self.state == "new" else self.state
+        """The state in one word, as a person sees it; see `StateMachine.condition`."""
+        return self.states.condition
 
     @property
     def away(self) -> dict[str, str]:
@@ -679,10 +680,10 @@ class PoolLife:
         there = [host for host in self.hosts if isinstance(host, RemoteHost)]
         return {host.name: host.apart.why for host in there if host.apart is not None}
 
-    def _is_away(self, name: str) -> bool:
+    def is_away(self, name: str) -> bool:
         return name in self.away
 
-    def _is_off(self, name: str) -> bool:
+    def is_off(self, name: str) -> bool:
         return name in self._off(self.hosts)
 
     def _off(self, hosts: Sequence[launch.Host]) -> set[str]:
@@ -690,7 +691,7 @@ class PoolLife:
         off = set() if self.control is None else self.control.off
         return {host.name for host in hosts if off & set(host.nodes)}
 
-    def _retry(self) -> None:
+    def retry_links(self) -> None:
         """Somebody asks: what is away is tried at once, rather than when its turn comes."""
         if self.link is not None:
             self.link.retry()
@@ -703,25 +704,15 @@ class PoolLife:
                 "use it in that one, or make another pool here"
             )
 
-    def _must_live(self, *, restarting: bool = False) -> None:
+    def require_live(self, *, restarting: bool = False) -> None:
+        """Refuse a pool that cannot run anything now, or is another process's; see `StateMachine.require_live`."""
         self.must_be_ours()
-        if self.state == "ended":
-            why = f": {self.expiry.text}" if self.expiry.over else ""
-            raise PoolError(f"pool {self.spec.name!r} has ended{why}; `%sky up` makes a new one")
-        if self.state == "taken":
-            raise PoolError(
-                f"another notebook has taken pool {self.spec.name!r} over; `%sky attach {self.spec.name} --take-over` "
-                "takes it back, `%sky down` forgets it here"
-            )
-        if self.state == "broken" and not restarting:
-            raise PoolError(f"pool {self.spec.name!r} is broken: {self.broken}; `%sky restart` makes it anew")
-        if self.state == "new" and self._change.locked() and not restarting:
-            raise PoolError(f"pool {self.spec.name!r} is being {self._changed} just now: try again when it is done")
-        if self.state == "new" or self.control is None:
-            raise PoolError(f"pool {self.spec.name!r} has not been started")
+        self.states.require_live(restarting=restarting)
+        if self.control is None:
+            raise self.states.not_started()
 
     @contextlib.contextmanager
-    def _phase(self, phase: str, text: str) -> Iterator[Callable[[str], None]]:
+    def phase(self, phase: str, text: str) -> Iterator[Callable[[str], None]]:
         """Tell the listener of a phase's begin, lines and end."""
         noted = self.phases.begin(phase, text)
 

@@ -23,6 +23,7 @@ from ..hosts import remote_host
 from ..hosts.host import Host
 from ..hosts.remote_host import RemoteHost
 from .resize_plan import Plan
+from .state import PoolState
 
 if TYPE_CHECKING:
     from ...bootstrap.remote_environment import Crew
@@ -86,7 +87,7 @@ class Resizing:
         BootstrapError, MachineError, PoolError
             What failed, in which phase and on which node.
         """
-        self.pool._stop = threading.Event()
+        self.pool.stop_event = threading.Event()
         work = loop().submit(self._run())
         work.add_done_callback(lambda _: self.over.set())
         try:
@@ -103,13 +104,15 @@ class Resizing:
                 concurrent.futures.wait([work], timeout=_FREE_PATIENCE)
                 if not work.done():
                     self._freed = True
-                    loop().loop.call_soon_threadsafe(self.pool._break, "a change of its nodes was given up half-way")
+                    loop().loop.call_soon_threadsafe(
+                        self.pool.mark_broken, "a change of its nodes was given up half-way"
+                    )
                 raise
             raise
 
     def stop(self) -> None:
         """Give it up; where all ranks have changed over, nothing. Any thread may call; twice to leave it half done."""
-        self.pool._stop.set()
+        self.pool.stop_event.set()
         if self._task is not None:
             loop().loop.call_soon_threadsafe(self._task.cancel)
 
@@ -160,18 +163,18 @@ class Resizing:
         from ...bootstrap.remote_environment import Crew
 
         pool, plan = self.pool, self.plan
-        with pool._phase("connect", ", ".join(plan.added)):
+        with pool.phase("connect", ", ".join(plan.added)):
             await self._aside(self._connect)
         standing = {node: (host.python, self._addresses[node]) for node, host in enumerate(kept)}
         machines = [*(host.machine for host in kept), *self._connected]
         offline = plan.spec.provider.offline
         told = pool.phases.on_node
-        crew = Crew(machines, plan.spec, offline=offline, stop=pool._stop, on_node=told, standing=standing)
+        crew = Crew(machines, plan.spec, offline=offline, stop=pool.stop_event, on_node=told, standing=standing)
         for name, text, work in crew.phases:
-            with pool._phase(name, text) as say:
+            with pool.phase(name, text) as say:
                 await self._aside(work, say)
         several = "s" if len(plan.added) > 1 else ""
-        with pool._phase("agent", f"starting {len(plan.added)} node{several} ({plan.spec.provider.kind})"):
+        with pool.phase("agent", f"starting {len(plan.added)} node{several} ({plan.spec.provider.kind})"):
             assert pool.control is not None
             pool.control.joining = pool.control.crowded = True
             await self._aside(self._launch, crew)
@@ -180,18 +183,18 @@ class Resizing:
     def _connect(self) -> None:
         pool, plan = self.pool, self.plan
         assert pool.link is not None
-        made = plan.spec.provider.connect(plan.added, pool.link.session(pool.prompts, pool._stop))
+        made = plan.spec.provider.connect(plan.added, pool.link.session(pool.prompts, pool.stop_event))
         self._connected = [machine for machine in made if machine not in pool.machines]
         for machine in made:
             if machine in pool.machines:
                 raise PoolError(f"{machine.name} is a node of pool {pool.spec.name!r} already")
         # One that was removed while it was away, and is there again.
         gone = {machine.key: machine for machine in self._connected}
-        met = [host for host in pool._astray if host.machine.key in gone]
+        met = [host for host in pool.unreachable if host.machine.key in gone]
         for host in met:
             host.machine = gone[host.machine.key]
         unsure = remote_host.end_all(met)
-        pool._astray = [host for host in pool._astray if host not in met or host in unsure]
+        pool.unreachable = [host for host in pool.unreachable if host not in met or host in unsure]
 
     def _launch(self, crew: Crew) -> None:
         pool, plan = self.pool, self.plan
@@ -199,7 +202,7 @@ class Resizing:
         fresh = range(len(plan.kept), plan.spec.nodes)
         remote_host.start_more(
             *(pool.traces, plan.spec, crew.sites, fresh, pool.scheduler_there, pool.shape + 1),
-            *((pool.link.folder, pool.link.blobs), crew.image.env, self._started.append, pool._stop),
+            *((pool.link.folder, pool.link.blobs), crew.image.env, self._started.append, pool.stop_event),
             lambda text: pool.listener(NoticeEvent(text)),
             pool.expiry.left,
         )
@@ -221,7 +224,7 @@ class Resizing:
         machines = [host.machine for host in hosts if isinstance(host, RemoteHost)]
         nodes += [list(host.nodes) for host in self._started]
         new = _World(plan.spec, plan.ids, hosts, nodes, machines, self._addresses)
-        with pool._phase("agent", f"changing over to {plan.spec.nodes} node{'s' if plan.spec.nodes > 1 else ''}"):
+        with pool.phase("agent", f"changing over to {plan.spec.nodes} node{'s' if plan.spec.nodes > 1 else ''}"):
             await self._become(new, dict(enumerate(plan.kept)))
         await self._enter()
 
@@ -240,7 +243,8 @@ class Resizing:
         pool.supervisor.lose_all(REPLACED)
         pool.supervisor.close()
         await pool.leaving.finish(range(pool.spec.world_size), busy=busy)
-        pool.state, pool.broken, direct = "new", "", pool.control.direct
+        direct = pool.control.direct
+        pool.states.to(PoolState.NEW)
         await pool.control.close()
         pool.shape += 1
         pool.spec, pool.ids, pool.hosts, pool.machines = world.spec, world.ids, list(world.hosts), list(world.machines)
@@ -263,8 +267,8 @@ class Resizing:
         failed = [end for end in await asyncio.gather(*changes, return_exceptions=True) if end is not None]
         if failed:
             raise failed[0]
-        await asyncio.to_thread(pool._write_record, direct=direct)
-        control = pool._make_control(direct=direct)
+        await asyncio.to_thread(pool.write_record, direct=direct)
+        control = pool.make_control(direct=direct)
         self._must_go_on()
         folder = pool.hosts[0].folder
         await control.connect(
@@ -274,20 +278,20 @@ class Resizing:
     async def _enter(self) -> None:
         pool = self.pool
         names = ", ".join(str(plugin) for plugin in pool.spec.plugins)
-        with pool._phase("plugins", f"starting kernels{', entering ' + names if names else ''}"):
-            await pool._meet_pythons()
+        with pool.phase("plugins", f"starting kernels{', entering ' + names if names else ''}"):
+            await pool.meet_pythons()
             await pool.entering.enter()
         self._must_go_on()
-        pool.state = "ready"
+        pool.states.to(PoolState.READY)
         pool.supervisor.restarted = set(range(pool.spec.world_size))
 
     @property
     def _ended(self) -> str:
-        return "the pool was ended" if self.pool.state in ("ended", "taken") else ""
+        return "the pool was ended" if self.pool.states.is_over else ""
 
     def _must_go_on(self) -> None:
         if self._ended:
-            self.pool._must_live()
+            self.pool.require_live()
 
     async def _end_removed(self) -> None:
         """End what is no part of the pool any more; a host that does not answer ends by its lease."""
@@ -296,18 +300,18 @@ class Resizing:
         gone = [host for host in before.hosts if host not in pool.hosts]
         if pool.link is None:
             return
-        pool._keep_link()
+        pool.keep_link()
         if gone:
             names = ", ".join(host.name for host in gone)
-            with pool._phase("end", f"ending what runs on {names}"):
+            with pool.phase("end", f"ending what runs on {names}"):
                 await self._aside(self._end, gone)
 
     def _end(self, hosts: Sequence[Host]) -> None:
         """End hosts and the connections to them."""
         pool = self.pool
         unsure = remote_host.end_all(hosts, {*pool.away, *self._missed})
-        pool._astray = [*pool._astray, *unsure]
-        pool.unsure = sorted({host.name for host in pool._astray})
+        pool.unreachable = [*pool.unreachable, *unsure]
+        pool.unsure = sorted({host.name for host in pool.unreachable})
         if pool.link is not None:
             # What may still be on there can be ended with the pool, should it be reached again.
             pool.link.forget([host.machine for host in hosts if isinstance(host, RemoteHost) and host not in unsure])
@@ -317,7 +321,7 @@ class Resizing:
     async def _undo(self, error: BaseException) -> None:
         """Leave the pool as it was, with new kernels where they had gone, and nothing of what was made."""
         pool = self.pool
-        pool._stop.set()
+        pool.stop_event.set()
         if pool.control is not None:
             pool.control.joining = False
         try:
@@ -326,12 +330,12 @@ class Resizing:
         except BaseException as again:
             whys = [first_line(one) for one in (error, again)]
             if not self._freed:
-                pool._break(f"its nodes could not be changed ({whys[0]}), nor changed back ({whys[1]})")
+                pool.mark_broken(f"its nodes could not be changed ({whys[0]}), nor changed back ({whys[1]})")
         finally:
             await self._aside(self._discard)
 
     async def _go_back(self, world: _World) -> None:
-        with self.pool._phase("agent", "changing back"):
+        with self.pool.phase("agent", "changing back"):
             for host in world.hosts:
                 if id(host) not in self._configs:
                     self._configs[id(host)] = await self._aside(host.config)
@@ -346,7 +350,7 @@ class Resizing:
             return
         self._end(self._started)
         link = self.pool.link
-        left = [host.machine for host in self.pool._astray]
+        left = [host.machine for host in self.pool.unreachable]
         if link is not None:
             link.forget([machine for machine in self._connected if machine not in left])
 
@@ -356,7 +360,7 @@ class Resizing:
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
-            self.pool._stop.set()
+            self.pool.stop_event.set()
             # That it failed, for it was asked to, is nobody's to hear.
             future.add_done_callback(lambda done: done.cancelled() or done.exception())
             await asyncio.wait([future], timeout=_END_PATIENCE)

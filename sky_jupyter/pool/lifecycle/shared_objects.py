@@ -59,7 +59,7 @@ class PoolShares:
             raise
 
     def _begin(self, what: dict[str, Any], data: Sequence[bytes], epoch: str | None) -> tuple[str, Future[Any]]:
-        self._pool._must_live()
+        self._pool.require_live()
         id = uuid.uuid4().hex
         request = {"who": f"{self._name}.", "ask": id, "what": what, "data": list(data), "epoch": epoch}
         return id, loop().submit(self._ask(rpc.SHARED_REQUEST, **request))

@@ -106,7 +106,7 @@ class Making:
         async def connect() -> None:
             # Apart from the connections: another attempt has the machines that are there already.
             await asyncio.to_thread(self._acquire)
-            with pool._phase("connect", str(pool.spec.provider)):
+            with pool.phase("connect", str(pool.spec.provider)):
                 await retries.within(
                     asyncio.to_thread(self._connect), "ssh_timeout", options.ssh_timeout, self._not_connected
                 )
@@ -120,37 +120,37 @@ class Making:
             pool.ids = pool.provisioning.acquire(pool.spec, pool.spec.nodes)
             return
         several = "s" if pool.spec.nodes > 1 else ""
-        with pool._phase("machines", f"{pool.spec.nodes} machine{several} of {pool.spec.provider}"):
+        with pool.phase("machines", f"{pool.spec.nodes} machine{several} of {pool.spec.provider}"):
             pool.ids = pool.provisioning.acquire(pool.spec, pool.spec.nodes, pool.ids)
 
     def _not_connected(self, why: str) -> BootstrapError:
         # The thread that still tries ends with the link.
-        self.pool._hang_up()
+        self.pool.hang_up()
         return BootstrapError("connect", f"connecting to {self.pool.spec.provider} was {why}")
 
     def _connect(self) -> None:
         """Connect to the machines; in the thread itself, so that no connection is lost to an interrupt."""
         pool = self.pool
         pool.link = PoolLink.start(pool.id)
-        pool.link.listen(pool.host_events.on_link, pool._is_off)
+        pool.link.listen(pool.host_events.on_link, pool.is_off)
         try:
-            pool.machines = list(pool.spec.provider.connect(pool.ids, pool.link.session(pool.prompts, pool._stop)))
-            if pool._stop.is_set():
+            pool.machines = list(pool.spec.provider.connect(pool.ids, pool.link.session(pool.prompts, pool.stop_event)))
+            if pool.stop_event.is_set():
                 raise BootstrapError("connect", "stopped")
         except BaseException:
-            pool._hang_up()
+            pool.hang_up()
             raise
 
     async def _prepare_here(self) -> tuple[Callable[[], str], bool]:
         """See that this machine has the environment; what starts the hosts in it, and whether agents are near."""
         pool = self.pool
         image = pool.spec.full_image
-        with pool._phase("environment", "checking what is installed") as say:
+        with pool.phase("environment", "checking what is installed") as say:
             await asyncio.to_thread(apt.check_here, image.apt)
             machines = self._near
-            env = await asyncio.to_thread(local_environment.ensure, image, on_line=say, stop=pool._stop)
+            env = await asyncio.to_thread(local_environment.ensure, image, on_line=say, stop=pool.stop_event)
             variables = launch.node_environment(image.env, launch.secret_variables(pool.spec))
-            await asyncio.to_thread(plugin_steps.run, pool.spec, machines, env.python, variables, say, pool._stop)
+            await asyncio.to_thread(plugin_steps.run, pool.spec, machines, env.python, variables, say, pool.stop_event)
         start = functools.partial(self._launch_here, machines, env.python, image.env)
         return start, all(machine.key == LocalMachine.key for machine in machines)
 
@@ -159,7 +159,7 @@ class Making:
 
         def take(host: launch.Host) -> None:
             pool.host_events.take(host)
-            if pool._stop.is_set() or pool.state == "ended":
+            if pool.stop_event.is_set() or pool.state == "ended":
                 # Whoever ended the pool may not have seen this one: it was on its way.
                 host.end()
                 raise BootstrapError("agent", "stopped")
@@ -172,11 +172,11 @@ class Making:
 
         pool, provider = self.pool, self.pool.spec.provider
         importing = asyncio.ensure_future(asyncio.to_thread(import_client))
-        await asyncio.to_thread(pool._end_astray)
+        await asyncio.to_thread(pool.end_unreachable)
         told = pool.phases.on_node
-        crew = Crew(pool.machines, pool.spec, offline=provider.offline, stop=pool._stop, on_node=told)
+        crew = Crew(pool.machines, pool.spec, offline=provider.offline, stop=pool.stop_event, on_node=told)
         for name, text, work in crew.phases:
-            with pool._phase(name, text) as say:
+            with pool.phase(name, text) as say:
                 await asyncio.to_thread(work, say)
         await importing
         # Of remote machines, one port is reachable from here: the scheduler's.
@@ -184,17 +184,17 @@ class Making:
 
     def _launch_remote(self, crew: Crew) -> str:
         pool = self.pool
-        pool._idle.clear()
+        pool.launches_done.clear()
         try:
             assert pool.link is not None
             here = (pool.link.folder, pool.link.blobs)
             return remote_host.start(
-                *(pool.traces, pool.spec, crew.sites, here, crew.image.env, pool.host_events.take, pool._stop),
+                *(pool.traces, pool.spec, crew.sites, here, crew.image.env, pool.host_events.take, pool.stop_event),
                 lambda text: pool.listener(NoticeEvent(text)),
                 pool.expiry.left,
             )
         finally:
-            pool._idle.set()
+            pool.launches_done.set()
 
 
 def import_client() -> None:

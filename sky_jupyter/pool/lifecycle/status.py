@@ -179,7 +179,7 @@ def of(pool: Pool, since: int | None = None, lines: int | None = None) -> dict[s
     survey = pool.survey
     if not since:
         # Somebody asks, and it is not a page that asks each second: what is away is tried at once.
-        pool._retry()
+        pool.retry_links()
     with contextlib.suppress(FutureTimeout):
         loop().call(survey.look(), timeout=_WITHIN + 1)
     now = time.monotonic()

@@ -88,7 +88,7 @@ def of(registry: Registry, pool: str) -> list[OrderRow]:
 
 def every(registry: Registry) -> list[OrderRow]:
     """All rows, the oldest first."""
-    with registry._open() as connection:
+    with registry.connection() as connection:
         try:
             found = connection.execute(f"SELECT {_COLUMNS} FROM orders ORDER BY rowid LIMIT ?", (_MOST,)).fetchall()
         except sqlite3.OperationalError as error:
@@ -100,7 +100,7 @@ def every(registry: Registry) -> list[OrderRow]:
 
 def forget(registry: Registry, rows: Iterable[OrderRow]) -> None:
     """Forget calls whose machines were all seen to end; one that was recorded since, or again, stays."""
-    with registry._transaction() as connection, _if_there():
+    with registry.transaction() as connection, _if_there():
         for row in rows:
             where = (row.pool, row.token, row.touched)
             connection.execute("DELETE FROM orders WHERE pool = ? AND token = ? AND touched <= ?", where)
@@ -111,7 +111,7 @@ def _durably(registry: Registry) -> Iterator[sqlite3.Connection]:
     """Write so that not even a loss of power makes a machine unknown."""
     from .database import all_or_nothing
 
-    with registry._open() as connection:
+    with registry.connection() as connection:
         connection.execute("PRAGMA synchronous=FULL")
         try:
             with all_or_nothing(connection):

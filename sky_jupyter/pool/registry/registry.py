@@ -85,7 +85,7 @@ class Registry:
     # -- the file ----------------------------------------------------------------------------------
 
     @contextlib.contextmanager
-    def _open(self) -> Iterator[sqlite3.Connection]:
+    def connection(self) -> Iterator[sqlite3.Connection]:
         """The connection, for as long as nobody else of this process uses it.
 
         Raises
@@ -110,9 +110,9 @@ class Registry:
                 raise PoolError(why_not(self.path, error)) from error
 
     @contextlib.contextmanager
-    def _transaction(self) -> Iterator[sqlite3.Connection]:
+    def transaction(self) -> Iterator[sqlite3.Connection]:
         """All that is written inside, or nothing of it; nobody else writes meanwhile."""
-        with self._open() as connection:
+        with self.connection() as connection:
             with all_or_nothing(connection):
                 yield connection
 
@@ -166,7 +166,7 @@ class Registry:
             here.text,
             now,
         )
-        with self._open() as connection:
+        with self.connection() as connection:
             # Not even a loss of power may make a machine unknown.
             connection.execute("PRAGMA synchronous=FULL")
             try:
@@ -213,7 +213,7 @@ class Registry:
         PoolError
             When another process owns the pool.
         """
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             row = self._find(connection, id)
             if row is not None and row.owner and not row.is_mine:
                 raise PoolError(f"pool {row.name!r} is managed by {row.who}, and no more by this process")
@@ -243,7 +243,7 @@ class Registry:
         PoolError
             When another live process manages it; it says who, and how to take the pool over.
         """
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             row = self._find(connection, id)
             if row is None:
                 raise PoolError(f"there is no live pool {id!r} in the registry; `%sky status` lists those there are")
@@ -290,7 +290,7 @@ class Registry:
 
     def release(self, id: str) -> None:
         """Leave a pool to whoever attaches to it next; nothing where this process does not own it."""
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             row = self._find(connection, id)
             ours = row is not None and row.is_mine
             if ours:
@@ -300,13 +300,13 @@ class Registry:
 
     def owns(self, id: str, generation: int) -> bool:
         """Whether this process is the pool's owner, and has been since it was given this generation."""
-        with self._open() as connection:
+        with self.connection() as connection:
             row = self._find(connection, id)
         return row is not None and row.is_mine and row.generation == generation
 
     def pools(self) -> list[PoolRow]:
         """Pools that have not ended, as far as anybody said, the oldest first."""
-        with self._open() as connection:
+        with self.connection() as connection:
             return self._pools(connection)
 
     def left_name(self, id: str) -> str | None:
@@ -314,7 +314,7 @@ class Registry:
 
         None for every other one, and for those that are not known here.
         """
-        with self._open() as connection:
+        with self.connection() as connection:
             row = self._find(connection, id)
             if row is None:
                 found = connection.execute(
@@ -391,7 +391,7 @@ class Registry:
 
     def _runs(self, where: str, values: tuple[Any, ...], limit: int) -> list[RunRow]:
         self.flush()
-        with self._open() as connection:
+        with self.connection() as connection:
             rows = connection.execute(
                 f"SELECT {RUN_COLUMNS} FROM runs WHERE {where} ORDER BY rowid DESC LIMIT ?", (*values, limit)
             ).fetchall()
@@ -416,7 +416,7 @@ class Registry:
     def usual_phases(self, kind: str) -> dict[str, float]:
         """How many seconds each phase usually took in earlier starts of a kind: the median."""
         self.flush()
-        with self._open() as connection:
+        with self.connection() as connection:
             connection.execute(_PHASES)
             rows = connection.execute(
                 "SELECT substr(phase, 1, 65), seconds FROM phases WHERE kind = ? ORDER BY rowid DESC LIMIT ?",
@@ -431,7 +431,7 @@ class Registry:
 
     def forget_ended(self, runs: int = KEPT_RUNS, pools: int = KEPT_POOLS) -> None:
         """Keep the newest of the runs and pools that have ended, so that the file stays small."""
-        with self._transaction() as connection:
+        with self.transaction() as connection:
             for statement, count in _forgetting(runs, pools):
                 connection.execute(statement, (count,))
 
@@ -459,7 +459,7 @@ class Registry:
         if not batch:
             return
         try:
-            with self._transaction() as connection:
+            with self.transaction() as connection:
                 for statement, values in batch:
                     connection.execute(statement, values)
         except PoolError as error:
@@ -490,7 +490,7 @@ def sweep(registry: Registry) -> list[str]:
         rows = registry.pools()
         swept.extend(row.name for row in rows if row.is_here and not row.owner_lives and _sweep_one(registry, row))
         swept.extend(row.name for row in rows if row.is_beside and _sweep_beside(registry, row))
-        with registry._transaction() as connection:
+        with registry.transaction() as connection:
             _lose_runs(connection)
         registry.forget_ended()
     except PoolError as error:
@@ -505,13 +505,13 @@ def _sweep_one(registry: Registry, row: PoolRow) -> bool:
         # Its owner may have died before it could say which process it had started.
         host = _host_of(row.id)
     if host is not None or (row.provider != "local" and not _is_over(registry, row)):
-        with registry._transaction() as connection:
+        with registry.transaction() as connection:
             if registry._find(connection, row.id) == row:
                 _disown(connection, row.id)
                 if host is not None:
                     connection.execute("UPDATE pools SET host_pid = ?, host_started = ? WHERE id = ?", (*host, row.id))
         return False
-    with registry._transaction() as connection:
+    with registry.transaction() as connection:
         # Whoever attaches to the pool just now makes it anew: then it is not to be swept.
         if registry._find(connection, row.id) != row:
             return False
@@ -539,7 +539,7 @@ def _sweep_beside(registry: Registry, row: PoolRow) -> bool:
         seen = any((Path(folder) / locks.HOST).exists() for folder in row.folders)
         if (row.keep and not seen) or pool_folders.remove(row.id, row.folders) is None:
             return False
-        with registry._transaction() as connection:
+        with registry.transaction() as connection:
             if registry._find(connection, row.id) != row:
                 return False
             connection.execute("UPDATE pools SET state = 'ended', ended = ? WHERE id = ?", (time.time(), row.id))

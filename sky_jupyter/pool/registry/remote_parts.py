@@ -111,7 +111,7 @@ class Traces:
         """Something is about to be made on a machine, which is named; PoolError where that cannot be recorded."""
         facts = json.dumps({"name": host, **self._how})
         trace = Trace(self.pool, self._name, folder, blobs, facts, self._lease)
-        with self._registry._transaction() as connection:
+        with self._registry.transaction() as connection:
             connection.execute(_TABLE)
             connection.execute(
                 f"INSERT OR REPLACE INTO traces ({_COLUMNS}, noted) VALUES (?, ?, ?, ?, ?, ?, ?)",
@@ -200,7 +200,7 @@ def hosts_of(traces: Iterable[Trace]) -> str:
 
 
 def _read(registry: Registry) -> list[Trace]:
-    with registry._open() as connection:
+    with registry.connection() as connection:
         try:
             rows = connection.execute(f"SELECT {_COLUMNS} FROM traces ORDER BY rowid LIMIT ?", (_MOST,)).fetchall()
         except sqlite3.OperationalError as error:
@@ -221,7 +221,7 @@ def _is_sound(row: Sequence[Any]) -> bool:
 
 
 def _old(registry: Registry, traces: Sequence[Trace]) -> list[Trace]:
-    with registry._open() as connection:
+    with registry.connection() as connection:
         rows = connection.execute("SELECT id, coalesce(ended, 0) FROM pools WHERE state = 'ended'").fetchall()
     ended = {id: when for id, when in rows if isinstance(when, (int, float))}
     now = time.time()
@@ -230,7 +230,7 @@ def _old(registry: Registry, traces: Sequence[Trace]) -> list[Trace]:
 
 def forget(registry: Registry, pool: str, folder: str) -> None:
     """It was seen that nothing of a host's part of a pool is left there."""
-    with registry._transaction() as connection:
+    with registry.transaction() as connection:
         connection.execute("DELETE FROM traces WHERE pool = ? AND folder = ?", (pool, folder))
 
 

@@ -125,7 +125,7 @@ class PoolPackages:
         if more := tuple(text for text in requirements if text not in pip):
             pool.spec = replace(pool.spec, image=replace(pool.spec.image, pip=(*pip, *more)))
             if pool.control is not None:
-                pool._write_record(direct=pool.control.direct)
+                pool.write_record(direct=pool.control.direct)
 
     def frozen(self) -> str:
         """The nodes' environment as requirements.
@@ -168,7 +168,7 @@ class PoolPackages:
     def _there(self) -> dict[int, dict[str, Any]]:
         """What each node has."""
         if not self._nodes:
-            self.pool._must_live()
+            self.pool.require_live()
             assert self.pool.control is not None
             self._nodes = loop().call(self.pool.control.ask(rpc.LIST_PACKAGES))
         return self._nodes

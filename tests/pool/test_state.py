@@ -1,0 +1,136 @@
+"""The state of a pool changes in one place, by its table: what comes too late changes nothing."""
+
+from __future__ import annotations
+
+import ast
+import itertools
+import logging
+import threading
+from pathlib import Path
+
+import pytest
+
+import sky_jupyter
+from sky_jupyter.errors import PoolError
+from sky_jupyter.pool.lifecycle.state import TRANSITIONS, IllegalTransition, PoolState, StateMachine
+from tests.pool.pools import local_pool, run
+
+ROOT = Path(sky_jupyter.__file__).parent
+
+
+def machine(*states: PoolState, log: list[tuple[int, str]] | None = None) -> StateMachine:
+    made = StateMachine("lab", lambda level, text: None if log is None else log.append((level, text)))
+    for state in states:
+        made.to(state)
+    return made
+
+
+WAYS = {
+    PoolState.NEW: (),
+    PoolState.READY: (PoolState.READY,),
+    PoolState.BROKEN: (PoolState.BROKEN,),
+    PoolState.TAKEN_OVER: (PoolState.TAKEN_OVER,),
+    PoolState.ENDED: (PoolState.ENDED,),
+}
+
+
+@pytest.mark.parametrize(("before", "after"), list(itertools.permutations(PoolState, 2)))
+def test_what_the_table_does_not_have_raises_and_changes_nothing(before: PoolState, after: PoolState) -> None:
+    states = machine(*WAYS[before])
+    if after in TRANSITIONS[before]:
+        states.to(after)
+        assert states.current is after
+        return
+    with pytest.raises(IllegalTransition, match=f"pool 'lab' is {before}, and cannot become {after}"):
+        states.to(after)
+    assert not states.offer(after, "too late")
+    assert (states.current, states.why) == (before, "")
+
+
+def test_each_state_is_its_word() -> None:
+    assert [f"{state}" for state in PoolState] == ["new", "ready", "broken", "taken", "ended"]
+    assert machine(PoolState.READY).current == "ready"
+
+
+def test_each_transition_is_logged_with_its_reason_and_only_once() -> None:
+    log: list[tuple[int, str]] = []
+    states = machine(PoolState.READY, log=log)
+    states.to(PoolState.READY)
+    states.to(PoolState.BROKEN, "its head is gone")
+    states.to(PoolState.BROKEN, "its head is gone")
+    states.offer(PoolState.READY)
+    states.to(PoolState.ENDED)
+    assert log == [
+        (logging.DEBUG, "state: new -> ready"),
+        (logging.WARNING, "state: ready -> broken (its head is gone)"),
+        (logging.DEBUG, "state: broken -> ended"),
+    ]
+
+
+def test_the_reason_lasts_until_the_pool_is_made_anew() -> None:
+    states = machine(PoolState.READY)
+    states.to(PoolState.BROKEN, "its head is gone")
+    with pytest.raises(PoolError, match="is broken: its head is gone; `%sky restart` makes it anew"):
+        states.require_live()
+    states.require_live(restarting=True)
+    states.to(PoolState.NEW)
+    assert states.why == ""
+
+
+def test_of_many_threads_one_ends_the_pool_and_none_revives_it() -> None:
+    states = machine(PoolState.READY)
+    barrier = threading.Barrier(8)
+    offers: list[bool] = []
+
+    def offer(state: PoolState) -> None:
+        barrier.wait()
+        offers.extend(states.offer(state) for _ in range(1000))
+
+    wanted = [PoolState.READY, PoolState.BROKEN, PoolState.TAKEN_OVER, PoolState.ENDED] * 2
+    threads = [threading.Thread(target=offer, args=[state]) for state in wanted]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert len(offers) == 8000
+    assert states.current is PoolState.ENDED
+
+
+def test_one_thread_at_a_time_changes_the_pool() -> None:
+    states = machine(PoolState.READY)
+    with states.changing("resized"):
+        assert states.condition == "resizing"
+        with pytest.raises(PoolError, match="pool 'lab' is being resized just now"), states.changing("restarted"):
+            pass
+    assert states.condition == "ready"
+
+
+def test_only_the_state_machine_writes_the_state() -> None:
+    writers = set()
+    for path in (ROOT / "pool").rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if (
+                isinstance(node, ast.Attribute)
+                and isinstance(node.ctx, ast.Store)
+                and node.attr in ("_state", "broken")
+            ):
+                writers.add(path.name)
+    assert writers == {"state.py"}
+
+
+def test_a_pool_that_breaks_while_its_kernels_are_replaced_does_not_become_ready() -> None:
+    with local_pool(nodes=1) as pool:
+        renew = pool.supervisor.renew
+
+        async def renewing(ranks: object) -> None:
+            await renew(ranks)  # type: ignore[arg-type]
+            pool.mark_broken("its head is gone")
+
+        pool.supervisor.renew = renewing
+        with pytest.raises(PoolError, match="is broken: its head is gone"):
+            pool.restart()
+        assert (pool.state, pool.condition) == ("broken", "broken")
+        pool.supervisor.renew = renew
+        pool.restart()
+        assert pool.state == "ready"
+        assert run(pool, "1 + 1").values == [2]
