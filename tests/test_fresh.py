@@ -22,7 +22,7 @@ def pool():
     pool = Pool(PoolSpec(provider=Local()))
     made.append(pool)
     yield pool
-    pool.states.to(PoolState.BROKEN, "it has ended")
+    pool.lifecycle.states.to(PoolState.BROKEN, "it has ended")
 
 @pytest.fixture(scope="module")
 def user(pool):
@@ -43,7 +43,7 @@ def test_that_fails(user): assert not user
 
 def test_after_it(pool, user): assert user == [pool] and made[1] is pool and made[0].broken
 
-def test_that_breaks_the_pool_and_does_not_fail(pool): pool.states.to(PoolState.BROKEN, "its head is gone")
+def test_that_breaks_the_pool_and_does_not_fail(pool): pool.lifecycle.states.to(PoolState.BROKEN, "its head is gone")
 
 def test_after_that(pool, user): assert user == [pool] and made[2] is pool
 

@@ -312,7 +312,7 @@ class SkyMagics(Magics):
         self.gather(pool, over=True)
         _take_patience(pool, given)
         if given.yes:
-            pool.spec = replace(pool.spec, options=replace(pool.spec.options, crowded=True))
+            pool.change_spec(replace(pool.spec, options=replace(pool.spec.options, crowded=True)))
         if not given.yes and not self.may_lose(pool):
             print(f"pool {pool.spec.name} stays as it was")
             return

@@ -21,18 +21,28 @@ from ..node.protocol import rpc
 from ..spec.pool_spec import PoolSpec
 from .base.event_loop import Tick, counting_interrupts, loop, no_tick, wait_ticking
 from .base.events import Listener, NoticeEvent, Tape, ignore
+from .base.phases import PhaseLog
+from .control.client import Control
 from .execution.executor import Call, Submitter
 from .execution.orphaned_runs import take_stock
+from .execution.supervisor import Supervisor
 from .execution.tasks import CallRun, Calls, Order, Parcel
+from .execution.watchdog import Watchdog
 from .hosts import host
 from .hosts import remote_host as remote
+from .hosts.host import Host
+from .hosts.link import PoolLink
 from .lifecycle.attach import JOIN_TIMEOUT, take_up
 from .lifecycle.kernel_shutdown import Tell, silently
-from .lifecycle.lifecycle import PoolLife
+from .lifecycle.lifecycle import PoolLifecycle
+from .lifecycle.resize_plan import Plan
 from .lifecycle.shared_objects import PoolShares
 from .lifecycle.state import PoolState
+from .lifecycle.status import Survey
+from .lifecycle.ttl import Expiry
 from .registry.pool_record import PoolRecord
-from .registry.registry import PoolRow, refuse_elsewhere
+from .registry.registry import PoolRow, Registry, refuse_elsewhere
+from .registry.remote_parts import Traces
 from .runs import log_pages
 from .runs.log_pages import Page
 from .runs.result import CellError, CellResult
@@ -44,6 +54,7 @@ from .transfer.base import Transfer
 from .transfer.fetch_values import Brought, Shows, Untouched, unshown
 from .transfer.packages import PoolPackages
 from .transfer.project_code import PoolCode
+from .transfer.python_versions import PoolPythons
 
 if TYPE_CHECKING:
     from distributed import Client
@@ -72,7 +83,7 @@ class Detached:
     out: str | None = None
 
 
-class Pool(PoolLife):
+class Pool:
     """Nodes made from one spec. Made by the magics or `Compute`; ends with `down` or its owner.
 
     Its methods are for the main thread; what is named with an underscore and asynchronous runs on
@@ -87,7 +98,7 @@ class Pool(PoolLife):
     """
 
     def __init__(self, spec: PoolSpec, prompts: Prompts | None = None) -> None:
-        super().__init__(spec, prompts)
+        self.lifecycle = PoolLifecycle(spec, prompts, user=self, before_end=self._close_submitter)
         self.ledger, self.settings = Ledger(), Settings()
         self.code = PoolCode(self)
         self.packages = PoolPackages(self)
@@ -134,7 +145,7 @@ class Pool(PoolLife):
         record = PoolRecord.read(row)
         pool = cls(record.spec, prompts)
         pool.listener = listener
-        take_up(pool, row, record, take_over, tick)
+        take_up(pool.lifecycle, row, record, take_over, tick)
         with contextlib.suppress(SkyError, OSError, FutureTimeout):
             take_stock(pool)
             remote.tidy(pool.hosts, [id for id, facts in pool.runs().items() if not facts["over"]])
@@ -234,11 +245,9 @@ class Pool(PoolLife):
             self.submitter = Submitter(self)
         return self.submitter.submit(function, shared, listener)
 
-    def down(self, tell: Tell = silently) -> None:
-        """End the pool; see `PoolLife.down`."""
+    def _close_submitter(self) -> None:
         if self.submitter is not None:
             self.submitter.close()
-        super().down(tell)
 
     def new_run(self, ranks: Sequence[int], listener: Listener, capture: Capture) -> Run:
         self.require_live()
@@ -280,7 +289,7 @@ class Pool(PoolLife):
             blobs.discard(self, run)
             if isinstance(error, FileNotFoundError) and not self._has_folders():
                 # The pool has ended, and its host's word of it is on its way.
-                self.states.offer(PoolState.BROKEN, self.host_events.why_gone())
+                self.lifecycle.find_gone()
                 self.require_live()
             raise
         return shipped
@@ -324,7 +333,7 @@ class Pool(PoolLife):
     @property
     def dask(self) -> Client:
         """A client of plain Dask workers beside the agents; see `Compute.dask`."""
-        return self.workers.client()
+        return self.lifecycle.workers.client()
 
     def include(self, paths: Iterable[str], excludes: Iterable[str] = ()) -> None:
         """Have files and folders sent with the user's own code, from the next run on; see `LocalCode.include`."""
@@ -366,7 +375,6 @@ class Pool(PoolLife):
             When the pool cannot be asked.
         """
         self.require_live()
-        assert self.control is not None
         found: dict[str, dict[str, Any]] = {}
         for node, runs in self._answer(self.control.ask(rpc.LIST_RUNS), JOIN_TIMEOUT).items():
             for name, facts in runs.items():
@@ -484,7 +492,6 @@ class Pool(PoolLife):
         if rank is not None and not self.shape:
             self.check_ranks([rank])
         self.require_live()
-        assert self.control is not None
         # After a change of nodes any of them may have what a rank told before.
         wanted = nodes if nodes is not None or rank is None or self.shape else {rank // self.spec.ranks_per_node}
         return self._answer(log_pages.ask(self.control, id, rank, wanted, start, count), _READ_TIMEOUT)
@@ -652,7 +659,7 @@ class Pool(PoolLife):
             return
         if run is None or not run.left:
             return
-        self.retry_links()
+        self.lifecycle.retry_links()
         run.why = " by you"
         with contextlib.suppress(FutureTimeout):
             loop().call(self.supervisor.interrupt(run, hard=hard), timeout=1.0 if hard else 1.5)
@@ -689,9 +696,8 @@ class Pool(PoolLife):
 
     def status(self) -> dict[int, dict[str, Any]]:
         """Each node's process id and what its ranks do; lost nodes are absent."""
-        self.retry_links()
+        self.lifecycle.retry_links()
         self.require_live()
-        assert self.control is not None
         # One that is lost would keep the others' answers.
         gone = self.control.off | (self.control.lost - set(self.control.addresses))
         there = sorted(set(range(self.spec.nodes)) - gone)
@@ -706,9 +712,254 @@ class Pool(PoolLife):
             Seconds for the look; what is not known by then is left out. More than the default lets
             a busy machine name the C code that a rank is in.
         """
-        self.retry_links()
+        self.lifecycle.retry_links()
         self.require_live()
-        assert self.control is not None
         run = self.current if self.current is not None and self.current.left else None
         # It has an end in time of its own.
         return loop().call(ask(self.control, self.spec, run, within=within))
+
+    # -- its life, which is `lifecycle`'s ----------------------------------------------------------
+
+    @property
+    def id(self) -> str:
+        """The pool's own name, which no other pool has had."""
+        return self.lifecycle.id
+
+    @property
+    def spec(self) -> PoolSpec:
+        """What it was made from; `resize` and added packages change it."""
+        return self.lifecycle.spec
+
+    @property
+    def state(self) -> PoolState:
+        """What the pool can do now."""
+        return self.lifecycle.state
+
+    @property
+    def condition(self) -> str:
+        """The state in one word, as a person sees it; see `StateMachine.condition`."""
+        return self.lifecycle.condition
+
+    @property
+    def broken(self) -> str:
+        """Why the pool is broken, or has ended, in words; empty where there is nothing to say."""
+        return self.lifecycle.broken
+
+    @property
+    def expired(self) -> bool:
+        """Whether it has ended because its time was over."""
+        return self.lifecycle.expired
+
+    @property
+    def expiry(self) -> Expiry:
+        """When it ends by itself."""
+        return self.lifecycle.expiry
+
+    @property
+    def owner(self) -> int:
+        """The process that manages it."""
+        return self.lifecycle.owner
+
+    @property
+    def began(self) -> float:
+        """When its start began, on this process's clock."""
+        return self.lifecycle.began
+
+    @property
+    def registry(self) -> Registry:
+        """Where pools and runs are written down."""
+        return self.lifecycle.registry
+
+    @property
+    def supervisor(self) -> Supervisor:
+        """Who runs and mends what is on it."""
+        return self.lifecycle.supervisor
+
+    @property
+    def watchdog(self) -> Watchdog:
+        """Who stands still, or does not answer."""
+        return self.lifecycle.watchdog
+
+    @property
+    def hosts(self) -> list[Host]:
+        """Who runs its nodes."""
+        return self.lifecycle.hosts
+
+    @property
+    def ids(self) -> Sequence[str]:
+        """The machines, as their provider names them."""
+        return self.lifecycle.ids
+
+    @property
+    def machines(self) -> list[Any]:
+        """The other machines that its nodes are on."""
+        return self.lifecycle.machines
+
+    @property
+    def link(self) -> PoolLink | None:
+        """The link to other machines; None where it has none."""
+        return self.lifecycle.link
+
+    @property
+    def control(self) -> Control:
+        """What the nodes' agents are asked by; PoolError where the pool has none yet."""
+        return self.lifecycle.control
+
+    @property
+    def has_control(self) -> bool:
+        """Whether there is, or was, somebody to ask the agents."""
+        return self.lifecycle.has_control
+
+    @property
+    def pythons(self) -> PoolPythons:
+        """Which Pythons the nodes run."""
+        return self.lifecycle.pythons
+
+    @property
+    def traces(self) -> Traces:
+        """What the registry knows of its parts on other machines."""
+        return self.lifecycle.traces
+
+    @property
+    def phases(self) -> PhaseLog:
+        """What its start came through."""
+        return self.lifecycle.phases
+
+    @property
+    def survey(self) -> Survey:
+        """How its nodes are, for those who look."""
+        return self.lifecycle.survey
+
+    @property
+    def generation(self) -> int:
+        """Which manager of the pool this is: agents obey the highest."""
+        return self.lifecycle.generation
+
+    @property
+    def shape(self) -> int:
+        """How often its nodes were changed since its hosts were made."""
+        return self.lifecycle.shape
+
+    @property
+    def scheduler_address(self) -> str:
+        """Where the scheduler is reached from here."""
+        return self.lifecycle.scheduler_address
+
+    @property
+    def scheduler_there(self) -> str:
+        """Where the hosts reach the scheduler."""
+        return self.lifecycle.scheduler_there
+
+    @property
+    def away(self) -> dict[str, str]:
+        """Machines that cannot be reached from here just now, and what is said of each."""
+        return self.lifecycle.away
+
+    @property
+    def apart(self) -> dict[str, str]:
+        """Machines that the head does not reach, and what is said of each."""
+        return self.lifecycle.apart
+
+    @property
+    def unended(self) -> list[str] | None:
+        """Machines that were made for it and not seen to end; None while that is not known."""
+        return self.lifecycle.unended
+
+    @property
+    def unsure(self) -> list[str]:
+        """Machines of which it is not known whether all has ended there."""
+        return self.lifecycle.unsure
+
+    @property
+    def exit_timeout(self) -> float:
+        """Seconds that ranks get for an orderly end."""
+        return self.lifecycle.exit_timeout
+
+    @exit_timeout.setter
+    def exit_timeout(self, value: float) -> None:
+        self.lifecycle.exit_timeout = value
+
+    @property
+    def farewell(self) -> Callable[[str], None]:
+        """Who is told when the pool ends by itself: nobody may be running anything."""
+        return self.lifecycle.farewell
+
+    @farewell.setter
+    def farewell(self, value: Callable[[str], None]) -> None:
+        self.lifecycle.farewell = value
+
+    @property
+    def listener(self) -> Listener:
+        """Who is told of the pool's start and changes; its log hears it too."""
+        return self.lifecycle.listener
+
+    @listener.setter
+    def listener(self, value: Listener) -> None:
+        self.lifecycle.listener = value
+
+    def start(self, listener: Listener = ignore, tick: Tick = no_tick) -> None:
+        """Make the machines, prepare them and enter the plugins; see `PoolLifecycle.start`."""
+        self.lifecycle.start(listener, tick)
+
+    def restart(self, listener: Listener = ignore, tick: Tick = no_tick, ranks: Sequence[int] | None = None) -> None:
+        """Give ranks, all unless some are named, new kernels on the same machines; see `PoolLifecycle.restart`."""
+        self.lifecycle.restart(listener, tick, ranks)
+
+    def resize(
+        self,
+        nodes: int | None = None,
+        listener: Listener = ignore,
+        tick: Tick = no_tick,
+        *,
+        add: Sequence[str] = (),
+        remove: Sequence[int] = (),
+    ) -> None:
+        """Have so many nodes, or add hosts and remove nodes; see `PoolLifecycle.resize`."""
+        self.lifecycle.resize(nodes, listener, tick, add=add, remove=remove)
+
+    def planned(self, nodes: int | None = None, add: Sequence[str] = (), remove: Sequence[int] = ()) -> Plan:
+        """Return what `resize` would make of it; SpecError where that cannot be."""
+        return self.lifecycle.planned(nodes, add, remove)
+
+    def stop_resizing(self) -> bool:
+        """Give a change of nodes up that another thread is at; whether there is one."""
+        return self.lifecycle.stop_resizing()
+
+    def changing(self, what: str) -> contextlib.AbstractContextManager[None]:
+        """Have one thread at a time restart, resize or end the pool; see `StateMachine.changing`."""
+        return self.lifecycle.changing(what)
+
+    def release(self) -> None:
+        """Let go of a kept pool: it lives on, and whoever attaches to it becomes its manager."""
+        self.lifecycle.release()
+
+    def down(self, tell: Tell = silently) -> None:
+        """End the pool: every process, socket and file of it; see `PoolLifecycle.down`."""
+        self.lifecycle.down(tell)
+
+    def must_be_ours(self) -> None:
+        """Refuse a fork of the process that manages it."""
+        self.lifecycle.must_be_ours()
+
+    def require_live(self, *, restarting: bool = False) -> None:
+        """Refuse a pool that cannot run anything now; PoolError says why."""
+        self.lifecycle.require_live(restarting=restarting)
+
+    def phase(self, phase: str, text: str) -> contextlib.AbstractContextManager[Callable[[str], None]]:
+        """Tell the listener of a phase's begin, lines and end."""
+        return self.lifecycle.phase(phase, text)
+
+    def notify(self, text: str) -> None:
+        """Tell whoever listens to the pool's start and changes."""
+        self.lifecycle.notify(text)
+
+    def change_spec(self, spec: PoolSpec) -> None:
+        """Have the pool be one of this spec from now on, for a later manager as well."""
+        self.lifecycle.change_spec(spec)
+
+    def retry_links(self) -> None:
+        """Try at once what is away, rather than when its turn comes."""
+        self.lifecycle.retry_links()
+
+    def __repr__(self) -> str:
+        return f"<Pool {self.spec.name!r}: {self.spec.nodes} nodes, {self.spec.world_size} ranks, {self.state}>"

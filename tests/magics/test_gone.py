@@ -56,8 +56,8 @@ def near(name: str) -> Pool:
 def test_a_pool_whose_time_is_over_leaves_no_other_one_in_its_place(live: LivePools) -> None:
     live.add(near("here"))
     live.add(pool := far())
-    pool.states.to(PoolState.ENDED)
-    pool.expired = True
+    pool.lifecycle.states.to(PoolState.ENDED)
+    pool.lifecycle.expired = True
     assert live.current is None
     with pytest.raises(PoolError, match="has ended: its ttl of 25 s is over") as caught:
         live.need(None)
@@ -76,13 +76,13 @@ def test_a_pool_whose_time_is_over_leaves_no_other_one_in_its_place(live: LivePo
 def test_one_that_the_person_ended_leaves_the_other_one_where_there_is_one(live: LivePools) -> None:
     live.add(near("here"))
     live.add(pool := far())
-    pool.states.to(PoolState.ENDED)
+    pool.lifecycle.states.to(PoolState.ENDED)
     live.discard(pool)
     assert live.need(None).spec.name == "here"
     assert live.gone() is None
     live.add(pool := far("other"))
     live.discard(live.need("here"))
-    pool.states.to(PoolState.ENDED)
+    pool.lifecycle.states.to(PoolState.ENDED)
     live.discard(pool)
     gone = live.gone()
     assert gone is not None
@@ -91,7 +91,7 @@ def test_one_that_the_person_ended_leaves_the_other_one_where_there_is_one(live:
 
 def test_local_pools_end_as_ever(live: LivePools) -> None:
     live.add(pool := near("here"))
-    pool.states.to(PoolState.ENDED)
+    pool.lifecycle.states.to(PoolState.ENDED)
     live.discard(pool)
     assert live.gone() is None
     with pytest.raises(PoolError, match="there is no pool; live: none"):

@@ -39,7 +39,7 @@ def test_a_pool_on_an_ipv6_address_runs_cells_calls_and_dask() -> None:
         listening = {c.laddr.ip for p in children for c in p.net_connections("tcp") if c.status == "LISTEN"}
         assert "::1" in listening
         assert not listening & {"::", "0.0.0.0"}
-        assert pool.workers.client().submit(abs, -2).result() == 2
+        assert pool.lifecycle.workers.client().submit(abs, -2).result() == 2
 
 
 @pytest.mark.slow

@@ -124,7 +124,7 @@ def test_a_pool_that_breaks_while_its_kernels_are_replaced_does_not_become_ready
 
         async def renewing(ranks: object) -> None:
             await renew(ranks)  # type: ignore[arg-type]
-            pool.mark_broken("its head is gone")
+            pool.lifecycle.mark_broken("its head is gone")
 
         pool.supervisor.renew = renewing
         with pytest.raises(PoolError, match="is broken: its head is gone"):

@@ -14,17 +14,20 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future
 from queue import SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...capture.blobs import Blob
 from ...capture.collect import Capture, collect_value
 from ...errors import PoolError
 from ...plugins.joblib.shared_values import NotHeld, hold
 from ..base.events import Listener, ignore
+from ..context import PoolContext
 from ..runs.result import exception_of
 
 if TYPE_CHECKING:
-    from ..pool import Pool
+    from ...capture.ledger import Ledger
+    from ..runs.result import CellResult
+    from ..runs.run import Run
     from .tasks import CallRun
 
 _LABEL = "a parallel loop"
@@ -54,16 +57,39 @@ class Call(Future[Any]):
         return False
 
 
+class ExecutorContext(PoolContext, Protocol):
+    """The pool, as calls are made of it one at a time."""
+
+    @property
+    def ledger(self) -> Ledger:
+        """What the nodes have of the notebook's names."""
+        ...
+
+    def begin_one(
+        self, call: Blob, capture: Capture, *, rank: int | None, retries: int | None, listener: Listener
+    ) -> CallRun:
+        """Start a function on one rank."""
+        ...
+
+    def interrupt(self, run: Run | None = None, *, hard: bool = False) -> None:
+        """Interrupt a run."""
+        ...
+
+    def finish(self, run: Run) -> CellResult:
+        """Return the result of a run that is over."""
+        ...
+
+
 class Submitter:
     """One a pool, made when first used; its thread begins calls and takes their results.
 
     Parameters
     ----------
-    pool : Pool
+    pool : ExecutorContext
         Whose ranks do them.
     """
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: ExecutorContext) -> None:
         self.pool = pool
         self._waiting: deque[Call] = deque()
         self._busy: dict[int, Call] = {}
@@ -138,7 +164,7 @@ class Submitter:
     def _free(self) -> int | None:
         """A rank that has nothing to do and whose node is there; any, where nothing is on that could be waited for."""
         spec, control = self.pool.spec, self.pool.control
-        lost: set[int | None] = set() if control is None else control.silent.union(control.lost)
+        lost: set[int | None] = control.silent.union(control.lost)
         free = [rank for rank in range(spec.world_size) if rank not in self._busy]
         there = [rank for rank in free if rank // spec.ranks_per_node not in lost]
         return next(iter(there or (free if not self._busy else [])), None)

@@ -5,20 +5,39 @@ from __future__ import annotations
 import re
 import shutil
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...node.protocol import rpc
 from ..base.event_loop import loop
+from ..context import PoolContext
 from ..registry.registry import KEPT_RUNS
 
 if TYPE_CHECKING:
-    from ..pool import Pool
+    from ..registry.registry import Registry
+    from ..runs.result import CellResult
 
 # A run's folder has its id as its name; nothing else in a pool's folders is called like this.
 _RUN = re.compile(r"[0-9a-f]{8}\Z")
 
 
-def take_stock(pool: Pool) -> None:
+class StockContext(PoolContext, Protocol):
+    """The pool, and its runs as they are written down here and there."""
+
+    @property
+    def registry(self) -> Registry:
+        """Where runs are written down."""
+        ...
+
+    def runs(self) -> dict[str, dict[str, Any]]:
+        """Return those that the nodes know; see `Pool.runs`."""
+        ...
+
+    def log(self, id: str) -> CellResult:
+        """Return what a run has printed and returned."""
+        ...
+
+
+def take_stock(pool: StockContext) -> None:
     """Record runs that ended or were lost while nobody managed the pool, and remove what was sent for them.
 
     Raises
@@ -35,9 +54,8 @@ def take_stock(pool: Pool) -> None:
         # Where no node knows it, it had not begun, or is long forgotten.
         state = "lost" if result is None else "failed" if len(result.errors) else "ok"
         pool.registry.run_ended(row.id, state, 0.0 if result is None else result.elapsed)
-    if pool.control is not None:
-        # What was sent to other machines; on this one, also what did not come to an agent's notice.
-        loop().call(pool.control.ask(rpc.DELETE_BLOBS, keep=sorted(on)))
+    # What was sent to other machines; on this one, also what did not come to an agent's notice.
+    loop().call(pool.control.ask(rpc.DELETE_BLOBS, keep=sorted(on)))
     for folder in {place for host in pool.hosts for place in (host.folder, host.blobs)}:
         _remove_sent(folder, on)
 

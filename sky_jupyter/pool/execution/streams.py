@@ -10,18 +10,28 @@ import contextlib
 import queue
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...errors import NodeLost, PoolError
 from ...node.protocol import rpc
 from ...node.protocol.rpc import AgentCall
 from ..base.event_loop import loop
+from ..context import PoolContext
 
 if TYPE_CHECKING:
-    from ..pool import Pool
+    from .supervisor import Supervisor
     from .tasks import CallRun
 
 _PAUSE = 0.02
+
+
+class SupervisedContext(PoolContext, Protocol):
+    """The pool, and who does what nobody waits for."""
+
+    @property
+    def supervisor(self) -> Supervisor:
+        """Who runs and mends what is on the pool."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -45,13 +55,13 @@ class Flow:
 
     Parameters
     ----------
-    pool : Pool
+    pool : SupervisedContext
         Where the call is.
     run : CallRun
         The call.
     """
 
-    def __init__(self, pool: Pool, run: CallRun) -> None:
+    def __init__(self, pool: SupervisedContext, run: CallRun) -> None:
         self._pool, self._run = pool, run
         self._news: queue.SimpleQueue[Yielded | Wanted | None] = queue.SimpleQueue()
         # How many items were read, and how many of these the agent was told.
@@ -151,9 +161,8 @@ class Flow:
 
     async def _ask(self, call: AgentCall, **arguments: Any) -> Any:
         """Ask the call's agent; None where that does not know it any more."""
-        control = self._pool.control
         with contextlib.suppress(LookupError, NodeLost, PoolError, OSError, TypeError):
-            if control is not None and self._run.node >= 0:
+            if self._run.node >= 0:
                 node = self._run.node
-                return (await control.ask(call, [node], run=self._run.id, **arguments))[node]
+                return (await self._pool.control.ask(call, [node], run=self._run.id, **arguments))[node]
         return None

@@ -80,7 +80,7 @@ class Supervisor:
         self.again = again
         self.on_broken = on_broken
         self.on_taken = on_taken
-        self.control: Control | None = None
+        self._control: Control | None = None
         # Who stands still or does not answer, and who is told besides those who watch runs; set by the pool.
         self.watchdog = Watchdog(dict, self.announce)
         # Nodes' machines, as messages name them; what sees to a node that may be off, where that can be done.
@@ -131,6 +131,17 @@ class Supervisor:
         # Whether the others cannot outlive rank 0.
         self.head_bound = any(plugin.head_bound for plugin in collective)
 
+    @property
+    def control(self) -> Control:
+        """What agents are asked by; set whenever the pool has a new one. PoolError where it has none yet."""
+        if self._control is None:
+            raise PoolError(f"pool {self.spec.name!r} has not been started")
+        return self._control
+
+    @control.setter
+    def control(self, control: Control) -> None:
+        self._control = control
+
     def add(self, run: Run) -> None:
         """Take in a run that is about to be started."""
         self.runs[run.id] = run
@@ -145,7 +156,7 @@ class Supervisor:
             self.note(logging.DEBUG, f"run {run.id} is over{failed}")
 
     async def _ask(self, call: AgentCall, nodes: Sequence[int], **arguments: Any) -> dict[int, Any]:
-        if self.control is None:
+        if self._control is None:
             raise NodeLost("the pool is not connected")
         return await self.control.ask(call, nodes, **arguments)
 
@@ -175,7 +186,7 @@ class Supervisor:
             settled.cancel()
             return
         run.start_clock()
-        if self.control is not None and run.shape != self.control.shape:
+        if run.shape != self.control.shape:
             run.lose(run.left, "the pool's nodes were changed just as it was to begin: run it again")
         about = {"code": run.code, "grace": grace, "timeout": timeout, "began": time.time()}
         start = self.keep_task(self._start(run, content, about))
@@ -184,7 +195,6 @@ class Supervisor:
 
     async def _start(self, run: Run, content: dict[str, Any], about: dict[str, Any]) -> None:
         """Have the agents begin a run; one that cannot be reached does not keep the others from it."""
-        assert self.control is not None
         while run.left:
             nodes = sorted({run.outcomes[rank].node for rank in run.left})
             ranks = list(run.outcomes)
@@ -246,7 +256,6 @@ class Supervisor:
 
     async def look(self, run: Run, native: bool) -> Where:
         """Where the ranks are, for the watch over a silent run: there is time enough to be sure."""
-        assert self.control is not None
         return await ask(self.control, self.spec, run, native=native, window=0.5)
 
     async def _watch(self, run: Run, grace: float, timeout: float | None) -> None:
@@ -302,14 +311,12 @@ class Supervisor:
 
     async def _ended_or_silent(self, run: Run) -> None:
         """Wait for ranks that were killed; those of a node that does not answer cannot say that they have ended."""
-        assert self.control is not None
         end = time.monotonic() + _KILL_PATIENCE
         while time.monotonic() < end and {run.outcomes[rank].node for rank in run.left} & self.control.there:
             await run.until(lambda: not run.left, _REACH_PATIENCE)
 
     async def _look_at_held(self, run: Run) -> Where | None:
         """Where the ranks are that do not heed an interrupt at once; None where nobody can say."""
-        assert self.control is not None
         if await run.until(lambda: not run.left, _HEED_PATIENCE):
             return None
         with contextlib.suppress(SkyError, OSError):
@@ -336,7 +343,6 @@ class Supervisor:
 
     async def interrupt(self, run: Run, *, hard: bool) -> None:
         """What the user's interrupt does; `_watch` sees to ranks that do not heed it."""
-        assert self.control is not None
         if hard:
             silent = self.control.silent
             far = [rank for rank in run.left if None in silent or run.outcomes[rank].node in silent]
@@ -357,7 +363,6 @@ class Supervisor:
     async def _replace_stuck(self, run: Run, ranks: Sequence[int]) -> None:
         """New kernels for those that are still at a run that was given up, or at what it waits for there: as soon as
         it can be seen."""
-        assert self.control is not None
         states = await self.control.ask(rpc.STATUS, sorted({run.outcomes[rank].node for rank in ranks}))
         known = {int(rank): its for state in states.values() for rank, its in state["ranks"].items()}
         well = {rank for rank, its in known.items() if its["pid"] and its["entered"] and not its["busy_with"]}
@@ -370,7 +375,6 @@ class Supervisor:
         Of two ranks of a group that a cell has made, only the one that was called knows their connection as the
         framework's, and that one may have ended, or not be part of the run.
         """
-        assert self.control is not None
         run.aborted.update(run.left)
         await self._reach(self.control.addresses, rpc.ABORT_COLLECTIVES)
 
@@ -387,7 +391,6 @@ class Supervisor:
 
         An agent that is told twice does it once: it knows the signal by its key.
         """
-        assert self.control is not None
         while ranks := [rank for rank in run.left if run.outcomes[rank].node == node]:
             if node not in self.control.silent | self.control.off:
                 try:
@@ -403,7 +406,6 @@ class Supervisor:
 
     async def _reach(self, nodes: Iterable[int], call: AgentCall, /, **arguments: Any) -> None:
         """Ask those of some nodes for something that answer at once."""
-        assert self.control is not None
         nodes = set(nodes) & set(self.control.addresses)
         nodes = set() if None in self.control.silent else nodes - self.control.silent - self.control.off
         with contextlib.suppress(NodeLost, OSError, asyncio.TimeoutError):
@@ -528,7 +530,6 @@ class Supervisor:
 
     async def _renew_through_breaks(self, ranks: Sequence[int]) -> None:
         """Replace kernels; where a connection breaks or an agent ends meanwhile, from the start when it is back."""
-        assert self.control is not None
         for attempt in range(1, _RESTARTS + 1):
             try:
                 await self.renew(ranks)
@@ -540,7 +541,6 @@ class Supervisor:
 
     async def _all_back(self) -> bool:
         """Wait for the pool to be reached again, and for nodes that were lost; whether they are all there."""
-        assert self.control is not None
         await self.control.up.wait()
         end = time.monotonic() + _RETURN_PATIENCE
         while not self.control.closing and time.monotonic() < end:
@@ -556,7 +556,6 @@ class Supervisor:
 
     async def look_for_ended(self, nodes: Sequence[int] | None = None) -> None:
         """Replace kernels that ended by themselves while nobody could be told."""
-        assert self.control is not None
         for state in (await self.control.ask(rpc.STATUS, nodes)).values():
             for rank, its in state["ranks"].items():
                 if its.get("surprise"):
@@ -583,7 +582,6 @@ class Supervisor:
 
     async def _renew_some(self, ranks: Sequence[int], *, busy: bool) -> None:
         """New kernels for some ranks, whatever they are at; the others keep theirs."""
-        assert self.control is not None
         await self.finish(ranks, busy=busy)
         await self._replace_at_once(ranks)
 
@@ -598,7 +596,6 @@ class Supervisor:
 
     async def _kill(self, ranks: Sequence[int]) -> None:
         """End kernels, and wait until their agents have seen it."""
-        assert self.control is not None
         await self.control.ask(rpc.SIGNAL_KERNELS, number=int(signal.SIGKILL), ranks=ranks)
         for _ in range(round(_KILL_PATIENCE / _PAUSE)):
             if set(ranks) <= set(await self._ended()):
@@ -616,7 +613,6 @@ class Supervisor:
         A rank that stopped before a collective and one that stopped after it, or that has one on its
         way in the background, would wait for each other, or mix their numbers up.
         """
-        assert self.control is not None
         checks = await self.control.ask(rpc.CHECK_PLUGINS, patience=_CHECK_PATIENCE)
         if all(answer for answer in checks.values()):
             return
@@ -642,7 +638,6 @@ class Supervisor:
 
     async def _still_checking(self) -> list[int]:
         """The ranks that a check holds although it was broken: the others would wait for them."""
-        assert self.control is not None
         end = time.monotonic() + _ABORT_PATIENCE
         while True:
             states = await self.control.ask(rpc.STATUS)
@@ -666,7 +661,6 @@ class Supervisor:
 
     async def _ended(self) -> list[int]:
         """The ranks that have no kernel, or one that never entered the plugins."""
-        assert self.control is not None
         states = await self.control.ask(rpc.STATUS)
         known = {int(rank): its for state in states.values() for rank, its in state["ranks"].items()}
         return [rank for rank, its in known.items() if not (its["pid"] and its["entered"])]
@@ -735,7 +729,6 @@ class Supervisor:
             self.keep_task(self._tell_heard(node, mark))
 
     async def _tell_heard(self, node: int, mark: int | None = None) -> None:
-        assert self.control is not None
         with contextlib.suppress(OSError, SkyError):
             await self.control.ask(rpc.ACK_OUTPUT, [node], mark=mark)
 
@@ -825,7 +818,6 @@ class Supervisor:
 
     async def _catch_up(self, node: int) -> None:
         """Take in what a node could not send while it was cut off; stop what was given up meanwhile."""
-        assert self.control is not None
         with contextlib.suppress(NodeLost, OSError):
             there = (await self.control.ask(rpc.LIST_RUNS, [node]))[node]
             await self.look_for_ended([node])
@@ -842,7 +834,6 @@ class Supervisor:
 
     async def read(self, run: Run, node: int, start: int) -> None:
         """Ask for events that did not come."""
-        assert self.control is not None
         key = (run.id, node)
         self._reading.add(key)
         try:

@@ -15,7 +15,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import CancelledError
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...capture.blobs import Blob
 from ...capture.collect import Capture
@@ -29,13 +29,15 @@ from ..runs.hang_detector import Watch
 from ..runs.result import CellResult, Outcome, exception_of
 from ..runs.run import Run
 from ..transfer import blobs as values
-from ..transfer.fetch_values import Bringing, Brought, discard, value_in
+from ..transfer.fetch_values import Bringing, Brought, ValuesContext, discard, value_in
 from .supervisor import FREE_PATIENCE
 
 if TYPE_CHECKING:
     from distributed import Client, Future
 
-    from ..pool import Pool
+    from ..transfer.python_versions import PoolPythons
+    from .supervisor import Supervisor
+
 
 _log = logging.getLogger(__name__)
 # Arguments up to this size go with the task itself.
@@ -246,6 +248,32 @@ class Order:
     retries: int | None = None
 
 
+class TaskContext(ValuesContext, Protocol):
+    """The pool, and what a call needs that is to be sent."""
+
+    @property
+    def supervisor(self) -> Supervisor:
+        """Who runs and mends what is on the pool."""
+        ...
+
+    @property
+    def pythons(self) -> PoolPythons:
+        """Which Pythons the nodes run."""
+        ...
+
+    def new_run(self, ranks: Sequence[int], listener: Listener, capture: Capture) -> Run:
+        """Make a run that is to be sent."""
+        ...
+
+    def ship(self, run: Run, on_send: Listener, tick: Tick, call: Blob | None = None) -> dict[str, Any]:
+        """Bring what a run needs to its nodes."""
+        ...
+
+    def note_writes(self, run: Run, namespace: dict[str, Any]) -> None:
+        """Note what a run has assigned on the nodes."""
+        ...
+
+
 class Calls:
     """One a pool, made with it.
 
@@ -255,7 +283,7 @@ class Calls:
         Those whose writes the ledger has not heard of yet.
     """
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: TaskContext) -> None:
         self.pool = pool
         self.ended: deque[CallRun] = deque()
         # Calls may be sent by several threads at once, and the ledger is one.
@@ -370,7 +398,7 @@ class Calls:
             known: dict[str, int] = {}
             while left := [item for item in sent if not item[0].over.is_set()]:
                 control = self.pool.control
-                if control is None or control.closing:
+                if control.closing:
                     for run, _, _ in left:
                         run.give_up(self.pool.broken or "the pool has ended")
                     return
@@ -398,7 +426,6 @@ class Calls:
         from ...node.dask.scheduler import CALL, RETRIES
 
         control = self.pool.control
-        assert control is not None
         groups: dict[Any, list[tuple[CallRun, dict[str, Any], dict[str, Any]]]] = {}
         for item in sent:
             left = max(0, item[0].retries - item[0].losses)
@@ -426,7 +453,7 @@ class Calls:
         try:
             while not over.done():
                 await asyncio.wait([over], timeout=_LOOK)
-                if control is None or control.closing or control.client is not client:
+                if control.closing or control.client is not client:
                     return
                 for run in runs:
                     await self._look(run)
@@ -458,7 +485,7 @@ class Calls:
     async def _known(self, runs: Sequence[CallRun]) -> dict[str, int]:
         """The nodes that know calls, by call; what they have told meanwhile is taken in."""
         control = self.pool.control
-        if not runs or control is None or control.closing:
+        if not runs or control.closing:
             return {}
         await control.up.wait()
         known: dict[str, int] = {}
@@ -479,7 +506,7 @@ class Calls:
         begun: set[str] = set()
         if hard:
             self.pool.supervisor.do(self._free(runs))
-        if control is not None and control.client is not None:
+        if control.client is not None:
             with contextlib.suppress(Exception, asyncio.TimeoutError, CancelledError):
                 await asyncio.wait_for(control.client.cancel(futures, force=True), _PATIENCE)
             there = []
@@ -495,7 +522,7 @@ class Calls:
         for run in runs:
             if not run.placed and run.call not in begun:
                 run.end_unbegun()
-            elif hard and control is not None and run.node not in control.there:
+            elif hard and run.node not in control.there:
                 run.give_up("its node does not answer, and you gave it up; `%sky restart` makes it anew")
             elif not hard:
                 self.pool.supervisor.do(self.pool.supervisor.free(run))
@@ -503,7 +530,7 @@ class Calls:
     async def _cancel_on(self, node: int, runs: Sequence[CallRun], begun: set[str], hard: bool) -> None:
         """Have a node stop calls, as soon as it can be reached; those that it had begun are noted."""
         control = self.pool.control
-        while control is not None and not control.closing and (left := [run for run in runs if not run.over.is_set()]):
+        while not control.closing and (left := [run for run in runs if not run.over.is_set()]):
             with contextlib.suppress(SkyError, OSError):
                 if node not in control.silent:
                     answers = await control.ask(rpc.CANCEL_CALLS, [node], calls=[run.call for run in left], hard=hard)
@@ -538,12 +565,12 @@ class Calls:
     def _on_left(self, node: int) -> None:
         """A call is to go on elsewhere: where only we know that its node's machine is off, Dask has to be told."""
         control = self.pool.control
-        if control is not None and node in control.off and node in control.addresses:
+        if node in control.off and node in control.addresses:
             self.pool.supervisor.do(self._let_go(node))
 
     async def _let_go(self, node: int) -> None:
         control = self.pool.control
-        if control is None or control.client is None or node not in control.addresses:
+        if control.client is None or node not in control.addresses:
             return
         # Where it cannot be told, it will notice by itself.
         with contextlib.suppress(Exception):
@@ -602,10 +629,8 @@ class Calls:
         return brought
 
     async def _release(self, run: CallRun) -> None:
-        control = self.pool.control
         with contextlib.suppress(SkyError, OSError):
-            if control is not None:
-                await control.ask(rpc.RELEASE_VALUE, [run.outcome.node], run=run.id, ranks=[run.outcome.rank])
+            await self.pool.control.ask(rpc.RELEASE_VALUE, [run.outcome.node], run=run.id, ranks=[run.outcome.rank])
 
     def _remove(self, carrier: Run) -> None:
         """A call's own files go; on other machines that waits for an answer, and the loop for nobody."""
@@ -640,7 +665,5 @@ class Calls:
             self.pool.supervisor.do(self._uncall(node, attempts))
 
     async def _uncall(self, node: int, attempts: list[str]) -> None:
-        control = self.pool.control
         with contextlib.suppress(SkyError, OSError):
-            if control is not None:
-                await control.ask(rpc.FORGET_CALLS, [node], attempts=attempts)
+            await self.pool.control.ask(rpc.FORGET_CALLS, [node], attempts=attempts)

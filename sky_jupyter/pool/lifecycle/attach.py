@@ -20,12 +20,12 @@ from .provisioning import Provisioning
 from .state import PoolState
 
 if TYPE_CHECKING:
-    from .lifecycle import PoolLife
+    from .lifecycle import PoolLifecycle
 
 JOIN_TIMEOUT = 10.0
 
 
-def take_up(pool: PoolLife, row: PoolRow, record: PoolRecord, take_over: bool, tick: Tick) -> None:
+def take_up(pool: PoolLifecycle, row: PoolRow, record: PoolRecord, take_over: bool, tick: Tick) -> None:
     """Become the manager of a pool that outlived its own; where that fails, it stays as it was."""
     pool.id, pool.began, pool.ids = row.id, time.perf_counter(), record.ids
     pool.provisioning = Provisioning(pool.registry, pool.id)
@@ -50,7 +50,7 @@ def take_up(pool: PoolLife, row: PoolRow, record: PoolRecord, take_over: bool, t
         pool.supervisor.news.append(f"a plugin could not be entered in this notebook: {error}")
 
 
-async def _join(pool: PoolLife, record: PoolRecord) -> None:
+async def _join(pool: PoolLifecycle, record: PoolRecord) -> None:
     if pool.spec.provider.kind == "local":
         pool.hosts = [launch.adopt(host) for host in record.hosts]
     else:
@@ -76,7 +76,7 @@ async def _join(pool: PoolLife, record: PoolRecord) -> None:
         pool.host_events.listen(host)
 
 
-def _reconnect(pool: PoolLife, record: PoolRecord) -> None:
+def _reconnect(pool: PoolLifecycle, record: PoolRecord) -> None:
     """Take up the hosts of another manager, through its link or a new one."""
     pool.link, pool.hosts = remote_host.reopen(record.hosts, pool.spec.name, pool.traces, pool.prompts)
     pool.machines = [host.machine for host in pool.hosts if isinstance(host, RemoteHost)]
@@ -85,7 +85,7 @@ def _reconnect(pool: PoolLife, record: PoolRecord) -> None:
     pool.keep_link()
 
 
-def _not_joined(pool: PoolLife, row: PoolRow, error: BaseException) -> None:
+def _not_joined(pool: PoolLifecycle, row: PoolRow, error: BaseException) -> None:
     """What `attach` leaves where it fails: the pool as it was, or nothing of one that has ended."""
     pool.states.to(PoolState.ENDED)
     for host in pool.hosts:

@@ -9,25 +9,34 @@ from __future__ import annotations
 import contextlib
 import threading
 import warnings
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 from ...errors import NodeLost, PoolError
 from ...node.protocol import rpc
 from ..base.event_loop import loop
+from ..context import PoolContext
 
 if TYPE_CHECKING:
     from distributed import Client
 
-    from .lifecycle import PoolLife
 
 _PATIENCE = 120.0
 _CLOSE = 5.0
 
 
+class DaskContext(PoolContext, Protocol):
+    """The pool, and which of its machines the head does not reach."""
+
+    @property
+    def apart(self) -> dict[str, str]:
+        """These machines, and what is said of each."""
+        ...
+
+
 class PoolDask:
     """One a pool; nothing is started before `client` is asked for."""
 
-    def __init__(self, pool: PoolLife) -> None:
+    def __init__(self, pool: DaskContext) -> None:
         self._pool = pool
         self._client: Client | None = None
         # Who the agents were when it was made: another one has no worker beside it yet.
@@ -42,7 +51,6 @@ class PoolDask:
             raise PoolError(f"pool {pool.spec.name!r} has no Dask workers: its nodes stand alone (cluster=False)")
         with self._lock:
             control = pool.control
-            assert control is not None
             agents = dict(control.incarnations)
             if self._client is None or self._client.status != "running" or agents != self._agents:
                 self._close()
@@ -57,7 +65,6 @@ class PoolDask:
 
         pool = self._pool
         control = pool.control
-        assert control is not None
         apart = pool.apart
         nodes = [node for host in pool.hosts for node in host.nodes if host.name not in apart]
         try:

@@ -17,7 +17,7 @@ from ..hosts.remote_host import RemoteHost
 from .state import PoolState
 
 if TYPE_CHECKING:
-    from .lifecycle import PoolLife
+    from .lifecycle import PoolLifecycle
 
 _LAST_WORDS = 0.3
 
@@ -27,11 +27,11 @@ class HostEvents:
 
     Parameters
     ----------
-    pool : PoolLife
+    pool : PoolLifecycle
         Which is broken where one of them is gone for good.
     """
 
-    def __init__(self, pool: PoolLife) -> None:
+    def __init__(self, pool: PoolLifecycle) -> None:
         self.pool = pool
 
     def take(self, host: launch.Host) -> None:
@@ -52,17 +52,14 @@ class HostEvents:
         pool = self.pool
         hosts = [host for host in pool.hosts if isinstance(host, RemoteHost)]
         pool.supervisor.names = {node: f" ({host.name})" for host in hosts for node in host.nodes}
-        if pool.control is not None:
-            pool.control.names = pool.supervisor.names
-            control, names = pool.control, {node: host.name for host in hosts for node in host.nodes}
-            control.away = {node: functools.partial(pool.is_away, name) for node, name in names.items()}
-            control.apart = {node for host in hosts if host.apart is not None for node in host.nodes}
-
+        control, names = pool.control, {node: host.name for host in hosts for node in host.nodes}
+        control.names = pool.supervisor.names
+        control.away = {node: functools.partial(pool.is_away, name) for node, name in names.items()}
+        control.apart = {node for host in hosts if host.apart is not None for node in host.nodes}
         limit = asyncio.Semaphore(liveness_probe.BESIDE)
 
         async def examine(node: int) -> None:
             control = pool.control
-            assert control is not None
 
             def give_up(why: str) -> None:
                 if node == 0:
@@ -106,13 +103,13 @@ class HostEvents:
             pool.mark_broken(f"{name} ended ({event['text']}) before it was ready" + "".join(host.last_words(name)))
         elif name and not event.get("revived"):
             pool.mark_broken(f"the {name} ended ({event['text']}){host.place}, again and again")
-        elif name == "forkserver" and pool.control is not None:
+        elif name == "forkserver" and pool.has_control:
             # With it went the kernels that it had forked; the host has started another, and agents that know it.
             for node in host.nodes:
                 pool.control.lose(node, f"its forkserver ended ({event['text']})")
         elif event["event"] == "unchanged" and pool.state is PoolState.NEW:
             pool.mark_broken(f"a host could not be changed: {event['message']}")
-        elif name.startswith("agent ") and pool.control is not None:
+        elif name.startswith("agent ") and pool.has_control:
             # Sooner than the control plane sees it; the host has started another.
             pool.control.lose(int(name[6:]), f"its agent ended ({event['text']})")
 
@@ -141,8 +138,8 @@ class HostEvents:
     @property
     def _lease_over(self) -> bool:
         """Whether the nodes have not heard of us for so long that they have ended."""
-        control, lease = self.pool.control, self.pool.spec.lease
-        return control is not None and time.monotonic() - control.heard >= (lease or math.inf)
+        pool = self.pool
+        return pool.has_control and time.monotonic() - pool.control.heard >= (pool.spec.lease or math.inf)
 
     def why_gone(self, place: str = "") -> str:
         """In words, why a host has ended; ``place`` says where, as messages have it."""

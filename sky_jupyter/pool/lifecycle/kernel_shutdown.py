@@ -8,17 +8,15 @@ import contextlib
 import signal
 import time
 from collections.abc import Callable, Coroutine, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ...errors import SkyError, rank_label
 from ...node.protocol import rpc
 from ...node.protocol.rpc import AgentCall
 from ..base.event_loop import loop, wait_ticking
-from ..base.events import Event, NoticeEvent
+from ..base.events import Event
+from ..context import PoolContext
 from ..execution.watchdog import ANEW
-
-if TYPE_CHECKING:
-    from .lifecycle import PoolLife
 
 Tell = Callable[[str], None]
 _LEAVE_PATIENCE = 5.0
@@ -35,16 +33,25 @@ def silently(text: str) -> None:
     """Tell nobody."""
 
 
+class LeavingContext(PoolContext, Protocol):
+    """The pool, and how long its end may take."""
+
+    @property
+    def exit_timeout(self) -> float:
+        """Seconds that ranks get for an orderly end."""
+        ...
+
+
 class Leaving:
     """One a pool, made with it; what waits runs on the loop, but for `attend`.
 
     Parameters
     ----------
-    pool : PoolLife
+    pool : LeavingContext
         Whose kernels they are.
     """
 
-    def __init__(self, pool: PoolLife) -> None:
+    def __init__(self, pool: LeavingContext) -> None:
         self.pool = pool
         # Said on the loop, to be told by whoever waits.
         self._words: collections.deque[str] = collections.deque()
@@ -97,7 +104,7 @@ class Leaving:
             await self._leave_plugins(ranks)
         with contextlib.suppress(Exception):
             # What could not be asked is killed where it is replaced.
-            await self._finish(ranks, self.pool.exit_timeout, lambda text: self.pool.listener(NoticeEvent(text)))
+            await self._finish(ranks, self.pool.exit_timeout, self.pool.notify)
 
     async def _finish(self, ranks: Sequence[int], patience: float, tell: Tell) -> None:
         """Have kernels end in order; those whose time is over are killed."""
@@ -151,9 +158,9 @@ class Leaving:
 
     async def _ask(self, call: AgentCall, **arguments: Any) -> dict[int, Any]:
         """Ask those of the agents that answer."""
-        control = self.pool.control
-        if control is None or None in control.silent:
+        if not self.pool.has_control or None in self.pool.control.silent:
             return {}
+        control = self.pool.control
         nodes = set(control.addresses) - control.silent - control.off
         return await control.ask(call, sorted(node for node in nodes if node is not None), **arguments)
 

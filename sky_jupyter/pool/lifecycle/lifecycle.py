@@ -58,10 +58,38 @@ _HOSTS_OF_ENDED = 2.0
 _LOOK = 0.5
 
 
-class PoolLife:
-    """The part of a `Pool` that has its hosts, and knows nothing of cells."""
+def _nothing() -> None:
+    """There is nothing to do."""
 
-    def __init__(self, spec: PoolSpec, prompts: Prompts | None = None) -> None:
+
+def _say_nothing(text: str) -> None:
+    """Nobody is to be told."""
+
+
+class PoolLifecycle:
+    """The part of a `Pool` that has its hosts, and knows nothing of cells. Made with the pool, and held by it.
+
+    Parameters
+    ----------
+    spec : PoolSpec
+        What the pool shall be.
+    prompts : Prompts, optional
+        Whom to ask for passphrases, and about unknown hosts; nobody unless given.
+    user : object
+        What plugins are given that do something in the notebook: the pool, as its user has it.
+    before_end : callable
+        Called first when the pool is ended.
+    """
+
+    def __init__(
+        self,
+        spec: PoolSpec,
+        prompts: Prompts | None = None,
+        *,
+        user: object = None,
+        before_end: Callable[[], None] = _nothing,
+    ) -> None:
+        self._user, self._before_end = user, before_end
         self.spec = spec
         self.prompts = prompts
         self.id = launch.new_id()
@@ -79,7 +107,7 @@ class PoolLife:
         self.provisioning = Provisioning(self.registry, self.id)
         # Machines that were made for it and not seen to end; None while that is not known.
         self.unended: list[str] | None = None
-        self.control: Control | None = None
+        self._control: Control | None = None
         self.began = 0.0
         # Seconds that ranks get for an orderly end.
         self.exit_timeout = spec.options.exit_timeout
@@ -129,6 +157,18 @@ class PoolLife:
         return self.states.why
 
     @property
+    def control(self) -> Control:
+        """What the nodes' agents are asked by; PoolError where the pool has none yet."""
+        if self._control is None:
+            raise self.states.not_started()
+        return self._control
+
+    @property
+    def has_control(self) -> bool:
+        """Whether there is, or was, somebody to ask the agents."""
+        return self._control is not None
+
+    @property
     def traces(self) -> Traces:
         """What the registry knows of its parts on other machines."""
         return Traces(self.registry, self.id, self.spec)
@@ -145,6 +185,16 @@ class PoolLife:
     def _tell_of(self, event: Event) -> None:
         self.logger.on_event(event)
         self._listener(event)
+
+    def notify(self, text: str) -> None:
+        """Tell whoever listens to the pool's start and changes."""
+        self.listener(NoticeEvent(text))
+
+    def change_spec(self, spec: PoolSpec) -> None:
+        """Have the pool be one of this spec from now on, for a later manager as well."""
+        self.spec = spec
+        if self.has_control:
+            self.write_record(direct=self.control.direct)
 
     def start(self, listener: Listener = ignore, tick: Tick = no_tick) -> None:
         """Make the machines, prepare them and enter the plugins; whatever fails leaves nothing.
@@ -204,7 +254,7 @@ class PoolLife:
         """What plugins do in the notebook for as long as it manages the pool."""
         for plugin in self.spec.plugins:
             if plugin.around_client is not None:
-                self._client.enter_context(plugin.around_client(self))
+                self._client.enter_context(plugin.around_client(self._user))
 
     def _record_ready(self) -> None:
         places = tuple(dict.fromkeys(str(path) for host in self.hosts for path in (host.folder, host.blobs)))
@@ -226,7 +276,7 @@ class PoolLife:
         remote_host.relay(self.hosts, self.scheduler_there)
         port = int(self.scheduler_address.rpartition(":")[2])
         self.scheduler_address = self.hosts[0].reach(self.scheduler_there, port)
-        if self.control is not None:
+        if self.has_control:
             loop().loop.call_soon_threadsafe(self.control.move, self.scheduler_address)
 
     def write_record(self, *, direct: bool) -> None:
@@ -271,7 +321,7 @@ class PoolLife:
 
     async def _disconnect(self) -> None:
         self.supervisor.close()
-        if self.control is not None:
+        if self.has_control:
             await self.control.close()
         if self.state is PoolState.TAKEN_OVER:
             await asyncio.to_thread(self._leave_link)
@@ -310,10 +360,10 @@ class PoolLife:
 
     def make_control(self, *, direct: bool) -> Control:
         """What the hosts' agents are asked by; it is to be connected."""
-        self.control = Control(self.supervisor, direct=direct, generation=self.generation, shape=self.shape)
-        self.supervisor.control = self.control
+        control = Control(self.supervisor, direct=direct, generation=self.generation, shape=self.shape)
+        self._control = self.supervisor.control = control
         self.host_events.watch()
-        return self.control
+        return control
 
     def down(self, tell: Tell = silently) -> None:
         """End the pool: every process, socket and file of it. Safe to call at any time, and twice.
@@ -327,6 +377,7 @@ class PoolLife:
             Told, in this thread, which ranks take long to end, and who stands still. An interrupt kills them at once,
             and is raised when the pool has ended.
         """
+        self._before_end()
         ours = not self.states.is_over and self.owner == os.getpid()
         self.states.to(PoolState.ENDED, self.expiry.text if self.expiry.over else "")
         if not ours:
@@ -478,7 +529,7 @@ class PoolLife:
         # Whoever waits for a run in another thread goes on.
         self.supervisor.lose_all(self._word_of_end)
         self.supervisor.close()
-        if self.control is None:
+        if not self.has_control:
             return
         self.control.why_closed = self._word_of_end
         try:
@@ -508,7 +559,6 @@ class PoolLife:
     def _restart(self, listener: Listener, tick: Tick, ranks: Sequence[int] | None) -> None:
         self.require_live(restarting=True)
         self.listener = listener
-        assert self.control is not None
         away = self.control.lost or self.control.silent or len(self.control.addresses) < self.spec.nodes
         whole = bool(away) or self.state is PoolState.BROKEN or self.watchdog.keeper_stands_still
         if not whole and (bare := self._nodes_without_folder()):
@@ -541,9 +591,12 @@ class PoolLife:
         if not self.states.offer(PoolState.READY):
             self.require_live()
 
+    def find_gone(self) -> None:
+        """See that the pool's folder is gone: its host's word of its end is on its way."""
+        self.states.offer(PoolState.BROKEN, self.host_events.why_gone())
+
     def _nodes_without_folder(self) -> list[int]:
         """Return the nodes that cannot have new kernels because their folder was removed under them."""
-        assert self.control is not None
         # Who does not answer is told of by the restart itself.
         with contextlib.suppress(Exception):
             answers = loop().call(self.control.ask(rpc.STATUS, range(self.spec.nodes)), timeout=5)
@@ -617,7 +670,6 @@ class PoolLife:
             self._end_hosts(hosts)
 
     async def _relaunch(self) -> None:
-        assert self.control is not None
         # From here on, what the old hosts say concerns nobody.
         hosts, self.hosts = self.hosts, []
         self.supervisor.lose_all("the pool is made anew")
@@ -658,7 +710,7 @@ class PoolLife:
             return False
         if alone:
             self.farewell(f"pool {self.spec.name!r} can run nothing any more: {why}; `%sky restart` makes it anew")
-        if self.control is not None:
+        if self.has_control:
             self.control.why_closed = f"{why}; `%sky restart` makes the pool anew"
             # It would look for its scheduler, and say so in the notebook, for ever.
             asyncio.ensure_future(self.control.close())  # noqa: RUF006 - it ends by itself
@@ -688,7 +740,7 @@ class PoolLife:
 
     def _off(self, hosts: Sequence[launch.Host]) -> set[str]:
         """Of which machines it is known that nothing goes on there."""
-        off = set() if self.control is None else self.control.off
+        off = self.control.off if self.has_control else set()
         return {host.name for host in hosts if off & set(host.nodes)}
 
     def retry_links(self) -> None:
@@ -708,7 +760,7 @@ class PoolLife:
         """Refuse a pool that cannot run anything now, or is another process's; see `StateMachine.require_live`."""
         self.must_be_ours()
         self.states.require_live(restarting=restarting)
-        if self.control is None:
+        if not self.has_control:
             raise self.states.not_started()
 
     @contextlib.contextmanager
@@ -728,13 +780,6 @@ class PoolLife:
             raise
         noted.end("done")
         self.listener(PhaseEvent(phase, text, noted.elapsed, done=True, usual=noted.usual))
-
-    def __repr__(self) -> str:
-        return f"<Pool {self.spec.name!r}: {self.spec.nodes} nodes, {self.spec.world_size} ranks, {self.state}>"
-
-
-def _say_nothing(text: str) -> None:
-    """Nobody is to be told."""
 
 
 @contextlib.contextmanager

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 import cloudpickle
 
@@ -12,13 +12,34 @@ from ...errors import BootstrapError, plain
 from ...node.protocol import rpc
 from ...node.runtime.instance_info import PLAIN
 from ...plugins.core.secrets import sending
+from ..context import PoolContext
 from ..runs.result import aborted
 
 if TYPE_CHECKING:
-    from .lifecycle import PoolLife
+    from ..execution.watchdog import Watchdog
+    from ..transfer.python_versions import PoolPythons
 
 # A machine that has much else to do takes long; a rank that hangs is rarer than that.
 _AGAIN_PATIENCE = 60.0
+
+
+class EnteringContext(PoolContext, Protocol):
+    """The pool, and what a new kernel changes."""
+
+    @property
+    def pythons(self) -> PoolPythons:
+        """Which Pythons the nodes run."""
+        ...
+
+    @property
+    def watchdog(self) -> Watchdog:
+        """Who stands still."""
+        ...
+
+    @property
+    def generation(self) -> int:
+        """Which manager of the pool this is."""
+        ...
 
 
 class Entering:
@@ -26,17 +47,16 @@ class Entering:
 
     Parameters
     ----------
-    pool : PoolLife
+    pool : EnteringContext
         Whose ranks they are.
     """
 
-    def __init__(self, pool: PoolLife) -> None:
+    def __init__(self, pool: EnteringContext) -> None:
         self.pool = pool
         self._epoch = 0
 
     async def enter(self, ranks: Sequence[int] | None = None, epoch: tuple[dict[str, int], str] | None = None) -> None:
         """Have ranks take their place and enter the plugins, all at the same time."""
-        assert self.pool.control is not None
         plugins = self.pool.spec.plugins
         apps = [plugin.around_app for plugin in plugins if plugin.around_app is not None]
         ports, job = epoch or await self._new_epoch()
@@ -64,7 +84,6 @@ class Entering:
 
         No address of a coordinator is used twice: a late peer of the last start could join it.
         """
-        assert self.pool.control is not None
         own = [plugin.name for plugin in self.pool.spec.plugins if plugin.collective] or [PLAIN]
         names = [*own, *(f"{name}.programs" for name in own)]
         ports = (await self.pool.control.ask(rpc.FREE_PORTS, [0], count=len(names)))[0]
@@ -73,7 +92,6 @@ class Entering:
 
     async def again(self, ended: Sequence[int]) -> bool:
         """Have the ranks set their frameworks up anew, those that ended in new kernels; whether all could."""
-        assert self.pool.control is not None
         control, epoch = self.pool.control, await self._new_epoch()
         living = [rank for rank in range(self.pool.spec.world_size) if rank not in ended]
 
@@ -99,7 +117,6 @@ class Entering:
         await self.enter(ranks)
 
     async def _make_kernels(self, ranks: Sequence[int] | None) -> None:
-        assert self.pool.control is not None
         failures = await self.pool.control.ask(rpc.RESTART_KERNELS, self._nodes(ranks), ranks=ranks)
         for node, failed in failures.items():
             for text in failed.values():

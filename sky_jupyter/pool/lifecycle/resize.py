@@ -18,7 +18,6 @@ from ...errors import PoolError, first_line
 from ...node.protocol.host_config import NEXT, HostConfig
 from ...spec.pool_spec import PoolSpec
 from ..base.event_loop import Tick, loop, wait_ticking
-from ..base.events import NoticeEvent
 from ..hosts import remote_host
 from ..hosts.host import Host
 from ..hosts.remote_host import RemoteHost
@@ -27,7 +26,7 @@ from .state import PoolState
 
 if TYPE_CHECKING:
     from ...bootstrap.remote_environment import Crew
-    from .lifecycle import PoolLife
+    from .lifecycle import PoolLifecycle
 
 T = TypeVar("T")
 REPLACED = "its kernel was replaced by `%sky resize`"
@@ -57,13 +56,13 @@ class Resizing:
 
     Parameters
     ----------
-    pool : PoolLife
+    pool : PoolLifecycle
         The pool, of which nothing else is being changed.
     plan : Plan
         What it is to become.
     """
 
-    def __init__(self, pool: PoolLife, plan: Plan) -> None:
+    def __init__(self, pool: PoolLifecycle, plan: Plan) -> None:
         self.pool, self.plan = pool, plan
         self.over = threading.Event()
         self._task: asyncio.Task[None] | None = None
@@ -135,7 +134,6 @@ class Resizing:
     def _check(self) -> None:
         """See that the nodes that stay are there: they are asked for much."""
         control, pool = self.pool.control, self.pool
-        assert control is not None
         self._missed = {host.name for host in pool.hosts if not set(host.nodes) <= control.there}
         away = [node for node in self.plan.kept if node not in control.there]
         if away:
@@ -175,7 +173,6 @@ class Resizing:
                 await self._aside(work, say)
         several = "s" if len(plan.added) > 1 else ""
         with pool.phase("agent", f"starting {len(plan.added)} node{several} ({plan.spec.provider.kind})"):
-            assert pool.control is not None
             pool.control.joining = pool.control.crowded = True
             await self._aside(self._launch, crew)
         self._addresses = [site.address for site in crew.sites]
@@ -203,7 +200,7 @@ class Resizing:
         remote_host.start_more(
             *(pool.traces, plan.spec, crew.sites, fresh, pool.scheduler_there, pool.shape + 1),
             *((pool.link.folder, pool.link.blobs), crew.image.env, self._started.append, pool.stop_event),
-            lambda text: pool.listener(NoticeEvent(text)),
+            pool.notify,
             pool.expiry.left,
         )
 
@@ -238,7 +235,6 @@ class Resizing:
         """
         pool = self.pool
         self._must_go_on()
-        assert pool.control is not None
         busy = pool.supervisor.busy
         pool.supervisor.lose_all(REPLACED)
         pool.supervisor.close()
@@ -322,8 +318,7 @@ class Resizing:
         """Leave the pool as it was, with new kernels where they had gone, and nothing of what was made."""
         pool = self.pool
         pool.stop_event.set()
-        if pool.control is not None:
-            pool.control.joining = False
+        pool.control.joining = False
         try:
             if self._before is not None and not self._ended:
                 await self._go_back(self._before)
@@ -367,7 +362,7 @@ class Resizing:
             raise
 
 
-def _host_of(pool: PoolLife, node: int) -> Host:
+def _host_of(pool: PoolLifecycle, node: int) -> Host:
     return next(host for host in pool.hosts if node in host.nodes)
 
 

@@ -7,7 +7,7 @@ import secrets
 import uuid
 from collections.abc import Sequence
 from concurrent.futures import Future
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...errors import PoolError
 from ...node.agent.shared_state_client import unless_broken
@@ -15,9 +15,7 @@ from ...node.protocol import rpc
 from ...node.protocol.rpc import AgentCall
 from ...node.shared.agent_channel import Shares
 from ..base.event_loop import loop, no_tick, wait_ticking
-
-if TYPE_CHECKING:
-    from ..pool import Pool
+from ..context import PoolContext
 
 _PAUSE = 0.1
 
@@ -25,7 +23,7 @@ _PAUSE = 0.1
 class PoolShares:
     """A pool's, made with it; its questions go to the scheduler as the manager's calls of agents do."""
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: PoolContext) -> None:
         self._pool = pool
         self._name = f"notebook-{secrets.token_hex(8)}"
         self.shares = Shares(self._send, self._send_async, lambda: pool.spec.world_size)
@@ -69,7 +67,7 @@ class PoolShares:
         known: Any = None
         while True:
             control = self._pool.control
-            if control is None or control.closing:
+            if control.closing:
                 raise PoolError(f"pool {self._pool.spec.name!r} is not connected")
             await control.up.wait()
             client = control.client

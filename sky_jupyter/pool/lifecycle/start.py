@@ -15,14 +15,13 @@ from ...machines.local import LocalMachine
 from ...node.system import gpus
 from ...providers.base import ConnectionSession
 from ..base import retries
-from ..base.events import NoticeEvent
 from ..hosts import host as launch
 from ..hosts import remote_host
 from ..hosts.link import PoolLink
 
 if TYPE_CHECKING:
     from ...bootstrap.remote_environment import Crew
-    from .lifecycle import PoolLife
+    from .lifecycle import PoolLifecycle
 
 
 class Making:
@@ -30,11 +29,11 @@ class Making:
 
     Parameters
     ----------
-    pool : PoolLife
+    pool : PoolLifecycle
         Whose ``ids``, ``machines`` and ``hosts`` it fills.
     """
 
-    def __init__(self, pool: PoolLife) -> None:
+    def __init__(self, pool: PoolLifecycle) -> None:
         self.pool = pool
         self._local = pool.spec.provider.kind == "local"
         # This machine, for each node that is one of its processes.
@@ -75,7 +74,7 @@ class Making:
             if pool.spec.world_size > 1:
                 env = {**os.environ, **pool.spec.full_image.env}
                 if said := gpus.shared_by(gpus.present(env), pool.spec.world_size, env):
-                    pool.listener(NoticeEvent(said))
+                    pool.notify(said)
 
         await self._attempt(lambda: asyncio.to_thread(have))
 
@@ -84,13 +83,10 @@ class Making:
         pool, options = self.pool, self.pool.spec.options
         most = options.attempts(made=pool.spec.provider.provisions)
 
-        def tell(text: str) -> None:
-            pool.listener(NoticeEvent(text))
-
         pool.provisioning.begin()
         try:
             await retries.within(
-                retries.attempts(make, most, options.provision_retry_delay, tell),
+                retries.attempts(make, most, options.provision_retry_delay, pool.notify),
                 "provision_timeout",
                 options.provision_timeout,
                 retries.not_made,
@@ -190,7 +186,7 @@ class Making:
             here = (pool.link.folder, pool.link.blobs)
             return remote_host.start(
                 *(pool.traces, pool.spec, crew.sites, here, crew.image.env, pool.host_events.take, pool.stop_event),
-                lambda text: pool.listener(NoticeEvent(text)),
+                pool.notify,
                 pool.expiry.left,
             )
         finally:

@@ -15,16 +15,17 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 from concurrent.futures import TimeoutError as FutureTimeout
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...node.protocol import rpc
 from ..base.event_loop import loop
 from ..base.run_titles import title_of
+from ..context import PoolContext
 
 if TYPE_CHECKING:
+    from ..base.phases import PhaseLog
+    from ..execution.supervisor import Supervisor
     from ..hosts.host import Host
-    from ..pool import Pool
-    from .lifecycle import PoolLife
 
 _log = logging.getLogger(__name__)
 # Whoever looks sooner than this after another sees what that one saw.
@@ -75,11 +76,11 @@ class Survey:
 
     Parameters
     ----------
-    pool : PoolLife
+    pool : PoolContext
         Whose nodes are asked.
     """
 
-    def __init__(self, pool: PoolLife) -> None:
+    def __init__(self, pool: PoolContext) -> None:
         self.pool = pool
         self.nodes: dict[int, Seen] = {}
         self._at = -math.inf
@@ -101,9 +102,11 @@ class Survey:
 
     async def _ask(self) -> None:
         try:
+            if not self.pool.has_control or self.pool.control.closing:
+                return
             control = self.pool.control
-            nodes = sorted(control.there) if control is not None and not control.closing else []
-            if control is None or not nodes:
+            nodes = sorted(control.there)
+            if not nodes:
                 return
             since = {str(node): self.nodes[node].next for node in nodes if node in self.nodes}
             answers = await asyncio.wait_for(control.ask(rpc.STATUS, nodes, since=since), _WITHIN)
@@ -165,7 +168,65 @@ def _take_metrics(seen: Seen, metrics: Mapping[str, Any], now: float) -> None:
     seen.next = _whole(metrics.get("next"))
 
 
-def of(pool: Pool, since: int | None = None, lines: int | None = None) -> dict[str, Any]:
+class StatusContext(PoolContext, Protocol):
+    """The pool, and all that is shown of it."""
+
+    @property
+    def state(self) -> str:
+        """What it can do now."""
+        ...
+
+    @property
+    def condition(self) -> str:
+        """The state in one word, as a person sees it."""
+        ...
+
+    @property
+    def broken(self) -> str:
+        """Why it can do nothing, in words."""
+        ...
+
+    @property
+    def began(self) -> float:
+        """When its start began."""
+        ...
+
+    @property
+    def away(self) -> dict[str, str]:
+        """Machines that cannot be reached."""
+        ...
+
+    @property
+    def apart(self) -> dict[str, str]:
+        """Machines that the head does not reach."""
+        ...
+
+    @property
+    def phases(self) -> PhaseLog:
+        """What its start came through."""
+        ...
+
+    @property
+    def survey(self) -> Survey:
+        """What its nodes have answered."""
+        ...
+
+    @property
+    def supervisor(self) -> Supervisor:
+        """Who knows what runs on it."""
+        ...
+
+    @property
+    def detached(self) -> Mapping[str, object]:
+        """Runs that nobody waits for, by id."""
+        ...
+
+    def retry_links(self) -> None:
+        """Try at once what is away."""
+        ...
+
+
+def of(pool: StatusContext, since: int | None = None, lines: int | None = None) -> dict[str, Any]:
     """How a pool is, as JSON; any thread but the loop's own.
 
     Parameters
@@ -206,13 +267,13 @@ def of(pool: Pool, since: int | None = None, lines: int | None = None) -> dict[s
     }
 
 
-def _phases(pool: Pool, since: int | None, lines: int | None) -> list[dict[str, Any]]:
+def _phases(pool: StatusContext, since: int | None, lines: int | None) -> list[dict[str, Any]]:
     if lines is not None:
         return pool.phases.facts(lines)
     return pool.phases.facts() if since == 0 else pool.phases.facts(_LINES, parts=False)
 
 
-def _run(pool: Pool, run: Any, now: float) -> dict[str, Any]:
+def _run(pool: StatusContext, run: Any, now: float) -> dict[str, Any]:
     return {
         "id": run.id,
         "code": run.code[:_CODE],
@@ -229,10 +290,10 @@ def _run(pool: Pool, run: Any, now: float) -> dict[str, Any]:
     }
 
 
-def _node(pool: Pool, node: int, since: int | None, now: float) -> dict[str, Any]:
+def _node(pool: StatusContext, node: int, since: int | None, now: float) -> dict[str, Any]:
     seen = pool.survey.nodes.get(node, Seen())
     host = _host_of(pool, node)
-    address = pool.control.addresses.get(node, "") if pool.control is not None else ""
+    address = pool.control.addresses.get(node, "") if pool.has_control else ""
     samples = [(at, sample) for at, sample in list(seen.samples) if since is not None and at * 1000 > since]
     return {
         "node": node,
@@ -248,18 +309,18 @@ def _node(pool: Pool, node: int, since: int | None, now: float) -> dict[str, Any
     }
 
 
-def _host_of(pool: PoolLife, node: int) -> Host | None:
+def _host_of(pool: PoolContext, node: int) -> Host | None:
     return next((host for host in pool.hosts if node in host.nodes), None)
 
 
-def state_of(pool: PoolLife, node: int, seen: Seen) -> str:
+def state_of(pool: StatusContext, node: int, seen: Seen) -> str:
     """What is to be said of a node, in one word."""
-    control = pool.control
     host = _host_of(pool, node)
     if host is not None and host.name in pool.away:
         return "unreachable"
-    if control is None or pool.state == "new":
+    if not pool.has_control or pool.state == "new":
         return "starting"
+    control = pool.control
     if pool.state in ("broken", "ended", "taken") or node in control.lost or node in control.off:
         return "lost"
     if None in control.silent or node in control.silent or node not in control.addresses:

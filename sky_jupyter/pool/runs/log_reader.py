@@ -5,14 +5,11 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ...node.journal.segments import Gap
 from ...node.protocol.events import gap_text
 from .log_pages import MOST_COUNT, Page
-
-if TYPE_CHECKING:
-    from ..pool import Pool
 
 # So many events before the end are looked at first; where that is too little, so many times more.
 _BACK, _FURTHER = 4, 8
@@ -97,7 +94,29 @@ def _missing(event: Mapping[str, Any], rank: int | None, stream: str | None) -> 
         yield whose, "\n" + gap_text(size, why or "it is not known why")
 
 
-def walk(pool: Pool, run: str, rank: int | None = None, node: int | None = None, start: int = 0) -> Iterator[Page]:
+class PagesContext(Protocol):
+    """The pool, as its nodes' journals are read."""
+
+    def page(
+        self,
+        id: str,
+        rank: int | None = None,
+        start: int = 0,
+        count: int = ...,
+        *,
+        nodes: Collection[int] | None = None,
+    ) -> list[Page]:
+        """Return a part of what a run has told; see `Pool.page`."""
+        ...
+
+    def homes(self, id: str) -> dict[int, int]:
+        """Return a run's ranks, and the node that has the journal of each."""
+        ...
+
+
+def walk(
+    pool: PagesContext, run: str, rank: int | None = None, node: int | None = None, start: int = 0
+) -> Iterator[Page]:
     """The pages of what a run had told by now, from a number on, of one node after the other."""
     nodes = None if node is None else {node}
     for page in pool.page(run, rank, start, MOST_COUNT, nodes=nodes):
@@ -109,7 +128,9 @@ def walk(pool: Pool, run: str, rank: int | None = None, node: int | None = None,
             (page,) = pool.page(run, rank, page.next, MOST_COUNT, nodes={page.node})
 
 
-def newest(pool: Pool, run: str, ranks: Collection[int], most: int, lines: int | None = None) -> dict[int, Tail]:
+def newest(
+    pool: PagesContext, run: str, ranks: Collection[int], most: int, lines: int | None = None
+) -> dict[int, Tail]:
     """The end of what each of some ranks has printed.
 
     Parameters
@@ -150,7 +171,7 @@ def newest(pool: Pool, run: str, ranks: Collection[int], most: int, lines: int |
     return found
 
 
-def before(pool: Pool, run: str, rank: int, stream: str, number: int) -> Iterator[str]:
+def before(pool: PagesContext, run: str, rank: int, stream: str, number: int) -> Iterator[str]:
     """What a rank wrote to an output before the event of this number.
 
     Raises

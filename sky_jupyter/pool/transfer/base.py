@@ -8,17 +8,15 @@ import threading
 from collections.abc import Callable, Coroutine, Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from ...errors import LinkLost, MachineError, PoolError, SpecError, TransferError
 from ...node.files.file_manifest import FILE, Entry, shown
 from ...node.files.transfer import LocalSource, Take
 from ..base.event_loop import Tick, loop, wait_ticking
 from ..base.events import Listener, NoticeEvent, ProgressEvent
+from ..context import TransferContext
 from ..hosts import remote_host
-
-if TYPE_CHECKING:
-    from ..pool import Pool
 
 T = TypeVar("T")
 _AGAIN = 0.5
@@ -76,10 +74,9 @@ class Stopped(Exception):
 class Moving:
     """What both directions have: the pool, whom to tell, and how to stop."""
 
-    def __init__(self, pool: Pool, nodes: Sequence[int], listener: Listener) -> None:
+    def __init__(self, pool: TransferContext, nodes: Sequence[int], listener: Listener) -> None:
         self.pool, self.nodes, self.listener = pool, nodes, listener
         self.stop = threading.Event()
-        assert pool.control is not None
         self.control = pool.control
         # Whether the nodes are other machines than this one.
         self.away = not pool.hosts[0].here

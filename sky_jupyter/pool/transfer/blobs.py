@@ -17,13 +17,13 @@ from ...node.protocol import rpc
 from ...node.protocol.rpc import AgentCall
 from ..base.event_loop import Tick, loop, wait_ticking
 from ..base.events import Listener, ProgressEvent
+from ..context import TransferContext
 from ..hosts import host as launch
 from ..hosts import remote_host
 from . import broadcast_tree, files
 from .base import size_text
 
 if TYPE_CHECKING:
-    from ..pool import Pool
     from ..runs.run import Run
 
 _SPARE_ROOM = 64 << 20
@@ -31,7 +31,7 @@ _SPARE_ROOM = 64 << 20
 _TOLD = 0.1
 
 
-def ship(pool: Pool, run: Run, call: Blob | None, on_send: Listener, tick: Tick) -> dict[str, Any]:
+def ship(pool: TransferContext, run: Run, call: Blob | None, on_send: Listener, tick: Tick) -> dict[str, Any]:
     """Bring a run's values to the machines that it runs on; what its ranks are told of them.
 
     Raises
@@ -63,9 +63,8 @@ def reading(on_send: Listener, tick: Tick) -> Tell:
     return tell
 
 
-def kept(pool: Pool) -> dict[str, int] | None:
+def kept(pool: TransferContext) -> dict[str, int] | None:
     """How much the machine keeps that keeps most, as `Kept.facts` has it; None where nobody can say."""
-    assert pool.control is not None
     nodes = [host.nodes[0] for host in pool.hosts if host.nodes[0] not in pool.control.lost]
     with contextlib.suppress(SkyError, FutureTimeout, OSError):
         found = loop().call(broadcast_tree.ask(pool.control, rpc.CACHE_STATS, nodes))
@@ -73,7 +72,7 @@ def kept(pool: Pool) -> dict[str, int] | None:
     return None
 
 
-def discard(pool: Pool, run: Run) -> None:
+def discard(pool: TransferContext, run: Run) -> None:
     """Remove a run's folders: kernels that have mapped a blob need its name no more."""
     if not pool.hosts:
         # They have ended, and their folders with them.
@@ -84,12 +83,12 @@ def discard(pool: Pool, run: Run) -> None:
         shutil.rmtree(place / run.key, ignore_errors=True)
 
 
-def _places(pool: Pool) -> tuple[Path, Path]:
+def _places(pool: TransferContext) -> tuple[Path, Path]:
     host = pool.hosts[0]
     return places(host.folder, str(host.blobs))
 
 
-def hosts_of(pool: Pool, run: Run) -> list[launch.Host]:
+def hosts_of(pool: TransferContext, run: Run) -> list[launch.Host]:
     """The hosts of a run's ranks; all where any of them may take it."""
     nodes = {rank // pool.spec.ranks_per_node for rank in run.outcomes}
     return [host for host in pool.hosts if not nodes or nodes & set(host.nodes)]
@@ -98,7 +97,7 @@ def hosts_of(pool: Pool, run: Run) -> list[launch.Host]:
 class _Shipping:
     """What both have: the machine that the notebook is on, where all is written first."""
 
-    def __init__(self, pool: Pool, run: Run, on_send: Listener, tick: Tick) -> None:
+    def __init__(self, pool: TransferContext, run: Run, on_send: Listener, tick: Tick) -> None:
         self.pool, self.run, self.on_send, self.tick = pool, run, on_send, tick
         self.kept = Kept(_places(pool), make=False)
         run.folder = self.kept.places[0] / run.id
@@ -175,7 +174,6 @@ class _Shipping:
 
     def ask(self, call: AgentCall, nodes: Iterable[int], **arguments: Any) -> dict[int, Any]:
         """Ask agents while ``tick`` is called; NodeLost where one of them does not answer any more."""
-        assert self.pool.control is not None
         future = loop().submit(broadcast_tree.ask(self.pool.control, call, nodes, **arguments))
         try:
             with self.pool.watchdog.telling(self.on_send):
@@ -213,7 +211,6 @@ class _Here(_Shipping):
 
     def make_room(self, size: int) -> None:
         control, head = self.pool.control, self.pool.hosts[0].nodes[0]
-        assert control is not None
         with contextlib.suppress(SkyError, FutureTimeout):
             loop().call(control.ask(rpc.MAKE_ROOM, [head], size=size))
 

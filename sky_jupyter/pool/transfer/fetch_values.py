@@ -11,20 +11,18 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from ...errors import NodeLost, SkyError, TransferError, rank_label
 from ...node.protocol import rpc
 from ...node.serialization import pickling
 from ...node.serialization.remote_repr import RemoteRepr
 from ...node.serialization.result_values import room
-from ..base.event_loop import loop, no_tick
+from ..base.event_loop import Tick, loop, no_tick
 from ..base.events import Event, Listener, NoticeEvent, ignore
+from ..context import TransferContext
 from ..runs import log_reader
 from .base import Moving
-
-if TYPE_CHECKING:
-    from ..pool import Pool
 
 # A repr is not worth a longer wait.
 _MOMENT = 2.0
@@ -36,9 +34,11 @@ class Watch(Protocol):
 
     def on_event(self, event: Event) -> None:
         """Take in how far they are; any thread."""
+        ...
 
     def refresh(self) -> None:
         """Draw what is new."""
+        ...
 
 
 Shows = Callable[[str], AbstractContextManager[Watch]]
@@ -94,6 +94,37 @@ class Brought:
         return RemoteRepr(self.repr or f"<{self.type} object>", self.type, why, self.rank)
 
 
+class ValuesContext(TransferContext, log_reader.PagesContext, Protocol):
+    """The pool, and what it knows of the values that come."""
+
+    @property
+    def shows(self) -> Shows:
+        """How it is shown that values come."""
+        ...
+
+    @property
+    def wanted(self) -> set[str]:
+        """The names of those that are coming."""
+        ...
+
+    @property
+    def held(self) -> dict[str, int]:
+        """How many results hold a run's values."""
+        ...
+
+    def fetch(
+        self,
+        ranks: Sequence[int],
+        content: Mapping[str, Any],
+        what: str,
+        listener: Listener = ignore,
+        tick: Tick = no_tick,
+        check: Callable[[Mapping[int, Brought]], None] = lambda found: None,
+    ) -> dict[int, Brought]:
+        """Bring values of ranks here; see `fetch`."""
+        ...
+
+
 class Bringing(Moving):
     """The values of some ranks on their way here.
 
@@ -105,7 +136,9 @@ class Bringing(Moving):
         What it is called.
     """
 
-    def __init__(self, pool: Pool, ranks: Sequence[int], listener: Listener, what: str) -> None:
+    pool: ValuesContext
+
+    def __init__(self, pool: ValuesContext, ranks: Sequence[int], listener: Listener, what: str) -> None:
         self.per_node = pool.spec.ranks_per_node
         super().__init__(pool, sorted({rank // self.per_node for rank in ranks}), listener)
         self.what = what
@@ -258,7 +291,7 @@ class Untouched:
         How often the pool's nodes had been changed then.
     """
 
-    def __init__(self, pool: Pool, run: str, ranks: Iterable[int], shape: int) -> None:
+    def __init__(self, pool: ValuesContext, run: str, ranks: Iterable[int], shape: int) -> None:
         self.pool, self.run, self.ranks, self.shape = pool, run, tuple(ranks), shape
         self._loop = loop().loop
 
@@ -321,11 +354,10 @@ class Untouched:
         left = self.pool.held.pop(self.run, 0) - 1
         if left > 0:
             self.pool.held[self.run] = left
-        elif self.pool.state == "ready" and self.pool.shape == self.shape and self.pool.control is not None:
+        elif self.pool.state == "ready" and self.pool.shape == self.shape:
             _in_background(self._release())
 
     async def _release(self) -> None:
-        assert self.pool.control is not None
         for node in sorted({rank // self.pool.spec.ranks_per_node for rank in self.ranks}):
             with contextlib.suppress(Exception):  # newer values push it out
                 await self.pool.control.ask(rpc.RELEASE_VALUE, [node], run=self.run, ranks=list(self.ranks))
@@ -347,7 +379,7 @@ def not_rebuilt(error: Exception) -> str:
 
 
 def fetch(
-    pool: Pool,
+    pool: ValuesContext,
     ranks: Iterable[int],
     content: Mapping[str, Any],
     what: str,

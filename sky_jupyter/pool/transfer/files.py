@@ -13,6 +13,7 @@ from ...machines.local import absolute
 from ...node.files.file_manifest import shown
 from ..base.event_loop import Tick, no_tick
 from ..base.events import Listener, ignore
+from ..context import TransferContext
 from ..hosts import host as launch
 from ..hosts import remote_host as remotely
 from .base import Transfer
@@ -20,7 +21,6 @@ from .download import Fetching
 from .upload import Sending
 
 if TYPE_CHECKING:
-    from ..pool import Pool
     from ..runs.run import Run
 
 # Values up to this size are sent to each host by itself: that is sooner than by way of another one.
@@ -30,7 +30,7 @@ _NAMELESS = re.compile(r"(~[^/]*|(.*/)?\.\.)/*\Z", re.DOTALL)
 
 
 def put(
-    pool: Pool,
+    pool: TransferContext,
     local: str | os.PathLike[str],
     remote: str | None = None,
     on: Sequence[int] | None = None,
@@ -53,7 +53,7 @@ def put(
 
 
 def get(
-    pool: Pool,
+    pool: TransferContext,
     remote: str,
     local: str | os.PathLike[str] | None = None,
     on: Sequence[int] | None = None,
@@ -75,7 +75,9 @@ def is_small(folder: Path) -> bool:
     return sum(path.stat().st_size for path in folder.iterdir()) <= SMALL
 
 
-def ship(pool: Pool, run: Run, folder: Path, hosts: Iterable[launch.Host], listener: Listener, tick: Tick) -> None:
+def ship(
+    pool: TransferContext, run: Run, folder: Path, hosts: Iterable[launch.Host], listener: Listener, tick: Tick
+) -> None:
     """Bring the blobs in a folder to hosts that a run is on.
 
     Raises
@@ -98,7 +100,7 @@ def ship(pool: Pool, run: Run, folder: Path, hosts: Iterable[launch.Host], liste
         raise
 
 
-def check_nodes(pool: Pool, on: Sequence[int] | None) -> list[int]:
+def check_nodes(pool: TransferContext, on: Sequence[int] | None) -> list[int]:
     """The nodes, all where none are given; one that the pool does not have raises SpecError."""
     chosen = list(range(pool.spec.nodes)) if on is None else sorted(set(on))
     wrong = [node for node in chosen if not 0 <= node < pool.spec.nodes]

@@ -7,7 +7,7 @@ import functools
 import threading
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...bootstrap import local_environment, package_sync
 from ...bootstrap.requirements import parse
@@ -18,11 +18,20 @@ from ...node.protocol import rpc
 from ...util.redaction import without_secrets
 from ..base.event_loop import Tick, loop, no_tick, wait_ticking
 from ..base.events import Listener, NoticeEvent, ProgressEvent, ignore
+from ..context import TransferContext
 from ..hosts import remote_host
 
 if TYPE_CHECKING:
     from ...spec.image import Image
-    from ..pool import Pool
+    from ...spec.pool_spec import PoolSpec
+
+
+class PackagesContext(TransferContext, Protocol):
+    """The pool, and that its image can be changed."""
+
+    def change_spec(self, spec: PoolSpec) -> None:
+        """Have the pool be one of this spec from now on."""
+        ...
 
 
 class PoolPackages:
@@ -34,7 +43,7 @@ class PoolPackages:
         Whether nodes are given what they lack with each run.
     """
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: PackagesContext) -> None:
         self.pool = pool
         self.sync = False
         # What the hosts' folders were when they were asked, and what each node answered.
@@ -123,9 +132,7 @@ class PoolPackages:
         pool = self.pool
         pip = pool.spec.image.pip
         if more := tuple(text for text in requirements if text not in pip):
-            pool.spec = replace(pool.spec, image=replace(pool.spec.image, pip=(*pip, *more)))
-            if pool.control is not None:
-                pool.write_record(direct=pool.control.direct)
+            pool.change_spec(replace(pool.spec, image=replace(pool.spec.image, pip=(*pip, *more))))
 
     def frozen(self) -> str:
         """The nodes' environment as requirements.
@@ -169,7 +176,6 @@ class PoolPackages:
         """What each node has."""
         if not self._nodes:
             self.pool.require_live()
-            assert self.pool.control is not None
             self._nodes = loop().call(self.pool.control.ask(rpc.LIST_PACKAGES))
         return self._nodes
 

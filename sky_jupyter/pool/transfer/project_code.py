@@ -7,7 +7,7 @@ import stat
 import threading
 from collections.abc import Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...capture.project_files import Code, LocalCode, Source
 from ...errors import CaptureError, TransferError
@@ -19,12 +19,10 @@ from ...node.kernel.project_modules import FOLDER, INDEX
 from ...node.protocol import rpc
 from ..base.event_loop import Tick, loop
 from ..base.events import Listener
+from ..context import TransferContext
 from ..hosts import host as launch
 from ..hosts import remote_host
 from .upload import Sending
-
-if TYPE_CHECKING:
-    from ..pool import Pool
 
 _PIECE = 1 << 20
 
@@ -38,7 +36,7 @@ class PoolCode:
         What the nodes are to have.
     """
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: TransferContext) -> None:
         self.pool = pool
         self.local = LocalCode()
         # What the folder here has; which version each host has, by its folder there.
@@ -87,7 +85,6 @@ class PoolCode:
         if not lacking:
             return
         control = self.pool.control
-        assert control is not None
         nodes = [node for host in lacking for node in host.nodes]
         if self._gone:
             # First: where a file was, there may be a folder now.

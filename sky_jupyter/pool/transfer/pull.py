@@ -5,7 +5,7 @@ from __future__ import annotations
 import keyword
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 
 from ...capture.blobs import fingerprint
 from ...capture.ledger import Ledger
@@ -13,17 +13,24 @@ from ...errors import PoolError, SpecError, nearest, rank_label
 from ...node.serialization.sharded_arrays import Whole
 from ..base.event_loop import Tick
 from ..base.events import Listener
-from .fetch_values import Brought, discard, load, not_rebuilt
-
-if TYPE_CHECKING:
-    from ..pool import Pool
+from .fetch_values import Brought, ValuesContext, discard, load, not_rebuilt
 
 HOWS = ("stack", "concat")
 # Types of which it can be told before anything crosses the link that they do not fit together.
 _ARRAYS = ("numpy.ndarray", "torch.Tensor", "jaxlib._jax.ArrayImpl")
 
 
-def pull(pool: Pool, name: str, ranks: Sequence[int] | None, how: str | None, listener: Listener, tick: Tick) -> Any:
+class PullContext(ValuesContext, Protocol):
+    """The pool, and which ranks it has."""
+
+    def check_ranks(self, ranks: Sequence[int] | None) -> list[int]:
+        """Return the ranks, all where none are given; SpecError for one that the pool does not have."""
+        ...
+
+
+def pull(
+    pool: PullContext, name: str, ranks: Sequence[int] | None, how: str | None, listener: Listener, tick: Tick
+) -> Any:
     """Bring a variable of ranks here, while ``tick`` is called and ``listener`` told.
 
     Parameters

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...capture.collect import Capture, Carried
 from ...errors import BootstrapError, CaptureError, PoolError
 from ...node.protocol import rpc
 from ...node.protocol.version import PROTOCOL
 from ...node.serialization.code_portability import PYTHON, function_in
+from ..context import PoolContext
 from ..registry.pool_record import unfit
-
-if TYPE_CHECKING:
-    from ..lifecycle.lifecycle import PoolLife
 
 _SHOWN = 3
 
@@ -29,11 +27,11 @@ class PoolPythons:
 
     Parameters
     ----------
-    pool : PoolLife
+    pool : PoolContext
         Whose nodes they are.
     """
 
-    def __init__(self, pool: PoolLife) -> None:
+    def __init__(self, pool: PoolContext) -> None:
         self.pool = pool
         # By minor version, the nodes that have it; the notebook's own is not among them.
         self.others: dict[str, list[int]] = {}
@@ -46,7 +44,6 @@ class PoolPythons:
         PoolError
             When a node speaks another protocol.
         """
-        assert self.pool.control is not None
         found: dict[str, list[int]] = {}
         for node, answer in sorted((await self.pool.control.ask(rpc.PYTHON)).items()):
             # Versions before the first number answered with the Python alone.

@@ -7,18 +7,16 @@ import contextlib
 import secrets
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path, PurePosixPath
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from ...errors import CaptureError, LinkLost, NodeLost, SpecError, TransferError
 from ...node.files.file_manifest import FILE, Entry, from_wire, hashed, pack, shown, to_wire, total, walk
 from ...node.files.transfer import read
 from ...node.protocol import rpc
 from ..base.events import Listener, NoticeEvent
+from ..context import TransferContext
 from .base import Moving, Stopped, Transfer, advice, copy, is_itself, size_text
 from .broadcast_tree import Failure, Place, Spread, ask
-
-if TYPE_CHECKING:
-    from ..pool import Pool
 
 # What one call of a machine's may name, in bytes.
 _NAMES = 200_000
@@ -41,7 +39,14 @@ class Sending(Moving):
     """
 
     def __init__(
-        self, pool: Pool, source: Path, nodes: Sequence[int], listener: Listener, run: str = "", *, code: bool = False
+        self,
+        pool: TransferContext,
+        source: Path,
+        nodes: Sequence[int],
+        listener: Listener,
+        run: str = "",
+        *,
+        code: bool = False,
     ) -> None:
         super().__init__(pool, nodes, listener)
         self.source, self.run, self.code = source, run, code
