@@ -16,6 +16,7 @@ from ..errors import PoolError, SkyError
 from ..node.protocol.host_config import HostConfig
 from ..node.protocol.version import PROTOCOL
 from ..util import process_identity
+from .base.timeouts import TIMEOUTS
 from .registry import folders, orders, remote_parts
 from .registry.machine_sweep import end_pool_machines
 from .registry.pool_record import PoolRecord, protocol_of
@@ -24,8 +25,8 @@ from .registry.registry import PoolRow, Registry, sweep
 if TYPE_CHECKING:
     from ..machines.ssh.types import Prompts
 
-_HOST_ENDS = 10.0
-_LOOK = 0.02
+_HOST_ENDS = TIMEOUTS.end.host_process
+_LOOK = TIMEOUTS.polls.end
 
 
 def end(registry: Registry, id: str, prompts: Prompts | None = None) -> str:

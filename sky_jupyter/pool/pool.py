@@ -22,6 +22,7 @@ from ..spec.pool_spec import PoolSpec
 from .base.event_loop import Tick, counting_interrupts, loop, no_tick, wait_ticking
 from .base.events import Listener, NoticeEvent, Tape, ignore
 from .base.phases import PhaseLog
+from .base.timeouts import TIMEOUTS
 from .control.client import Control
 from .execution.executor import Call, Submitter
 from .execution.orphaned_runs import take_stock
@@ -63,11 +64,11 @@ if TYPE_CHECKING:
 
 DEFAULT_GRACE = 5.0
 T = TypeVar("T")
-_READ_TIMEOUT = 60.0
+_READ_TIMEOUT = TIMEOUTS.answers.read
 # So long an answer is waited for that may never come, as a process of the pool stands still.
-_HALTED, _LOOK = 5.0, 0.1
+_HALTED, _LOOK = TIMEOUTS.answers.halted, TIMEOUTS.polls.answer
 # After a second interrupt whoever waits goes on once the run is given up, and at the latest then.
-_FREED, _LAST = 0.5, 4.5
+_FREED, _LAST = TIMEOUTS.interrupts.after, TIMEOUTS.interrupts.last
 
 
 class _Freed(Exception):

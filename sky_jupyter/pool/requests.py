@@ -20,6 +20,7 @@ from typing import Any
 
 from ..errors import PoolError, SkyError, SpecError, nearest, rank_label
 from ..spec.pool_spec import MAX_NODES
+from .base.timeouts import TIMEOUTS
 from .lifecycle import status
 from .open_pools import pools
 from .pool import Pool
@@ -28,9 +29,9 @@ from .runs.run import Run
 
 _log = logging.getLogger(__name__)
 # What takes longer goes on, and the answer says so.
-_PATIENCE = 2.0
+_PATIENCE = TIMEOUTS.answers.request
 # Two presses within this many seconds are one that was a double click.
-_DOUBLE = 1.0
+_DOUBLE = TIMEOUTS.interrupts.double_click
 _MOST_TEXT = 64
 _MOST_HOST = 300
 _MOST_RANKS = 4096

@@ -17,10 +17,11 @@ from concurrent.futures import TimeoutError as FutureTimeout
 from typing import Any, TypeVar
 
 from ...errors import PoolError
+from .timeouts import TIMEOUTS
 
 T = TypeVar("T")
 Tick = Callable[[], None]
-_TICK = 0.05
+_TICK = TIMEOUTS.polls.loop
 
 
 def no_tick() -> None:

@@ -9,9 +9,10 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from ...errors import BootstrapError, HostKeyError, LoginRefused, MachineError, ProvisionError, SkyError
+from .timeouts import TIMEOUTS
 
 T = TypeVar("T")
-_TICK = 0.2
+_TICK = TIMEOUTS.polls.retry
 
 
 async def within(work: Awaitable[T], option: str, limit: float, late: Callable[[str], SkyError]) -> T:

@@ -16,28 +16,29 @@ from ...node.protocol import rpc
 from ...node.protocol.host_config import member_name
 from ...node.protocol.rpc import AgentCall
 from ..base.event_loop import NoAnswer
+from ..base.timeouts import TIMEOUTS
 
 if TYPE_CHECKING:
     from distributed import Client
 
 T = TypeVar("T")
-_POLL = 0.01
+_POLL = TIMEOUTS.polls.control
 # More agents than this are asked by the scheduler, side by side.
 _DIRECT = 16
-_BEAT = 1.0
-_DIAL_TIMEOUT = 3.0
+_BEAT = TIMEOUTS.liveness.beat
+_DIAL_TIMEOUT = TIMEOUTS.liveness.dial
 # The same for the first time; how often it is looked meanwhile whether the pool is broken.
-_FIRST_DIAL, _WATCH = 10.0, 0.1
+_FIRST_DIAL, _WATCH = TIMEOUTS.liveness.first_dial, TIMEOUTS.polls.broken
 # Whose end broke a connection is known about so many seconds later.
-_LAST_WORDS = 0.6
+_LAST_WORDS = TIMEOUTS.liveness.last_words
 # Without an answer for this long, or twice as long as the last one took, others are asked about a machine.
-DOUBT, LATE_DOUBT = 0.8, 3.0
+DOUBT, LATE_DOUBT = TIMEOUTS.liveness.doubt, TIMEOUTS.liveness.late_doubt
 # Without an answer for this long, a node or the whole pool is said to be unreachable.
-SILENCE = 4.0
+SILENCE = TIMEOUTS.liveness.silence
 # A node that the scheduler has lost, and that is not back after this long, is given up.
-ABSENCE = 4.5
+ABSENCE = TIMEOUTS.liveness.absence
 # The same for one that the scheduler reaches through our own link, which is made again with growing pauses.
-FAR_ABSENCE = 30.0
+FAR_ABSENCE = TIMEOUTS.liveness.far_absence
 
 
 class Watcher(Protocol):
@@ -428,10 +429,11 @@ class Control:
         asking = self._ask_until_answered(call, nodes, arguments)
         if call.timeout is None:
             return await asking
+        limit = call.timeout * TIMEOUTS.scale
         try:
-            return await asyncio.wait_for(asking, call.timeout)
+            return await asyncio.wait_for(asking, limit)
         except asyncio.TimeoutError:
-            raise NoAnswer(f"the pool has not answered in {call.timeout:g} s") from None
+            raise NoAnswer(f"the pool has not answered in {limit:g} s") from None
 
     async def _ask_until_answered(
         self, call: AgentCall, nodes: Iterable[int] | None, arguments: dict[str, Any]

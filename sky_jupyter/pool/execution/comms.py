@@ -17,9 +17,10 @@ from ...node.protocol import rpc
 from ...node.protocol.comm_messages import Message, Pending
 from ...spec.pool_spec import PoolSpec
 from ..base.event_loop import loop
+from ..base.timeouts import TIMEOUTS
 
 # So long after something was sent to the ranks, what came meanwhile goes as one.
-_PACE = 0.05
+_PACE = TIMEOUTS.polls.widgets
 _MOST = 200
 Ask = Callable[..., Awaitable[dict[int, Any]]]
 

@@ -16,13 +16,14 @@ from ...errors import NodeLost, PoolError
 from ...node.protocol import rpc
 from ...node.protocol.rpc import AgentCall
 from ..base.event_loop import loop
+from ..base.timeouts import TIMEOUTS
 from ..context import PoolContext
 
 if TYPE_CHECKING:
     from .supervisor import Supervisor
     from .tasks import CallRun
 
-_PAUSE = 0.02
+_PAUSE = TIMEOUTS.polls.streams
 
 
 class SupervisedContext(PoolContext, Protocol):

@@ -18,6 +18,7 @@ from ...node.protocol import rpc
 from ...node.protocol.rpc import AgentCall
 from ...spec.pool_spec import PoolSpec
 from ..base.events import NoticeEvent
+from ..base.timeouts import TIMEOUTS
 from ..control.client import Control
 from ..runs.hang_detector import AFTER, Watch
 from ..runs.run import Run
@@ -27,25 +28,25 @@ from .comms import Comms
 from .watchdog import Watchdog
 
 _log = logging.getLogger(__name__)
-_INTERRUPT_PATIENCE = 1.0
+_INTERRUPT_PATIENCE = TIMEOUTS.interrupts.agents
 # Who has not heeded an interrupt by then is looked at.
-_HEED_PATIENCE = 0.3
+_HEED_PATIENCE = TIMEOUTS.interrupts.heed
 # A rank may still be compiling what will then fail at once.
-_ABORT_PATIENCE = 8.0
-_KILL_PATIENCE = 20.0
-_CHECK_PATIENCE = 3.0
-_REACH_PATIENCE = 2.0
+_ABORT_PATIENCE = TIMEOUTS.interrupts.abort
+_KILL_PATIENCE = TIMEOUTS.repairs.kill
+_CHECK_PATIENCE = TIMEOUTS.repairs.check
+_REACH_PATIENCE = TIMEOUTS.repairs.reach
 # Of a second interrupt the person has the prompt back after this, whatever does not answer.
-FREE_PATIENCE = 3.0
+FREE_PATIENCE = TIMEOUTS.interrupts.freed
 # A restart is gone on with so often when a connection breaks or an agent ends in it.
 _RESTARTS = 3
-_PAUSE = 0.1
+_PAUSE = TIMEOUTS.polls.repairs
 # After so many bytes of output an agent is told that they have been taken in.
 _TELL = 1 << 20
 # A node whose agent ended is back before that; where it is not, what is run on it says so.
-_RETURN_PATIENCE = 5.0
+_RETURN_PATIENCE = TIMEOUTS.repairs.returned
 # A kernel that ends by itself more often than this, in so many seconds, is not replaced any more.
-_REPLACEMENTS, _REPLACEMENT_SPAN = 5, 60.0
+_REPLACEMENTS, _REPLACEMENT_SPAN = 5, TIMEOUTS.repairs.ends_within
 
 
 class Supervisor:

@@ -24,6 +24,7 @@ from ...node.journal.segments import is_number
 from ...node.protocol import rpc
 from ..base.event_loop import Tick, loop, no_tick
 from ..base.events import Listener, NoticeEvent, ignore
+from ..base.timeouts import TIMEOUTS
 from ..hosts import host
 from ..runs.hang_detector import Watch
 from ..runs.result import CellResult, Outcome, exception_of
@@ -42,9 +43,9 @@ if TYPE_CHECKING:
 _log = logging.getLogger(__name__)
 # Arguments up to this size go with the task itself.
 _INLINE = 32 << 10
-_LOOK = 1.0
-_PAUSE = 0.1
-_PATIENCE = 2.0
+_LOOK = TIMEOUTS.polls.calls
+_PAUSE = TIMEOUTS.polls.calls_again
+_PATIENCE = TIMEOUTS.answers.calls
 # Nodes are told of so many calls at once that their journals are needed no more.
 _TOLD = 64
 # Calls that were made one by one leave their journals, but not so many that those of cells have to go.

@@ -10,13 +10,14 @@ from pathlib import PurePosixPath
 from typing import TYPE_CHECKING
 
 from ...errors import LinkLost, MachineError, SkyError
+from ..base.timeouts import TIMEOUTS
 from .host import EVENTS
 
 if TYPE_CHECKING:
     from .remote_host import RemoteHost
 
-_PAUSE, _LONGEST_PAUSE = 0.2, 2.0
-_LOOK = 0.5
+_PAUSE, _LONGEST_PAUSE = TIMEOUTS.links.follow_pause, TIMEOUTS.links.longest_follow_pause
+_LOOK = TIMEOUTS.polls.follow
 
 
 def listen(host: RemoteHost) -> None:

@@ -25,19 +25,20 @@ from ...node.protocol.version import HOST_PROCESS
 from ...node.system.stopped import STILL
 from ...spec.options import DEFAULT_EXIT_TIMEOUT
 from ...spec.pool_spec import PoolSpec
+from ..base.timeouts import TIMEOUTS
 from ..control import certificates
 
 LOCAL = LocalMachine()
 _SOCKET_PATH = 80
 _SHARED_MEMORY = Path("/dev/shm")
-_START = 60.0
-_FAREWELL = 5.0
+_START = TIMEOUTS.start.host
+_FAREWELL = TIMEOUTS.end.host
 _LAST_LINES = 30
 # How often the words of a host are looked for that are not heard as they come; where they lie.
-_LOOK = 0.5
+_LOOK = TIMEOUTS.polls.host_words
 EVENTS = "host.events"
 # So long hosts live without word of who makes their pool, before it is ready; and how long they are waited for then.
-_START_LEASE, _SETTLE = 75.0, 5.0
+_START_LEASE, _SETTLE = TIMEOUTS.start.lease, TIMEOUTS.start.settle
 # What belongs to the notebook's process and must not reach a rank. (Under the last one, ipykernel
 # leaves what native code prints where it falls.)
 _OWN = (

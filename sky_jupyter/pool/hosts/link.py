@@ -15,6 +15,7 @@ from ...errors import PoolError, SkyError
 from ...machines.link.client import Link
 from ...machines.link.encoding import Event
 from ...providers.base import ConnectionSession
+from ..base.timeouts import TIMEOUTS
 from ..registry.folders import LINK
 from . import host as launch
 
@@ -25,11 +26,11 @@ if TYPE_CHECKING:
 
 _BESIDE = 64
 # Hosts that are lost together are told together.
-_GATHER = 1.5
+_GATHER = TIMEOUTS.links.gather
 _NAMED = 4
-_PAUSE, _LONGEST_PAUSE = 1.0, 30.0
+_PAUSE, _LONGEST_PAUSE = TIMEOUTS.links.pause, TIMEOUTS.links.longest_pause
 # For so long what could not be reached is tried again when the pool has been ended.
-FINISH = 1800.0
+FINISH = TIMEOUTS.links.finish
 
 
 class PoolLink:

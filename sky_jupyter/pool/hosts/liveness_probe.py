@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import LinkLost, SkyError
 from ..base.event_loop import in_thread
+from ..base.timeouts import TIMEOUTS
 from .reachability import place, script_of
 
 if TYPE_CHECKING:
@@ -22,15 +23,15 @@ if TYPE_CHECKING:
     from .remote_host import RemoteHost
 
 # Nobody may have heard of it for so long before it is given up, nor for so long since it is looked for.
-_SURE, _LEAST = 4.0, 2.0
+_SURE, _LEAST = TIMEOUTS.liveness.sure, TIMEOUTS.liveness.least
 # What asking takes beside that, at most.
-_ROUND_TRIP = 2.0
+_ROUND_TRIP = TIMEOUTS.liveness.round_trip
 # So many others are asked side by side.
 _ASKED = 4
 # Others that say the same say it about then.
-_GATHER = 0.4
-_PAUSE, _LONGEST_PAUSE = 0.5, 5.0
-_TRY = 0.2
+_GATHER = TIMEOUTS.liveness.gather
+_PAUSE, _LONGEST_PAUSE = TIMEOUTS.liveness.pause, TIMEOUTS.liveness.longest_pause
+_TRY = TIMEOUTS.liveness.try_again
 # Each look is a process on another host: of a pool of many that do not answer, so many are seen to at a time.
 BESIDE = 8
 # (A listener takes a connection whatever its process does, as long as the machine lives.)

@@ -12,11 +12,12 @@ from typing import Any
 
 from ...bootstrap.host_state import Site, on_all
 from ...errors import BootstrapError, SkyError
+from ..base.timeouts import TIMEOUTS
 
-_PATIENCE = 60.0
-_CONNECT = 5.0
+_PATIENCE = TIMEOUTS.links.reach
+_CONNECT = TIMEOUTS.links.connect
 # Who is to be called ends by itself, should nobody tell it to.
-_LIFE = 30
+_LIFE = max(1, round(TIMEOUTS.links.listener))
 _LISTEN = """
 import json, os, signal, socket
 def bound(host):

@@ -20,6 +20,7 @@ from ...machines import remote_cleanup
 from ...node.protocol.host_config import NEXT, READY, HostConfig
 from ...node.protocol.version import HOST_PROCESS
 from ...spec.pool_spec import PoolSpec
+from ..base.timeouts import TIMEOUTS
 from ..control import certificates
 from ..registry.remote_parts import Trace, Traces
 from . import event_listener
@@ -34,8 +35,8 @@ if TYPE_CHECKING:
     from ...machines.ssh.types import Prompts
 
 # One that is there has this long to say so.
-_PATIENCE, _MOMENT = 30.0, 5.0
-_LOOK = 0.1
+_PATIENCE, _MOMENT = TIMEOUTS.start.remote_host, TIMEOUTS.start.moment
+_LOOK = TIMEOUTS.polls.remote_host
 # A run's folder has its id as its name.
 _RUN = "[0-9a-f]" * 8
 _BESIDE = 16

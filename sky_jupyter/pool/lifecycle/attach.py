@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 
 from ...errors import NodeLost, PoolError
 from ..base.event_loop import Tick, loop, wait_ticking
+from ..base.timeouts import TIMEOUTS
 from ..hosts import host as launch
 from ..hosts import remote_host
 from ..hosts.remote_host import PoolGone, RemoteHost
@@ -22,7 +23,7 @@ from .state import PoolState
 if TYPE_CHECKING:
     from .lifecycle import PoolLifecycle
 
-JOIN_TIMEOUT = 10.0
+JOIN_TIMEOUT = TIMEOUTS.start.join
 
 
 def take_up(pool: PoolLifecycle, row: PoolRow, record: PoolRecord, take_over: bool, tick: Tick) -> None:

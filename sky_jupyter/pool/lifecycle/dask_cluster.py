@@ -14,14 +14,15 @@ from typing import TYPE_CHECKING, Protocol
 from ...errors import NodeLost, PoolError
 from ...node.protocol import rpc
 from ..base.event_loop import loop
+from ..base.timeouts import TIMEOUTS
 from ..context import PoolContext
 
 if TYPE_CHECKING:
     from distributed import Client
 
 
-_PATIENCE = 120.0
-_CLOSE = 5.0
+_PATIENCE = TIMEOUTS.start.dask
+_CLOSE = TIMEOUTS.end.dask_client
 
 
 class DaskContext(PoolContext, Protocol):

@@ -11,6 +11,7 @@ from collections.abc import Callable
 from typing import TYPE_CHECKING, Any
 
 from ..base.event_loop import loop
+from ..base.timeouts import TIMEOUTS
 from ..hosts import host as launch
 from ..hosts import liveness_probe
 from ..hosts.remote_host import RemoteHost
@@ -19,7 +20,7 @@ from .state import PoolState
 if TYPE_CHECKING:
     from .lifecycle import PoolLifecycle
 
-_LAST_WORDS = 0.3
+_LAST_WORDS = TIMEOUTS.end.last_words
 
 
 class HostEvents:

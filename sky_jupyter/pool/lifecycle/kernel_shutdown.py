@@ -15,18 +15,19 @@ from ...node.protocol import rpc
 from ...node.protocol.rpc import AgentCall
 from ..base.event_loop import loop, wait_ticking
 from ..base.events import Event
+from ..base.timeouts import TIMEOUTS
 from ..context import PoolContext
 from ..execution.watchdog import ANEW
 
 Tell = Callable[[str], None]
-_LEAVE_PATIENCE = 5.0
+_LEAVE_PATIENCE = TIMEOUTS.end.plugins
 # An end that takes no longer than this needs no words.
-_QUIET = 0.5
+_QUIET = TIMEOUTS.end.quiet
 # What an agent may need besides, to kill and to answer.
-_MARGIN = 5.0
-_INTERRUPT_PATIENCE = 1.0
-_MOMENT = 2.0
-_LOOK = 0.05
+_MARGIN = TIMEOUTS.end.margin
+_INTERRUPT_PATIENCE = TIMEOUTS.end.interrupt
+_MOMENT = TIMEOUTS.end.moment
+_LOOK = TIMEOUTS.polls.kernel_end
 
 
 def silently(text: str) -> None:

@@ -21,6 +21,7 @@ from ..base.event_loop import Tick, loop, no_tick, wait_ticking
 from ..base.events import Event, Listener, NoticeEvent, PhaseEvent, ignore
 from ..base.log import PoolLog
 from ..base.phases import PhaseLog
+from ..base.timeouts import TIMEOUTS
 from ..control.client import Control
 from ..execution.supervisor import Supervisor
 from ..execution.watchdog import LINK
@@ -49,13 +50,13 @@ from .ttl import Expiry
 if TYPE_CHECKING:
     from ...machines.ssh.types import Prompts
 
-AGENT_TIMEOUT = 60.0
-_END_PATIENCE = 20.0
+AGENT_TIMEOUT = TIMEOUTS.start.agents
+_END_PATIENCE = TIMEOUTS.end.others
 # What the ranks' end may take besides their own time: plugins are left before.
-_LEAVE_PATIENCE = 10.0
+_LEAVE_PATIENCE = TIMEOUTS.end.ranks
 # So long the processes of machines that have ended may take to be seen ending.
-_HOSTS_OF_ENDED = 2.0
-_LOOK = 0.5
+_HOSTS_OF_ENDED = TIMEOUTS.machines.hosts
+_LOOK = TIMEOUTS.polls.machines
 
 
 def _nothing() -> None:

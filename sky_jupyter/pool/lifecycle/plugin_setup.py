@@ -12,6 +12,7 @@ from ...errors import BootstrapError, plain
 from ...node.protocol import rpc
 from ...node.runtime.instance_info import PLAIN
 from ...plugins.core.secrets import sending
+from ..base.timeouts import TIMEOUTS
 from ..context import PoolContext
 from ..runs.result import aborted
 
@@ -20,7 +21,7 @@ if TYPE_CHECKING:
     from ..transfer.python_versions import PoolPythons
 
 # A machine that has much else to do takes long; a rank that hangs is rarer than that.
-_AGAIN_PATIENCE = 60.0
+_AGAIN_PATIENCE = TIMEOUTS.start.set_up_again
 
 
 class EnteringContext(PoolContext, Protocol):

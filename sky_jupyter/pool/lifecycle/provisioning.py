@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 from ...errors import MachineError, NoCapacity, OrderSpent, PoolError, ProvisionError, first_line
 from ...providers.base import Provisioner, is_provisioner
 from ...providers.values import MachineRecord, Offer, Order
+from ..base.timeouts import TIMEOUTS
 from ..registry import orders
 from ..registry.machine_sweep import end_machines
 from ..registry.orders import OrderRow
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 
 # How often it is looked what is there, and the rest bought, in one attempt.
 _ROUNDS = 5
-_MARGIN = 600.0
+_MARGIN = TIMEOUTS.machines.margin
 
 
 class Provisioning:

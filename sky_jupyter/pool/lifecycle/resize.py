@@ -18,6 +18,7 @@ from ...errors import PoolError, first_line
 from ...node.protocol.host_config import NEXT, HostConfig
 from ...spec.pool_spec import PoolSpec
 from ..base.event_loop import Tick, loop, wait_ticking
+from ..base.timeouts import TIMEOUTS
 from ..hosts import remote_host
 from ..hosts.host import Host
 from ..hosts.remote_host import RemoteHost
@@ -30,12 +31,12 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 REPLACED = "its kernel was replaced by `%sky resize`"
-_JOIN_TIMEOUT = 60.0
-_SEEN_PATIENCE = 5.0
-_LOOK = 0.05
-_FREE_PATIENCE = 2.0
+_JOIN_TIMEOUT = TIMEOUTS.start.rejoin
+_SEEN_PATIENCE = TIMEOUTS.start.seen
+_LOOK = TIMEOUTS.polls.resize
+_FREE_PATIENCE = TIMEOUTS.start.freed
 # What cannot be stopped in a thread, such as a connection that is being made, has this long to end.
-_END_PATIENCE = 30.0
+_END_PATIENCE = TIMEOUTS.start.given_up
 
 
 @dataclass(frozen=True)

@@ -15,9 +15,10 @@ from ...node.protocol import rpc
 from ...node.protocol.rpc import AgentCall
 from ...node.shared.agent_channel import Shares
 from ..base.event_loop import loop, no_tick, wait_ticking
+from ..base.timeouts import TIMEOUTS
 from ..context import PoolContext
 
-_PAUSE = 0.1
+_PAUSE = TIMEOUTS.polls.shared
 
 
 class PoolShares:

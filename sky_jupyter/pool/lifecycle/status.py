@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ...node.protocol import rpc
 from ..base.event_loop import loop
 from ..base.run_titles import title_of
+from ..base.timeouts import TIMEOUTS
 from ..context import PoolContext
 
 if TYPE_CHECKING:
@@ -29,10 +30,10 @@ if TYPE_CHECKING:
 
 _log = logging.getLogger(__name__)
 # Whoever looks sooner than this after another sees what that one saw.
-_FRESH = 0.5
+_FRESH = TIMEOUTS.answers.fresh
 # Samples of a node, one a second; it has no more itself.
 _KEPT = 300
-_WITHIN = 2.0
+_WITHIN = TIMEOUTS.answers.status
 _CODE = 500
 # Of a phase, for those who have seen the others.
 _LINES = 3

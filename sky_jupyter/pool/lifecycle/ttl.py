@@ -6,8 +6,10 @@ import threading
 import time
 from collections.abc import Callable
 
+from ..base.timeouts import TIMEOUTS
+
 # The nodes' clocks began a moment before or after ours.
-_MARGIN = 2.0
+_MARGIN = TIMEOUTS.end.ttl_margin
 
 
 class Expiry:

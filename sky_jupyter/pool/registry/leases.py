@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 from ...machines.link import socket_folder
 from ...spec.pool_spec import DEFAULT_REMOTE_IDLE_TIMEOUT
+from ..base.timeouts import TIMEOUTS
 from .folders import LINK
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 # Those whose pools have a link, and machines that were there before.
 PROVIDERS = ("ssh",)
 # So much longer than its lease a pool is believed to live.
-_MARGIN = 60.0
+_MARGIN = TIMEOUTS.registry.lease_margin
 
 
 def has_ended(row: PoolRow, *, running: bool) -> bool:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from ...errors import PoolError, SkyError, first_line
+from ..base.timeouts import TIMEOUTS
 from . import folders, leases, orders, remote_parts
 from .orders import OrderRow
 
@@ -21,8 +22,8 @@ if TYPE_CHECKING:
     from .registry import Registry
     from .rows import PoolRow
 
-SWEEP_LIMIT = 60.0
-_FIRST_PAUSE, _LONGEST_PAUSE = 0.1, 5.0
+SWEEP_LIMIT = TIMEOUTS.machines.sweep
+_FIRST_PAUSE, _LONGEST_PAUSE = TIMEOUTS.machines.sweep_pause, TIMEOUTS.machines.longest_sweep_pause
 _BESIDE = 8
 _MOST_RUNS = 1000
 

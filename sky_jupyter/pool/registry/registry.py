@@ -24,13 +24,14 @@ from ...errors import PoolError
 from ...node.protocol.version import HOST_PROCESS
 from ...node.system import locks
 from ...util import process_identity
+from ..base.timeouts import TIMEOUTS
 from . import folders as pool_folders
 from . import leases
 from .database import all_or_nothing, connect, inode, why_not
 from .rows import MAX_CODE, MAX_RANKS, POOL_COLUMNS, RUN_COLUMNS, BadRow, PoolRow, RunRow, pool_row, ranges
 from .rows import run_row as read_run
 
-PATIENCE = 10.0
+PATIENCE = TIMEOUTS.registry.busy
 KEPT_RUNS, KEPT_POOLS, KEPT_PHASES = 1000, 200, 100
 _MOST_TOOK = 1e6
 _TIDY_EVERY = 500

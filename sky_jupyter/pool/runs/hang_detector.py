@@ -8,12 +8,13 @@ from collections.abc import Awaitable, Callable
 
 from ...errors import rank_label
 from ..base.events import NoticeEvent
+from ..base.timeouts import TIMEOUTS
 from .run import Run
 from .stacks import IDLE, Place, Where
 
-AFTER = 30.0
-_CONFIRM = 2.0
-_LONGEST = 600.0
+AFTER = TIMEOUTS.answers.hang
+_CONFIRM = TIMEOUTS.answers.hang_confirm
+_LONGEST = TIMEOUTS.answers.hang_longest
 # A main thread that did more than this between two looks has gone on: seconds of CPU time, and how
 # often it went to sleep. The shortest collective takes more; answering a signal takes less.
 _MOVED = 0.0003

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 from ...errors import SkyError
 from ...node.journal.segments import Gap, is_number, parse
 from ..base.event_loop import in_thread
+from ..base.timeouts import TIMEOUTS
 from ..hosts.reachability import script_of
 
 if TYPE_CHECKING:
@@ -17,7 +18,7 @@ if TYPE_CHECKING:
     from .run import Run
 
 # Whoever has not answered by then is not waited for.
-_PATIENCE = 3.0
+_PATIENCE = TIMEOUTS.repairs.recovery
 _MOST = 16 << 20
 # Only files that may hold what is wanted are read: each is named by its first event.
 _READ = """

@@ -17,14 +17,16 @@ from ...errors import rank_label
 from ...node.kernel.stack_dump import CELL, MAX_FRAMES, Frame, cell_file, clean
 from ...node.protocol import rpc
 from ...spec.pool_spec import PoolSpec
+from ..base.timeouts import TIMEOUTS
 from ..control.client import Control
 from .run import Run
 
-WINDOW = 0.15
-WITHIN = 0.8
+WINDOW = TIMEOUTS.answers.stack_window
+WITHIN = TIMEOUTS.answers.stacks
 # What the way to an agent and back may take besides, and more where many look at once: their machine may be one and
 # the same, and busy. Who is known not to answer is not waited for so long.
-_MARGIN, _MARGIN_EACH, _MOST_MARGIN = 0.85, 0.15, 15.0
+_MARGIN, _MARGIN_EACH = TIMEOUTS.answers.stacks_margin, TIMEOUTS.answers.stacks_margin_each
+_MOST_MARGIN = TIMEOUTS.answers.stacks_most_margin
 _SHOWN = 14
 _NATIVE_SHOWN = 4
 _SOURCE = 60

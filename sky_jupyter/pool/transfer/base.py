@@ -15,13 +15,14 @@ from ...node.files.file_manifest import FILE, Entry, shown
 from ...node.files.transfer import LocalSource, Take
 from ..base.event_loop import Tick, loop, wait_ticking
 from ..base.events import Listener, NoticeEvent, ProgressEvent
+from ..base.timeouts import TIMEOUTS
 from ..context import TransferContext
 from ..hosts import remote_host
 
 T = TypeVar("T")
-_AGAIN = 0.5
-_FAREWELL = 6.0
-_LOOK = 0.1
+_AGAIN = TIMEOUTS.transfers.again
+_FAREWELL = TIMEOUTS.transfers.farewell
+_LOOK = TIMEOUTS.polls.transfer
 
 
 @dataclass(frozen=True)

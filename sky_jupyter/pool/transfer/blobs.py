@@ -17,6 +17,7 @@ from ...node.protocol import rpc
 from ...node.protocol.rpc import AgentCall
 from ..base.event_loop import Tick, loop, wait_ticking
 from ..base.events import Listener, ProgressEvent
+from ..base.timeouts import TIMEOUTS
 from ..context import TransferContext
 from ..hosts import host as launch
 from ..hosts import remote_host
@@ -28,7 +29,7 @@ if TYPE_CHECKING:
 
 _SPARE_ROOM = 64 << 20
 # A person is told how far it is so often.
-_TOLD = 0.1
+_TOLD = TIMEOUTS.polls.progress
 
 
 def ship(pool: TransferContext, run: Run, call: Blob | None, on_send: Listener, tick: Tick) -> dict[str, Any]:

@@ -16,19 +16,20 @@ from ...errors import NodeLost
 from ...node.protocol import rpc
 from ...node.protocol.rpc import AgentCall
 from ..base.event_loop import NoAnswer
+from ..base.timeouts import TIMEOUTS
 from ..control.client import Control
 
-_FIRST_POLL, _LAST_POLL = 0.01, 0.3
+_FIRST_POLL, _LAST_POLL = TIMEOUTS.polls.first_copy, TIMEOUTS.polls.last_copy
 # One at a time is soonest for all, unless who takes is slow: others do not wait for that one.
-_SLOW_AGE, _SLOW_RATE, _MOST_SERVED = 3.0, 8e6, 4
+_SLOW_AGE, _SLOW_RATE, _MOST_SERVED = TIMEOUTS.transfers.slow_age, 8e6, 4
 # What is small is there before anybody could serve the next.
 _SMALL, _MOST_SERVED_SMALL = 16 << 20, 16
 _MOST_ATTEMPTS = 6
 # An agent that ends is revived; a node that is still lost after this long gets nothing.
-_ABSENCE = 6.0
+_ABSENCE = TIMEOUTS.transfers.absence
 # One that stands still may go on where it was.
-_SILENCE = 30.0
-_LOOK = 0.5
+_SILENCE = TIMEOUTS.transfers.silence
+_LOOK = TIMEOUTS.polls.copies
 
 
 @dataclass(frozen=True)

@@ -20,12 +20,13 @@ from ...node.serialization.remote_repr import RemoteRepr
 from ...node.serialization.result_values import room
 from ..base.event_loop import Tick, loop, no_tick
 from ..base.events import Event, Listener, NoticeEvent, ignore
+from ..base.timeouts import TIMEOUTS
 from ..context import TransferContext
 from ..runs import log_reader
 from .base import Moving
 
 # A repr is not worth a longer wait.
-_MOMENT = 2.0
+_MOMENT = TIMEOUTS.transfers.repr
 _left: set[asyncio.Future[Any]] = set()
 
 

@@ -14,13 +14,14 @@ from ...node.files.file_manifest import FILE, Entry, from_wire, hashed, pack, sh
 from ...node.files.transfer import read
 from ...node.protocol import rpc
 from ..base.events import Listener, NoticeEvent
+from ..base.timeouts import TIMEOUTS
 from ..context import TransferContext
 from .base import Moving, Stopped, Transfer, advice, copy, is_itself, size_text
 from .broadcast_tree import Failure, Place, Spread, ask
 
 # What one call of a machine's may name, in bytes.
 _NAMES = 200_000
-_GOODBYE = 5.0
+_GOODBYE = TIMEOUTS.transfers.goodbye
 # Values up to this size are not worth being resumed.
 _SOON, _FEW = 4 << 20, 200
 
