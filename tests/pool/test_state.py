@@ -14,6 +14,7 @@ import sky_jupyter
 from sky_jupyter.errors import PoolError
 from sky_jupyter.pool.lifecycle.state import TRANSITIONS, IllegalTransition, PoolState, StateMachine
 from tests.pool.pools import local_pool, run
+from tests.took import Took
 
 ROOT = Path(sky_jupyter.__file__).parent
 
@@ -118,7 +119,7 @@ def test_only_the_state_machine_writes_the_state() -> None:
     assert writers == {"state.py"}
 
 
-def test_a_pool_that_breaks_while_its_kernels_are_replaced_does_not_become_ready() -> None:
+def test_a_pool_that_breaks_while_its_kernels_are_replaced_does_not_become_ready(took: Took) -> None:
     with local_pool(nodes=1) as pool:
         renew = pool.supervisor.renew
 
@@ -134,3 +135,8 @@ def test_a_pool_that_breaks_while_its_kernels_are_replaced_does_not_become_ready
         pool.restart()
         assert pool.state == "ready"
         assert run(pool, "1 + 1").values == [2]
+    took.row(
+        "the pool breaks just as `%sky restart` has replaced its kernels",
+        see="what has happened, and that `%sky restart` makes the pool anew; it was said to be ready",
+        kept="nothing of the kernels, as in any restart",
+    )
