@@ -10,6 +10,8 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 
+from .util.text import format_ranks
+
 
 class SkyError(Exception):
     """Base of all errors that Sky Jupyter raises."""
@@ -197,14 +199,8 @@ def shortened(message: str, given: str, limit: int = 80) -> str:
 
 def rank_label(ranks: Iterable[int]) -> str:
     """``"rank 2"`` or ``"ranks 0-3, 5"``."""
-    runs: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if runs and rank == runs[-1][-1] + 1:
-            runs[-1].append(rank)
-        else:
-            runs.append([rank])
-    text = ", ".join(str(run[0]) if len(run) == 1 else f"{run[0]}-{run[-1]}" for run in runs)
-    return f"rank{'' if [len(run) for run in runs] == [1] else 's'} {text}"
+    text = format_ranks(ranks, ", ")
+    return f"rank{'' if text.isdecimal() else 's'} {text}"
 
 
 def first_line(error: BaseException) -> str:

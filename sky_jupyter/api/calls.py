@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any, Generic, Literal, NoReturn, TypedDict, Ty
 
 from ..errors import SpecError
 from ..spec.options import MAX_ATTEMPTS
+from ..util.validate import check_whole, is_number, is_whole
 from . import dispatch
 from .futures import Future
 from .targets import Target
@@ -112,7 +113,7 @@ class PendingCall(Generic[T]):
         SpecError
             When it is no rank's number.
         """
-        if isinstance(rank, bool) or not isinstance(rank, int) or rank < 0:
+        if not is_whole(rank):
             raise SpecError(f"on() takes a rank's number, from 0, not {rank!r}")
         other = copy.copy(self)
         other.rank = rank
@@ -425,15 +426,13 @@ def gather(*calls: PendingCall[Any], stream: bool = False, ordered: bool = True)
 
 def check_timeout(timeout: float | None) -> float | None:
     """Return the time limit; raise SpecError if it is no number above 0."""
-    sound = isinstance(timeout, (int, float)) and not isinstance(timeout, bool) and timeout > 0
-    if timeout is not None and not sound:
+    if timeout is not None and not (is_number(timeout) and timeout > 0):
         raise SpecError(f"timeout must be a number of seconds above 0, not {timeout!r}")
     return timeout
 
 
 def check_retries(retries: int | None) -> int | None:
     """Return the number of retries; raise SpecError if it is not valid."""
-    sound = isinstance(retries, int) and not isinstance(retries, bool) and 0 <= retries <= MAX_ATTEMPTS
-    if retries is not None and not sound:
-        raise SpecError(f"retries must be a whole number from 0 to {MAX_ATTEMPTS}, not {retries!r}")
+    if retries is not None:
+        check_whole("retries", retries, 0, MAX_ATTEMPTS)
     return retries

@@ -17,6 +17,7 @@ import platformdirs
 
 from ..errors import BootstrapError
 from ..spec.pool_spec import Image
+from ..util.files import atomic_write
 from . import wheels
 from .host_state import PATIENCE, Site
 from .standalone_python import Standalone, archive, standalone
@@ -173,10 +174,8 @@ class Supplies:
             if archive.is_file():
                 return archive
             data = self._uv_program(aim, site.facts.machine, tell)
-            handle, part = tempfile.mkstemp(dir=folder, prefix=".part-")
-            with os.fdopen(handle, "wb") as file:
+            with atomic_write(archive) as file:
                 file.write(gzip.compress(data, 6, mtime=0))
-            os.replace(part, archive)
         return archive
 
     def _uv_program(self, aim: wheels.Aim, machine: str, tell: OnLine) -> bytes:

@@ -5,15 +5,14 @@ They run wherever they are put, on any Linux of their architecture.
 
 from __future__ import annotations
 
-import os
 import re
 import tarfile
-import tempfile
 import threading
 from dataclasses import dataclass
 from pathlib import Path
 
 from ..errors import BootstrapError
+from ..util.files import atomic_write
 from .uv import OnLine, run_uv
 
 PHASE = "python"
@@ -89,14 +88,8 @@ def archive(python: Standalone, cache: Path) -> Path:
     if path.is_file():
         return path
     cache.mkdir(parents=True, exist_ok=True)
-    handle, part = tempfile.mkstemp(dir=cache, prefix=".part-")
-    try:
-        with os.fdopen(handle, "wb") as file, tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as packed:
-            packed.add(python.folder, arcname=".", filter=_wanted)
-        os.replace(part, path)
-    except BaseException:
-        os.unlink(part)
-        raise
+    with atomic_write(path) as file, tarfile.open(fileobj=file, mode="w:gz", compresslevel=6) as packed:
+        packed.add(python.folder, arcname=".", filter=_wanted)
     return path
 
 

@@ -23,6 +23,7 @@ from pathlib import Path, PurePosixPath
 
 from ..errors import BootstrapError
 from ..spec.pool_spec import Image
+from ..util.files import atomic_write
 from . import package_indexes
 from .uv import OnLine, run_uv
 
@@ -150,14 +151,8 @@ def _wheel(tree: Path, info: Path, cache: Path) -> Wheel:
     if path.is_file():
         return Wheel(path, digest)
     path.parent.mkdir(exist_ok=True)
-    handle, part = tempfile.mkstemp(dir=cache, prefix=".part-")
-    try:
-        with os.fdopen(handle, "w+b") as file:
-            _pack(tree, info, record.decode("utf-8"), file)
-        os.replace(part, path)
-    except BaseException:
-        os.unlink(part)
-        raise
+    with atomic_write(path) as file:
+        _pack(tree, info, record.decode("utf-8"), file)
     return Wheel(path, digest)
 
 

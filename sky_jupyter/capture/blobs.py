@@ -14,7 +14,6 @@ import io
 import os
 import pickle
 import sys
-import tempfile
 import time
 import types
 from collections.abc import Callable, Collection, Mapping
@@ -30,6 +29,7 @@ from ..node.serialization.arrays import frame_of, root_of, view_of
 from ..node.serialization.global_names import code_reads
 from ..node.serialization.pickling import ALIGNMENT, HEAD, MAGIC, SPAN, Pickler, out_of_band
 from ..node.serialization.sent_objects import Handle
+from ..util.files import atomic_write
 from .function_names import code_attributes, code_guesses
 from .import_graph import imports_of_code
 from .keras_models import Models
@@ -391,20 +391,14 @@ def write_part(part: Part, folder: Path, tell: Tell = untold) -> None:
     path = folder / part.name
     if path.exists():
         return
-    handle, temporary = tempfile.mkstemp(prefix=".", dir=folder)  # mode 0600
-    try:
-        with open(handle, "wb", buffering=0) as file:
-            if part.size < LARGE_BUFFER:
-                _write(file, b"".join(part.content), untold)
-            else:
-                for content in part.content:
-                    _write(file, content, tell)
-                # Copies of it are alike, wherever and whenever they are made.
-                os.utime(temporary, ns=(time.time_ns(), STAMP))
-        os.replace(temporary, path)
-    except BaseException:
-        os.unlink(temporary)
-        raise
+    with atomic_write(path, prefix=".", buffering=0) as file:
+        if part.size < LARGE_BUFFER:
+            _write(file, b"".join(part.content), untold)
+        else:
+            for content in part.content:
+                _write(file, content, tell)
+            # Copies of it are alike, wherever and whenever they are made.
+            os.utime(file.fileno(), ns=(time.time_ns(), STAMP))
 
 
 def _write(file: IO[bytes], content: bytes | memoryview, tell: Tell) -> None:

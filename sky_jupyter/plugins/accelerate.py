@@ -19,6 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import SpecError, nearest
 from ..spec.pool_spec import Image, PoolSpec
+from ..util.validate import is_whole
 from .core import rank_network
 from .core.plugin import Plugin
 from .torch import BACKENDS, COLLECTIVES, MODULES, NOISE
@@ -101,7 +102,7 @@ def _check(settings: Mapping[str, Any]) -> None:
     if backend not in BACKENDS:
         raise SpecError(f"accelerate(backend={backend!r}): the backends are {', '.join(BACKENDS)}")
     steps = settings.get("gradient_accumulation_steps", 1)
-    if isinstance(steps, bool) or not isinstance(steps, int) or steps < 1:
+    if not is_whole(steps, 1):
         raise SpecError(f"accelerate(gradient_accumulation_steps={steps!r}) must be a whole number above 0")
     for name in ("fsdp", "deepspeed"):
         if not isinstance(settings.get(name, {}), Mapping):

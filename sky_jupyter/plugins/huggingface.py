@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING
 
 from ..errors import SpecError
 from ..spec.pool_spec import Image, PoolSpec
-from .core.plugin import Plugin, Step
+from .core.plugin import Plugin, Step, given
 from .core.secrets import Secret
 
 if TYPE_CHECKING:
@@ -85,10 +85,9 @@ def huggingface(token: str | Secret | bool | Iterable[str] | None = None, models
             raise SpecError("huggingface(models=...) has a token among the models: give it as token=...")
         if not isinstance(name, str) or not _MODEL.match(name):
             raise SpecError(f"huggingface(models=...): {name!r} is not a repository such as gpt2 or org/name@revision")
-    given = {"token": None if token is None else token if token is False else secret, "models": ",".join(names) or None}
     return Plugin(
         name="huggingface",
-        args=tuple((key, value) for key, value in given.items() if value is not None),
+        args=given(token=token if token is None or token is False else secret, models=",".join(names) or None),
         transform=_transform,
         bootstrap=functools.partial(_steps, secret, names) if names else None,
         secret_variables=(VARIABLE, _FORMER),

@@ -13,6 +13,7 @@ from ..errors import MachineError, ProvisionError, SpecError
 from ..machines.ssh.known_hosts import valid_fingerprint
 from ..machines.ssh.target import Place, Target, resolve
 from ..spec.pool_spec import PoolSpec
+from ..util.validate import check_whole
 from .base import ConnectionSession, MachineRecord, Offer, Order
 
 if TYPE_CHECKING:
@@ -80,10 +81,8 @@ class SSH:
                 )
         if self.user is not None:
             _check("user", self.user, lambda: _placed(f"{self.user}@host"))
-        if self.port is not None and (isinstance(self.port, bool) or not isinstance(self.port, int)):
-            raise SpecError(f"port must be a whole number from 1 to 65535, not {self.port!r}")
         if self.port is not None:
-            _check("port", self.port, lambda: _placed(f"host:{self.port}"))
+            check_whole("port", self.port, 1, 65535)
         for key in self.key:
             if not os.path.isfile(os.path.expanduser(key)):
                 raise SpecError(f"key {key!r} is not a file here; name a private key such as ~/.ssh/id_ed25519")
@@ -234,8 +233,7 @@ def _check(what: str, value: Any, parse: Any) -> None:
     try:
         parse()
     except SpecError:
-        told = "a whole number from 1 to 65535" if what == "port" else "a name that ssh would take"
-        raise SpecError(f"{what} {value!r} is not {told}") from None
+        raise SpecError(f"{what} {value!r} is not a name that ssh would take") from None
 
 
 def _accepted(value: Any, hosts: Sequence[str]) -> bool | Mapping[str, str]:

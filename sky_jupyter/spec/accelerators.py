@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ..errors import SpecError
+from ..util.validate import check_whole, is_whole
 from .cuda_builds import of_jax, of_torch, takes_cuda, why_none_of_torch, why_not_torch
 
 NVIDIA, GOOGLE = "NVIDIA", "Google"
@@ -103,8 +104,7 @@ class Accelerator:
     variant: int | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.count, bool) or not isinstance(self.count, int) or not 1 <= self.count <= MAX_COUNT:
-            raise SpecError(f"{self.name}: count must be a whole number from 1 to {MAX_COUNT}, not {self.count!r}")
+        check_whole(f"{self.name}: count", self.count, 1, MAX_COUNT)
         if self.is_custom:
             if not _CUSTOM_NAME.match(self.kind.removeprefix(_CUSTOM)):
                 raise SpecError(f"{self.name!r} is not {_CUSTOM} and a name of letters, digits, spaces and ._-")
@@ -349,7 +349,7 @@ def names() -> list[str]:
 
 
 def _gigabytes(memory: int | str) -> int:
-    if isinstance(memory, int) and not isinstance(memory, bool) and memory > 0:
+    if is_whole(memory, 1):
         return memory
     match = _GB.match(memory.strip()) if isinstance(memory, str) else None
     if match is None:

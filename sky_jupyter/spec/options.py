@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import logging as standard
-import math
 from dataclasses import dataclass
 from typing import Any
 
 from ..errors import SpecError, nearest
+from ..util.validate import check_flag, check_whole, is_number, is_whole
 
 SELECTIONS = ("first", "cheapest")
 EXECUTORS = ("auto", "process", "thread", "loky")
@@ -36,7 +36,7 @@ class Worker:
     executor: str = "auto"
 
     def __post_init__(self) -> None:
-        _whole("concurrency", self.concurrency)
+        check_whole("concurrency", self.concurrency, 1, MAX_ATTEMPTS)
         _one_of("executor", self.executor, EXECUTORS)
 
 
@@ -128,11 +128,10 @@ class Options:
         for name in ("provision_retry_delay", "exit_timeout"):
             _seconds(name, getattr(self, name), zero=True)
         if self.max_provision_attempts is not None:
-            _whole("max_provision_attempts", self.max_provision_attempts)
-        _whole("retry_on_interruption", self.retry_on_interruption, 0)
+            check_whole("max_provision_attempts", self.max_provision_attempts, 1, MAX_ATTEMPTS)
+        check_whole("retry_on_interruption", self.retry_on_interruption, 0, MAX_ATTEMPTS)
         for name in ("console", "cluster", "crowded"):
-            if not isinstance(getattr(self, name), bool):
-                raise SpecError(f"{name} must be True or False, not {getattr(self, name)!r}")
+            check_flag(name, getattr(self, name))
         if self.worker is not None and not isinstance(self.worker, Worker):
             raise SpecError(f"worker must be sky.Worker(concurrency=…), not {self.worker!r}")
         if not isinstance(self.logging, (bool, LogConfig)):
@@ -155,15 +154,9 @@ class Options:
 
 
 def _seconds(name: str, value: Any, *, zero: bool = False) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or not 0 <= value <= MAX_SECONDS or not (value or zero):
+    if not is_number(value, 0, MAX_SECONDS) or not (value or zero):
         least = "0 or more" if zero else "above 0"
         raise SpecError(f"{name} must be a number of seconds {least}, at most a year, not {value!r}")
-
-
-def _whole(name: str, value: Any, bottom: int = 1) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not bottom <= value <= MAX_ATTEMPTS:
-        raise SpecError(f"{name} must be a whole number from {bottom} to {MAX_ATTEMPTS}, not {value!r}")
 
 
 def _one_of(name: str, value: Any, allowed: tuple[str, ...]) -> None:
@@ -176,6 +169,6 @@ def _level(value: Any) -> int:
     """Return a level of the standard library's logging, from a number or name."""
     if isinstance(value, str) and value.upper() in LEVELS:
         return int(getattr(standard, value.upper()))
-    if isinstance(value, bool) or not isinstance(value, int) or not 0 <= value <= 100:
+    if not is_whole(value, 0, 100):
         raise SpecError(f"logging must be True, False, a level such as 'INFO', or a LogConfig, not {value!r}")
     return value

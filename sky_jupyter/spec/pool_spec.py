@@ -7,7 +7,6 @@ anything starts.
 
 from __future__ import annotations
 
-import math
 import re
 from collections.abc import Callable
 from dataclasses import dataclass, field, fields, replace
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..errors import SpecError, nearest
 from ..util.redaction import without_secrets
+from ..util.validate import check_flag, check_whole, is_number
 from .accelerators import Accelerator as Accelerator  # noqa: PLC0414 - a part of every spec
 from .image import Image
 from .options import Options
@@ -156,22 +156,20 @@ class PoolSpec:
     blob_limit: int | None = None
 
     def __post_init__(self) -> None:
-        _whole("nodes", self.nodes, MAX_NODES)
-        _whole("ranks_per_node", self.ranks_per_node, MAX_RANKS_PER_NODE)
+        check_whole("nodes", self.nodes, 1, MAX_NODES)
+        check_whole("ranks_per_node", self.ranks_per_node, 1, MAX_RANKS_PER_NODE)
         if not isinstance(self.name, str) or not _NAME.match(self.name):
             raise SpecError(
                 f"pool name {self.name!r} is not valid; use letters, digits, '.', '_' and '-', at most 63, "
                 "beginning with a letter or digit"
             )
-        if not isinstance(self.keep, bool):
-            raise SpecError(f"keep must be True or False, not {self.keep!r}")
+        check_flag("keep", self.keep)
         if self.accelerator is not None and not isinstance(self.accelerator, Accelerator):
             raise SpecError(
                 f"accelerator must be an Accelerator, such as sky.accelerators.A100(count=8), not {self.accelerator!r}"
             )
         if self.idle_timeout is not None:
-            number = isinstance(self.idle_timeout, (int, float)) and not isinstance(self.idle_timeout, bool)
-            if not number or not MIN_IDLE_TIMEOUT <= self.idle_timeout <= MAX_IDLE_TIMEOUT:
+            if not is_number(self.idle_timeout, MIN_IDLE_TIMEOUT, MAX_IDLE_TIMEOUT):
                 raise SpecError(
                     f"idle_timeout must be a number of seconds from {MIN_IDLE_TIMEOUT:g} to ten years, "
                     f"not {self.idle_timeout!r}"
@@ -181,9 +179,9 @@ class PoolSpec:
                     "a local pool ends with its notebook, so that idle_timeout has no meaning without keep: "
                     "give --keep (keep=True) too, or leave it out"
                 )
-        _whole("journal", self.journal, MAX_JOURNAL, MIN_JOURNAL, "of bytes ")
+        check_whole("journal", self.journal, MIN_JOURNAL, MAX_JOURNAL, "of bytes ")
         if self.blob_limit is not None:
-            _whole("blob_limit", self.blob_limit, MAX_BLOBS, 0, "of bytes ")
+            check_whole("blob_limit", self.blob_limit, 0, MAX_BLOBS, "of bytes ")
         object.__setattr__(self, "plugins", tuple(self.plugins))
         self._check_options()
         self._check_wishes()
@@ -258,14 +256,8 @@ class PoolSpec:
         return lines
 
 
-def _whole(name: str, value: Any, top: int, bottom: int = 1, what: str = "") -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not bottom <= value <= top:
-        raise SpecError(f"{name} must be a whole number {what}from {bottom} to {top}, not {value!r}")
-
-
 def _amount(name: str, value: Any, top: float, form: str) -> None:
-    number = isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value)
-    if not number or not 0 < value <= top:
+    if not is_number(value, 0, top) or not value:
         raise SpecError(f"{name} must be {form}, not {value!r}")
 
 

@@ -55,7 +55,7 @@ def test_providers_compare_by_what_they_were_given() -> None:
         ({"hosts": ["a;reboot"]}, "is not HOST"),
         ({"hosts": "a", "user": "x y"}, "user 'x y' is not"),
         ({"hosts": "a", "user": "-l"}, "user '-l' is not"),
-        ({"hosts": "a", "port": 0}, "port 0 is not a whole number from 1 to 65535"),
+        ({"hosts": "a", "port": 0}, "port must be a whole number from 1 to 65535, not 0"),
         ({"hosts": "a", "port": "22"}, "port must be a whole number"),
         ({"hosts": "a", "port": True}, "port must be a whole number"),
         ({"hosts": "a", "key": "/no/such/key"}, "key '/no/such/key' is not a file here"),

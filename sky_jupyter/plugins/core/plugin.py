@@ -365,6 +365,11 @@ def steps_of(plugin: Plugin, spec: PoolSpec) -> list[Step]:
     return [one if isinstance(one, Step) else Step(one) for one in found]
 
 
+def given(**arguments: Any) -> tuple[tuple[str, Any], ...]:
+    """Return the arguments that a plugin was made with, those that are not None, as `Plugin.args` has them."""
+    return tuple((name, value) for name, value in arguments.items() if value is not None)
+
+
 def _written(value: Any) -> str:
     """Return a value as it is written among others."""
     return repr(value) if isinstance(value, str) and re.search(r"[,()\s]", value) else str(value)

@@ -25,8 +25,9 @@ from ...errors import SkyError, SpecError
 from ...spec.accelerators import NVIDIA, Accelerator
 from ...spec.cuda_builds import why_not_jax
 from ...spec.pool_spec import Image, PoolSpec
+from ...util.validate import check_flag, is_whole
 from ..core import rank_network
-from ..core.plugin import Plugin
+from ..core.plugin import Plugin, given
 
 if TYPE_CHECKING:
     from ...node.runtime.instance_info import InstanceInfo
@@ -95,14 +96,12 @@ def jax(cuda: str | None = None, devices: int | None = None, init: bool = True) 
     """
     if cuda is not None:
         _major(cuda)
-    if devices is not None and (isinstance(devices, bool) or not isinstance(devices, int) or devices < 1):
+    if devices is not None and not is_whole(devices, 1):
         raise SpecError(f"jax(devices=...) must be a whole number above 0, not {devices!r}")
-    if not isinstance(init, bool):
-        raise SpecError(f"jax(init={init!r}) must be True or False")
-    given = {"cuda": cuda, "devices": devices, "init": None if init else False}
+    check_flag("jax(init=...)", init)
     return Plugin(
         name="jax",
-        args=tuple((key, value) for key, value in given.items() if value is not None),
+        args=given(cuda=cuda, devices=devices, init=None if init else False),
         preload=MODULES,
         collective=True,
         head_bound=True,

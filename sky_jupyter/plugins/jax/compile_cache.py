@@ -13,12 +13,12 @@ import inspect
 import logging
 import os
 import platform
-import tempfile
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from ...util.files import atomic_write
 from ..core import rank_network
 
 if TYPE_CHECKING:
@@ -87,19 +87,13 @@ class Kept:
         file = self.path / f"{key}{_SUFFIX}"
         if len(value) > self._most or file.exists():
             return
-        part = ""
         try:
             # (`%sky clean` may have removed it meanwhile.)
             self.path.mkdir(mode=0o700, parents=True, exist_ok=True)
-            handle, part = tempfile.mkstemp(dir=self.path, prefix=_PART)
-            with open(handle, "wb") as out:
+            with atomic_write(file, prefix=_PART) as out:
                 out.write(value)
-            os.replace(part, file)
         except OSError as error:
             log.info("what JAX compiled is not kept: %s", error)
-            if part:
-                with contextlib.suppress(OSError):
-                    os.unlink(part)
         if self._puts % _EVERY == 0:
             self.prune()
         self._puts += 1

@@ -15,7 +15,7 @@ from typing import Any
 
 from ...errors import SpecError
 from ...spec.pool_spec import Image, PoolSpec
-from ..core.plugin import Plugin
+from ..core.plugin import Plugin, given
 
 _VERSION = re.compile(r"[0-9]+(\.[0-9]+)*([a-z0-9.+-]*)\Z")
 
@@ -71,7 +71,7 @@ def _plugin(name: str, packages: dict[str, str | None], version: str | None) -> 
         raise SpecError(f"{name}(version={version!r}) is not a release; write it as '1.6.0'")
     return Plugin(
         name=name,
-        args=(("version", version),) if version is not None else (),
+        args=given(version=version),
         preload=(name,),
         transform=functools.partial(_transform, name, packages),
         around_client=_around_client,

@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING
 from ...errors import SkyError, SpecError, nearest
 from ...spec.accelerators import NVIDIA
 from ...spec.pool_spec import Image, PoolSpec
-from ..core.plugin import Plugin
+from ...util.validate import check_flag
+from ..core.plugin import Plugin, given
 from ..jax import jax as jax_plugin
 from ..torch import torch as torch_plugin
 
@@ -60,9 +61,8 @@ def keras(backend: str = "jax", quiet: bool = True) -> Plugin:
         raise SpecError(
             f"keras(backend={backend!r}): the backends are {', '.join(BACKENDS)}{nearest(str(backend), BACKENDS)}"
         )
-    if not isinstance(quiet, bool):
-        raise SpecError(f"keras(quiet={quiet!r}) must be True or False")
-    args = ((("backend", backend),) if backend != "jax" else ()) + ((("quiet", False),) if not quiet else ())
+    check_flag("keras(quiet=...)", quiet)
+    args = given(backend=None if backend == "jax" else backend, quiet=None if quiet else False)
     if backend == TENSORFLOW:
         return Plugin(
             name="keras",

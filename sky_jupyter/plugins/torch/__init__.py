@@ -15,8 +15,9 @@ from typing import TYPE_CHECKING, Any
 from ...errors import SkyError, SpecError, nearest
 from ...spec.accelerators import NVIDIA, Accelerator
 from ...spec.pool_spec import Image, PoolSpec
+from ...util.validate import check_flag, is_number
 from ..core import rank_network
-from ..core.plugin import Plugin
+from ..core.plugin import Plugin, given
 
 if TYPE_CHECKING:
     from ...node.runtime.instance_info import InstanceInfo
@@ -83,22 +84,15 @@ def torch(
         raise SpecError(f"torch(cuda={cuda!r}) is not the name of a CUDA release; write it as cu126 or cu128")
     if version is not None and not (isinstance(version, str) and _VERSION.match(version)):
         raise SpecError(f"torch(version={version!r}) is not a release of torch; write it as '2.13.0'")
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+    if not is_number(timeout) or not timeout > 0:
         raise SpecError(f"torch(timeout={timeout!r}) must be a number of seconds above 0")
-    if not isinstance(init, bool):
-        raise SpecError(f"torch(init={init!r}) must be True or False")
+    check_flag("torch(init=...)", init)
     if not init and (backend is not None or timeout != 300.0):
         raise SpecError("torch(init=False) leaves the group to the program: give it backend and timeout there")
-    given = {
-        "backend": backend,
-        "cuda": cuda,
-        "version": version,
-        "timeout": None if timeout == 300.0 else timeout,
-        "init": None if init else False,
-    }
+    changed = {"timeout": None if timeout == 300.0 else timeout, "init": None if init else False}
     return Plugin(
         name="torch",
-        args=tuple((key, value) for key, value in given.items() if value is not None),
+        args=given(backend=backend, cuda=cuda, version=version, **changed),
         preload=MODULES,
         collective=True,
         noise=NOISE,
