@@ -27,7 +27,7 @@ from sky_jupyter.spec.pool_spec import DEFAULT_JOURNAL, PoolSpec
         ({"idle_timeout": True}, "idle_timeout must be"),
         ({"idle_timeout": [1]}, "idle_timeout must be"),
         ({"idle_timeout": 60.0}, "a local pool ends with its notebook"),
-        ({"journal": (1 << 20) - 1}, "journal must be a whole number of bytes from 1048576 to 1099511627776"),
+        ({"journal": 10**6 - 1}, "journal must be a whole number of bytes from 1000000 to 1000000000000"),
         ({"journal": 1 << 41}, "journal must be"),
         ({"journal": 2e6}, "journal must be"),
         ({"journal": None}, "journal must be"),
@@ -44,9 +44,9 @@ def test_what_cannot_be_is_refused(fields: dict[str, Any], told: str) -> None:
 def test_the_library_takes_texts_and_numbers() -> None:
     assert Compute().spec == PoolSpec(provider=Local(), name="compute", journal=DEFAULT_JOURNAL)
     given = Compute(keep=True, idle_timeout="30m", journal="64MB", blob_limit="1GB").spec
-    assert (given.keep, given.idle_timeout, given.journal, given.blob_limit) == (True, 1800.0, 64 << 20, 1 << 30)
+    assert (given.keep, given.idle_timeout, given.journal, given.blob_limit) == (True, 1800.0, 64 * 10**6, 10**9)
     assert Compute(keep=True, idle_timeout=90).spec == Compute(keep=True, idle_timeout="90s").spec
-    assert Compute(journal=1 << 20).spec == Compute(journal="1MB").spec
+    assert Compute(journal=1 << 20).spec == Compute(journal="1MiB").spec
     with pytest.raises(SpecError, match="'soon' is not a length of time, such as 90s, 30m or 12h"):
         Compute(idle_timeout="soon")
     with pytest.raises(SpecError, match="'lots' is not a size, such as 64MB or 1GB"):

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, TypeVar
 
 from ..errors import AGAIN, BootstrapError, LinkLost, MachineError, SkyError
+from ..util.tasks import run_all
 from .host_probe import Facts
 from .standalone_python import Standalone
 from .uv import LAST_LINES
@@ -92,8 +92,7 @@ def on_all(sites: Sequence[Site], work: Callable[[Site], T], phase: str, stop: t
         return []
     if stop.is_set():
         raise BootstrapError(phase, "stopped")
-    with ThreadPoolExecutor(len(sites), thread_name_prefix="sky-crew") as several:
-        futures = [several.submit(work, site) for site in sites]
+    futures = run_all(work, sites, "sky-crew", most=len(sites))
     faults = [(site, error) for site, future in zip(sites, futures, strict=True) if (error := future.exception())]
     if faults:
         raise _one_error(faults, phase) from faults[0][1]

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING, TypeVar
 
 from ..bootstrap import cleanup
@@ -17,6 +16,7 @@ from ..pool.registry.registry import Registry, sweep
 from ..pool.registry.rows import PoolRow
 from ..providers import SSH
 from ..providers.base import ConnectionSession
+from ..util.text import format_size
 
 if TYPE_CHECKING:
     from ..machines.base import Machine
@@ -138,14 +138,4 @@ def _names(rows: Sequence[PoolRow]) -> dict[str, str]:
 
 
 def _told(place: str, freed: int) -> str:
-    return f"{place}: {_size(freed)} freed" if freed else f"{place}: nothing to remove"
-
-
-def _size(count: int) -> str:
-    return (
-        f"{count / 1e9:.1f} GB"
-        if count >= 1e9
-        else f"{count / 1e6:.0f} MB"
-        if count >= 1e6
-        else f"{count / 1e3:.0f} kB"
-    )
+    return f"{place}: {format_size(freed)} freed" if freed else f"{place}: nothing to remove"

@@ -14,6 +14,7 @@ from typing import Any
 
 from ..display.notebook import control_channel
 from ..pool import requests
+from ..util.tasks import BackgroundTasks
 
 REQUEST, REPLY = "sky_request", "sky_reply"
 _log = logging.getLogger(__name__)
@@ -35,13 +36,11 @@ class Requests:
 
     def __init__(self, kernel: Any) -> None:
         self.kernel = kernel
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     async def __call__(self, stream: Any, ident: Sequence[bytes], parent: dict[str, Any]) -> None:
         # The kernel has one control message handled at a time: what takes long must not keep the next one waiting.
-        task = asyncio.ensure_future(self._answer(stream, ident, parent))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._answer(stream, ident, parent))
 
     async def _answer(self, stream: Any, ident: Sequence[bytes], parent: dict[str, Any]) -> None:
         content = parent.get("content")

@@ -11,7 +11,7 @@ from typing import TextIO
 from ..errors import SkyError, rank_label
 from ..pool.pool import Pool
 from ..pool.runs.log_reader import newest, texts_of, walk
-from ..pool.transfer.base import size_text
+from ..util.text import format_size
 
 # As much as a cell's view keeps; and what a page can still take, where so many lines are asked for.
 _MOST, _MOST_ASKED = 1 << 20, 20 << 20
@@ -35,7 +35,7 @@ def _more(run: str, cut: Collection[int], lines: int | None, share: int) -> str:
     """Where the rest is of what was too much to be shown."""
     more = "" if lines is not None else f"`%sky logs {run} --last N` shows N lines of each rank, "
     return (
-        f"… of {rank_label(cut)} the newest {size_text(share)} each; {more}`%sky logs {run} --to FILE` writes all of "
+        f"… of {rank_label(cut)} the newest {format_size(share)} each; {more}`%sky logs {run} --to FILE` writes all of "
         "it to files, result.stdout(rank) has it …"
     )
 
@@ -60,4 +60,4 @@ def write(pool: Pool, run: str, ranks: Collection[int], to: str) -> str:
         written = sum(path.stat().st_size for path in names.values())
     except OSError as error:
         raise SkyError(f"run {run} cannot be written to {error.filename or target}: {error.strerror}") from error
-    return f"run {run}: {size_text(written)} of {rank_label(ranks)} written to {target}{'/' * (len(ranks) > 1)}"
+    return f"run {run}: {format_size(written)} of {rank_label(ranks)} written to {target}{'/' * (len(ranks) > 1)}"

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 
 from ..capture.ledger import NameFacts
 from ..errors import rank_label
-from ..pool.transfer.base import size_text
+from ..util.text import format_size
 
 _HEAD = ("name", "value from", "size", "when", "")
 _DAY = 24 * 3600.0
@@ -40,12 +40,12 @@ def kept_line(kept: Mapping[str, int] | None) -> str:
     """What is said of the values that nodes keep for later; nothing where they keep none."""
     if kept is None or not kept["kept"]:
         return ""
-    size, loose, allowed = (size_text(kept[key]) for key in ("kept", "loose", "allowed"))
+    size, loose, allowed = (format_size(kept[key]) for key in ("kept", "loose", "allowed"))
     return f"kept on a machine: {size}, of which no name holds {loose}; at most {allowed} of that (--blob-limit)"
 
 
 def _row(one: NameFacts, module: bool) -> tuple[str, ...]:
-    size = "" if one.size is None or module else size_text(one.size)
+    size = "" if one.size is None or module else format_size(one.size)
     return one.name, _origin(one, module), size, _when(one.when), _note(one)
 
 

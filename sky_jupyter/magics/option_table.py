@@ -284,7 +284,7 @@ POOL = (
         "SIZE",
         size,
         "a size such as 64MB or 1GB",
-        f"how much of each run's output is kept on each node ({DEFAULT_JOURNAL >> 20}MB)",
+        f"how much of each run's output is kept on each node ({DEFAULT_JOURNAL // 10**6}MB)",
     ),
     Option(
         "--blob-limit",

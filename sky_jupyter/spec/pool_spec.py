@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}\Z")
 _SECONDS = re.compile(r"(?P<number>[0-9]{1,15}(\.[0-9]{1,9})?)\s*(?P<unit>[smhd]?)\Z")
-_SIZE = re.compile(r"(?P<number>[0-9]{1,15}(\.[0-9]{1,9})?)\s*(?P<unit>[kmgt]?)(i?b)?\Z")
+_SIZE = re.compile(r"(?P<number>[0-9]{1,15}(\.[0-9]{1,9})?)\s*(?P<unit>[kmgt]?)((?P<binary>i)?b)?\Z")
 _UNITS = {"": 1, "s": 1, "m": 60, "h": 3600, "d": 86_400}
 MAX_NODES = 4096
 MAX_RANKS_PER_NODE = 256
@@ -38,8 +38,8 @@ MAX_TTL = 10 * 366 * 86_400.0
 ALLOCATIONS = ("spot", "on-demand", "spot-if-available", "cheapest")
 # What says which machine a provider is to make; of no meaning where machines are there already.
 WISHES = ("region", "allocation", "max_hourly_cost", "vcpus", "memory_gb")
-MIN_JOURNAL, MAX_JOURNAL = 1 << 20, 1 << 40
-DEFAULT_JOURNAL = 256 << 20
+MIN_JOURNAL, MAX_JOURNAL = 10**6, 10**12
+DEFAULT_JOURNAL = 256 * 10**6
 DEFAULT_OPTIONS = Options()
 MAX_BLOBS = 1 << 50
 
@@ -74,7 +74,7 @@ def size(text: str) -> int:
     Parameters
     ----------
     text : str
-        Such as ``"64MB"`` or ``"1GB"``; a MB is 2**20 bytes, however it is spelled.
+        Such as ``"64MB"`` or ``"1GB"``; a MB is 10**6 bytes, and a MiB 2**20.
 
     Returns
     -------
@@ -89,7 +89,7 @@ def size(text: str) -> int:
     match = _SIZE.match(text.strip().lower())
     if not match:
         raise SpecError(f"{text!r} is not a size, such as 64MB or 1GB")
-    return int(float(match["number"]) * 1024 ** " kmgt".index(match["unit"] or " "))
+    return int(float(match["number"]) * (1024 if match["binary"] else 1000) ** " kmgt".index(match["unit"] or " "))
 
 
 @dataclass(frozen=True)
@@ -118,7 +118,7 @@ class PoolSpec:
         Seconds without a manager and without a run after which nodes end themselves. Unless given, twelve
         hours where the pool is kept, half an hour on other machines where it is not.
     journal : int
-        Bytes of each run's output that a node keeps, 1 MiB or more.
+        Bytes of each run's output that a node keeps, 1 MB or more.
     options : Options
         How it is made and watched over.
     region : str, optional

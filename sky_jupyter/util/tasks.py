@@ -7,6 +7,7 @@ from collections.abc import Callable, Coroutine, Iterable
 from concurrent.futures import Future, ThreadPoolExecutor
 from typing import Any, TypeVar
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 # Threads that `run_all` has at most: each waits for a machine, and none computes.
@@ -24,23 +25,25 @@ class BackgroundTasks(set["asyncio.Task[Any]"]):
         return task
 
 
-def run_all(calls: Iterable[Callable[[], T]], name: str, *, most: int = MOST_THREADS) -> list[Future[T]]:
-    """Run calls in threads, all at once, and return their futures when each is done.
+def run_all(work: Callable[[A], T], items: Iterable[A], name: str, *, most: int = MOST_THREADS) -> list[Future[T]]:
+    """Run work for each item, all at once in threads, and return the futures when each is done.
 
     Parameters
     ----------
-    calls : iterable of callable
-        What to run; each takes no argument.
+    work : callable
+        What to run, with an item.
+    items : iterable
+        What to run it for.
     name : str
         How the threads' names begin.
     most : int
         How many run at once.
     """
-    calls = list(calls)
-    with ThreadPoolExecutor(min(len(calls), most) or 1, thread_name_prefix=name) as threads:
-        return [threads.submit(call) for call in calls]
+    items = list(items)
+    with ThreadPoolExecutor(min(len(items), most) or 1, thread_name_prefix=name) as threads:
+        return [threads.submit(work, item) for item in items]
 
 
-def results(calls: Iterable[Callable[[], T]], name: str, *, most: int = MOST_THREADS) -> list[T]:
-    """Run calls in threads as `run_all` does, and return what each returned; the first error is raised."""
-    return [future.result() for future in run_all(calls, name, most=most)]
+def map_all(work: Callable[[A], T], items: Iterable[A], name: str, *, most: int = MOST_THREADS) -> list[T]:
+    """Run work for each item as `run_all` does, and return the results; the first error is raised."""
+    return [future.result() for future in run_all(work, items, name, most=most)]

@@ -6,14 +6,15 @@ from collections.abc import Iterable
 
 
 def format_size(size: float) -> str:
-    """Return bytes in decimal units: ``"12 bytes"``, ``"3.4 MB"``, ``"120 MB"``."""
+    """Return bytes in decimal units: ``"12 bytes"``, ``"3.4 MB"``, ``"64 MB"``."""
     if size < 1000:
         return f"{size:.0f} bytes"
     units, value = ["TB", "GB", "MB", "kB"], size / 1000
     while value >= 999.5 and len(units) > 1:
         units.pop()
         value /= 1000
-    return f"{value:.1f} {units[-1]}" if value < 9.95 else f"{value:.0f} {units[-1]}"
+    number = f"{value:.1f}".removesuffix(".0") if value < 9.95 else f"{value:.0f}"
+    return f"{number} {units[-1]}"
 
 
 def format_ranks(ranks: Iterable[int], comma: str = ",") -> str:

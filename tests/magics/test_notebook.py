@@ -417,7 +417,7 @@ def test_names_lists_where_each_value_comes_from(two):
     wanted = [
         r"name +value from +size +when",
         rf"alone +rank 1 +\d+ bytes +{now}",
-        rf"data +the notebook +8.0 MB +{now} +the notebook has another now, which is sent when a cell reads it",
+        rf"data +the notebook +8 MB +{now} +the notebook has another now, which is sent when a cell reads it",
         rf"js +import +{now}",
         rf"made +the nodes +8.0 KB +{now}",
         rf"math +import on the nodes +{now}",
@@ -431,7 +431,7 @@ def test_names_lists_where_each_value_comes_from(two):
         assert re.fullmatch(form, line), (line, lines)
     two.run("%%sky\nlen(data)")
     data = next(line for line in two.run("%sky names").stream().splitlines() if line.startswith("data"))
-    assert re.fullmatch(rf"data +the notebook +8.0 MB +{now}", data)
+    assert re.fullmatch(rf"data +the notebook +8 MB +{now}", data)
     two.run("del data")
     assert data in two.run("%sky names").stream().splitlines()
 

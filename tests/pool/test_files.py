@@ -12,7 +12,6 @@ import sky_jupyter as sky
 from sky_jupyter.errors import PoolError, SpecError, TransferError
 from sky_jupyter.pool.base.events import Event, ProgressEvent
 from sky_jupyter.pool.pool import Pool
-from sky_jupyter.pool.transfer.base import size_text
 from tests.pool.pools import local_pool, run
 
 
@@ -154,11 +153,3 @@ def test_compute_has_the_same(here: Path, capsys: pytest.CaptureFixture[str], mo
     assert "put data · data (3.1 MB): node 0; 3.1 MB copied" in capsys.readouterr().err
     with pytest.raises(PoolError, match="is not started"):
         compute.put("data")
-
-
-@pytest.mark.parametrize(
-    ("size", "text"),
-    [(0, "0 bytes"), (999, "999 bytes"), (1000, "1.0 KB"), (9_960, "10 KB"), (999_499, "999 KB"), (999_600, "1.0 MB")],
-)
-def test_sizes_are_in_words(size: int, text: str) -> None:
-    assert size_text(size) == text

@@ -114,7 +114,7 @@ def test_a_gap_is_shown_where_output_is_missing(tmp_path: Path) -> None:
     lines = heard.stdout().splitlines()
     (place,) = (index for index, line in enumerate(lines) if "dropped" in line)
     assert lines[place].startswith("… ")
-    assert lines[place].endswith(" of output dropped (journal limit 19.5 kB) …")
+    assert lines[place].endswith(" of output dropped (journal limit 20 kB) …")
     assert lines[0] == "line 0"
     assert lines[place - 1] == f"line {place - 1}"
     assert lines[-1] == "line 499"
@@ -128,7 +128,7 @@ def test_a_gap_is_shown_where_output_is_missing(tmp_path: Path) -> None:
 def test_only_the_rest_of_a_gap_is_told_where_its_begin_is_known() -> None:
     heard = Heard()
     heard.run.take(0, 0, 5, encoded(*(text(number, "x") for number in range(5))))
-    gap = {"kind": "gap", "seq": 0, "count": 10, "bytes": 10_240, "why": "w", "streams": [[0, "stdout", 10_240]]}
+    gap = {"kind": "gap", "seq": 0, "count": 10, "bytes": 10_000, "why": "w", "streams": [[0, "stdout", 10_000]]}
     assert heard.run.take(0, 0, 11, encoded(gap, text(10, "y"))) is None
     assert heard.stdout() == "xxxxx\n… 5 kB of output dropped (w) …\ny"
 
@@ -334,7 +334,7 @@ def test_a_flood_keeps_its_first_and_its_last_lines_in_the_journal() -> None:
     # What was read live is all of it; who comes later is told of the gap.
     assert [line.split()[1] for line in whole.splitlines()] == [str(number) for number in range(5_000)]
     lines = heard.stdout().splitlines()
-    (place,) = (index for index, line in enumerate(lines) if "of output dropped (journal limit 195.3 kB)" in line)
+    (place,) = (index for index, line in enumerate(lines) if "of output dropped (journal limit 200 kB)" in line)
     assert lines[0].startswith("line 0 .")
     assert lines[-1].startswith("line 4999 .")
     assert place > 100

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from sky_jupyter.util.tasks import BackgroundTasks, results, run_all
+from sky_jupyter.util.tasks import BackgroundTasks, map_all, run_all
 
 
 def test_a_task_is_held_until_it_is_done() -> None:
@@ -30,26 +30,22 @@ def test_a_task_is_held_until_it_is_done() -> None:
     asyncio.run(main())
 
 
-def test_calls_run_at_once_and_all_of_them_though_one_fails() -> None:
+def test_work_runs_for_all_items_at_once_though_it_fails_for_one() -> None:
     meeting = threading.Barrier(3, timeout=60)
 
-    def fail() -> int:
+    def work(item: int) -> float:
         meeting.wait()
-        raise ValueError("one of them")
+        return 6 / item
 
-    def work() -> int:
-        meeting.wait()
-        return 1
-
-    futures = run_all([work, fail, work], "test")
+    futures = run_all(work, [1, 0, 2], "test")
     assert [future.done() for future in futures] == [True] * 3
     assert [future.exception() is None for future in futures] == [True, False, True]
-    with pytest.raises(ValueError, match="one of them"):
-        results([fail, work, work], "test")
-    assert results([work] * 3, "test") == [1, 1, 1]
-    assert results([], "test") == []
+    with pytest.raises(ZeroDivisionError):
+        map_all(work, [0, 1, 2], "test")
+    assert map_all(work, [1, 2, 3], "test") == [6, 3, 2]
+    assert map_all(work, [], "test") == []
 
 
-def test_no_more_calls_run_at_once_than_may() -> None:
-    names = results([lambda: threading.current_thread().name] * 9, "few", most=1)
+def test_no_more_run_at_once_than_may() -> None:
+    names = map_all(lambda _: threading.current_thread().name, range(9), "few", most=1)
     assert set(names) == {"few_0"}

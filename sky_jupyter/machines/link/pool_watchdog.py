@@ -8,11 +8,11 @@ import shutil
 import threading
 import time
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import NamedTuple
 
 from ...errors import SkyError
+from ...util.tasks import map_all
 from .idle_timeout import Lifetime
 from .reconnecting_host import Held
 
@@ -103,8 +103,7 @@ class Guard:
             watched = self._watched
         if not watched:
             return None
-        with ThreadPoolExecutor(min(_BESIDE, len(watched)), thread_name_prefix="link-look") as several:
-            looks = list(several.map(_look_at, watched))
+        looks = map_all(_look_at, watched, "link-look", most=_BESIDE)
         found = [alive for alive, _ in looks]
         if None not in found or any(runs for _, runs in looks):
             self._runs = any(runs for _, runs in looks)

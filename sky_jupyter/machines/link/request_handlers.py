@@ -14,6 +14,7 @@ from typing import Any
 
 from ...errors import SpecError
 from ...util import process_identity
+from ...util.validate import is_number, is_whole
 from ..forwards import join
 from ..ssh import file_transfer
 from ..ssh.known_hosts import Accepted, Unknown, valid_fingerprint
@@ -152,7 +153,7 @@ class Calls:
 
     def _keep(self, facts: Facts) -> None:
         lease = facts.get("lease")
-        if lease is not None and (isinstance(lease, bool) or not isinstance(lease, (int, float)) or not lease >= 0):
+        if lease is not None and not is_number(lease, 0):
             raise SpecError("a lease is a number of seconds, or none")
         watched, folders = self._watched_pool(facts)
         self._lifetime.keep(lease)
@@ -163,7 +164,7 @@ class Calls:
         works, patience = facts.get("works"), facts.get("patience")
         if not isinstance(works, list) or not all(isinstance(one, dict) for one in works):
             raise SpecError("works are a list, each with its machine and script")
-        if isinstance(patience, bool) or not isinstance(patience, (int, float)) or not patience >= 0:
+        if not is_number(patience, 0):
             raise SpecError("patience is a number of seconds")
         scripts = [(self._host(one), str(one.get("script"))) for one in works]
         for held in self._keeping.hosts():
@@ -408,28 +409,28 @@ def _seconds(facts: Facts) -> float | None:
     value = facts.get("timeout")
     if value is None:
         return None
-    if isinstance(value, bool) or not isinstance(value, (int, float)) or not 0 <= value <= threading.TIMEOUT_MAX:
+    if not is_number(value, 0, threading.TIMEOUT_MAX):
         raise SpecError("a timeout must be a number of seconds")
     return float(value)
 
 
 def _identity(facts: Facts) -> tuple[int, float]:
     pid, started = facts.get("pid"), facts.get("started")
-    if not isinstance(pid, int) or not isinstance(started, (int, float)) or pid <= 0:
+    if not is_whole(pid, 1) or not is_number(started):
         raise SpecError("a process is a number and a beginning")
     return pid, float(started)
 
 
 def _place(facts: Facts) -> tuple[str, int]:
     port = facts.get("port")
-    if isinstance(port, bool) or not isinstance(port, int) or not 0 < port < 65536:
+    if not is_whole(port, 1, 65535):
         raise SpecError("port must be a whole number from 1 to 65535")
     return _text(facts, "host"), port
 
 
 def _wish(facts: Facts) -> int:
     wish = facts.get("wish") or 0
-    if not isinstance(wish, int) or not 0 <= wish < 65536:
+    if not is_whole(wish, 0, 65535):
         raise SpecError("a port that is wished for is a whole number up to 65535")
     return wish
 

@@ -27,6 +27,7 @@ from typing import Any
 import cloudpickle
 
 from ...errors import PoolError, plain
+from ...util.tasks import BackgroundTasks
 from ..comms.hub import Comms
 from ..dask.user_cluster import Beside
 from ..files.blob_cache import places
@@ -118,7 +119,7 @@ class Agent:
         # Bytes that were forwarded, and how many of them concern nobody any more.
         self.forwarded = self.taken_in = 0
         self._flusher: asyncio.TimerHandle | None = None
-        self._waiting: set[asyncio.Task[Any]] = set()
+        self._waiting = BackgroundTasks()
         (self.folder / "journal").mkdir(mode=0o700, exist_ok=True)
         # What an agent before this one left: its kernels are gone, its journals are not.
         for stale in self.folder.glob("k*-*"):
@@ -682,9 +683,7 @@ class Agent:
         )
 
     def background(self, work: Any) -> None:
-        task = asyncio.create_task(work)
-        self._waiting.add(task)
-        task.add_done_callback(self._waiting.discard)
+        self._waiting.start(work)
 
 
 def _shares(devices: Devices, config: HostConfig, node: int) -> list[Devices]:

@@ -16,6 +16,7 @@ from typing import Any
 from jupyter_client.connect import KernelConnectionInfo
 from jupyter_client.provisioning import KernelProvisionerBase
 
+from ...util.tasks import BackgroundTasks
 from ..kernel.forkserver import READY
 from ..system.processes import kill_group, signal_group
 from ..system.stopped import GONE, state_of
@@ -38,7 +39,7 @@ class Forkserver:
         self._listener: asyncio.Task[None] | None = None
         self._next = 0
         self._path = Path()
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     async def connect(self, path: Path) -> None:
         """Connect to the socket at ``path`` and begin to listen for ends."""
@@ -68,9 +69,7 @@ class Forkserver:
         end = self._ends[message["pid"]] = asyncio.get_running_loop().create_future()
         # With its end, which may come before anybody looks.
         asked.set_result((message, end))
-        task = asyncio.create_task(self._see_end(message["pid"], end))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        self._tasks.start(self._see_end(message["pid"], end))
 
     async def _see_end(self, pid: int, end: asyncio.Future[dict[str, Any]]) -> None:
         """Note that a kernel has ended where the forkserver, which knows how it did, does not tell."""

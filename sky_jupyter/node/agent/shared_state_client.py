@@ -8,9 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+from ...util.tasks import BackgroundTasks
 from ..protocol import rpc
 from ..protocol.rpc import AgentCall
 
@@ -49,7 +50,7 @@ class Sharing:
         self._up = asyncio.Event()
         # What is being asked, by the kernel that asks.
         self._asked: dict[str, dict[str, asyncio.Task[None]]] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     def connect(self, member: Any) -> None:
         """Ask through this member of the control plane from now on, or wait for one."""
@@ -58,7 +59,9 @@ class Sharing:
             self._up.clear()
         else:
             self._up.set()
-            self._do(self._call(rpc.SHARED_REGISTER, agent=self._incarnation, node=self._name, member=member.address))
+            self._tasks.start(
+                self._call(rpc.SHARED_REGISTER, agent=self._incarnation, node=self._name, member=member.address)
+            )
 
     def on_ask(self, rank: int, generation: int, tell: Tell, content: dict[str, Any], data: list[bytes]) -> None:
         """A rank's code asks for something, or does not wait for it any more."""
@@ -71,10 +74,10 @@ class Sharing:
             task = mine.pop(id, None)
             if task is not None:
                 task.cancel()
-            self._do(self._call(rpc.SHARED_CANCEL, ask=id))
+            self._tasks.start(self._call(rpc.SHARED_CANCEL, ask=id))
         elif isinstance(what, dict):
             epoch = what.pop("epoch", None)
-            mine[id] = self._do(self._share(mine, id, tell, who=who, what=what, data=data, epoch=epoch))
+            mine[id] = self._tasks.start(self._share(mine, id, tell, who=who, what=what, data=data, epoch=epoch))
 
     async def _share(self, mine: dict[str, Any], id: str, tell: Tell, **request: Any) -> None:
         try:
@@ -91,7 +94,7 @@ class Sharing:
         if who in self._asked:
             for task in self._asked.pop(who).values():
                 task.cancel()
-            self._do(self._call(rpc.SHARED_LEFT, who=who))
+            self._tasks.start(self._call(rpc.SHARED_LEFT, who=who))
 
     def _who(self, rank: int, generation: int) -> str:
         return f"{self._incarnation}.{rank}.{generation}."
@@ -103,9 +106,3 @@ class Sharing:
             with unless_broken(self._scheduler):
                 return await getattr(self._scheduler, call.op)(**arguments)
             await asyncio.sleep(_PAUSE)
-
-    def _do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ...util.tasks import BackgroundTasks
 from .kernel_client import Rank
 
 # So long an answer waits for news.
@@ -51,7 +52,7 @@ class Values:
         self.name = f"value-{node}-"
         self.ranks = ranks
         self._jobs: dict[str, _Job] = {}
-        self._releasing: set[asyncio.Task[Any]] = set()
+        self._releasing = BackgroundTasks()
         folder.mkdir(mode=0o700, exist_ok=True)
         # What an agent before this one left.
         for place in self.folders:
@@ -98,9 +99,7 @@ class Values:
         for number in ranks:
             if number in self.ranks:
                 content = {"kind": "release", "of": run}
-                task = asyncio.create_task(self.ranks[number].request(f"release-{run}-{number}", content))
-                self._releasing.add(task)
-                task.add_done_callback(self._releasing.discard)
+                self._releasing.start(self.ranks[number].request(f"release-{run}-{number}", content))
 
     # -- parts -------------------------------------------------------------------------------------
 

@@ -21,6 +21,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, NamedTuple
 
+from ...util.text import format_size
 from .segments import MAX_LINE, Gap, Line, Part, Segment, Tally, filled, is_number, merged, parse
 from .spare_files import Spares
 
@@ -130,7 +131,7 @@ class Journal:
         at = 0
         while at < len(entries):
             if self._too_large(entries[at]):
-                self._pass_over(first + at, entries[at : at + 1], f"journal limit {size_text(self.limit)}")
+                self._pass_over(first + at, entries[at : at + 1], f"journal limit {format_size(self.limit)}")
                 at += 1
                 continue
             segment = self._segment(first + at, len(entries[at].line))
@@ -217,7 +218,9 @@ class Journal:
 
     def _drop(self, segment: Segment) -> None:
         """Let a gap stand for a segment, but for its events that are never dropped."""
-        whole = Gap(segment.first, segment.next, segment.size, f"journal limit {size_text(self.limit)}", segment.tally)
+        whole = Gap(
+            segment.first, segment.next, segment.size, f"journal limit {format_size(self.limit)}", segment.tally
+        )
         lines = [Line(number, segment.read(number, 1)[0]) for number in segment.held]
         # Unless the file was tampered with.
         lines = [line for line in lines if (parse(line.data) or {}).get("kind") in ("begin", "end")]
@@ -408,14 +411,6 @@ def _unwritable(event: dict[str, Any]) -> dict[str, Any]:
         why = {"status": "error", "ename": "ValueError", "evalue": "how it ended could not be written down"}
         return {"kind": "end", **where, **why, "seq": event["seq"]}
     return {"kind": "notice", **where, "text": "an event could not be written down", "seq": event["seq"]}
-
-
-def size_text(size: int) -> str:
-    """Bytes in words: ``12.3 MB``, where a kB has 1024."""
-    for unit, name in ((1 << 30, "GB"), (1 << 20, "MB"), (1 << 10, "kB")):
-        if size >= unit:
-            return f"{size / unit:.1f}".removesuffix(".0") + f" {name}"
-    return f"{size} bytes"
 
 
 def lines_of(data: bytes) -> list[dict[str, Any]]:

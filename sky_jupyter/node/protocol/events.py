@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 from ...errors import cleaned
-from ..journal.journal import size_text
+from ...util.text import format_size
+from ...util.validate import is_number
 from ..journal.segments import Gap
 
 # What one event may take as JSON, and how deep it may be nested.
@@ -97,7 +98,7 @@ def text_of(event: Mapping[str, Any]) -> str:
 
 def gap_text(size: int, why: str) -> str:
     """The line that stands for output which is not there."""
-    return f"… {size_text(size)} of output dropped ({why}) …\n"
+    return f"… {format_size(size)} of output dropped ({why}) …\n"
 
 
 def _why(event: Mapping[str, Any]) -> str:
@@ -251,7 +252,7 @@ def _flag(value: Any) -> bool | None:
 
 
 def _seconds(value: Any) -> float | None:
-    return value if isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e12 else None
+    return value if is_number(value, -1e12, 1e12) else None
 
 
 def _sizes(value: Any) -> dict[str, int | None] | None:

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 
 from ...errors import NotInPoolError, SpecError, nearest
 from ...spec.pool_spec import MAX_NODES, MAX_RANKS_PER_NODE
+from ...util.validate import brief, check_whole
 
 POOL_VARIABLE = "COMPUTE_POOL"
 # What the head's port is for where no plugin has a coordinator.
@@ -90,14 +91,14 @@ class InstanceInfo:
     cluster: bool = True
 
     def __post_init__(self) -> None:
-        _whole("total_nodes", self.total_nodes, 1, MAX_NODES)
-        _whole("ranks_per_node", self.ranks_per_node, 1, MAX_RANKS_PER_NODE)
-        _whole("world_size", self.world_size, 1, MAX_NODES * MAX_RANKS_PER_NODE)
-        _whole("node", self.node, 0, self.total_nodes - 1)
-        _whole("local_rank", self.local_rank, 0, self.ranks_per_node - 1)
-        _whole("rank", self.rank, 0, self.world_size - 1)
-        _whole("accelerators", self.accelerators, 0, 1024)
-        _whole("head_port", self.head_port, 1, 65535)
+        check_whole("total_nodes", self.total_nodes, 1, MAX_NODES)
+        check_whole("ranks_per_node", self.ranks_per_node, 1, MAX_RANKS_PER_NODE)
+        check_whole("world_size", self.world_size, 1, MAX_NODES * MAX_RANKS_PER_NODE)
+        check_whole("node", self.node, 0, self.total_nodes - 1)
+        check_whole("local_rank", self.local_rank, 0, self.ranks_per_node - 1)
+        check_whole("rank", self.rank, 0, self.world_size - 1)
+        check_whole("accelerators", self.accelerators, 0, 1024)
+        check_whole("head_port", self.head_port, 1, 65535)
         if not self.cluster:
             if (self.world_size, self.rank) != (1, 0):
                 raise SpecError(f"a rank by itself is rank 0 of 1, not {self.rank} of {self.world_size}")
@@ -118,7 +119,7 @@ class InstanceInfo:
 
     def _check_peers_and_ports(self) -> None:
         if isinstance(self.peers, str) or not isinstance(self.peers, Iterable):
-            raise SpecError(f"peers must be a list of addresses, not {_brief(self.peers)}")
+            raise SpecError(f"peers must be a list of addresses, not {brief(self.peers)}")
         # A pool of one node needs no list: its only peer is the head.
         peers = tuple(self.peers) or ((self.head_addr,) if self.total_nodes == 1 and self.cluster else ())
         if len(peers) != (self.total_nodes if self.cluster else 0):
@@ -127,10 +128,10 @@ class InstanceInfo:
             _word("an address in peers", peer)
         object.__setattr__(self, "peers", peers)
         if not isinstance(self.ports, Mapping) or len(self.ports) > 256:
-            raise SpecError(f"ports must map at most 256 plugin names to ports, not {_brief(self.ports)}")
+            raise SpecError(f"ports must map at most 256 plugin names to ports, not {brief(self.ports)}")
         for name, port in self.ports.items():
             _word("a name in ports", name)
-            _whole(f"ports[{name!r}]", port, 1, 65535)
+            check_whole(f"ports[{name!r}]", port, 1, 65535)
         object.__setattr__(self, "ports", dict(self.ports))
 
     @property
@@ -237,11 +238,11 @@ class InstanceInfo:
         except (ValueError, RecursionError) as error:
             raise SpecError(f"{POOL_VARIABLE} is not JSON: {error}") from None
         if not isinstance(facts, dict):
-            raise SpecError(f"{POOL_VARIABLE} must be a JSON object, not {_brief(facts)}")
+            raise SpecError(f"{POOL_VARIABLE} must be a JSON object, not {brief(facts)}")
         known = [item.name for item in fields(cls)]
         for key in facts:
             if key not in known:
-                raise SpecError(f"{POOL_VARIABLE} has the unknown field {_brief(key)}{nearest(key, known)}")
+                raise SpecError(f"{POOL_VARIABLE} has the unknown field {brief(key)}{nearest(key, known)}")
         missing = [name for name in known[: known.index("accelerators")] if name not in facts]
         if missing:
             raise SpecError(f"{POOL_VARIABLE} lacks {', '.join(missing)}")
@@ -304,26 +305,16 @@ def _parsed(text: str) -> InstanceInfo:
     return InstanceInfo.from_json(text)
 
 
-def _whole(name: str, value: Any, low: int, top: int) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= top:
-        raise SpecError(f"{name} must be a whole number from {low} to {top}, not {_brief(value)}")
-
-
 def _word(name: str, value: Any, *, spaces: bool = False) -> None:
     printable = isinstance(value, str) and 0 < len(value) <= _MAX_WORD and value.isprintable()
     if not printable or (" " in value and not spaces):
         without = "" if spaces else " without spaces"
-        raise SpecError(f"{name} must be 1 to {_MAX_WORD} printable characters{without}, not {_brief(value)}")
+        raise SpecError(f"{name} must be 1 to {_MAX_WORD} printable characters{without}, not {brief(value)}")
 
 
 def _short_enough(text: str) -> None:
     if len(text.encode("utf-8", "surrogatepass")) > MAX_JSON:
         raise SpecError(f"{POOL_VARIABLE} is longer than the {MAX_JSON} bytes that an environment variable can hold")
-
-
-def _brief(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 80 else text[:77] + "..."
 
 
 # Whose output is shown.
@@ -432,7 +423,7 @@ class OutputFilter:
             return
         hint = nearest(self.only, ["head"]) if isinstance(self.only, str) else ""
         raise SpecError(
-            f"only={_brief(self.only)} is not valid{hint}; "
+            f"only={brief(self.only)} is not valid{hint}; "
             "use 'head', or a predicate such as `lambda info: info.rank == 1`"
         )
 
@@ -463,7 +454,7 @@ class OutputFilter:
         if rewrap is not None:
             return rewrap(self(function.__wrapped__))  # type: ignore[attr-defined]
         if not callable(function):
-            raise SpecError(f"only a function can be decorated so, not {_brief(function)}")
+            raise SpecError(f"only a function can be decorated so, not {brief(function)}")
         wrapper: Any
         if inspect.iscoroutinefunction(function):
 

@@ -12,6 +12,7 @@ from collections.abc import Mapping, Sequence, Set
 from typing import TYPE_CHECKING, Any, TypedDict, TypeVar, overload
 
 from ...errors import SpecError
+from ...util.validate import is_whole
 from .instance_info import instance_info
 
 if TYPE_CHECKING:
@@ -109,8 +110,7 @@ def _place(node: int | None, total_nodes: int | None) -> tuple[int, int]:
         info = instance_info()
         node = info.rank if node is None else node
         total_nodes = info.world_size if total_nodes is None else total_nodes
-    whole = all(isinstance(number, int) and not isinstance(number, bool) for number in (node, total_nodes))
-    if not whole or not 0 <= node < total_nodes:
+    if not is_whole(total_nodes) or not is_whole(node, 0, total_nodes - 1):
         raise SpecError(f"shard has no part {node!r} of {total_nodes!r}: parts are numbered from 0")
     return node, total_nodes
 

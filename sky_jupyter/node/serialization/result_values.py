@@ -18,6 +18,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import IO, Any
 
+from ...util.text import format_size
 from ..runtime.instance_info import instance_info
 from . import pickling, remote_repr, sharded_arrays
 
@@ -25,7 +26,7 @@ SMALL = 1 << 20
 # Buffers below this many bytes stay in the pickle.
 # So much is written between two looks for an interrupt.
 _PIECE = 16 << 20
-_SPARE_ROOM = 64 << 20
+_SPARE_ROOM = 64 * 10**6
 # What else a span may hold is of no use where all buffers are in one file.
 _REST = (bytes(pickling.SPAN.size - 16),) if pickling.SPAN.size > 16 else ()
 
@@ -217,10 +218,9 @@ def room(places: Sequence[str], size: int) -> str:
             return path
     folder = Path(places[-1]).parent
     free = shutil.disk_usage(folder).free
-    from ..journal.journal import size_text
 
     raise OSError(
-        f"it needs {size_text(size)}, and {size_text(_SPARE_ROOM)} to spare; {folder} has {size_text(free)} free"
+        f"it needs {format_size(size)}, and {format_size(_SPARE_ROOM)} to spare; {folder} has {format_size(free)} free"
     )
 
 

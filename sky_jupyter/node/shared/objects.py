@@ -20,6 +20,7 @@ from types import TracebackType
 from typing import Any, ParamSpec, TypeVar, cast
 
 from ...errors import SpecError
+from ...util.validate import is_number, is_whole
 from ..serialization import pickling
 from .agent_channel import MOST_VALUE, Answer, Shares, shares
 
@@ -330,7 +331,7 @@ class SharedQueue(Shared):
 
     def __init__(self, name: str, maxsize: int = 0, *, of: Shares | None = None) -> None:
         super().__init__(name, of=of)
-        if isinstance(maxsize, bool) or not isinstance(maxsize, int) or maxsize < 0:
+        if not is_whole(maxsize):
             raise SpecError(f"maxsize must be a whole number from 0, not {maxsize!r}")
         self.maxsize = maxsize
 
@@ -469,7 +470,7 @@ class SharedBarrier(Shared):
 
     def __init__(self, name: str, parties: int, *, of: Shares | None = None) -> None:
         super().__init__(name, of=of)
-        if isinstance(parties, bool) or not isinstance(parties, int) or parties < 1:
+        if not is_whole(parties, 1):
             raise SpecError(f"barrier {name!r}: how many wait must be a whole number from 1, not {parties!r}")
         self.parties = parties
 
@@ -524,7 +525,7 @@ def _plain(key: Any) -> Any:
 def _seconds(timeout: float | None) -> float | None:
     if timeout is None:
         return None
-    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not 0 <= timeout < 1e9:
+    if not is_number(timeout, 0, 1e9):
         raise SpecError(f"a timeout must be a number of seconds from 0, or None for no limit, not {timeout!r}")
     return float(timeout)
 

@@ -16,6 +16,8 @@ from collections.abc import Iterator
 
 import psutil
 
+from ...util.text import format_size
+
 _PR_SET_PDEATHSIG = 1
 _PR_SET_CHILD_SUBREAPER = 36
 # Of malloc.h. Memory that is this large is the system's again as soon as it is freed.
@@ -133,12 +135,8 @@ def exit_text(status: int, used: int = 0, *, short: bool = False) -> str:
         text = f"killed by {name} ({number})"
         if number == signal.SIGKILL and short:
             text += " for want of memory: the kernel's OOM killer was at work"
-        return text + (f"; it had used up to {_size(used)}" if number == signal.SIGKILL and used else "")
+        return text + (f"; it had used up to {format_size(used)}" if number == signal.SIGKILL and used else "")
     return f"exit status {os.waitstatus_to_exitcode(status)}"
-
-
-def _size(used: int) -> str:
-    return f"{used / 1e9:.1f} GB" if used >= 1e8 else f"{used / 1e6:.0f} MB"
 
 
 def kill_descendants(*, spare: frozenset[int] = frozenset(), patience: float = 3.0) -> list[int]:

@@ -7,7 +7,7 @@ import contextlib
 import logging
 import time
 import warnings
-from collections.abc import Callable, Coroutine, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
@@ -15,6 +15,7 @@ from ...errors import NodeLost, PoolError
 from ...node.protocol import rpc
 from ...node.protocol.host_config import member_name
 from ...node.protocol.rpc import AgentCall
+from ...util.tasks import BackgroundTasks
 from ..base.event_loop import NoAnswer
 from ..base.timeouts import TIMEOUTS
 
@@ -118,7 +119,7 @@ class Control:
         self._asked: dict[tuple[int, str], asyncio.Task[str | None]] = {}
         self._absent: dict[int, float] = {}
         self._quiet_since: dict[int | None, float] = {}
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = BackgroundTasks()
         self._kick = asyncio.Event()
 
     # -- connecting --------------------------------------------------------------------------------
@@ -141,7 +142,7 @@ class Control:
             raise NodeLost(
                 broken() or f"the pool's scheduler, at {address.rpartition('/')[2]}, does not answer"
             ) from None
-        self._spawn(self._beat())
+        self._tasks.start(self._beat())
 
     async def _meet_all(self, timeout: float, broken: Callable[[], str]) -> None:
         nodes, end = self._nodes, time.monotonic() + timeout
@@ -306,7 +307,7 @@ class Control:
 
         for place in self.addresses.items():
             if place not in self._asked:
-                self._asked[place] = task = self._spawn(one(place[0]))
+                self._asked[place] = task = self._tasks.start(one(place[0]))
                 # What it raises is raised below once, and is nobody's else.
                 task.add_done_callback(lambda task: task.cancelled() or task.exception())
         awaited = [task for (node, _), task in self._asked.items() if node not in self.silent]
@@ -367,7 +368,7 @@ class Control:
         elif now - self._absent.setdefault(node, now) > (FAR_ABSENCE if apart else ABSENCE):
             self.lose(node, "it does not answer")
         else:
-            self._spawn(self._look_again())
+            self._tasks.start(self._look_again())
 
     async def _look_again(self) -> None:
         await asyncio.sleep(0.1)
@@ -483,12 +484,6 @@ class Control:
                 return self._is_lost(min(gone))
             await asyncio.sleep(_POLL)
         return NodeLost("the connection to the pool broke before it answered; try again, or `%sky restart`")
-
-    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
 
 
 async def _end(client: Client) -> None:

@@ -16,6 +16,7 @@ from ...node.journal.segments import is_number
 from ...node.protocol import rpc
 from ...node.protocol.comm_messages import Message, Pending
 from ...spec.pool_spec import PoolSpec
+from ...util.tasks import BackgroundTasks
 from ..base.event_loop import loop
 from ..base.timeouts import TIMEOUTS
 
@@ -53,7 +54,7 @@ class Comms:
         # Batches that came while all that is open was being asked for.
         self._early: dict[int, list[dict[str, Any]]] = {}
         self._outgoing: dict[int, Pending] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
+        self._tasks = BackgroundTasks()
 
     def listen(self, mirror: Mirror) -> None:
         """Have somebody told from now on, of what is open already too. Callable from any thread but the loop's."""
@@ -100,7 +101,7 @@ class Comms:
         """Ask a node for all that is open there."""
         if self._mirror is not None and node not in self._early:
             early = self._early[node] = []
-            self._do(self._look(node, early))
+            self._tasks.start(self._look(node, early))
 
     async def _look(self, node: int, early: list[dict[str, Any]]) -> None:
         try:
@@ -141,7 +142,7 @@ class Comms:
         waiting = self._outgoing.get(node)
         if waiting is None:
             waiting = self._outgoing[node] = Pending(any_keys=False)
-            self._do(self._deliver(node, waiting))
+            self._tasks.start(self._deliver(node, waiting))
         waiting.add(message)
 
     async def _deliver(self, node: int, waiting: Pending) -> None:
@@ -154,8 +155,3 @@ class Comms:
                 await asyncio.sleep(_PACE)
         if self._outgoing.get(node) is waiting:
             del self._outgoing[node]
-
-    def _do(self, work: Any) -> None:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)

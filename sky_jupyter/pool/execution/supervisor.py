@@ -17,6 +17,7 @@ from ...node.journal.segments import is_number
 from ...node.protocol import rpc
 from ...node.protocol.rpc import AgentCall
 from ...spec.pool_spec import PoolSpec
+from ...util.tasks import BackgroundTasks
 from ..base.events import NoticeEvent
 from ..base.timeouts import TIMEOUTS
 from ..control.client import Control
@@ -118,7 +119,7 @@ class Supervisor:
         # Two broadcasts at once could reach two ranks in different orders, and their collectives
         # would wait for each other.
         self._turn = asyncio.Lock()
-        self._tasks: set[asyncio.Task[Any]] = set()
+        self._tasks = BackgroundTasks()
 
     def suit(self, spec: PoolSpec) -> None:
         """Be the supervisor of a pool like this from now on."""
@@ -866,7 +867,7 @@ class Supervisor:
             run.abandoned = True
             run.give_up(text)
 
-    def do(self, work: Coroutine[Any, Any, None]) -> None:
+    def do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Do what the pool's runs need, unless the pool is made anew or ends first."""
         self.keep_task(work)
 

@@ -22,6 +22,7 @@ from ...capture.collect import Capture
 from ...errors import NodeLost, SkyError
 from ...node.journal.segments import is_number
 from ...node.protocol import rpc
+from ...util.tasks import BackgroundTasks
 from ..base.event_loop import Tick, loop, no_tick
 from ..base.events import Listener, NoticeEvent, ignore
 from ..base.timeouts import TIMEOUTS
@@ -292,7 +293,7 @@ class Calls:
         # By call, what watches over one that a rank works on, or will once that has been silent for long.
         self._silences: dict[str, asyncio.TimerHandle | asyncio.Task[None]] = {}
         self._futures: dict[str, Future[Any]] = {}
-        self._finishing: set[asyncio.Task[None]] = set()
+        self._finishing = BackgroundTasks()
         self._forgotten: dict[int, list[str]] = {}
         # Those whose journals the nodes keep.
         self._kept: deque[tuple[int, str]] = deque()
@@ -513,9 +514,7 @@ class Calls:
             there = []
             for node in list(control.addresses):
                 # Who does not answer now is asked for as long as there is something to stop.
-                asking = asyncio.ensure_future(self._cancel_on(node, runs, begun, hard))
-                self._finishing.add(asking)
-                asking.add_done_callback(self._finishing.discard)
+                asking = self._finishing.start(self._cancel_on(node, runs, begun, hard))
                 if node in control.there:
                     there.append(asking)
             if there:
@@ -586,9 +585,7 @@ class Calls:
             # Dask would have another node do it, and may have begun to.
             self.pool.supervisor.do(self._cancel([run], False))
         # Not among what the supervisor does for the pool: that ends with it, and whoever waits has to hear of it.
-        task = asyncio.ensure_future(self._finish(run))
-        self._finishing.add(task)
-        task.add_done_callback(self._finishing.discard)
+        self._finishing.start(self._finish(run))
 
     async def _finish(self, run: CallRun) -> None:
         supervisor = self.pool.supervisor

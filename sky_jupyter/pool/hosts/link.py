@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import contextlib
-import functools
 import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -15,6 +13,7 @@ from ...errors import PoolError, SkyError
 from ...machines.link.client import Link
 from ...machines.link.encoding import Event
 from ...providers.base import ConnectionSession
+from ...util.tasks import map_all
 from ..base.timeouts import TIMEOUTS
 from ..registry.folders import LINK
 from . import host as launch
@@ -93,10 +92,11 @@ class PoolLink:
         MachineError
             For the first that cannot be reached.
         """
-        with ThreadPoolExecutor(min(_BESIDE, len(wanted)), thread_name_prefix="sky-connect") as several:
-            connect = functools.partial(self.link.connect, prompts=prompts)
-            futures = [several.submit(connect, target, address=address) for target, address in wanted]
-            return [future.result() for future in futures]
+
+        def connect(one: tuple[Target, str]) -> LinkMachine:
+            return self.link.connect(one[0], prompts=prompts, address=one[1])
+
+        return map_all(connect, wanted, "sky-connect", most=_BESIDE)
 
     def listen(self, tell: Callable[[str], None], is_off: Callable[[str], bool]) -> None:
         """Have a function told, in a thread of ours, which machines are lost and which are back.
@@ -143,8 +143,9 @@ class PoolLink:
         except PoolError:
             # An attempt before this one has started it.
             link = Link.join(self.folder / LINK)
-        with ThreadPoolExecutor(min(_BESIDE, len(self._machines)), thread_name_prefix="sky-connect") as several:
-            made = list(several.map(lambda one: link.connect(one.target, address=one.address), self._machines))
+        made = map_all(
+            lambda one: link.connect(one.target, address=one.address), self._machines, "sky-connect", most=_BESIDE
+        )
         if self._over.is_set():
             link.end()
             return

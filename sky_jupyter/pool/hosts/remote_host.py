@@ -20,6 +20,7 @@ from ...machines import remote_cleanup
 from ...node.protocol.host_config import NEXT, READY, HostConfig
 from ...node.protocol.version import HOST_PROCESS
 from ...spec.pool_spec import PoolSpec
+from ...util.tasks import map_all
 from ..base.timeouts import TIMEOUTS
 from ..control import certificates
 from ..registry.remote_parts import Trace, Traces
@@ -618,7 +619,4 @@ def _run(machine: LinkMachine, script: str) -> None:
 
 def _all(calls: Sequence[Callable[[], T]]) -> list[T]:
     """Call all side by side and wait for all; the first that failed is raised."""
-    if not calls:
-        return []
-    with ThreadPoolExecutor(min(len(calls), _BESIDE), thread_name_prefix="sky-hosts") as several:
-        return [future.result() for future in [several.submit(call) for call in calls]]
+    return map_all(lambda call: call(), calls, "sky-hosts", most=_BESIDE)

@@ -18,6 +18,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ...node.protocol import rpc
+from ...util.validate import is_number, is_whole
 from ..base.event_loop import loop
 from ..base.run_titles import title_of
 from ..base.timeouts import TIMEOUTS
@@ -343,12 +344,11 @@ def _rank(number: Any, facts: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _whole(value: Any) -> int:
-    return value if type(value) is int and 0 <= value < 1 << 53 else 0
+    return value if is_whole(value, 0, 1 << 53) else 0
 
 
 def _number(value: Any) -> float:
-    sound = isinstance(value, (int, float)) and not isinstance(value, bool) and 0 <= value < 1e18
-    return float(value) if sound else 0.0
+    return float(value) if is_number(value, 0, 1e18) else 0.0
 
 
 def _text(value: Any) -> str:

@@ -21,6 +21,7 @@ import cloudpickle
 from ...errors import PoolError
 from ...node.protocol.version import PROTOCOL
 from ...spec.pool_spec import PoolSpec
+from ...util.files import atomic_write
 
 if TYPE_CHECKING:
     from .registry import PoolRow
@@ -67,10 +68,8 @@ class PoolRecord:
         hosts = [_host_told(host) for host in self.hosts]
         spec = base64.b64encode(cloudpickle.dumps(self.spec)).decode()
         text = json.dumps({"protocol": PROTOCOL, **facts, "ends": self.ends, "hosts": hosts, "spec": spec})
-        temporary = folder / f"{_NAME}.new"
-        with open(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "w", encoding="ascii") as file:
-            file.write(text)
-        os.replace(temporary, folder / _NAME)
+        with atomic_write(folder / _NAME) as file:
+            file.write(text.encode("ascii"))
 
     @classmethod
     def read(cls, row: PoolRow) -> PoolRecord:

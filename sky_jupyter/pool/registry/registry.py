@@ -24,11 +24,12 @@ from ...errors import PoolError
 from ...node.protocol.version import HOST_PROCESS
 from ...node.system import locks
 from ...util import process_identity
+from ...util.text import format_ranks
 from ..base.timeouts import TIMEOUTS
 from . import folders as pool_folders
 from . import leases
 from .database import all_or_nothing, connect, inode, why_not
-from .rows import MAX_CODE, MAX_RANKS, POOL_COLUMNS, RUN_COLUMNS, BadRow, PoolRow, RunRow, pool_row, ranges
+from .rows import MAX_CODE, MAX_RANKS, POOL_COLUMNS, RUN_COLUMNS, BadRow, PoolRow, RunRow, pool_row
 from .rows import run_row as read_run
 
 PATIENCE = TIMEOUTS.registry.busy
@@ -356,7 +357,7 @@ class Registry:
         """Record that a run begins, on these ranks or on all; of the cell ``In[cell]``, unless 0."""
         # Code may hold halves of characters, which no file can.
         text = code[:MAX_CODE].encode("utf-8", "replace").decode()
-        values = (id, pool, text, time.time(), ranges(ranks[:MAX_RANKS]), cell)
+        values = (id, pool, text, time.time(), format_ranks(ranks[:MAX_RANKS]), cell)
         self._write_later(
             "INSERT OR IGNORE INTO runs (id, pool, state, code, began, ranks, cell) "
             "VALUES (?, ?, 'running', ?, ?, ?, ?)",

@@ -13,12 +13,12 @@ import re
 import sqlite3
 import time
 from collections.abc import Iterable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from ...errors import PoolError, SkyError, SpecError, first_line
 from ...machines import remote_cleanup
+from ...util.tasks import map_all
 from . import folders
 
 if TYPE_CHECKING:
@@ -187,11 +187,8 @@ def end(
             failed[there[0].host] = first_line(error).removeprefix(f"{there[0].host}: ")
         return ended
 
-    if not hosts:
-        return [], {}
-    with ThreadPoolExecutor(min(_BESIDE, len(hosts)), thread_name_prefix="sky-traces") as several:
-        done = [trace for ended in several.map(on_one, hosts.values()) for trace in ended]
-    return done, failed
+    done = map_all(on_one, hosts.values(), "sky-traces", most=_BESIDE)
+    return [trace for ended in done for trace in ended], failed
 
 
 def hosts_of(traces: Iterable[Trace]) -> str:

@@ -1,22 +1,22 @@
-"""The registry's rows as values. A file is input from outside: each column is read with limits."""
+"""Read the registry's rows as values: one that a damaged file holds is left out, and harms no other."""
 
 from __future__ import annotations
 
 import json
 import re
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
 from ...util import process_identity
+from ...util.validate import is_number, is_whole
 from ..base.run_titles import title_of
 
 MAX_CODE = 10_000
 MAX_RANKS = 1 << 16
-_MAX_FOLDERS = 1000
-_MAX_PID = (1 << 31) - 1
-_MAX_WHOLE = 1 << 53
+_MAX_TEXT = 256
+_MAX_WHOLE = (1 << 31) - 1  # no process has a larger number
 _MAX_TIME = 1e11
 _ID = re.compile(r"[A-Za-z0-9_-]{1,64}\Z")
 _RANGES = re.compile(r"[0-9]{1,7}(-[0-9]{1,7})?\Z")
@@ -169,24 +169,13 @@ class BadRow(ValueError):
 
 
 def pool_row(values: Sequence[Any]) -> PoolRow:
-    """A pool, from the columns that `POOL_COLUMNS` names; `BadRow` where one holds what it may not."""
-    return PoolRow(**_parsed(_POOL, values))
+    """Read a pool from the columns that `POOL_COLUMNS` names; raise `BadRow` where one holds what it may not."""
+    return PoolRow(**_parsed(PoolRow, values))
 
 
 def run_row(values: Sequence[Any]) -> RunRow:
-    """A run, from the columns that `RUN_COLUMNS` names; `BadRow` where one holds what it may not."""
-    return RunRow(**_parsed(_RUN, values))
-
-
-def ranges(ranks: Sequence[int]) -> str:
-    """Ranks as they are written down: ``"0-3,5"``."""
-    pieces: list[list[int]] = []
-    for rank in sorted(set(ranks)):
-        if pieces and rank == pieces[-1][1] + 1:
-            pieces[-1][1] = rank
-        else:
-            pieces.append([rank, rank])
-    return ",".join(str(low) if low == high else f"{low}-{high}" for low, high in pieces)
+    """Read a run from the columns that `RUN_COLUMNS` names; raise `BadRow` where one holds what it may not."""
+    return RunRow(**_parsed(RunRow, values))
 
 
 def clock(moment: float) -> str:
@@ -195,51 +184,40 @@ def clock(moment: float) -> str:
     return time.strftime(form, time.localtime(moment))
 
 
-def _id(value: Any) -> str:
-    text = _text(64)(value)
-    if not _ID.match(text):
+def _require(good: bool) -> None:
+    if not good:
         raise ValueError
-    return text
 
 
-def _text(limit: int) -> Callable[[Any], str]:
-    def read(value: Any) -> str:
-        # What is not printable could steer a terminal.
-        if not isinstance(value, str) or len(value) > limit or not value.isprintable():
-            raise ValueError
-        return value
+def _text(value: Any) -> str:
+    # What is not printable could steer a terminal.
+    _require(isinstance(value, str) and len(value) <= _MAX_TEXT and value.isprintable())
+    return str(value)
 
-    return read
+
+def _id(value: Any) -> str:
+    _require(bool(_ID.match(_text(value))))
+    return str(value)
 
 
 def _code(value: Any) -> str:
-    if not isinstance(value, str):
-        raise ValueError
-    shown = value[:MAX_CODE]
-    return shown if shown.isprintable() else "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in shown)
+    _require(isinstance(value, str))
+    return "".join(c if c.isprintable() or c in "\n\t" else "\ufffd" for c in value[:MAX_CODE])
 
 
-def _whole(low: int, high: int) -> Callable[[Any], int]:
-    def read(value: Any) -> int:
-        if not isinstance(value, int) or not low <= value <= high:
-            raise ValueError
-        return value
+def _whole(value: Any) -> int:
+    _require(is_whole(value, 0, _MAX_WHOLE))
+    return int(value)
 
-    return read
+
+def _count(value: Any) -> int:
+    _require(value != 0)
+    return _whole(value)
 
 
 def _moment(value: Any) -> float:
-    if not isinstance(value, (int, float)) or not 0 <= value < _MAX_TIME:
-        raise ValueError
+    _require(is_number(value, 0, _MAX_TIME))
     return float(value)
-
-
-def _elapsed(value: Any) -> float | None:
-    return None if value is None else _moment(value)
-
-
-def _keep(value: Any) -> bool:
-    return bool(_whole(0, 1)(value))
 
 
 def _folders(value: Any) -> tuple[str, ...]:
@@ -247,76 +225,51 @@ def _folders(value: Any) -> tuple[str, ...]:
         found = json.loads(value) if isinstance(value, str) else None
     except RecursionError:
         raise ValueError from None
-    if not isinstance(found, list) or len(found) > _MAX_FOLDERS or not all(isinstance(item, str) for item in found):
-        raise ValueError
-    return tuple(found)
+    _require(isinstance(found, list) and all(isinstance(item, str) for item in found))
+    return tuple(found or ())
 
 
 def _ranks(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, str):
-        raise ValueError
+    _require(isinstance(value, str))
     found: list[int] = []
     for part in value.split(",") if value else ():
-        if not _RANGES.match(part):
-            raise ValueError
+        _require(bool(_RANGES.match(part)))
         low, _, high = part.partition("-")
         ranks = range(int(low), int(high or low) + 1)
-        if not ranks or len(found) + len(ranks) > MAX_RANKS:
-            raise ValueError
+        _require(0 < len(ranks) <= MAX_RANKS - len(found))
         found.extend(ranks)
     return tuple(found)
 
 
-# Each column's reader, and of text how much is fetched at all.
-_Columns = Mapping[str, tuple[Callable[[Any], Any], int]]
-_POOL: _Columns = {
-    "id": (_id, 64),
-    "name": (_text(64), 64),
-    "provider": (_text(64), 64),
-    "nodes": (_whole(1, 1 << 20), 0),
-    "state": (_text(32), 32),
-    "folders": (_folders, 1 << 20),
-    "owner": (_whole(0, _MAX_PID), 0),
-    "owner_started": (_moment, 0),
-    "keep": (_keep, 0),
-    "began": (_moment, 0),
-    "generation": (_whole(0, _MAX_WHOLE), 0),
-    "owner_name": (_text(256), 256),
-    "owner_host": (_text(256), 256),
-    "owner_since": (_moment, 0),
-    "machine": (_text(256), 256),
-    "host_pid": (_whole(0, _MAX_PID), 0),
-    "host_started": (_moment, 0),
-    "owner_place": (_text(256), 256),
-    "machine_place": (_text(256), 256),
+# The readers of columns: by the name of one, else by its field's type.
+_BY_NAME: dict[str, Callable[[Any], Any]] = {
+    "id": _id,
+    "pool": _id,
+    "nodes": _count,
+    "code": _code,
+    "folders": _folders,
+    "ranks": _ranks,
 }
-_RUN: _Columns = {
-    "id": (_id, 64),
-    "pool": (_id, 64),
-    "state": (_text(32), 32),
-    "code": (_code, MAX_CODE),
-    "began": (_moment, 0),
-    "elapsed": (_elapsed, 0),
-    "ranks": (_ranks, 1 << 16),
-    "cell": (_whole(0, _MAX_WHOLE), 0),
-    "pool_name": (_text(64), 64),
+_BY_TYPE: dict[str, Callable[[Any], Any]] = {
+    "str": _text,
+    "int": _whole,
+    "bool": lambda value: bool(_whole(value)),
+    "float": _moment,
+    "float | None": lambda value: None if value is None else _moment(value),
 }
-_RUN_POOL = "(SELECT name FROM pools WHERE pools.id = runs.pool)"
+POOL_COLUMNS = ", ".join(field.name for field in fields(PoolRow))
+RUN_COLUMNS = (
+    ", ".join(field.name for field in fields(RunRow))
+    .replace("code, ", f"substr(code, 1, {MAX_CODE + 1}), ")
+    .replace("pool_name", "coalesce((SELECT name FROM pools WHERE pools.id = runs.pool), '')")
+)
 
 
-def _select(columns: _Columns) -> str:
-    return ", ".join(f"substr({name}, 1, {limit + 1})" if limit else name for name, (_, limit) in columns.items())
-
-
-POOL_COLUMNS = _select(_POOL)
-RUN_COLUMNS = _select(_RUN).replace("substr(pool_name", f"substr(coalesce({_RUN_POOL}, '')")
-
-
-def _parsed(columns: _Columns, values: Sequence[Any]) -> dict[str, Any]:
+def _parsed(kind: type[PoolRow] | type[RunRow], values: Sequence[Any]) -> dict[str, Any]:
     found = {}
-    for (name, (read, _)), value in zip(columns.items(), values, strict=True):
+    for field, value in zip(fields(kind), values, strict=True):
         try:
-            found[name] = read(value)
+            found[field.name] = (_BY_NAME.get(field.name) or _BY_TYPE[str(field.type)])(value)
         except ValueError:
-            raise BadRow(name) from None
+            raise BadRow(field.name) from None
     return found

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from ...errors import PoolError
-from ...node.journal.journal import size_text
 from ...node.journal.segments import Gap, is_number, parse
 from ...node.protocol import rpc
 from ...node.protocol.events import checked, text_of
+from ...util.text import format_size
 from ..control.client import Control
 
 COUNT = 1000
@@ -113,7 +113,7 @@ def _sound(event: dict[str, Any], size: int) -> dict[str, Any] | None:
             **what,
             "kind": "stream",
             "name": "stderr",
-            "text": f"… {size_text(size)} of output, not shown here …\n",
+            "text": f"… {format_size(size)} of output, not shown here …\n",
         }
     sound = checked(event)
     return None if sound is None else {name: value for name, value in sound.items() if name not in _PICKLED}

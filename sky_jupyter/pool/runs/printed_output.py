@@ -6,7 +6,7 @@ import sys
 from collections import deque
 from collections.abc import Iterable, Iterator
 
-MOST = 64 << 20
+MOST = 64 * 10**6
 """About how many bytes of memory are kept of a run, all ranks together."""
 # Where there are more, so much of it stays: not each text makes all ranks be looked at.
 _STAYS = 7 / 8

@@ -13,9 +13,9 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, overload
 
 from ...errors import PoolError, RankDied, SkyError, plain, rank_label
-from ...node.journal.journal import size_text
 from ...node.protocol.events import gap_text
 from ...node.serialization.remote_repr import RemoteRepr
+from ...util.text import format_size
 from . import exceptions
 from .printed_output import MOST, Printed
 
@@ -254,9 +254,9 @@ class CellResult(Sequence[Any]):
                 return self._source.printed(rank, stream, kept.first) + "".join(kept)
             except SkyError as error:
                 why = str(error)
-        return gap_text(kept.dropped, f"the notebook keeps the newest {size_text(MOST)} of a run, and {why}") + "".join(
-            kept
-        )
+        return gap_text(
+            kept.dropped, f"the notebook keeps the newest {format_size(MOST)} of a run, and {why}"
+        ) + "".join(kept)
 
     def _is_away(self, rank: int) -> bool:
         """Whether a value is on its rank, and nowhere else."""

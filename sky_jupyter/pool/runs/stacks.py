@@ -17,6 +17,7 @@ from ...errors import rank_label
 from ...node.kernel.stack_dump import CELL, MAX_FRAMES, Frame, cell_file, clean
 from ...node.protocol import rpc
 from ...spec.pool_spec import PoolSpec
+from ...util.validate import is_number
 from ..base.timeouts import TIMEOUTS
 from ..control.client import Control
 from .run import Run
@@ -391,8 +392,7 @@ def _matched(place: Place, known: Sequence[re.Pattern[str]]) -> list[re.Match[st
 
 
 def _number(value: Any) -> float:
-    good = isinstance(value, (int, float)) and not isinstance(value, bool) and abs(value) < 1e12
-    return float(value) if good else 0.0
+    return float(value) if is_number(value, -1e12, 1e12) else 0.0
 
 
 def _pair(value: Any) -> tuple[float, float]:

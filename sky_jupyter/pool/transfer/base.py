@@ -13,6 +13,7 @@ from typing import Any, TypeVar
 from ...errors import LinkLost, MachineError, PoolError, SpecError, TransferError
 from ...node.files.file_manifest import FILE, Entry, shown
 from ...node.files.transfer import LocalSource, Take
+from ...util.text import format_size
 from ..base.event_loop import Tick, loop, wait_ticking
 from ..base.events import Listener, NoticeEvent, ProgressEvent
 from ..base.timeouts import TIMEOUTS
@@ -55,13 +56,13 @@ class Transfer:
 
     def __str__(self) -> str:
         files = f"{self.files} files, " if self.files != 1 else ""
-        moved = f"{size_text(self.sent)} over the link" if self.sent else "it was there already"
-        moved = f"{size_text(self.copied)} copied" if self.copied else moved
+        moved = f"{format_size(self.sent)} over the link" if self.sent else "it was there already"
+        moved = f"{format_size(self.copied)} copied" if self.copied else moved
         if self.alone:
             moved += (
                 f", to {_nodes(self.alone)} from here as no other node reached {'them' if self.alone[1:] else 'it'}"
             )
-        return f"{self.what} ({files}{size_text(self.size)}): {_nodes(self.nodes)}; {moved}"
+        return f"{self.what} ({files}{format_size(self.size)}): {_nodes(self.nodes)}; {moved}"
 
 
 def _nodes(nodes: Sequence[int]) -> str:
@@ -109,7 +110,7 @@ class Moving:
         if self.stop.is_set():
             raise Stopped
         percent = f", {100 * there // total} %" if total else ""
-        text = f"{what}{more}: {size_text(there)} of {size_text(total)}{percent}"
+        text = f"{what}{more}: {format_size(there)} of {format_size(total)}{percent}"
         self.listener(ProgressEvent(what, text, there, total))
 
     def host(self, node: int) -> remote_host.RemoteHost:
@@ -192,17 +193,6 @@ def is_itself(source: Path, target: Path) -> bool:
     if source.is_dir() and target.resolve().is_relative_to(source.resolve()):
         raise SpecError(shown(f"{target} is inside {source}: a folder cannot be copied into itself"))
     return False
-
-
-def size_text(size: int) -> str:
-    """``"12 bytes"``, ``"3.4 MB"`` or ``"120 MB"``."""
-    if size < 1000:
-        return f"{size} bytes"
-    units, value = ["TB", "GB", "MB", "KB"], size / 1000
-    while value >= 999.5 and len(units) > 1:
-        units.pop()
-        value /= 1000
-    return f"{value:.1f} {units[-1]}" if value < 9.95 else f"{value:.0f} {units[-1]}"
 
 
 def advice(root: Entry, target: str | Path) -> str:

@@ -15,6 +15,7 @@ from ...errors import CaptureError, SkyError
 from ...node.files.blob_cache import LEAST, Kept, places
 from ...node.protocol import rpc
 from ...node.protocol.rpc import AgentCall
+from ...util.text import format_size
 from ..base.event_loop import Tick, loop, wait_ticking
 from ..base.events import Listener, ProgressEvent
 from ..base.timeouts import TIMEOUTS
@@ -22,12 +23,11 @@ from ..context import TransferContext
 from ..hosts import host as launch
 from ..hosts import remote_host
 from . import broadcast_tree, files
-from .base import size_text
 
 if TYPE_CHECKING:
     from ..runs.run import Run
 
-_SPARE_ROOM = 64 << 20
+_SPARE_ROOM = 64 * 10**6
 # A person is told how far it is so often.
 _TOLD = TIMEOUTS.polls.progress
 
@@ -58,7 +58,7 @@ def reading(on_send: Listener, tick: Tick) -> Tell:
     def tell(more: int) -> None:
         nonlocal there
         there += more
-        on_send(ProgressEvent("reading values", f"reading values: {size_text(there)}", there, 0))
+        on_send(ProgressEvent("reading values", f"reading values: {format_size(there)}", there, 0))
         tick()
 
     return tell
@@ -141,7 +141,7 @@ class _Shipping:
             there += more
             if time.monotonic() - told > _TOLD or there == more:
                 told = time.monotonic()
-                text = f"writing values: {size_text(there)} of {size_text(size)}, {100 * there // size} %"
+                text = f"writing values: {format_size(there)} of {format_size(size)}, {100 * there // size} %"
                 self.on_send(ProgressEvent("writing values", text, there, size))
                 self.tick()
 
@@ -164,10 +164,11 @@ class _Shipping:
         for place, room in ((memory, memory), (self.kept.places[-1], disk)):
             if shutil.disk_usage(room).free > size + _SPARE_ROOM:
                 return place
+        free = format_size(shutil.disk_usage(disk).free)
         raise CaptureError(
-            f"the cell needs {size_text(size)} for the notebook's values on the nodes, and {size_text(_SPARE_ROOM)} to "
-            f"spare; {disk} has {size_text(shutil.disk_usage(disk).free)} free; make large values inside the cell, or "
-            "set TMPDIR to a larger disk"
+            f"the cell needs {format_size(size)} for the notebook's values on the nodes, and "
+            f"{format_size(_SPARE_ROOM)} to spare; {disk} has {free} free; make large values inside the cell, or set "
+            "TMPDIR to a larger disk"
         )
 
     def make_room(self, size: int) -> None:

@@ -12,7 +12,8 @@ from ...machines.local import absolute
 from ...node.files import compare
 from ...node.files.file_manifest import FILE, Entry, from_wire, hashed, shown, to_wire, total, unpack
 from ...node.protocol import rpc
-from .base import Moving, Transfer, advice, copy, is_itself, size_text, together
+from ...util.text import format_size
+from .base import Moving, Transfer, advice, copy, is_itself, together
 from .broadcast_tree import ask
 
 
@@ -34,7 +35,7 @@ class Fetching(Moving):
         free = compare.room_at(targets[self.nodes[0]])
         if needs > free:
             raise TransferError(
-                f"{shown(path)} needs {size_text(needs)} here, and there is room for {size_text(free)} at "
+                f"{shown(path)} needs {format_size(needs)} here, and there is room for {format_size(free)} at "
                 f"{shown(str(targets[self.nodes[0]].parent))}; make room, or name another place"
             )
         fetch = self._fetch if self.away else self._copy

@@ -176,7 +176,7 @@ class Bringing(Moving):
             self.pool.wanted.difference_update(self.keys.values())
             # A file of this machine is ours by now, and the agent forgets it when it is next asked.
             if self.away or not done:
-                _in_background(self._forget())
+                _left.start(self._forget())
 
     def _taken(self, brought: Brought) -> Brought:
         """The same, with a file that the agent does not know, and does not remove."""
@@ -256,12 +256,6 @@ class Bringing(Moving):
             keys = [key for rank, key in self.keys.items() if rank // self.per_node == node]
             with contextlib.suppress(Exception):  # the next fetch says that they are not wanted
                 await self.control.ask(rpc.DISCARD_VALUES, [node], keys=keys)
-
-
-def _in_background(work: Any) -> None:
-    task = asyncio.ensure_future(work)
-    _left.add(task)
-    task.add_done_callback(_left.discard)
 
 
 def load(brought: Brought) -> Any:

@@ -13,10 +13,11 @@ from ...errors import CaptureError, LinkLost, NodeLost, SpecError, TransferError
 from ...node.files.file_manifest import FILE, Entry, from_wire, hashed, pack, shown, to_wire, total, walk
 from ...node.files.transfer import read
 from ...node.protocol import rpc
+from ...util.text import format_size
 from ..base.events import Listener, NoticeEvent
 from ..base.timeouts import TIMEOUTS
 from ..context import TransferContext
-from .base import Moving, Stopped, Transfer, advice, copy, is_itself, size_text
+from .base import Moving, Stopped, Transfer, advice, copy, is_itself
 from .broadcast_tree import Failure, Place, Spread, ask
 
 # What one call of a machine's may name, in bytes.
@@ -93,9 +94,9 @@ class Sending(Moving):
 
     def _refuse_for_room(self, tight: Sequence[int]) -> None:
         lines = [
-            f"{self.name(node)} has room for {size_text(self.found[node]['free'])} "
+            f"{self.name(node)} has room for {format_size(self.found[node]['free'])} "
             f"at {shown(from_wire(self.found[node]['path']))}, "
-            f"and {self.what} needs {size_text(self.found[node]['needs'])}"
+            f"and {self.what} needs {format_size(self.found[node]['needs'])}"
             for node in tight
         ]
         if self.run:
@@ -159,7 +160,7 @@ class Sending(Moving):
         lines = []
         for node, failure in failures.items():
             if failure.kind == "full":
-                needs, free = (size_text(self.found[node][key]) for key in ("needs", "free"))
+                needs, free = (format_size(self.found[node][key]) for key in ("needs", "free"))
                 lines.append(f"{self.name(node)} ran out of room: {self.what} needs {needs}, {free} were free")
             elif failure.kind != "source":
                 lines.append(f"{self.name(node)}: {failure.why}")
