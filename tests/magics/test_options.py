@@ -83,8 +83,8 @@ def test_every_option_is_read_into_its_value():
         ttl=7200.0,
         keep=True,
         idle_timeout=1800.0,
-        journal=64 << 20,
-        blob_limit=2 << 30,
+        journal=64 * 10**6,
+        blob_limit=2 * 10**9,
     )
     assert (given.on, given.only, given.out, given.push) == ((0, 2, 3, 4), (2, 3), "losses", ("a", "b"))
     assert given.shard == ("x", "y")
