@@ -419,7 +419,7 @@ def test_names_lists_where_each_value_comes_from(two):
         rf"alone +rank 1 +\d+ bytes +{now}",
         rf"data +the notebook +8 MB +{now} +the notebook has another now, which is sent when a cell reads it",
         rf"js +import +{now}",
-        rf"made +the nodes +8.0 KB +{now}",
+        rf"made +the nodes +8 kB +{now}",
         rf"math +import on the nodes +{now}",
         rf"other +the nodes +{now} +deleted there",
         rf"rank +the nodes +\d+ bytes +{now}",
@@ -732,11 +732,11 @@ def test_up_of_what_is_there_says_so(two):
 def test_files_go_to_the_nodes_and_come_back(two):
     two.run("import os\nos.makedirs('stuff/inner', exist_ok=True)\nopen('stuff/inner/a', 'w').write('a' * 2000)")
     put = two.run("%sky put stuff 'a copy/'")
-    assert re.fullmatch(r"put stuff · stuff \(2.0 KB\): nodes 0, 1; 2.0 KB copied · [\d.]+ s", put.run)
+    assert re.fullmatch(r"put stuff · stuff \(2 kB\): nodes 0, 1; 2 kB copied · [\d.]+ s", put.run)
     two.run("%%sky\nlen(open('a copy/stuff/inner/a').read())")
     assert two.value("_sky.values") == [2000, 2000]
     get = two.run("%sky get 'a copy/stuff' back --on 0-1")
-    assert "nodes 0, 1; 4.0 KB copied" in get.run
+    assert "nodes 0, 1; 4 kB copied" in get.run
     assert two.value("sorted(os.listdir('back'))") == ["node-0", "node-1"]
     again = two.run("%sky put stuff 'a copy/'")
     assert "it was there already" in again.run
