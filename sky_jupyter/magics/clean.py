@@ -16,6 +16,7 @@ from ..pool.registry.registry import Registry, sweep
 from ..pool.registry.rows import PoolRow
 from ..providers import SSH
 from ..providers.base import ConnectionSession
+from ..util.tasks import map_all
 from ..util.text import format_size
 
 if TYPE_CHECKING:
@@ -118,9 +119,7 @@ def _told_of(machine: Machine, names: Sequence[str]) -> str:
 
 
 def _on_all(machines: Sequence[Machine], work: Callable[[Machine], T]) -> list[T]:
-    with ThreadPoolExecutor(len(machines), thread_name_prefix="sky-clean") as several:
-        futures = [several.submit(work, machine) for machine in machines]
-    return [future.result() for future in futures]
+    return map_all(work, machines, "sky-clean", most=len(machines))
 
 
 def _rows() -> list[PoolRow]:

@@ -12,6 +12,7 @@ from ..errors import MachineError, ProvisionError, SpecError
 from ..machines.ssh.known_hosts import valid_fingerprint
 from ..machines.ssh.target import Place, Target, resolve
 from ..spec.pool_spec import PoolSpec
+from ..util.tasks import run_all
 from ..util.validate import check_whole
 from .base import ConnectionSession, MachineRecord, Offer, Order
 
@@ -168,8 +169,7 @@ class SSH:
             For the first that cannot be connected to; the others that cannot are named in it.
         """
         connect = self._connector(session)
-        with ThreadPoolExecutor(min(_BESIDE, max(1, len(ids))), thread_name_prefix="sky-connect") as several:
-            futures = [several.submit(connect, id) for id in ids]
+        futures = run_all(connect, ids, "sky-connect", most=_BESIDE)
         failed = [error for future in futures if (error := future.exception()) is not None]
         if not failed:
             return [future.result() for future in futures]

@@ -425,7 +425,7 @@ def test_names_lists_where_each_value_comes_from(two):
         rf"rank +the nodes +\d+ bytes +{now}",
         rf"sky_jupyter +import on the nodes +{now}",
     ]
-    size = r"\d[\d.]* (bytes|KB|MB|GB)"
+    size = r"\d[\d.]* (bytes|kB|MB|GB)"
     wanted.append(rf"kept on a machine: {size}, of which no name holds {size}; at most {size} of that \(--blob-limit\)")
     for line, form in zip(lines, wanted, strict=True):
         assert re.fullmatch(form, line), (line, lines)

@@ -867,15 +867,12 @@ class Supervisor:
             run.abandoned = True
             run.give_up(text)
 
-    def do(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
+    def do(self, work: Coroutine[Any, Any, None]) -> None:
         """Do what the pool's runs need, unless the pool is made anew or ends first."""
         self.keep_task(work)
 
     def keep_task(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.ensure_future(work)
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-        return task
+        return self._tasks.start(work)
 
 
 def _ended_by(run: Run) -> dict[int, str]:

@@ -18,6 +18,7 @@ from ...node.protocol import rpc
 from ...node.serialization import pickling
 from ...node.serialization.remote_repr import RemoteRepr
 from ...node.serialization.result_values import room
+from ...util.tasks import BackgroundTasks
 from ..base.event_loop import Tick, loop, no_tick
 from ..base.events import Event, Listener, NoticeEvent, ignore
 from ..base.timeouts import TIMEOUTS
@@ -27,7 +28,7 @@ from .base import Moving
 
 # A repr is not worth a longer wait.
 _MOMENT = TIMEOUTS.transfers.repr
-_left: set[asyncio.Future[Any]] = set()
+_left = BackgroundTasks()
 
 
 class Watch(Protocol):
@@ -350,7 +351,7 @@ class Untouched:
         if left > 0:
             self.pool.held[self.run] = left
         elif self.pool.state == "ready" and self.pool.shape == self.shape:
-            _in_background(self._release())
+            _left.start(self._release())
 
     async def _release(self) -> None:
         for node in sorted({rank // self.pool.spec.ranks_per_node for rank in self.ranks}):
