@@ -87,6 +87,17 @@ class Lines(list[str]):
 
     ended = False
 
+    def all_that_come(self) -> int:
+        """Wait until what was on its way has come; how many there are then."""
+        seen, quiet = len(self), time.monotonic()
+        end = quiet + PATIENCE
+        while time.monotonic() < quiet + 1.0:
+            time.sleep(0.05)
+            assert time.monotonic() < end, "lines go on to come"
+            if len(self) != seen:
+                seen, quiet = len(self), time.monotonic()
+        return seen
+
 
 @contextlib.contextmanager
 def ticking(world: World, host: Host) -> Iterator[Lines]:
@@ -166,8 +177,7 @@ def test_a_cut_loses_nothing_and_tells_nobody(two: World) -> None:
     first, second = two
     with ticking(two, first) as lines:
         two.cut()
-        time.sleep(1.0)  # what was on its way
-        seen = len(lines)
+        seen = lines.all_that_come()
         assert not connects(first, 1.0)
         assert not connects(second, 1.0)
         assert reaches(first, second.address)
@@ -247,8 +257,7 @@ def test_a_host_without_power_tells_nobody_and_keeps_its_disk(two: World) -> Non
     said(two, first, "echo kept > ~/kept; echo lost > /tmp/lost")
     with ticking(two, first) as lines:
         first.kill()
-        time.sleep(1.0)  # what was on its way
-        seen = len(lines)
+        seen = lines.all_that_come()
         assert not connects(first, 1.0)
         assert len(lines) == seen
         assert not lines.ended
@@ -264,8 +273,7 @@ def test_a_host_without_power_tells_nobody_and_keeps_its_disk(two: World) -> Non
 def test_a_paused_host_goes_on_where_it_was(two: World) -> None:
     with ticking(two, two[0]) as lines:
         two[0].pause()
-        time.sleep(1.0)  # what was on its way
-        seen = len(lines)
+        seen = lines.all_that_come()
         assert not connects(two[0], 1.0)
         assert len(lines) == seen
         two[0].resume()
