@@ -30,7 +30,7 @@ from sky_jupyter.session.pools import start_pool
 from sky_jupyter.spec.pool_spec import PoolSpec
 from tests.conftest import pool_folders
 
-PATIENCE = 60.0
+PATIENCE = 120.0
 
 
 def wait_until(condition: Callable[[], object]) -> None:
@@ -232,30 +232,41 @@ def test_a_kept_pool_outlives_its_block_and_its_process(tmp_path: Path) -> None:
 
 
 def test_a_pools_time_is_over_whatever_it_does() -> None:
-    with sky.Compute(name="brief", ttl=8) as pool:
-        live = pool.pool
-        assert live is not None
-        with pytest.raises(sky.SkyError, match=r"its ttl of 8 s is over"):
-            sky.function(lambda: time.sleep(600))() >> pool
-        wait_until(lambda: live.state == "ended" and not pool_folders(live.id))
-        with pytest.raises(PoolError, match="has ended: its ttl of 8 s is over"):
-            where() >> pool
+    for ttl in (8, 60):
+        try:
+            pool = sky.Compute(name="brief", ttl=ttl).start()
+            break
+        except sky.SkyError:
+            # On a busy machine its time may be over before its start is.
+            assert ttl == 8
+    live = pool.pool
+    assert live is not None
+    with pytest.raises(sky.SkyError, match=rf"its ttl of {ttl} s is over"):
+        sky.function(lambda: time.sleep(600))() >> pool
+    wait_until(lambda: live.state == "ended" and not pool_folders(live.id))
+    with pytest.raises(PoolError, match=f"has ended: its ttl of {ttl} s is over"):
+        where() >> pool
 
 
 def test_nodes_end_by_themselves_when_their_time_is_over_and_nobody_is_there(tmp_path: Path) -> None:
     program = tmp_path / "program.py"
     program.write_text(
         textwrap.dedent("""
-        import os
+        import os, sys
         import sky_jupyter as sky
-        pool = sky.Compute(nodes=1, name="orphan", keep=True, ttl=12).start()
+        pool = sky.Compute(nodes=1, name="orphan", keep=True, ttl=int(sys.argv[1])).start()
         print(pool.pool.id, pool.pool.hosts[0].process.identity[0], flush=True)
         os._exit(0)
         """)
     )
     env = {**os.environ, "PYTHONPATH": str(Path(sky.__file__).parents[1])}
-    said = subprocess.run([sys.executable, program], env=env, capture_output=True, text=True, check=True).stdout
-    id, host = said.split()
+    for ttl in ("12", "60"):
+        done = subprocess.run([sys.executable, program, ttl], env=env, capture_output=True, text=True)
+        if done.returncode == 0:
+            # On a busy machine its time may be over before its start is.
+            break
+    assert done.returncode == 0, done.stderr
+    id, host = done.stdout.split()
     wait_until(lambda: not psutil.pid_exists(int(host)) and not pool_folders(id))
 
 

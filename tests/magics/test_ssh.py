@@ -133,7 +133,7 @@ def test_a_new_notebook_is_told_of_the_pool_that_a_killed_one_left_and_takes_it_
 @pytest.mark.slow
 @needs_paramiko
 def test_a_pool_that_ends_by_itself_says_so_and_no_cell_runs_here_in_its_place(tmp_path: Path) -> None:
-    line = "%sky up --provider ssh --hosts host0,host1 --ttl 15s --offline"
+    line = "%sky up --provider ssh --hosts host0,host1 --ttl 30s --offline"
     with hosts(2, python=True, warm=True) as world:
         config = world.ssh_config(tmp_path / "config")
         with notebook(tmp_path, SKY_SSH_CONFIG=str(config), SSH_AUTH_SOCK="") as book:
@@ -142,14 +142,14 @@ def test_a_pool_that_ends_by_itself_says_so_and_no_cell_runs_here_in_its_place(t
             # Nothing runs when the time is over: what is told comes by itself.
             while (message := book.client.get_iopub_msg(timeout=240))["msg_type"] != "stream":
                 pass
-            assert message["content"]["text"] == "pool 'default' has ended: its ttl of 15 s is over\n"
+            assert message["content"]["text"] == "pool 'default' has ended: its ttl of 30 s is over\n"
             cell = book.run("%%sky\nimport os\nos.uname().nodename")
             assert cell.status == "error"
-            assert "pool 'default' on ssh (host0, host1) has ended: its ttl of 15 s is over" in cell.error
+            assert "pool 'default' on ssh (host0, host1) has ended: its ttl of 30 s is over" in cell.error
             assert f"`{line}` makes it anew" in cell.error
-            assert "its ttl of 15 s is over" in book.run("%sky").stream()
+            assert "its ttl of 30 s is over" in book.run("%sky").stream()
             # Made anew by the line, and lost with its hosts' processes.
-            assert book.run(line.replace("15s", "1h"), timeout=240).status == "ok"
+            assert book.run(line.replace("30s", "1h"), timeout=240).status == "ok"
             for host in world:
                 host.run("pkill -KILL -u ada -f sky_jupyter.node.host")
             while (message := book.client.get_iopub_msg(timeout=240))["msg_type"] != "stream":
