@@ -93,7 +93,7 @@ def test_each_session_beyond_what_a_host_allows_says_how_many_are_needed(tmp_pat
     with login(tmp_path / "sshd", "", "MaxSessions 1") as server, SSHMachine.connect(target_of(server)) as machine:
         assert machine.run("echo first").out == b"first\n"
         with pytest.raises(MachineError, match="set MaxSessions 10 there"):
-            machine.run("echo second")
+            machine.session.run("echo second")
 
 
 # The user's own configuration, which names programs to run.
