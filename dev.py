@@ -106,7 +106,7 @@ def lab(args: Sequence[str]) -> int:
 
 
 def lab_settings() -> str:
-    """A folder of settings that switch the benchmarks' peers off in Jupyter: one puts its own kernels before ours."""
+    """Write a folder of settings that switch the benchmarks' peers off in Jupyter; one puts its kernels before ours."""
     folder = VENV / "dev-lab"
     servers = {"ServerApp": {"jpserver_extensions": dict.fromkeys(PEERS.values(), False)}}
     pages = {"disabledExtensions": dict.fromkeys(PEERS, True)}
@@ -196,7 +196,7 @@ def check_python(args: Sequence[str]) -> int:
     if unknown := set(args) - {"--fix"}:
         raise SetUpError(f"check takes --fix alone, not {' '.join(sorted(unknown))}")
     lint, style = (["--fix"], []) if args else ([], ["--check"])
-    commands = (["ruff", "check", *lint], ["ruff", "format", *style], ["mypy"])
+    commands = (["ruff", "check", *lint], ["ruff", "format", *style], ["mypy"], ["flake8", "sky_jupyter"])
     status = max([python("-m", *command) for command in commands])
     with tempfile.TemporaryDirectory() as folder:
         # Reads all pages and writes none.

@@ -74,3 +74,13 @@ def _section(text: str, title: str) -> str:
     """Return a numpydoc section's text; empty where there is none."""
     found = re.search(rf"^{title}\n-+\n(.*?)(?=^\w+\n-+$|\Z)", text, re.MULTILINE | re.DOTALL)
     return found[1] if found else ""
+
+
+def test_the_files_that_contributing_names_exist() -> None:
+    root = Path(__file__).parent.parent
+    text = (root / "CONTRIBUTING.md").read_text(encoding="utf-8")
+    paths = re.findall(r"`((?:[\w.-]+/)+[\w.-]*)`", text[text.index("## Where things are") : text.index("## Tiers")])
+    named = [path for path in paths if "NAME" not in path and path.count("/") + path.count(".") > 1]
+    assert named
+    missing = [path for path in named if not (root / path).exists() and not (root / "sky_jupyter" / path).exists()]
+    assert missing == []

@@ -163,6 +163,13 @@ def test_the_rule_is_seen_to_be_broken(
     assert [fault in text for text in found] == ([True] if fault else [])
 
 
+def test_the_picture_of_the_packages_is_fresh() -> None:
+    from tests import house
+
+    again = "an import between two packages has come or gone: python -m tests.house draws the picture anew"
+    assert house.PICTURE.read_text(encoding="utf-8") == house.picture(), again
+
+
 def test_importing_the_package_imports_nothing_heavy() -> None:
     code = f"import sky_jupyter, sys; print(*[name for name in {HEAVY!r} if name in sys.modules])"
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
