@@ -318,7 +318,7 @@ def test_however_often_it_is_pressed_no_interrupt_comes_out_of_the_wait(pool: Po
 
 
 # An interrupt that comes while a failure is being shown, and one just after it.
-LATE = """
+SHOWN_LATE = """
 import os, signal
 def press(): os.kill(os.getpid(), signal.SIGINT)
 class Late(Exception):
@@ -336,7 +336,7 @@ get_ipython()._showtraceback = show
 @pytest.mark.parametrize("wait", ["", "import asyncio; await asyncio.sleep(0)\n"], ids=["plain", "awaits"])
 def test_an_interrupt_of_a_cell_that_has_just_failed_takes_nothing_of_its_error(pool: Pool, wait: str) -> None:
     pool.settle()
-    run(pool, IMPORTS + "kept = rank" + LATE)
+    run(pool, IMPORTS + "kept = rank" + SHOWN_LATE)
     current = begin(pool, f"{wait}raise Late('why')")
     with pytest.raises(CellError) as caught:
         pool.attend(current)
