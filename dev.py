@@ -187,7 +187,7 @@ def pytest(args: Sequence[str]) -> int:
 
 
 def check(args: Sequence[str]) -> int:
-    """Run ruff, mypy, pydoclint, Sphinx and the front end's lint rule; with --fix, let ruff repair what it can."""
+    """Run ruff, mypy, import-linter, pydoclint, Sphinx and the front end's lint; with --fix, let ruff repair what it can."""
     return max(check_python(args), python(FRONT_END, "lint"))
 
 
@@ -198,6 +198,8 @@ def check_python(args: Sequence[str]) -> int:
     lint, style = (["--fix"], []) if args else ([], ["--check"])
     commands = (["ruff", "check", *lint], ["ruff", "format", *style], ["mypy"], ["flake8", "sky_jupyter"])
     status = max([python("-m", *command) for command in commands])
+    # Which way imports run.
+    status = max(status, run([BIN / "lint-imports", "--no-cache"], environment()))
     with tempfile.TemporaryDirectory() as folder:
         # Reads all pages and writes none.
         return max(status, sphinx("dummy", folder))

@@ -59,7 +59,7 @@ _HOMES = {
     "sky": "api",
     "stderr": "node.runtime.instance_info",
     "stdout": "node.runtime.instance_info",
-    "stream": "api.streams",
+    "stream": "api",
 }
 _MODULES = {"accelerators": "spec.accelerators", "plugins": "plugins"}
 
@@ -84,7 +84,7 @@ if TYPE_CHECKING:
     from .api import function as function
     from .api import gather as gather
     from .api import sky as sky
-    from .api.streams import stream as stream
+    from .api import stream as stream
     from .errors import BootstrapError as BootstrapError
     from .errors import CaptureError as CaptureError
     from .errors import NotInPoolError as NotInPoolError

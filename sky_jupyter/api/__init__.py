@@ -17,7 +17,7 @@ from __future__ import annotations
 from ..session.pools import attach_pool, describe, get_files, kept_row, pull_value, put_files, resize_pool, start_pool
 from .calls import Group, PendingCall, StreamedGroup, gather
 from .compute import Compute
-from .functions import Function, function
+from .functions import Function, function, stream
 from .futures import Future
 from .spec_choice import Spec
 from .targets import Sky, sky
@@ -42,4 +42,5 @@ __all__ = [
     "resize_pool",
     "sky",
     "start_pool",
+    "stream",
 ]

@@ -10,6 +10,7 @@ from typing import Any, Generic, ParamSpec, TypeVar, overload
 
 from ..errors import SpecError
 from .calls import PendingCall, check_retries, check_timeout
+from .kinds import is_generator
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -99,3 +100,35 @@ def function_of(wrapped: Callable[P, T], timeout: float | None = None, retries: 
     if not callable(wrapped):
         raise SpecError(f"@sky.function goes over a function, not {wrapped!r}")
     return Function(wrapped, timeout, retries)
+
+
+def stream(wrapped: Callable[..., Any] | None = None, /, *, timeout: float | None = None) -> Any:
+    """Decorate a generator function so that it runs on a pool.
+
+    `sky.function` does the same for any function; this one refuses a function that does not yield.
+
+    Parameters
+    ----------
+    wrapped : callable, optional
+        The generator function; left out where the decorator is called with arguments.
+    timeout : float, optional
+        Seconds on a rank after which a call is stopped. No limit by default.
+
+    Returns
+    -------
+    Function or callable
+        The function that runs on a pool, or a decorator that makes one.
+
+    Raises
+    ------
+    SpecError
+        When the function does not yield.
+    """
+
+    def make(inner: Callable[..., Any]) -> Function[..., Any]:
+        made = function_of(inner, timeout)
+        if not is_generator(made.__wrapped__):
+            raise SpecError(f"@sky.stream goes over a function that yields; over {made!r} goes @sky.function")
+        return made
+
+    return make if wrapped is None else make(wrapped)

@@ -9,7 +9,7 @@ import queue
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, TypeVar
 
 from ..errors import SpecError
@@ -25,7 +25,6 @@ if TYPE_CHECKING:
     from ..pool.execution.tasks import CallRun
     from ..pool.pool import Pool
     from .calls import PendingCall
-    from .functions import Function
 
 T = TypeVar("T")
 _TICK = 0.05
@@ -277,36 +276,3 @@ def begin(live: Pool, call: PendingCall[Any]) -> Any:
         for _ in stream:
             pass
         return stream.result
-
-
-def stream(wrapped: Callable[..., Any] | None = None, /, *, timeout: float | None = None) -> Any:
-    """Decorate a generator function so that it runs on a pool.
-
-    `sky.function` does the same for any function; this one refuses a function that does not yield.
-
-    Parameters
-    ----------
-    wrapped : callable, optional
-        The generator function; left out where the decorator is called with arguments.
-    timeout : float, optional
-        Seconds on a rank after which a call is stopped. No limit by default.
-
-    Returns
-    -------
-    Function or callable
-        The function that runs on a pool, or a decorator that makes one.
-
-    Raises
-    ------
-    SpecError
-        When the function does not yield.
-    """
-    from .functions import function_of
-
-    def make(inner: Callable[..., Any]) -> Function[..., Any]:
-        made = function_of(inner, timeout)
-        if not is_generator(made.__wrapped__):
-            raise SpecError(f"@sky.stream goes over a function that yields; over {made!r} goes @sky.function")
-        return made
-
-    return make if wrapped is None else make(wrapped)

@@ -18,7 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import IO, Any
+from typing import IO, TYPE_CHECKING, Any
 
 import paramiko
 
@@ -29,8 +29,11 @@ from ...node.files.open_folder import Beneath
 from ...node.files.receiver import Receiver
 from ..base import Moved, Progress
 from . import scripts
-from .machine import SSHMachine, failure
+from .remote_shell import failure
 from .types import NoShell
+
+if TYPE_CHECKING:
+    from .machine import SSHMachine
 
 _CHUNK = 1 << 20
 # Small enough to stay in a processor's cache until it is sent or written.

@@ -14,7 +14,7 @@ from ..base import Done, Machine, Moved, ProcessId, Progress
 from ..forwards import LocalForward
 from ..process_handle import EarlierProcess
 from . import scripts
-from .remote_shell import Shell
+from .remote_shell import Shell, failure
 from .session import Access, Session, connect
 from .target import Target
 
@@ -356,22 +356,6 @@ class SSHMachine:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-_REASONS = {
-    "No space left": ("full", "make room there, or name another folder"),
-    "Disk quota": ("full", "make room there, or name another folder"),
-    "Read-only file system": ("read-only", "name a folder that can be written"),
-    "Permission denied": ("denied", "name a folder that this user may write, or log in as another user"),
-}
-
-
-def failure(target: Target, what: str, told: str) -> MachineError:
-    """The error for a command of ours that failed there, with what it said."""
-    for text, (reason, advice) in _REASONS.items():
-        if text in told:
-            return MachineError(target.name, reason, f"{what}: {told}; {advice}")
-    return MachineError(target.name, "command", f"{what}: {told}")
 
 
 def _who(text: str) -> tuple[int, int]:

@@ -14,6 +14,7 @@ from ...errors import LinkLost, MachineError
 from ..base import Done
 from . import scripts
 from .session import Session
+from .target import Target
 from .types import NoShell, shown
 
 _READ = 1 << 16
@@ -23,6 +24,12 @@ _MAX_OUTPUT = 64 << 20
 _MOST_PIECES = _MAX_OUTPUT // _READ
 # A script that takes no input is looked at so often for output.
 _TURN = 0.05
+_REASONS = {
+    "No space left": ("full", "make room there, or name another folder"),
+    "Disk quota": ("full", "make room there, or name another folder"),
+    "Read-only file system": ("read-only", "name a folder that can be written"),
+    "Permission denied": ("denied", "name a folder that this user may write, or log in as another user"),
+}
 
 
 class _SourceFailed(Exception):
@@ -236,3 +243,11 @@ def _patience(channel: Any, timeout: float | None) -> Any:
         yield over
     finally:
         timer.cancel()
+
+
+def failure(target: Target, what: str, told: str) -> MachineError:
+    """The error for a command of ours that failed there, with what it said."""
+    for text, (reason, advice) in _REASONS.items():
+        if text in told:
+            return MachineError(target.name, reason, f"{what}: {told}; {advice}")
+    return MachineError(target.name, "command", f"{what}: {told}")
