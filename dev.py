@@ -187,7 +187,7 @@ def pytest(args: Sequence[str]) -> int:
 
 
 def check(args: Sequence[str]) -> int:
-    """Run ruff, mypy, import-linter, pydoclint, Sphinx and the front end's lint; with --fix, let ruff repair what it can."""
+    """Run ruff, mypy, import-linter, pydoclint, Sphinx and the front end's lint rule; --fix lets ruff repair."""
     return max(check_python(args), python(FRONT_END, "lint"))
 
 

@@ -350,3 +350,32 @@ def test_an_interrupt_of_a_cell_that_has_just_failed_takes_nothing_of_its_error(
         )
     assert [type(error) for error in caught.value.errors.values()] == [RankInterrupted] * 2
     assert run(pool, "del get_ipython()._showtraceback; kept").values == [0, 1]
+
+
+# The interrupt comes before the first line of a cell, or after its last.
+AROUND = """
+import os, signal
+shell = get_ipython()
+def around(which):
+    made = getattr(shell, which)
+    def pressed(*arguments, **options):
+        setattr(shell, which, made)
+        os.kill(os.getpid(), signal.SIGINT)
+        return made(*arguments, **options)
+    setattr(shell, which, pressed)
+"""
+
+
+@pytest.mark.parametrize("wait", ["", "import asyncio; await asyncio.sleep(0)\n"], ids=["plain", "awaits"])
+@pytest.mark.parametrize("step", ["transform_cell", "transform_ast"])
+def test_an_interrupt_beside_a_cells_code_is_how_the_cell_ended_and_nothing_that_it_has_shown(
+    pool: Pool, step: str, wait: str
+) -> None:
+    pool.settle()
+    run(pool, IMPORTS + AROUND + f"kept = rank; around({step!r})")
+    current = begin(pool, f"{wait}print('begun')")
+    with pytest.raises(CellError):
+        pool.attend(current)
+    assert [outcome.status for outcome in current.outcomes.values()] == ["interrupted"] * 2
+    assert [("".join(one.stdout), "".join(one.stderr)) for one in current.outcomes.values()] == [("", "")] * 2
+    assert run(pool, "kept").values == [0, 1]

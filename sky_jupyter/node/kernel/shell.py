@@ -34,7 +34,7 @@ if sys.version_info >= (3, 11):
 else:
     from exceptiongroup import BaseExceptionGroup
 
-_RUN, _CELL = InteractiveShell.run_code.__code__, InteractiveShell.run_cell_async.__code__
+_RUN = InteractiveShell.run_code.__code__
 _INNER = (os.path.dirname(IPython.__file__) + os.sep, __file__)
 _DEBUGGERS = ("bdb", "cmd", "pdb", "IPython.core.debugger")
 _NO_INPUT = (
@@ -236,6 +236,14 @@ class SkyShell(ZMQInteractiveShell):
             print(_NO_DEBUGGER.format("%pdb"), file=sys.stderr)
 
 
+# What runs a cell, around its code.
+_CELLS = {
+    InteractiveShell._run_cell.__code__,
+    InteractiveShell.run_cell_async.__code__,
+    SkyShell.run_cell_async.__code__,  # type: ignore[attr-defined]
+}
+
+
 def refuse(text: str, what: str) -> NoReturn:
     """Say that something does not work on a rank."""
     __tracebackhide__ = True
@@ -318,8 +326,8 @@ def _is_cells_own() -> bool:
     while frame is not None:
         if frame.f_code is _RUN:
             outermost, inner = frame, below
-        elif frame.f_code is _CELL and outermost is None:
-            # Before any code has run: such as of a cell that is no Python.
+        elif frame.f_code in _CELLS and outermost is None:
+            # Before any code has run, or after it: such as of a cell that is no Python, and of interrupts.
             outermost, inner = frame, None
         below, frame = frame, frame.f_back
     if outermost is None:
