@@ -26,12 +26,13 @@ WHAT = {
     "spec": "descriptions of pools",
     "node": "all that runs on a node",
 }
+ROOMS = list(WHAT)
 WIDTH, HEIGHT, ACROSS, DOWN = 196, 46, 26, 44
 
 
 def arrows() -> dict[str, set[str]]:
     """Return which packages each imports from, those left out that others of them lead to."""
-    direct: dict[str, set[str]] = {room: set() for room in layout.ROOMS}
+    direct: dict[str, set[str]] = {room: set() for room in ROOMS}
     for path in layout.modules():
         for item in layout.imports_of(path):
             room, target = item.room, (item.inner or "").partition(".")[0]
@@ -53,9 +54,9 @@ def floors(drawn: dict[str, set[str]]) -> list[list[str]]:
     def height_of(room: str) -> int:
         return max((height_of(target) + 1 for target in drawn[room]), default=0)
 
-    height = {room: height_of(room) for room in layout.ROOMS}
+    height = {room: height_of(room) for room in ROOMS}
     top = max(height.values())
-    return [[room for room in layout.ROOMS if height[room] == level] for level in range(top, -1, -1)]
+    return [[room for room in ROOMS if height[room] == level] for level in range(top, -1, -1)]
 
 
 def picture() -> str:
@@ -84,7 +85,7 @@ def picture() -> str:
         '<path d="M0 0 L8 4 L0 8 z" fill="#5b6472"/></marker>',
     ]
     for room, targets in drawn.items():
-        for target in sorted(targets, key=layout.ROOMS.index):
+        for target in sorted(targets, key=ROOMS.index):
             (x, y), (to_x, to_y) = place[room], place[target]
             x, y, to_x, bend = x + WIDTH / 2, y + HEIGHT, to_x + WIDTH / 2, (to_y - y - HEIGHT) / 2
             curve = f"M{x:.0f} {y:.0f} C{x:.0f} {y + bend:.0f} {to_x:.0f} {to_y - bend:.0f} {to_x:.0f} {to_y:.0f}"
