@@ -10,8 +10,6 @@ import difflib
 import re
 from collections.abc import Iterable, Sequence
 
-from .util.text import format_ranks
-
 
 class SkyError(Exception):
     """Base of all errors that Sky Jupyter raises."""
@@ -195,12 +193,6 @@ def shortened(message: str, given: str, limit: int = 80) -> str:
         return f"{run[:limit]}…" if run[:limit] in given else run
 
     return re.sub(rf"[^\s'\"]{{{limit + 1},}}", cut, message)
-
-
-def rank_label(ranks: Iterable[int]) -> str:
-    """``"rank 2"`` or ``"ranks 0-3, 5"``."""
-    text = format_ranks(ranks, ", ")
-    return f"rank{'' if text.isdecimal() else 's'} {text}"
 
 
 def first_line(error: BaseException) -> str:

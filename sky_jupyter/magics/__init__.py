@@ -20,7 +20,7 @@ from ..capture.untracked_changes import statements
 from ..display import views as display
 from ..display.base.prompts import agrees, person
 from ..display.notebook import pool_panel
-from ..errors import PoolError, SkyError, SpecError, rank_label, shortened
+from ..errors import PoolError, SkyError, SpecError, shortened
 from ..pool.base.events import NoticeEvent, Tape
 from ..pool.lifecycle import status
 from ..pool.open_pools import pools
@@ -30,6 +30,7 @@ from ..pool.runs.result import CellError, CellResult
 from ..pool.runs.run import Run
 from ..pool.transfer import blobs
 from ..spec.pool_spec import PoolSpec
+from ..util.text import rank_label
 from . import clean, control_channel, logs, pull, refusals, runs_table, tracebacks
 from . import kernel_status as busy
 from . import names_table as names

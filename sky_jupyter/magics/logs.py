@@ -8,10 +8,10 @@ from collections.abc import Collection
 from pathlib import Path
 from typing import TextIO
 
-from ..errors import SkyError, rank_label
+from ..errors import SkyError
 from ..pool.pool import Pool
 from ..pool.runs.log_reader import newest, texts_of, walk
-from ..util.text import format_size
+from ..util.text import format_size, rank_label
 
 # As much as a cell's view keeps; and what a page can still take, where so many lines are asked for.
 _MOST, _MOST_ASKED = 1 << 20, 20 << 20

@@ -6,8 +6,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 
 from ..capture.ledger import NameFacts
-from ..errors import rank_label
-from ..util.text import format_size
+from ..util.text import format_size, rank_label
 
 _HEAD = ("name", "value from", "size", "when", "")
 _DAY = 24 * 3600.0

@@ -13,12 +13,13 @@ from typing import Any, NoReturn
 from IPython.core.error import UsageError
 
 from ..bootstrap.requirements import parse as parse_requirement
-from ..errors import SpecError, cleaned, nearest, rank_label, shortened
+from ..errors import SpecError, cleaned, nearest, shortened
 from ..plugins import parse_plugins
 from ..plugins.core import entry_points
 from ..pool.pool import DEFAULT_GRACE
 from ..providers import SSH, Local
 from ..spec.pool_spec import PoolSpec
+from ..util.text import rank_label
 from . import toml_config
 from .option_table import (
     ACCEPT,

@@ -12,8 +12,8 @@ import sys
 import warnings
 from typing import Any
 
-from ..errors import rank_label
 from ..pool.runs.result import CellError
+from ..util.text import rank_label
 
 
 class CellSyntaxError(SyntaxError):

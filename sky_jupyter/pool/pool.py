@@ -16,9 +16,10 @@ from ..capture.blobs import Blob
 from ..capture.collect import Capture
 from ..capture.ledger import Ledger
 from ..capture.process_settings import Settings
-from ..errors import PoolError, SkyError, SpecError, rank_label
+from ..errors import PoolError, SkyError, SpecError
 from ..node.protocol import rpc
 from ..spec.pool_spec import PoolSpec
+from ..util.text import rank_label
 from .base.event_loop import Tick, counting_interrupts, loop, no_tick, wait_ticking
 from .base.events import Listener, NoticeEvent, Tape, ignore
 from .base.phases import PhaseLog

@@ -18,8 +18,9 @@ from dataclasses import dataclass
 from time import monotonic
 from typing import Any
 
-from ..errors import PoolError, SkyError, SpecError, nearest, rank_label
+from ..errors import PoolError, SkyError, SpecError, nearest
 from ..spec.pool_spec import MAX_NODES
+from ..util.text import rank_label
 from .base.timeouts import TIMEOUTS
 from .lifecycle import status
 from .open_pools import pools

@@ -26,3 +26,9 @@ def format_ranks(ranks: Iterable[int], comma: str = ",") -> str:
         else:
             runs.append([rank, rank])
     return comma.join(str(low) if low == high else f"{low}-{high}" for low, high in runs)
+
+
+def rank_label(ranks: Iterable[int]) -> str:
+    """``"rank 2"`` or ``"ranks 0-3, 5"``."""
+    text = format_ranks(ranks, ", ")
+    return f"rank{'' if text.isdecimal() else 's'} {text}"

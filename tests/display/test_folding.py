@@ -7,7 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sky_jupyter.display.model.folding import common_end, common_start, fold, rank_numbers
-from sky_jupyter.errors import rank_label
+from sky_jupyter.util.text import rank_label
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sky_jupyter.errors import rank_label
-from sky_jupyter.util.text import format_ranks, format_size
+from sky_jupyter.util.text import format_ranks, format_size, rank_label
 
 
 @pytest.mark.parametrize(

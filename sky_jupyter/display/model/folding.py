@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Hashable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
-from ...errors import rank_label
+from ...util.text import rank_label
 
 Item = TypeVar("Item", bound=Hashable)
 

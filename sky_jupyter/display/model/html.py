@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple
 
-from ...errors import rank_label
+from ...util.text import rank_label
 from . import ansi
 from .folding import common_end, common_start, fold, rank_numbers
 from .transcript import Rich, Segment, Text

@@ -13,7 +13,7 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-from ...errors import rank_label
+from ...util.text import rank_label
 from ..base import frontends
 from ..base.frontends import in_notebook
 from ..model import ansi

@@ -17,7 +17,8 @@ from typing import Any
 import keras
 import numpy as np
 
-from ...errors import SpecError, rank_label
+from ...errors import SpecError
+from ...util.text import rank_label
 from . import random
 
 Around = Callable[[Callable[..., Any], Any, inspect.BoundArguments], Any]

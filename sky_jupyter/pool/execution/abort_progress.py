@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
-from ...errors import rank_label
+from ...util.text import rank_label
 from ..runs.stacks import IDLE, Place, Where
 
 

@@ -12,12 +12,13 @@ import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence
 from typing import Any
 
-from ...errors import NodeLost, PoolError, SkyError, first_line, rank_label
+from ...errors import NodeLost, PoolError, SkyError, first_line
 from ...node.journal.segments import is_number
 from ...node.protocol import rpc
 from ...node.protocol.rpc import AgentCall
 from ...spec.pool_spec import PoolSpec
 from ...util.tasks import BackgroundTasks
+from ...util.text import rank_label
 from ..base.events import NoticeEvent
 from ..base.timeouts import TIMEOUTS
 from ..control.client import Control

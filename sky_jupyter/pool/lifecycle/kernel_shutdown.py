@@ -10,9 +10,10 @@ import time
 from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, Protocol
 
-from ...errors import SkyError, rank_label
+from ...errors import SkyError
 from ...node.protocol import rpc
 from ...node.protocol.rpc import AgentCall
+from ...util.text import rank_label
 from ..base.event_loop import loop, wait_ticking
 from ..base.events import Event
 from ..base.timeouts import TIMEOUTS

@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable
 
-from ...errors import rank_label
+from ...util.text import rank_label
 from ..base.events import NoticeEvent
 from ..base.timeouts import TIMEOUTS
 from .run import Run

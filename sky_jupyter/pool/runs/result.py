@@ -12,10 +12,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, overload
 
-from ...errors import PoolError, RankDied, SkyError, plain, rank_label
+from ...errors import PoolError, RankDied, SkyError, plain
 from ...node.protocol.events import gap_text
 from ...node.serialization.remote_repr import RemoteRepr
-from ...util.text import format_size
+from ...util.text import format_size, rank_label
 from . import exceptions
 from .printed_output import MOST, Printed
 

@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...errors import rank_label
 from ...node.kernel.stack_dump import CELL, MAX_FRAMES, Frame, cell_file, clean
 from ...node.protocol import rpc
 from ...spec.pool_spec import PoolSpec
+from ...util.text import rank_label
 from ...util.validate import is_number
 from ..base.timeouts import TIMEOUTS
 from ..control.client import Control

@@ -13,12 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Protocol
 
-from ...errors import NodeLost, SkyError, TransferError, rank_label
+from ...errors import NodeLost, SkyError, TransferError
 from ...node.protocol import rpc
 from ...node.serialization import pickling
 from ...node.serialization.remote_repr import RemoteRepr
 from ...node.serialization.result_values import room
 from ...util.tasks import BackgroundTasks
+from ...util.text import rank_label
 from ..base.event_loop import Tick, loop, no_tick
 from ..base.events import Event, Listener, NoticeEvent, ignore
 from ..base.timeouts import TIMEOUTS

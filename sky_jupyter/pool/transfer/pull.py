@@ -9,8 +9,9 @@ from typing import Any, Protocol
 
 from ...capture.blobs import fingerprint
 from ...capture.ledger import Ledger
-from ...errors import PoolError, SpecError, nearest, rank_label
+from ...errors import PoolError, SpecError, nearest
 from ...node.serialization.sharded_arrays import Whole
+from ...util.text import rank_label
 from ..base.event_loop import Tick
 from ..base.events import Listener
 from .fetch_values import Brought, ValuesContext, discard, load, not_rebuilt
