@@ -8,19 +8,78 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ..base.event_loop import loop
 from ..base.timeouts import TIMEOUTS
+from ..context import PoolContext
 from ..hosts import host as launch
 from ..hosts import liveness_probe
 from ..hosts.remote_host import RemoteHost
 from .state import PoolState
 
 if TYPE_CHECKING:
-    from .lifecycle import PoolLifecycle
+    from ..execution.supervisor import Supervisor
+    from ..execution.watchdog import Watchdog
+    from .state import StateMachine
+    from .ttl import Expiry
 
 _LAST_WORDS = TIMEOUTS.end.last_words
+
+
+class HostEventsContext(PoolContext, Protocol):
+    """The pool, and whom the end of a host concerns."""
+
+    @property
+    def hosts(self) -> list[launch.Host]:
+        """Who runs its nodes; those that are being started are added."""
+        ...
+
+    @property
+    def state(self) -> PoolState:
+        """What the pool can do now."""
+        ...
+
+    @property
+    def states(self) -> StateMachine:
+        """What changes it."""
+        ...
+
+    @property
+    def supervisor(self) -> Supervisor:
+        """Who tells those that watch a run."""
+        ...
+
+    @property
+    def watchdog(self) -> Watchdog:
+        """Who stands still."""
+        ...
+
+    @property
+    def expiry(self) -> Expiry:
+        """When the pool ends by itself."""
+        ...
+
+    @property
+    def scheduler_there(self) -> str:
+        """Where the hosts reach the scheduler."""
+        ...
+
+    def is_away(self, name: str) -> bool:
+        """Whether a machine cannot be reached from here."""
+        ...
+
+    def mark_broken(self, why: str) -> None:
+        """Have the pool run nothing until it is restarted."""
+        ...
+
+    def lose_head(self, why: str) -> None:
+        """Do the same where the head is gone."""
+        ...
+
+    def expire(self) -> None:
+        """End the pool, as its time is over."""
+        ...
 
 
 class HostEvents:
@@ -28,11 +87,11 @@ class HostEvents:
 
     Parameters
     ----------
-    pool : PoolLifecycle
+    pool : HostEventsContext
         Which is broken where one of them is gone for good.
     """
 
-    def __init__(self, pool: PoolLifecycle) -> None:
+    def __init__(self, pool: HostEventsContext) -> None:
         self.pool = pool
 
     def take(self, host: launch.Host) -> None:

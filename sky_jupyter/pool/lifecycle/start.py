@@ -5,9 +5,10 @@ from __future__ import annotations
 import asyncio
 import functools
 import os
+import threading
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ...bootstrap import apt, local_environment, plugin_steps
 from ...errors import BootstrapError
@@ -15,13 +16,74 @@ from ...machines.local import LocalMachine
 from ...node.system import gpus
 from ...providers.base import ConnectionSession
 from ..base import retries
+from ..context import PoolContext
 from ..hosts import host as launch
 from ..hosts import remote_host
 from ..hosts.link import PoolLink
 
 if TYPE_CHECKING:
     from ...bootstrap.remote_environment import Crew
-    from .lifecycle import PoolLifecycle
+    from ...machines.ssh.types import Prompts
+    from ..base.phases import PhaseLog
+    from ..registry.remote_parts import Traces
+    from .host_events import HostEvents
+    from .provisioning import Provisioning
+    from .state import PoolState
+    from .ttl import Expiry
+
+
+class StartContext(PoolContext, Protocol):
+    """The pool, as what it is made on is filled in."""
+
+    ids: Sequence[str]
+    machines: list[Any]
+    link: PoolLink | None
+    prompts: Prompts | None
+    # Set when the start is to be given up; unset while hosts are being started on other machines.
+    stop_event: threading.Event
+    launches_done: threading.Event
+
+    @property
+    def state(self) -> PoolState:
+        """What the pool can do now."""
+        ...
+
+    @property
+    def provisioning(self) -> Provisioning:
+        """Who has the machines made."""
+        ...
+
+    @property
+    def host_events(self) -> HostEvents:
+        """Who takes hosts in, and hears of them."""
+        ...
+
+    @property
+    def phases(self) -> PhaseLog:
+        """What the start comes through."""
+        ...
+
+    @property
+    def traces(self) -> Traces:
+        """What the registry knows of its parts on other machines."""
+        ...
+
+    @property
+    def expiry(self) -> Expiry:
+        """When the pool ends by itself."""
+        ...
+
+    def is_off(self, name: str) -> bool:
+        """Whether nothing goes on at a machine."""
+        ...
+
+    def hang_up(self) -> None:
+        """End the link, and with it all connections."""
+        ...
+
+    def end_unreachable(self) -> None:
+        """End what is left on machines that could not be reached before."""
+        ...
 
 
 class Making:
@@ -29,11 +91,11 @@ class Making:
 
     Parameters
     ----------
-    pool : PoolLifecycle
+    pool : StartContext
         Whose ``ids``, ``machines`` and ``hosts`` it fills.
     """
 
-    def __init__(self, pool: PoolLifecycle) -> None:
+    def __init__(self, pool: StartContext) -> None:
         self.pool = pool
         self._local = pool.spec.provider.kind == "local"
         # This machine, for each node that is one of its processes.
