@@ -12,6 +12,7 @@ import psutil
 import pytest
 
 from sky_jupyter.plugins import Plugin
+from sky_jupyter.pool.base.event_loop import loop
 from sky_jupyter.pool.runs.result import CellError
 from tests.pool.pools import begin, local_pool, run, wait_until
 
@@ -93,3 +94,24 @@ def test_taking_up_a_run_in_which_a_rank_died_replaces_no_kernel_that_lives() ->
             pool.attend(pool.adopt(caught.value.result.run))
         assert run(pool, "name").values == ["kept", "kept"]
         assert pool.take_restarted() == set()
+
+
+def test_a_run_is_not_begun_on_kernels_that_are_about_to_be_replaced() -> None:
+    with local_pool() as pool:
+        agent = psutil.Process(pool.status()[1]["pid"])
+
+        async def lose() -> None:
+            assert pool.control is not None
+            pool.control.lose(1, "its machine is busy")
+
+        agent.suspend()
+        try:
+            loop().submit(lose()).result()
+            with pytest.raises(CellError) as caught:
+                run(pool, "1")
+            assert list(caught.value.errors) == [1]
+            assert "node 1 is lost: its machine is busy" in str(caught.value.errors[1])
+        finally:
+            agent.resume()
+        wait_until(lambda: pool.take_restarted() == {1})
+        assert run(pool, "1").values == [1, 1]

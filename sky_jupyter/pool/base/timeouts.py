@@ -146,6 +146,8 @@ class Repairs:
     reach: float = 2.0
     # A node whose agent ended is back before that; where it is not, what is run on it says so.
     returned: float = 5.0
+    # One that its host has begun to make anew comes, however busy the machine is.
+    revived: float = 30.0
     # A kernel that ends by itself too often in this time is not replaced any more.
     ends_within: float = 60.0
     # After the head's loss, whoever has not answered by then is not waited for.

@@ -48,8 +48,8 @@ class Watcher(Protocol):
     def on_batch(self, batch: dict[str, Any]) -> None:
         """Events of a run that an agent forwards."""
 
-    def on_lost(self, node: int, why: str) -> None:
-        """A node is given up: its kernels are gone, or cannot be reached."""
+    def on_lost(self, node: int, why: str, *, revived: bool) -> None:
+        """A node is given up: its kernels are gone, or cannot be reached; or its host has begun to make it anew."""
 
     def on_back(self, node: int, *, kept: bool) -> None:
         """A node is there again; ``kept`` says that its kernels are those that it had, and nothing was given up."""
@@ -388,12 +388,12 @@ class Control:
         self.off.discard(node)
         self.watcher.on_back(node, kept=kept and not was_lost)
 
-    def lose(self, node: int, why: str) -> None:
-        """Give a node up; it may come back."""
+    def lose(self, node: int, why: str, *, revived: bool = False) -> None:
+        """Give a node up; it may come back, and will where its host has begun to make it anew."""
         if node not in self.lost:
             self.lost.add(node)
             self.whys[node] = why
-            self.watcher.on_lost(node, why)
+            self.watcher.on_lost(node, why, revived=revived)
         self._kick.set()
 
     def give_up(self, node: int, why: str) -> None:
@@ -461,7 +461,7 @@ class Control:
             raise NodeLost("the pool is not connected")
         absent = [node for node in nodes if node not in self.addresses or (node in self.off and call is not rpc.PING)]
         if absent:
-            raise self._is_lost(absent[0])
+            raise self.is_lost(absent[0])
         arguments["manager"] = self.generation
         by_address = {self.addresses[node]: node for node in nodes}
         if self.direct and len(by_address) <= _DIRECT:
@@ -470,7 +470,8 @@ class Control:
         answers = await self.client.scheduler.broadcast(msg={"op": call.op, **arguments}, workers=list(by_address))
         return {by_address[address]: answer for address, answer in answers.items()}
 
-    def _is_lost(self, node: int) -> NodeLost:
+    def is_lost(self, node: int) -> NodeLost:
+        """The error of a node that is given up."""
         why = self.whys.get(node, "its agent does not answer")
         return NodeLost(f"node {node}{self.names.get(node, '')} is lost: {why}; `%sky restart` makes it anew")
 
@@ -481,7 +482,7 @@ class Control:
             if self.closing:
                 return NodeLost(self.why_closed)
             if gone := self.lost & asked:
-                return self._is_lost(min(gone))
+                return self.is_lost(min(gone))
             await asyncio.sleep(_POLL)
         return NodeLost("the connection to the pool broke before it answered; try again, or `%sky restart`")
 

@@ -46,7 +46,7 @@ _PAUSE = TIMEOUTS.polls.repairs
 # After so many bytes of output an agent is told that they have been taken in.
 _TELL = 1 << 20
 # A node whose agent ended is back before that; where it is not, what is run on it says so.
-_RETURN_PATIENCE = TIMEOUTS.repairs.returned
+_RETURN_PATIENCE, _REVIVAL_PATIENCE = TIMEOUTS.repairs.returned, TIMEOUTS.repairs.revived
 # A kernel that ends by itself more often than this, in so many seconds, is not replaced any more.
 _REPLACEMENTS, _REPLACEMENT_SPAN = 5, TIMEOUTS.repairs.ends_within
 
@@ -200,6 +200,12 @@ class Supervisor:
         """Have the agents begin a run; one that cannot be reached does not keep the others from it."""
         while run.left:
             nodes = sorted({run.outcomes[rank].node for rank in run.left})
+            if lost := self.control.lost.intersection(nodes):
+                # An agent that has come in its place by now has kernels that are replaced at once.
+                for node in lost:
+                    there = [rank for rank in run.left if run.outcomes[rank].node == node]
+                    run.lose(there, str(self.control.is_lost(node)))
+                continue
             ranks = list(run.outcomes)
             try:
                 answers = await self.control.ask(
@@ -735,7 +741,7 @@ class Supervisor:
         with contextlib.suppress(OSError, SkyError):
             await self.control.ask(rpc.ACK_OUTPUT, [node], mark=mark)
 
-    def on_lost(self, node: int, why: str) -> None:
+    def on_lost(self, node: int, why: str, *, revived: bool) -> None:
         """A node is given up: so are its ranks in what they work on. It is mended when it is back."""
         self.comms.lose(node)
         for run in list(self.runs.values()):
@@ -743,7 +749,7 @@ class Supervisor:
         self._lost.add(node)
         # Made now: the node may be back before its turn to be mended comes.
         returned = self._returned[node] = asyncio.Event()
-        self._mend_with(self._take_back(node, why, returned))
+        self._mend_with(self._take_back(node, why, returned, _REVIVAL_PATIENCE if revived else _RETURN_PATIENCE))
 
     def on_back(self, node: int, *, kept: bool) -> None:
         """A node is there again: with its kernels, or with new ones."""
@@ -791,9 +797,9 @@ class Supervisor:
         if not self.watchdog.tell(event) and not on and event.text:
             self.news.append(event.text)
 
-    async def _take_back(self, node: int, why: str, returned: asyncio.Event) -> None:
+    async def _take_back(self, node: int, why: str, returned: asyncio.Event, patience: float) -> None:
         try:
-            await asyncio.wait_for(returned.wait(), _RETURN_PATIENCE)
+            await asyncio.wait_for(returned.wait(), patience)
         except asyncio.TimeoutError:
             # Whenever it comes back after all, it is mended then.
             if self._returned.get(node) is returned:

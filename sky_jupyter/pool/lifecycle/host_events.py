@@ -166,12 +166,12 @@ class HostEvents:
         elif name == "forkserver" and pool.has_control:
             # With it went the kernels that it had forked; the host has started another, and agents that know it.
             for node in host.nodes:
-                pool.control.lose(node, f"its forkserver ended ({event['text']})")
+                pool.control.lose(node, f"its forkserver ended ({event['text']})", revived=True)
         elif event["event"] == "unchanged" and pool.state is PoolState.NEW:
             pool.mark_broken(f"a host could not be changed: {event['message']}")
         elif name.startswith("agent ") and pool.has_control:
             # Sooner than the control plane sees it; the host has started another.
-            pool.control.lose(int(name[6:]), f"its agent ended ({event['text']})")
+            pool.control.lose(int(name[6:]), f"its agent ended ({event['text']})", revived=True)
 
     def _on_standstill(self, host: launch.Host, event: dict[str, Any]) -> None:
         # While the pool is ended too: it keeps that waiting.
