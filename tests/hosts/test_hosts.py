@@ -320,6 +320,8 @@ def test_hosts_can_have_public_addresses_that_they_do_not_know() -> None:
 
 def test_what_is_on_a_host_can_be_told(two: World) -> None:
     host = two[0]
+    # The first login of all makes files of its own.
+    said(two, host, "true")
     files, ports = host.files(), host.ports()
     assert ports == {22}
     assert {"/home/ada/.ssh/authorized_keys", "/etc/hostname", "/run/sshd.pid"} <= files
