@@ -42,6 +42,7 @@ LIBRARIES = {
         "_fmt": "logging.PercentStyle: the format that it was given",
         "_topic": "ipykernel: the name of a message's topic",
         "_filename_map": "IPython: the cells that tracebacks name",
+        "_run_cell": "IPython: its code object, to know the frame that runs a cell",
         "_expects_comm": "distributed.core: what handlers are given",
         "_get_or_create_tracker_id": "cloudpickle: which class an object is of, across pickles",
         "_lookup_class_or_track": "cloudpickle: the same, where it is read",
