@@ -21,6 +21,7 @@ from typing import Any
 from ..errors import PoolError, SkyError, SpecError, nearest
 from ..spec.pool_spec import MAX_NODES
 from ..util.text import rank_label
+from ..util.validate import is_whole
 from .base.timeouts import TIMEOUTS
 from .lifecycle import status
 from .open_pools import pools
@@ -97,89 +98,45 @@ def read(content: Any) -> tuple[str, Request]:
         shown = repr(action[:_MOST_TEXT]) if isinstance(action, str) else type(action).__name__
         hint = nearest(action[:_MOST_TEXT], ACTIONS) if isinstance(action, str) else ""
         raise SpecError(f"no action {shown}; there are {', '.join(ACTIONS)}{hint}")
-    given = {}
-    for name, (field, reader, allowed) in _FIELDS.items():
+    given: dict[str, Any] = {}
+    for name, (field, is_good, allowed) in _FIELDS.items():
         value = content.get(name)
-        if value is None:
+        if value is None or (name == "rank" and value == "all"):
             continue
-        try:
-            given[field] = reader(value)
-        except ValueError:
-            raise SpecError(f"{action}: {name!r} must be {allowed}") from None
+        if not is_good(value):
+            raise SpecError(f"{action}: {name!r} must be {allowed}")
+        given[field] = tuple(value) if isinstance(value, list) else value
     return action, Request(**given)
 
 
-def _name(value: Any) -> str:
-    if not isinstance(value, str) or not 0 < len(value) <= _MOST_TEXT or not value.isprintable():
-        raise ValueError
-    return value
+def _text(most: int) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, str) and 0 < len(value) <= most and value.isprintable()
 
 
-def _id(value: Any) -> str:
-    if not isinstance(value, str) or not _ID.match(value):
-        raise ValueError
-    return value
+def _whole(low: int, high: int) -> Callable[[Any], bool]:
+    return lambda value: is_whole(value, low, high)
 
 
-def _whole(low: int, high: int) -> Callable[[Any], int]:
-    def read(value: Any) -> int:
-        if type(value) is not int or not low <= value <= high:
-            raise ValueError
-        return value
-
-    return read
+def _several(good: Callable[[Any], bool], most: int) -> Callable[[Any], bool]:
+    return lambda value: isinstance(value, list) and 0 < len(value) <= most and all(map(good, value))
 
 
-def _rank(value: Any) -> int | None:
-    return None if value == "all" else _whole(0, MAX_NODES * _MOST_RANKS)(value)
-
-
-def _ranks(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list) or not 0 < len(value) <= _MOST_RANKS:
-        raise ValueError
-    return tuple(_whole(0, MAX_NODES * _MOST_RANKS)(rank) for rank in value)
-
-
-def _hosts(value: Any) -> tuple[str, ...]:
-    if not isinstance(value, list) or not 0 < len(value) <= MAX_NODES:
-        raise ValueError
-    if not all(isinstance(host, str) and 0 < len(host) <= _MOST_HOST and host.isprintable() for host in value):
-        raise ValueError
-    return tuple(value)
-
-
-def _nodes(value: Any) -> tuple[int, ...]:
-    if not isinstance(value, list) or not 0 < len(value) <= MAX_NODES:
-        raise ValueError
-    return tuple(_whole(0, MAX_NODES)(node) for node in value)
-
-
-def _form(value: Any) -> str:
-    if value not in ("events", "text"):
-        raise ValueError
-    return str(value)
-
-
-def _flag(value: Any) -> bool:
-    if not isinstance(value, bool):
-        raise ValueError
-    return value
-
-
-_FIELDS: Mapping[str, tuple[str, Callable[[Any], Any], str]] = {
-    "pool": ("pool", _name, "a pool's name"),
-    "run": ("run", _id, "a run's id"),
-    "rank": ("rank", _rank, "a rank's number, or 'all'"),
-    "ranks": ("ranks", _ranks, f"a list of 1 to {_MOST_RANKS} ranks' numbers"),
+_RANK, _MARK = _whole(0, MAX_NODES * _MOST_RANKS), _whole(0, _MOST_NUMBER)
+# What may be given: the field of `Request`, what a value must be, and how a message says that.
+_FIELDS: Mapping[str, tuple[str, Callable[[Any], bool], str]] = {
+    "pool": ("pool", _text(_MOST_TEXT), "a pool's name"),
+    "run": ("run", lambda value: isinstance(value, str) and bool(_ID.match(value)), "a run's id"),
+    "rank": ("rank", _RANK, "a rank's number, or 'all'"),
+    "ranks": ("ranks", _several(_RANK, _MOST_RANKS), f"a list of 1 to {_MOST_RANKS} ranks' numbers"),
     "from": ("start", _whole(-_MOST_NUMBER, _MOST_NUMBER), "an event's number, or below 0 so many before the end"),
     "count": ("count", _whole(1, log_pages.MOST_COUNT), f"a number from 1 to {log_pages.MOST_COUNT}"),
-    "as": ("form", _form, "'events' or 'text'"),
-    "since": ("since", _whole(0, _MOST_NUMBER), "the 'mark' of an earlier answer, or 0"),
+    "as": ("form", lambda value: value in ("events", "text"), "'events' or 'text'"),
+    "since": ("since", _MARK, "the 'mark' of an earlier answer, or 0"),
     "lines": ("lines", _whole(0, _MOST_LINES), f"a number from 0 to {_MOST_LINES}"),
-    "hard": ("hard", _flag, "true or false"),
+    "hard": ("hard", lambda value: isinstance(value, bool), "true or false"),
     "nodes": ("nodes", _whole(1, MAX_NODES), f"a number from 1 to {MAX_NODES}"),
-    "add": ("add", _hosts, "a list of hosts, such as gpu1 or me@gpu2:2222"),
-    "remove": ("remove", _nodes, "a list of nodes' numbers"),
+    "add": ("add", _several(_text(_MOST_HOST), MAX_NODES), "a list of hosts, such as gpu1 or me@gpu2:2222"),
+    "remove": ("remove", _several(_whole(0, MAX_NODES), MAX_NODES), "a list of nodes' numbers"),
 }
 
 
