@@ -7,7 +7,11 @@
 
 It behaves as clouds do: a token makes the same machines once in each zone; what was made is listed a moment
 later; one unknown id refuses a whole call to end machines; machines are seen ending before they have ended.
-A light machine is a row and nothing else: nobody can connect to it.
+A light machine is a row and nothing else: nobody can connect to it. Where the cloud is given hosts, each machine
+is one of them (`tests.hosts`), which is reached by SSH and loses its power when the machine ends:
+
+    cloud = Cloud(str(tmp_path / "cloud.sqlite"), hosts=("host0", "host1", "host2"))
+    with cloud.powered(world): ...
 """
 
 from __future__ import annotations
@@ -21,12 +25,15 @@ import uuid
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from sky_jupyter.errors import LoginRefused, NoCapacity, OrderSpent, ProvisionError, SpecError
-from sky_jupyter.providers import kinds
+from sky_jupyter.providers import SSH, kinds
 from sky_jupyter.providers.base import ConnectionSession, MachineRecord, Offer, Order
 from sky_jupyter.spec.pool_spec import PoolSpec
+
+if TYPE_CHECKING:
+    from tests.hosts.world import World
 
 ZONES = ("here-a", "here-b", "there-a")
 # What can happen to a call; each is planned by `Cloud.plan`.
@@ -48,6 +55,8 @@ CREATE TABLE IF NOT EXISTS calls (number INTEGER PRIMARY KEY, pool TEXT, call TE
 """
 # How long a call takes that hangs, and how long a machine is seen ending before it is gone.
 _HANG, _ENDING = 1.2, 0.05
+
+_worlds: dict[str, World] = {}
 
 
 @kinds.register
@@ -74,6 +83,7 @@ class Cloud:
     store: str
     zones: tuple[str, ...] = ZONES
     shown_after: float = 0.03
+    hosts: tuple[str, ...] = ()
     visible_within: float = field(default=0.1, compare=False)
 
     # -- the contract ------------------------------------------------------------------------------
@@ -82,11 +92,11 @@ class Cloud:
         return "somebody"
 
     def recipe(self) -> Mapping[str, Any]:
-        return {"store": self.store, "zones": list(self.zones)}
+        return {"store": self.store, "zones": list(self.zones), "hosts": list(self.hosts)}
 
     @classmethod
     def restore(cls, recipe: Mapping[str, Any]) -> Cloud:
-        return cls(str(recipe["store"]), tuple(recipe["zones"]))
+        return cls(str(recipe["store"]), tuple(recipe["zones"]), hosts=tuple(recipe["hosts"]))
 
     def offers(self, spec: PoolSpec) -> Sequence[Offer]:
         regions: dict[str, list[str]] = {}
@@ -150,6 +160,10 @@ class Cloud:
                 os.kill(session.open_link().pid, signal.SIGKILL)
             if fault == "vanish":
                 self.vanish(ids[:1])
+        if self.hosts:
+            names = {one.id: one.addresses[0] for one in self.machines()}
+            ssh = SSH(hosts=[names[id] for id in ids], offline=True)
+            return ssh.connect(ssh.hosts, session)
         raise LoginRefused(ids[0], "keys", "a light machine lets nobody in")
 
     def __str__(self) -> str:
@@ -173,15 +187,39 @@ class Cloud:
     def vanish(self, ids: Sequence[str]) -> None:
         """End machines, whoever wants that."""
         for id in ids:
+            for address, ending in self._rows("SELECT address, ending FROM machines WHERE id = ?", id):
+                if address and ending is None and (world := _worlds.get(self.store)):
+                    next(host for host in world if host.name == address).kill()
             self._rows("UPDATE machines SET ending = coalesce(ending, ?) WHERE id = ?", time.time(), id)
+
+    @contextlib.contextmanager
+    def powered(self, world: World) -> Iterator[Cloud]:
+        """Have the machines be this world's hosts; all have power again afterwards."""
+        _worlds[self.store] = world
+        try:
+            yield self
+        finally:
+            del _worlds[self.store]
+            for host in world:
+                if not host.pid:
+                    host.boot()
 
     def machines(self, pool: str | None = None) -> list[MachineRecord]:
         """All machines there ever were, as the cloud itself knows them."""
-        rows = self._rows("SELECT id, pool, region, zone, kind, made, until, ending FROM machines ORDER BY made, id")
+        rows = self._rows(
+            "SELECT id, pool, region, zone, kind, made, until, ending, address FROM machines ORDER BY made, id"
+        )
         found = []
-        for id, its, region, zone, kind, made, until, ending in rows:
+        for id, its, region, zone, kind, made, until, ending, address in rows:
             state = "running" if ending is None else "ending" if time.time() < ending + _ENDING else "ended"
-            facts = {"region": region, "zone": zone, "kind": kind, "launched": made, "until": until}
+            facts = {
+                "region": region,
+                "zone": zone,
+                "kind": kind,
+                "launched": made,
+                "until": until,
+                "addresses": (address,) if address else (),
+            }
             found.append(MachineRecord(id, state, its, **facts))
         return [one for one in found if pool in (None, one.pool)]
 
@@ -212,11 +250,16 @@ class Cloud:
                 raise OrderSpent("what was made for this token has ended")
             if found:
                 return [id for id, _ in found]
+            taken = {name for (name,) in connection.execute("SELECT address FROM machines WHERE ending IS NULL")}
+            free = [name for name in self.hosts if name not in taken]
+            if self.hosts and len(free) < count:
+                raise NoCapacity(f"{order.zone} has {len(free)} machines left")
+            self._power_on(free[:count])
             ids = [f"m-{uuid.uuid4().hex[:12]}" for _ in range(count)]
             now, region = time.time(), order.zone.partition("-")[0]
-            for id in ids:
+            for id, address in zip(ids, [*free[:count], *[""] * count], strict=False):
                 connection.execute(
-                    "INSERT INTO machines VALUES (?, ?, ?, ?, ?, 'small', ?, ?, ?, ?, NULL, '')",
+                    "INSERT INTO machines VALUES (?, ?, ?, ?, ?, 'small', ?, ?, ?, ?, NULL, ?)",
                     (
                         id,
                         order.pool,
@@ -227,9 +270,15 @@ class Cloud:
                         now + self.shown_after,
                         order.until,
                         order.owner,
+                        address,
                     ),
                 )
             return ids
+
+    def _power_on(self, names: Sequence[str]) -> None:
+        for host in _worlds.get(self.store, ()):
+            if host.name in names and not host.pid:
+                host.boot()
 
     @contextlib.contextmanager
     def _call(self, call: str, pool: str) -> Iterator[str]:

@@ -26,9 +26,11 @@ from sky_jupyter.pool.registry.registry import Registry, sweep
 from sky_jupyter.providers.base import Order
 from sky_jupyter.spec.options import Options
 from sky_jupyter.spec.pool_spec import PoolSpec
+from tests.pool.remote import wait_until
 from tests.providers import starts
 from tests.providers.cloud import Cloud
 from tests.providers.starts import Start
+from tests.took import Took
 
 # So many starts, several beside each other.
 DAILY, LONG, BESIDE = 60, 1000, 4
@@ -198,7 +200,7 @@ def test_the_intent_is_recorded_before_each_call(cloud: Cloud, registry: Registr
     pool.down()
 
 
-def test_a_pool_is_ending_until_its_machines_were_seen_going(cloud: Cloud, registry: Registry) -> None:
+def test_a_pool_is_ending_until_its_machines_were_seen_going(cloud: Cloud, registry: Registry, took: Took) -> None:
     pool = pool_of(cloud, shutdown_timeout=0.3)
     ids = buy(pool)
     for _ in range(20):
@@ -209,11 +211,27 @@ def test_a_pool_is_ending_until_its_machines_were_seen_going(cloud: Cloud, regis
     assert any(ids[0] in text and "%sky clean" in text for text in told)
     (row,) = registry.pools()
     assert (row.state, row.owner) == ("ending", 0)
+    took.row(
+        "machines that were made for a pool cannot be ended just now",
+        see="which ones; the pool stays listed as `ending`; `%load_ext`, the server and `%sky clean` try again",
+        kept="-",
+    )
     cloud.calm()
     swept = sweep_machines(registry)
     assert (swept.pools, swept.machines, swept.failed) == (["bought"], 2, {})
     assert cloud.alive() == []
     assert registry.pools() == []
+
+
+def test_an_interrupt_of_the_end_leaves_no_machine(cloud: Cloud, registry: Registry) -> None:
+    pool = pool_of(cloud)
+    buy(pool)
+    cloud.plan("destroy", "error")
+    cloud.plan("destroy", "interrupt-before")
+    with pytest.raises(KeyboardInterrupt):
+        pool.down()
+    wait_until(lambda: registry.pools() == [])
+    assert cloud.alive() == []
 
 
 def test_one_unknown_id_spoils_nothing_for_the_others(cloud: Cloud, registry: Registry) -> None:
@@ -233,9 +251,7 @@ def test_the_next_notebook_ends_what_a_dead_one_has_bought_and_says_so(
     abandon(registry, pool)
     (line,) = runs_table.news()
     assert "machines that were made for it are being ended" in line
-    end = time.monotonic() + 60
-    while registry.pools() and time.monotonic() < end:
-        time.sleep(0.05)
+    wait_until(lambda: registry.pools() == [])
     assert cloud.alive() == []
     assert registry.pools() == []
 
@@ -288,8 +304,16 @@ def test_a_provider_that_is_not_installed_here_is_named(cloud: Cloud, registry: 
     assert sweep_machines(registry).pools == ["bought"]
 
 
-def test_no_machine_is_left_or_bought_twice_whatever_happens_to_a_start(registry: Registry, tmp_path: Path) -> None:
+def test_no_machine_is_left_or_bought_twice_whatever_happens_to_a_start(
+    registry: Registry, tmp_path: Path, took: Took
+) -> None:
     strike(registry, tmp_path, seed(), DAILY)
+    took.row(
+        "the notebook or its link is killed or interrupted, an answer is lost, a call fails or takes too long, while "
+        "machines are made for a pool",
+        see="what went wrong; in the next notebook, that machines which nobody else would end are being ended",
+        kept="no machine is bought twice, and none is left",
+    )
 
 
 @pytest.mark.long

@@ -402,7 +402,7 @@ class PoolLifecycle:
         if self.link is not None:
             # Through it all else is ended.
             self.link.link.wake()
-        with _going_on(lambda: self._end_all(hosts, limit)), self.watchdog.telling(self.leaving.hear):
+        with _going_on(lambda: self._end_unwatched(hosts, limit)), self.watchdog.telling(self.leaving.hear):
             interrupt = self.leaving.attend(self._leave(wait), min(limit, wait + _LEAVE_PATIENCE), tell)
             hosts = [*self.hosts, *self.unreachable]
             left = max(0.0, end - time.monotonic())
@@ -421,6 +421,7 @@ class PoolLifecycle:
                 self.spec.provider.destroy(self.ids)
             self.unended = []
             self._end_hosts(hosts)
+            self._record_late_end()
             return
         beside = threading.Thread(target=self._end_hosts, args=(hosts,), name="sky-end-hosts", daemon=True)
         beside.start()
@@ -433,9 +434,16 @@ class PoolLifecycle:
                 self.traces.forget(trace.folder)
             self.hang_up()
         self.unended = unended
+        self._record_late_end()
+
+    def _record_late_end(self) -> None:
         if self.state is PoolState.ENDED and self._closed:
-            # Nobody waits any longer.
             self._record_end(_say_nothing)
+
+    def _end_unwatched(self, hosts: Sequence[launch.Host], limit: float) -> None:
+        """End it where nobody waits for that any longer."""
+        self._closed = True
+        self._end_all(hosts, limit)
 
     def _record_end(self, tell: Tell) -> None:
         """Record that the pool has ended; one of which machines may be left is still ending, for whoever comes next."""

@@ -1,0 +1,119 @@
+"""Pools on machines that are made for them: hosts behind SSH, which lose their power when the machine ends."""
+
+from __future__ import annotations
+
+import os
+import signal
+import sys
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sky_jupyter.plugins import parse_plugins
+from sky_jupyter.pool.pool import Pool
+from sky_jupyter.pool.registry import orders
+from sky_jupyter.pool.registry.registry import Registry
+from sky_jupyter.spec.pool_spec import PoolSpec
+from tests.hosts.world import World, hosts, skip_unless_hosts_run
+from tests.pool.pools import run
+from tests.pool.remote import MARKS, links, nothing_here, wait_until
+from tests.providers.cloud import Cloud
+
+pytestmark = [*MARKS, pytest.mark.usefixtures("config")]
+
+
+@pytest.fixture(scope="module")
+def world() -> Iterator[World]:
+    """Three hosts, of which a plain pool has been on."""
+    skip_unless_hosts_run(f"{sys.version_info[0]}.{sys.version_info[1]}")
+    with hosts(3, python=True, warm=True) as made:
+        yield made
+
+
+@pytest.fixture
+def cloud(world: World, tmp_path: Path) -> Iterator[Cloud]:
+    made = Cloud(str(tmp_path / "cloud.sqlite"), hosts=tuple(host.name for host in world))
+    with made.powered(world):
+        yield made
+
+
+def gone(cloud: Cloud, pool: Pool) -> bool:
+    registry = Registry()
+    try:
+        known = [row.id for row in registry.pools()], orders.of(registry, pool.id)
+    finally:
+        registry.close()
+    return cloud.alive() == [] and nothing_here(pool.id) and pool.id not in known[0] and not known[1]
+
+
+@pytest.mark.slow
+def test_a_restart_after_a_machine_vanished_buys_one_and_the_end_leaves_none(cloud: Cloud) -> None:
+    pool = Pool(PoolSpec(provider=cloud, nodes=2, name="bought"))
+    pool.start()
+    try:
+        names = "import socket\nsocket.gethostname()"
+        assert run(pool, names).values == ["host0", "host1"]
+        first = list(pool.ids)
+        cloud.vanish(first[1:])
+        wait_until(lambda: pool.control is not None and pool.control.lost)
+        pool.restart()
+        assert run(pool, names).values == ["host0", "host2"]
+        assert pool.ids[0] == first[0]
+        assert len(cloud.machines()) == 3
+        assert sorted(cloud.alive()) == sorted(pool.ids)
+    finally:
+        pool.down()
+    assert pool.unended == []
+    wait_until(lambda: gone(cloud, pool))
+
+
+@pytest.mark.slow
+def test_the_machines_of_a_pool_whose_link_is_killed_are_ended(cloud: Cloud) -> None:
+    pool = Pool(PoolSpec(provider=cloud, nodes=2, name="bought"))
+    pool.start()
+    (link,) = links(pool.id)
+    os.kill(link.pid, signal.SIGKILL)
+    pool.down()
+    assert cloud.alive() == []
+    wait_until(lambda: gone(cloud, pool))
+
+
+@pytest.mark.slow
+def test_a_start_that_loses_a_machine_as_it_connects_has_another(cloud: Cloud) -> None:
+    cloud.plan("connect", "vanish")
+    pool = Pool(PoolSpec(provider=cloud, nodes=2, name="bought"))
+    pool.start()
+    try:
+        assert run(pool, "6 * 7").values == [42, 42]
+        assert len(cloud.machines()) == 3
+    finally:
+        pool.down()
+    wait_until(lambda: gone(cloud, pool))
+
+
+@pytest.mark.long
+@pytest.mark.timeout(900)
+def test_the_model_of_the_quickstart_is_trained_on_bought_machines(cloud: Cloud) -> None:
+    pytest.importorskip("keras")
+    pool = Pool(PoolSpec(provider=cloud, nodes=2, name="bought", plugins=parse_plugins("jax,keras")))
+    pool.start()
+    try:
+        code = """
+        import keras, numpy as np
+        keras.utils.set_random_seed(1)
+        x = np.random.default_rng(0).normal(size=(256, 16)).astype("float32")
+        y = (x[:, 0] > 0).astype("int32")
+        layers = [keras.Input((16,)), keras.layers.Dense(32, activation="relu"), keras.layers.Dense(2, "softmax")]
+        model = keras.Sequential(layers)
+        model.compile("adam", "sparse_categorical_crossentropy", metrics=["accuracy"])
+        history = model.fit(x, y, batch_size=32, epochs=12, verbose=0).history["accuracy"]
+        history[-1] > history[0], float(np.abs(model.get_weights()[0]).sum())
+        """
+        values = run(pool, textwrap.dedent(code)).values
+        assert values[0] == values[1]
+        assert values[0][0]
+    finally:
+        pool.down()
+    wait_until(lambda: gone(cloud, pool))
