@@ -19,6 +19,8 @@ from .pools import Listing
 from .registry_watcher import Watch
 
 EVENT = "urn:sky-jupyter:pools:v1"
+# Seconds that a sweep waits for the machines of a pool to be seen ending; the next one goes on.
+_MACHINES_LIMIT = 10.0
 _SCHEMA = Path(__file__).with_name("pools.yaml")
 
 
@@ -35,6 +37,8 @@ class SkyApp(ExtensionApp):
         """Begin to watch and to sweep."""
         assert self.serverapp is not None
         self.registry = Registry()
+        # Which machines that do not end were told of: they are tried again at each sweep.
+        self._told: set[tuple[str, str]] = set()
         kernels = Kernels(self.serverapp.kernel_manager, self.serverapp.session_manager)
         listing = Listing(self.registry, kernels)
         self.settings["sky_jupyter"] = handlers.Parts(self.registry, kernels, listing, Ends())
@@ -66,14 +70,16 @@ class SkyApp(ExtensionApp):
             return
         try:
             gone = await asyncio.to_thread(sweep, self.registry)
-            machines = await asyncio.to_thread(sweep_machines, self.registry)
+            machines = await asyncio.to_thread(sweep_machines, self.registry, _MACHINES_LIMIT)
         except SkyError as error:
             self.log.warning("sky_jupyter: %s", error)
             return
         if machines.machines:
             self.log.info("sky_jupyter: %d machines that nobody would have ended are told to end", machines.machines)
         for name, why in machines.failed.items():
-            self.log.warning("sky_jupyter: machines of pool %s were not seen to end: %s", name, why)
+            if (name, why) not in self._told:
+                self._told.add((name, why))
+                self.log.warning("sky_jupyter: machines of pool %s were not seen to end: %s", name, why)
         for name in gone:
             self.log.info("sky_jupyter: pool %s is gone; what it left is removed", name)
         for text in self.registry.take_warnings():

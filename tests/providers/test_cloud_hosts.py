@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from sky_jupyter.errors import SkyError
 from sky_jupyter.plugins import parse_plugins
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.pool.registry import orders
@@ -66,6 +67,40 @@ def test_a_restart_after_a_machine_vanished_buys_one_and_the_end_leaves_none(clo
     finally:
         pool.down()
     assert pool.unended == []
+    wait_until(lambda: gone(cloud, pool))
+
+
+@pytest.mark.slow
+def test_a_pool_that_grows_buys_and_one_that_shrinks_ends_what_it_had(cloud: Cloud) -> None:
+    pool = Pool(PoolSpec(provider=cloud, nodes=1, name="bought"))
+    pool.start()
+    try:
+        first = list(pool.ids)
+        cloud.plan("create", "refused")
+        pool.resize(3)
+        assert run(pool, "import socket\nsocket.gethostname()").values == ["host0", "host1", "host2"]
+        assert sorted(cloud.alive()) == sorted(pool.ids)
+        pool.resize(1)
+        assert run(pool, "6 * 7").values == [42]
+        assert cloud.alive() == first
+    finally:
+        pool.down()
+    wait_until(lambda: gone(cloud, pool))
+
+
+@pytest.mark.slow
+def test_a_resize_that_has_no_machines_leaves_the_pool_as_it_was(cloud: Cloud) -> None:
+    pool = Pool(PoolSpec(provider=cloud, nodes=1, name="bought"))
+    pool.start()
+    try:
+        first = list(pool.ids)
+        cloud.plan("connect", "vanish")
+        with pytest.raises(SkyError):
+            pool.resize(2)
+        assert run(pool, "6 * 7").values == [42]
+        assert cloud.alive() == first
+    finally:
+        pool.down()
     wait_until(lambda: gone(cloud, pool))
 
 

@@ -108,6 +108,12 @@ class Provisioning:
                     # Whoever ended the pool did not wait so long.
                     self._end(spec, _MARGIN)
 
+    def release(self, spec: PoolSpec, ids: Sequence[str]) -> None:
+        """End some of the machines, which are no nodes any more; what is not ended now is when the pool ends."""
+        if ids and self.buys(spec):
+            with self._lock, contextlib.suppress(Exception):
+                spec.provider.destroy(ids)
+
     def end(self, spec: PoolSpec, limit: float) -> list[str]:
         """Stop buying, and end all machines of the pool.
 

@@ -72,6 +72,8 @@ class Resizing:
         self._before: _World | None = None
         self._configs: dict[int, HostConfig] = {}
         self._addresses: list[str] = []
+        # Machines that were made for the change.
+        self._bought: list[str] = []
         # Whether it was given up half-way, and the pool is somebody else's to mend.
         self._freed = False
         # Machines that did not answer when it began.
@@ -113,6 +115,7 @@ class Resizing:
     def stop(self) -> None:
         """Give it up; where all ranks have changed over, nothing. Any thread may call; twice to leave it half done."""
         self.pool.stop_event.set()
+        self.pool.provisioning.stop()
         if self._task is not None:
             loop().loop.call_soon_threadsafe(self._task.cancel)
 
@@ -156,7 +159,25 @@ class Resizing:
             await self._aside(pool.provisioning.acquire, plan.spec, plan.spec.nodes)
             self._addresses += [known[0]] * len(plan.added)
         elif plan.added:
+            if pool.provisioning.buys(plan.spec):
+                await self._buy()
             await self._start_hosts([host for host in kept if isinstance(host, RemoteHost)])
+
+    async def _buy(self) -> None:
+        """Have machines made for the nodes that are added."""
+        pool, plan = self.pool, self.plan
+        kept = plan.ids[: len(plan.kept)]
+        several = "s" if len(plan.added) > 1 else ""
+        pool.provisioning.begin()
+        try:
+            with pool.phase("machines", f"{len(plan.added)} machine{several} of {plan.spec.provider}"):
+                ids = await self._aside(pool.provisioning.acquire, plan.spec, plan.spec.nodes, kept)
+        finally:
+            pool.provisioning.stop()
+        self._bought = [id for id in ids if id not in pool.ids]
+        if tuple(ids[: len(kept)]) != kept:
+            raise PoolError(f"a machine of pool {pool.spec.name!r} has ended: `%sky restart` makes the pool anew")
+        self.plan = replace(plan, ids=tuple(ids))
 
     async def _start_hosts(self, kept: Sequence[RemoteHost]) -> None:
         from ...bootstrap.remote_environment import Crew
@@ -302,6 +323,7 @@ class Resizing:
             names = ", ".join(host.name for host in gone)
             with pool.phase("end", f"ending what runs on {names}"):
                 await self._aside(self._end, gone)
+        await self._aside(pool.provisioning.release, pool.spec, [id for id in before.ids if id not in pool.ids])
 
     def _end(self, hosts: Sequence[Host]) -> None:
         """End hosts and the connections to them."""
@@ -342,13 +364,13 @@ class Resizing:
 
     def _discard(self) -> None:
         """End what was made for the nodes that were to come."""
-        if not self._started and not self._connected:
-            return
-        self._end(self._started)
-        link = self.pool.link
-        left = [host.machine for host in self.pool.unreachable]
-        if link is not None:
-            link.forget([machine for machine in self._connected if machine not in left])
+        if self._started or self._connected:
+            self._end(self._started)
+            link = self.pool.link
+            left = [host.machine for host in self.pool.unreachable]
+            if link is not None:
+                link.forget([machine for machine in self._connected if machine not in left])
+        self.pool.provisioning.release(self.plan.spec, self._bought)
 
     async def _aside(self, work: Callable[..., T], *arguments: object) -> T:
         """Do work in a thread; where this is given up it is asked to end, and waited for: nothing comes after."""
