@@ -250,8 +250,9 @@ class Cloud:
                 raise OrderSpent("what was made for this token has ended")
             if found:
                 return [id for id, _ in found]
-            taken = {name for (name,) in connection.execute("SELECT address FROM machines WHERE ending IS NULL")}
-            free = [name for name in self.hosts if name not in taken]
+            used = dict(connection.execute("SELECT address, min(ending IS NOT NULL) FROM machines GROUP BY address"))
+            # Another host, where there is one: a machine that was made anew is not the one that was there.
+            free = sorted((name for name in self.hosts if used.get(name, 1)), key=lambda name: name in used)
             if self.hosts and len(free) < count:
                 raise NoCapacity(f"{order.zone} has {len(free)} machines left")
             self._power_on(free[:count])

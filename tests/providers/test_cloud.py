@@ -223,11 +223,23 @@ def test_a_pool_is_ending_until_its_machines_were_seen_going(cloud: Cloud, regis
     assert registry.pools() == []
 
 
+def test_what_is_bought_after_the_end_was_given_up_is_ended(cloud: Cloud, registry: Registry) -> None:
+    cloud.plan("create", "hang")
+    options = Options(console=False, provision_timeout=0.2, shutdown_timeout=0.2)
+    pool = Pool(PoolSpec(provider=cloud, nodes=2, options=options))
+    with pytest.raises(ProvisionError, match="provision_timeout"):
+        pool.start()
+    assert pool.unended != []
+    wait_until(lambda: cloud.machines() and not cloud.alive())
+    sweep_all(registry)
+    assert registry.pools() == []
+
+
 def test_an_interrupt_of_the_end_leaves_no_machine(cloud: Cloud, registry: Registry) -> None:
     pool = pool_of(cloud)
     buy(pool)
     cloud.plan("destroy", "error")
-    cloud.plan("destroy", "interrupt-before")
+    cloud.plan("destroy", "interrupt-after")
     with pytest.raises(KeyboardInterrupt):
         pool.down()
     wait_until(lambda: registry.pools() == [])

@@ -143,7 +143,9 @@ class Provisioning:
         left = end_machines(_provisioner(spec), self._pool, rows, limit) if rows else []
         if not left:
             with contextlib.suppress(PoolError):
-                orders.forget(self._registry, orders.of(self._registry, self._pool))
+                known = orders.of(self._registry, self._pool)
+                # The plan stays where nobody waited: by it a sweep finds the pool, which is still recorded as ending.
+                orders.forget(self._registry, [row for row in known if row.token or not self._given_up])
             self._rows.clear()
         return left
 
@@ -197,7 +199,9 @@ class Provisioning:
         others = [id for id in there if id not in kept]
         placed = [id or others.pop(0) for id in kept]
         if others:
-            spec.provider.destroy(others)
+            # What is not ended now is when the pool ends.
+            with contextlib.suppress(Exception):
+                spec.provider.destroy(others)
         return placed
 
     def _buy(self, spec: PoolSpec, count: int, halt: threading.Event) -> list[str]:
