@@ -105,6 +105,26 @@ def test_a_resize_that_has_no_machines_leaves_the_pool_as_it_was(cloud: Cloud) -
 
 
 @pytest.mark.slow
+def test_who_takes_a_pool_up_replaces_and_ends_its_machines(cloud: Cloud) -> None:
+    first = Pool(PoolSpec(provider=cloud, nodes=2, name="bought", keep=True))
+    first.start()
+    first.release()
+    row = first.registry.pool(first.id)
+    first.registry.close()
+    assert row is not None
+    pool = Pool.attach(row)
+    try:
+        cloud.vanish(pool.ids[1:])
+        wait_until(lambda: pool.control is not None and pool.control.lost)
+        pool.restart()
+        assert run(pool, "6 * 7").values == [42, 42]
+        assert len(cloud.machines()) == 3
+    finally:
+        pool.down()
+    wait_until(lambda: gone(cloud, pool))
+
+
+@pytest.mark.slow
 def test_the_machines_of_a_pool_whose_link_is_killed_are_ended(cloud: Cloud) -> None:
     pool = Pool(PoolSpec(provider=cloud, nodes=2, name="bought"))
     pool.start()
