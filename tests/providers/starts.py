@@ -121,9 +121,9 @@ def carry_out(start: Start, folder: Path) -> None:
     if start.act == "start":
         pool.start()
         return
-    pool.provisioning.plan(pool.spec)
+    pool.lifecycle.provisioning.plan(pool.spec)
     pool.registry.intend(pool.id, start.name(), cloud.kind, start.nodes, keep=False)
-    pool.provisioning.begin()
+    pool.lifecycle.provisioning.begin()
     try:
         ids = acquire(pool, start.nodes)
         assert len(set(ids)) == start.nodes
@@ -142,7 +142,7 @@ def acquire(pool: Pool, count: int, before: Sequence[str] = ()) -> list[str]:
     """Have machines as a start does: in several attempts."""
     for last in (False, False, True):
         try:
-            return pool.provisioning.acquire(pool.spec, count, before)
+            return pool.lifecycle.provisioning.acquire(pool.spec, count, before)
         except ProvisionError as error:
             if last or not error.passing:
                 raise
