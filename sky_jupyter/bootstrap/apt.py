@@ -1,4 +1,4 @@
-"""The Debian packages of an image: installed on hosts, as root; on the notebook's own machine only looked for."""
+"""Debian packages of an image: installed on hosts as root, checked here."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ _REQUEST = re.compile(r"(?P<package>[^=]+)(=(?P<version>.+))?")
 
 @dataclass(frozen=True)
 class Findings:
-    """What a machine says of the packages that are asked for.
+    """Answer of a machine about the packages that are asked for.
 
     Parameters
     ----------
@@ -38,12 +38,15 @@ class Findings:
 
     @property
     def by_hand(self) -> str:
-        """What a person types there."""
+        """Command that a person types there."""
         return shlex.join(["sudo", "apt-get", "install", *self.missing])
 
 
 def question(packages: Iterable[str], *, root: bool = True) -> str:
-    """Shell text that asks a machine for packages, and how to become root; `read` takes its answer."""
+    """Return shell text that asks a machine for packages, and how to become root.
+
+    `read` parses its answer.
+    """
     steps = ["_sky_m=; command -v dpkg-query >/dev/null && command -v apt-get >/dev/null && echo apt yes"]
     for asked in packages:
         name, version = _parts(asked)
@@ -61,7 +64,7 @@ def question(packages: Iterable[str], *, root: bool = True) -> str:
 
 
 def read(answer: str) -> Findings:
-    """What a machine said to `question`."""
+    """Parse a machine's answer to `question`."""
     rows = [line.split(" ", 1) for line in answer.splitlines() if " " in line]
     become = [value for name, value in rows if name == "become"]
     return Findings(
@@ -103,7 +106,7 @@ def refuse(found: Findings, *, offline: bool) -> None:
 
 
 def installation(found: Findings) -> str:
-    """Shell text that installs what is missing."""
+    """Return shell text that installs what is missing."""
     apt = f"{found.become}{_QUESTIONS} apt-get -q -o DPkg::Lock::Timeout={_LOCK_PATIENCE}"
     packages = shlex.join(found.missing)
     # A source that does not answer need not be the one that has them: if it is, apt says so in the second step.
@@ -111,7 +114,7 @@ def installation(found: Findings) -> str:
 
 
 def check_here(packages: Iterable[str]) -> None:
-    """See that this machine has packages, for local nodes; nothing is ever installed on it.
+    """Check that this machine has packages, for local nodes; install nothing.
 
     Raises
     ------
@@ -141,7 +144,7 @@ def check_here(packages: Iterable[str]) -> None:
 
 
 def _parts(asked: str) -> tuple[str, str]:
-    """A package's name, with its architecture, and the version that is asked for."""
+    """Split a package into name, architecture, and version."""
     found = _REQUEST.fullmatch(asked)
     assert found is not None
     return found["package"], found["version"] or ""

@@ -1,4 +1,4 @@
-"""Removing what is kept from pool to pool, on hosts and on this machine, where no pool uses it.
+"""Remove what is kept from pool to pool, on hosts and here, if no pool uses it.
 
 It goes away at once, under another name, and is looked at again before it is removed for good: a pool
 that came up in between has it back.
@@ -34,7 +34,7 @@ _REMOVAL = 600.0
 
 
 def pools_on(machine: Machine) -> list[str]:
-    """The ids of the user's pools that have a process on a host."""
+    """Return the ids of the user's pools that have a process on a host."""
     said = machine.run(f"{_look(everywhere=True)}; :", timeout=_PATIENCE).out.decode("utf-8", "replace")
     return list(dict.fromkeys(match[1] for line in said.splitlines() if (match := _POOL.search(line))))
 
@@ -57,7 +57,7 @@ def check_host(machine: Machine, names: Mapping[str, str]) -> None:
 
 
 def clean_host(machine: Machine, names: Mapping[str, str]) -> int:
-    """Remove what is kept on a host: environments, packages, uv, its Pythons, this package's code.
+    """Remove environments, packages, uv, its Pythons and our code from a host.
 
     Returns
     -------
@@ -91,7 +91,7 @@ def clean_host(machine: Machine, names: Mapping[str, str]) -> int:
 
 
 def clean_here(names: Mapping[str, str], cache: Path | None = None) -> int:
-    """Remove what is kept on this machine: environments of local pools, and packages for hosts.
+    """Remove environments of local pools, and packages for hosts, from this machine.
 
     Returns
     -------
@@ -123,7 +123,10 @@ _LOCKED = '( flock -n 9 || echo "locked $l" ) 9<"$l"'
 
 
 def _look(*, everywhere: bool = False) -> str:
-    """Shell text that prints the command lines of the user's host processes there: out of the cache, or any."""
+    """Return shell text that prints the command lines of host processes.
+
+    Those out of the cache, or all of the user's.
+    """
     # The brackets keep the pattern from matching its own command line.
     pattern = HOST_PROCESS.replace(".", "[.]")
     ours = "*" if everywhere else f'"$HOME"/{CACHE}/*'
@@ -135,7 +138,7 @@ def _look(*, everywhere: bool = False) -> str:
 
 
 def _users(cache: Path) -> Iterator[str]:
-    """As `_look` prints it, for this machine."""
+    """Return for this machine what `_look` prints."""
     for process in psutil.process_iter():
         with contextlib.suppress(psutil.Error):
             command = process.cmdline()
@@ -144,7 +147,7 @@ def _users(cache: Path) -> Iterator[str]:
 
 
 def _builders(cache: Path) -> Iterator[str]:
-    """Locks that somebody holds."""
+    """Return the locks that somebody holds."""
     for path in cache.glob("environments/*.lock"):
         with contextlib.suppress(FileNotFoundError), open(path, "rb") as file:
             try:
@@ -164,7 +167,7 @@ def _refuse(place: str, said: str, names: Mapping[str, str]) -> None:
 
 
 def _pools(ids: Iterable[str], names: Mapping[str, str]) -> str:
-    """Whose pools are in the way, and what to do."""
+    """Name the pools that are in the way, and what to do."""
     known = [names[id] for id in ids if id in names]
     foreign = [id for id in ids if id not in names]
     parts: list[str] = []
@@ -180,7 +183,7 @@ def _pools(ids: Iterable[str], names: Mapping[str, str]) -> str:
 
 
 def _size(folder: Path) -> int:
-    """Bytes on the disk, hard links once."""
+    """Return bytes on the disk, hard links once."""
     seen: dict[tuple[int, int], int] = {}
     for root, _, files in os.walk(folder):
         for path in [root, *(os.path.join(root, name) for name in files)]:

@@ -1,4 +1,6 @@
-"""Logins in the URLs of git repositories: uv gives git its URL as an argument, which all users of the machine see.
+"""Logins in the URLs of git repositories.
+
+uv gives git its URL as an argument, which all users of the machine see.
 
 So a URL goes without its login, and git is told of that by variables, as a header for this one URL.
 """

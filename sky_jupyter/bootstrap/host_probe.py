@@ -1,4 +1,4 @@
-"""What a host says of itself before anything is made there, and what makes it unfit."""
+"""Probe a host before anything is made there, and refuse an unfit one."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ _MANYLINUX = (17, 28, *range(31, 41))
 
 @dataclass(frozen=True)
 class Facts:
-    """A host that can take part.
+    """Facts of a host that can take part.
 
     Parameters
     ----------
@@ -86,18 +86,18 @@ class Facts:
 
     @property
     def cache(self) -> str:
-        """Where environments, packages and uv are kept from pool to pool."""
+        """Folder of environments, packages and uv, kept from pool to pool."""
         return f"{self.home}/{CACHE}"
 
     @property
     def platform(self) -> str:
-        """The host as uv's ``--python-platform`` names it."""
+        """Name of the host for uv's ``--python-platform``."""
         minor = max(number for number in _MANYLINUX if (2, number) <= self.glibc)
         return f"{self.machine}-manylinux_2_{minor}"
 
 
 def look(machine: Machine, python: str, uv: str, env: Mapping[str, str]) -> Facts:
-    """Ask a host, in one round trip, for all that decides whether and how it can take part.
+    """Ask a host, in one round trip, for all that decides whether it can take part.
 
     Parameters
     ----------
@@ -168,7 +168,7 @@ def look(machine: Machine, python: str, uv: str, env: Mapping[str, str]) -> Fact
 
 
 def warnings(facts: Facts) -> list[str]:
-    """What is odd about a host and does not keep it from taking part."""
+    """Return what is odd about a host that can take part."""
     told = []
     if facts.driver_hangs:
         told.append(f"its nvidia-smi does not answer in {_SMI_PATIENCE} s: it counts as a host without accelerators")
@@ -179,7 +179,7 @@ def warnings(facts: Facts) -> list[str]:
 
 
 def check_alike(facts: Mapping[str, Facts], spec: PoolSpec) -> None:
-    """Refuse hosts that are not of one kind, and accelerators that are not what the spec wants or cannot be shared.
+    """Refuse hosts that differ in kind, and accelerators that do not fit the spec.
 
     Parameters
     ----------

@@ -1,4 +1,4 @@
-"""One host of a pool that is being prepared, and how something is done on all of them at once."""
+"""State of a host that is being prepared, and work on all hosts at once."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 @dataclass
 class Site:
-    """One host, and what has been found and made there so far.
+    """One host, with what has been found and made there so far.
 
     Parameters
     ----------
@@ -46,24 +46,24 @@ class Site:
 
     @property
     def name(self) -> str:
-        """The host, as the user named it."""
+        """Name of the host, as the user wrote it."""
         return self.machine.name
 
     @property
     def interpreter(self) -> str:
-        """What the node's processes are started with."""
+        """Interpreter that starts the node's processes."""
         return f"{self.environment}/bin/python"
 
     @property
     def address(self) -> str:
-        """How the pool's other hosts reach it."""
+        """Address at which the pool's other hosts reach it."""
         if self.known:
             return self.known
         own = self.facts.address
         return own if own and not own.startswith(("127.", "::1")) else self.machine.address
 
     def variables(self) -> dict[str, str]:
-        """What the node's processes need in their environment, besides what a login has there."""
+        """Return the environment of the node's processes, besides a login's own."""
         return {
             "PATH": f"{self.environment}/bin:/usr/local/bin:/usr/bin:/bin:/usr/local/sbin:/usr/sbin:/sbin",
             "PYTHONPATH": self.package,
@@ -71,7 +71,7 @@ class Site:
         }
 
     def run(self, script: str, phase: str, what: str, timeout: float = PATIENCE) -> str:
-        """What a script on the host says; BootstrapError where it fails."""
+        """Run a script on the host and return its output, or raise BootstrapError."""
         done = self.machine.run(script, timeout=timeout)
         said = done.out.decode("utf-8", "replace")
         if done.status:
@@ -81,7 +81,7 @@ class Site:
 
 
 def on_all(sites: Sequence[Site], work: Callable[[Site], T], phase: str, stop: threading.Event) -> list[T]:
-    """Do something on hosts, all at once, and wait for all.
+    """Run a function on hosts in parallel, and wait for all.
 
     Raises
     ------
@@ -100,7 +100,7 @@ def on_all(sites: Sequence[Site], work: Callable[[Site], T], phase: str, stop: t
 
 
 def _one_error(faults: Sequence[tuple[Site, BaseException]], phase: str) -> BaseException:
-    """The first host's error, with its node and name, and what happened on the others."""
+    """Return the first host's error, with what happened on the others."""
     site, error = faults[0]
     if isinstance(error, SkyError) and not isinstance(error, (BootstrapError, MachineError)):
         return error
@@ -116,7 +116,7 @@ def _one_error(faults: Sequence[tuple[Site, BaseException]], phase: str) -> Base
 
 
 def _message(error: BaseException) -> str:
-    """What happened, without where."""
+    """Return what happened, without where."""
     if isinstance(error, BootstrapError):
         return error.message
     if isinstance(error, LinkLost):

@@ -130,12 +130,12 @@ def ensure(
 
 
 def is_own(image: Image) -> bool:
-    """Whether the notebook's own environment has all that an image asks for, as it is."""
+    """Tell whether the notebook's own environment has all that an image asks for."""
     return is_own_python(image.python) and not missing(package_indexes.wanted(image))
 
 
 def is_own_python(asked: str | None) -> bool:
-    """Whether an image's Python is the one that runs this."""
+    """Tell whether an image's Python is the one that runs this."""
     return asked is None or platform.python_version_tuple()[: asked.count(".") + 1] == tuple(asked.split("."))
 
 
@@ -233,7 +233,7 @@ def _install(
 
 
 def _additions(plan: list[str], wanted: list[str]) -> list[str]:
-    """What the overlay needs: what is wanted by its URL, as it was given, and what uv plans to add besides.
+    """Return what the overlay needs: requirements with a URL as given, and uv's plan.
 
     uv prints a URL in one form or another, by its release, and without the password.
     """
@@ -289,7 +289,7 @@ def _site_folders() -> list[str]:
 
 
 def _site_packages(part: Path) -> Path:
-    """Where an overlay, made of this interpreter's Python, holds its packages."""
+    """Return where an overlay of this interpreter's Python holds its packages."""
     return Path(sysconfig.get_path("purelib", "posix_prefix", {"base": str(part), "platbase": str(part)}))
 
 

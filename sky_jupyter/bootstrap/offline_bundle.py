@@ -1,4 +1,4 @@
-"""What hosts are sent from here: wheels, where they fetch none themselves, and uv's program."""
+"""What hosts are sent from here: uv, and wheels if they fetch none themselves."""
 
 from __future__ import annotations
 
@@ -30,7 +30,7 @@ _PYTHON_SIZE = 200_000_000
 
 
 class Supplies:
-    """Found once for all hosts of one kind, in whichever thread asks first.
+    """Bundle for all hosts of one kind, made once, by whichever thread asks first.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ class Supplies:
         self.finding = threading.RLock()
 
     def lock(self, aim: wheels.Aim, tell: OnLine) -> list[str]:
-        """The packages of the environment, each with its version.
+        """Return the packages of the environment, each with its version.
 
         Raises
         ------
@@ -80,7 +80,7 @@ class Supplies:
         return found
 
     def bundle(self, aim: wheels.Aim, tell: OnLine) -> list[wheels.Wheel]:
-        """The wheels of those packages."""
+        """Return the wheels of those packages."""
         with self.finding:
             if aim not in self._bundles:
                 lock, folder = self.lock(aim, tell), own_cache() / "wheels"
@@ -88,7 +88,7 @@ class Supplies:
             return self._bundles[aim]
 
     def python(self, version: str, machine: str, tell: OnLine) -> Standalone:
-        """A Python of uv's own for hosts of an architecture.
+        """Return a Python of uv's own for hosts of an architecture.
 
         Raises
         ------
@@ -110,7 +110,7 @@ class Supplies:
         return found
 
     def check_room(self, site: Site, sent: Sequence[wheels.Wheel]) -> None:
-        """Refuse a host whose home has not the room that the environment takes."""
+        """Refuse a host whose home has no room for the environment."""
         needed = _ROOM * sum(wheel.path.stat().st_size for wheel in sent)
         needed += 0 if site.facts.has_uv else 2 * _UV_SIZE
         needed += _PYTHON_SIZE if site.standalone else 0
@@ -122,7 +122,7 @@ class Supplies:
             )
 
     def send(self, site: Site, sent: Sequence[wheels.Wheel], aim: wheels.Aim, tell: OnLine) -> None:
-        """Send wheels and uv where they are missing; each comes under its name when it is whole."""
+        """Send missing wheels and uv; each gets its name when it is complete."""
 
         cache = site.facts.cache
         where = shlex.quote(f"{cache}/wheels")
@@ -159,14 +159,17 @@ class Supplies:
         )
 
     def _missing_python(self, site: Site) -> Standalone | None:
-        """The Python that is to be sent; None where it is there, or the host's own does."""
+        """Return the Python to send; None if the host has one."""
         if site.standalone is None:
             return None
         there = site.machine.run(f"[ -x {shlex.quote(site.python)} ]", timeout=PATIENCE).status == 0
         return None if there else site.standalone
 
     def _uv_archive(self, site: Site, aim: wheels.Aim, tell: OnLine) -> Path:
-        """uv's program for a host, compressed; this environment's own where both machines are alike."""
+        """Return uv's program for a host, compressed.
+
+        This environment's own if both machines are alike.
+        """
         folder = own_cache() / "uv"
         folder.mkdir(parents=True, exist_ok=True)
         archive = folder / f"uv-{self.uv}-{site.facts.machine}.gz"
@@ -191,7 +194,7 @@ class Supplies:
 
 
 def _unpacked(python: Standalone | None, incoming: str) -> str:
-    """Shell text that puts a Python that was sent into its place, whole or not at all."""
+    """Return shell text that unpacks a Python that was sent, atomically."""
     if python is None:
         return ":"
     part, whole = (shlex.quote(f"python/{python.name}{end}") for end in (f".tmp-{os.urandom(4).hex()}", ""))
@@ -203,7 +206,7 @@ def _unpacked(python: Standalone | None, incoming: str) -> str:
 
 
 def own_cache() -> Path:
-    """Where what is sent is kept here."""
+    """Return the folder that keeps here what is sent."""
     folder = platformdirs.user_cache_path("sky_jupyter") / "hosts"
     folder.mkdir(parents=True, exist_ok=True, mode=0o700)
     return folder

@@ -1,4 +1,4 @@
-"""Package indexes that are for some packages only, as uv is told of them: in a pyproject.toml, and by variables.
+"""Indexes for some packages only, for uv: a pyproject.toml, and variables.
 
 Of a private index the user name and password are in uv's environment only: neither in a file nor on a command line.
 A package that such an index names comes from there whoever needs it, and so is asked for by name: uv would take
@@ -24,14 +24,17 @@ FILE = "pyproject.toml"
 
 
 def wanted(image: Image) -> list[str]:
-    """All requirements of an image: what it asks for, without logins of git, and what its indexes name besides."""
+    """Return all requirements of an image, and what its indexes name besides.
+
+    Logins of git are taken out.
+    """
     asked = {canonicalize_name(parse(item).name) for item in image.pip}
     named = [name for index in image.pip_indexes for name in index.packages]
     return [*map(git_logins.without, image.pip), *(name for name in named if canonicalize_name(name) not in asked)]
 
 
 def variables(image: Image, before: str = "") -> dict[str, str]:
-    """What uv's environment must have for the image's indexes; ``before`` is what it has as UV_INDEX already."""
+    """Return uv's variables for an image's indexes; ``before`` is its UV_INDEX."""
     found = {}
     for index in image.pip_indexes:
         name, word = index.login
@@ -45,7 +48,7 @@ def variables(image: Image, before: str = "") -> dict[str, str]:
 
 
 def project(requirements: Sequence[str], image: Image) -> str:
-    """The text of a pyproject.toml that asks for these, each from where it may come; empty where none is special."""
+    """Return a pyproject.toml of requirements and indexes; empty if not needed."""
     only = [index for index in image.pip_indexes if index.packages]
     if not only:
         return ""
@@ -59,7 +62,7 @@ def project(requirements: Sequence[str], image: Image) -> str:
 
 
 def parts(requirements: Sequence[str], image: Image) -> tuple[str, str]:
-    """Share requirements out: a pyproject.toml as of `project`, and the lines that uv is to read from standard input.
+    """Split requirements into a pyproject.toml as of `project`, and uv's input.
 
     What is given by its URL is never in the first, which lies in a file: there may be a password in it.
     """
@@ -70,7 +73,7 @@ def parts(requirements: Sequence[str], image: Image) -> tuple[str, str]:
 
 @contextlib.contextmanager
 def arguments(requirements: Sequence[str], image: Image) -> Iterator[tuple[list[str], str]]:
-    """How uv's ``pip install`` is told of requirements: its arguments, which name none of them, and its input."""
+    """Return uv's arguments and input; no argument names a requirement."""
     text, lines = parts(requirements, image)
     if not text:
         yield ["-r", "-"], lines
@@ -82,7 +85,7 @@ def arguments(requirements: Sequence[str], image: Image) -> Iterator[tuple[list[
 
 
 def environment(image: Image, env: Mapping[str, str]) -> dict[str, str]:
-    """What uv's environment must have for an image, beside what is there: indexes, logins, which builds to take."""
+    """Return uv's variables for an image: indexes, logins, and builds."""
     return {**image.build_env, **variables(image, env.get("UV_INDEX", "")), **git_logins.variables(image.pip, env)}
 
 

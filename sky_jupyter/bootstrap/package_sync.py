@@ -1,4 +1,4 @@
-"""Which distributions the notebook's code uses, which of them nodes lack, and their installation for one pool.
+"""Distributions that the notebook's code uses and nodes lack, for one pool.
 
 What is added goes into a folder of the pool's own: environments are shared by pools, and named by what
 they were made from.
@@ -36,17 +36,22 @@ if TYPE_CHECKING:
 
 @functools.lru_cache(1)
 def _providers(stamp: object) -> Mapping[str, Sequence[str]]:
-    """Which distributions have modules of which first names, as long as nothing is installed."""
+    """Return which distributions have modules of which first names.
+
+    Cached until something is installed.
+    """
     return metadata.packages_distributions()
 
 
 def _stamp() -> tuple[tuple[str, int], ...]:
-    """Changes where something is installed or removed."""
+    """Return what changes when something is installed or removed."""
     return tuple((place, os.stat(place).st_mtime_ns) for place in sys.path if os.path.isdir(place))
 
 
 def behind(modules: Iterable[str]) -> dict[str, str]:
-    """The notebook's distributions that modules are from, and their versions; editable ones travel as source.
+    """Return the distributions, with versions, that modules are from.
+
+    Editable ones travel as source.
 
     Parameters
     ----------
@@ -82,7 +87,7 @@ def _is_editable(distribution: metadata.Distribution) -> bool:
 
 
 def _owners(several: Mapping[str, metadata.Distribution], modules: Sequence[str]) -> set[str]:
-    """Of distributions that share a first name, those that have the modules; the end of a name may be none's file."""
+    """Return which of the distributions that share a first name have the modules."""
     if len(several) == 1:
         return set(several)
     files = {name: [str(path) for path in one.files or ()] for name, one in several.items()}
@@ -101,7 +106,7 @@ def _owners(several: Mapping[str, metadata.Distribution], modules: Sequence[str]
 
 
 def differs(here: str, there: str) -> bool:
-    """Whether two versions are not the same release, whatever they were built for."""
+    """Tell whether two versions are different releases, whatever their build."""
     try:
         return Version(here).public != Version(there).public
     except InvalidVersion:
@@ -109,7 +114,7 @@ def differs(here: str, there: str) -> bool:
 
 
 def additions(wanted: Mapping[str, str], there: Mapping[str, str]) -> list[str]:
-    """What a node needs to have distributions as the notebook has them, as ``name==version``.
+    """Return what a node lacks of distributions, as ``name==version``.
 
     What they require is added where the node lacks it, or has a version that does not do.
     """
@@ -143,7 +148,7 @@ def _requirements(distribution: metadata.Distribution) -> list[Requirement]:
 
 
 def lacking(requirements: Iterable[str], there: Mapping[str, str]) -> list[str]:
-    """The requirements that a node with these distributions, by name and version, does not satisfy for sure."""
+    """Return the requirements that a node's distributions may not satisfy."""
     found = []
     for text in requirements:
         one = parse(text)
@@ -155,7 +160,7 @@ def lacking(requirements: Iterable[str], there: Mapping[str, str]) -> list[str]:
 
 
 def _pins(requirements: Iterable[str], there: Mapping[str, str]) -> list[str]:
-    """What stays on a node as it is, as lines for uv: all but what is asked for."""
+    """Return lines for uv that pin on a node all but what is asked for."""
     asked = {canonicalize_name(parse(text).name) for text in requirements}
     return [
         f"{name}=={version}" for name, version in sorted(there.items()) if name not in asked and _is_version(version)
@@ -171,7 +176,10 @@ def _is_version(text: str) -> bool:
 
 
 def _planned(lines: Iterable[str], requirements: Iterable[str], there: Mapping[str, str]) -> list[str]:
-    """Of what uv plans to install, what a node lacks; what has a URL as it was given, since uv prints no password."""
+    """Return what a node lacks of uv's plan.
+
+    What has a URL is as it was given, since uv prints no password.
+    """
     direct = {canonicalize_name(one.name): f"{one.name} @ {one.url}" for one in map(parse, requirements) if one.url}
     found = list(direct.values())
     for match in filter(None, map(local_environment.PLANNED.match, lines)):
@@ -183,13 +191,13 @@ def _planned(lines: Iterable[str], requirements: Iterable[str], there: Mapping[s
 
 
 def _untold(line: str) -> None:
-    """For a plan, which says what is not done yet."""
+    """Ignore a line of progress."""
 
 
 def plan_here(
     python: str, image: Image, requirements: Sequence[str], there: Mapping[str, str], stop: threading.Event
 ) -> list[str]:
-    """What local nodes need for requirements, besides what they have.
+    """Return what local nodes need for requirements, besides what they have.
 
     Parameters
     ----------
@@ -228,14 +236,14 @@ def plan_here(
 
 
 def public(requirement: str) -> str:
-    """A requirement without what a version was built for, such as torch's ``+cpu``."""
+    """Return a requirement without its build, such as torch's ``+cpu``."""
     return requirement.partition("+")[0]
 
 
 def install_here(
     python: str, folder: str, image: Image, requirements: Sequence[str], say: OnLine, stop: threading.Event
 ) -> None:
-    """Install distributions into a folder of this machine, for an interpreter; from where the image's indexes say.
+    """Install distributions into a folder of this machine, for an interpreter.
 
     Raises
     ------
@@ -252,7 +260,7 @@ def _install(python: str, folder: str) -> list[str]:
 
 
 class Addition(Crew):
-    """The hosts of a pool that lives, and are to have more; its environments stay as they are.
+    """Addition of packages to a live pool's hosts; environments stay as they are.
 
     Parameters
     ----------
@@ -273,7 +281,7 @@ class Addition(Crew):
         self.places = places
 
     def install(self, requirements: Sequence[str], say: OnLine) -> None:
-        """Have distributions installed on all hosts.
+        """Install distributions on all hosts.
 
         Raises
         ------
@@ -286,7 +294,7 @@ class Addition(Crew):
         self.each(lambda site: self._add(site, requirements, say), "environment")
 
     def add(self, requirements: Sequence[str], there: Mapping[str, str], say: OnLine) -> list[str]:
-        """Have what requirements come to installed on all hosts, as far as they lack it; what that is.
+        """Install on all hosts what they lack for requirements; return what that is.
 
         Parameters
         ----------
@@ -314,7 +322,7 @@ class Addition(Crew):
         return planned
 
     def _plan(self, site: Site, requirements: Sequence[str], pins: Sequence[str], say: OnLine) -> list[str]:
-        """What uv would install on a host, in its words."""
+        """Return uv's plan for a host, in its words."""
         python, folder = self.places[site.node]
         site.environment = folder
         cache = site.facts.cache

@@ -1,4 +1,4 @@
-"""The commands that plugins run on each machine before a pool's processes start there."""
+"""Plugins' commands on each machine, before a pool's processes start there."""
 
 from __future__ import annotations
 
@@ -26,7 +26,9 @@ def run(
     on_line: Callable[[str], None],
     stop: threading.Event,
 ) -> None:
-    """Run every plugin's commands, in order, once on each machine, with the environment's programs found first.
+    """Run the commands of all plugins in order, once on each machine.
+
+    The environment's programs are found first.
 
     When ``stop`` is set, the one that runs is ended.
 

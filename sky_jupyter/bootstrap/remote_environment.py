@@ -1,4 +1,4 @@
-"""Image -> environment on hosts that are reached over SSH, all of them side by side, phase by phase.
+"""From an image to an environment on hosts, over SSH, phase by phase.
 
 What is kept there, in ``~/.cache/sky_jupyter``: uv, wheels, environments and this package's code, each
 named by its content or by what it was made from. It is built beside its place under a lock and renamed
@@ -46,7 +46,7 @@ _SUPPORTED = re.compile(r"3\.1[0-4]\.")
 
 
 class Crew:
-    """The hosts of one pool, prepared together; its phases are called in the order of `phases`.
+    """Hosts of one pool, prepared in parallel, in the order of `phases`.
 
     Parameters
     ----------
@@ -93,7 +93,7 @@ class Crew:
 
     @property
     def phases(self) -> Sequence[tuple[str, str, Callable[[OnLine], None]]]:
-        """Name, what it is at, and the work, which is told where its lines go."""
+        """Name, text and work of each phase; the work gets a callback for its lines."""
         return (
             ("system", "looking at the hosts", self.look),
             ("python", f"Python {self.minor}", self.find_python),
@@ -105,7 +105,7 @@ class Crew:
     # -- the phases --------------------------------------------------------------------------------
 
     def look(self, say: OnLine) -> None:
-        """Learn of each host whether it can take part, and see to its Debian packages."""
+        """Probe each host, and check its Debian packages."""
 
         def one(site: Site) -> None:
             site.facts = host_probe.look(site.machine, self.minor, self.supplies.uv, self.image.env)
@@ -122,7 +122,7 @@ class Crew:
         self.supplies.prefer = [item for item in frozen() if builds or "+" not in item]
 
     def find_python(self, say: OnLine) -> None:
-        """Settle on the interpreter that environments are made of: the host's own, or uv's."""
+        """Choose the interpreter of environments: the host's own, or uv's."""
 
         def one(site: Site) -> None:
             facts = site.facts
@@ -140,7 +140,7 @@ class Crew:
         self.each(one, "python")
 
     def make_environments(self, say: OnLine) -> None:
-        """See that each host has the environment; the same is used again by every later pool."""
+        """Make the environment on each host; later pools use it again."""
 
         def warm(site: Site) -> bool:
             site.environment = f"{site.facts.cache}/environments/{self._key(site)}"
@@ -151,7 +151,7 @@ class Crew:
         self.each(lambda site: self._make_environment(site, say), "environment", cold)
 
     def send_package(self, say: OnLine) -> None:
-        """See that each host has this package's code, as it is here."""
+        """Send each host this package's code, as it is here."""
         code = source_archive.own()
 
         def one(site: Site) -> None:
@@ -183,7 +183,7 @@ class Crew:
         self.each(one, "plugins")
 
     def _see_to_packages(self, say: OnLine) -> None:
-        """See that each host has the image's Debian packages; none is changed unless all can have them."""
+        """Install the image's Debian packages; change no host unless all can have them."""
 
         def look(site: Site) -> apt.Findings:
             asked = apt.question(self.image.apt)
@@ -209,7 +209,7 @@ class Crew:
         self.each(install, apt.PHASE, [site for site, lacks in lacking if lacks])
 
     def _choose_standalone(self, site: Site, say: OnLine) -> None:
-        """Settle on a Python that is sent with the wheels; BootstrapError where there is none to send."""
+        """Choose a Python to send with the wheels; raise BootstrapError if there is none."""
         try:
             site.standalone = self.supplies.python(site.version, site.facts.machine, say)
         except BootstrapError as error:
@@ -218,7 +218,7 @@ class Crew:
         site.python = f"{site.facts.cache}/python/{site.standalone.name}/{site.standalone.program}"
 
     def _no_python(self, site: Site) -> str:
-        """What a host lacks, and what can be done about it."""
+        """Say what a host lacks, and what can be done about it."""
         why = "the image asks for" if self.image.python else "the notebook runs"
         fitting = [found for found in site.facts.pythons if _SUPPORTED.match(found)]
         minor = fitting[0].rpartition(".")[0] if fitting else ""
@@ -325,7 +325,10 @@ class Crew:
         survive: bool = False,
         hide: Callable[[str], str] = str,
     ) -> list[str]:
-        """Run a script on a host that ends with our connection, or survives it; its lines, told as they come."""
+        """Run a script on a host, and pass on its lines; it ends with our connection.
+
+        Unless it is to survive it.
+        """
         log = PurePosixPath(f"{site.facts.cache}/bootstrap.log")
         command = site.machine.exec(
             ["/bin/sh", "-c", f"exec 2>&1; {script}"], env=env, cwd=site.facts.home, log=log, survive=survive
@@ -351,7 +354,7 @@ class Crew:
             say(f"{site.machine.name}: {line}" if len(self.sites) > 1 else line)
 
     def each(self, work: Callable[[Site], T], phase: str, sites: Sequence[Site] | None = None) -> list[T]:
-        """Do something at once on all hosts that are to be made nodes, or on those given; see `site.on_all`."""
+        """Run a function on all hosts in parallel; see `host_state.on_all`."""
 
         def one(site: Site) -> T:
             self.on_node(site.node, "on", "")
@@ -370,7 +373,7 @@ class Crew:
 def _locked(
     site: Site, path: str, tell: OnLine, what: str = "builds the same environment", phase: str = "environment"
 ) -> Iterator[None]:
-    """Hold a lock on the host that no other pool holds; it is let go of when our connection ends, too."""
+    """Hold a lock of the host; it is released when our connection ends, too."""
     machine, quoted = site.machine, shlex.quote(path)
     script = (
         f'umask 077; mkdir -p -- "$(dirname -- {quoted})" || exit 1; exec 9>{quoted}; '
@@ -392,7 +395,7 @@ def _locked(
 
 
 def _forget_tokens(folder: str) -> str:
-    """Shell text that removes where packages came from, where that has a query: uv records the tokens in it."""
+    """Return shell text that removes recorded URLs with a query: they hold tokens."""
     return (
         f"for f in {shlex.quote(folder)}/lib/python3*/site-packages/*.dist-info/direct_url.json; do "
         'if grep -qF "?" "$f" 2>/dev/null; then rm -f -- "$f"; fi; done'
@@ -411,7 +414,7 @@ def _is_ready(folder: str) -> str:
 
 
 def _list_packages(folder: str) -> str:
-    """Shell text that keeps with an environment the names of what is in it."""
+    """Return shell text that stores the names of what is in an environment."""
     quoted = shlex.quote(folder)
     return f"( cd {quoted}/lib/python3*/site-packages && ls -1A | grep -v __pycache__ ) >{quoted}/{_LISTING}"
 

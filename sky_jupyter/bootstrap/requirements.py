@@ -1,4 +1,4 @@
-"""Which requirements of an image the running interpreter already satisfies, and what it has."""
+"""Requirements of an image that the running interpreter satisfies."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..util.redaction import HIDDEN, without_secrets
 
 
 def parse(text: str) -> Requirement:
-    """Read one requirement as pip would.
+    """Parse one requirement as pip would.
 
     Raises
     ------
@@ -50,7 +50,7 @@ def _check_url(requirement: Requirement) -> None:
 
 
 def missing(requirements: Iterable[str]) -> list[str]:
-    """The requirements that the running interpreter's distributions do not satisfy, as given.
+    """Return the requirements that this interpreter does not satisfy, as given.
 
     Markers are evaluated here; where a requirement names extras, what those ask for counts too.
 
@@ -73,7 +73,7 @@ def missing(requirements: Iterable[str]) -> list[str]:
 
 
 def frozen(leaving_out: Iterable[str] = ()) -> list[str]:
-    """Every distribution that the running interpreter sees, as sorted ``name==version`` lines.
+    """Return this interpreter's distributions, as sorted ``name==version`` lines.
 
     Where two have one name, the one that would be imported counts.
     """
@@ -88,7 +88,7 @@ def frozen(leaving_out: Iterable[str] = ()) -> list[str]:
 
 
 def installed(name: str, version: str) -> bool:
-    """Whether the running interpreter has exactly this version of a distribution."""
+    """Tell whether this interpreter has exactly this version of a distribution."""
     try:
         return Version(metadata.version(name)) == Version(version)
     except (metadata.PackageNotFoundError, InvalidVersion):
@@ -126,7 +126,9 @@ def _asked_by_extra(distribution: metadata.Distribution, extra: str) -> list[Req
 
 
 def _came_from(distribution: metadata.Distribution, url: str) -> bool:
-    """Whether the installer recorded this URL; a commit or a folder may have changed since, so only archives count.
+    """Tell whether the installer recorded this URL.
+
+    Only archives count: a commit or a folder may have changed since.
 
     Installers leave the login out, and what we have recorded lacks tokens too.
     """

@@ -1,4 +1,4 @@
-"""Files beside a notebook or a script that hide packages which the library needs, such as a `distributed.py`."""
+"""Files beside a notebook that shadow packages, such as `distributed.py`."""
 
 from __future__ import annotations
 
@@ -24,7 +24,7 @@ _NEEDED = (
 
 
 def problem() -> str:
-    """What hides a package that is needed, and what to do about it; empty where nothing does."""
+    """Say what shadows a package, and what to do about it; empty if nothing does."""
     beside = {os.path.realpath(path or os.curdir) for path in ("", *sys.path[:1])}
     others = [path for path in sys.path if os.path.realpath(path or os.curdir) not in beside]
     found = [path for name in _NEEDED if (path := _hides(name, beside, others))]
@@ -38,7 +38,7 @@ def problem() -> str:
 
 
 def _hides(name: str, beside: Collection[str], others: list[str]) -> str:
-    """The path of what is called like a package, where it stands in for one that is installed."""
+    """Return the path of a file that shadows an installed package."""
     loaded = sys.modules.get(name)
     spec = getattr(loaded, "__spec__", None) if loaded is not None else _found(name, sys.path)
     if spec is None or spec.origin is None:

@@ -1,4 +1,4 @@
-"""This package's own code, as one archive named by its content, for hosts that do not have it."""
+"""Archive of our own code, named by its content, for hosts that lack it."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _LEFT_OUT = {"__pycache__", "labextension", "node_modules", "static"}
 
 @dataclass(frozen=True)
 class Package:
-    """An archive (tar, gzip) and the name of its content."""
+    """Archive (tar, gzip) and the hash of its content."""
 
     digest: str
     data: bytes
@@ -23,7 +23,7 @@ class Package:
 
 @functools.cache
 def own() -> Package:
-    """The code that this process runs; the same files give the same bytes."""
+    """Return the code that this process runs; the same files give the same bytes."""
     root = Path(__file__).resolve().parents[1]
     files = sorted(
         path

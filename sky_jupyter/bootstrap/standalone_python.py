@@ -1,4 +1,4 @@
-"""uv's own Pythons on this machine, for hosts that have none that fits and can fetch none.
+"""uv's own Pythons, for hosts that have none that fits and can fetch none.
 
 They run wherever they are put, on any Linux of their architecture.
 """
@@ -21,28 +21,28 @@ _NAME = re.compile(r"cpython-(?P<version>3\.(?P<minor>\d+)\.(?P<micro>\d+))-linu
 
 @dataclass(frozen=True)
 class Standalone:
-    """One of them: its folder's name, which says all of it, and where that is."""
+    """Python of uv's own: its folder, and the folder's name, which identifies it."""
 
     folder: Path
 
     @property
     def name(self) -> str:
-        """What it is called here, and on hosts."""
+        """Name of the folder, here and on hosts."""
         return self.folder.name
 
     @property
     def version(self) -> str:
-        """Its whole version."""
+        """Full version."""
         return self.name.split("-")[1]
 
     @property
     def program(self) -> str:
-        """Its interpreter, within the folder."""
+        """Path of the interpreter within the folder."""
         return f"bin/python{self.version.rpartition('.')[0]}"
 
 
 def standalone(version: str, machine: str, *, on_line: OnLine, stop: threading.Event | None = None) -> Standalone:
-    """One for Linux on an architecture; uv fetches it where it is not here yet.
+    """Return a Python for Linux on an architecture; fetch it if it is not here.
 
     Parameters
     ----------
@@ -71,7 +71,7 @@ def standalone(version: str, machine: str, *, on_line: OnLine, stop: threading.E
 
 
 def _found(place: Path, version: str, machine: str) -> Standalone | None:
-    """The newest that fits."""
+    """Return the newest one that fits."""
     fitting = []
     for folder in place.glob("cpython-*"):
         match = _NAME.match(folder.name)
@@ -83,7 +83,7 @@ def _found(place: Path, version: str, machine: str) -> Standalone | None:
 
 
 def archive(python: Standalone, cache: Path) -> Path:
-    """Its files as one archive, made once."""
+    """Return its files as one archive, made once."""
     path = cache / f"{python.name}.tar.gz"
     if path.is_file():
         return path

@@ -1,4 +1,4 @@
-"""Running uv: its lines as they come, its own words when it fails, no secrets in either."""
+"""Run uv: pass on its lines, quote it when it fails, leave secrets out of both."""
 
 from __future__ import annotations
 
@@ -105,7 +105,7 @@ def run_uv(
 
 
 def foreign_settings() -> Path | None:
-    """A file of settings that uv would find in the working folder or above it, and that others may write.
+    """Return a settings file that uv would find and that others may write.
 
     Where many users have folders of their own in a common one, anybody can put one there. Whoever owns the working
     folder is no stranger: the notebook imports modules from it.

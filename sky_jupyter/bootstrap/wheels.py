@@ -1,4 +1,4 @@
-"""What an environment on another machine needs, as wheel files on this one.
+"""Wheel files made here for an environment on another machine.
 
 uv resolves and fetches for the other machine's Python, architecture and C library, and puts what it
 fetched into a folder; uv keeps no wheel files, so that they are made again from that folder, once for each content.
@@ -37,7 +37,7 @@ _DATE = (1980, 1, 1, 0, 0, 0)
 
 @dataclass(frozen=True)
 class Aim:
-    """The interpreter that wheels are for.
+    """Interpreter that wheels are for.
 
     Parameters
     ----------
@@ -52,13 +52,16 @@ class Aim:
 
     @property
     def arguments(self) -> list[str]:
-        """For uv's command line. Only wheels: what must be built is built for this machine, and not for that one."""
+        """Arguments of uv.
+
+        Only wheels: what must be built would be built for this machine.
+        """
         return ["--python-version", self.python, "--python-platform", self.platform, "--only-binary", ":all:"]
 
 
 @dataclass(frozen=True)
 class Wheel:
-    """A wheel file, and the name of its content."""
+    """Wheel file and the hash of its content."""
 
     path: Path
     digest: str
@@ -73,7 +76,7 @@ def resolve(
     on_line: OnLine = lambda line: None,
     stop: threading.Event | None = None,
 ) -> list[str]:
-    """All distributions that the requirements come to, each with its version.
+    """Return all distributions that requirements resolve to, each with its version.
 
     Parameters
     ----------
@@ -99,7 +102,7 @@ def resolve(
 
 
 def _asked(folder: Path, requirements: Sequence[str], image: Image) -> Path:
-    """A file that names requirements, as uv reads it."""
+    """Write a file of requirements for uv."""
     text = package_indexes.project(requirements, image)
     path = folder / (package_indexes.FILE if text else "asked.txt")
     path.write_text(text or "".join(f"{item}\n" for item in requirements), encoding="utf-8")
@@ -115,7 +118,7 @@ def gather(
     on_line: OnLine = lambda line: None,
     stop: threading.Event | None = None,
 ) -> list[Wheel]:
-    """The wheels of what `resolve` found, fetched where uv's cache lacks them.
+    """Return the wheels of what `resolve` found; fetch those that uv's cache lacks.
 
     Parameters
     ----------
@@ -143,7 +146,7 @@ def gather(
 
 
 def _wheel(tree: Path, info: Path, cache: Path) -> Wheel:
-    """The wheel of one distribution of an unpacked tree, from the cache, or made now."""
+    """Return the wheel of an unpacked distribution, from the cache or made now."""
     record = (info / "RECORD").read_bytes()
     digest = _digest(tree, info, record)
     name = f"{info.name.removesuffix('.dist-info')}-{_tags(info)}.whl"
@@ -157,7 +160,7 @@ def _wheel(tree: Path, info: Path, cache: Path) -> Wheel:
 
 
 def _digest(tree: Path, info: Path, record: bytes) -> str:
-    """The name of a distribution's content; its record alone may have no hashes."""
+    """Return the hash of a distribution's content; its record may have no hashes."""
     whole = hashlib.blake2b(digest_size=12)
     for source, name in _members(info, record.decode("utf-8"), _own_scripts(info)):
         with open(tree / source, "rb") as file:
@@ -169,7 +172,7 @@ def _digest(tree: Path, info: Path, record: bytes) -> str:
 
 
 def _tags(info: Path) -> str:
-    """The tags of a wheel's file name, from what it says itself: ``cp311.cp312-abi3-linux_x86_64``."""
+    """Return the tags of a wheel's file name: ``cp311.cp312-abi3-linux_x86_64``."""
     tags = [
         line.partition(":")[2].strip().split("-")
         for line in (info / "WHEEL").read_text(encoding="utf-8").splitlines()
@@ -199,7 +202,7 @@ def _pack(tree: Path, info: Path, record: str, file: object) -> None:
 
 
 def _members(info: Path, record: str, own: set[str]) -> Iterator[tuple[str, str]]:
-    """Where each file of a distribution lies in the tree, and its name in the wheel."""
+    """Return the place of each file of a distribution, and its name in the wheel."""
     data = info.name.replace(".dist-info", ".data")
     for row in csv.reader(io.StringIO(record)):
         path = PurePosixPath(row[0])
@@ -217,7 +220,7 @@ def _members(info: Path, record: str, own: set[str]) -> Iterator[tuple[str, str]
 
 
 def _own_scripts(info: Path) -> set[str]:
-    """The programs that an installer makes from a distribution's entry points."""
+    """Return the programs that an installer makes from entry points."""
     parser = configparser.ConfigParser(delimiters=("=",), interpolation=None)
     parser.optionxform = str  # type: ignore[assignment, method-assign]
     if (info / "entry_points.txt").is_file():
@@ -230,6 +233,6 @@ def _own_scripts(info: Path) -> set[str]:
 
 
 def _portable(data: bytes) -> bytes:
-    """A script that names this machine's interpreter, as a wheel has it."""
+    """Return a script without this machine's interpreter, as a wheel has it."""
     first, _, rest = data.partition(b"\n")
     return b"#!python\n" + rest if b"python" in first else data

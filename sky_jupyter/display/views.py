@@ -1,4 +1,4 @@
-"""What a person sees: views that listen to a pool's events, for notebooks and for terminals.
+"""Views for notebooks and terminals; they listen to a pool's events.
 
 A view has ``on_event`` (any thread), ``refresh`` (main thread, several times a second) and
 ``finish``.
@@ -29,10 +29,10 @@ _LARGE, _LATE_LARGE = 50_000_000, 0.1
 
 
 class RunView(Protocol):
-    """The view of one run."""
+    """View of one run."""
 
     def on_event(self, event: Event) -> None:
-        """Take in what the pool tells; any thread."""
+        """Handle an event of the pool; any thread."""
 
     def refresh(self) -> None:
         """Draw what is new; main thread."""
@@ -42,20 +42,20 @@ class RunView(Protocol):
 
 
 class StartView(Protocol):
-    """The view of a pool's start, or of a transfer."""
+    """View of a pool's start, or of a transfer."""
 
     def on_event(self, event: Event) -> None:
-        """Take in what the pool tells; any thread."""
+        """Handle an event of the pool; any thread."""
 
     def refresh(self) -> None:
         """Draw what is new; main thread."""
 
     def finish(self, ready: str, *, ok: bool = True) -> None:
-        """Say how it ended, and whether well."""
+        """Say how it ended, and whether it succeeded."""
 
 
 class LateView:
-    """The view of what is mostly over before there is anything to see: made once it has lasted.
+    """View that appears only if the operation takes longer than a moment.
 
     A context manager: left with an error, it says so.
 
@@ -76,7 +76,7 @@ class LateView:
         self._due = 0.0
 
     def on_event(self, event: Event) -> None:
-        """Take in what the pool tells; any thread."""
+        """Handle an event of the pool; any thread."""
         if self._pool in _muted:
             return
         self._due = self._due or time.monotonic() + _LATE
@@ -108,7 +108,7 @@ class LateView:
 
 
 class Silent:
-    """The view of what is not to be seen.
+    """Null view (used by ``--quiet``).
 
     Parameters
     ----------
@@ -120,20 +120,20 @@ class Silent:
         self._tick = tick
 
     def on_event(self, event: Event) -> None:
-        """Nothing."""
+        """Do nothing."""
 
     def refresh(self) -> None:
-        """Nothing of its own."""
+        """Call the poll callback alone."""
         self._tick()
 
     def finish(self, ready: object, *, ok: bool = True) -> None:
-        """Nothing."""
+        """Do nothing."""
 
 
 def run_view(
     title: str, ranks: Sequence[int], *, results: bool = True, pool: str = "", unseen: Sequence[int] = ()
 ) -> RunView:
-    """The view of a run, for where this process is shown.
+    """Return the view of a run for this process's front end.
 
     Parameters
     ----------
@@ -181,12 +181,18 @@ def run_view(
 
 
 def mute(pool: str, *, off: bool = False) -> None:
-    """Have a pool's functions run without a view, or (``off``) with one again; a notebook's cell has its own."""
+    """Show no view of a pool's function calls; ``off`` shows them again.
+
+    For a notebook's cell, which has a view of its own.
+    """
     (_muted.discard if off else _muted.add)(pool)
 
 
 def mirror(pool: str, send: Callable[[Message], None]) -> Mirror | None:
-    """Where a pool tells of its ranks' widgets; None where there are no pages. ``send`` brings one what a page says."""
+    """Return the receiver of the ranks' widgets; None if there are no pages.
+
+    ``send`` takes a page's message to the rank.
+    """
     if not in_notebook():
         return None
     from IPython import get_ipython
@@ -199,7 +205,7 @@ def mirror(pool: str, send: Callable[[Message], None]) -> Mirror | None:
 
 
 def aside(text: str) -> None:
-    """Say something at once, below the cell that runs or ran last, whether one runs or not; any thread."""
+    """Print a line at once below the cell that runs or ran last; any thread."""
     shell = sys.modules.get("IPython") and sys.modules["IPython"].get_ipython()
     kernel = getattr(shell, "kernel", None)
     if not in_notebook() or kernel is None:
@@ -210,7 +216,7 @@ def aside(text: str) -> None:
 
 
 def keep(view: RunView, most_text: int) -> None:
-    """Have a saved notebook keep this much of a run's text; views that leave nothing there take no notice."""
+    """Set how much of a run's text the saved notebook keeps."""
     model = getattr(view, "model", None)
     if model is not None:
         model.most_text = most_text
@@ -219,7 +225,7 @@ def keep(view: RunView, most_text: int) -> None:
 def start_view(
     title: str, *, pool: str = "", phases: Callable[[], Sequence[Mapping[str, Any]]] | None = None
 ) -> StartView:
-    """The view of a pool's start or a transfer, for where this process is shown.
+    """Return the view of a start or transfer for this process's front end.
 
     Parameters
     ----------

@@ -45,7 +45,7 @@ _NAMES_SHOWN = 12
 
 @magics_class
 class SkyMagics(Magics):
-    """Made when the extension is loaded; it holds the shell, and what keeps its kernel from being culled."""
+    """The magics of a shell; made when the extension is loaded."""
 
     def __init__(self, shell: Any) -> None:
         super().__init__(shell)
@@ -74,7 +74,7 @@ class SkyMagics(Magics):
     # -- %%sky -------------------------------------------------------------------------------------
 
     def cell(self, line: str, body: str, given: Given) -> None:
-        """Run a cell on a pool, which is made where there is none."""
+        """Run a cell on a pool; start the pool if there is none."""
         if not body.strip():
             raise UsageError(
                 f"%%sky: the cell is empty; `%sky up {line}`".rstrip(" `") + "` makes a pool for later cells"
@@ -136,7 +136,10 @@ class SkyMagics(Magics):
                 self.attend(pool, run, view, given.out)
 
     def attend(self, pool: Pool, run: Run, view: Any, out: str | None = None) -> None:
-        """Show a run to its end, and give the notebook its result; what the ranks assigned counts from now on."""
+        """Show a run to its end and bind its result.
+
+        What the ranks assigned counts from now on.
+        """
         try:
             result = pool.attend(run, view.refresh)
         except CellError as error:
@@ -152,7 +155,7 @@ class SkyMagics(Magics):
         self.bind(out, result)
 
     def settle(self, pool: Pool) -> None:
-        """Wait until what the last run broke has been mended; what keeps it from that is shown."""
+        """Wait until the pool has repaired what the last run broke, with a view of it."""
         with display.LateView("new kernels", failed="not there", pool=pool.spec.name) as late:
             pool.settle(late.on_event, late.refresh)
 
@@ -177,7 +180,7 @@ class SkyMagics(Magics):
             del pool.detached[id]
 
     def bind(self, out: str | None, result: CellResult) -> None:
-        """Give the notebook the result, under its names."""
+        """Assign the result to its names in the notebook."""
         self.shell.user_ns[RESULT] = result
         if out is not None:
             self.shell.user_ns[out] = result
@@ -185,7 +188,7 @@ class SkyMagics(Magics):
                 pool.ledger.notebook_wrote([out])
 
     def pool_for(self, given: Given) -> Pool:
-        """The pool that the options mean; made where it is not there."""
+        """Return the pool that the options mean; start it if there is none."""
         live = pools.current if given.name is None else pools.get(given.name)
         if live is None:
             return self.taken_up(given) or self.made(given)
@@ -200,14 +203,17 @@ class SkyMagics(Magics):
         return live
 
     def add_packages(self, pool: Pool, requirements: Sequence[str]) -> None:
-        """Have a live pool's nodes have packages; what they lack is installed for this pool alone."""
+        """Install packages on a live pool's nodes, for this pool alone."""
         with display.LateView("packages", failed="not installed", pool=pool.spec.name) as late:
             installed = pool.packages.add(requirements, late.on_event, late.refresh)
         if installed:
             print(f"installed on the nodes: {', '.join(installed)}")
 
     def made(self, given: Given) -> Pool:
-        """A new pool; a cell that says nothing of machines gets none in the place of one that was elsewhere."""
+        """Start a new pool.
+
+        A cell that says nothing of machines gets none in place of a pool that was elsewhere.
+        """
         gone = pools.gone(given.name)
         if gone is not None and given.verb is None and "provider" not in given.pool:
             raise PoolError(gone.refusal("%%sky --provider local", pools.names))
@@ -222,7 +228,7 @@ class SkyMagics(Magics):
         return started(spec)
 
     def taken_up(self, given: Given) -> Pool | None:
-        """The pool that ``--keep`` asks for, where it lives on from an earlier kernel and nobody manages it."""
+        """Attach to the pool that ``--keep`` asks for, if nobody manages it."""
         row = kept_row(given.name or "default") if given.pool.get("keep") else None
         if row is None or row.owner_lives:
             return None
@@ -237,11 +243,11 @@ class SkyMagics(Magics):
         return pool
 
     def running(self, pool: Pool) -> list[str]:
-        """The runs that nobody here has let go and that go on on a pool."""
+        """Return the runs that go on on a pool and that are not detached."""
         return [id for id, facts in pool.runs().items() if not facts["over"] and id not in pool.detached]
 
     def take_restarts(self, pool: Pool) -> tuple[str, str]:
-        """Tell the ledger of kernels that are new since the last look; what is new, and what is lost with the old."""
+        """Tell the ledger which kernels are new; return what is new and what is lost."""
         pool.calls.note_writes(self.shell.user_ns)
         fresh = pool.take_restarted()
         if not fresh:
@@ -260,7 +266,7 @@ class SkyMagics(Magics):
     # -- %sky --------------------------------------------------------------------------------------
 
     def verb(self, given: Given) -> None:
-        """Do what a verb says."""
+        """Execute a verb of ``%sky``."""
         getattr(self, f"do_{given.verb}")(given)
 
     def do_up(self, given: Given) -> None:
@@ -323,7 +329,7 @@ class SkyMagics(Magics):
             print(line)
 
     def may_lose(self, pool: Pool) -> bool:
-        """Whether what only the ranks have may be lost: a person is asked where there is any.
+        """Tell whether names that only the ranks have may be lost; ask if there are any.
 
         Raises
         ------
@@ -381,7 +387,7 @@ class SkyMagics(Magics):
             print("nothing runs on it; `%sky runs` lists what ran, and `%sky wait RUN` brings a result back")
 
     def follow(self, pool: Pool, id: str) -> None:
-        """Show a run that this notebook did not begin, or let go, from its first byte to its end."""
+        """Show a run of another notebook, or a detached one, from its first byte on."""
         detached = pool.detached.pop(id, None)
         if detached is not None:
             view = run_view(pool, list(detached.run.outcomes))
@@ -393,7 +399,7 @@ class SkyMagics(Magics):
             self.attend(pool, pool.adopt(id, view.on_event), view)
 
     def watch(self, pool: Pool, id: str) -> None:
-        """Show a run as `follow` does; an interrupt only ends that."""
+        """Show a run as `follow` does; an interrupt ends only that."""
         detached = pool.detached.get(id)
         if detached is None:
             tape = Tape()
@@ -462,7 +468,7 @@ class SkyMagics(Magics):
     # -- the notebook's own cells ------------------------------------------------------------------
 
     def after_cell(self, result: Any) -> None:
-        """A cell of the notebook has run: what it assigned counts from now on."""
+        """Note what a cell of the notebook assigned; it counts from now on."""
         raw = getattr(result.info, "raw_cell", None) or ""
         if not pools.all() or _SKY_LINE.match("".join(_with_body(raw.lstrip().splitlines(keepends=True)))):
             return
@@ -478,7 +484,7 @@ class SkyMagics(Magics):
             pool.settings.notebook_did(done)
 
     def tell_where(self, error: BaseException | None) -> None:
-        """Of a name that a plain cell lacks and the nodes have, say where it is."""
+        """Say where a name is that a plain cell lacks and the nodes have."""
         name = getattr(error, "name", None) if isinstance(error, NameError) else None
         for pool in pools.all() if name else ():
             if name in _only_there(pool):
@@ -488,7 +494,10 @@ class SkyMagics(Magics):
 
 
 def started(spec: PoolSpec) -> Pool:
-    """A new pool; where one on other machines cannot be had, later cells do not run on this one instead."""
+    """Start a pool.
+
+    If machines elsewhere cannot be had, later cells do not run on this machine instead.
+    """
     try:
         return start_pool(spec)
     except BaseException as error:
@@ -497,7 +506,7 @@ def started(spec: PoolSpec) -> Pool:
 
 
 def run_view(pool: Pool, ranks: Sequence[int], shown: Sequence[int] | None = None) -> Any:
-    """The view of a run on a pool's ranks; ``shown`` are those whose output is shown, all unless given."""
+    """Return the view of a run; ``shown`` are the ranks whose output is shown."""
     name = pool.spec.name
     title = f"sky · {name}" if name != "default" else "sky"
     seen = [rank for rank in ranks if shown is None or rank in shown]
@@ -505,17 +514,17 @@ def run_view(pool: Pool, ranks: Sequence[int], shown: Sequence[int] | None = Non
 
 
 def status_of(pool: Pool) -> dict[str, Any]:
-    """A pool and what its nodes do, with the last five minutes of it, as the panel takes it."""
+    """Return a pool's status with the last five minutes of its metrics."""
     return {**status.of(pool, 0), "about": describe(pool.spec), "current": pool is pools.current}
 
 
 def _take_patience(pool: Pool, given: Given) -> None:
-    """Have a live pool's ranks get what is given now for an orderly end."""
+    """Pass a line's exit timeout on to a live pool."""
     pool.exit_timeout = given.pool.get("exit_timeout", pool.exit_timeout)
 
 
 def _unsure(pool: Pool) -> str:
-    """What is to be said of machines that did not answer as their pool was ended."""
+    """Return the line on machines that did not confirm their end."""
     if not pool.unsure:
         return ""
     names, minutes = ", ".join(pool.unsure), (pool.spec.lease or 0.0) / 60
@@ -526,7 +535,7 @@ def _unsure(pool: Pool) -> str:
 
 
 def _numbered(line: str, body: str) -> str:
-    """The code as the nodes run it: its lines are numbered as in the notebook, where ``%%sky`` is line 1.
+    """Return the code with lines numbered as in the notebook: ``%%sky`` is line 1.
 
     A cell magic below ours must stay in the first line to be one, and counts its own lines anyway. The text is kept
     with the run, here and on the nodes.
@@ -535,7 +544,7 @@ def _numbered(line: str, body: str) -> str:
 
 
 def _only_there(pool: Pool) -> set[str]:
-    """Names whose values the nodes have, and nobody else."""
+    """Return the names whose values only the nodes have."""
     return {one.name for one in pool.ledger.facts({}) if one.origin == "nodes" and not one.gone} - pool.modules
 
 
@@ -554,7 +563,7 @@ def _exclude(given: Given) -> Any:
 
 
 def _with_body(lines: list[str]) -> list[str]:
-    """Make of a cell with ``%%sky`` what IPython takes for one.
+    """Turn a cell with ``%%sky`` into what IPython takes for one.
 
     Alone it gets an empty body, which IPython wants even for ``--help``. Comments above it come below it; the lines
     after it keep their numbers.
@@ -572,7 +581,7 @@ _with_body.has_side_effects = True  # type: ignore[attr-defined]
 
 
 def load(shell: Any) -> None:
-    """Register the magics, their completion, and the watch over the notebook's own cells."""
+    """Register the magics, their completion, and the hooks on the notebook's cells."""
     magics = SkyMagics(shell)
     shell.register_magics(magics)
     Settings.from_the_start = True

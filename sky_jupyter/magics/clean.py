@@ -1,4 +1,4 @@
-"""``%sky clean``: what pools have kept for later pools is removed, here or on hosts."""
+"""``%sky clean``: remove what pools have kept for later, here or on hosts."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ T = TypeVar("T")
 
 
 def here() -> str:
-    """Clean this machine; what was done, in a line.
+    """Clean this machine; return what was done, in a line.
 
     Raises
     ------
@@ -48,7 +48,9 @@ def here() -> str:
 
 
 def machines() -> list[str]:
-    """End machines that providers made for pools which nobody will end any more; what was done, a line each.
+    """End machines of pools that nobody will end any more.
+
+    Return what was done, a line each.
 
     Raises
     ------
@@ -68,7 +70,7 @@ def machines() -> list[str]:
 
 
 def hosts(provider: SSH) -> list[str]:
-    """Clean hosts, all or none of them; what was done, a line each.
+    """Clean all or none of the hosts; return what was done, a line each.
 
     Of our own pools, those that have ended and those that nobody manages are ended there. A pool that is kept
     or has a run on is not: somebody may come back for it.
@@ -94,7 +96,7 @@ def hosts(provider: SSH) -> list[str]:
 
 
 def _end_left(machine: Machine) -> list[str]:
-    """End pools that are of no use to anybody on a host; their names."""
+    """End a host's pools that are of no use to anybody; return their names."""
     registry = Registry()
     try:
         sweep(registry)

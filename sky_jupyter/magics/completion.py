@@ -1,4 +1,4 @@
-"""Tab completion for ``%%sky`` and ``%sky``: exactly our verbs, options and values."""
+"""Tab completion for ``%%sky`` and ``%sky``: our verbs, options and values."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _LINE = re.compile(r"\s*(?P<mark>%%?)sky(?P<rest>\s.*)?\Z", re.DOTALL)
 
 
 def candidates(line: str) -> list[str] | None:
-    """What may stand where the line ends, or None where the line is not ours."""
+    """Return what may stand where the line ends; None if the line is not ours."""
     match = _LINE.match(line)
     if match is None or match["rest"] is None:
         return None
@@ -72,12 +72,12 @@ def candidates(line: str) -> list[str] | None:
 
 
 def _has_target(words: list[str], options: Container[str]) -> bool:
-    """Whether one of the words behind the verb is neither a flag nor a flag's value."""
+    """Tell whether a word behind the verb is neither a flag nor a flag's value."""
     return any(not word.startswith("-") and before not in options for before, word in itertools.pairwise(words))
 
 
 def _targets(verb: str) -> list[str]:
-    """The variables that a verb can mean, or what the registry has of the pools or runs."""
+    """Return the variables, pools or runs that a verb can mean."""
     if verb == "pull":
         return pull.names(pools.current)
     live = [pool.spec.name for pool in pools.all()] if verb in NAMED and verb != "attach" else []
@@ -120,7 +120,7 @@ def _values(option: Option, word: str, verb: str | None) -> list[str] | None:
 
 @context_matcher()
 def sky_matcher(context: CompletionContext) -> dict[str, Any]:
-    """IPython's matcher: on our lines nothing but our candidates."""
+    """Match for IPython: on our lines our candidates only."""
     found = candidates(context.line_with_cursor[: context.cursor_position])
     if found is None:
         return {"completions": [], "suppress": False}

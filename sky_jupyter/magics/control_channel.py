@@ -1,4 +1,4 @@
-"""The door on the kernel's control channel: what is asked there is answered while a cell runs.
+"""Requests on the kernel's control channel, answered while a cell runs.
 
 A comm's message waits until the cell has ended. See docs/actions.md for the messages.
 """
@@ -26,7 +26,9 @@ _URGENT = ("interrupt", "down")
 
 
 class Requests:
-    """Made by `install`; held by the kernel under the message's type. Runs on the kernel's control thread.
+    """Handler of these requests; made by `install`, held by the kernel.
+
+    Runs on the kernel's control thread.
 
     Parameters
     ----------
@@ -65,7 +67,7 @@ def _in_thread(content: Any) -> asyncio.Future[dict[str, Any]]:
 
 
 def install(shell: Any) -> None:
-    """Answer requests from now on, where the shell is a Jupyter kernel's."""
+    """Answer requests from now on, if the shell is a Jupyter kernel's."""
     kernel = getattr(shell, "kernel", None)
     if kernel is not None:
         control_channel.register(kernel, REQUEST, Requests(kernel))

@@ -1,4 +1,4 @@
-"""The kernel's status: busy for as long as a cell works, whatever pages ask meanwhile on the control channel.
+"""The kernel's status: busy while a cell works, whatever pages ask meanwhile.
 
 ipykernel says `idle` after each request, also after one on the control channel that a cell does not keep waiting.
 Jupyter Server takes that for the kernel's state: it is shown as idle, and is ended for want of activity.
@@ -28,7 +28,7 @@ _EVERY = 2.0
 
 
 class Status:
-    """What a kernel publishes its status with; made by `install`, held by the kernel. Called from any thread.
+    """Publisher of a kernel's status; made by `install`, callable from any thread.
 
     Parameters
     ----------
@@ -43,7 +43,7 @@ class Status:
         self._parent: Any = kernel.get_parent("shell") or None
 
     def __call__(self, status: str, channel: str, parent: Any = None) -> None:
-        """Publish a status; behind an `idle` of another request, that the main thread is busy still."""
+        """Publish a status; after another request's `idle`, publish `busy` again."""
         with self._lock:
             self._publish(status, channel, parent)
             if channel == "shell" and parent is None and threading.current_thread() is threading.main_thread():
@@ -54,7 +54,7 @@ class Status:
 
 
 class Pulse:
-    """What tells the server that a kernel's runs go on; made by the magics, ended with them.
+    """Heartbeat that tells the server that runs go on; held by the magics.
 
     Parameters
     ----------
@@ -67,12 +67,12 @@ class Pulse:
         self._beating: Future[None] | None = None
 
     def after_cell(self, result: Any = None) -> None:
-        """A cell has ended: see whether it has left a run that goes on."""
+        """Start the heartbeat if the cell has left a run that goes on."""
         if self._kernel is not None and (self._beating is None or self._beating.done()) and _runs_go_on():
             self._beating = loop().submit(self._beat(_runs_go_on))
 
     def stop(self) -> None:
-        """The server is told nothing any more."""
+        """Stop the heartbeat."""
         if self._beating is not None:
             self._beating.cancel()
 
@@ -88,7 +88,7 @@ def _runs_go_on() -> bool:
 
 
 def install(shell: Any) -> None:
-    """Have a kernel keep its status from now on; for a cell that runs in the main thread."""
+    """Keep a kernel's status from now on; for a cell that runs in the main thread."""
     kernel: Any = getattr(shell, "kernel", None)
     known = getattr(kernel, "_publish_status", None)
     if kernel is not None and callable(known) and not isinstance(known, Status) and hasattr(kernel, "get_parent"):
@@ -98,7 +98,9 @@ def install(shell: Any) -> None:
 
 
 def ignore_late_interrupts(result: Any) -> None:
-    """Ignore interrupts from the end of a cell that failed until its reply is sent: ipykernel would lose the reply.
+    """Ignore interrupts between a cell's failure and its reply.
+
+    ipykernel would lose the reply.
 
     ipykernel puts the handler back after each message (``post_handler_hook``).
     """

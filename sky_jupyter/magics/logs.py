@@ -1,4 +1,4 @@
-"""What ``%sky logs`` shows of a run, or writes to files."""
+"""``%sky logs``: show what a run printed, or write it to files."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MOST, _MOST_ASKED = 1 << 20, 20 << 20
 
 
 def text(pool: Pool, run: str, ranks: Collection[int], lines: int | None = None) -> str:
-    """The newest of what ranks have printed, each under its name where there are several."""
+    """Return the newest output of ranks, each under its name if there are several."""
     most = _MOST if lines is None else _MOST_ASKED
     parts, cut = [], []
     for rank, tail in newest(pool, run, ranks, most, lines).items():
@@ -32,7 +32,7 @@ def text(pool: Pool, run: str, ranks: Collection[int], lines: int | None = None)
 
 
 def _more(run: str, cut: Collection[int], lines: int | None, share: int) -> str:
-    """Where the rest is of what was too much to be shown."""
+    """Say where the rest of an output is that was too much to be shown."""
     more = "" if lines is not None else f"`%sky logs {run} --last N` shows N lines of each rank, "
     return (
         f"… of {rank_label(cut)} the newest {format_size(share)} each; {more}`%sky logs {run} --to FILE` writes all of "

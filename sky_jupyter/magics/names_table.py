@@ -1,4 +1,4 @@
-"""The table of `%sky names`: what the nodes have under each name, and who it comes from."""
+"""``%sky names``: the names that the nodes have, and where each comes from."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _DAY = 24 * 3600.0
 
 
 def table(facts: Sequence[NameFacts], modules: Collection[str] = ()) -> str:
-    """The names, a line each.
+    """Return the names, a line each.
 
     Parameters
     ----------
@@ -36,7 +36,7 @@ def table(facts: Sequence[NameFacts], modules: Collection[str] = ()) -> str:
 
 
 def kept_line(kept: Mapping[str, int] | None) -> str:
-    """What is said of the values that nodes keep for later; nothing where they keep none."""
+    """Return the line on values that nodes keep for later; empty if there are none."""
     if kept is None or not kept["kept"]:
         return ""
     size, loose, allowed = (format_size(kept[key]) for key in ("kept", "loose", "allowed"))

@@ -1,4 +1,4 @@
-"""The options of ``%%sky`` and ``%sky``: one table, which the parser, the help and the completion read."""
+"""The options of ``%%sky`` and ``%sky``, for parser, help and completion."""
 
 from __future__ import annotations
 
@@ -71,7 +71,7 @@ def _assignments(text: str) -> tuple[tuple[str, str], ...]:
 
 
 def without_values(line: str) -> str:
-    """A line of options as it may be kept and shown: without the values of variables, and passwords in URLs."""
+    """Return a line of options without variables' values and URLs' passwords."""
     words = shlex.split(line)
     kept, before = [], ""
     for word in words:
@@ -139,7 +139,7 @@ def _wrong(text: str) -> int:
 
 
 def chosen(given: Places | None, size: int) -> tuple[int, ...] | None:
-    """The numbers that places stand for, where there are so many; None for None."""
+    """Return the numbers that places stand for among so many; None for None."""
     if given is None:
         return None
     found: set[int] = set()
@@ -160,7 +160,7 @@ def _count(text: str) -> str:
 
 
 def lines(text: str) -> int:
-    """How many lines are asked for."""
+    """Parse a number of lines."""
     number = int(text)
     if number < 1:
         raise ValueError(text)
@@ -179,7 +179,7 @@ def _paths(text: str) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class Option:
-    """One option: its flag, how its text is read, and what help says of it."""
+    """Option of a line: its flag, how its text is read, and its help."""
 
     flag: str
     metavar: str
@@ -199,7 +199,7 @@ class Option:
 
 @dataclass(frozen=True)
 class Switch:
-    """An option without a value."""
+    """Option without a value."""
 
     flag: str
     help: str
@@ -433,22 +433,22 @@ PATHS = ("put", "get")
 
 
 def options_of(verb: str | None) -> tuple[Option, ...]:
-    """The options that a verb takes; those of a cell for None."""
+    """Return the options that a verb takes; None is a cell."""
     return (*POOL, NAME, CONFIG, *CELL) if verb is None else _OPTIONS.get(verb, (NAME,))
 
 
 def switches_of(verb: str | None) -> tuple[Switch, ...]:
-    """The options without a value that a verb takes; those of a cell for None."""
+    """Return the options without a value that a verb takes; None is a cell."""
     return (*POOL_SWITCHES, *CELL_SWITCHES) if verb is None else _SWITCHES.get(verb, ())
 
 
 def flags_of(verb: str | None) -> list[str]:
-    """All flags that a verb takes; those of a cell for None."""
+    """Return all flags that a verb takes; None is a cell."""
     return [*(option.flag for option in options_of(verb)), *(switch.flag for switch in switches_of(verb))]
 
 
 def targets_text(verb: str | None) -> str:
-    """What may stand behind a verb: ``"LOCAL [REMOTE]"``."""
+    """Return what may stand behind a verb: ``"LOCAL [REMOTE]"``."""
     needed = NEEDED.get(verb or "", 0)
     metavars = [target.metavar for target in TARGETS.get(verb or "", ())]
     return " ".join(name if number < needed else f"[{name}]" for number, name in enumerate(metavars))

@@ -1,4 +1,4 @@
-"""What a line of ``%%sky`` or ``%sky`` asks for: read, checked, and refused in a line that helps."""
+"""Parse lines of ``%%sky`` and ``%sky``; refuse wrong ones in a line that helps."""
 
 from __future__ import annotations
 
@@ -56,12 +56,12 @@ _MOST_TOLD = 300
 
 
 class HelpAsked(Exception):
-    """The line asks for help; the message is the help."""
+    """Raised when a line asks for help; the message is the help."""
 
 
 @dataclass(frozen=True)
 class Given:
-    """What a line asked for; valid once it exists, as far as can be told without a pool.
+    """Parsed line; valid once it exists, as far as can be told without a pool.
 
     Attributes
     ----------
@@ -103,7 +103,7 @@ class Given:
     saved: int | None = None
 
     def spec(self, live: PoolSpec | None = None) -> PoolSpec:
-        """The spec asked for; what was not given is as in ``live``, or the default.
+        """Return the spec asked for; the rest is as in ``live``, or the default.
 
         Raises
         ------
@@ -128,7 +128,7 @@ class Given:
 
 
 class _Parser(argparse.ArgumentParser):
-    """Errors are one line for a notebook, with the nearest right spelling."""
+    """Argument parser whose errors are one line, with the nearest right spelling."""
 
     def error(self, message: str) -> NoReturn:
         raise UsageError(f"{self.prog}: {message}")
@@ -161,7 +161,7 @@ def _parser(verb: str | None) -> _Parser:
 
 
 def parse(line: str, *, cell: bool) -> Given:
-    """Read a magic's line.
+    """Parse a magic's line.
 
     Parameters
     ----------
@@ -221,7 +221,10 @@ def _verb(words: list[str]) -> tuple[str, list[str]]:
 
 
 def _check_spaces(verb: str | None, words: list[str], rest: list[str], prog: str) -> None:
-    """Refuse words that follow an option's value, as in ``--plugins jax keras``; a name stands behind its verb."""
+    """Refuse words after an option's value, as in ``--plugins jax keras``.
+
+    A pool's name stands behind its verb.
+    """
     if verb not in (None, "up", "restart"):
         return
     several = {option.flag for option in options_of(verb) if option.flag == "--plugins" or option.key in SEVERAL}
@@ -240,7 +243,7 @@ def _check_spaces(verb: str | None, words: list[str], rest: list[str], prog: str
 
 
 def _targets(verb: str | None, rest: list[str], prog: str) -> list[Any]:
-    """What stands behind the verb, of the words that are no option's."""
+    """Return the words behind the verb that are no option's."""
     wrong = next((word for word in rest if word.startswith("-")), rest[0] if rest else None)
     targets = TARGETS.get(verb or "", ())
     if wrong is not None and (not targets or wrong.startswith("-")):
@@ -349,7 +352,7 @@ def check_shown(shown: Iterable[int], ranks: Iterable[int], prog: str = "%%sky")
 
 
 def _value(option: Option, given: list[Any], prog: str) -> Any:
-    """The value of an option, from the texts that were given for it."""
+    """Return the value of an option, from the texts that were given for it."""
     if option.key == "env":
         # A table's variables are pairs already: their values may hold anything.
         pairs = [[item] if isinstance(item, tuple) else _read(option, item, prog) for item in given]
@@ -381,7 +384,7 @@ def _variables(pairs: list[tuple[str, str]], prog: str) -> dict[str, str]:
 
 
 def _choose_hosts(pool: dict[str, Any], hosts: tuple[str, ...] | None, prog: str) -> None:
-    """Put a provider of the hosts in the place of what says how to reach them."""
+    """Replace the options on hosts by a provider of them."""
     given = {item.key: pool.pop(item.key) for item in (*HOSTS, ACCEPT) if item.key in pool}
     if hosts is not None:
         pool["provider"] = SSH(hosts=hosts, **given)
@@ -391,7 +394,7 @@ def _choose_hosts(pool: dict[str, Any], hosts: tuple[str, ...] | None, prog: str
 
 
 def _make_provider(pool: dict[str, Any], prog: str) -> None:
-    """Put a provider in the place of its name and of what is for it alone."""
+    """Replace a provider's name, and the options for it, by the provider."""
     if "hosts" in pool:
         pool.setdefault("provider", "ssh")
     name = pool.get("provider")

@@ -1,4 +1,4 @@
-"""``%sky pull``: a variable of the nodes, in the notebook."""
+"""``%sky pull``: fetch a variable of the nodes into the notebook."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from .parsing import Given
 
 
 def pull(given: Given, pool: Pool, namespace: dict[str, Any]) -> str:
-    """Give the notebook a variable of the nodes; what it is now, in a line."""
+    """Assign a variable of the nodes in the notebook; describe it in a line."""
     name = str(given.target)
     alias = given.alias or name
     how = "stack" if given.stack else "concat" if given.concat else None
@@ -31,7 +31,7 @@ def pull(given: Given, pool: Pool, namespace: dict[str, Any]) -> str:
 
 
 def names(pool: Pool | None) -> list[str]:
-    """The variables that the nodes of a pool have, as far as is known without asking them."""
+    """Return the nodes' variables, as far as is known without asking them."""
     if pool is None:
         return []
     facts = pool.ledger.facts({})

@@ -1,4 +1,4 @@
-"""Why a line does not get the pool that it asks for, and what to type instead."""
+"""Refusals: why a line does not get its pool, and what to type instead."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from .parsing import Given
 
 
 def other(spec: PoolSpec, given: Given, differences: Sequence[str], *, attached: bool = True) -> str:
-    """Why options are refused that ask for another pool than the one of that name.
+    """Explain why options for another pool of that name are refused.
 
     Parameters
     ----------
@@ -56,7 +56,7 @@ def _rows(ways: Sequence[tuple[str, str]]) -> list[str]:
 
 
 def name_alone(given: Given) -> str:
-    """Why a line that gives a name and says nothing else of a pool gets none; empty where it makes one."""
+    """Explain why a name without pool options starts no pool; empty if it does."""
     name = given.name or ""
     row = kept_row(name)
     if row is not None and row.owner_lives:

@@ -1,4 +1,4 @@
-"""What ``%sky runs`` and ``wait`` know of runs, and what loading the extension says of kept pools."""
+"""``%sky runs``, and what loading the extension says of kept pools."""
 
 from __future__ import annotations
 
@@ -35,7 +35,7 @@ def _registry() -> Iterator[Registry]:
 
 
 def find(given: Given) -> tuple[Pool, str]:
-    """The pool and the id of the run that a verb means: the newest, where none is given.
+    """Return the pool and run id that a verb means; the newest by default.
 
     Raises
     ------
@@ -56,7 +56,7 @@ def find(given: Given) -> tuple[Pool, str]:
 
 
 def _oldest_first(known: Mapping[str, tuple[float, Pool]], chosen: Sequence[Pool]) -> list[str]:
-    """The ids of runs in the order in which they began, whatever the clock of this machine went through."""
+    """Sort run ids by start, whatever this machine's clock went through."""
     place: dict[str, int] = {}
     with contextlib.suppress(PoolError):
         for pool in chosen:
@@ -67,7 +67,7 @@ def _oldest_first(known: Mapping[str, tuple[float, Pool]], chosen: Sequence[Pool
 
 
 def table(name: str | None) -> str:
-    """The newest runs, one a line."""
+    """Return the newest runs, a line each."""
     with _registry() as registry:
         pool = registry.pool(name) if name is not None else None
         if name is not None and pool is None:
@@ -92,7 +92,7 @@ def _short(text: str) -> str:
 
 
 def news() -> list[str]:
-    """What there is of kept pools, a line each, once what a crash of the machine left behind is removed.
+    """Sweep what a crash left and describe the kept pools, a line each.
 
     What is wrong with the registry follows.
     """
@@ -139,14 +139,19 @@ def _bought(name: str) -> str:
 
 
 def _end_left() -> None:
-    """End what can be reached without asking anybody; what cannot is told when the extension is loaded again."""
+    """End what can be reached without asking anybody.
+
+    The next load of the extension names the rest.
+    """
     with _registry() as registry, contextlib.suppress(PoolError):
         sweep_machines(registry)
         remote_parts.end(registry, remote_parts.orphans(registry))
 
 
 def end_left(name: str | None, gone: Gone | None = None) -> str:
-    """End what pools have left on other machines: those of this name, or all that nobody can take up; what was done.
+    """End what pools have left on other machines; return what was done.
+
+    Those of this name, or all that nobody can attach to.
 
     Parameters
     ----------
@@ -181,14 +186,14 @@ def end_left(name: str | None, gone: Gone | None = None) -> str:
 
 
 def nobodys() -> list[str]:
-    """What there is of kept pools that nobody manages, a line each."""
+    """Describe the kept pools that nobody manages, a line each."""
     with _registry() as registry, contextlib.suppress(PoolError):
         return [_kept(registry, row) for row in registry.pools() if row.outlives and not row.owner_lives]
     return []
 
 
 def kept(row: PoolRow) -> str:
-    """What there is of a kept pool, in a line."""
+    """Describe a kept pool in a line."""
     with _registry() as registry:
         return _kept(registry, row)
 

@@ -1,4 +1,4 @@
-"""Options out of a file: the TOML table that ``--config FILE.toml#SECTION`` names."""
+"""Options from a file: the TOML table that ``--config FILE.toml#SECTION`` names."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _MAX_CONFIG = 1 << 20
 
 
 def read(config: str) -> dict[str, Any]:
-    """The TOML table that ``FILE.toml#SECTION`` names; the whole file without a section."""
+    """Return the TOML table that ``FILE.toml#SECTION`` names; all without a section."""
     if sys.version_info >= (3, 11):
         import tomllib
     else:
@@ -45,7 +45,7 @@ def _unwaiting(path: str, flags: int) -> int:
 
 
 def _file(name: str) -> str:
-    """The text of a file; what is no file, or is too large to be meant, is refused."""
+    """Return the text of a file; refuse a folder or one that is too large."""
     if not name:
         raise SpecError("--config: a file is missing; write FILE.toml#SECTION")
     try:
@@ -69,7 +69,7 @@ def _file(name: str) -> str:
 
 
 def checked(section: dict[str, Any], by_key: dict[str, Option], known: list[str]) -> Iterator[tuple[str, list[Any]]]:
-    """The options of a TOML table as the texts that a line would give, variables as pairs."""
+    """Return a TOML table's options as texts of a line, variables as pairs."""
     for name, value in section.items():
         key = name.replace("-", "_")
         if key != name and key in section:
@@ -90,7 +90,7 @@ def checked(section: dict[str, Any], by_key: dict[str, Option], known: list[str]
 
 
 def _text(value: Any, name: str) -> str:
-    """A value of a TOML table as a line would give it."""
+    """Return a value of a TOML table as a line would give it."""
     try:
         return str(value)
     except (ValueError, RecursionError):
@@ -98,7 +98,7 @@ def _text(value: Any, name: str) -> str:
 
 
 def switch(name: str, value: Any, config: str) -> bool:
-    """The value of an option that a line gives without one."""
+    """Return the value of an option that a line gives without one."""
     if not isinstance(value, bool):
         raise SpecError(f"{config}: {name} takes true or false, not {value!r}")
     return value

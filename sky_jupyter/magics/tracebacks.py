@@ -1,4 +1,6 @@
-"""How IPython shows the errors of ``%%sky``: each rank's traceback once, and a cell's faulty line as Python would.
+"""Tracebacks of ``%%sky`` in IPython: each rank's once.
+
+The faulty line of a cell is shown as Python would.
 
 IPython prints exception groups natively, as text of our own frames, and syntax errors with the
 frames of whoever found them. Its hook for custom exceptions lets both be what they are for a notebook.
@@ -17,7 +19,7 @@ from ..util.text import rank_label
 
 
 class CellSyntaxError(SyntaxError):
-    """A ``%%sky`` cell that Python cannot read, found before anything was sent; brings its own lines."""
+    """Raised for a cell that is no Python, before anything is sent."""
 
     sky_lines: list[str]
 
@@ -29,7 +31,7 @@ OURS = (CellError, CellSyntaxError)
 
 
 def install(shell: Any) -> None:
-    """Show our errors our way; what was set for other exceptions stays."""
+    """Show our errors our way; handlers of other exceptions stay."""
     before, earlier = tuple(shell.custom_exceptions), shell.CustomTB
 
     def show(self: Any, etype: Any, value: Any, tb: Any, tb_offset: int | None = None) -> Any:
@@ -57,7 +59,7 @@ def install(shell: Any) -> None:
 
 
 def _not_here(error: BaseException) -> str:
-    """Why the frames of an error cannot be looked at."""
+    """Explain why the frames of an error cannot be inspected."""
     if not isinstance(error, CellError):
         return f"nothing has run: {error}"
     ranks = rank_label(error.errors)
@@ -80,7 +82,7 @@ def remove(shell: Any) -> None:
 
 
 def short(error: BaseException) -> None:
-    """Have IPython show a person the message; the frames are ours and tell them nothing."""
+    """Show the message alone in IPython: the frames are ours and say nothing."""
     text = f"\x1b[31m{type(error).__name__}\x1b[39m"
     if str(error):
         text += f": {error}"
@@ -88,7 +90,9 @@ def short(error: BaseException) -> None:
 
 
 def check_syntax(shell: Any, code: str, count: int) -> None:
-    """Refuse a cell that is no Python, as the notebook would: `count` is the cell's number.
+    """Refuse a cell that is no Python, as the notebook would.
+
+    `count` is the cell's number.
 
     Raises
     ------
@@ -105,7 +109,7 @@ def check_syntax(shell: Any, code: str, count: int) -> None:
 
 
 def transform(shell: Any, code: str, count: int) -> str:
-    """The cell as IPython transforms it: what it cannot take apart is refused as by `check_syntax`.
+    """Transform a cell as IPython does; refuse what cannot be parsed.
 
     Raises
     ------
@@ -121,7 +125,7 @@ def transform(shell: Any, code: str, count: int) -> str:
 
 
 def _as_cells(shell: Any, error: SyntaxError) -> SyntaxError:
-    """An error of the same name and fields, so that it reads and is caught as what it is."""
+    """Return an error of the same name and fields, that is caught as the original."""
     kind = type(error)
     shown = type(kind.__name__, (CellSyntaxError, kind) if kind is not SyntaxError else (CellSyntaxError,), {})
     ours: CellSyntaxError = shown(*error.args)

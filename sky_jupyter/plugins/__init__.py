@@ -1,4 +1,4 @@
-"""What frameworks need of a pool: plugins for them, the type they share, and those that others register.
+"""Plugins: what frameworks need of a pool, ours and registered ones.
 
 Nothing here imports a framework: in the notebook a plugin is a description, and its hooks do their
 work in the ranks' processes.
@@ -36,7 +36,7 @@ __all__ = [
 
 
 def __getattr__(name: str) -> Any:
-    """What another distribution registers: ``sky.plugins.mine()``."""
+    """Return a plugin that another distribution registers: ``sky.plugins.mine()``."""
     if name.startswith("_") or name not in entry_points.names(entry_points.PLUGINS, ()):
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return entry_points.find(entry_points.PLUGINS, name, FACTORIES)

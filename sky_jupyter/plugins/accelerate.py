@@ -1,4 +1,6 @@
-"""The plugin `accelerate`: what `accelerate launch` would set, so that `Accelerator()` is all ranks' together.
+"""The plugin `accelerate`: sets what `accelerate launch` would.
+
+So `Accelerator()` spans all ranks.
 
 Hugging Face's Accelerate, and with it `Trainer`, looks at the environment when it is first used, and keeps
 what it finds. So all of it is set before the first cell: the process group by the plugin `torch`, or here
@@ -118,7 +120,7 @@ def _transform(image: Image, spec: PoolSpec) -> Image:
 
 
 def variables(settings: Mapping[str, Any]) -> dict[str, str]:
-    """The variables that `accelerate launch` would set for these settings."""
+    """Return the variables that `accelerate launch` would set for these settings."""
     env = {}
     if "mixed_precision" in settings:
         env["ACCELERATE_MIXED_PRECISION"] = str(settings["mixed_precision"])
@@ -138,7 +140,7 @@ def variables(settings: Mapping[str, Any]) -> dict[str, str]:
 
 
 def _plain(value: Any) -> Any:
-    """A setting as a value that can be compared and shown."""
+    """Return a setting as a value that can be compared and shown."""
     return json.dumps(dict(value), sort_keys=True, default=str) if isinstance(value, Mapping) else value
 
 
@@ -160,12 +162,12 @@ def _around(settings: Mapping[str, Any], info: InstanceInfo) -> Iterator[None]:
 
 
 def _own(info: InstanceInfo) -> InstanceInfo:
-    """The same with our port for the group that we set up ourselves."""
+    """Return the same with our port for the group that we set up ourselves."""
     return replace(info, ports={**info.ports, "torch": info.port("accelerate")})
 
 
 def _settle(settings: Mapping[str, Any], info: InstanceInfo) -> None:
-    """What it asks of the environment once there is a process group."""
+    """Apply what Accelerate asks of the environment once there is a process group."""
     import torch.distributed as dist
 
     # `torch(init=False)` leaves the group to the program.
@@ -177,7 +179,10 @@ def _settle(settings: Mapping[str, Any], info: InstanceInfo) -> None:
 
 
 def _install_launchers(info: InstanceInfo) -> None:
-    """Have `notebook_launcher` find the ranks launched: it would start processes of its own on each of them."""
+    """Make `notebook_launcher` call the function in this rank.
+
+    It would start processes of its own on each of them.
+    """
     import accelerate
     from accelerate import launchers
 
@@ -188,7 +193,7 @@ def _install_launchers(info: InstanceInfo) -> None:
 
 
 def _launcher(original: Callable[..., None], info: InstanceInfo) -> Callable[..., None]:
-    """A launcher that calls the function on the rank that calls it; what else it is given is the pool's."""
+    """Return a launcher that calls the function in place; the rest is the pool's."""
     signature = inspect.signature(original)
 
     @functools.wraps(original)

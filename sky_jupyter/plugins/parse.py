@@ -1,4 +1,4 @@
-"""Reading plugins as people write them: ``jax,keras`` or ``keras(backend=torch),torch``.
+"""Parse plugins as people write them: ``jax,keras`` or ``keras(backend=torch)``.
 
 Values are what the plugin's argument asks for, quoted or not. Everything that cannot be is refused
 here, with the nearest right spelling, before anything starts.
@@ -85,7 +85,7 @@ def _parsed(given: Iterable[str | Plugin]) -> list[Plugin]:
 
 
 def validate_order(plugins: Sequence[Plugin]) -> None:
-    """Refuse plugins that are there twice, or lack another, or come before one they build on.
+    """Refuse duplicate plugins, missing ones, and a wrong order.
 
     Raises
     ------
@@ -108,7 +108,7 @@ def validate_order(plugins: Sequence[Plugin]) -> None:
 
 
 def _sorted(plugins: Sequence[Plugin]) -> list[str]:
-    """The plugins with what they build on put before them and added where it is missing."""
+    """Sort plugins after those they build on, and add missing ones."""
     by_name = {plugin.name: plugin for plugin in plugins}
     done: dict[str, str] = {}
 
@@ -156,7 +156,7 @@ def _split(text: str, whole: str) -> list[str]:
 
 
 def _read(text: str) -> list[Plugin]:
-    """All plugins of a text; quotes about the whole or about one of them are taken off."""
+    """Parse all plugins of a text; strip quotes around all or one of them."""
     found = []
     for part in _split(text, text):
         if len(part) > 1 and part[0] in "'\"" and part[-1] == part[0]:
@@ -206,7 +206,7 @@ def _argument(name: str, factory: Callable[..., Plugin], part: str) -> tuple[str
 
 
 def _hints(factory: Callable[..., Any]) -> dict[str, Any]:
-    """The types of a function's arguments, as far as they can be told."""
+    """Return the types of a function's arguments, as far as known."""
     try:
         return typing.get_type_hints(factory)
     except Exception:
@@ -219,7 +219,7 @@ def _is_secret(hint: Any) -> bool:
 
 
 def _value(text: str, hint: Any, where: str) -> Any:
-    """The value that the argument asks for: bare text stays text where text is allowed."""
+    """Convert a text to the argument's type; it stays text where that is allowed."""
     kinds = typing.get_args(hint) or (hint,)
     if text[:1] in ("'", '"'):
         try:

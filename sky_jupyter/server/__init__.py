@@ -1,4 +1,4 @@
-"""The Jupyter Server extension: the registry's pools by REST, events when they change, and the reaper."""
+"""The Jupyter Server extension: pools by REST, events on changes, and the sweep."""
 
 from __future__ import annotations
 

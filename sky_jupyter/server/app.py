@@ -1,4 +1,4 @@
-"""What Jupyter Server loads: the handlers, the watch over the registry, and the reaper, while the server runs."""
+"""The extension app: handlers, registry watcher and sweep while the server runs."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class SkyApp(ExtensionApp):
     reap_every = Float(60.0, help="Seconds between two sweeps of pools that are gone; 0 for none.").tag(config=True)
 
     def initialize_settings(self) -> None:
-        """Begin to watch and to sweep."""
+        """Start the watcher and the sweep."""
         assert self.serverapp is not None
         self.registry = Registry()
         # Which machines that do not end were told of: they are tried again at each sweep.
@@ -51,11 +51,11 @@ class SkyApp(ExtensionApp):
             timer.start()
 
     def initialize_handlers(self) -> None:
-        """Answer below ``/sky-jupyter/``."""
+        """Register the handlers below ``/sky-jupyter/``."""
         self.handlers.extend(handlers.HANDLERS)
 
     async def stop_extension(self) -> None:
-        """Let go of the registry."""
+        """Close the registry."""
         for timer in self._timers:
             timer.stop()
         await asyncio.to_thread(self.registry.close)
@@ -65,7 +65,10 @@ class SkyApp(ExtensionApp):
         self.serverapp.event_logger.emit(schema_id=EVENT, data={"number": number})
 
     async def _reap(self) -> None:
-        """End what its lease says nobody owns; kernels do the same, and the registry lets one of them do it."""
+        """End pools whose lease has run out.
+
+        Kernels do the same; the registry lets one of them do it.
+        """
         if not self.registry.path.exists():
             return
         try:

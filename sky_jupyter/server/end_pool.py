@@ -1,4 +1,4 @@
-"""Ends a pool that nobody manages, by a program: the server itself holds no pool."""
+"""End a pool that nobody manages, by a program: the server holds no pool."""
 
 from __future__ import annotations
 
@@ -18,7 +18,10 @@ _ROOT = str(Path(__file__).resolve().parents[2])
 
 
 class Ends:
-    """The ends that are under way. Made once for a server; whoever asks for one of them again waits for it too."""
+    """Ends that are under way; one object per server.
+
+    A second request for the same end waits for the first.
+    """
 
     def __init__(self) -> None:
         self._tasks: dict[str, asyncio.Task[str]] = {}
@@ -27,7 +30,7 @@ class Ends:
         return pool in self._tasks
 
     async def end(self, row: PoolRow) -> str:
-        """End a pool; what came of it, in words.
+        """End a pool; return the outcome in words.
 
         Raises
         ------
@@ -43,7 +46,7 @@ class Ends:
 
 
 async def end(row: PoolRow) -> str:
-    """What came of it, in words.
+    """End a pool by the program; return the outcome in words.
 
     Raises
     ------

@@ -1,4 +1,4 @@
-"""REST below ``/sky-jupyter/``, behind Jupyter's own authentication, authorisation and XSRF check.
+"""REST below ``/sky-jupyter/``, behind Jupyter's authentication and XSRF check.
 
 ``GET pools``, ``GET pools/ID/runs``, ``GET pools/ID/log?run=RUN``, and ``POST pools/ID/ACTION`` with an action of
 `ACTIONS`. Of what a kernel answers only `SHOWN` leaves.
@@ -67,7 +67,7 @@ class SkyHandler(APIHandler):
         return parts
 
     async def row(self, pool: str) -> PoolRow:
-        """The live pool of this id."""
+        """Return the live pool of this id."""
         rows = await asyncio.to_thread(self.parts.registry.pools) if self.parts.registry.path.exists() else []
         row = next((row for row in rows if row.id == pool), None)
         if row is None:
@@ -75,7 +75,7 @@ class SkyHandler(APIHandler):
         return row
 
     async def manager(self, row: PoolRow) -> Kernel:
-        """The kernel of this server that manages a pool."""
+        """Return this server's kernel that manages a pool."""
         kernels = await self.parts.kernels.by_process()
         found = manager_of(row.owner, kernels) if row.is_here else None
         if found is None:
@@ -107,7 +107,10 @@ class RunsHandler(SkyHandler):
 
 
 class LogHandler(SkyHandler):
-    """What a run printed last: read here for local nodes, else asked of the kernel that manages the pool."""
+    """Newest output of a run.
+
+    Read here for local nodes, else asked of the kernel that manages the pool.
+    """
 
     @web.authenticated
     @authorized

@@ -1,4 +1,4 @@
-"""This server's kernels: which of them manages a pool, and what its notebook is; asking one while its cell runs."""
+"""The server's kernels: which one manages a pool, and requests to it."""
 
 from __future__ import annotations
 
@@ -40,7 +40,7 @@ class Kernels:
         self._kernels, self._sessions = kernel_manager, session_manager
 
     async def by_process(self) -> dict[int, Kernel]:
-        """The kernels, by the number of the process that the server started for each."""
+        """Return the kernels by the process id that the server started."""
         paths = {
             session["kernel"]["id"]: str(session.get("path") or "")
             for session in await self._sessions.list_sessions()
@@ -54,7 +54,7 @@ class Kernels:
         return found
 
     async def ask(self, id: str, content: dict[str, Any], patience: float = PATIENCE) -> dict[str, Any]:
-        """Ask a kernel something about its pools, on its control channel: a running cell does not keep it waiting.
+        """Ask a kernel about its pools on its control channel, while a cell may run.
 
         Raises
         ------
@@ -96,7 +96,7 @@ async def _reply(client: Any, id: str, end: float) -> dict[str, Any]:
 
 
 def manager_of(owner: int, kernels: dict[int, Kernel]) -> Kernel | None:
-    """The kernel that a process is, or that started it: a launcher may stand between the two."""
+    """Return the kernel that a process is, or that started it through a launcher."""
     import psutil
 
     if not kernels or owner <= 0:

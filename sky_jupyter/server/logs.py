@@ -1,4 +1,4 @@
-"""What the ranks of a run printed last, from the journals of a pool whose nodes are processes of this machine."""
+"""Newest output of a run, from the journals of local nodes."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _MAX_NODES = 256
 
 
 def local(row: PoolRow, run: str) -> list[dict[str, Any]] | None:
-    """The newest output of a run, a rank each; None where its journals are not on this machine."""
+    """Return the newest output of a run by rank; None if its journals are elsewhere."""
     if row.provider != "local" or not row.is_here or not row.folders:
         return None
     folders = sorted(Path(row.folders[0]).glob("n*/journal"))[:_MAX_NODES]
@@ -27,7 +27,7 @@ def local(row: PoolRow, run: str) -> list[dict[str, Any]] | None:
 
 
 def by_rank(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Events as text, of each rank the end."""
+    """Return events as text, the end of each rank's."""
     texts: dict[int, list[str]] = {}
     for event in events:
         rank, text = event.get("rank"), text_of(event)
@@ -37,7 +37,7 @@ def by_rank(events: Iterable[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _tail(path: Path) -> list[dict[str, Any]]:
-    """The last events of a journal, which its agent may be writing."""
+    """Return the last events of a journal that its agent may be writing."""
     files = [file for file in path.parent.glob(f"{path.name}.*") if file.suffix[1:].isdecimal()]
     data = b""
     for file in sorted(files, reverse=True):
@@ -51,7 +51,7 @@ def _tail(path: Path) -> list[dict[str, Any]]:
 
 
 def _end(file: Path, size: int) -> bytes:
-    """The last whole lines of a file, of about so many bytes."""
+    """Return the last whole lines of a file, of about so many bytes."""
     try:
         with file.open("rb") as opened:
             start = max(0, os.fstat(opened.fileno()).st_size - size)

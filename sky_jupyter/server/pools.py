@@ -1,4 +1,7 @@
-"""The list of pools, as the side panel and others get it: no folders, keys or tokens, nothing that code printed."""
+"""The list of pools as the side panel gets it.
+
+It has no folders, keys or tokens, and nothing that code printed.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,7 @@ class Listing:
         self.registry, self.kernels = registry, kernels
 
     async def pools(self) -> list[dict[str, Any]]:
-        """All pools that have not ended, the oldest first.
+        """Return all pools that have not ended, the oldest first.
 
         Raises
         ------
@@ -76,7 +79,7 @@ class Listing:
         return [run for run in on if run.id in left]
 
     async def runs(self, pool: str) -> list[dict[str, Any]]:
-        """What ran on a pool (its id), the newest first."""
+        """Return the runs of a pool (its id), the newest first."""
         return [_run(run) for run in await asyncio.to_thread(self.registry.runs, pool, _RUNS)]
 
 

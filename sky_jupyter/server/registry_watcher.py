@@ -1,4 +1,4 @@
-"""Sees that the list of pools has changed: a look at the registry's file now and then, and at the processes in it."""
+"""Poll the registry's file, and the processes in it, for changes."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class Watch:
         """How many changes there were."""
 
     async def look(self) -> None:
-        """See whether the list has changed since the last look."""
+        """Tell whether the list has changed since the last call."""
         file, now = self._stamp(), time.monotonic()
         # Where there are no pools, none can lose its manager.
         if file == self._file and (not self._last or now - self._read < _ANYWAY):
@@ -50,7 +50,7 @@ class Watch:
                 self._tell(self.number)
 
     def _stamp(self) -> tuple[Any, ...]:
-        """What is different once somebody has written: SQLite writes into the file beside it first."""
+        """Return what changes with a write: SQLite writes into its journal file first."""
         path = self._listing.registry.path
         found: list[Any] = []
         for name in (path, path.with_name(f"{path.name}-wal")):

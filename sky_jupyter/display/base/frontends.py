@@ -1,4 +1,4 @@
-"""Which front end shows what this process displays; docs/view.md says where each of these facts is from."""
+"""Front-end detection; docs/view.md has the sources of these facts."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _OURS = "application/vnd.sky."
 
 
 def front_end() -> Front:
-    """The front end; ``"none"`` where there is no notebook."""
+    """Return the front end's name; ``"none"`` if there is no notebook."""
     if in_marimo():
         return "marimo"
     shell = _kernel_shell()
@@ -27,18 +27,18 @@ def front_end() -> Front:
 
 
 def in_notebook() -> bool:
-    """Whether this process is a Jupyter kernel, whose front end draws HTML."""
+    """Tell whether this process is a Jupyter kernel whose front end draws HTML."""
     return _kernel_shell() is not None
 
 
 def in_marimo() -> bool:
-    """Whether marimo runs this as a notebook, to be edited or as an app; a script of its is none."""
+    """Tell whether marimo runs this as a notebook or app, and not as a script."""
     marimo = sys.modules.get("marimo")
     return marimo is not None and bool(marimo.running_in_notebook())
 
 
 def drawable(bundle: Mapping[str, Any]) -> dict[str, Any]:
-    """What of a bundle this front end may get.
+    """Return what of a bundle this front end may get.
 
     VS Code and Colab take no extension of ours, and VS Code prefers ``application/vnd.*`` to all else.
     """
@@ -48,12 +48,15 @@ def drawable(bundle: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def takes_buffers() -> bool:
-    """Whether binary buffers of a comm's messages arrive: in Colab they did not always, and of VS Code none is told."""
+    """Tell whether binary buffers of comm messages arrive.
+
+    In Colab they did not always, and nothing is known of VS Code.
+    """
     return front_end() not in ("vscode", "colab")
 
 
 def allow_widgets() -> None:
-    """Have Colab load widgets that are not its own, as it asks for; nothing elsewhere."""
+    """Let Colab load third-party widgets; do nothing elsewhere."""
     colab = sys.modules.get("google.colab")
     if colab is not None:
         colab.output.enable_custom_widget_manager()

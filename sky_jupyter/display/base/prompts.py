@@ -1,4 +1,4 @@
-"""What a person is asked: passphrases of keys, whether an unknown host is the right one, and what may be lost.
+"""Prompts: passphrases of keys, unknown hosts, and what may be lost.
 
 Connections are made in threads, and only the main thread can ask: a kernel's front end has one line
 for an answer, and belongs to the cell that runs. So questions wait until the main thread, which waits
@@ -33,7 +33,7 @@ class _Question(Generic[T]):
         self.answer: Future[T] = Future()
 
     def put(self) -> None:
-        """Ask; whatever comes of it, whoever waits hears of it."""
+        """Ask; whoever waits gets the answer or the error."""
         try:
             bottom_rows.make_room()
             self.answer.set_result(self._ask())
@@ -45,12 +45,15 @@ class _Question(Generic[T]):
             raise
 
     def give_up(self) -> None:
-        """Nobody answers."""
+        """Tell whoever waits that nobody answers."""
         self.answer.set_result(self._otherwise)
 
 
 class Asking:
-    """One a process: `person`. Nobody is asked outside of `answering`, nor where there is no line for an answer."""
+    """Prompts of a process; there is one, `person`.
+
+    It asks inside `answering` only, and not where a line cannot be typed.
+    """
 
     def __init__(self) -> None:
         self._waiting: queue.SimpleQueue[_Question[Any]] = queue.SimpleQueue()
@@ -64,7 +67,7 @@ class Asking:
 
     @contextlib.contextmanager
     def answering(self, tick: Callable[[], None]) -> Iterator[Callable[[], None]]:
-        """Have questions asked, for as long as the block lasts, by whoever calls the tick that this gives.
+        """Ask questions, inside the block, on the thread that calls the poll callback.
 
         Parameters
         ----------
@@ -88,7 +91,7 @@ class Asking:
                 self._close()
 
     def wait(self, work: Callable[[], T]) -> T:
-        """Do something in a thread that may ask, and wait for it here."""
+        """Run a function in a thread that may ask, and wait for it here."""
         with ThreadPoolExecutor(1, thread_name_prefix="sky-asking") as thread:
             # Inside: where this is interrupted, the thread, which is waited for, must hear that nobody answers.
             with self.answering(lambda: None) as tick:
@@ -99,7 +102,7 @@ class Asking:
             return future.result()
 
     def _ask(self, ask: Callable[[], T], otherwise: T) -> T:
-        """Have the main thread ask, and wait for the answer."""
+        """Ask on the main thread, and wait for the answer."""
         question = _Question(ask, otherwise)
         with self._lock:
             if not self._answering:
@@ -117,7 +120,7 @@ class Asking:
                 raise
 
     def _close(self) -> None:
-        """Whoever still waits for an answer hears that there is none."""
+        """Tell all who still wait that there is no answer."""
         with self._lock:
             self._answering = False
         for question in self._left():
@@ -138,7 +141,10 @@ class Asking:
 
 
 def can_ask() -> bool:
-    """Whether a person can answer here: not where a front end takes no answers, as nbconvert, nor in a script."""
+    """Tell whether a person can answer here.
+
+    Not in scripts, nor where the front end takes no answers, as nbconvert.
+    """
     ipython = sys.modules.get("IPython")
     shell = ipython.get_ipython() if ipython is not None else None
     kernel = getattr(shell, "kernel", None)
@@ -151,7 +157,7 @@ def can_ask() -> bool:
 
 
 def agrees(text: str) -> bool | None:
-    """Whether a person says yes to a question; None where nobody can be asked. For the main thread."""
+    """Ask a yes-or-no question on the main thread; None if nobody can be asked."""
     if not can_ask():
         return None
     try:

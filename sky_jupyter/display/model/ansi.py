@@ -1,4 +1,6 @@
-"""Terminal colours: reading SGR codes, and turning them into HTML that suits light and dark pages.
+"""Terminal colours: parse SGR codes and convert them to HTML.
+
+The HTML suits light and dark pages.
 
 Libraries for this fix one palette for one background, so the palette here is our own.
 """
@@ -44,7 +46,7 @@ _THEMED = {1: "--jp-error-color1", 2: "--jp-success-color1", 4: "--jp-brand-colo
 
 
 class Style(NamedTuple):
-    """How a piece of text looks; colours are kept as SGR codes of a foreground, such as ``"38;5;9"``."""
+    """Style of a piece of text, with colours as SGR codes such as ``"38;5;9"``."""
 
     stderr: bool = False
     bold: bool = False
@@ -63,7 +65,7 @@ _STDERR, _PLAINLY = f"\x1b[{STDERR}", "\x1b[0m"
 
 @functools.lru_cache(maxsize=1024)
 def restyled(style: Style, codes: str) -> Style:
-    """`style` after the SGR sequence with the parameters `codes`, such as ``"1;31"``."""
+    """Apply the SGR parameters `codes`, such as ``"1;31"``, to a style."""
     numbers = [int(code[:4]) if code.isdecimal() else 0 for code in re.split("[;:]", codes[:200])]
     position = 0
     while position < len(numbers):
@@ -99,7 +101,7 @@ def _once(style: Style, number: int) -> Style:
 
 @functools.lru_cache(maxsize=1024)
 def codes_of(style: Style) -> str:
-    """The SGR parameters that make `style` out of plain text."""
+    """Return the SGR parameters that turn plain text into `style`."""
     codes = [code for name, code in _CODE.items() if getattr(style, name)]
     if style.fg:
         codes.append(style.fg)
@@ -110,17 +112,17 @@ def codes_of(style: Style) -> str:
 
 
 def is_stderr(line: str) -> bool:
-    """Whether a line was written to stderr, as far as it begins so."""
+    """Tell whether a line begins in the style of stderr."""
     return line.startswith(_STDERR)
 
 
 def italic(line: str) -> str:
-    """The line in italics, with its own colours: how stderr is told apart in a terminal, whatever its colours are."""
+    """Return the line in italics, with its own colours; marks stderr in terminals."""
     return "".join(wrapped(style._replace(italic=True, stderr=False), piece) for style, piece in runs(line))
 
 
 def joined(line: str, style: Style, text: str) -> str:
-    """`line` with `text` behind it: in one piece with what is in the same style, however it came."""
+    """Append `text` to `line`, in one piece with text of the same style."""
     codes, at = codes_of(style), line.rfind("\x1b[", 0, -len(_PLAINLY))
     if codes and line.endswith(_PLAINLY) and line.startswith(f"\x1b[{codes}m", at):
         return f"{line[: -len(_PLAINLY)]}{text}{_PLAINLY}"
@@ -128,12 +130,12 @@ def joined(line: str, style: Style, text: str) -> str:
 
 
 def wrapped(style: Style, text: str) -> str:
-    """`text` in `style`, and plain again after it."""
+    """Return `text` in `style`, and plain again after it."""
     return text if style == PLAIN or not text else f"\x1b[{codes_of(style)}m{text}{_PLAINLY}"
 
 
 def runs(text: str) -> Iterator[tuple[Style, str]]:
-    """The pieces of `text` between escapes, each with its style; other escapes than SGR are dropped."""
+    """Split `text` into pieces of one style each; drop other escapes than SGR."""
     style, start = PLAIN, 0
     for match in ESCAPE.finditer(text):
         if match.start() > start:
@@ -146,19 +148,19 @@ def runs(text: str) -> Iterator[tuple[Style, str]]:
 
 
 def strip(text: str) -> str:
-    """`text` without any escape."""
+    """Return `text` without any escape."""
     return ESCAPE.sub("", text) if "\x1b" in text else text
 
 
 def to_html(text: str) -> str:
-    """`text` as HTML to be put into a ``<pre>``: escaped, its colours as spans."""
+    """Return `text` as HTML for a ``<pre>``: escaped, its colours as spans."""
     if "\x1b" not in text:
         return html.escape(text, quote=False)
     return "".join(_span(style, html.escape(piece, quote=False)) for style, piece in runs(text))
 
 
 def css(colour: str) -> str:
-    """The inline style of text in `colour`, an SGR code such as ``"31"``."""
+    """Return the inline style of text in `colour`, an SGR code such as ``"31"``."""
     return _css(Style(fg=colour))
 
 

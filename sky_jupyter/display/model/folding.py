@@ -1,4 +1,4 @@
-"""Saying once what several ranks have in common."""
+"""Run-length grouping: say once what several ranks have in common."""
 
 from __future__ import annotations
 
@@ -11,12 +11,12 @@ Item = TypeVar("Item", bound=Hashable)
 
 
 def rank_numbers(ranks: Iterable[int]) -> str:
-    """``"0-3, 5"``."""
+    """Format ranks as ``"0-3, 5"``."""
     return rank_label(sorted(set(ranks))).partition(" ")[2]
 
 
 def fold(items: Mapping[int, Item]) -> list[tuple[list[int], Item]]:
-    """The ranks of each equal item, ordered by the lowest rank that has it."""
+    """Return the ranks of each equal item, ordered by the lowest rank."""
     groups: dict[Item, list[int]] = {}
     for rank in sorted(items):
         groups.setdefault(items[rank], []).append(rank)
@@ -24,7 +24,7 @@ def fold(items: Mapping[int, Item]) -> list[tuple[list[int], Item]]:
 
 
 def common_start(sequences: Sequence[Sequence[Any]]) -> int:
-    """How many items all of `sequences` begin with alike."""
+    """Return how many items all of `sequences` begin with alike."""
     shortest = min(map(len, sequences), default=0)
     first = sequences[0] if sequences else ()
     for index in range(shortest):
@@ -34,5 +34,5 @@ def common_start(sequences: Sequence[Sequence[Any]]) -> int:
 
 
 def common_end(sequences: Sequence[Sequence[Any]]) -> int:
-    """How many items all of `sequences` end with alike."""
+    """Return how many items all of `sequences` end with alike."""
     return common_start([sequence[::-1] for sequence in sequences])

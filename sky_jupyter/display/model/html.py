@@ -1,4 +1,4 @@
-"""A run's view as HTML for notebooks and as text for terminals, from plain values.
+"""A run's view as HTML for notebooks and as text for terminals.
 
 Pure functions: the display calls them up to ten times a second with what it knows. HTML uses only
 tags and inline styles that survive the sanitizer of an untrusted notebook; what themes decide
@@ -100,7 +100,7 @@ Atom = str | Shown
 
 
 class Block(NamedTuple):
-    """Output that `ranks` have in common: lines and rich items, and how many lines before them are left out."""
+    """Output that `ranks` have in common, and how many lines were left out before."""
 
     ranks: list[int]
     atoms: tuple[Atom, ...]
@@ -136,7 +136,7 @@ _MOST_PIXELS = 100_000
 
 
 def to_html(model: RunViewModel, max_lines: int = 1000) -> str:
-    """The view as one HTML element.
+    """Return the view as one HTML element.
 
     Parameters
     ----------
@@ -173,7 +173,7 @@ def to_html(model: RunViewModel, max_lines: int = 1000) -> str:
 
 
 def to_text(model: RunViewModel, max_lines: int = 1000, *, colours: bool = True) -> str:
-    """The view as text, each line marked with its ranks.
+    """Return the view as text, each line marked with its ranks.
 
     Parameters
     ----------
@@ -211,7 +211,7 @@ def to_text(model: RunViewModel, max_lines: int = 1000, *, colours: bool = True)
 
 
 def _blocks(model: RunViewModel, pick: Callable[[Rich], tuple[Atom, ...]], max_lines: int) -> list[Block]:
-    """The output of all ranks, each part said once, in an order that keeps each rank's own."""
+    """Return the output of all ranks, each part once, in each rank's own order."""
     spoken = {view.rank: (view.dropped, _atoms(view.segments, pick)) for view in model.ranks}
     groups = [Block(ranks, atoms, gone) for ranks, (gone, atoms) in fold(spoken) if gone or atoms]
     start, end = _shared(groups, model.finished)
@@ -240,7 +240,7 @@ def _atoms(segments: Iterable[Segment], pick: Callable[[Rich], tuple[Atom, ...]]
 
 
 def _shared(groups: Sequence[Block], finished: bool) -> tuple[int, int]:
-    """How many atoms at the start and at the end differing groups have in common."""
+    """Return how many atoms differing groups share at their start and end."""
     if len(groups) < 2:
         return 0, 0
     start = end = 0
@@ -260,7 +260,10 @@ def _worth(atoms: Sequence[Atom]) -> bool:
 
 
 def _cut(block: Block, limit: int) -> tuple[Block, int]:
-    """`block` with its last lines, `limit` at most, and all its rich items; and how many of the limit it took."""
+    """Cut a block to its last lines; return also how many of the limit it took.
+
+    Rich items stay.
+    """
     kept: list[Atom] = []
     used, gone = 0, 0
     for atom in reversed(block.atoms):
@@ -280,7 +283,7 @@ def _results(model: RunViewModel, pick: Callable[[Rich], tuple[Atom, ...]]) -> l
 
 
 def _troubles(model: RunViewModel) -> list[tuple[list[int], State]]:
-    """The ranks that did not end well; what is most likely the cause comes first."""
+    """Return the ranks that did not end well, the most likely cause first."""
     found = fold({view.rank: view.state for view in model.all if view.state in TROUBLES})
     return sorted(found, key=lambda item: TROUBLES.index(item[1]))
 
@@ -291,21 +294,21 @@ def _notes(model: RunViewModel) -> list[tuple[list[int], State, str]]:
 
 
 def _quiet_ranks(model: RunViewModel) -> list[int]:
-    """The ranks that ended well and showed nothing, in a finished run in which others did."""
+    """Return the ranks that ended well and showed nothing, when others did."""
     silent = [view for view in model.ranks if not (view.segments or view.dropped or view.result or view.note)]
     quiet = [view.rank for view in silent if view.state == "done"]
     return quiet if model.finished and len(quiet) < len(model.ranks) else []
 
 
 def header(model: RunViewModel) -> list[str]:
-    """What stands first: the title, how many ranks, how long, and how they fare."""
+    """Return the header: the title, how many ranks, how long, and their states."""
     count = len(model.all)
     shown = f", output of {rank_label(view.rank for view in model.ranks)}" if model.unseen else ""
     return [model.title, f"{count} rank{'s' * (count != 1)}{shown}", duration(model.elapsed), *_status(model)]
 
 
 def _status(model: RunViewModel) -> list[str]:
-    """Such as ``["running, 1 of 2 done"]`` or ``["rank 0 failed", "rank 1 interrupted"]``."""
+    """Return states such as ``["running, 1 of 2 done"]`` or ``["rank 0 failed"]``."""
     troubles = _troubles(model)
     words = [f"{rank_label(ranks)} {state}" for ranks, state in troubles]
     if not model.finished:
@@ -317,7 +320,7 @@ def _status(model: RunViewModel) -> list[str]:
 
 
 def duration(seconds: float) -> str:
-    """Seconds as people say them: ``1.3 s``, ``2 min 5 s``."""
+    """Format seconds as people say them: ``1.3 s``, ``2 min 5 s``."""
     if seconds < 60:
         return f"{seconds:.1f} s"
     minutes, rest = divmod(round(seconds), 60)
@@ -326,7 +329,10 @@ def duration(seconds: float) -> str:
 
 
 def pace(elapsed: float, usual: float) -> str:
-    """How far something is, such as ``12.0 s of about 40.0 s``; what takes longer than usual is no part of that."""
+    """Format progress, such as ``12.0 s of about 40.0 s``.
+
+    The usual time is left out once it is exceeded.
+    """
     return f"{duration(elapsed)}{' of about' if elapsed <= usual else ', usually'} {duration(usual)}"
 
 
@@ -338,7 +344,7 @@ def _left_out(count: int) -> str:
 
 
 def _shown(rich: Rich) -> tuple[Atom, ...]:
-    """How a rich item is shown in HTML."""
+    """Return a rich item as HTML."""
     for kind in (*_KINDS, *_TEXTS):
         if kind in rich.data:
             return (Shown(kind, _joined(rich.data[kind]), _size(rich.metadata.get(kind))),)
@@ -346,7 +352,7 @@ def _shown(rich: Rich) -> tuple[Atom, ...]:
 
 
 def _as_lines(rich: Rich) -> tuple[str, ...]:
-    """How a rich item is shown in text: its plain text, else its kinds."""
+    """Return a rich item as text: its plain text, else its media types."""
     for kind in reversed(_TEXTS):
         if kind in rich.data:
             return tuple(_joined(rich.data[kind]).splitlines()) or ("",)
@@ -354,7 +360,7 @@ def _as_lines(rich: Rich) -> tuple[str, ...]:
 
 
 def _joined(value: Any) -> str:
-    """A mimebundle's value as text: notebooks keep long text as a list of lines, and JSON as it is."""
+    """Return a mimebundle's value as text; long text may be a list of lines."""
     if isinstance(value, bytes):
         return base64.b64encode(value).decode()
     if isinstance(value, list) and all(isinstance(line, str) for line in value):
@@ -375,14 +381,14 @@ def _size(metadata: Any) -> str:
 
 
 def html_line(text: str, *, state: State, aside: str = "") -> str:
-    """A line that says how something fares, with a dot in the state's colour; ``aside`` is said more quietly."""
+    """Return a line of state with a coloured dot; ``aside`` is in a lighter colour."""
     dot = f'<span style="{ansi.css(_COLOURS[state])}">●</span>'
     quiet = f'<span style="opacity:0.75">{html.escape(aside)}</span>' if aside else ""
     return f'<div style="font-size:85%;margin:0 0 4px 0">{dot} {html.escape(text)}{quiet}</div>'
 
 
 def html_start(text: str, *, state: State, aside: str = "", below: Iterable[str] = ()) -> str:
-    """`html_line` as an output of its own; ``below`` are lines that say what else is the matter."""
+    """Return `html_line` as an output of its own, with more lines ``below``."""
     lines = "".join(_html_aside(line) for line in below)
     return f'<div style="{_OUTER}">{html_line(text, state=state, aside=aside)}{lines}</div>'
 
@@ -398,7 +404,7 @@ def _html_aside(text: str) -> str:
 
 
 def _html_row(label: str, content: str, *, lines: int | None = None) -> str:
-    """Content under the ranks that it is of; where ``lines`` says how many it has it can be closed, and many are."""
+    """Return content under its ranks; it can be folded if it has ``lines``."""
     many = lines is not None and lines > _OPEN_LINES
     if many:
         label = " · ".join([*[label] * bool(label), f"{lines:,} lines"])
@@ -431,7 +437,7 @@ def _html_block(block: Block) -> str:
 
 
 def _kind(atom: Atom) -> str:
-    """What may stand in one element with its neighbours."""
+    """Return what tells which neighbours may share one element."""
     if not isinstance(atom, str):
         return "item"
     return "stderr" if ansi.is_stderr(atom) else "stdout"

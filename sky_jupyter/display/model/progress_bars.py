@@ -1,4 +1,7 @@
-"""Progress bars in what a rank printed: those of tqdm and Keras, as ``labextension/src/run/progress.ts`` finds them."""
+"""Progress bars of tqdm and Keras in a rank's output.
+
+``labextension/src/run/progress.ts`` finds the same ones.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +41,7 @@ class Bar(NamedTuple):
 
 
 def of_line(line: str) -> Bar | None:
-    """The bar that a line is; None where it is none."""
+    """Parse a line as a progress bar; None if it is none."""
     if len(line) > _LONGEST or "/" not in line:
         return None
     text = ansi.strip(line)

@@ -1,4 +1,4 @@
-"""What is known of a run for those who draw it: fed on the manager's loop, read on the main thread."""
+"""Model of a run for its views: fed on the event loop, read on the main thread."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ _WORTH = 1.5
 
 
 class StartModel:
-    """What a pool's start, or a transfer, is at; one a start view. `on_event` is its listener."""
+    """Model of a pool's start, or of a transfer; `on_event` is its listener."""
 
     def __init__(self) -> None:
         self.done: list[PhaseEvent] = []
@@ -43,7 +43,7 @@ class StartModel:
         self._troubles = Troubles()
 
     def on_event(self, event: Event) -> str:
-        """What to say of an event, empty where there is nothing; callable from any thread."""
+        """Handle an event and return its text, or an empty one; any thread."""
         if isinstance(event, TroubleEvent):
             self._troubles.take(event)
         if isinstance(event, (NoticeEvent, ProgressEvent)):
@@ -60,12 +60,12 @@ class StartModel:
 
     @property
     def troubles(self) -> tuple[str, ...]:
-        """What is the matter now, to be shown for as long as it is, whatever phases come and go."""
+        """Current problems, shown as long as they last."""
         return tuple(cleaned(event.text) for event in self._troubles.events)
 
     @property
     def pace(self) -> str:
-        """How far the phase that is on is, such as ``environment 12 s of about 40 s``; empty where unknown."""
+        """Progress of the current phase, such as ``environment 12 s of about 40 s``."""
         event, began = self._now or (None, 0.0)
         if event is None or event.usual is None or event.usual < _WORTH:
             return ""
@@ -75,7 +75,7 @@ class StartModel:
 
 @dataclasses.dataclass(frozen=True)
 class RankState:
-    """One rank as a page gets it: how it fares, and its output, to which more can come."""
+    """State of one rank for a page, with output to which more can come."""
 
     view: RankView
     parts: tuple[Part, ...]
@@ -87,7 +87,10 @@ class RankState:
 
 @dataclasses.dataclass(frozen=True)
 class RunState:
-    """A run as a page gets it; ``order`` holds pairs of a rank and how many lines came from it, or `ITEM`."""
+    """State of a run for a page.
+
+    ``order`` holds pairs of a rank and how many lines came from it, or `ITEM`.
+    """
 
     title: str
     pool: str
@@ -135,7 +138,7 @@ class RunModel:
         self._unseen = {rank: RankView(rank) for rank in unseen}
 
     def on_event(self, event: Event) -> None:
-        """Take in what the pool tells; callable from any thread."""
+        """Handle an event of the pool; callable from any thread."""
         with self._lock:
             self.version += 1
             if isinstance(event, NoticeEvent):
@@ -144,7 +147,10 @@ class RunModel:
                 self._take(event)
 
     def shows(self, event: OutputEvent) -> bool:
-        """Whether an event is shown: all of the ranks whose output is, and how others end."""
+        """Tell whether an event is shown.
+
+        All of the ranks whose output is shown, and how others end.
+        """
         return event.rank in self._outputs or (event.rank in self._unseen and event.event["kind"] == "end")
 
     def _take(self, event: OutputEvent) -> None:
@@ -177,13 +183,13 @@ class RunModel:
         self._order.append((rank, count))
 
     def finish(self, elapsed: float) -> None:
-        """Nothing more will come; the run took this many seconds."""
+        """Mark the run as over, with its seconds."""
         with self._lock:
             self._elapsed = elapsed
             self.version += 1
 
     def snapshot(self, max_lines: int) -> RunViewModel:
-        """The run as it is now, with at most ``max_lines`` of each rank's last lines."""
+        """Return the run as it is now, with at most ``max_lines`` of each rank."""
         with self._lock:
             ranks = []
             for rank, view in self._views.items():
@@ -193,7 +199,7 @@ class RunModel:
             return RunViewModel(self.title, self._time(), tuple(ranks), *said)
 
     def state(self, max_lines: int) -> RunState:
-        """The same for a page: deltas go on from it."""
+        """Return the run as it is now for a page; deltas go on from it."""
         with self._lock:
             ranks = []
             for rank, view in self._views.items():
@@ -215,7 +221,7 @@ class RunModel:
 
 
 def ended(end: dict[str, Any]) -> dict[str, Any]:
-    """What is to be said of a rank that ended: its state, a note, and what it raised."""
+    """Describe a rank that ended: its state, a note, and what it raised."""
     state = _STATES.get(end["status"], "failed")
     if state == "interrupted" and "timeout" in end:
         state = "timed out"

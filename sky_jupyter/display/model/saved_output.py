@@ -1,4 +1,4 @@
-"""A run as JSON: what a saved notebook keeps of it, and what a page is given that comes while it runs.
+"""A run as JSON, for the saved notebook and for pages opened while it runs.
 
 The labextension draws it, with the same tabs while the run goes on and in a notebook without a
 kernel. Equal rich items are held once, and a picture that the HTML shows is there alone.
@@ -31,13 +31,13 @@ _MANY_LINES = (10_000, 5000, 2000)
 
 
 def run_state(states: Iterable[State], *, finished: bool) -> State:
-    """How a run fares as a whole."""
+    """Return the state of a run as a whole."""
     found = set(states)
     return next((state for state in html.TROUBLES if state in found), "done" if finished else "running")
 
 
 def to_json(state: RunState, view: str) -> dict[str, Any]:
-    """A run as a value that is JSON.
+    """Return a run as a JSON value.
 
     Parameters
     ----------
@@ -70,7 +70,7 @@ def to_json(state: RunState, view: str) -> dict[str, Any]:
 
 
 def bundle(model: RunModel, view: str, most_text: int | None = None) -> dict[str, Any]:
-    """A run in all of the forms that a saved notebook keeps.
+    """Return a run in all forms that a saved notebook keeps.
 
     Parameters
     ----------
@@ -87,13 +87,13 @@ def bundle(model: RunModel, view: str, most_text: int | None = None) -> dict[str
 
 
 def last(model: RunModel, view: str) -> dict[str, Any]:
-    """The JSON of `bundle` alone, with all of its pictures, for a page that gets no HTML."""
+    """Return the JSON of `bundle` with all pictures, for a page that gets no HTML."""
     whole: dict[str, Any] = _forms(model, view, None)[MIME]
     return whole
 
 
 def _without_pictures(run: dict[str, Any], page: str) -> dict[str, Any]:
-    """A run with a picture's number in its HTML in the place of each that is there: a notebook holds it once."""
+    """Replace pictures by their numbers in the HTML: the notebook holds each once."""
     numbers: dict[tuple[str, str], int] = {}
     for number, found in enumerate(_PICTURE.finditer(page)):
         numbers.setdefault((found[1], found[2]), number)
@@ -127,7 +127,7 @@ def _forms(model: RunModel, view: str, most_text: int | None) -> dict[str, Any]:
 
 
 def _pictures(shown: html.RunViewModel) -> int:
-    """About how much of a view's HTML is rich items."""
+    """Return about how much of a view's HTML is rich items."""
     richs = [part for view in shown.ranks for part in (*view.segments, view.result) if isinstance(part, Rich)]
     return sum(len(value) for rich in richs for value in rich.data.values() if isinstance(value, str))
 
@@ -148,12 +148,12 @@ def _rank(rank: RankState, items: _Items) -> dict[str, Any]:
 
 
 def _told(rank: RankState) -> dict[str, Any]:
-    """What is only said where there is something to say."""
+    """Return the fields that a page needs to append to a rank's output."""
     return {"dropped": rank.dropped, "stream": rank.stream, "next": rank.next}
 
 
 def _ended(view: html.RankView) -> dict[str, Any]:
-    """The same of how a rank ended."""
+    """Return the fields on how a rank ended."""
     return {name: text for name, text in {"note": view.note, "traceback": view.traceback}.items() if text}
 
 
@@ -165,7 +165,7 @@ class _Items:
         self._places: dict[str, int] = {}
 
     def add(self, rich: Rich) -> int:
-        """Where an item is."""
+        """Return the index of an item."""
         item = {"data": dict(rich.data), "metadata": dict(rich.metadata)}
         text = json.dumps(item, sort_keys=True, default=str)
         place = self._places.setdefault(text, len(self.kept))

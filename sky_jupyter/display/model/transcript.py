@@ -1,4 +1,4 @@
-"""What one rank has shown so far, as a terminal would have it: lines that can still change, and rich items.
+"""Output of one rank as a terminal has it: lines that can change, and rich items.
 
 `Transcript` is the text alone. `RankOutput` puts several of them and the rich items between them
 in order; the display makes one for each rank of a run and drops it with the run's view.
@@ -72,16 +72,16 @@ class Transcript:
         return len(self._rows) - (not self._rows[-1])
 
     def tail(self, count: int) -> list[str]:
-        """The last `count` lines at most."""
+        """Return the last `count` lines at most."""
         end = len(self)
         return [self._text(row) for row in self._rows[max(0, end - min(count, self.max_lines)) : end]]
 
     def text(self) -> str:
-        """All that is kept, as one text."""
+        """Return all that is kept as one text."""
         return "\n".join(self.lines) + "\n" * (len(self) < len(self._rows) and len(self) > 0)
 
     def replay(self, count: int) -> str:
-        """What an empty transcript has to be fed to have the last `count` lines at most, and the cursor where it is."""
+        """Return what rebuilds the last `count` lines in an empty transcript."""
         lines = self.tail(count)
         if not lines:
             return self._held
@@ -112,7 +112,7 @@ class Transcript:
         self._trim()
 
     def drop_blank(self) -> None:
-        """Take back an unfinished last line of blanks: what a bar leaves that is taken away for other output."""
+        """Remove an unfinished blank last line, which a removed progress bar leaves."""
         if self.open and self._row == len(self._rows) - 1 and not ansi.strip(self._text(self._rows[-1])).strip():
             self._rows[-1], self._column = "", None
 
@@ -161,7 +161,7 @@ class Transcript:
 
     @property
     def _look(self) -> ansi.Style:
-        """How what is written next looks; a program's own reset does not take it off stderr."""
+        """Style of what is written next; a reset does not take it off stderr."""
         return self._style._replace(stderr=True) if self._stderr else self._style
 
     def _write(self, text: str) -> None:
@@ -197,7 +197,7 @@ class Transcript:
         self._column = 0 if self._rows[self._row] else None
 
     def _control(self, kind: str, codes: str) -> None:
-        """Act on ``ESC [ codes kind``; what is no known movement or erasure has no effect."""
+        """Execute ``ESC [ codes kind``; an unknown one has no effect."""
         digits = codes.partition(";")[0]
         number = int(digits[:6]) if digits.isdecimal() else 0
         steps = max(1, number)
@@ -216,7 +216,7 @@ class Transcript:
             del self._rows[self._row + 1 :]
 
     def _erase(self, what: int) -> None:
-        """Erase in the cursor's row: from the cursor on (0), up to it (1), or all of it (2)."""
+        """Erase in the cursor's row: from the cursor (0), up to it (1), or all (2)."""
         column = self._at()
         cells = self._cells()
         if what == 1:
@@ -278,7 +278,7 @@ class Streams:
         self._ended: set[str] = set()
 
     def next(self, name: str, text: str, *, open: bool) -> tuple[bool, str]:
-        """Whether the text that comes from stream `name` needs a line of its own, and what of it is to be shown.
+        """Tell whether a stream's text needs a new line, and what of it to show.
 
         Parameters
         ----------
@@ -309,7 +309,7 @@ class Text:
 
 @dataclass(frozen=True)
 class Rich:
-    """A plot, table or other rich item, as Jupyter's messages hold it: data by media type."""
+    """Plot, table or other rich item: data by media type, as in Jupyter's messages."""
 
     data: Mapping[str, Any]
     metadata: Mapping[str, Any] = field(default_factory=dict)
@@ -319,7 +319,7 @@ Segment = Text | Rich
 
 
 class Part(NamedTuple):
-    """A stretch of output as a page gets it: text to be fed to an empty transcript, or an item and its display ids."""
+    """Stretch of output for a page: text, or an item with its display ids."""
 
     text: str = ""
     rich: Rich | None = None
@@ -327,7 +327,7 @@ class Part(NamedTuple):
 
 
 class RankOutput:
-    """All that one rank has shown, in its order; feed it with the contents of Jupyter's messages.
+    """All output of one rank in order; fed with the contents of Jupyter's messages.
 
     Parameters
     ----------
@@ -349,7 +349,7 @@ class RankOutput:
         self._streams = Streams()
 
     def feed(self, text: str, name: str = "stdout") -> None:
-        """Take text of stdout or stderr, as `name` says; what one of them leaves open the other does not go on."""
+        """Take text of stdout or stderr; neither continues the other's line."""
         self._cleared()
         if not self._parts or not isinstance(self._parts[-1], Transcript):
             self._parts.append(Transcript(self.max_lines))
@@ -374,7 +374,7 @@ class RankOutput:
         self._note(_size(self._parts[-1]))
 
     def _note(self, size: int) -> None:
-        """So much more is kept: where that is too much, the oldest parts go."""
+        """Note that so much more is kept; drop the oldest parts if that is too much."""
         self._size += size
         # Only once there is twice too much, so that an item costs the same however many there are.
         if self._size <= 2 * self.max_chars and len(self._parts) <= 2 * self.max_lines:
@@ -399,7 +399,7 @@ class RankOutput:
         return f"… {count:,} earlier item{'s' * (count != 1)} left out …" if count else ""
 
     def update(self, display_id: str, data: Mapping[str, Any], metadata: Mapping[str, Any] | None = None) -> None:
-        """Take an ``update_display_data``: change what was shown under `display_id`, if anything was."""
+        """Take an ``update_display_data``: replace what `display_id` shows, if anything."""
         for position in self._by_id.get(display_id, ()):
             self._parts[position - self._first] = Rich(data, metadata or {})
 
@@ -422,7 +422,7 @@ class RankOutput:
         return self._streams.last
 
     def parts(self, max_lines: int) -> tuple[list[Part], int]:
-        """As `segments`, but so that what comes next can be fed to it: with the cursor, and items' display ids."""
+        """Return `segments` so that more can be fed: with cursor and display ids."""
         ids: dict[int, list[str]] = {}
         for name, positions in self._by_id.items():
             for position in positions:
@@ -444,7 +444,10 @@ class RankOutput:
         return done[::-1], out
 
     def segments(self, max_lines: int) -> tuple[tuple[Segment, ...], int]:
-        """What to show, with the last `max_lines` lines and all rich items; and how many lines are left out."""
+        """Return the last `max_lines` lines and all rich items.
+
+        Also how many lines are left out.
+        """
         shown: list[Segment] = []
         left, out = max_lines, self._gone_lines
         for part in reversed(self._parts):
@@ -462,7 +465,7 @@ class RankOutput:
 
 
 def _size(part: Transcript | Rich) -> int:
-    """About how much memory a part takes."""
+    """Return about how much memory a part takes."""
     if isinstance(part, Transcript):
         return part.size
     return 500 + sum(len(value) if isinstance(value, str) else 500 for value in part.data.values())

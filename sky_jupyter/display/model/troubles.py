@@ -1,4 +1,4 @@
-"""What is the matter, and lasts: told once as it begins, shown until it is over, whatever comes meanwhile."""
+"""Lasting problems: told once when they begin, shown until they are over."""
 
 from __future__ import annotations
 
@@ -6,13 +6,13 @@ from ...pool.base.events import TroubleEvent
 
 
 class Troubles:
-    """Made and held by the view of a start or transfer; by what each is about. Any thread."""
+    """Current problems by subject; held by the view of a start. Any thread."""
 
     def __init__(self) -> None:
         self._events: dict[str, TroubleEvent] = {}
 
     def take(self, event: TroubleEvent) -> None:
-        """Take in that something is the matter, in the place of what was known of it, or is over."""
+        """Note that a problem began, changed or is over."""
         self._events.pop(event.about, None)
         if not event.over:
             self._events[event.about] = event

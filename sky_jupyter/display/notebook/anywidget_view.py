@@ -1,4 +1,6 @@
-"""The run view as an anywidget, for front ends without our extension: in marimo, else by ``SKY_VIEW=widget``.
+"""The run view as an anywidget, for front ends without our extension.
+
+In marimo, else by ``SKY_VIEW=widget``.
 
 It is not what JupyterLab is given by itself: there a widget's state is asked for behind the cell that runs, so
 that a page which is reloaded shows nothing until the cell has ended. The widget gives way to the same bundle
@@ -32,7 +34,7 @@ _BUNDLE = "run.js"
 
 
 def available() -> bool:
-    """Whether there is anywidget, and the module that it is to load."""
+    """Tell whether anywidget, and the module that it loads, are there."""
     return importlib.util.find_spec("anywidget") is not None and _module().is_file()
 
 
@@ -54,7 +56,7 @@ def _widget_class() -> Any:
 
 
 class WidgetRunView:
-    """The view of one run; made by `display.run_view`, ends with the run."""
+    """View of one run; made by `display.run_view`, ends with the run."""
 
     def __init__(
         self, kernel: Any, title: str, ranks: Sequence[int], pool: str = "", unseen: Sequence[int] = ()
@@ -70,11 +72,14 @@ class WidgetRunView:
         self._next = time.perf_counter() + _PATIENCE
 
     def on_event(self, event: Event) -> None:
-        """The run's listener; callable from any thread."""
+        """Handle an event of the run; callable from any thread."""
         self._feed.on_event(event)
 
     def refresh(self) -> None:
-        """Show the widget, and now and then what a page gets that is opened later; main thread only."""
+        """Show the widget, and update its state now and then; main thread only.
+
+        The state is for pages that are opened later.
+        """
         now = time.perf_counter()
         if now < self._next:
             return
@@ -100,7 +105,7 @@ class WidgetRunView:
         self._slot.show({_VIEW: view, "text/plain": html.to_text(shown, 0, colours=False)})
 
     def finish(self, elapsed: float) -> None:
-        """Put the static bundle in the widget's place, and the widget away."""
+        """Replace the widget by the static bundle, and close it."""
         self.model.finish(elapsed)
         self._feed.finish()
         self._slot.show(saved_output.bundle(self.model, self.id))
@@ -109,7 +114,7 @@ class WidgetRunView:
             self._widget = self._send = None
 
     def _last(self) -> dict[str, Any]:
-        """The run as it has ended, with the number of the last delta."""
+        """Return the final state, with the number of the last delta."""
         return {**saved_output.last(self.model, self.id), "number": self._feed.open()["number"]}
 
     def _to_pages(self, content: dict[str, Any], buffers: list[bytes]) -> None:
@@ -121,6 +126,6 @@ class WidgetRunView:
         self._send(content, buffers)
 
     def _on_message(self, widget: Any, content: Any, buffers: Any) -> None:
-        """A page misses a delta; where the kernel is busy this comes when the cell has ended."""
+        """Send a page the delta that it misses; waits for a busy kernel's cell."""
         if isinstance(content, dict) and content.get("sky") == "open" and self._widget is not None:
             self._widget.snapshot = self._last() if self.model.finished else self._feed.open()

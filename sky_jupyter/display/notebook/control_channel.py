@@ -1,4 +1,4 @@
-"""What a page asks of the views while a cell runs: by Jupyter's control channel, which is not behind the cell.
+"""Requests of pages to views, on the control channel, which no cell blocks.
 
 A comm's message to a busy kernel waits until the cell ends, and so does a widget's state after a
 reload. The handler runs on the kernel's control thread: it touches only what views guard themselves.
@@ -22,17 +22,17 @@ Handler = Callable[[Any, Any, dict[str, Any]], Awaitable[None]]
 
 
 class LiveView(Protocol):
-    """A view that a page can open."""
+    """View that a page can open."""
 
     id: str
     cell: str
 
     def open(self) -> dict[str, Any]:
-        """The run as it is now."""
+        """Return the run as it is now."""
 
 
 class Ended:
-    """What is left of a view: the bundle that the notebook keeps."""
+    """Rest of a view that has ended: the bundle that the notebook keeps."""
 
     def __init__(self, cell: str, bundle: dict[str, Any]) -> None:
         self.cell, self.bundle = cell, bundle
@@ -40,7 +40,7 @@ class Ended:
 
 
 class Views:
-    """The views of this kernel, by id; `answer` is what the control channel asks."""
+    """Views of this kernel by id; `answer` handles the requests."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -48,12 +48,12 @@ class Views:
         self._ended: OrderedDict[str, Ended] = OrderedDict()
 
     def add(self, view: LiveView) -> None:
-        """A run goes on."""
+        """Register the view of a run that goes on."""
         with self._lock:
             self._live[view.id] = view
 
     def end(self, view: LiveView, bundle: dict[str, Any]) -> None:
-        """It is over, and this stays in the notebook."""
+        """Replace a view by what stays in the notebook."""
         with self._lock:
             self._live.pop(view.id, None)
             self._ended[view.id] = Ended(view.cell, bundle)
@@ -63,13 +63,13 @@ class Views:
                 self._ended.popitem(last=False)
 
     def forget(self, cell: str) -> None:
-        """A cell runs anew: what it showed before is not its output any more."""
+        """Forget the views of a cell that runs anew."""
         with self._lock:
             for id in [id for id, one in self._ended.items() if one.cell == cell]:
                 del self._ended[id]
 
     def answer(self, content: dict[str, Any]) -> dict[str, Any]:
-        """Do what a page asks: ``open`` a view, or list those of a notebook (``views``)."""
+        """Answer a page: ``open`` a view, or list those of a notebook (``views``)."""
         action, id = content.get("action"), str(content.get("view", ""))
         with self._lock:
             live, ended = self._live.get(id), self._ended.get(id)
@@ -90,7 +90,9 @@ views = Views()
 
 
 def register(kernel: Any, name: str, handler: Handler) -> bool:
-    """Have a kernel answer a request on its control channel, and name it among its supported features.
+    """Register a request handler on a kernel's control channel.
+
+    It is named among the kernel's supported features.
 
     A request that a kernel does not know is an error in the server's log, and is not answered: pages look there first.
 

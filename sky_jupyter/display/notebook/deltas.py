@@ -1,4 +1,4 @@
-"""What pages are told of a run while it goes on: a snapshot for each that comes, and numbered deltas for all.
+"""A snapshot of a run for each page that comes, and numbered deltas for all.
 
 Deltas go out from a thread, twenty times a second while there is news, so that pages live while
 the notebook's main thread waits for the cell. One that printed more than a page can show is passed
@@ -29,7 +29,7 @@ _MOST_CHARS = 2_000_000
 
 @dataclass
 class _Piece:
-    """One entry of a delta: text of a stream, as it came piece by piece, or a list that says the rest."""
+    """Entry of a delta: text of a stream, or a list with anything else."""
 
     rank: int
     name: str = ""
@@ -47,7 +47,7 @@ class _Piece:
 
 
 class Pending:
-    """What waits for the next delta, in the order in which it came."""
+    """Queue of what goes into the next delta, in order."""
 
     def __init__(self, ranks: int) -> None:
         self._most_chars = max(50_000, _MOST_CHARS // max(1, ranks))
@@ -62,7 +62,7 @@ class Pending:
         return bool(self._pieces)
 
     def add_text(self, rank: int, name: str, text: str, seq: int = -1) -> None:
-        """Take what a rank printed, in the journal's event `seq`."""
+        """Queue what a rank printed, in the journal's event `seq`."""
         last = self._pieces[-1] if self._pieces else None
         if last is not None and last.rank == rank and last.name == name:
             last.texts.append(text)
@@ -76,16 +76,16 @@ class Pending:
             self._pass_over(rank, size)
 
     def note(self, rank: int, seq: int) -> None:
-        """The journal's event `seq` of a rank is among what waits."""
+        """Note that a rank's event `seq` is in the queue."""
         self._next[rank] = seq + 1
 
     def take_next(self) -> list[list[int]]:
-        """Of each rank of which something waits, the journal's number of what comes after that."""
+        """Return by rank the journal's number after what is queued."""
         found, self._next = sorted(map(list, self._next.items())), {}
         return found
 
     def add(self, entry: list[Any], rank: int = -1) -> None:
-        """Take anything else: its kind stands first, then the rank where it is of one."""
+        """Queue anything else: its kind first, then the rank if it is of one."""
         piece = _Piece(rank, entry=entry)
         self._pieces.append(piece)
         if entry[0] == "u":
@@ -96,7 +96,7 @@ class Pending:
             self._updates[rank, entry[2]] = piece
 
     def _pass_over(self, rank: int, size: list[int]) -> None:
-        """Drop a rank's oldest text until half of the room is free, up to the end of a line."""
+        """Drop a rank's oldest text, to a line's end, until half of the room is free."""
         pieces = self._of_rank[rank]
         gone = 0
         while size[0] > _MOST_LINES // 2 or size[1] > self._most_chars // 2:
@@ -120,7 +120,7 @@ class Pending:
         pieces[0].skipped += gone
 
     def take(self) -> tuple[list[list[Any]], bytes]:
-        """Entries and the bytes of their texts; nothing waits afterwards."""
+        """Return the entries and the bytes of their texts, and empty the queue."""
         entries: list[list[Any]] = []
         texts: list[bytes] = []
         for piece in self._pieces:
@@ -135,7 +135,10 @@ class Pending:
 
 
 def _tail_start(text: str, lines: int, chars: int) -> int:
-    """Where the last lines of a text begin; in one line that is too long, where a bar is drawn anew."""
+    """Return where the last lines of a text begin.
+
+    In a line that is too long, where a progress bar is drawn anew.
+    """
     start = max(0, len(text) - chars)
     if start:
         line, bar = text.find("\n", start), text.find("\r", start)
@@ -146,7 +149,7 @@ def _tail_start(text: str, lines: int, chars: int) -> int:
 
 
 class Feed:
-    """The deltas of one run.
+    """Deltas of one run.
 
     Parameters
     ----------
@@ -171,7 +174,7 @@ class Feed:
         self._thread: threading.Thread | None = None
 
     def on_event(self, event: Event) -> None:
-        """Take in what the pool tells; callable from any thread."""
+        """Handle an event of the pool; callable from any thread."""
         with self._lock:
             self.model.on_event(event)
             if self.watched.is_set():
@@ -179,7 +182,7 @@ class Feed:
                 self._news.set()
 
     def open(self) -> dict[str, Any]:
-        """The run as it is, for a page that comes, or that misses a delta; from now on there are deltas."""
+        """Return a snapshot for a page that comes, and send deltas from now on."""
         with self._lock:
             self._flush()
             state = self.model.state(saved_output.WINDOW)
@@ -190,7 +193,7 @@ class Feed:
             return {**saved_output.to_json(state, self.view), "number": self._number}
 
     def finish(self) -> None:
-        """Tell the pages what is left, and that the run is over; the model has been told."""
+        """Send the rest, and that the run is over; the model has been told."""
         self._over.set()
         self._news.set()
         if self._thread is not None:

@@ -1,4 +1,4 @@
-"""Views in marimo, which has no magics: the run view as an anywidget in the cell's output, and a spinner for starts.
+"""Views in marimo: the run view as an anywidget, and a spinner for starts.
 
 marimo brings a widget's messages to the page at once, from any thread, while the cell runs; it takes
 none from the page meanwhile. Its own stop button interrupts the cell, and so the ranks.
@@ -26,7 +26,10 @@ _kept: deque[Any] = deque()
 
 
 class MarimoRunView(WidgetRunView):
-    """The view of one run; made by `display.run_view`. Its widget stays, with the run's last state."""
+    """View of one run, whose widget stays with the last state.
+
+    Made by `display.run_view`.
+    """
 
     def __init__(self, title: str, ranks: Sequence[int], pool: str = "", unseen: Sequence[int] = ()) -> None:
         super().__init__(None, title, ranks, pool, unseen)
@@ -42,7 +45,7 @@ class MarimoRunView(WidgetRunView):
             widget.close()
 
     def finish(self, elapsed: float) -> None:
-        """Give the widget the run's last state; what was over at once is plain HTML, if there is anything to see."""
+        """Give the widget the last state; a short run becomes plain HTML, if any."""
         self.model.finish(elapsed)
         self._feed.finish()
         if self._widget is not None:
@@ -56,7 +59,7 @@ class MarimoRunView(WidgetRunView):
 
 
 class MarimoStartView:
-    """The view of a pool's start or a transfer: a spinner that says what it is at, then a line that stays."""
+    """View of a start or transfer: a spinner with its phase, then a line that stays."""
 
     def __init__(self, title: str) -> None:
         self.title = title
@@ -68,13 +71,13 @@ class MarimoStartView:
         self._spinner: Any = None
 
     def on_event(self, event: Event) -> None:
-        """The pool's listener; callable from any thread."""
+        """Handle an event of the pool; callable from any thread."""
         text = self._model.on_event(event)
         if not isinstance(event, TroubleEvent) or event.over:
             self._now = text or self._now
 
     def refresh(self) -> None:
-        """Say what is new; on the cell's thread only."""
+        """Draw what is new; on the cell's thread only."""
         import marimo
 
         now = time.perf_counter()

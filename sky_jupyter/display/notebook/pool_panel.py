@@ -1,4 +1,4 @@
-"""The pool panel, as it is at one moment: what `%sky` shows of each pool, as JSON, in HTML and in text.
+"""The pool panel of `%sky`: pools as JSON, HTML and text.
 
 It is drawn from what `pool.survey` tells, as docs/actions.md has it. Where the labextension is, it
 draws the JSON and follows the pool from then on; everyone else sees the HTML, which has only what the
@@ -53,12 +53,12 @@ def show(pools: Sequence[Facts]) -> None:
 
 
 def to_json(pools: Sequence[Facts]) -> dict[str, Any]:
-    """Pools as they are now, for a page that draws them, with as much as a saved notebook is to keep."""
+    """Return the pools as they are now, with as much as a saved notebook keeps."""
     return {"version": VERSION, "at": round(time.time()), "pools": [_kept(pool) for pool in pools]}
 
 
 def start_json(pool: str, text: str) -> dict[str, Any]:
-    """A pool that is being started, for a page that asks for more; ``text`` is what it is at."""
+    """Return a pool that is being started; ``text`` is its phase."""
     return {"version": VERSION, "at": round(time.time()), "pools": [], "start": {"pool": pool, "text": text}}
 
 
@@ -73,7 +73,7 @@ def _kept(pool: Facts) -> dict[str, Any]:
 
 
 def _thinned(samples: Sequence[Sequence[float]]) -> list[list[float]]:
-    """Fewer samples, each the mean of neighbours."""
+    """Return fewer samples, each the mean of neighbours."""
     size = max(1, -(-len(samples) // _KEPT_SAMPLES))
     ends = range(len(samples), 0, -size)
     groups = [samples[max(0, end - size) : end] for end in reversed(ends)]
@@ -81,7 +81,7 @@ def _thinned(samples: Sequence[Sequence[float]]) -> list[list[float]]:
 
 
 def to_text(pool: Facts) -> str:
-    """A pool in lines."""
+    """Return a pool in lines."""
     lines = [_head(pool)]
     lines += [f"  {host}: {text}" for host, text in sorted(pool["away"].items())]
     lines += [f"  {text}: its control goes through here, no collectives" for text in sorted(pool["apart"].values())]
@@ -95,7 +95,7 @@ def to_text(pool: Facts) -> str:
 
 
 def to_html(pool: Facts) -> str:
-    """A pool as a table of its nodes."""
+    """Return a pool as a table of its nodes."""
     trouble = pool["state"] not in _COLOURS
     header = render.html_line(_head(pool), state="failed" if trouble else "done")
     notes = [f"{host}: {text}" for host, text in sorted(pool["away"].items())]
@@ -152,7 +152,7 @@ def _rank(rank: Facts, pool: str) -> str:
 
 
 def _use(node: Facts) -> list[str]:
-    """How busy a node is, in words with sparklines; nothing where it has not told."""
+    """Describe a node's load in words with sparklines; empty if it is unknown."""
     now = node["now"]
     if not now:
         return []
@@ -166,7 +166,7 @@ def _use(node: Facts) -> list[str]:
 
 
 def _series(node: Facts) -> list[list[float]]:
-    """What a node's samples hold, one after another, each as a part of all that there is."""
+    """Return a node's samples, each as a fraction of the total."""
     whole = [1.0, node["memory"]]
     for gpu in node["gpus"]:
         whole += [1.0, gpu["memory"]]
@@ -177,13 +177,13 @@ def _series(node: Facts) -> list[list[float]]:
 
 
 def spark(values: Sequence[float]) -> str:
-    """Values from 0 to 1 as blocks, the newest last; each stands for as many of them as it takes."""
+    """Return values from 0 to 1 as block characters, the newest last."""
     top = len(_BLOCKS) - 1
     return "".join(_BLOCKS[round(top * min(1.0, max(0.0, value)))] for value in _binned(values, _COLUMNS))
 
 
 def _binned(values: Sequence[float], columns: int) -> list[float]:
-    """At most so many means of neighbours; the newest of them are whole."""
+    """Return at most so many means of neighbours; the newest are whole."""
     size = max(1, -(-len(values) // columns))
     ends = range(len(values), 0, -size)
     bins = [values[max(0, end - size) : end] for end in ends]
@@ -238,7 +238,7 @@ def _row(node: Facts, *, gpus: bool) -> str:
 
 
 def _html_use(node: Facts) -> list[str]:
-    """A node's CPU, memory and GPUs."""
+    """Return a node's CPU, memory and GPUs as HTML."""
     now = node["now"]
     if not now:
         return ["", "", ""]
@@ -256,7 +256,7 @@ def _html_use(node: Facts) -> list[str]:
 
 
 def picture(values: Sequence[float], what: str) -> str:
-    """Values from 0 to 1 as a line with what is below it, the newest at the right; five minutes wide."""
+    """Return values from 0 to 1 as an area chart, five minutes wide."""
     if not values:
         return ""
     bins = _binned(values, _WIDTH)

@@ -1,4 +1,6 @@
-"""Widgets of ranks in the notebook's pages: their comms stand in the notebook's kernel, and are passed on both ways.
+"""Widgets of ranks in the notebook's pages.
+
+Their comms are open in the notebook's kernel too, which relays messages both ways.
 
 A page then has them as it has the notebook's own, in the same widget manager, after a reload too. What
 ranks say goes out from a thread, while a cell runs too. What a page says comes in a subshell where front
@@ -33,7 +35,7 @@ Key = tuple[str, int]
 
 
 class Mirrored:
-    """Stands in the list of a kernel's comms for one of a rank; the kernel hands it what pages say."""
+    """Proxy of a rank's comm in a kernel's list; the kernel gives it what pages say."""
 
     def __init__(self, widgets: Widgets, key: Key, id: str, target: str) -> None:
         self.comm_id, self.target_name = id, target
@@ -41,38 +43,38 @@ class Mirrored:
         self._closed = False
 
     def handle_msg(self, message: dict[str, Any]) -> None:
-        """A page says something, in whichever thread."""
+        """Relay a page's message, in any thread."""
         self._widgets.on_page(self._key, self.comm_id, message)
 
     def handle_close(self, message: dict[str, Any]) -> None:
-        """A page closes it."""
+        """Relay that a page closes the comm."""
         self._widgets.on_page(self._key, self.comm_id, message)
 
 
 class _Listed(dict[str, Any]):
-    """A kernel's comms by id, which another thread may add to while the kernel looks through them."""
+    """Kernel's comms by id, safe to add to while the kernel iterates."""
 
     def items(self) -> Any:
         return list(super().items())
 
 
 class Mirror:
-    """What a pool tells of its ranks' comms; made by `Widgets.mirror`."""
+    """Receiver of what a pool's ranks say; made by `Widgets.mirror`."""
 
     def __init__(self, widgets: Widgets, pool: str) -> None:
         self._widgets, self._pool = widgets, pool
 
     def take(self, messages: Sequence[Message]) -> None:
-        """What ranks say; callable from any thread."""
+        """Handle messages of ranks; callable from any thread."""
         self._widgets.take(self._pool, messages)
 
     def reset(self, ranks: Sequence[int], messages: Sequence[Message]) -> None:
-        """All that these ranks have open, now and no more; callable from any thread."""
+        """Replace the list of these ranks' open comms; callable from any thread."""
         self._widgets.reset(self._pool, ranks, messages)
 
 
 class Widgets:
-    """All widgets of ranks that a kernel's pages can have; one a kernel, see `of`.
+    """All widgets of ranks that a kernel's pages can have; one per kernel, see `of`.
 
     Parameters
     ----------
@@ -101,7 +103,7 @@ class Widgets:
         control_channel.register(kernel, REQUEST, self._on_request)
 
     def mirror(self, pool: str, send: Send) -> Mirror:
-        """Where a pool tells of its ranks' comms; ``send`` brings a page's message to the rank."""
+        """Return a pool's receiver; ``send`` takes a page's message to the rank."""
         with self._lock:
             self._sends[pool] = weakref.WeakMethod(send)
         return Mirror(self, pool)
@@ -109,14 +111,14 @@ class Widgets:
     # -- what the ranks say ------------------------------------------------------------------------
 
     def take(self, pool: str, messages: Sequence[Message]) -> None:
-        """What a pool's ranks say; callable from any thread."""
+        """Handle messages of a pool's ranks; callable from any thread."""
         with self._lock:
             for message in messages:
                 self._take((pool, message.rank), message)
         self._tell_pages()
 
     def reset(self, pool: str, ranks: Sequence[int], messages: Sequence[Message]) -> None:
-        """All that a pool's ranks have open; callable from any thread."""
+        """Replace the list of a pool's open comms; callable from any thread."""
         there = {message.comm for message in messages}
         with self._lock:
             for key in [(pool, rank) for rank in ranks if (pool, rank) in self._held]:
@@ -204,7 +206,7 @@ class Widgets:
     # -- what pages say ----------------------------------------------------------------------------
 
     def on_page(self, key: Key, id: str, message: dict[str, Any]) -> None:
-        """A page says something to a rank's comm; callable from any thread."""
+        """Relay a page's message to a rank's comm; callable from any thread."""
         with self._lock:
             comm = self._held[key].get(id)
             send = self._sends[key[0]]()
@@ -225,7 +227,7 @@ class Widgets:
         send(told)
 
     def _answer_control(self) -> None:
-        """Have a page that asks for all widgets, as it does when it is opened, be told of the ranks' too."""
+        """Tell a page that asks for all widgets of the ranks' too."""
         targets = self._kernel.comm_manager.targets
         if self._owners and targets.get(CONTROL) != self._on_control:
             # The notebook's own widgets may be imported at any time, and answer for themselves.
@@ -253,7 +255,7 @@ class Widgets:
             comm.on_msg(lambda asked: answer({"method": "update_states", "states": {}, "buffer_paths": []}))
 
     def _states(self) -> tuple[dict[str, Any], list[list[str | int]], list[bytes]]:
-        """All widgets of ranks, as the notebook's own answer: their states, and paths of bytes in them."""
+        """Return the states of all widgets of ranks, with paths of bytes in them."""
         states: dict[str, Any] = {}
         paths: list[list[str | int]] = []
         buffers: list[bytes] = []
@@ -270,7 +272,10 @@ class Widgets:
         return states, paths, buffers
 
     async def _on_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
-        """On the control channel, from a page that was opened while a cell runs: see docs/view.md."""
+        """Answer on the control channel a page opened while a cell runs.
+
+        See docs/view.md.
+        """
         asked = parent.get("content") or {}
         content: dict[str, Any] = {"status": "ok"}
         buffers: list[bytes] = []
@@ -282,7 +287,10 @@ class Widgets:
         self._kernel.session.send(stream, REPLY, content, parent, ident=ident, buffers=buffers or None)
 
     def openings(self, asked: Any) -> tuple[list[dict[str, Any]], list[bytes]]:
-        """What would open these widgets now, and all that they refer to; each says how many buffers are its own."""
+        """Return what opens these widgets now, and all that they refer to.
+
+        Each says how many buffers are its own.
+        """
         ids = [id for id in asked if isinstance(id, str)][:_MOST_ASKED] if isinstance(asked, list) else []
         comms: list[dict[str, Any]] = []
         buffers: list[bytes] = []
@@ -301,7 +309,7 @@ _kernels: dict[int, Widgets] = {}
 
 
 def of(kernel: Any) -> Widgets:
-    """A kernel's, made when first asked for; main thread only."""
+    """Return a kernel's widgets, made on first use; main thread only."""
     if id(kernel) not in _kernels:
         _kernels[id(kernel)] = Widgets(kernel)
     return _kernels[id(kernel)]

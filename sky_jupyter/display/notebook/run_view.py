@@ -1,4 +1,4 @@
-"""The view of a run in a notebook: drawn by the page where the labextension is there, else HTML updated in place.
+"""The run view in a notebook: drawn by the labextension, else as HTML.
 
 Both are one output: it holds our JSON, HTML and text. A page that draws the JSON says so by the
 control channel, and is told deltas from then on; as long as none has, the HTML follows the run. The
@@ -27,7 +27,10 @@ _FOR_SAVING = 20.0
 
 
 class Sender:
-    """Brings contents to all pages of a kernel, from any thread, under the id of a comm that need not be open."""
+    """Sends contents to all pages of a kernel, from any thread.
+
+    Under the id of a comm that need not be open.
+    """
 
     def __init__(self, kernel: Any, comm: str) -> None:
         self._kernel, self._comm = kernel, comm
@@ -45,7 +48,7 @@ class Sender:
 
 
 class LiveRunView:
-    """The view of one run; made by `display.run_view`, ends with the run."""
+    """View of one run; made by `display.run_view`, ends with the run."""
 
     def __init__(
         self, kernel: Any, title: str, ranks: Sequence[int], pool: str = "", unseen: Sequence[int] = ()
@@ -62,15 +65,15 @@ class LiveRunView:
         control_channel.install(kernel)
 
     def on_event(self, event: Event) -> None:
-        """The run's listener; callable from any thread."""
+        """Handle an event of the run; callable from any thread."""
         self._feed.on_event(event)
 
     def open(self) -> dict[str, Any]:
-        """The run as it is, for a page that draws it; callable from any thread."""
+        """Return the run as it is, for a page that draws it; callable from any thread."""
         return self._feed.open()
 
     def refresh(self) -> None:
-        """Draw what is new as far as no page does; main thread only."""
+        """Draw what is new unless a page does; main thread only."""
         now = time.perf_counter()
         if self._feed.watched.is_set():
             self._for_saving = self._for_saving or now + _FOR_SAVING
@@ -99,7 +102,7 @@ class LiveRunView:
         self._next = time.perf_counter() + max(_INTERVAL, 4 * (time.perf_counter() - now))
 
     def appear(self) -> None:
-        """Be there at once: the cell may have ended when there is more to draw, and then nothing begins in it."""
+        """Create the output at once: none can be created after the cell has ended."""
         self._next = 0.0
         self.refresh()
 

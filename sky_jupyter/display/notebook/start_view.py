@@ -1,4 +1,4 @@
-"""The view of a pool's start in a notebook's front end: one output, updated in place, that reads well when saved.
+"""The view of a pool's start in a notebook: one output, updated in place.
 
 It is HTML with a text form, under a display id: JupyterLab, Notebook 7, VS Code and nbclient all
 update it, and a saved notebook keeps the last state, without a kernel and without a widget. Of a start
@@ -25,7 +25,7 @@ _SLOW = 0.5
 
 
 class Slot:
-    """One output of the cell, made when there is something to show and then updated."""
+    """Output of the cell, created on first use and then updated."""
 
     def __init__(self) -> None:
         self._handle: Any = None
@@ -41,7 +41,7 @@ class Slot:
 
 
 class NotebookStartView:
-    """The view of a pool's start: a line that says what it is at, and at the end how long it took.
+    """View of a pool's start: a line with its phase, at the end with its duration.
 
     What is the matter stands below it, until it is over.
 
@@ -62,7 +62,7 @@ class NotebookStartView:
         self._next = time.perf_counter() + _PATIENCE
 
     def on_event(self, event: Event) -> None:
-        """The pool's listener; callable from any thread."""
+        """Handle an event of the pool; callable from any thread."""
         text = self._model.on_event(event)
         if not isinstance(event, TroubleEvent) or event.over:
             self._now = text or self._now

@@ -1,4 +1,4 @@
-"""Rows that stand at the bottom of a terminal, while what is printed meanwhile scrolls away above them.
+"""Rows at the bottom of a terminal; output scrolls above them.
 
 The cursor rests in an empty row above them. From there they can be erased whatever the terminal made
 of them when its size changed, where a count of rows to go back would be wrong; and what others write
@@ -24,14 +24,14 @@ _NAMES = ("stdout", "stderr")
 
 
 def can_draw(stream: TextIO | None) -> bool:
-    """Whether a stream is a terminal whose cursor can be moved, and nothing else is drawn there."""
+    """Tell whether a stream is a terminal with a movable cursor that is not in use."""
     if stream is None or Region.standing is not None or os.environ.get("SKY_VIEW") == "lines":
         return False
     return (getattr(stream, "encoding", None) or "").lower().replace("-", "") == "utf8" and is_terminal(stream)
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Whether a stream is a terminal that knows more than lines."""
+    """Tell whether a stream is a terminal that knows more than lines."""
     if stream is None or os.environ.get("TERM", "dumb") in ("", "dumb", "unknown"):
         return False
     try:
@@ -41,19 +41,19 @@ def is_terminal(stream: TextIO | None) -> bool:
 
 
 def make_room() -> None:
-    """Take the rows away, if there are any, until they are drawn again: somebody is to be asked something."""
+    """Remove the rows until they are drawn again: a question is to be asked."""
     if Region.standing is not None:
         Region.standing.hide()
 
 
 def writable(text: str, stream: Any) -> str:
-    """Text as a stream can take it: what its encoding has not is a question mark, and no reason to fail."""
+    """Replace characters that a stream cannot encode by question marks."""
     encoding = getattr(stream, "encoding", None) or "utf-8"
     return text.encode(encoding, "replace").decode(encoding)
 
 
 class Region:
-    """The rows of one view; only one has any at a time, and the others print their lines above.
+    """Rows of one view; one view has them at a time, others print above them.
 
     Parameters
     ----------
@@ -74,7 +74,7 @@ class Region:
 
     @property
     def size(self) -> os.terminal_size:
-        """How large the terminal is now."""
+        """Current size of the terminal."""
         with contextlib.suppress(OSError, ValueError):
             size = os.get_terminal_size(self._stream.fileno())
             if size.columns and size.lines:
@@ -83,14 +83,17 @@ class Region:
 
     @property
     def room(self) -> int:
-        """How many rows there may be: never more than half of the terminal, and none in a tiny one."""
+        """Largest number of rows: at most half of the terminal, none in a tiny one."""
         size = self.size
         if size.columns < _FEWEST_COLUMNS or size.lines < _FEWEST_LINES:
             return 0
         return max(1, size.lines // 2 - 1)
 
     def show(self, rows: Sequence[str], above: str = "") -> None:
-        """Print text, of whole lines, and have rows stand below it, none of them wider than the terminal less one."""
+        """Print whole lines of text, and draw rows below them.
+
+        No row is wider than the terminal less one.
+        """
         with self._lock:
             if rows:
                 self._stand()
@@ -109,13 +112,13 @@ class Region:
             self._stream.flush()
 
     def hide(self) -> None:
-        """Take the rows away, and let others have the terminal, until rows are shown again."""
+        """Remove the rows, and free the terminal for others, until the next `show`."""
         with self._lock:
             rests = "".join(self._unstand())
             self.show((), rests and f"{rests}\n")
 
     def _stand(self) -> None:
-        """Be the one that has rows; what others print goes above them."""
+        """Take the terminal; what others print goes above the rows."""
         if Region.standing is None:
             Region.standing = self
             for name in _NAMES:
@@ -125,7 +128,7 @@ class Region:
                     setattr(sys, name, self._stand_ins[name])
 
     def _unstand(self) -> Iterator[str]:
-        """Give the streams back; what they have printed of unfinished lines."""
+        """Restore the streams; return what is left of unfinished lines."""
         if Region.standing is self:
             Region.standing = None
         for name, stand_in in self._stand_ins.items():
@@ -140,7 +143,7 @@ class Region:
 
 
 class _StandIn(io.TextIOBase):
-    """A standard stream of this process while rows stand in the terminal: its lines go above them."""
+    """Standard stream while rows are drawn: its lines go above them."""
 
     def __init__(self, stream: TextIO, take: Any) -> None:
         self.stream, self._take = stream, take
@@ -155,10 +158,10 @@ class _StandIn(io.TextIOBase):
         return len(text)
 
     def flush(self) -> None:
-        """Nothing: lines are shown within a tenth of a second."""
+        """Do nothing: lines are shown within a tenth of a second."""
 
     def isatty(self) -> bool:
-        """Whoever asks is not to draw there."""
+        """Return False, so that nobody else draws there."""
         return False
 
     def writable(self) -> bool:

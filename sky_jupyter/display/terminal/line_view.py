@@ -1,4 +1,4 @@
-"""Views for scripts, logs and plain terminals: lines as they come, marked with the ranks that said them."""
+"""Views for scripts, logs and plain terminals: lines marked with their ranks."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ class _Line(NamedTuple):
 
 
 class _Lines:
-    """A rank's finished lines, with carriage returns carried out, and the one that is not finished."""
+    """Finished lines of a rank, carriage returns applied, and the unfinished one."""
 
     def __init__(self) -> None:
         self.queue: deque[_Line] = deque()
@@ -88,7 +88,7 @@ def _carried_out(line: str) -> str:
 
 
 class TerminalRunView:
-    """Prints the lines of a run. Equal lines of several ranks are printed once, marked ``[0-3]``."""
+    """Prints the lines of a run; equal lines of ranks once, marked ``[0-3]``."""
 
     def __init__(self, ranks: Sequence[int], *, results: bool) -> None:
         self._ranks = {rank: _Lines() for rank in ranks}
@@ -99,7 +99,7 @@ class TerminalRunView:
         self._lock = threading.Lock()
 
     def on_event(self, event: Event) -> None:
-        """The run's listener; callable from any thread."""
+        """Handle an event of the run; callable from any thread."""
         with self._lock:
             if isinstance(event, NoticeEvent):
                 self._notices.append(cleaned(event.text))
@@ -118,7 +118,7 @@ class TerminalRunView:
             lines.close()
 
     def refresh(self) -> None:
-        """Print what is new; a line waits a moment for its equals from other ranks."""
+        """Print what is new; a line waits a moment for equal ones of other ranks."""
         self._print(finished=False)
 
     def _print(self, *, finished: bool) -> None:
@@ -130,7 +130,7 @@ class TerminalRunView:
             print(text, file=sys.stderr)
 
     def _take_due(self, *, finished: bool) -> tuple[str, list[str]]:
-        """The lines that are to be printed now, and the notices."""
+        """Return the lines that are due, and the notices."""
         with self._lock:
             rows = [self._marked(*row) for row in self._due(finished)]
             notices, self._notices = list(self._notices), deque()
@@ -173,14 +173,14 @@ class TerminalRunView:
 
 
 class _Steps:
-    """Of a progress in many small steps, those that are worth a line: new tenths, and none too soon."""
+    """Throttle of progress in small steps: new tenths only, and none too soon."""
 
     def __init__(self) -> None:
         self._tenths: dict[str, int] = {}
         self._next = time.monotonic() + _STEP
 
     def rises(self, event: ProgressEvent) -> bool:
-        """Whether a line is due."""
+        """Tell whether a line is due."""
         tenth, now = 10 * event.there // max(event.total, 1), time.monotonic()
         if now < self._next or tenth <= self._tenths.get(event.what, -1):
             return False
@@ -189,7 +189,7 @@ class _Steps:
 
 
 class TerminalStartView:
-    """Says on standard error what a pool's start, or a transfer, is at."""
+    """Prints the phases of a start or transfer on standard error."""
 
     def __init__(self, title: str) -> None:
         self.title = title
@@ -200,7 +200,7 @@ class TerminalStartView:
         self._steps = _Steps()
 
     def on_event(self, event: Event) -> None:
-        """The pool's listener; callable from any thread."""
+        """Handle an event of the pool; callable from any thread."""
         text = self._model.on_event(event)
         if isinstance(event, ProgressEvent) and not self._steps.rises(event):
             return

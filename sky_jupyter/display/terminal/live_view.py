@@ -1,4 +1,4 @@
-"""Views for a person at a terminal: lines scroll, and below them stands what each rank or phase is at.
+"""Views for a person at a terminal: lines scroll above a row per rank or phase.
 
 `rich` draws the rows; `region` puts them where they stand. rich's own live display counts the rows
 that it goes back by, which a terminal that is made narrower belies.
@@ -43,14 +43,14 @@ _COLOURS["timed out"] = "yellow"
 
 
 class _Row(NamedTuple):
-    """What is to be said of a rank: equal ones are one row."""
+    """Row of a rank; equal ones are drawn once."""
 
     state: State
     text: str
 
 
 class ConsoleRunView(TerminalRunView):
-    """The view of one run; made by `display.run_view`, ends with the run."""
+    """View of one run; made by `display.run_view`, ends with the run."""
 
     def __init__(self, title: str, ranks: Sequence[int], *, results: bool, unseen: Sequence[int] = ()) -> None:
         super().__init__(ranks, results=results)
@@ -63,7 +63,7 @@ class ConsoleRunView(TerminalRunView):
         self._news = False
 
     def on_event(self, event: Event) -> None:
-        """The run's listener; callable from any thread."""
+        """Handle an event of the run; callable from any thread."""
         super().on_event(event)
         self._news = True
         if isinstance(event, OutputEvent) and event.rank in self._states:
@@ -72,7 +72,7 @@ class ConsoleRunView(TerminalRunView):
                 self._states[event.rank] = ended(event.event)
 
     def refresh(self) -> None:
-        """Print what is new, and draw how the ranks fare; main thread only."""
+        """Print what is new, and draw the ranks' states; main thread only."""
         now = time.perf_counter()
         lines, notices = self._take_due(finished=False)
         due = now - self._drawn >= (_INTERVAL if self._news else _CLOCK)
@@ -83,7 +83,7 @@ class ConsoleRunView(TerminalRunView):
             self._tell(lines, notices, self._rows(now))
 
     def finish(self, elapsed: float) -> None:
-        """Print what is left; how the ranks fared stays, where it was drawn."""
+        """Print the rest; the ranks' states stay, where they were drawn."""
         with self._lock:
             for lines in self._ranks.values():
                 lines.close()
@@ -120,7 +120,7 @@ class ConsoleRunView(TerminalRunView):
         return Text().append("● ", _COLOURS[state]).append(" · ".join(said), "bold")
 
     def _fitting(self) -> list[tuple[list[int], _Row]]:
-        """A row for each different rank; where there is no room for all, those that went well are left out first."""
+        """Return a row for each different rank that fits; drop the successful ones first."""
         rows, room = self._folded(), self._region.room
         if len(self._states) == 1:
             # Its last line stands right above.
@@ -132,7 +132,7 @@ class ConsoleRunView(TerminalRunView):
         return [*kept, (sorted(rank for row in rows if row not in kept for rank in row[0]), _Row("running", _MORE))]
 
     def _troubled(self) -> list[tuple[list[int], _Row]]:
-        """The ranks that stay in sight at the end."""
+        """Return the ranks that stay in sight at the end."""
         several = len(self._states) > 1
         return [row for row in self._folded() if row[1].state not in ("running", "done") and (several or row[1].text)]
 
@@ -165,7 +165,7 @@ class ConsoleRunView(TerminalRunView):
 
 
 class ConsoleStartView:
-    """The view of a pool's start or a transfer: its phases with how long each takes, and what it is at.
+    """View of a start or transfer: its phases with their durations.
 
     Parameters
     ----------
@@ -186,7 +186,7 @@ class ConsoleStartView:
         self._drawn = 0.0
 
     def on_event(self, event: Event) -> None:
-        """The pool's listener; callable from any thread."""
+        """Handle an event of the pool; callable from any thread."""
         text = self._model.on_event(event)
         if isinstance(event, NoticeEvent):
             # What is the matter stays in sight too: lines above the rows scroll, and are not taken away.
@@ -206,7 +206,7 @@ class ConsoleStartView:
             self._region.show(self._rows() if drawn else (), above)
 
     def finish(self, ready: str, *, ok: bool = True) -> None:
-        """Say that the pool is ready, or why not: then with the phases that it came through."""
+        """Say that the pool is ready, or why not: then with its phases."""
         notices = "".join(f"{self.title} · {text}\n" for text in self._notices)
         self._region.show((), notices)
         self._region.hide()
@@ -233,7 +233,10 @@ class ConsoleStartView:
         return Text().append("● ", _COLOURS[state]).append(f"{self.title} · {text}", "bold")
 
     def _told(self) -> list[tuple[str, Text, str]]:
-        """Of each phase, and of each node in the one that is on: its name, state, how long, and what it is at."""
+        """Return name, state, duration and text of each phase.
+
+        And of each node in the current one.
+        """
         found = []
         for phase in self._phases() if self._phases is not None else ():
             is_over = phase["state"] == "done"
@@ -248,7 +251,7 @@ class ConsoleStartView:
 
 
 def draw(rows: Sequence[Text], width: int) -> list[str]:
-    """Rows with their colours, as the terminal can show them, none wider than ``width``."""
+    """Return rows with the terminal's colours, none wider than ``width``."""
     console = Console(
         file=io.StringIO(),
         width=width,
@@ -267,7 +270,7 @@ def draw(rows: Sequence[Text], width: int) -> list[str]:
 
 
 def columns(rows: Sequence[tuple[str, Text, str]]) -> list[Text]:
-    """Rows of who it is, how it fares, and what it is at: a line, or the bar that the line is."""
+    """Return rows of rank, state and text; the text may be a progress bar."""
     first = max((cell_len(who) for who, _, _ in rows), default=0)
     second = max((state.cell_len for _, state, _ in rows), default=0)
     done = []
@@ -297,7 +300,7 @@ def _dot(state: str, word: str) -> Text:
 
 
 def _pace(phase: Mapping[str, Any]) -> str:
-    """How long a phase took, or has taken of what is usual."""
+    """Format how long a phase took, or has taken of what is usual."""
     taken = duration(phase["elapsed"])
     usual = phase["usual"] if phase["state"] == "on" else None
     return pace(phase["elapsed"], usual) if usual else taken

@@ -1,4 +1,4 @@
-"""What JAX compiles, kept on the machine for later pools.
+"""Cache of what JAX compiles, kept on the machine for later pools.
 
 JAX has a cache of its own for this, and decides what goes in and by which key. Its files are read and written here:
 JAX writes them in place, so that a rank that is killed, or a full disk, leaves half of one, which every later start
@@ -45,7 +45,7 @@ log = logging.getLogger(__name__)
 
 
 class Kept:
-    """A folder of compiled programs, as JAX's `CacheInterface`. Several processes may use it at once.
+    """Folder of compiled programs, as JAX's `CacheInterface`; processes may share it.
 
     Parameters
     ----------
@@ -67,7 +67,7 @@ class Kept:
         self._puts = 0
 
     def get(self, key: str) -> bytes | None:
-        """What was kept under a key."""
+        """Return what was kept under a key."""
         file = self.path / f"{key}{_SUFFIX}"
         try:
             value = file.read_bytes()
@@ -83,7 +83,7 @@ class Kept:
         return value
 
     def put(self, key: str, value: bytes) -> None:
-        """Keep a value; where that cannot be, on a full disk, nothing happens."""
+        """Keep a value; do nothing where that fails, as on a full disk."""
         file = self.path / f"{key}{_SUFFIX}"
         if len(value) > self._most or file.exists():
             return
@@ -99,7 +99,7 @@ class Kept:
         self._puts += 1
 
     def prune(self) -> None:
-        """Remove the least recently used files, as many as are too many."""
+        """Evict the least recently used files beyond the limit."""
         found = sorted(self._all())
         size, count = sum(size for _, size, _ in found), len(found)
         for used, taken, file in found:
@@ -109,7 +109,7 @@ class Kept:
                 size, count = size - taken, count - 1
 
     def _all(self) -> Iterator[tuple[float, int, Path]]:
-        """Each file: when it was last used, its bytes, and where it is. XLA keeps some of its own below."""
+        """Return each file: its last use, its bytes, and its path. XLA's own are below."""
         for root, _, names in os.walk(self.path):
             for name in names:
                 file = Path(root, name)
@@ -119,7 +119,7 @@ class Kept:
 
 
 def install(info: InstanceInfo) -> None:
-    """Have what this rank compiles kept, and found by later ones; not where a person has settled it."""
+    """Keep what this rank compiles, unless a person has configured JAX's cache."""
     import jax
 
     if any(name in os.environ for name in OWN) or getattr(jax.config, "jax_compilation_cache_dir", None):
@@ -146,7 +146,7 @@ def install(info: InstanceInfo) -> None:
 
 
 def _install(path: Path) -> None:
-    """Have JAX use `Kept` for this folder, and every rank write there.
+    """Make JAX use `Kept` for this folder, and every rank write there.
 
     Raises
     ------
@@ -177,14 +177,14 @@ def _install(path: Path) -> None:
 
 
 class _Chosen:
-    """What is kept, for as long as no cell has set another folder, or none: JAX would not heed that any more."""
+    """Cache in use until a cell sets another folder, or none: JAX would ignore that."""
 
     def __init__(self, kept: Kept, others: Callable[[str], Any]) -> None:
         self._kept, self._others, self._path = kept, others, kept._path
         self._made: dict[str, Any] = {}
 
     def get(self, key: str) -> bytes | None:
-        """What was kept under a key."""
+        """Return what was kept under a key."""
         cache = self._now()
         return None if cache is None else cache.get(key)
 
@@ -206,7 +206,10 @@ class _Chosen:
 
 
 def _processor() -> str:
-    """Names this processor: code that was compiled for another may not run here, and homes are shared by machines."""
+    """Identify this processor: machines that share a home may have another.
+
+    Code compiled for one may not run on the other.
+    """
     words = [platform.machine()]
     with contextlib.suppress(OSError):
         first = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace").partition("\n\n")[0]

@@ -1,4 +1,4 @@
-"""Programs that start JAX's cluster by themselves, in a rank where the pool sees to it.
+"""Programs that start JAX's cluster by themselves, in a rank of a pool.
 
 What is written for JAX across processes calls `jax.distributed.initialize` and `shutdown`. In a rank the first finds
 the pool's cluster there. The second puts it out of sight until it is asked for again, or the run is over: really
@@ -33,7 +33,7 @@ _XLA_FLAGS = "XLA_FLAGS"
 
 @dataclass
 class _Here:
-    """What is known of this rank's cluster.
+    """State of this rank's cluster.
 
     Parameters
     ----------
@@ -58,7 +58,7 @@ _known: list[_Here] = []
 
 
 def install(info: InstanceInfo, *, init: bool) -> None:
-    """Have programs of this rank find its cluster, or with ``init=False`` start it."""
+    """Let programs of this rank find its cluster, or with ``init=False`` start it."""
     _known[:] = [_Here(info, init, flags=os.environ.get(_XLA_FLAGS, ""))]
     for name, call in (("initialize", _initialize), ("shutdown", _shutdown)):
         original = original_of(name)
@@ -70,13 +70,13 @@ def install(info: InstanceInfo, *, init: bool) -> None:
 
 
 def original_of(name: str) -> Callable[..., None]:
-    """JAX's own function of this name, of `jax.distributed`."""
+    """Return JAX's own function of this name, of `jax.distributed`."""
     found: Callable[..., None] = getattr(jax.distributed, name)
     return getattr(found, "sky_original", found)
 
 
 def show() -> None:
-    """Have JAX see the cluster again that a program has put out of sight."""
+    """Restore the cluster in JAX's state after a program has hidden it."""
     for here in _known:
         if here.hidden is not None:
             state = distributed.global_state
@@ -86,7 +86,7 @@ def show() -> None:
 
 
 def ended(info: InstanceInfo) -> str:
-    """What of the pool's cluster a program has ended for good, in words; what was only out of sight is back."""
+    """Say what of the cluster a program has ended; restore what it only hid."""
     (here,) = _known
     if here.init:
         show()
@@ -147,7 +147,10 @@ def _shutdown(here: _Here, original: Callable[..., None], call: dict[str, Any]) 
 
 
 def _explain_late_options() -> None:
-    """Have JAX say what to write where an option comes too late, because the pool has started JAX."""
+    """Make JAX say what to write where an option comes too late.
+
+    The pool has started JAX.
+    """
     kind = type(jax.config)
     original = kind.update
     if hasattr(original, "sky_original"):

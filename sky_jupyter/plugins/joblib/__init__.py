@@ -1,4 +1,4 @@
-"""The plugins `joblib` and `sklearn`: ``Parallel(n_jobs=-1)`` of the notebook runs on the pool's ranks.
+"""The plugins `joblib` and `sklearn`: parallel loops run on the pool's ranks.
 
 Here is what a pool needs; the backend itself, which imports joblib, is in `joblib_backend`.
 """

@@ -1,4 +1,4 @@
-"""A backend of joblib's over pools: what a parallel loop dispatches is a call on a rank of the newest pool.
+"""joblib backend over pools: a batch of a loop is a call on a rank.
 
 Imported where joblib is wanted only. Pools come and go in any order, as the user likes; joblib's own settings
 are one inside another. So it has one backend of ours for as long as there is any pool, which asks here for it.
@@ -34,7 +34,7 @@ _KNOWN = frozenset({"joblib", "sklearn", "numpy", "scipy", "builtins"})
 
 
 class PoolBackend(AutoBatchingMixin, ParallelBackendBase):
-    """What joblib asks to do a parallel loop; short calls go to the ranks in batches."""
+    """joblib's backend of a pool; short calls go to the ranks in batches."""
 
     supports_retrieve_callback = True
     supports_inner_max_num_threads = False
@@ -54,7 +54,7 @@ class PoolBackend(AutoBatchingMixin, ParallelBackendBase):
         self._lock = threading.Lock()
 
     def configure(self, n_jobs: int = 1, parallel: Any = None, **options: Any) -> int:
-        """How many batches are on their way at once; a loop of one job stays in the notebook."""
+        """Return how many batches are in flight; a loop of one job stays here."""
         self.parallel = parallel
         count = self.effective_n_jobs(n_jobs)
         if count == 1 and n_jobs in (1, None):
@@ -65,7 +65,7 @@ class PoolBackend(AutoBatchingMixin, ParallelBackendBase):
         return count
 
     def effective_n_jobs(self, n_jobs: int | None) -> int:
-        """As many as the pool has ranks, or as were asked for; below 0, so many fewer than all.
+        """Return the number of ranks, or what was asked for; below 0 counts from all.
 
         Of one job joblib would make a loop in the notebook: so a pool of one rank counts as two.
         """
@@ -77,7 +77,7 @@ class PoolBackend(AutoBatchingMixin, ParallelBackendBase):
         return n_jobs if n_jobs > 0 else max(ranks + 1 + n_jobs, 2)
 
     def submit(self, func: Any, callback: Any = None) -> Future[Any]:
-        """Have a batch done by a rank."""
+        """Submit a batch to a rank."""
         _drop_foreign_filters(func)
         batch, shared = self._lighten(func)
         keep = [key for key, _ in self._large.values()]
@@ -92,7 +92,7 @@ class PoolBackend(AutoBatchingMixin, ParallelBackendBase):
         return call
 
     def _lighten(self, batch: Any) -> tuple[Any, dict[str, Any]]:
-        """A batch whose large arguments are named, and those by their names: most calls of a loop have the same."""
+        """Replace large arguments of a batch by names: calls of a loop share most."""
         shared: dict[str, Any] = {}
         fresh: dict[int, weakref.ref[Any]] = {}
 
@@ -117,7 +117,7 @@ class PoolBackend(AutoBatchingMixin, ParallelBackendBase):
         return light, shared
 
     def stop_call(self) -> None:
-        """The loop is over: what its calls had in common is named by none any more."""
+        """Release what the calls of the loop had in common."""
         self._large.clear()
         self._seen.clear()
         outlet, self._outlet = self._outlet, None
@@ -125,23 +125,26 @@ class PoolBackend(AutoBatchingMixin, ParallelBackendBase):
             outlet.leave()
 
     def retrieve_result_callback(self, out: Future[Any]) -> Any:
-        """What a batch came to; raises what it raised."""
+        """Return the results of a batch, or raise what it raised."""
         return out.result()
 
     def abort_everything(self, ensure_ready: bool = True) -> None:
-        """Stop what is on its way: a batch has failed, or the user has interrupted."""
+        """Stop what is in flight after a failure or an interrupt."""
         with self._lock:
             calls, self._calls = list(self._calls), set()
         for call in calls:
             call.cancel()
 
     def get_nested_backend(self) -> tuple[Any, int | None]:
-        """A loop inside of a batch runs there, one after another: its rank is one of many on its machine."""
+        """Return the sequential backend for a loop inside a batch.
+
+        Its rank is one of many on its machine.
+        """
         return SequentialBackend(nesting_level=(self.nesting_level or 0) + 1), None
 
 
 def newest() -> Any:
-    """The pool that loops run on.
+    """Return the pool that loops run on.
 
     Raises
     ------
@@ -155,7 +158,7 @@ def newest() -> Any:
 
 @contextlib.contextmanager
 def serving(pool: Any) -> Iterator[None]:
-    """Have parallel loops run on a pool inside, unless they name another backend."""
+    """Run parallel loops on a pool inside, unless they name another backend."""
     with _changing:
         if not _pools:
             joblib.register_parallel_backend(NAME, PoolBackend)
@@ -171,7 +174,7 @@ def serving(pool: Any) -> Iterator[None]:
 
 
 def _call(batch: Any, find: Callable[[Any], Any]) -> Any:
-    """On a rank: do a batch with what its arguments name."""
+    """Run a batch on a rank, with the values that its arguments name."""
     batch.items = [
         (function, tuple(map(find, args)), {key: find(value) for key, value in kwargs.items()})
         for function, args, kwargs in batch.items
@@ -180,7 +183,7 @@ def _call(batch: Any, find: Callable[[Any], Any]) -> Any:
 
 
 def _size(value: Any) -> int:
-    """The bytes of an array, a table or a sparse matrix; 0 for what else there is."""
+    """Return the bytes of an array, table or sparse matrix; 0 for anything else."""
     if hasattr(value, "memory_usage"):
         with contextlib.suppress(Exception):
             return int(sum(value.memory_usage(index=False)))
@@ -192,7 +195,7 @@ def _size(value: Any) -> int:
 
 
 def _drop_foreign_filters(batch: Any) -> None:
-    """Take filters of warnings out of what scikit-learn sends along, which name classes that nodes may lack."""
+    """Drop warning filters of scikit-learn that name classes which nodes may lack."""
     for function, _, _ in getattr(batch, "items", ()):
         filters = getattr(function, "warning_filters", None)
         if filters is not None:

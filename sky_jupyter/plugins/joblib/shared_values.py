@@ -1,4 +1,4 @@
-"""Large values that many calls of a loop have in common: brought to a rank once, and named by the calls.
+"""Large values that calls of a loop share: sent to a rank once, then named.
 
 What is here runs on the ranks; `pool.submitting` brings the values there, and `joblib_backend` finds them.
 """
@@ -17,23 +17,23 @@ outlets: list[Callable[[Any], Any]] = []
 
 
 class NotHeld(SkyError):
-    """A rank lacks values that a call names, as a new kernel does."""
+    """Raised when a rank lacks values that a call names, as a new kernel does."""
 
 
 @dataclass(frozen=True)
 class Shared:
-    """Stands for a value in the arguments of a call."""
+    """Placeholder of a value in the arguments of a call."""
 
     key: str
 
 
 def hold(values: Mapping[str, Any]) -> None:
-    """Have values here for the calls that name them."""
+    """Keep values here for the calls that name them."""
     _held.update(values)
 
 
 def call_with(call: Callable[[Callable[[Any], Any]], Any], keys: Collection[str], keep: Collection[str]) -> Any:
-    """Make a call that names values; ``call`` is given what finds them. Those not in ``keep`` are let go of.
+    """Make a call that names values; release those that are not in ``keep``.
 
     Raises
     ------

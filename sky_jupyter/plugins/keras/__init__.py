@@ -1,4 +1,6 @@
-"""The plugin `keras`: plain `fit` trains one model on all ranks, with JAX or torch underneath.
+"""The plugin `keras`: plain `fit` trains one model on all ranks.
+
+With JAX or torch underneath.
 
 With TensorFlow underneath it only sees to the packages and the variable: each rank is on its own there.
 
@@ -94,7 +96,7 @@ _GONE = (
 
 
 def _fits(backend: str, spec: PoolSpec) -> None:
-    """On several ranks something must join them."""
+    """Refuse several ranks without a plugin that joins them."""
     if spec.world_size == 1 or any(plugin.name == backend for plugin in spec.plugins):
         return
     ranks = f"on {spec.world_size} ranks"
@@ -181,7 +183,7 @@ def _around(backend: str, quiet: bool, info: InstanceInfo) -> Iterator[None]:
 
 @contextlib.contextmanager
 def _around_partial_run(info: InstanceInfo) -> Iterator[None]:
-    """A cell or call that leaves out some ranks may make, load and train models, and waits for nobody."""
+    """Let a cell that leaves out some ranks use models without waiting for others."""
     if info.world_size == 1:
         yield
         return
@@ -192,7 +194,7 @@ def _around_partial_run(info: InstanceInfo) -> Iterator[None]:
 
 
 def _again(backend: str, info: InstanceInfo) -> None:
-    """Take part in the ranks' new cluster, and bring the models of the old one along."""
+    """Join the ranks' new cluster, and move the models of the old one there."""
     if backend == "jax":
         from . import jax_backend
 
@@ -204,7 +206,7 @@ def _again(backend: str, info: InstanceInfo) -> None:
 
 
 def _check(backend: str, info: InstanceInfo) -> None:
-    """After an interrupt: ranks that were stopped apart draw the same numbers and train the same values again."""
+    """Synchronise random numbers and values after an interrupt."""
     if backend == "jax" and info.world_size > 1:
         from . import jax_backend
 

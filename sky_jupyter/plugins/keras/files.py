@@ -1,4 +1,4 @@
-"""Files that Keras writes in a rank: whole ones only, and backups of a training by the head alone.
+"""Files that Keras writes in a rank: atomically, and backups by the head alone.
 
 Ranks of one machine write to the same names. A file is written beside its place and then renamed, so
 that no rank reads, or writes into, a half of another's.
@@ -28,7 +28,7 @@ _NONE = -1
 
 
 def install(info: InstanceInfo, share: Share) -> None:
-    """Have every rank write whole files, and one rank the backups of all."""
+    """Make every rank write files atomically, and one rank the backups of all."""
     for module, name in (
         (saving_lib, "save_model"),
         (saving_lib, "save_weights_only"),
@@ -44,7 +44,7 @@ def install(info: InstanceInfo, share: Share) -> None:
 
 
 def _whole(original: Callable[..., Any], rank: int) -> Callable[..., Any]:
-    """A function ``(model, path, ...)`` that writes a file, which is there only when it is whole."""
+    """Wrap a function ``(model, path, ...)`` so that it writes its file atomically."""
 
     @functools.wraps(original)
     def save(model: Any, filepath: Any, *args: Any, **kwargs: Any) -> Any:
@@ -80,7 +80,7 @@ def _by_head(original: Callable[..., Any], info: InstanceInfo) -> Callable[..., 
 
 
 def _restore(original: Callable[..., Any], info: InstanceInfo, share: Share) -> Callable[..., Any]:
-    """The head takes the training up where its backup left it, and the others where the head does."""
+    """Resume training from the head's backup, on all ranks."""
 
     @functools.wraps(original)
     def on_train_begin(self: Any, logs: Any = None) -> None:

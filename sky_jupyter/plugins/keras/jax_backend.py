@@ -1,4 +1,4 @@
-"""Keras over JAX in a rank: variables on all ranks, batches split among them, one seed.
+"""Keras over JAX in a rank: variables on all ranks, batches split, one seed.
 
 Every model made in this process is one model of all ranks: `fit` and `evaluate` are steps that all
 ranks take together. Making and loading it, `predict` and saving need nobody else, since people do
@@ -33,7 +33,10 @@ if TYPE_CHECKING:
 
 @contextlib.contextmanager
 def joined(info: InstanceInfo) -> Iterator[None]:
-    """Keras on all ranks, until the process ends; a rank without peers needs nothing."""
+    """Join Keras on all ranks, until the process ends.
+
+    A rank without peers needs nothing.
+    """
     if info.world_size == 1:
         yield
         return
@@ -56,7 +59,7 @@ def joined(info: InstanceInfo) -> Iterator[None]:
 
 
 def distribute(info: InstanceInfo) -> None:
-    """One seed, and every device of every rank for the data; a step of all ranks together.
+    """Set one seed, and distribute the data over every device of every rank.
 
     Models that are there already, from an earlier cluster, come along.
     """
@@ -76,7 +79,7 @@ def distribute(info: InstanceInfo) -> None:
 
 
 def agree(info: InstanceInfo) -> None:
-    """Have all ranks draw the same random numbers, and train the same values, from here on, if they would not.
+    """Synchronise random numbers and trained values of all ranks, if they differ.
 
     All call it together.
     """
@@ -88,7 +91,7 @@ def agree(info: InstanceInfo) -> None:
 
 
 def _together(name: str, original: Callable[..., Any], model: Any, call: inspect.BoundArguments) -> Any:
-    """`fit` and `evaluate`: refuse at once what would have the ranks wait for each other for ever."""
+    """Wrap `fit` and `evaluate`: refuse what would hang the ranks."""
     # Validation inside `fit` was looked at with its other arguments.
     inside_fit = call.arguments.get("kwargs", {}).get("_use_cached_eval_dataset", False)
     if keras.distribution.distribution() is None or inside_fit:
@@ -115,7 +118,7 @@ def _together(name: str, original: Callable[..., Any], model: Any, call: inspect
 
 
 def _share(model: Any, epoch: int) -> int:
-    """All go on from the head's epoch, with its values; all call it together."""
+    """Continue from the head's epoch, with its values; a collective."""
     first = int(_gather([epoch])[0][0])
     if first >= 0:
         state_backup.follow(state_backup.variables_of(model), 0)
@@ -131,7 +134,7 @@ _compiled_alone: weakref.WeakKeyDictionary[Any, tuple[list[Any], Any, Any]] = we
 
 
 def _start(original: Callable[..., Any], model: Any, call: inspect.BoundArguments) -> Any:
-    """Keras makes its function once the model is built, so that all values exist: have them be the same ones."""
+    """Synchronise the values once Keras has built the model and makes its function."""
     if _beginning and _beginning[-1] and keras.distribution.distribution() is not None:
         method, _beginning[-1] = _beginning[-1], ""
         if method in ("fit", "evaluate"):
@@ -141,7 +144,7 @@ def _start(original: Callable[..., Any], model: Any, call: inspect.BoundArgument
 
 
 def _agree_on(model: Any, method: str) -> None:
-    """Have all ranks begin with the head's values, where they differ; all call it together."""
+    """Take over the head's values where they differ; a collective."""
     passing = {id(variable) for variable in model.metrics_variables}
     variables = state_backup.variables_of(model) if method == "fit" else list(model.variables)
     variables = [variable for variable in variables if id(variable) not in passing]
@@ -153,7 +156,7 @@ def _agree_on(model: Any, method: str) -> None:
 
 @contextlib.contextmanager
 def _own_functions(model: Any) -> Iterator[None]:
-    """The model with what was compiled for this rank alone in place of what was compiled for all."""
+    """Use functions that were compiled for this rank alone inside."""
     common = model.train_function, model.test_function
     parts, train, test = _compiled_alone.get(model, ([], None, None))
     same = len(parts) > 0 and all(one is other for one, other in zip(parts, _parts_of(model), strict=True))
@@ -166,7 +169,7 @@ def _own_functions(model: Any) -> Iterator[None]:
 
 
 def _parts_of(model: Any) -> list[Any]:
-    """What a compiled function of a model holds on to; `compile` makes others."""
+    """Return what a compiled function of a model holds; `compile` makes others."""
     return [getattr(model, name, None) for name in ("optimizer", "_compile_loss", "_compile_metrics")]
 
 
@@ -182,7 +185,7 @@ def _on_its_own(original: Callable[..., Any], model: Any, call: inspect.BoundArg
 
 @contextlib.contextmanager
 def alone(model: Any, keep: bool = False) -> Iterator[None]:
-    """The model with copies of its values on this rank's first device, and no distribution.
+    """Give a model copies of its values on this rank's first device inside.
 
     What runs inside needs no other rank. Afterwards the model's values are the common ones again,
     also after an interrupt, or with ``keep`` this rank's new ones; variables that were made inside
@@ -219,7 +222,7 @@ def alone(model: Any, keep: bool = False) -> Iterator[None]:
 
 
 def _place_alone() -> None:
-    """Have a variable's value put on all ranks by each for its own devices.
+    """Put a variable's value on all ranks without communication.
 
     JAX's own way compares the values of all ranks first: a model that is made, loaded or given
     values on some ranks only would wait for the others for ever. `fit` sees to it that they agree.
@@ -242,7 +245,7 @@ def _place_alone() -> None:
 
 
 def _let_saving_alone() -> None:
-    """Whatever saves a model, pickling included, looks at fresh objects, whose variables must be nobody else's."""
+    """Exempt saving and pickling: they build objects with variables of their own."""
     original = getattr(saving_lib, "get_attr_skipset", None)
     if original is None:
         return
@@ -260,7 +263,10 @@ def _let_saving_alone() -> None:
 
 
 def _keep_on_clear_session() -> None:
-    """`keras.utils.clear_session` drops the distribution too, and ranks would train apart silently."""
+    """Keep the distribution when `keras.utils.clear_session` would drop it.
+
+    Ranks would train apart silently.
+    """
     original = keras.utils.clear_session
 
     @functools.wraps(original)

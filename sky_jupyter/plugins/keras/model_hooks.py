@@ -1,4 +1,4 @@
-"""How the methods of `keras.Model` are changed in a rank, whatever the backend.
+"""Hooks on the methods of `keras.Model` in a rank, whatever the backend.
 
 Methods are wrapped on the class, so that plain Keras code does the right thing. A wrapper is
 ``around(original, model, call)``, with the call's arguments by their names.
@@ -51,7 +51,7 @@ STEPS = (
 
 
 def wrap(name: str, around: Around) -> None:
-    """Put `around` about the method `name` of every Keras model."""
+    """Wrap `around` about the method `name` of every Keras model."""
     original = getattr(keras.Model, name)
     signature = inspect.signature(original)
 
@@ -67,13 +67,13 @@ _partial: list[None] = []
 
 
 def in_partial_run() -> bool:
-    """Whether what runs now leaves out some of the pool's ranks: then nothing here may wait for them."""
+    """Tell whether the current run leaves out some ranks; nothing may wait for them."""
     return bool(_partial)
 
 
 @contextlib.contextmanager
 def partial_run(rank: int) -> Iterator[None]:
-    """A cell or call that leaves out some ranks: models are this rank's own in it, and so are random numbers."""
+    """Use models and random numbers of this rank's own inside."""
     _partial.append(None)
     try:
         with random.own(rank):
@@ -83,7 +83,7 @@ def partial_run(rank: int) -> Iterator[None]:
 
 
 def be_quiet() -> None:
-    """Show no bars and write no files on this rank, unless a call says ``verbose=`` itself."""
+    """Show no bars and write no files on this rank, unless a call gives ``verbose=``."""
     for name in ("fit", "evaluate", "predict"):
         wrap(name, _quietly)
 
@@ -107,7 +107,7 @@ def _quietly(original: Callable[..., Any], model: Any, call: inspect.BoundArgume
 def check_steps(
     method: str, call: inspect.BoundArguments, gather: Callable[[list[int]], Sequence[Sequence[int]]]
 ) -> None:
-    """Refuse data that would have the ranks take different steps, on all of them alike.
+    """Refuse data that makes ranks take different numbers of steps, on all alike.
 
     Without this the ranks with more steps wait for the others for ever, and a shorter last batch
     would silently count for more.
@@ -135,7 +135,7 @@ def check_steps(
 
 
 def marks_of(values: Sequence[np.ndarray]) -> list[int]:
-    """Two numbers: of the shapes of a model's values, and of the values."""
+    """Return a hash of the shapes of a model's values, and one of the values."""
     shapes = repr([(value.shape, str(value.dtype)) for value in values])
     content = 0
     for value in values:
@@ -145,7 +145,7 @@ def marks_of(values: Sequence[np.ndarray]) -> list[int]:
 
 
 def must_follow(method: str, by_rank: Sequence[Sequence[int]]) -> bool:
-    """Whether the ranks' values of a model differ, by the `marks_of` each; then all are to take the head's.
+    """Tell by `marks_of` whether models differ; then all take the head's values.
 
     Raises
     ------
@@ -174,7 +174,7 @@ def _count(value: int) -> str:
 
 
 def steps_of(call: inspect.BoundArguments) -> list[int]:
-    """What decides how many steps this rank takes; the order is that of STEPS."""
+    """Return what decides how many steps this rank takes, in the order of STEPS."""
     given = call.arguments
     samples, batches = _lengths(given.get("x"))
     validation = given.get("validation_data")
@@ -196,7 +196,7 @@ def steps_of(call: inspect.BoundArguments) -> list[int]:
 
 
 def _lengths(data: Any) -> tuple[int, int]:
-    """How many samples or, of a dataset, how many batches; the other is unknown."""
+    """Return the number of samples, or of a dataset's batches."""
     if data is None:
         return UNKNOWN, UNKNOWN
     leaves = [leaf for leaf in keras.tree.flatten(data) if leaf is not None]

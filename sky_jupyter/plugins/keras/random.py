@@ -1,4 +1,4 @@
-"""Random numbers of Keras in a rank: those that all ranks draw alike, and a rank's own.
+"""Random numbers of Keras in a rank: common ones, and a rank's own.
 
 What all ranks run draws the same numbers on each, so that initial weights agree. A cell or call that leaves
 out some ranks draws from a stream of its own, or the ranks would differ afterwards.
@@ -25,7 +25,7 @@ _KERAS = (GLOBAL_RANDOM_SEED, GLOBAL_SEED_GENERATOR)
 
 @dataclass(frozen=True)
 class _Stream:
-    """Where the generators of Python, numpy, Keras and torch are."""
+    """State of the generators of Python, numpy, Keras and torch."""
 
     python: Any
     numpy: Any
@@ -38,7 +38,7 @@ class _Stream:
         return cls(random.getstate(), np.random.get_state(), kept, _torch() and _torch().get_rng_state())
 
     def go_on(self) -> None:
-        """Have all draw from here on."""
+        """Restore this state in all of them."""
         random.setstate(self.python)
         np.random.set_state(self.numpy)
         for name, value in zip(_KERAS, self.keras, strict=True):
@@ -57,7 +57,10 @@ def _torch() -> Any:
 
 @contextlib.contextmanager
 def own(rank: int) -> Iterator[None]:
-    """Numbers of this rank's own, which follow from the common seed; the common ones go on afterwards."""
+    """Draw a rank's own numbers inside, from the common seed.
+
+    The common ones go on afterwards.
+    """
     common = _Stream.now()
     seed = common.keras[0]
     if _own and _own[0][0] == seed:

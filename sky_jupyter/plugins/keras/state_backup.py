@@ -1,4 +1,6 @@
-"""Keras over JAX in a rank: a model's values outlive a step that is broken off, and a new cluster.
+"""Backup of a model's values in Keras over JAX.
+
+They outlive an aborted step and a new cluster.
 
 Keras gives its values away to each training step, which writes the new ones into their place: a
 step that a broken collective ends leaves neither. On CPUs, where collectives can be broken, a step
@@ -36,7 +38,7 @@ _trained: list[weakref.ReferenceType[Any]] = []
 
 
 def install() -> None:
-    """Have training and evaluation of every Keras model keep its values until the next ones are there."""
+    """Make training and evaluation keep a model's values until the next are there."""
     from keras.src.backend.jax import trainer
 
     if jax.default_backend() != "cpu" or not hasattr(trainer, "jit"):
@@ -55,7 +57,7 @@ def install() -> None:
 
 
 class _Step:
-    """A compiled step ``(state, data) -> (logs, state)`` that leaves the state it is given as it is.
+    """Compiled step ``(state, data) -> (logs, state)`` that leaves its input intact.
 
     Parameters
     ----------
@@ -98,7 +100,7 @@ class _Step:
         return logs, made
 
     def release(self) -> None:
-        """Keep no memory between one training and the next."""
+        """Free the memory between one training and the next."""
         self._room, self._made, self.given = [], None, None
 
 
@@ -108,14 +110,14 @@ def _large(state: Any) -> list[tuple[int, int]]:
 
 
 def _room_for(value: Any) -> Any:
-    """An array to be written into, made without any other rank."""
+    """Return an empty array, allocated without any other rank."""
     empty = np.empty(value.sharding.shard_shape(value.shape), value.dtype)
     parts = [jax.device_put(empty, device, may_alias=False) for device in value.sharding.addressable_devices]
     return jax.make_array_from_single_device_arrays(value.shape, value.sharding, parts)
 
 
 def _note_state(original: Callable[..., Any], model: Any, call: inspect.BoundArguments) -> Any:
-    """Keras takes the values out of the variables, and has them nowhere until the first step has ended."""
+    """Back up values that Keras takes out of the variables until the first step ends."""
     state = original(*call.args, **call.kwargs)
     if call.arguments.get("purge_model_variables"):
         names = [name for name in _STATE if call.arguments.get(name)]
@@ -124,7 +126,7 @@ def _note_state(original: Callable[..., Any], model: Any, call: inspect.BoundArg
 
 
 def _safely(name: str, original: Callable[..., Any], model: Any, call: inspect.BoundArguments) -> Any:
-    """Whatever ends it, the variables hold the newest whole values afterwards."""
+    """Leave the newest complete values in the variables, whatever ends the training."""
     if name != "evaluate" and not model_hooks.in_partial_run():
         _trained[:] = [weakref.ref(model)]
     try:
@@ -140,7 +142,7 @@ def _safely(name: str, original: Callable[..., Any], model: Any, call: inspect.B
 
 
 def _restore(model: Any) -> None:
-    """Where values went down with a step, take those that it began from."""
+    """Take the values that a step began from, if it lost them."""
     given = _last_step[0].given if _last_step else None
     optimizer = getattr(model, "optimizer", None)
     parts = [model.trainable_variables, model.non_trainable_variables, model.metrics_variables]
@@ -159,7 +161,7 @@ def _restore(model: Any) -> None:
 
 
 def move() -> None:
-    """Bring the values of all models into the cluster that Keras's distribution is of; nobody else is needed.
+    """Move the values of all models into the current cluster, without communication.
 
     What was compiled for the old one is dropped: Keras makes it again when it is needed.
     """
@@ -181,7 +183,7 @@ def _move(variable: Any, distribution: Any) -> None:
 
 
 def _place(variable: Any, value: np.ndarray, layout: Any) -> None:
-    """Give a variable a value that all ranks have, without asking them."""
+    """Give a variable a value that all ranks have, without communication."""
     variable._layout = layout
     if layout is None:
         variable._value = jax.numpy.asarray(value)
@@ -199,7 +201,7 @@ def _last_trained() -> Any:
 
 
 def position() -> list[int]:
-    """What tells whether the ranks' last trained models are one model, and how many steps it has taken."""
+    """Return what tells whether the ranks' last models are one, and its steps."""
     model = _last_trained()
     iterations = getattr(getattr(model, "optimizer", None), "iterations", None)
     if model is None or iterations is None or not all(map(_readable, variables_of(model))):
@@ -209,7 +211,7 @@ def position() -> list[int]:
 
 
 def agree(positions: Sequence[Sequence[int]]) -> None:
-    """Ranks that were stopped one step apart go on from the further one's values; all call it together.
+    """Continue from the furthest rank's values after an interrupt; a collective.
 
     Parameters
     ----------
@@ -224,12 +226,12 @@ def agree(positions: Sequence[Sequence[int]]) -> None:
 
 
 def values_of(variables: Sequence[Any]) -> list[np.ndarray] | None:
-    """The values of variables; None where one cannot be had without the other ranks."""
+    """Return the values of variables; None if that needs the other ranks."""
     return [_host(item) for item in variables] if all(map(_readable, variables)) else None
 
 
 def follow(variables: Sequence[Any], source: int) -> None:
-    """Give all ranks the values that one of them has; all call it together."""
+    """Give all ranks the values that one of them has; a collective."""
     mine = jax.process_index() == source
     values = multihost_utils.broadcast_one_to_all([_host(item) for item in variables], is_source=mine)
     for variable, value in zip(variables, values, strict=True):
@@ -237,7 +239,7 @@ def follow(variables: Sequence[Any], source: int) -> None:
 
 
 def variables_of(model: Any) -> list[Any]:
-    """All variables of a model, with those of its metrics and its optimizer, each once."""
+    """Return all variables of a model, its metrics and its optimizer, each once."""
     optimizer = getattr(model, "optimizer", None)
     found = [*model.variables, *model.metrics_variables, *(optimizer.variables if optimizer else ())]
     return list({id(variable): variable for variable in found}.values())

@@ -1,4 +1,6 @@
-"""Keras over torch in a rank: `fit` starts from the head's weights and averages every gradient.
+"""Keras over torch in a rank: `fit` averages every gradient.
+
+It starts from the head's weights.
 
 Keras itself does neither, and plain `fit` would train each rank's model apart without a word. Nor
 does it bring the numbers of `evaluate` together. The process group may be set up before or after
@@ -30,7 +32,7 @@ _STRIDE = 1_000_003
 
 
 def install(info: InstanceInfo) -> None:
-    """Have `fit`, `train_on_batch` and `evaluate` of every Keras model work with the other ranks."""
+    """Make `fit`, `train_on_batch` and `evaluate` of Keras models work across ranks."""
     if info.world_size == 1:
         return
     seed(info)
@@ -43,12 +45,12 @@ def install(info: InstanceInfo) -> None:
 
 
 def seed(info: InstanceInfo) -> None:
-    """Have all ranks draw the same numbers from here on, so that initial weights agree; no rank is asked."""
+    """Set the same random numbers on all ranks, so that initial weights agree."""
     keras.utils.set_random_seed(zlib.crc32(f"{info.job_id} {sorted(info.ports.items())}".encode()) % 2**31)
 
 
 def agree() -> None:
-    """The same, where the ranks' numbers differ; all call it together."""
+    """Synchronise the random numbers if they differ; a collective."""
     if _active():
         state = zlib.crc32(repr((random.getstate(), torch.get_rng_state().tolist())).encode()) % 2**31
         rows = _gather([state, random.SystemRandom().randrange(2**31)])
@@ -62,7 +64,7 @@ def _active() -> bool:
 
 
 class _Training:
-    """A model while it trains with the other ranks; made by `_together`, which ends it.
+    """Model that trains with the other ranks; made and ended by `_together`.
 
     Parameters
     ----------
@@ -92,19 +94,19 @@ class _Training:
         self.handles = [item.register_post_accumulate_grad_hook(self.on_gradient) for item in self.parameters]
 
     def agree(self) -> None:
-        """Begin with the head's values; say so where others had others."""
+        """Begin with the head's values; warn if others had different ones."""
         values = [value.detach().cpu().float().numpy() for value in _values(self.model)]
         if model_hooks.must_follow(self.method, _gather(model_hooks.marks_of(values))):
             broadcast(self.model)
 
     def on_gradient(self, _: Any) -> None:
-        """After one gradient is there: once a backward pass, have them all averaged at its end."""
+        """Schedule the averaging at the end of the backward pass, once per pass."""
         if not self.due:
             self.due = True
             torch.autograd.Variable._execution_engine.queue_callback(self.average)
 
     def average(self) -> None:
-        """One collective for all gradients, in the same order on all ranks."""
+        """Average all gradients in one collective, in the same order on all ranks."""
         self.due = False
         with torch.no_grad():
             gradients = [item.grad if item.grad is not None else torch.zeros_like(item) for item in self.parameters]
@@ -120,7 +122,7 @@ class _Training:
                     item.grad = mean if item.grad is None else item.grad.copy_(mean)
 
     def end(self) -> None:
-        """Leave the model's gradients to themselves again."""
+        """Remove the hooks from the model."""
         for handle in self.handles:
             handle.remove()
         self.handles = []
@@ -144,7 +146,7 @@ def _training(model: Any, method: str, fresh: bool) -> Iterator[None]:
 
 
 def _start(original: Callable[..., Any], model: Any, call: inspect.BoundArguments) -> Any:
-    """Keras makes the train function once the model and its optimizer are built: all values exist."""
+    """Start once Keras has built the model and its optimizer."""
     result = original(*call.args, **call.kwargs)
     if id(model) in _running:
         _running[id(model)].start()
@@ -170,19 +172,19 @@ def _together(name: str, original: Callable[..., Any], model: Any, call: inspect
 
 
 class _CommonLogs(keras.callbacks.Callback):
-    """Makes an epoch's metrics those of all ranks, first of all callbacks.
+    """Callback that averages an epoch's metrics over all ranks; runs first.
 
     Otherwise early stopping might end one rank, and the others would wait for it.
     """
 
     def on_epoch_end(self, epoch: int, logs: dict[str, Any] | None = None) -> None:
-        """Average the numbers in place: the other callbacks are given the same dict."""
+        """Average the numbers in place: other callbacks are given the same dict."""
         if logs is not None:
             _average(logs)
 
 
 def _average(logs: dict[str, Any]) -> None:
-    """Put the means over all ranks in the place of a dict's numbers; all call it together."""
+    """Replace a dict's numbers by their means over all ranks; a collective."""
     names = sorted(key for key, value in logs.items() if isinstance(value, (int, float)))
     if names:
         means = torch.tensor([float(logs[name]) for name in names], dtype=torch.float32, device=_device())
@@ -191,7 +193,10 @@ def _average(logs: dict[str, Any]) -> None:
 
 
 def _evaluate(name: str, original: Callable[..., Any], model: Any, call: inspect.BoundArguments) -> Any:
-    """The loss and metrics of all ranks' samples; validation inside `fit` is seen to by `_CommonLogs`."""
+    """Return loss and metrics over all ranks' samples.
+
+    Validation inside `fit` is `_CommonLogs`'s.
+    """
     if not _active() or id(model) in _running:
         return original(*call.args, **call.kwargs)
     model_hooks.check_steps(name, call, _gather)
@@ -203,7 +208,7 @@ def _evaluate(name: str, original: Callable[..., Any], model: Any, call: inspect
 
 
 def _share(model: Any, epoch: int) -> int:
-    """All go on from the head's epoch, with its values; all call it together."""
+    """Continue from the head's epoch, with its values; a collective."""
     if not _active():
         return epoch
     first = int(_gather([epoch])[0][0])
@@ -213,7 +218,7 @@ def _share(model: Any, epoch: int) -> int:
 
 
 def _draw_apart(model: Any, rank: int) -> None:
-    """Have this rank's dropout draw masks of its own while the model trains; its end gives the head's state back."""
+    """Draw dropout masks of this rank's own while the model trains."""
     for variable in model.variables:
         if rank and variable.name == "seed_generator_state":
             first, count = (int(number) for number in keras.ops.convert_to_numpy(variable.value))
@@ -221,7 +226,7 @@ def _draw_apart(model: Any, rank: int) -> None:
 
 
 def _values(model: Any) -> list[Any]:
-    """The tensors of a model and its optimizer."""
+    """Return the tensors of a model and its optimizer."""
     optimizer = getattr(model, "optimizer", None)
     passing = {id(variable) for variable in model.metrics_variables}
     variables = [*model.variables, *(optimizer.variables if optimizer else ())]

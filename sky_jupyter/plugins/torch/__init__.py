@@ -1,4 +1,4 @@
-"""The plugin `torch`: one process group of all ranks, ready for DDP, before the first cell."""
+"""The plugin `torch`: one process group of all ranks, ready for DDP."""
 
 from __future__ import annotations
 
@@ -118,7 +118,7 @@ def _transform(cuda: str | None, version: str | None, image: Image, spec: PoolSp
 
 
 def _build(cuda: str | None, version: str | None, accelerator: Accelerator | None, *, own: bool) -> str | None:
-    """The build of torch for the nodes, as uv calls it; None for what the index has.
+    """Return the build of torch as uv calls it; None for the index's own.
 
     Raises
     ------
@@ -146,7 +146,7 @@ def _build(cuda: str | None, version: str | None, accelerator: Accelerator | Non
 
 @contextlib.contextmanager
 def around(backend: str | None, timeout: float, info: InstanceInfo, *, init: bool = True) -> Iterator[None]:
-    """Be one of the group's ranks inside."""
+    """Be a rank of the group inside."""
     import torch
 
     _, count = rank_network.place(info)
@@ -161,20 +161,23 @@ def around(backend: str | None, timeout: float, info: InstanceInfo, *, init: boo
 
 
 def again(backend: str | None, timeout: float, info: InstanceInfo, *, init: bool = True) -> None:
-    """Set the group up anew in a living process, on the new port of `info`; all ranks call it together."""
+    """Set the group up anew in a living process; a collective.
+
+    On the new port of `info`.
+    """
     _leave()
     _join(backend, timeout, info, init=init)
 
 
 def ended(info: InstanceInfo) -> str:
-    """What of the pool's group the user's code has ended, in words."""
+    """Say what of the pool's group the user's code has ended."""
     from . import programs
 
     return programs.ended(info)
 
 
 def _environment(info: InstanceInfo) -> None:
-    """The variables that torchrun would set; Hugging Face's Trainer and Lightning look at nothing else."""
+    """Return torchrun's variables, which Trainer and Lightning read."""
     os.environ.update(
         MASTER_ADDR=info.head_addr,
         # Not where our own store listens: what a cell starts as a process of its own has its store there.
@@ -232,12 +235,15 @@ def _join(backend: str | None, timeout: float, info: InstanceInfo, *, init: bool
 
 
 def _devices(visible: int, info: InstanceInfo) -> list[int]:
-    """Which of the devices that torch sees are this rank's: all, where CUDA_VISIBLE_DEVICES has shared them out."""
+    """Return this rank's devices of those that torch sees.
+
+    All of them, if CUDA_VISIBLE_DEVICES has shared them out.
+    """
     return list(range(visible)) if info.accelerators else rank_network.share(visible, *rank_network.place(info))
 
 
 def _store(info: InstanceInfo) -> Any:
-    """Where the ranks find each other; the head's listens on its own address alone.
+    """Return the rendezvous store; the head's listens on its own address alone.
 
     Left to itself, torch's store listens on every interface of the machine.
     """
@@ -255,14 +261,14 @@ def _store(info: InstanceInfo) -> Any:
 
 
 def abort(info: InstanceInfo) -> None:
-    """Free this rank from a collective that it is blocked in; `again` must follow on all ranks."""
+    """Free this rank from a blocked collective; `again` must follow on all ranks."""
     _abort_nccl()
     # Each group of the user's own has its own listener.
     rank_network.break_connections("torch", every=True)
 
 
 def _abort_nccl() -> None:
-    """End NCCL's kernels, which wait on the device and heed no connection."""
+    """Abort NCCL's kernels, which wait on the device and ignore connections."""
     import torch.distributed as dist
     from torch.distributed import distributed_c10d
 
@@ -301,7 +307,7 @@ def check(info: InstanceInfo) -> None:
 
 
 def _leave() -> None:
-    """Part from the group; a user's own cell may have done it, and the peers may be gone."""
+    """Leave the group; the user's code may have left it, and peers may be gone."""
     import torch.distributed as dist
 
     if dist.is_initialized():

@@ -1,4 +1,4 @@
-"""Programs that start torch's process group by themselves, in a rank where the pool sees to it.
+"""Programs that start torch's process group by themselves, in a rank of a pool.
 
 What is written for torchrun calls `init_process_group` and `destroy_process_group`. In a rank the first finds the
 pool's group there and has nothing to do; where there is none, the ranks meet through the pool's own store, so that
@@ -31,7 +31,7 @@ _WAY_OUT = (
 
 @dataclass
 class _Meeting:
-    """Where this rank's programs meet those of the others.
+    """Rendezvous of this rank's programs with those of the others.
 
     Parameters
     ----------
@@ -53,7 +53,7 @@ _meetings: list[_Meeting] = []
 
 
 def install(info: InstanceInfo, store: Any) -> None:
-    """Have programs of this rank meet at a store; one from before is let go of."""
+    """Let programs of this rank meet at a store, in place of an earlier one."""
     _meetings[:] = [_Meeting(info, store)]
     original = original_init()
     if getattr(distributed_c10d, _NAME) is not original:
@@ -72,13 +72,13 @@ def install(info: InstanceInfo, store: Any) -> None:
 
 
 def original_init() -> Callable[..., None]:
-    """torch's own `init_process_group`."""
+    """Return torch's own `init_process_group`."""
     found: Callable[..., None] = getattr(distributed_c10d, _NAME)
     return getattr(found, "sky_original", found)
 
 
 def ended(info: InstanceInfo) -> str:
-    """What of the pool's group a program has ended, in words."""
+    """Say what of the pool's group a program has ended."""
     return "" if dist.is_initialized() and dist.get_world_size() == info.world_size else "torch's process group"
 
 
@@ -109,7 +109,7 @@ def _init(original: Callable[..., None], call: dict[str, Any]) -> None:
 
 
 def _suits(asked: Any) -> bool:
-    """Whether the group that is there does for the backend that a program asks for.
+    """Tell whether the existing group fits the backend that a program asks for.
 
     Raises
     ------
@@ -131,7 +131,7 @@ def _suits(asked: Any) -> bool:
 
 
 def _heed_timeout(timeout: Any) -> None:
-    """Have the group that is there wait as long as a program wants."""
+    """Apply a program's timeout to the existing group."""
     heed = getattr(distributed_c10d, "_set_pg_timeout", None)
     if timeout is not None and heed is not None:
         heed(timeout)
