@@ -1,4 +1,6 @@
-"""The library API: `Compute` and `@function`, in Skyward's vocabulary, on the same pools as ``%%sky``.
+"""The library API: `Compute`, `@function` and the operators.
+
+In Skyward's vocabulary, on the same pools as ``%%sky``.
 
 ::
 

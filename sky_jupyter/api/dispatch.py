@@ -1,4 +1,4 @@
-"""The operators: capture calls, send them, show them, wait for them and stop them."""
+"""The operators: capture, send, show, wait for and stop calls."""
 
 from __future__ import annotations
 

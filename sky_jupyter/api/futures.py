@@ -36,7 +36,15 @@ class Future(concurrent.futures.Future[T]):
         self._is_running: Callable[[], bool] = lambda: False
 
     def belong_to(self, stop: Callable[[], None], is_running: Callable[[], bool]) -> None:
-        """Take from whoever sends the call how it is stopped, and how to ask whether a rank is at it."""
+        """Connect the future to the call that settles it; for whoever sends the call.
+
+        Parameters
+        ----------
+        stop : callable
+            Stops the call.
+        is_running : callable
+            Tells whether a rank is executing it.
+        """
         self._stop, self._is_running = stop, is_running
 
     def cancel(self) -> bool:
@@ -133,7 +141,7 @@ class Future(concurrent.futures.Future[T]):
 
 
 def settle(future: Future[T], work: Callable[[], T]) -> None:
-    """Set what ``work`` returns or raises as a future's outcome, unless it has been cancelled."""
+    """Set what ``work`` returns or raises as the outcome, unless it is cancelled."""
     try:
         value = work()
     except BaseException as error:

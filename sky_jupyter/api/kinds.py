@@ -1,4 +1,4 @@
-"""Which calls stream: those of generators, and of functions that read an iterator.
+"""Which calls stream: those of generators, and of readers of an iterator.
 
 The second kind has a parameter annotated as ``Iterator[T]``.
 """

@@ -1,4 +1,4 @@
-"""Which of several descriptions of a pool is made: `Spec`, the order in which they are tried, and what was refused."""
+"""`Spec`: several ways to get a pool's machines, tried in order."""
 
 from __future__ import annotations
 

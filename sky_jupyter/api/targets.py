@@ -1,4 +1,4 @@
-"""What may stand to the right of an operator: a `Compute`, a pool, or ``sky`` for the current one."""
+"""Right operands of the operators: a `Compute`, a pool, or ``sky``."""
 
 from __future__ import annotations
 

@@ -160,7 +160,7 @@ class SkyMagics(Magics):
             pool.settle(late.on_event, late.refresh)
 
     def gather(self, pool: Pool, *, over: bool = False) -> None:
-        """Wait for the runs that were let go: the next cell comes after them, and needs what they assigned.
+        """Wait for detached runs: the next cell needs what they assigned.
 
         With ``over``, only those are seen to that have ended: before kernels go that have what they assigned.
         """

@@ -1,1 +1,1 @@
-"""What magics and the API have in common: pools by name, and one view for calls that run together."""
+"""Use cases that magics and the API share: pools by name, and one view for calls."""

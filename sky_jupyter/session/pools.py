@@ -1,4 +1,4 @@
-"""Start, attach, change and end pools, with a view of it; for magics and `Compute`."""
+"""Start, attach, change and end pools with a view; for magics and `Compute`."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def let_go(pool: Pool) -> None:
 
 
 def kept_pool(name: str, given_up: threading.Event | None = None) -> Pool | None:
-    """Attach to the kept pool of this name that nobody manages; None if there is none."""
+    """Attach to the kept pool of this name that nobody manages; None if none."""
     row = kept_row(name)
     return None if row is None or row.owner_lives else attach_pool(row.id, given_up=given_up)
 

@@ -143,7 +143,7 @@ _showing: dict[str, Showing] = {}
 
 
 def joined(pool: Pool, title: str, *, waited: bool, count: int = 1) -> Showing:
-    """Return the view for so many calls: the open one of this pool and cell, or a new one."""
+    """Return the view for so many calls: the open one, or a new one."""
     with _lock:
         showing = _showing.get(pool.id)
         if showing is None or showing.over or showing.cell != cell_id():

@@ -1,4 +1,4 @@
-"""Read the accelerators that people ask for by name: what each is, and which packages suit it.
+"""The catalogue of accelerators by name, and the packages that suit each.
 
 ``accelerators.A100(count=8)``, ``accelerators.H100(memory="94GB")`` and the texts ``"A100:8"``,
 ``"H100-94GB"`` make the same `Accelerator`. The models are the rows of `accelerators.json`; those of makers other

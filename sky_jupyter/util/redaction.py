@@ -1,4 +1,4 @@
-"""Taking secrets out of texts that are shown, written down or sent on: URLs' logins and tokens."""
+"""Redact texts that are shown or stored: logins in URLs, and tokens."""
 
 from __future__ import annotations
 

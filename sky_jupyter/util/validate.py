@@ -1,4 +1,4 @@
-"""Validate numbers that users and peers give. A bool is no number here, and nan is in no range."""
+"""Validate numbers of users and peers: a bool is no number, nan in no range."""
 
 from __future__ import annotations
 
