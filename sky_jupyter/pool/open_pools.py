@@ -138,7 +138,7 @@ class LivePools:
 
     def fail(self, spec: PoolSpec, error: BaseException) -> None:
         """A pool could not be started; nothing where its nodes were to be on this machine."""
-        if spec.provider.kind != "local":
+        if spec.provider.survives_manager:
             told = str(error).partition("\n")[0] or "interrupted"
             self.miss(Gone.of(spec, f"was not started ({told})"))
 
@@ -158,7 +158,7 @@ class LivePools:
         current = self._current == pool.spec.name
         if current:
             self._current = next(reversed(self._by_name), None)
-        if pool.spec.provider.kind == "local" or pool.state == "taken":
+        if not pool.spec.provider.survives_manager or pool.state == "taken":
             return
         gone = Gone.of(pool.spec, f"has ended: {pool.expiry.text}" if pool.expired else "was ended")
         if current and (pool.expired or self._current is None):

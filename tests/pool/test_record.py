@@ -16,6 +16,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from sky_jupyter.errors import PoolError
+from sky_jupyter.machines.link import encoding
 from sky_jupyter.machines.ssh.target import Target
 from sky_jupyter.node.protocol.version import PROTOCOL
 from sky_jupyter.plugins import Plugin
@@ -125,7 +126,9 @@ def test_a_spec_that_cannot_be_read_here_leaves_the_hosts_readable(row: PoolRow)
 def test_how_hosts_are_reached_comes_back_too(row: PoolRow) -> None:
     jump = Target("j", "10.0.0.1", "me", keys=("/k",))
     target = Target("gpu", "10.0.0.2", "me", jump=jump, known_hosts=("/a", "/b"))
-    replace(RECORD, hosts=({"nodes": [0], "target": target, "apart": None},)).write(path_of(row).parent)
+    replace(RECORD, hosts=({"nodes": [0], "target": encoding.from_target(target), "apart": None},)).write(
+        path_of(row).parent
+    )
     assert PoolRecord.read(row).hosts[0]["target"] == target
 
 

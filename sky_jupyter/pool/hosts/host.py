@@ -13,12 +13,12 @@ import tempfile
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from ...errors import BootstrapError, MachineError, PoolError, SkyError
-from ...machines.base import Command, Machine
+from ...machines.base import Command, Machine, Process
 from ...machines.local import LocalMachine, LocalProcess, working_folder
 from ...node.protocol.host_config import NEXT, READY, STARTING, HostConfig
 from ...node.protocol.version import HOST_PROCESS
@@ -51,9 +51,31 @@ _OWN = (
 )
 
 
+@dataclass(frozen=True)
+class Apart:
+    """How the head and a host that do not reach each other are connected: by relays through here.
+
+    Parameters
+    ----------
+    why : str
+        Which host does not reach which other one, and why, in words.
+    agent : int
+        The port of its agent, on its own loopback.
+    contact : int
+        The port on the head's loopback that leads there.
+    scheduler : int
+        The port on its own loopback that leads to the scheduler.
+    """
+
+    why: str
+    agent: int
+    contact: int = 0
+    scheduler: int = 0
+
+
 @dataclass
 class Host:
-    """A host process of a pool, as the manager holds it."""
+    """A host process of a pool, as the manager holds it; this class is that of hosts of this machine."""
 
     command: Command
     nodes: list[int]
@@ -69,6 +91,19 @@ class Host:
     # Set when the pool is ready, or its start of no interest any more; and when the host has been told.
     over: threading.Event = field(default_factory=threading.Event)
     settled: threading.Event = field(default_factory=threading.Event)
+    # Its machine; on that, the pool's folder, that of the payload's blobs, and the environment's interpreter.
+    machine: Machine = LOCAL
+    there: str = ""
+    blobs_there: str = ""
+    python: str = ""
+    # Where the head reaches it through here only: files are not to take that way twice.
+    apart: Apart | None = None
+    # Set when what it says concerns nobody any more.
+    left: threading.Event = field(default_factory=threading.Event)
+
+    def __post_init__(self) -> None:
+        self.there = self.there or str(self.folder)
+        self.blobs_there = self.blobs_there or str(self.blobs)
 
     def next_event(self, deadline: float) -> dict[str, Any]:
         """The next thing the host says; a host that ends or is silent raises."""
@@ -126,7 +161,7 @@ class Host:
     @property
     def here(self) -> bool:
         """Whether its process is this machine's."""
-        return True
+        return self.machine.is_this_machine
 
     @property
     def name(self) -> str:
@@ -153,6 +188,7 @@ class Host:
 
     def leave(self) -> None:
         """Listen to it no more, and tell it nothing."""
+        self.left.set()
         self.settled.set()
         self.over.set()
 
@@ -163,7 +199,7 @@ class Host:
         self.remove_folders()
 
     @property
-    def process(self) -> Command:
+    def process(self) -> Command | Process:
         """Its process."""
         return self.command
 
@@ -295,25 +331,10 @@ def launch(
         folder, blobs = make_folders(pool)
         machine = machines[nodes[0]]
         try:
-            config = HostConfig(
-                pool=pool,
-                nodes=nodes,
-                total_nodes=spec.nodes,
-                ranks_per_node=spec.ranks_per_node,
-                addresses=[machine.address for machine in machines],
-                preload=[module for plugin in spec.plugins for module in plugin.preload],
-                cwd=cwd,
-                blobs=str(blobs),
-                scheduler=scheduler,
-                owner=None if spec.keep else os.getpid(),
-                idle_timeout=spec.lease,
-                journal=spec.journal,
-                ttl=ttl,
-                cluster=spec.options.cluster,
-                blob_limit=spec.blob_limit,
-                exit_timeout=spec.options.exit_timeout,
-                start_timeout=start_lease() if spec.keep else None,
-            )
+            config = config_of(pool, spec, nodes, [machine.address for machine in machines], cwd, str(blobs))
+            config = replace(config, scheduler=scheduler, ttl=ttl)
+            if not spec.keep:
+                config = replace(config, owner=os.getpid(), start_timeout=None)
             machine.put({folder / name: data for name, data in {**keys, "host.json": config.dump()}.items()})
             # The pool's folder is the working folder: a `random.py` beside the notebook must not be
             # what a node's own modules import.
@@ -330,7 +351,7 @@ def launch(
                 why = str(error).removeprefix(f"{error.host}: ")
                 raise BootstrapError("files", f"{why}; set TMPDIR to another disk") from None
             raise
-        host = Host(command, nodes, folder, blobs, queue.Queue())
+        host = Host(command, nodes, folder, blobs, queue.Queue(), machine=machine)
         host.hear()
         if spec.keep:
             host.vouch()
@@ -340,6 +361,38 @@ def launch(
         scheduler = host.await_start()
     assert scheduler is not None
     return scheduler
+
+
+def config_of(
+    pool: str, spec: PoolSpec, nodes: Sequence[int], addresses: Sequence[str], cwd: str, blobs: str
+) -> HostConfig:
+    """Return what a host of a pool is told, where nobody's process owns it and it lives by its lease.
+
+    Parameters
+    ----------
+    nodes : sequence of int
+        The host's.
+    addresses : sequence of str
+        Of all nodes.
+    cwd, blobs : str
+        Folders on the host's machine: where ranks begin, and where payloads are.
+    """
+    return HostConfig(
+        pool=pool,
+        nodes=list(nodes),
+        total_nodes=spec.nodes,
+        ranks_per_node=spec.ranks_per_node,
+        addresses=list(addresses),
+        preload=[module for plugin in spec.plugins for module in plugin.preload],
+        cwd=cwd,
+        blobs=blobs,
+        idle_timeout=spec.lease,
+        journal=spec.journal,
+        cluster=spec.options.cluster,
+        blob_limit=spec.blob_limit,
+        exit_timeout=spec.options.exit_timeout,
+        start_timeout=start_lease(),
+    )
 
 
 def node_environment(image_env: Mapping[str, str], secret: Iterable[str] = ()) -> dict[str, str]:

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING
 from ...errors import PoolError, SkyError
 from ...machines.link.client import Link
 from ...machines.link.encoding import Event
+from ...machines.link.machine import LinkProcess
 from ...providers.base import ConnectionSession
 from ...util.tasks import map_all
 from ..base.timeouts import TIMEOUTS
@@ -19,7 +20,8 @@ from ..registry.folders import LINK
 from . import host as launch
 
 if TYPE_CHECKING:
-    from ...machines.link.machine import LinkMachine, LinkProcess
+    from ...machines.base import Machine
+    from ...machines.link.machine import LinkMachine
     from ...machines.ssh.target import Target
     from ...machines.ssh.types import Prompts
 
@@ -81,7 +83,7 @@ class PoolLink:
         return cls(Link.start(folder / LINK), folder, blobs, ours=True)
 
     def session(self, prompts: Prompts | None, stop: threading.Event) -> ConnectionSession:
-        """What machines are connected to with, so that the link holds them."""
+        """Return what machines are connected to with, so that the link holds them."""
         return ConnectionSession(prompts, lambda: self.link, stop)
 
     def connect(self, wanted: Sequence[tuple[Target, str]], prompts: Prompts | None = None) -> list[LinkMachine]:
@@ -105,20 +107,27 @@ class PoolLink:
         """
         self._tell, self._is_off = tell, is_off
 
-    def keep(
-        self, lease: float | None, processes: Callable[[], Sequence[LinkProcess]], moved: Callable[[], None]
-    ) -> None:
+    def keep(self, lease: float | None, hosts: Callable[[], Sequence[launch.Host]], moved: Callable[[], None]) -> None:
         """From now on it outlives this process for the pool's lease, or as long as the pool is seen to live.
 
         Where the link's process ends before that, another is started. ``moved`` is then called, in a
         thread of ours: the tunnel is to be made again.
         """
-        self._lease, self._processes, self._moved = lease, processes, moved
-        self._machines = list({id(one.machine): one.machine for one in processes()}.values())
+        self._lease, self._hosts, self._moved = lease, hosts, moved
+        self._machines = list({id(one.machine): one.machine for one in self._processes()}.values())
         self._keep()
 
     def _keep(self) -> None:
         self.link.keep(self._lease, self._processes(), [self.folder, self.blobs])
+
+    def _processes(self) -> list[LinkProcess]:
+        """The host processes on machines that the link holds."""
+        found = []
+        for host in self._hosts():
+            if isinstance(process := host.process, LinkProcess):
+                process.folder = host.there
+                found.append(process)
+        return found
 
     def _use(self, link: Link) -> None:
         self.link = link
@@ -156,7 +165,7 @@ class PoolLink:
         self._keep()
         self._moved()
 
-    def forget(self, machines: Sequence[LinkMachine]) -> None:
+    def forget(self, machines: Sequence[Machine]) -> None:
         """Let go of machines that are no part of the pool any more, with all that led there."""
         for machine in machines:
             with contextlib.suppress(SkyError):

@@ -20,7 +20,7 @@ from .reachability import place, script_of
 
 if TYPE_CHECKING:
     from ..control.client import Control
-    from .remote_host import RemoteHost
+    from .host import Host
 
 # Nobody may have heard of it for so long before it is given up, nor for so long since it is looked for.
 _SURE, _LEAST = TIMEOUTS.liveness.sure, TIMEOUTS.liveness.least
@@ -59,7 +59,7 @@ _TELLS = {
 
 async def watch(
     node: int,
-    hosts: Sequence[RemoteHost],
+    hosts: Sequence[Host],
     control: Control,
     scheduler: str,
     limit: asyncio.Semaphore,
@@ -102,7 +102,7 @@ async def watch(
         pause = min(2 * pause, _LONGEST_PAUSE)
 
 
-async def _answers(host: RemoteHost, span: float) -> bool:
+async def _answers(host: Host, span: float) -> bool:
     """Whether its machine answers here in this time, as far as can be told."""
     end = time.monotonic() + span
 
@@ -126,12 +126,12 @@ async def _answers(host: RemoteHost, span: float) -> bool:
         return False
 
 
-async def _seen(others: Sequence[RemoteHost], address: str, span: float) -> tuple[str, str]:
+async def _seen(others: Sequence[Host], address: str, span: float) -> tuple[str, str]:
     """Who could be asked, and what they all find at an address: ``away``, ``closed``, or something else."""
     host, port = place(address)
     code = _SEEN.format(host=host, port=port, span=span, pause=_TRY)
 
-    def ask(other: RemoteHost) -> str:
+    def ask(other: Host) -> str:
         done = other.machine.run(script_of(other.python, code), timeout=span + _ROUND_TRIP)
         return done.out.decode("utf-8", "replace").strip()
 

@@ -11,9 +11,9 @@ import threading
 import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path, PurePath, PurePosixPath
-from typing import TYPE_CHECKING, Any, TypeVar, cast
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...errors import BootstrapError, CaptureError, LinkLost, MachineError, PoolError, SkyError
 from ...machines import remote_cleanup
@@ -31,8 +31,7 @@ from .link import PoolLink
 
 if TYPE_CHECKING:
     from ...bootstrap.remote_environment import Site
-    from ...machines.base import Command
-    from ...machines.link.machine import LinkMachine, LinkProcess
+    from ...machines.base import Command, Machine, Process
     from ...machines.ssh.types import Prompts
 
 # One that is there has this long to say so.
@@ -44,67 +43,19 @@ _BESIDE = 16
 T = TypeVar("T")
 
 
-@dataclass(frozen=True)
-class Apart:
-    """How the head and a host that do not reach each other are connected: by the link's relays.
-
-    Parameters
-    ----------
-    why : str
-        Which host does not reach which other one, and why, in words.
-    agent : int
-        The port of its agent, on its own loopback.
-    contact : int
-        The port on the head's loopback that leads there.
-    scheduler : int
-        The port on its own loopback that leads to the scheduler.
-    """
-
-    why: str
-    agent: int
-    contact: int = 0
-    scheduler: int = 0
-
-
 @dataclass(kw_only=True)
 class RemoteHost(launch.Host):
-    """A host process on another machine; its ``folder`` and ``blobs`` are this machine's, for keys and what is sent.
+    """A host process on another machine; its ``folder`` and ``blobs`` are this machine's, for keys and what is sent."""
 
-    Parameters
-    ----------
-    machine : LinkMachine
-        The machine, over the pool's link.
-    there : str
-        The pool's folder on it.
-    blobs_there : str
-        The folder of the payload's blobs on it.
-    python : str
-        Its environment's interpreter.
-    """
-
-    machine: LinkMachine
-    there: str
-    blobs_there: str
-    python: str
     # What the registry has of it.
     traces: Traces
-    # Where the head reaches it through the link only: files are not to take that way twice.
-    apart: Apart | None = None
-    # How many of its events were taken in, and whether the next ones concern nobody any more.
+    # How many of its events were taken in.
     heard: int = 0
-    left: threading.Event = field(default_factory=threading.Event)
 
     @property
-    def process(self) -> LinkProcess:
+    def process(self) -> Process:
         """Its process, whoever started it, through whatever connection."""
-        process = self.machine.process(self.command.identity)
-        process.folder = self.there
-        return process
-
-    @property
-    def here(self) -> bool:
-        """Its process is not this machine's."""
-        return False
+        return self.machine.process(self.command.identity)
 
     @property
     def name(self) -> str:
@@ -132,11 +83,9 @@ class RemoteHost(launch.Host):
 
     def facts(self) -> dict[str, Any]:
         """What `adopt` needs."""
-        machine = self.machine
         there = (self.there, self.blobs_there, self.python)
         apart = None if self.apart is None else asdict(self.apart)
-        facts = {"target": machine.target, "address": machine.address, "there": there, "apart": apart}
-        return {**super().facts(), **facts}
+        return {**super().facts(), **self.machine.facts(), "there": there, "apart": apart}
 
     def config(self) -> HostConfig:
         """What it was told of the pool; raises PoolError where that cannot be read."""
@@ -154,19 +103,13 @@ class RemoteHost(launch.Host):
 
     def reach(self, address: str, wish: int = 0) -> str:
         """Where the pool's scheduler is reached from here: at the link's tunnel."""
-        tunnel = self.machine.link.tunnel(self.machine, *reach.place(address), wish=wish, probe=not wish)
-        return f"tls://127.0.0.1:{tunnel.port}"
+        return f"tls://127.0.0.1:{self.machine.forward(*reach.place(address), local_port=wish).port}"
 
     def say(self, word: str) -> None:
         """Leave a word in the pool's folder: `STARTING`, or `READY`."""
         done = self.machine.run(f"echo x >{shlex.quote(f'{self.there}/{word}')}", timeout=_PATIENCE)
         if done.status and word == READY:
             raise MachineError(self.name, "command", f"{self.there} cannot be written")
-
-    def leave(self) -> None:
-        """Listen to it no more, and tell it nothing."""
-        super().leave()
-        self.left.set()
 
     def end(self) -> None:
         """Have the host end with all that it started, and wait for it; nothing of it is left there.
@@ -189,30 +132,28 @@ class RemoteHost(launch.Host):
         return []
 
 
-def adopt(facts: Mapping[str, Any], machine: LinkMachine, here: tuple[Path, Path], traces: Traces) -> RemoteHost:
+def adopt(facts: Mapping[str, Any], machine: Machine, here: tuple[Path, Path], traces: Traces) -> RemoteHost:
     """A host that another manager started, on its machine."""
     there, blobs, python = facts["there"]
     command = machine.process(tuple(facts["process"]))
     host = _host(command, list(facts["nodes"]), here, machine, (there, blobs, python), traces)
-    host.apart = Apart(**facts["apart"]) if facts.get("apart") else None
+    host.apart = launch.Apart(**facts["apart"]) if facts.get("apart") else None
     return host
 
 
 def relay(hosts: Sequence[launch.Host], scheduler: str) -> None:
     """Where the link is another process now, have it connect the head and the hosts that do not reach each other."""
-    there = [host for host in hosts if isinstance(host, RemoteHost)]
-    for host in there:
+    for host in hosts:
         if host.apart is not None:
-            _relayed(there[0].machine, host.machine, scheduler, host.apart)
+            _relayed(hosts[0].machine, host.machine, scheduler, host.apart)
 
 
-def _relayed(head: LinkMachine, machine: LinkMachine, scheduler: str, apart: Apart) -> Apart:
+def _relayed(head: Machine, machine: Machine, scheduler: str, apart: launch.Apart) -> launch.Apart:
     """Have the link connect a host and the head, at the ports that they had before, if they had any."""
-    link = head.link
     return replace(
         apart,
-        scheduler=link.relay(machine, head, *reach.place(scheduler), wish=apart.scheduler),
-        contact=link.relay(head, machine, "127.0.0.1", apart.agent, wish=apart.contact),
+        scheduler=machine.relay(head, *reach.place(scheduler), there_port=apart.scheduler),
+        contact=head.relay(machine, "127.0.0.1", apart.agent, there_port=apart.contact),
     )
 
 
@@ -220,7 +161,7 @@ def _host(
     command: Command,
     nodes: list[int],
     here: tuple[Path, Path],
-    machine: LinkMachine,
+    machine: Machine,
     there: tuple[str, str, str],
     traces: Traces,
 ) -> RemoteHost:
@@ -404,7 +345,9 @@ def _refuse_collectives(sites: Sequence[Site], found: reach.Reach, collective: S
     )
 
 
-def _apart(site: Site, head: Site, scheduler: str, found: reach.Reach, tell: Callable[[str], None]) -> Apart | None:
+def _apart(
+    site: Site, head: Site, scheduler: str, found: reach.Reach, tell: Callable[[str], None]
+) -> launch.Apart | None:
     """Have the link connect a host and the head that do not reach each other; None where they do.
 
     Raises
@@ -415,9 +358,9 @@ def _apart(site: Site, head: Site, scheduler: str, found: reach.Reach, tell: Cal
     for one, other in ((site, head), (head, site)):
         if gap := found.gaps.get((one.node, other.node)):
             why = gap if gap == reach.ALONE else f"{one.name} does not reach {other.name} ({gap})"
-            apart = Apart(why, found.free[site.node])
+            apart = launch.Apart(why, found.free[site.node])
             try:
-                made = _relayed(cast("LinkMachine", head.machine), cast("LinkMachine", site.machine), scheduler, apart)
+                made = _relayed(head.machine, site.machine, scheduler, apart)
             except MachineError as error:
                 raise BootstrapError(
                     "agent",
@@ -434,36 +377,19 @@ def _apart(site: Site, head: Site, scheduler: str, found: reach.Reach, tell: Cal
     return None
 
 
-def _start_one(start: _Start, node: int, scheduler: str | None = None, apart: Apart | None = None) -> str:
+def _start_one(start: _Start, node: int, scheduler: str | None = None, apart: launch.Apart | None = None) -> str:
     """Start the host of one node; returns the scheduler's address."""
     site, spec, pool = start.sites[node], start.spec, start.traces.pool
-    machine = cast("LinkMachine", site.machine)
+    machine = site.machine
     if start.stop.is_set():
         raise BootstrapError("agent", "stopped", node=node)
     name = f"sky-{pool}-{secrets.token_hex(4)}"
     folder, blobs = f"{site.facts.runtime}/{name}", f"{site.facts.shared}/{name}"
     if blobs == folder:
         blobs = f"{folder}/blobs"
-    config = HostConfig(
-        pool=pool,
-        nodes=[node],
-        total_nodes=spec.nodes,
-        ranks_per_node=spec.ranks_per_node,
-        addresses=[one.address for one in start.sites],
-        preload=[module for plugin in spec.plugins for module in plugin.preload],
-        cwd=site.facts.home,
-        blobs=blobs,
-        scheduler=scheduler,
-        owner=None,
-        idle_timeout=spec.lease,
-        journal=spec.journal,
-        blob_limit=spec.blob_limit,
-        shape=start.shape,
-        ttl=start.ttl,
-        cluster=spec.options.cluster,
-        exit_timeout=spec.options.exit_timeout,
-        start_timeout=launch.start_lease(),
-    )
+    addresses = [one.address for one in start.sites]
+    config = launch.config_of(pool, spec, [node], addresses, site.facts.home, blobs)
+    config = replace(config, scheduler=scheduler, shape=start.shape, ttl=start.ttl)
     if apart is not None:
         config = replace(
             config,
@@ -495,14 +421,14 @@ def _start_one(start: _Start, node: int, scheduler: str | None = None, apart: Ap
     return host.await_start()
 
 
-def _end_unconfirmed(machine: LinkMachine, trace: Trace, traces: Traces) -> None:
+def _end_unconfirmed(machine: Machine, trace: Trace, traces: Traces) -> None:
     """End a host that may have been started, or may yet be; where that cannot be, its trace stays."""
     with contextlib.suppress(SkyError, TimeoutError):
         remote_cleanup.run(machine, trace.script)
         traces.forget(trace.folder)
 
 
-def end_all(hosts: Iterable[launch.Host], missed: Collection[str] = ()) -> list[RemoteHost]:
+def end_all(hosts: Iterable[launch.Host], missed: Collection[str] = ()) -> list[launch.Host]:
     """End hosts side by side; one that cannot be ended keeps none of the others.
 
     Parameters
@@ -512,27 +438,27 @@ def end_all(hosts: Iterable[launch.Host], missed: Collection[str] = ()) -> list[
 
     Returns
     -------
-    list of RemoteHost
+    list of Host
         Those of which it is not known that nothing is left.
     """
-    unsure: list[RemoteHost] = []
+    unsure: list[launch.Host] = []
 
     def one(host: launch.Host) -> None:
         try:
-            if isinstance(host, RemoteHost) and host.name in missed and not _answers(host):
+            if not host.here and host.name in missed and not _answers(host):
                 host.leave()
                 unsure.append(host)
             else:
                 host.end()
         except Exception:
-            if isinstance(host, RemoteHost):
+            if not host.here:
                 unsure.append(host)
 
     _all([functools.partial(one, host) for host in hosts])
     return unsure
 
 
-def _answers(host: RemoteHost) -> bool:
+def _answers(host: launch.Host) -> bool:
     """Whether its machine answers in a moment; one that is away is tried at once."""
     there, end = threading.Event(), time.monotonic() + _MOMENT
 
@@ -565,7 +491,7 @@ def send(hosts: Iterable[launch.Host], folder: Path, run: str) -> None:
 def send_each(folders: Iterable[tuple[launch.Host, Path]], run: str) -> None:
     """Send each host the small blobs in a folder of its own, side by side; see `send`."""
 
-    def one(host: RemoteHost, folder: Path) -> None:
+    def one(host: launch.Host, folder: Path) -> None:
         target = PurePosixPath(host.blobs_there, run)
         contents: dict[PurePath, bytes] = {
             target / path.name: path.read_bytes() for path in sorted(folder.iterdir()) if path.is_file()
@@ -581,13 +507,13 @@ def send_each(folders: Iterable[tuple[launch.Host, Path]], run: str) -> None:
                 f"{error.host}, and there is no room: make large values inside the cell"
             ) from None
 
-    _all([functools.partial(one, host, folder) for host, folder in folders if isinstance(host, RemoteHost)])
+    _all([functools.partial(one, host, folder) for host, folder in folders if not host.here])
 
 
 def discard(hosts: Iterable[launch.Host], folder: Path, *, parts: bool = False) -> None:
     """Remove a run's blobs from hosts, and with ``parts`` those of broken transfers; nobody waits for it."""
     for host in hosts:
-        if isinstance(host, RemoteHost):
+        if not host.here:
             places = [host.blobs_there, f"{host.there}/blobs"]
             names = [folder.name, "arriving"] if parts else [folder.name]
             paths = dict.fromkeys(f"{place}/{name}" for place in places for name in names)
@@ -598,21 +524,21 @@ def tidy(hosts: Iterable[launch.Host], on: Sequence[str]) -> None:
     """Remove from hosts what was sent for runs that are not on any more, in the background."""
     keep = "|".join([*on, "''"])
     for host in hosts:
-        if isinstance(host, RemoteHost):
+        if not host.here:
             script = f"cd {shlex.quote(host.blobs_there)} && for d in {_RUN}; do case $d in {keep}) ;; *) "
             script += 'rm -rf -- "$d";; esac; done'
             threading.Thread(target=_run, args=(host.machine, script), name="sky-tidy", daemon=True).start()
 
 
-def _remove(machine: LinkMachine, *folders: str) -> None:
+def _remove(machine: Machine, *folders: str) -> None:
     machine.run(f"rm -rf -- {shlex.join(folders)}", timeout=_PATIENCE)
 
 
-def _discard(machine: LinkMachine, *folders: str) -> None:
+def _discard(machine: Machine, *folders: str) -> None:
     _run(machine, f"rm -rf -- {shlex.join(folders)}")
 
 
-def _run(machine: LinkMachine, script: str) -> None:
+def _run(machine: Machine, script: str) -> None:
     with contextlib.suppress(SkyError, TimeoutError):
         machine.run(script, timeout=_PATIENCE)
 

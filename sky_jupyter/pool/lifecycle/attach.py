@@ -13,7 +13,7 @@ from ..base.event_loop import Tick, loop, wait_ticking
 from ..base.timeouts import TIMEOUTS
 from ..hosts import host as launch
 from ..hosts import remote_host
-from ..hosts.remote_host import PoolGone, RemoteHost
+from ..hosts.remote_host import PoolGone
 from ..registry import folders
 from ..registry.pool_record import PoolRecord
 from ..registry.registry import PoolRow
@@ -52,7 +52,7 @@ def take_up(pool: PoolLifecycle, row: PoolRow, record: PoolRecord, take_over: bo
 
 
 async def _join(pool: PoolLifecycle, record: PoolRecord) -> None:
-    if pool.spec.provider.kind == "local":
+    if not pool.spec.provider.survives_manager:
         pool.hosts = [launch.adopt(host) for host in record.hosts]
     else:
         with pool.phase("connect", str(pool.spec.provider)):
@@ -80,7 +80,7 @@ async def _join(pool: PoolLifecycle, record: PoolRecord) -> None:
 def _reconnect(pool: PoolLifecycle, record: PoolRecord) -> None:
     """Take up the hosts of another manager, through its link or a new one."""
     pool.link, pool.hosts = remote_host.reopen(record.hosts, pool.spec.name, pool.traces, pool.prompts)
-    pool.machines = [host.machine for host in pool.hosts if isinstance(host, RemoteHost)]
+    pool.machines = [host.machine for host in pool.hosts if not host.here]
     remote_host.relay(pool.hosts, record.scheduler)
     pool.link.listen(pool.host_events.on_link, pool.is_off)
     pool.keep_link()

@@ -15,7 +15,6 @@ from ..base.timeouts import TIMEOUTS
 from ..context import PoolContext
 from ..hosts import host as launch
 from ..hosts import liveness_probe
-from ..hosts.remote_host import RemoteHost
 from .state import PoolState
 
 if TYPE_CHECKING:
@@ -110,7 +109,7 @@ class HostEvents:
     def watch(self) -> None:
         """Where nodes are other machines, name them, and see to those that do not answer."""
         pool = self.pool
-        hosts = [host for host in pool.hosts if isinstance(host, RemoteHost)]
+        hosts = [host for host in pool.hosts if not host.here]
         pool.supervisor.names = {node: f" ({host.name})" for host in hosts for node in host.nodes}
         control, names = pool.control, {node: host.name for host in hosts for node in host.nodes}
         control.names = pool.supervisor.names
@@ -186,7 +185,7 @@ class HostEvents:
             # The nodes were a moment sooner: the rest of it ends now.
             threading.Thread(target=pool.expire, name="sky-expire", daemon=True).start()
             return
-        if 0 in host.nodes and isinstance(host, RemoteHost) and not self._lease_over:
+        if 0 in host.nodes and not host.here and not self._lease_over:
             pool.lose_head(self.why_gone(host.place))
         else:
             pool.mark_broken(self.why_gone(host.place))

@@ -28,7 +28,6 @@ from ..execution.watchdog import LINK
 from ..hosts import host as launch
 from ..hosts import remote_host
 from ..hosts.link import PoolLink
-from ..hosts.remote_host import RemoteHost
 from ..registry.pool_record import PoolRecord
 from ..registry.registry import Registry
 from ..registry.remote_parts import Trace, Traces
@@ -131,7 +130,7 @@ class PoolLifecycle:
         # Machines that could not be reached when the pool was ended: what runs there ends by its lease.
         self.unsure: list[str] = []
         # Hosts that were to be ended, and could not be reached: they are when they are met again.
-        self.unreachable: list[RemoteHost] = []
+        self.unreachable: list[launch.Host] = []
         self.owner = os.getpid()
         # Which manager of the pool this is: agents obey the highest.
         self.generation = 1
@@ -269,8 +268,8 @@ class PoolLifecycle:
 
     def keep_link(self) -> None:
         assert self.link is not None
-        hosts = [host for host in self.hosts if isinstance(host, RemoteHost)]
-        self.link.keep(self.spec.lease, lambda: [host.process for host in hosts], self._on_new_link)
+        hosts = [host for host in self.hosts if not host.here]
+        self.link.keep(self.spec.lease, lambda: hosts, self._on_new_link)
 
     def _on_new_link(self) -> None:
         """The link is another process now: its tunnel is made, at the same port where that is free. In a thread."""
@@ -391,7 +390,7 @@ class PoolLifecycle:
         with contextlib.suppress(Exception):
             self._client.close()
         self.workers.close()
-        if self.spec.provider.kind != "local":
+        if self.spec.provider.survives_manager:
             # Should this process die on the way, nobody takes the rest of it up.
             with contextlib.suppress(Exception):
                 self.registry.update(self.id, "ending")
@@ -485,7 +484,7 @@ class PoolLifecycle:
         """End hosts, those of other machines side by side, and the connections to them."""
         for host in hosts:
             host.exit_timeout = self.exit_timeout
-        if self.spec.provider.kind == "local":
+        if not self.spec.provider.survives_manager:
             for host in hosts:
                 with contextlib.suppress(Exception):
                     host.end()
@@ -687,7 +686,7 @@ class PoolLifecycle:
         self.supervisor.close()
         self.states.to(PoolState.NEW)
         await self.control.close()
-        if self.spec.provider.kind != "local":
+        if self.spec.provider.survives_manager:
             # Until it is ready again, nobody could take it up.
             self.registry.update(self.id, "starting")
         await asyncio.to_thread(self._end_hosts, hosts)
@@ -704,7 +703,7 @@ class PoolLifecycle:
         """The same where the head is gone; what the other nodes have of the runs is read from their disks."""
         if self.state is not PoolState.BROKEN and self._stop_control(why):
             self.supervisor.tell(why)
-            hosts = [host for host in self.hosts if isinstance(host, RemoteHost)]
+            hosts = [host for host in self.hosts if not host.here]
             self.supervisor.do(journal_recovery.give_up(list(self.supervisor.runs.values()), hosts, why))
 
     @property
@@ -738,7 +737,7 @@ class PoolLifecycle:
     @property
     def apart(self) -> dict[str, str]:
         """Machines that the head does not reach, and so are controlled through here, and what is said of each."""
-        there = [host for host in self.hosts if isinstance(host, RemoteHost)]
+        there = [host for host in self.hosts if not host.here]
         return {host.name: host.apart.why for host in there if host.apart is not None}
 
     def is_away(self, name: str) -> bool:

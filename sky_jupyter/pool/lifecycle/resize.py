@@ -21,7 +21,6 @@ from ..base.event_loop import Tick, loop, wait_ticking
 from ..base.timeouts import TIMEOUTS
 from ..hosts import remote_host
 from ..hosts.host import Host
-from ..hosts.remote_host import RemoteHost
 from .resize_plan import Plan
 from .state import PoolState
 
@@ -155,13 +154,13 @@ class Resizing:
                 self._configs[id(host)] = await self._aside(host.config)
         known = self._configs[id(kept[0])].addresses
         self._addresses = [known[node] for node in plan.kept]
-        if pool.spec.provider.kind == "local":
+        if not pool.spec.provider.survives_manager:
             await self._aside(pool.provisioning.acquire, plan.spec, plan.spec.nodes)
             self._addresses += [known[0]] * len(plan.added)
         elif plan.added:
             if pool.provisioning.buys(plan.spec):
                 await self._buy()
-            await self._start_hosts([host for host in kept if isinstance(host, RemoteHost)])
+            await self._start_hosts([host for host in kept if not host.here])
 
     async def _buy(self) -> None:
         """Have machines made for the nodes that are added."""
@@ -179,7 +178,7 @@ class Resizing:
             raise PoolError(f"a machine of pool {pool.spec.name!r} has ended: `%sky restart` makes the pool anew")
         self.plan = replace(plan, ids=tuple(ids))
 
-    async def _start_hosts(self, kept: Sequence[RemoteHost]) -> None:
+    async def _start_hosts(self, kept: Sequence[Host]) -> None:
         from ...bootstrap.remote_environment import Crew
 
         pool, plan = self.pool, self.plan
@@ -233,14 +232,14 @@ class Resizing:
         nodes = [list(host.nodes) for host in pool.hosts]
         old = self._before = _World(pool.spec, pool.ids, pool.hosts, nodes, pool.machines, known)
         staying = [host for host in old.hosts if id(host) in self._configs]
-        if pool.spec.provider.kind == "local":
+        if not pool.spec.provider.survives_manager:
             nodes = [list(range(plan.spec.nodes))]
         else:
             nodes = [[plan.kept.index(host.nodes[0])] for host in staying]
         for host in self._started:
             pool.host_events.listen(host)
         hosts = [*staying, *self._started]
-        machines = [host.machine for host in hosts if isinstance(host, RemoteHost)]
+        machines = [host.machine for host in hosts if not host.here]
         nodes += [list(host.nodes) for host in self._started]
         new = _World(plan.spec, plan.ids, hosts, nodes, machines, self._addresses)
         with pool.phase("agent", f"changing over to {plan.spec.nodes} node{'s' if plan.spec.nodes > 1 else ''}"):
@@ -333,7 +332,7 @@ class Resizing:
         pool.unsure = sorted({host.name for host in pool.unreachable})
         if pool.link is not None:
             # What may still be on there can be ended with the pool, should it be reached again.
-            pool.link.forget([host.machine for host in hosts if isinstance(host, RemoteHost) and host not in unsure])
+            pool.link.forget([host.machine for host in hosts if not host.here and host not in unsure])
 
     # -- undoing -----------------------------------------------------------------------------------
 
@@ -357,7 +356,7 @@ class Resizing:
             for host in world.hosts:
                 if id(host) not in self._configs:
                     self._configs[id(host)] = await self._aside(host.config)
-            if world.spec.provider.kind == "local":
+            if not world.spec.provider.survives_manager:
                 await self._aside(_await_seen, world.hosts[0])
             await self._become(world, {old: new for new, old in enumerate(self.plan.kept)})
         await self._enter()

@@ -97,7 +97,7 @@ class Making:
 
     def __init__(self, pool: StartContext) -> None:
         self.pool = pool
-        self._local = pool.spec.provider.kind == "local"
+        self._local = not pool.spec.provider.survives_manager
         # This machine, for each node that is one of its processes.
         self._near: list[Any] = []
 

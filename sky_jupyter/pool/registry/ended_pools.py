@@ -88,7 +88,7 @@ def _given(spec: PoolSpec) -> dict[str, object]:
 def _switches(spec: PoolSpec) -> list[str]:
     provider = spec.provider
     accepted = getattr(provider, "accept_host_keys", False) is True
-    switches = {"accept-host-keys": accepted, "offline": getattr(provider, "offline", False), "keep": spec.keep}
+    switches = {"accept-host-keys": accepted, "offline": provider.offline, "keep": spec.keep}
     switches["no-cluster"] = not spec.options.cluster
     return [f"--{name}" for name, on in switches.items() if on]
 

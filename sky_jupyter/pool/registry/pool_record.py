@@ -65,7 +65,7 @@ class PoolRecord:
     def write(self, folder: Path) -> None:
         """Leave it in the pool's folder; it appears whole or not at all."""
         facts = {"scheduler": self.scheduler, "ids": self.ids, "direct": self.direct, "shape": self.shape}
-        hosts = [_host_told(host) for host in self.hosts]
+        hosts = [dict(host) for host in self.hosts]
         spec = base64.b64encode(cloudpickle.dumps(self.spec)).decode()
         text = json.dumps({"protocol": PROTOCOL, **facts, "ends": self.ends, "hosts": hosts, "spec": spec})
         with atomic_write(folder / _NAME) as file:
@@ -165,13 +165,6 @@ def _readable(row: PoolRow) -> Iterator[None]:
     except Exception as error:
         path = Path(row.folders[0]) / _NAME
         raise PoolError(f"{path} cannot be read: {type(error).__name__}: {error}") from None
-
-
-def _host_told(host: Mapping[str, Any]) -> dict[str, Any]:
-    """A host's facts as JSON has them."""
-    from ...machines.link import encoding
-
-    return {**host, "target": encoding.from_target(host["target"])} if "target" in host else dict(host)
 
 
 def _host_read(told: Mapping[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from ..base.timeouts import TIMEOUTS
 from ..hosts.reachability import script_of
 
 if TYPE_CHECKING:
-    from ..hosts.remote_host import RemoteHost
+    from ..hosts.host import Host
     from .run import Run
 
 # Whoever has not answered by then is not waited for.
@@ -53,7 +53,7 @@ _AWAY = (
 )
 
 
-async def give_up(runs: Iterable[Run], hosts: Sequence[RemoteHost], why: str) -> None:
+async def give_up(runs: Iterable[Run], hosts: Sequence[Host], why: str) -> None:
     """End runs: on the head's ranks at once, on the others' when it is seen how far they have come.
 
     Parameters
@@ -68,11 +68,11 @@ async def give_up(runs: Iterable[Run], hosts: Sequence[RemoteHost], why: str) ->
     await asyncio.gather(*(_see(run, host, why) for run in on for host in hosts[1:]))
 
 
-def _host_of(hosts: Sequence[RemoteHost], run: Run, rank: int) -> RemoteHost | None:
+def _host_of(hosts: Sequence[Host], run: Run, rank: int) -> Host | None:
     return next((host for host in hosts if run.outcomes[rank].node in host.nodes), None)
 
 
-async def _see(run: Run, host: RemoteHost, why: str) -> None:
+async def _see(run: Run, host: Host, why: str) -> None:
     """Take in what a node has of a run, and give up those of its ranks that have not ended."""
     ranks = [rank for rank in run.left if run.outcomes[rank].node in host.nodes]
     if not ranks:
@@ -90,7 +90,7 @@ async def _see(run: Run, host: RemoteHost, why: str) -> None:
     run.lose(left, text.format(why=why))
 
 
-def _lines(host: RemoteHost, node: int, run: str, start: int) -> bytes:
+def _lines(host: Host, node: int, run: str, start: int) -> bytes:
     """The events of a node's journal from a number on, each a line, as far as they are kept."""
     code = _READ.format(base=f"{host.there}/n{node}/journal/{run}.jsonl", start=start, most=_MOST)
     return host.machine.run(script_of(host.python, code), timeout=_PATIENCE).out

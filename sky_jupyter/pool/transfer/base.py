@@ -18,7 +18,7 @@ from ..base.event_loop import Tick, loop, wait_ticking
 from ..base.events import Listener, NoticeEvent, ProgressEvent
 from ..base.timeouts import TIMEOUTS
 from ..context import TransferContext
-from ..hosts import remote_host
+from ..hosts.host import Host
 
 T = TypeVar("T")
 _AGAIN = TIMEOUTS.transfers.again
@@ -113,16 +113,16 @@ class Moving:
         text = f"{what}{more}: {format_size(there)} of {format_size(total)}{percent}"
         self.listener(ProgressEvent(what, text, there, total))
 
-    def host(self, node: int) -> remote_host.RemoteHost:
+    def host(self, node: int) -> Host:
         """The host of a node of another machine."""
         (host,) = (host for host in self.pool.hosts if node in host.nodes)
-        assert isinstance(host, remote_host.RemoteHost)
+        assert not host.here
         return host
 
     def name(self, node: int) -> str:
         """A node as messages call it."""
         for host in self.pool.hosts:
-            if node in host.nodes and isinstance(host, remote_host.RemoteHost):
+            if node in host.nodes and not host.here:
                 return f"node {node} ({host.machine.name})"
         return f"node {node}"
 
@@ -140,10 +140,7 @@ class Moving:
         while True:
             try:
                 return await asyncio.to_thread(move, machine)
-            except LinkLost as error:
-                if not hasattr(machine, "up"):
-                    why = str(error).removeprefix(f"{error.host}: ")
-                    raise LinkLost(error.host, error.reason, f"{why}; what has come stays there and is used") from None
+            except LinkLost:
                 self.listener(NoticeEvent(f"the link to {self.name(node)} is down; this goes on when it is back"))
                 await self._until_up(machine)
             except MachineError as error:

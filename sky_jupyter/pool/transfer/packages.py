@@ -19,7 +19,6 @@ from ...util.redaction import without_secrets
 from ..base.event_loop import Tick, loop, no_tick, wait_ticking
 from ..base.events import Listener, NoticeEvent, ProgressEvent, ignore
 from ..context import TransferContext
-from ..hosts import remote_host
 
 if TYPE_CHECKING:
     from ...spec.image import Image
@@ -161,13 +160,11 @@ class PoolPackages:
     def _may_differ(self) -> bool:
         """Whether the nodes run in another environment than this process."""
         spec = self.pool.spec
-        return spec.provider.kind != "local" or not local_environment.is_own(spec.full_image)
+        return spec.provider.survives_manager or not local_environment.is_own(spec.full_image)
 
     def _forget_if_new(self) -> None:
         """Forget what was asked of hosts that are gone: the pool was made anew."""
-        hosts = tuple(
-            host.there if isinstance(host, remote_host.RemoteHost) else str(host.folder) for host in self.pool.hosts
-        )
+        hosts = tuple(host.there for host in self.pool.hosts)
         if hosts != self._asked:
             self._asked, self._nodes, self._added, self._told = hosts, {}, {}, set()
             self._sure = set()
@@ -264,7 +261,7 @@ class PoolPackages:
 
     def _crew(self, stop: threading.Event) -> package_sync.Addition | None:
         """The pool's hosts, as they are told to install; None where all of it is here."""
-        hosts = [host for host in self.pool.hosts if isinstance(host, remote_host.RemoteHost)]
+        hosts = [host for host in self.pool.hosts if not host.here]
         if not hosts:
             return None
         spec = self.pool.spec

@@ -21,7 +21,6 @@ from ..base.event_loop import Tick, loop
 from ..base.events import Listener
 from ..context import TransferContext
 from ..hosts import host as launch
-from ..hosts import remote_host
 from .upload import Sending
 
 _PIECE = 1 << 20
@@ -80,7 +79,7 @@ class PoolCode:
         return {"modules": code.version}
 
     def _send(self, version: str, folder: Path, hosts: Sequence[launch.Host], on_send: Listener, tick: Tick) -> None:
-        there = [host for host in hosts if isinstance(host, remote_host.RemoteHost)]
+        there = [host for host in hosts if not host.here]
         lacking = [host for host in there if self._there.get(host.there) != version]
         if not lacking:
             return
