@@ -11,9 +11,9 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...errors import PoolError, SpecError
+from ..shell_machine import ShellCommand
 from ..ssh import auth
 from ..ssh.known_hosts import Accepted
-from ..ssh.machine import SSHCommand
 from ..ssh.session import Access
 from ..ssh.target import Target
 from ..ssh.types import Prompts
@@ -38,7 +38,7 @@ class Keeping:
         self._tunnels: dict[int, Tunnel] = {}
         self._relays: list[Relay] = []
         self._relaying = threading.Lock()
-        self._commands: dict[int, SSHCommand] = {}
+        self._commands: dict[int, ShellCommand] = {}
         self._listeners: set[queue.Queue[Event]] = set()
         self._ring = auth.KeyRing()
         self._asking = 0
@@ -147,7 +147,7 @@ class Keeping:
 
     # Commands
 
-    def add(self, command: SSHCommand) -> int:
+    def add(self, command: ShellCommand) -> int:
         """Keep a command, that others may wait for; its number."""
         with self._lock:
             number = next(self._numbers)
@@ -157,7 +157,7 @@ class Keeping:
                     del self._commands[old]
             return number
 
-    def command(self, number: Any) -> SSHCommand:
+    def command(self, number: Any) -> ShellCommand:
         """A command by its number."""
         with self._lock:
             command = self._commands.get(number) if isinstance(number, int) else None

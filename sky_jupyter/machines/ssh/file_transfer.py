@@ -18,9 +18,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import IO, TYPE_CHECKING, Any
-
-import paramiko
+from typing import IO, Any
 
 from ...errors import LinkLost, MachineError
 from ...node.files import receiver, staging
@@ -28,12 +26,9 @@ from ...node.files.file_manifest import shown
 from ...node.files.open_folder import Beneath
 from ...node.files.receiver import Receiver
 from ..base import Moved, Progress
+from ..shell_machine import Pipes, ShellMachine, failure
 from . import scripts
-from .remote_shell import failure
 from .types import NoShell
-
-if TYPE_CHECKING:
-    from .machine import SSHMachine
 
 _CHUNK = 1 << 20
 # Small enough to stay in a processor's cache until it is sent or written.
@@ -66,7 +61,7 @@ class _Count:
 
 
 def upload(
-    machine: SSHMachine,
+    machine: ShellMachine,
     source: Path,
     target: PurePath | str,
     *,
@@ -104,7 +99,7 @@ def upload(
             items = [_item(source, folder, name, there) for name, there in names.items()]
             return _Upload(machine, source, folder, str(target), items, progress).run()
         item = _item(source, folder, "", PurePath(target).name)
-        place = PurePath(target).parent / staging.name_for(f"{machine.target}:{target}")
+        place = PurePath(target).parent / staging.name_for(f"{machine.label}:{target}")
         up = _Upload(machine, source, folder, str(place), [item], progress)
         try:
             up.send(item, f"../{item.there}", folder.stat())
@@ -114,7 +109,7 @@ def upload(
         return up.count.moved
 
 
-def download(machine: SSHMachine, source: PurePath | str, target: Path, *, progress: Progress | None = None) -> Moved:
+def download(machine: ShellMachine, source: PurePath | str, target: Path, *, progress: Progress | None = None) -> Moved:
     """Fetch a file or folder to ``target``; what stands in a folder there already stays.
 
     Links in the folder are made as links. Called again after a break, it goes on where it was.
@@ -137,7 +132,7 @@ def download(machine: SSHMachine, source: PurePath | str, target: Path, *, progr
     except NoShell:
         return _sftp_download(machine, str(source), target, progress)
     if done.status:
-        raise failure(machine.target, f"{source} cannot be fetched", _said(done.out))
+        raise failure(machine.name, f"{source} cannot be fetched", _said(done.out))
     words = done.out.split()
     if words == [b"folder"]:
         return _download_folder(machine, str(source), target, progress)
@@ -192,7 +187,7 @@ class _Upload:
 
     def __init__(
         self,
-        machine: SSHMachine,
+        machine: ShellMachine,
         source: Path,
         folder: Beneath,
         place: str,
@@ -244,7 +239,7 @@ class _Upload:
         """Run a script in the staging folder; what it said."""
         done = self.machine.run(f"{_enter(self.place)} && {script}", stdin=data)
         if done.status:
-            raise failure(self.machine.target, f"{self.place} could not be written", _said(done.out) or otherwise)
+            raise failure(self.machine.name, f"{self.place} could not be written", _said(done.out) or otherwise)
         return done.out
 
     def _there(self) -> dict[str, int]:
@@ -382,7 +377,7 @@ def _receiving(target: Path, *, folder: bool) -> Iterator[Receiver]:
         to.close(whole=whole)
 
 
-def _download_file(machine: SSHMachine, to: Receiver, item: _Remote, where: str, go: str, count: _Count) -> None:
+def _download_file(machine: ShellMachine, to: Receiver, item: _Remote, where: str, go: str, count: _Count) -> None:
     """Fetch one file; ``go`` is the script that goes to where it is called ``where``."""
     with to.part(item.token, item.name) as file:
         size, offset = item.size, os.fstat(file.fileno()).st_size
@@ -416,22 +411,22 @@ def _give(where: str, strict: bool, start: int = 0, size: int | None = None) -> 
     return f"tail -c +{start + 1} {where}" if start else f"cat {where}"
 
 
-def _changed(machine: SSHMachine, name: str) -> MachineError:
-    return MachineError(machine.target.name, "changed", f"{shown(name)} changed while it was fetched; fetch it again")
+def _changed(machine: ShellMachine, name: str) -> MachineError:
+    return MachineError(machine.name, "changed", f"{shown(name)} changed while it was fetched; fetch it again")
 
 
-def _download_folder(machine: SSHMachine, source: str, target: Path, progress: Progress | None) -> Moved:
+def _download_folder(machine: ShellMachine, source: str, target: Path, progress: Progress | None) -> Moved:
     where = scripts.path(source)
     done = machine.run(f"cd {where} && find . ! -name . -printf '%y %s %T@ %m %P\\0'")
     if done.status:
-        raise failure(machine.target, f"{source} cannot be fetched", _said(done.out))
+        raise failure(machine.name, f"{source} cannot be fetched", _said(done.out))
     items = [item.split(" ", 4) for item in done.out.decode("utf-8", "surrogateescape").split("\0") if item]
     plain = [item[1:] for item in items if item[0] == "f"]
     files = {name: _Remote(name, int(size), float(when), int(mode, 8)) for size, when, mode, name in plain}
     odd = [name for kind, _, _, _, name in items if kind not in "fdl"]
     if odd:
         raise MachineError(
-            machine.target.name, "odd", f"{shown(odd[0])} is neither file nor folder nor link: it is not fetched"
+            machine.name, "odd", f"{shown(odd[0])} is neither file nor folder nor link: it is not fetched"
         )
     count = _Count(sum(one.size for one in files.values()), progress)
     with _receiving(target, folder=True) as to:
@@ -469,16 +464,13 @@ def _has_folder(to: Receiver, name: str) -> bool:
 
 
 def _fetch_archive(
-    machine: SSHMachine, where: str, names: Sequence[str], files: Mapping[str, _Remote], to: Receiver, count: _Count
+    machine: ShellMachine, where: str, names: Sequence[str], files: Mapping[str, _Remote], to: Receiver, count: _Count
 ) -> None:
     left = {name: files.get(name) for name in names}
     listing = b"".join(name.encode("utf-8", "surrogateescape") + b"\0" for name in names)
     script = f"cd {where} && exec tar --no-recursion --hard-dereference --null -cf - -T -"
-    channel = machine.session.channel(scripts.LAUNCH)
-    with contextlib.closing(channel):
-        mark = b"sky-archive\n"
-        machine.session.feed(channel, [scripts.line(f"printf 'sky-archive\\n'; {script}"), listing])
-        reader: Any = _Reader(channel, mark)
+    with machine.script(f"printf 'sky-archive\\n'; {script}", [listing]) as pipes:
+        reader: Any = _Reader(pipes, b"sky-archive\n")
         try:
             with tarfile.open(fileobj=reader, mode="r|", encoding="utf-8", errors="surrogateescape") as archive:
                 for member in archive:
@@ -488,17 +480,13 @@ def _fetch_archive(
         except (tarfile.TarError, EOFError, OSError) as error:
             # Of what cannot be written here, or is not taken, the connection is not the cause.
             if not (isinstance(error, _NotTaken) or getattr(error, "filename", None)) and _ends(machine):
-                raise LinkLost(
-                    machine.target.name, "broken", "the connection broke while a folder was fetched"
-                ) from None
+                raise LinkLost(machine.name, "broken", "the connection broke while a folder was fetched") from None
             if isinstance(error, OSError) and not isinstance(error, TimeoutError):
                 raise
-            raise MachineError(
-                machine.target.name, "command", f"the archive from there is not whole: {error}"
-            ) from None
-        status = machine.session.status(channel)
+            raise MachineError(machine.name, "command", f"the archive from there is not whole: {error}") from None
+        status = machine.status(pipes)
     if status:
-        raise MachineError(machine.target.name, "changed", f"tar there ended with {status}: did the folder change?")
+        raise MachineError(machine.name, "changed", f"tar there ended with {status}: did the folder change?")
 
 
 def _extract(
@@ -536,7 +524,7 @@ def _make_above(to: Receiver, parts: Sequence[str]) -> None:
 class _Reader:
     """A channel as tarfile wants it; what stands before the mark is a login's noise."""
 
-    def __init__(self, channel: Any, mark: bytes) -> None:
+    def __init__(self, channel: Pipes, mark: bytes) -> None:
         self._channel = channel
         self._ahead = b""
         while mark not in self._ahead:
@@ -568,24 +556,22 @@ class _Reader:
             pass
 
 
-def _receive(machine: SSHMachine, script: str, write: Callable[[bytes], Any], tell: Callable[[int], None]) -> int:
+def _receive(machine: ShellMachine, script: str, write: Callable[[bytes], Any], tell: Callable[[int], None]) -> int:
     """Run a script and hand its output on; returns how much it was."""
-    channel = machine.session.channel(scripts.LAUNCH)
     got = 0
-    with contextlib.closing(channel):
-        machine.session.feed(channel, [scripts.line(f"printf 'sky-bytes\\n'; {script}")])
+    with machine.script(f"printf 'sky-bytes\\n'; {script}") as pipes:
         try:
-            reader = _Reader(channel, b"sky-bytes\n")
+            reader = _Reader(pipes, b"sky-bytes\n")
             while data := reader.read_some():
                 write(data)
                 got += len(data)
                 tell(len(data))
-            status = machine.session.status(channel)
+            status = machine.status(pipes)
         except EOFError:
-            raise LinkLost(machine.target.name, "broken", "the connection broke as a file was to be fetched") from None
+            raise LinkLost(machine.name, "broken", "the connection broke as a file was to be fetched") from None
         if status:
-            told = channel.recv_stderr(_CHUNK).decode("utf-8", "replace").strip()
-            raise failure(machine.target, "a file cannot be fetched", told)
+            told = pipes.recv_stderr(_CHUNK).decode("utf-8", "replace").strip()
+            raise failure(machine.name, "a file cannot be fetched", told)
     return got
 
 
@@ -618,7 +604,7 @@ def _hash(file: Any, size: int) -> str:
     return digest.hexdigest()
 
 
-def _remote_hash(machine: SSHMachine, go: str, where: str, size: int) -> str:
+def _remote_hash(machine: ShellMachine, go: str, where: str, size: int) -> str:
     words = machine.run(f"{go}{_give(where, bool(go), size=size)} | sha256sum").out.split()
     return words[0].decode("ascii", "replace") if words else ""
 
@@ -627,10 +613,12 @@ def _remote_hash(machine: SSHMachine, go: str, where: str, size: int) -> str:
 
 
 def _sftp_upload(up: _Upload, item: _Item, target: str) -> None:
+    import paramiko
+
     machine, count, target = up.machine, up.count, target.removeprefix("~/")
     # A name of chance, and a file that is new: what stands there under any name is not written to.
     part = f"{PurePath(target).parent}/.sky-{secrets.token_hex(16)}"
-    with contextlib.closing(machine.session.sftp()) as sftp, up._open(item) as file:
+    with contextlib.closing(_sftp(machine)) as sftp, up._open(item) as file:
         try:
             with sftp.open(part, "wxb") as remote:
                 remote.set_pipelined(True)
@@ -642,21 +630,21 @@ def _sftp_upload(up: _Upload, item: _Item, target: str) -> None:
             sftp.posix_rename(part, target)
         except (OSError, EOFError, paramiko.SSHException) as error:
             if _ends(machine):
-                raise LinkLost(machine.target.name, "broken", "the connection broke while a file was sent") from None
+                raise LinkLost(machine.name, "broken", "the connection broke while a file was sent") from None
             with contextlib.suppress(OSError, EOFError, paramiko.SSHException):
                 sftp.remove(part)
-            raise failure(machine.target, f"{target} could not be written", str(error)) from None
+            raise failure(machine.name, f"{target} could not be written", str(error)) from None
 
 
-def _sftp_download(machine: SSHMachine, source: str, target: Path, progress: Progress | None) -> Moved:
+def _sftp_download(machine: ShellMachine, source: str, target: Path, progress: Progress | None) -> Moved:
+    import paramiko
+
     source = source.removeprefix("~/")
-    with contextlib.closing(machine.session.sftp()) as sftp, _receiving(target, folder=False) as to:
+    with contextlib.closing(_sftp(machine)) as sftp, _receiving(target, folder=False) as to:
         try:
             info = sftp.stat(source)
             if stat.S_ISDIR(info.st_mode or 0):
-                raise MachineError(
-                    machine.target.name, "shell", f"{source} is a folder, and {machine.target} runs no shell"
-                )
+                raise MachineError(machine.name, "shell", f"{source} is a folder, and {machine.label} runs no shell")
             item = _Remote("", info.st_size or 0, None, info.st_mode or 0o600)
             count = _Count(item.size, progress)
             with sftp.open(source, "rb") as remote, to.part(item.token, "") as file:
@@ -669,17 +657,22 @@ def _sftp_download(machine: SSHMachine, source: str, target: Path, progress: Pro
                         raise _changed(machine, source)
         except (OSError, EOFError, paramiko.SSHException) as error:
             if _ends(machine):
-                raise LinkLost(machine.target.name, "broken", "the connection broke while a file was fetched") from None
-            raise failure(machine.target, f"{source} cannot be fetched", str(error)) from None
+                raise LinkLost(machine.name, "broken", "the connection broke while a file was fetched") from None
+            raise failure(machine.name, f"{source} cannot be fetched", str(error)) from None
         if count.sent != item.size:
             raise _changed(machine, source)
         to.put_part(item.token, "", item.mode & 0o777)
     return count.moved
 
 
-def _ends(machine: SSHMachine) -> bool:
+def _sftp(machine: Any) -> Any:
+    """An SFTP client; only a machine over SSH can be without a shell."""
+    return machine.session.sftp()
+
+
+def _ends(machine: ShellMachine) -> bool:
     """Whether a machine's connection has broken; a channel ends a moment before that is known."""
     end = time.monotonic() + _NOTICED
-    while machine.session.alive and time.monotonic() < end:
+    while machine.up and time.monotonic() < end:
         time.sleep(0.02)
-    return not machine.session.alive
+    return not machine.up

@@ -7,7 +7,7 @@ import shutil
 import threading
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from ...errors import PoolError, SkyError
 from ...machines.link.client import Link
@@ -41,16 +41,24 @@ class PoolLink:
 
     Parameters
     ----------
-    link : Link
-        The process.
+    link : Link or None
+        The process; None where there is none yet.
     folder, blobs : Path
         The pool's folders here.
     ours : bool
         Whether it was started now, and is to be ended where nothing comes of it.
+    folders : sequence of Path
+        What a link that is started removes when it ends with its owner.
     """
 
-    def __init__(self, link: Link, folder: Path, blobs: Path, *, ours: bool) -> None:
+    def __init__(
+        self, link: Link | None, folder: Path, blobs: Path, *, ours: bool, folders: Sequence[Path] = ()
+    ) -> None:
         self.link, self.folder, self.blobs, self._ours = link, folder, blobs, ours
+        self._folders = folders
+        self._opening = threading.Lock()
+        # Machines that are reached without the link: connections to them end with this process.
+        self._without: list[Machine] = []
         # Machines that cannot be reached, and what was last said of each.
         self.away: dict[str, str] = {}
         self._tell: Callable[[str], None] = lambda text: None
@@ -62,29 +70,46 @@ class PoolLink:
         self._lease: float | None = None
         self._over = threading.Event()
         self._ended: Callable[[str], None] = lambda host: None
-        self._use(link)
+        if link is not None:
+            self._use(link)
 
     @classmethod
     def start(cls, pool: str) -> PoolLink:
-        """Make a pool's folders here, and start its link; it ends with this process until `keep`."""
+        """Make a pool's folders here; a link is started when a provider asks for it, and ends with us until `keep`."""
         folder, blobs = launch.make_folders(pool)
-        try:
-            # Nobody can take up a pool that is not ready: should this process die, the link leaves nothing.
-            return cls(Link.start(folder / LINK, folders=[folder, blobs]), folder, blobs, ours=True)
-        except BaseException:
-            _remove(folder, blobs)
-            raise
+        # Nobody can take up a pool that is not ready: should this process die, the link leaves nothing.
+        return cls(None, folder, blobs, ours=True, folders=[folder, blobs])
+
+    def open(self) -> Link:
+        """Return the link, which is started where there is none."""
+        with self._opening:
+            if self.link is None:
+                self._use(Link.start(self.folder / LINK, folders=self._folders))
+            assert self.link is not None
+            return self.link
+
+    @property
+    def pid(self) -> int:
+        """The process id of the link; 0 where there is none, or it is not known."""
+        return 0 if self.link is None else self.link.pid
+
+    def wake(self) -> None:
+        """Have the link go on, should it stand still: else nobody is answered."""
+        if self.link is not None:
+            self.link.wake()
 
     @classmethod
     def reopen(cls, folder: Path, blobs: Path) -> PoolLink:
         """The link of a pool that had another manager: the one that there is, or a new one."""
         with contextlib.suppress(PoolError):
             return cls(Link.join(folder / LINK), folder, blobs, ours=False)
-        return cls(Link.start(folder / LINK), folder, blobs, ours=True)
+        return cls(None, folder, blobs, ours=True)
 
-    def session(self, prompts: Prompts | None, stop: threading.Event) -> ConnectionSession:
-        """Return what machines are connected to with, so that the link holds them."""
-        return ConnectionSession(prompts, lambda: self.link, stop)
+    def session(
+        self, prompts: Prompts | None, stop: threading.Event, known: Mapping[str, Mapping[str, Any]] | None = None
+    ) -> ConnectionSession:
+        """Return what machines are connected to with, so that the link holds them; see `ConnectionSession`."""
+        return ConnectionSession(prompts, self.open, stop, known or {})
 
     def connect(self, wanted: Sequence[tuple[Target, str]], prompts: Prompts | None = None) -> list[LinkMachine]:
         """The machines at targets, each with the address at which the others reach it, side by side.
@@ -94,9 +119,10 @@ class PoolLink:
         MachineError
             For the first that cannot be reached.
         """
+        link = self.open()
 
         def connect(one: tuple[Target, str]) -> LinkMachine:
-            return self.link.connect(one[0], prompts=prompts, address=one[1])
+            return link.connect(one[0], prompts=prompts, address=one[1])
 
         return map_all(connect, wanted, "sky-connect", most=_BESIDE)
 
@@ -118,15 +144,19 @@ class PoolLink:
         self._keep()
 
     def _keep(self) -> None:
-        self.link.keep(self._lease, self._processes(), [self.folder, self.blobs])
+        if self.link is not None:
+            self.link.keep(self._lease, self._processes(), [self.folder, self.blobs])
 
     def _processes(self) -> list[LinkProcess]:
         """The host processes on machines that the link holds."""
-        found = []
+        found: list[LinkProcess] = []
+        self._without = []
         for host in self._hosts():
             if isinstance(process := host.process, LinkProcess):
                 process.folder = host.there
                 found.append(process)
+            else:
+                self._without.append(host.machine)
         return found
 
     def _use(self, link: Link) -> None:
@@ -160,7 +190,8 @@ class PoolLink:
             return
         for machine, new in zip(self._machines, made, strict=True):
             machine.link, machine.number = link, new.number
-        self.link.close()
+        if self.link is not None:
+            self.link.close()
         self._use(link)
         self._keep()
         self._moved()
@@ -183,8 +214,15 @@ class PoolLink:
         """End it, and remove the pool's folders here."""
         self._hush()
         # Should this process die just now, the link removes them.
-        self.link.end([self.folder, self.blobs])
+        if self.link is not None:
+            self.link.end([self.folder, self.blobs])
+        self._close_others()
         _remove(self.folder, self.blobs)
+
+    def _close_others(self) -> None:
+        for machine in self._without:
+            with contextlib.suppress(SkyError, OSError):
+                machine.close()
 
     def finish(self, scripts: Mapping[str, Sequence[str]], ended: Callable[[str], None]) -> list[str]:
         """Leave it to end what is on machines that could not be reached, and then itself, with the folders here.
@@ -203,11 +241,12 @@ class PoolLink:
         """
         self._hush()
         with contextlib.suppress(SkyError, OSError):
-            machines = [machine for machine in self.link.machines() if machine.name in scripts]
-            if machines:
+            link = self.link
+            machines = [] if link is None else [one for one in link.machines() if one.name in scripts]
+            if link is not None and machines:
                 self._ended = ended
                 works = [(machine, "; ".join(_each(scripts[machine.name]))) for machine in machines]
-                self.link.finish(works, FINISH, [self.folder, self.blobs])
+                link.finish(works, FINISH, [self.folder, self.blobs])
                 # Nobody takes the pool up again: of what lies here, the link needs its own folder only.
                 _remove(self.blobs, *(path for path in self.folder.iterdir() if path.name != LINK))
                 return [machine.name for machine in machines]
@@ -217,18 +256,22 @@ class PoolLink:
     def release(self) -> None:
         """Let go of it: it lives on as it was asked to."""
         self._hush()
-        self.link.close()
+        self._close_others()
+        if self.link is not None:
+            self.link.close()
 
     def give_up(self) -> None:
         """Nothing came of joining: a link that was there goes on, and one that was not ends."""
         self._hush()
-        if self._ours:
-            self.link.end()
-        self.link.close()
+        self._close_others()
+        if self.link is not None:
+            if self._ours:
+                self.link.end()
+            self.link.close()
 
     def _retry(self) -> None:
         with contextlib.suppress(SkyError):
-            for machine in self.link.machines():
+            for machine in [] if self.link is None else self.link.machines():
                 if machine.name in self.away:
                     machine.retry()
 

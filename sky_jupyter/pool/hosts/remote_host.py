@@ -33,6 +33,7 @@ if TYPE_CHECKING:
     from ...bootstrap.remote_environment import Site
     from ...machines.base import Command, Machine, Process
     from ...machines.ssh.types import Prompts
+    from ...providers.base import Provider
 
 # One that is there has this long to say so.
 _PATIENCE, _MOMENT = TIMEOUTS.start.remote_host, TIMEOUTS.start.moment
@@ -179,7 +180,12 @@ class PoolGone(PoolError):
 
 
 def reopen(
-    facts: Sequence[Mapping[str, Any]], name: str, traces: Traces, prompts: Prompts | None = None
+    facts: Sequence[Mapping[str, Any]],
+    name: str,
+    traces: Traces,
+    prompts: Prompts | None = None,
+    provider: Provider | None = None,
+    ids: Sequence[str] = (),
 ) -> tuple[PoolLink, list[launch.Host]]:
     """The link and the hosts of a pool that another manager left; ``prompts`` are for a link that is made anew.
 
@@ -195,7 +201,16 @@ def reopen(
     here = (Path(facts[0]["folder"]), Path(facts[0]["blobs"]))
     link = PoolLink.reopen(*here)
     try:
-        machines = link.connect([(one["target"], one["address"]) for one in facts], prompts)
+        machines: Sequence[Machine]
+        if all("target" in one for one in facts):
+            machines = link.connect([(one["target"], one["address"]) for one in facts], prompts)
+        elif provider is None:
+            raise PoolError(
+                f"how the machines of pool {name!r} are reached is known to its provider alone: attach to it"
+            )
+        else:
+            known = {ids[one["nodes"][0]]: one for one in facts}
+            machines = provider.connect(list(known), link.session(prompts, threading.Event(), known))
         hosts = [adopt(one, machine, here, traces) for one, machine in zip(facts, machines, strict=True)]
         lives = _all([functools.partial(_lives, host) for host in hosts])
         if not any(lives):

@@ -79,7 +79,9 @@ async def _join(pool: PoolLifecycle, record: PoolRecord) -> None:
 
 def _reconnect(pool: PoolLifecycle, record: PoolRecord) -> None:
     """Take up the hosts of another manager, through its link or a new one."""
-    pool.link, pool.hosts = remote_host.reopen(record.hosts, pool.spec.name, pool.traces, pool.prompts)
+    pool.link, pool.hosts = remote_host.reopen(
+        record.hosts, pool.spec.name, pool.traces, pool.prompts, pool.spec.provider, record.ids
+    )
     pool.machines = [host.machine for host in pool.hosts if not host.here]
     remote_host.relay(pool.hosts, record.scheduler)
     pool.link.listen(pool.host_events.on_link, pool.is_off)

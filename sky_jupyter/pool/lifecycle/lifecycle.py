@@ -248,7 +248,7 @@ class PoolLifecycle:
     def _beside(self) -> dict[int, str]:
         """The pool's processes that nobody but this one can see to stand still."""
         hosts = {host.command.identity[0]: HOST for host in list(self.hosts) if host.here}
-        return {**hosts, **({self.link.link.pid: LINK} if self.link is not None and self.link.link.pid else {})}
+        return {**hosts, **({self.link.pid: LINK} if self.link is not None and self.link.pid else {})}
 
     def enter_client(self) -> None:
         """What plugins do in the notebook for as long as it manages the pool."""
@@ -400,7 +400,7 @@ class PoolLifecycle:
         hosts = [*self.hosts, *self.unreachable]
         if self.link is not None:
             # Through it all else is ended.
-            self.link.link.wake()
+            self.link.wake()
         with _going_on(lambda: self._end_unwatched(hosts, limit)), self.watchdog.telling(self.leaving.hear):
             interrupt = self.leaving.attend(self._leave(wait), min(limit, wait + _LEAVE_PATIENCE), tell)
             hosts = [*self.hosts, *self.unreachable]

@@ -105,7 +105,9 @@ class Traces:
         self._name, self._lease = ("", 0.0) if spec is None else (spec.name, spec.lease or 0.0)
         provider = None if spec is None else spec.provider
         self._how = {name: getattr(provider, name, None) for name in ("user", "port", "jump")}
-        self._how["keys"] = list(getattr(provider, "key", ()))
+        # What has no keys to log in with is no host, and `Trace.reach` refuses it.
+        keys = getattr(provider, "key", None)
+        self._how["keys"] = None if keys is None else list(keys)
 
     def note(self, host: str, folder: str, blobs: str) -> Trace:
         """Something is about to be made on a machine, which is named; PoolError where that cannot be recorded."""

@@ -142,6 +142,7 @@ class Moving:
                 return await asyncio.to_thread(move, machine)
             except LinkLost:
                 self.listener(NoticeEvent(f"the link to {self.name(node)} is down; this goes on when it is back"))
+                await asyncio.sleep(_AGAIN)
                 await self._until_up(machine)
             except MachineError as error:
                 raise TransferError(f"{self.name(node)}: {str(error).removeprefix(f'{error.host}: ')}") from None
