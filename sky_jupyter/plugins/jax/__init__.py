@@ -148,7 +148,7 @@ def _is_here(cuda: str | None, image: Image, spec: PoolSpec) -> bool:
 
     The extras ask for libraries as packages of their own, which a toolkit of the system makes needless.
     """
-    if spec.provider.survives_manager or image.python is not None:
+    if getattr(spec.provider, "survives_manager", True) or image.python is not None:
         return False
     majors = (12, 13) if cuda is None else (_major(cuda),)
     return any(importlib.util.find_spec(f"jax_cuda{major}_plugin") is not None for major in majors)
