@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from sky_jupyter.errors import MachineError, ProvisionError
-from sky_jupyter.machines.shell_machine import ShellMachine
+from sky_jupyter.machines.ssh.shell_machine import ShellMachine
 from sky_jupyter.providers.base import ConnectionSession, MachineRecord, Offer, Order
 from sky_jupyter.spec.pool_spec import PoolSpec
 

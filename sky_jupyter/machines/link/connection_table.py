@@ -11,10 +11,10 @@ from collections.abc import Iterator
 from typing import Any
 
 from ...errors import PoolError, SpecError
-from ..shell_machine import ShellCommand
 from ..ssh import auth
 from ..ssh.known_hosts import Accepted
 from ..ssh.session import Access
+from ..ssh.shell_machine import ShellCommand
 from ..ssh.target import Target
 from ..ssh.types import Prompts
 from .encoding import Event

@@ -18,16 +18,16 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path, PurePath
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 from ...errors import LinkLost, MachineError
 from ...node.files import receiver, staging
 from ...node.files.file_manifest import shown
 from ...node.files.open_folder import Beneath
 from ...node.files.receiver import Receiver
-from ..base import Moved, Progress
-from ..shell_machine import Pipes, ShellMachine, failure
+from ..base import Done, Moved, Progress
 from . import scripts
+from .failures import failure
 from .types import NoShell
 
 _CHUNK = 1 << 20
@@ -40,6 +40,25 @@ _BATCH = 32 << 20
 _BATCH_FILES = 5000
 # What the shell there says where something stands in a staging folder's place, or in a path.
 _ELSEWHERE = "is a link, or is another user's: nothing goes through it"
+
+
+class ShellMachine(Protocol):
+    """What is needed of a machine; `shell_machine.ShellMachine` has it."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def label(self) -> str: ...
+
+    @property
+    def up(self) -> bool: ...
+
+    def run(self, script: str, *, stdin: Any = None, timeout: float | None = None) -> Done: ...
+
+    def script(self, script: str, stdin: Any = None) -> contextlib.AbstractContextManager[Any]: ...
+
+    def status(self, pipes: Any) -> int: ...
 
 
 class _Count:
@@ -524,7 +543,7 @@ def _make_above(to: Receiver, parts: Sequence[str]) -> None:
 class _Reader:
     """A channel as tarfile wants it; what stands before the mark is a login's noise."""
 
-    def __init__(self, channel: Pipes, mark: bytes) -> None:
+    def __init__(self, channel: Any, mark: bytes) -> None:
         self._channel = channel
         self._ahead = b""
         while mark not in self._ahead:

@@ -9,10 +9,10 @@ from typing import Any
 
 from ...errors import MachineError
 from ..base import Done, Machine, Moved, Progress
-from ..shell_machine import ShellMachine, who
 from . import scripts
 from .remote_shell import Shell
 from .session import Access, Session, connect
+from .shell_machine import ShellMachine, who
 from .target import Target
 
 _SIGNAL_PATIENCE = 30.0

@@ -16,11 +16,12 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path, PurePath, PurePosixPath
 from typing import Any, Protocol
 
-from ..errors import LinkLost, MachineError
-from .base import Done, Machine, Moved, ProcessId, Progress
-from .forwards import LocalForward, Stream
-from .process_handle import EarlierProcess
-from .ssh import scripts
+from ...errors import LinkLost, MachineError
+from ..base import Done, Machine, Moved, ProcessId, Progress
+from ..forwards import LocalForward, Stream
+from ..process_handle import EarlierProcess
+from . import scripts
+from .failures import failure
 
 # The kernel counts in hundredths of a second for user space on every processor that is sold.
 _TICKS = 100
@@ -28,12 +29,6 @@ _BEGIN_PATIENCE = 60.0
 _SIGNAL_PATIENCE = 30.0
 _MAX_NOISE = 16 << 20
 _READ = 1 << 16
-_REASONS = {
-    "No space left": ("full", "make room there, or name another folder"),
-    "Disk quota": ("full", "make room there, or name another folder"),
-    "Read-only file system": ("read-only", "name a folder that can be written"),
-    "Permission denied": ("denied", "name a folder that this user may write, or log in as another user"),
-}
 
 
 class Pipes(Protocol):
@@ -359,13 +354,13 @@ class ShellMachine(ABC):
         progress: Progress | None = None,
     ) -> Moved:
         """Send a file or folder; see `base.Machine.upload`."""
-        from .ssh import file_transfer
+        from . import file_transfer
 
         return file_transfer.upload(self, source, target, names=names, progress=progress)
 
     def download(self, source: PurePath | str, target: Path, *, progress: Progress | None = None) -> Moved:
         """Fetch a file or folder; see `base.Machine.download`."""
-        from .ssh import file_transfer
+        from . import file_transfer
 
         return file_transfer.download(self, source, target, progress=progress)
 
@@ -384,14 +379,6 @@ class ShellMachine(ABC):
     def relay(self, through: Machine, host: str, port: int, *, there_port: int = 0) -> int:
         """Not possible: connections lead there, and none leads back."""
         raise MachineError(self.name, "relay", "no port of it can lead to another machine through here")
-
-
-def failure(name: str, what: str, told: str) -> MachineError:
-    """The error for a command of ours that failed there, with what it said."""
-    for text, (reason, advice) in _REASONS.items():
-        if text in told:
-            return MachineError(name, reason, f"{what}: {told}; {advice}")
-    return MachineError(name, "command", f"{what}: {told}")
 
 
 def who(text: str) -> tuple[int, int]:
