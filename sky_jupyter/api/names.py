@@ -11,7 +11,7 @@ from ..node.shared.objects import SharedBarrier, SharedCounter, SharedDict, Shar
 from ..session.pools import live_pool
 
 if TYPE_CHECKING:
-    from ..node.shared.agent_channel import Shares
+    from ..node.shared.agent_channel import SharedStateChannel
     from ..pool.pool import Pool
 
 
@@ -117,5 +117,5 @@ class SharedNames:
         shares = self._shares()
         return SharedBarrier(name, shares.world_size() if n is None else n, of=shares)
 
-    def _shares(self) -> Shares:
+    def _shares(self) -> SharedStateChannel:
         return live_pool(self).shared.shares

@@ -17,7 +17,7 @@ import threading
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, ClassVar
 
-from ..node.serialization.process_settings import FAMILIES, Family, Held
+from ..node.serialization.process_settings import FAMILIES, Family, NotSendable
 from ..util.redaction import without_secrets
 from .untracked_changes import Statement
 
@@ -153,9 +153,9 @@ class Settings:
         if kind == "logging" and value is not None:
             level, propagate, disabled, *handlers = value
             for one in handlers:
-                if isinstance(one, Held):
+                if isinstance(one, NotSendable):
                     self._held[which] = f"the handler {one.what} of {f'logger {key!r}' if key else 'the root logger'}"
-            value = level, propagate, disabled, *(one for one in handlers if not isinstance(one, Held))
+            value = level, propagate, disabled, *(one for one in handlers if not isinstance(one, NotSendable))
         encoded = _encoded(value)
         if encoded is None:
             self._held[which] = family.line.format(key=key)

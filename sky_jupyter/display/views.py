@@ -18,7 +18,7 @@ from .model.troubles import Troubles
 from .terminal.bottom_rows import can_draw
 
 if TYPE_CHECKING:
-    from ..node.protocol.comm_messages import Message
+    from ..node.protocol.comm_messages import CommMessage
     from .notebook.remote_widgets import Mirror
 
 _LATE = 0.5
@@ -188,7 +188,7 @@ def mute(pool: str, *, off: bool = False) -> None:
     (_muted.discard if off else _muted.add)(pool)
 
 
-def mirror(pool: str, send: Callable[[Message], None]) -> Mirror | None:
+def mirror(pool: str, send: Callable[[CommMessage], None]) -> Mirror | None:
     """Return the receiver of the ranks' widgets; None if there are no pages.
 
     ``send`` takes a page's message to the rank.

@@ -93,9 +93,9 @@ def _too_many(spec: PoolSpec, ranks: int) -> str:
     """Why so many rank processes are too many for this machine; empty where they are not."""
     if ranks <= _FEW:
         return ""
-    from ..node.system.metrics import Machine
+    from ..node.system.metrics import MachineMonitor
 
-    machine = Machine()
+    machine = MachineMonitor()
     needed = ranks * (_WITH_FRAMEWORK if spec.plugins else _BARE)
     if ranks <= _PER_CORE * machine.cores and needed <= machine.memory / 2:
         return ""

@@ -17,7 +17,7 @@ from sky_jupyter.errors import MachineError, SkyError, SpecError, TransferError
 from sky_jupyter.machines.ssh.target import Target
 from sky_jupyter.node.files import staging
 from sky_jupyter.node.files.file_manifest import MOST_BYTES, hashed, pack, unpack, walk
-from sky_jupyter.node.files.transfer import LocalSource, Take
+from sky_jupyter.node.files.transfer import FileTransfer, LocalSource
 from sky_jupyter.pool.pool import Pool
 from tests.attacks import hostile_folders as folders
 from tests.attacks.hostile_folders import (
@@ -94,7 +94,7 @@ def by_get(request: pytest.FixtureRequest, source: Path, target: Path) -> None:
 def from_agent(request: pytest.FixtureRequest, source: Path, target: Path) -> None:
     entries = walk(source)
     entries = unpack(pack(hashed(source, entries, range(len(entries)), lambda size: None)))
-    take = Take(target, entries, LocalSource(source))
+    take = FileTransfer(target, entries, LocalSource(source))
     asyncio.run(take.run())
     if take.state == "failed":
         raise TransferError(take.why)

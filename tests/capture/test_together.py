@@ -19,7 +19,7 @@ from sky_jupyter.capture.cell_names import analyse
 from sky_jupyter.capture.collect import Capture, collect
 from sky_jupyter.capture.ledger import Ledger
 from sky_jupyter.node.serialization.pickling import bind
-from sky_jupyter.node.serialization.sent_objects import Held
+from sky_jupyter.node.serialization.sent_objects import SentObjects
 from tests.capture.test_collect import on_a_node
 from tests.tiers import daily
 
@@ -35,7 +35,7 @@ class Notebook:
         self.folder = folder
         self.namespace: dict[str, Any] = {"__name__": "__main__", "Thing": Thing, "np": np}
         self.node: dict[str, Any] = {}
-        self.ledger, self.held = Ledger(), Held()
+        self.ledger, self.held = Ledger(), SentObjects()
 
     def plain(self, source: str) -> None:
         exec(source, self.namespace)

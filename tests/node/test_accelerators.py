@@ -11,7 +11,7 @@ from sky_jupyter.errors import ProvisionError
 from sky_jupyter.magics.parsing import parse as parse_line
 from sky_jupyter.node.system import gpus
 from sky_jupyter.node.system.gpus import VISIBLE, is_kind, parse
-from sky_jupyter.node.system.metrics import Machine
+from sky_jupyter.node.system.metrics import MachineMonitor
 from sky_jupyter.pool.pool import Pool
 from sky_jupyter.providers import Local
 from sky_jupyter.providers.base import Order
@@ -155,7 +155,7 @@ def test_what_the_user_says_of_jaxs_memory_stands_and_devices_of_ones_own_are_us
 
 
 def test_more_local_ranks_than_the_machine_bears_are_asked_for_twice() -> None:
-    machine = Machine()
+    machine = MachineMonitor()
     many = int(4 * machine.cores) + 9
     with pytest.raises(ProvisionError) as caught:
         Local().create(PoolSpec(provider=Local(), nodes=many), many, Order("p"))

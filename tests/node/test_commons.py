@@ -13,14 +13,14 @@ from distributed import Scheduler
 
 from sky_jupyter.node.dask import shared_state
 from sky_jupyter.node.dask.scheduler import WithoutHttp
-from sky_jupyter.node.dask.shared_state import Commons
+from sky_jupyter.node.dask.shared_state import SharedStateExtension
 
 
 class Bare(WithoutHttp, Scheduler):
     """Dask's, which listens nowhere."""
 
 
-Body = Callable[[Commons], Awaitable[None]]
+Body = Callable[[SharedStateExtension], Awaitable[None]]
 
 
 @pytest.fixture(autouse=True)
@@ -33,12 +33,14 @@ def scratch(tmp_path: Path) -> Iterator[None]:
 def on_a_scheduler(body: Body) -> None:
     async def work() -> None:
         async with Bare(protocol="inproc", dashboard=False) as scheduler:
-            await asyncio.wait_for(body(Commons(scheduler)), 60)
+            await asyncio.wait_for(body(SharedStateExtension(scheduler)), 60)
 
     asyncio.run(work())
 
 
-async def share(held: Commons, ask: str, kind: str, op: str, *data: bytes, who: str = "a.0.1.", **what: Any) -> Any:
+async def share(
+    held: SharedStateExtension, ask: str, kind: str, op: str, *data: bytes, who: str = "a.0.1.", **what: Any
+) -> Any:
     answer = await held.sky_shared_request(who, ask, {"kind": kind, "op": op, "name": "x", **what}, data)
     assert answer["status"] == "ok", answer
     return answer["data"][0] if answer["data"] else answer["value"]
@@ -50,7 +52,7 @@ async def turns(count: int = 20) -> None:
 
 
 def test_a_request_that_comes_twice_is_done_once() -> None:
-    async def body(held: Commons) -> None:
+    async def body(held: SharedStateExtension) -> None:
         assert [await share(held, "one", "counter", "add", by=1) for _ in range(3)] == [1, 1, 1]
         waiting = [asyncio.ensure_future(share(held, "two", "queue", "get")) for _ in range(2)]
         await turns()
@@ -62,7 +64,7 @@ def test_a_request_that_comes_twice_is_done_once() -> None:
 
 
 def test_an_item_that_nobody_takes_after_all_is_the_first_again() -> None:
-    async def body(held: Commons) -> None:
+    async def body(held: SharedStateExtension) -> None:
         for item in (b"1", b"2", b"3"):
             await share(held, f"put {item!r}", "queue", "put", item)
         assert await share(held, "get", "queue", "get") == b"1"
@@ -82,7 +84,7 @@ def test_an_item_that_nobody_takes_after_all_is_the_first_again() -> None:
 
 
 def test_who_is_given_up_before_the_request_has_come_gets_nothing() -> None:
-    async def body(held: Commons) -> None:
+    async def body(held: SharedStateExtension) -> None:
         await held.sky_shared_cancel("early")
         answer = await held.sky_shared_request("a.0.1.", "early", {"kind": "lock", "op": "acquire", "name": "x"})
         assert (answer["status"], answer["kind"]) == ("error", "cancelled")
@@ -92,7 +94,7 @@ def test_who_is_given_up_before_the_request_has_come_gets_nothing() -> None:
 
 
 def test_a_lock_that_is_given_in_the_moment_in_which_it_is_given_up_is_free() -> None:
-    async def body(held: Commons) -> None:
+    async def body(held: SharedStateExtension) -> None:
         assert await share(held, "first", "lock", "acquire")
         second = asyncio.ensure_future(share(held, "second", "lock", "acquire", who="b.0.1."))
         await turns()
@@ -107,7 +109,7 @@ def test_a_lock_that_is_given_in_the_moment_in_which_it_is_given_up_is_free() ->
 
 
 def test_those_who_are_gone_hold_no_lock_and_wait_for_nothing() -> None:
-    async def body(held: Commons) -> None:
+    async def body(held: SharedStateExtension) -> None:
         assert await share(held, "mine", "lock", "acquire", who="a.1.1.")
         waiting = asyncio.ensure_future(held.sky_shared_request("a.1.1.", "at", _barrier(2)))
         await turns()
@@ -132,7 +134,7 @@ def test_an_agent_that_comes_back_in_time_keeps_its_locks_and_one_that_does_not_
 ) -> None:
     monkeypatch.setattr(shared_state, "ABSENCE", 0.1)
 
-    async def body(held: Commons) -> None:
+    async def body(held: SharedStateExtension) -> None:
         await held.sky_shared_register("a", "node-0", "tls://1")
         assert await share(held, "lock", "lock", "acquire")
         held.remove_worker(None, "tls://1")
@@ -152,7 +154,7 @@ def test_an_agent_that_comes_back_in_time_keeps_its_locks_and_one_that_does_not_
 def test_what_is_shared_has_a_limit_and_room_again_when_it_is_taken_out(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(shared_state, "MOST_ALL", 3000)
 
-    async def body(held: Commons) -> None:
+    async def body(held: SharedStateExtension) -> None:
         await share(held, "put", "dict", "put", b"key", bytes(1000), keys=["k"])
         await share(held, "again", "dict", "put", b"key", bytes(2000), keys=["k"])
         await share(held, "queue", "queue", "put", bytes(500))
@@ -170,7 +172,7 @@ def test_what_is_shared_has_a_limit_and_room_again_when_it_is_taken_out(monkeypa
 
 
 def test_what_cannot_be_asked_for_is_refused_and_another_scheduler_s_askers_are_told() -> None:
-    async def body(held: Commons) -> None:
+    async def body(held: SharedStateExtension) -> None:
         for what in ({}, {"kind": "dict", "op": "eval", "name": "x"}, {"kind": "dict", "op": "get", "name": 3}):
             assert (await held.sky_shared_request("a.0.1.", str(what), what))["kind"] == "TypeError"
         size = {"kind": "dict", "op": "size", "name": "x"}

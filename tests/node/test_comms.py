@@ -6,9 +6,9 @@ import asyncio
 import json
 from typing import Any
 
-from sky_jupyter.node.comms.hub import Comms
-from sky_jupyter.node.comms.states import VIEW, Held
-from sky_jupyter.node.protocol.comm_messages import MOST_CUSTOM, Message, Pending, read
+from sky_jupyter.node.comms.hub import CommHub
+from sky_jupyter.node.comms.states import VIEW, OpenComms
+from sky_jupyter.node.protocol.comm_messages import MOST_CUSTOM, CommMessage, CommQueue, read
 
 
 def message(kind: str, comm: str, data: dict[str, Any], *buffers: bytes, run: str = "run") -> dict[str, Any]:
@@ -32,13 +32,13 @@ def custom(comm: str, content: Any = None, *buffers: bytes) -> dict[str, Any]:
     return message("msg", comm, {"method": "custom", "content": content}, *buffers)
 
 
-def made(raw: dict[str, Any]) -> Message:
+def made(raw: dict[str, Any]) -> CommMessage:
     found = read(raw, widget=True)
     assert found is not None
     return found
 
 
-def state_of(found: Message) -> tuple[dict[str, Any], list[Any], list[bytes]]:
+def state_of(found: CommMessage) -> tuple[dict[str, Any], list[Any], list[bytes]]:
     _, content, _, buffers = found.jupyter()
     return content["data"]["state"], content["data"]["buffer_paths"], buffers
 
@@ -48,7 +48,7 @@ def dropped(ids: list[str]) -> None:
 
 
 def test_what_is_held_is_the_whole_state_with_its_bytes() -> None:
-    held = Held(dropped)
+    held = OpenComms(dropped)
     held.take(made(opened("a", ["data", 0], ["blob"], value=1, data=[None, 2])))
     assert state_of(held.openings()[0]) == ({"value": 1, "data": [None, 2]}, [["data", 0], ["blob"]], [b"old", b"old"])
     held.take(made(told("a", ["blob"], value=7)))
@@ -58,7 +58,7 @@ def test_what_is_held_is_the_whole_state_with_its_bytes() -> None:
 
 
 def test_what_refers_to_others_is_opened_after_them() -> None:
-    held = Held(dropped)
+    held = OpenComms(dropped)
     for id, refers in (("box", ""), ("child", "IPY_MODEL_box")):
         held.take(made(opened(id, children=[refers])))
     held.take(made(opened("later")))
@@ -73,9 +73,9 @@ def test_what_refers_to_others_is_opened_after_them() -> None:
 
 def test_a_message_travels_as_it_is_and_what_is_none_is_passed_over() -> None:
     first = made(opened("a", ["blob"], value=float("inf"), text="\ud800"))
-    assert Message.unwire(first.wire()) == first
+    assert CommMessage.unwire(first.wire()) == first
     other = made(custom("a", {"x": [1]}, b"\0"))
-    again = Message.unwire(other.wire())
+    again = CommMessage.unwire(other.wire())
     assert again == other
     assert again is not None
     assert again.jupyter() == (
@@ -92,7 +92,7 @@ def test_a_message_travels_as_it_is_and_what_is_none_is_passed_over() -> None:
         {**other.wire(), "data": "{"},
         {**other.wire(), "rank": "1"},
     ):
-        assert Message.unwire(wrong) is None
+        assert CommMessage.unwire(wrong) is None
     deep: list[Any] = []
     for _ in range(100_000):
         deep = [deep]
@@ -103,7 +103,7 @@ def test_a_message_travels_as_it_is_and_what_is_none_is_passed_over() -> None:
 
 
 def test_changes_that_follow_each_other_are_one_and_keep_their_order() -> None:
-    pending = Pending(any_keys=True)
+    pending = CommQueue(any_keys=True)
     for raw in (opened("a"), told("a", value=1), told("a", ["blob"], other=2), opened("b"), told("a", value=3)):
         pending.add(made(raw))
     pending.add(made(custom("a")))
@@ -117,14 +117,14 @@ def test_changes_that_follow_each_other_are_one_and_keep_their_order() -> None:
 
 
 def test_a_page_waits_for_the_echo_of_each_of_its_changes_so_none_is_lost() -> None:
-    pending = Pending(any_keys=False)
+    pending = CommQueue(any_keys=False)
     for raw in (told("a", x=1), told("a", x=2), told("a", y=1), told("a", x=3, y=2)):
         pending.add(made(raw))
     assert [state_of(one)[0] for one in pending.take()] == [{"x": 2}, {"x": 3, "y": 2}]
 
 
 def test_what_nobody_takes_is_bounded() -> None:
-    pending = Pending(any_keys=True)
+    pending = CommQueue(any_keys=True)
     for number in range(100):
         pending.add(made(custom("a", number, bytes(MOST_CUSTOM // 16))))
     left = pending.take()
@@ -134,7 +134,7 @@ def test_what_nobody_takes_is_bounded() -> None:
 
 def test_the_least_used_goes_where_there_is_no_room() -> None:
     gone: list[str] = []
-    held = Held(gone.extend, most=10, most_bytes=100_000)
+    held = OpenComms(gone.extend, most=10, most_bytes=100_000)
     for number in range(20):
         held.take(made(opened(f"c{number}")))
         held.use("c0")
@@ -148,7 +148,7 @@ def test_the_least_used_goes_where_there_is_no_room() -> None:
 
 def test_10000_cells_leave_what_the_runs_that_are_known_have_used() -> None:
     sent: list[dict[str, Any]] = []
-    comms = Comms({0: lambda told, buffers: None}, "me", lambda: True, lambda batch, size: sent.append(batch))
+    comms = CommHub({0: lambda told, buffers: None}, "me", lambda: True, lambda batch, size: sent.append(batch))
     for number in range(10_000):
         run = f"run{number}"
         for raw in (opened(f"layout{number}"), opened(f"w{number}", layout=f"IPY_MODEL_layout{number}")):
@@ -177,7 +177,7 @@ def test_a_widget_that_was_let_go_is_open_again_when_it_is_shown() -> None:
     asked: list[dict[str, Any]] = []
     sent: list[dict[str, Any]] = []
     tell = {0: lambda told, buffers: asked.append(told["content"])}
-    comms = Comms(tell, "me", lambda: True, lambda batch, size: sent.extend(batch["comms"]))
+    comms = CommHub(tell, "me", lambda: True, lambda batch, size: sent.extend(batch["comms"]))
     whole = {
         "layout": {"_model_name": "LayoutModel"},
         "slider": {"_model_name": "IntSliderModel", "layout": "IPY_MODEL_layout"},

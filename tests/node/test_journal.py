@@ -19,7 +19,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sky_jupyter.node.journal.journal import MAX_READ, Journal, lines_of
-from sky_jupyter.node.journal.spare_files import Spares
+from sky_jupyter.node.journal.spare_files import FileRecycler
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -496,7 +496,7 @@ def test_a_journal_cut_or_overwritten_anywhere_gives_no_number_twice(
 
 
 def test_files_of_journals_that_are_gone_become_those_of_new_ones(tmp_path: Path) -> None:
-    spares = Spares(tmp_path)
+    spares = FileRecycler(tmp_path)
     numbers: set[int] = set()
     for number in range(20):
         journal = Journal(tmp_path / f"{number}.jsonl", spares=spares)
@@ -509,12 +509,12 @@ def test_files_of_journals_that_are_gone_become_those_of_new_ones(tmp_path: Path
         journal.remove()
         assert not Journal.found(tmp_path)
     assert len(numbers) == 2
-    Spares(tmp_path)
+    FileRecycler(tmp_path)
     assert not list(tmp_path.iterdir())
 
 
 def test_a_spare_file_has_nothing_of_the_journal_that_it_was(tmp_path: Path) -> None:
-    spares = Spares(tmp_path)
+    spares = FileRecycler(tmp_path)
     journal = Journal(tmp_path / "old.jsonl", spares=spares)
     journal.append([{"kind": "begin"}, {"kind": "stream", "rank": 0, "name": "stdout", "text": "secret"}])
     journal.remove()

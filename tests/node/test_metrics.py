@@ -16,7 +16,7 @@ import psutil
 import pytest
 
 from sky_jupyter.node.system import metrics
-from sky_jupyter.node.system.metrics import KEPT, Machine, NoGpus, Sampler
+from sky_jupyter.node.system.metrics import KEPT, MachineMonitor, NoGpus, Sampler
 from sky_jupyter.node.system.nvml import Nvml
 from sky_jupyter.pool.lifecycle import status
 from tests.node import smi
@@ -51,7 +51,7 @@ def write(folder: Path, **files: str) -> None:
 
 
 def test_a_machine_that_computes_is_busy_and_one_that_holds_memory_uses_it() -> None:
-    machine = Machine()
+    machine = MachineMonitor()
     assert 0 < machine.used() < machine.memory
     end = time.monotonic() + 0.5
     while time.monotonic() < end:
@@ -75,7 +75,7 @@ def test_a_container_of_version_2_has_what_its_groups_leave_it(tmp_path: Path) -
         root / "pods/one", memory__max="max\n", cpu__max="50000 100000\n", cpu__stat="usage_usec 1000000\nuser_usec 1\n"
     )
     write(root / "pods/one/app", memory__max="max\n", cpu__max="max 100000\n")
-    machine = Machine(root, own)
+    machine = MachineMonitor(root, own)
     assert (machine.cores, machine.memory, machine.used()) == (0.5, 2 * GIB, 3 * GIB // 4)
     time.sleep(0.1)
     (root / "pods/one/cpu.stat").write_text("usage_usec 1010000\n")
@@ -99,14 +99,14 @@ def test_a_container_of_version_1_has_what_its_groups_leave_it(tmp_path: Path) -
     )
     write(root / "cpu", cpu__cfs_quota_us="150000\n", cpu__cfs_period_us="100000\n")
     write(root / "cpuacct", cpuacct__usage="5000000000\n")
-    machine = Machine(root, own)
+    machine = MachineMonitor(root, own)
     assert (machine.cores, machine.memory, machine.used()) == (1.5, GIB, GIB // 2)
 
 
 @pytest.mark.parametrize("text", ["", "nonsense", "0::/../../etc", "1:memory:/none\n2:cpu:/none", "4:memory:/\n0::/"])
 def test_without_limits_it_is_the_machine(tmp_path: Path, text: str) -> None:
     (tmp_path / "cgroup").write_text(text)
-    machine = Machine(tmp_path / "fs", tmp_path / "cgroup")
+    machine = MachineMonitor(tmp_path / "fs", tmp_path / "cgroup")
     assert machine.memory == psutil.virtual_memory().total
     assert machine.used() > 0
 
@@ -115,7 +115,7 @@ def test_without_limits_it_is_the_machine(tmp_path: Path, text: str) -> None:
 
 
 def test_the_newest_samples_are_kept_and_only_new_ones_are_told() -> None:
-    sampler = Sampler(Machine(), NoGpus())
+    sampler = Sampler(MachineMonitor(), NoGpus())
     for _ in range(KEPT + 20):
         sampler.take()
     whole = sampler.since(0)
@@ -188,7 +188,7 @@ def test_a_pool_tells_how_busy_its_nodes_are(driver: None, monkeypatch: pytest.M
 
 @pytest.mark.timing
 def test_sampling_takes_next_to_nothing_of_a_core() -> None:
-    sampler = Sampler(Machine(), NoGpus())
+    sampler = Sampler(MachineMonitor(), NoGpus())
     began = time.process_time()
     for _ in range(200):
         sampler.take()

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sky_jupyter.node.kernel.result_store import Givable
+from sky_jupyter.node.kernel.result_store import ResultStore
 from sky_jupyter.node.serialization import pickling, result_values, sharded_arrays
 from sky_jupyter.node.serialization.remote_repr import text_of
 
@@ -88,8 +88,8 @@ def test_where_all_is_wanted_a_part_that_cannot_come_keeps_the_value_there(tmp_p
 
 def test_a_rank_says_of_a_name_that_it_lacks_which_one_is_near(tmp_path: Path) -> None:
     content = {"name": "loss", "places": [str(tmp_path / "value")]}
-    assert Givable(2).give(content, {"losses": 1, "_loss": 2}) == {"lacks": "; did you mean 'losses'?"}
-    assert pickling.load_blob(Givable(2).give(content, {"loss": 1})["path"]) == 1
+    assert ResultStore(2).export(content, {"losses": 1, "_loss": 2}) == {"lacks": "; did you mean 'losses'?"}
+    assert pickling.load_blob(ResultStore(2).export(content, {"loss": 1})["path"]) == 1
 
 
 def test_a_figure_comes_whole_and_is_not_shown_again() -> None:
@@ -185,7 +185,7 @@ def back(value):
 for spec, shapes in {P("a", "b"): [(2, 6)] * 2, P("b"): [(4, 6)] * 2, P("a"): [(2, 6)] * 2, P(): [(4, 6)] * 2}.items():
     pair = halves(spec)
     assert [back({"x": half})["x"].shape for half in pair] == shapes, spec
-    put = parts.Whole()
+    put = parts.ShardAssembler()
     for number, half in enumerate(pair):
         told = results.give({"state": (half, 1)}, [f"{sys.argv[1]}/value"], whole=True)
         with put.reading():
@@ -197,7 +197,7 @@ for spec, shapes in {P("a", "b"): [(2, 6)] * 2, P("b"): [(4, 6)] * 2, P("a"): [(
 # Where the mesh goes the other way, a process has no block.
 mesh = Mesh(numpy.array(jax.devices())[[0, 2, 3, 1]].reshape(2, 2), ("a", "b"))
 assert "make no block" in results.dump(halves(P("a", "b"))[0], results.SMALL)["unpicklable"]
-put = parts.Whole()
+put = parts.ShardAssembler()
 with put.reading():
     payload.load_blob(results.give(halves(P("a", "b"))[0], [f"{sys.argv[1]}/value"], whole=True)["path"])
 assert put.missing == 12
@@ -220,7 +220,7 @@ def test_tensors_that_span_ranks_come_as_local_ones_or_are_put_together(tmp_path
     from torch.testing._internal.distributed.fake_pg import FakeStore
 
     whole = torch.arange(20.0).reshape(5, 4)
-    put, first = sharded_arrays.Whole(), None
+    put, first = sharded_arrays.ShardAssembler(), None
     for rank in (0, 1):
         distributed.init_process_group("fake", rank=rank, world_size=2, store=FakeStore())
         try:

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from sky_jupyter.node.agent.agent import Agent
-from sky_jupyter.node.dask.shared_state import Commons
+from sky_jupyter.node.dask.shared_state import SharedStateExtension
 from sky_jupyter.node.protocol import rpc
 from sky_jupyter.node.protocol.host_config import HostConfig
 from sky_jupyter.node.system.gpus import Devices
@@ -33,7 +33,7 @@ def agent(tmp_path: Path) -> Agent:
 
 
 def handler_of(call: rpc.AgentCall, agent: Agent) -> Callable[..., Any]:
-    return getattr(Commons, call.op) if call in rpc.SCHEDULER_CALLS else agent.handler(call)
+    return getattr(SharedStateExtension, call.op) if call in rpc.SCHEDULER_CALLS else agent.handler(call)
 
 
 def modules() -> Iterator[ast.Module]:
@@ -65,7 +65,7 @@ def test_each_call_has_a_handler_that_takes_its_arguments(call: rpc.AgentCall, a
 
 def test_no_handler_answers_what_is_not_in_the_table(agent: Agent) -> None:
     parts = [agent, *(one for one in vars(agent).values() if type(one).__module__.startswith("sky_jupyter.node"))]
-    found = {name for one in [*parts, Commons] for name in dir(one) if name.startswith("sky_")}
+    found = {name for one in [*parts, SharedStateExtension] for name in dir(one) if name.startswith("sky_")}
     assert found == {call.op for call in EVERY_CALL}
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from sky_jupyter.node.journal.journal import Journal, lines_of
-from sky_jupyter.node.journal.run_record import Run
+from sky_jupyter.node.journal.run_record import RunRecord
 
 MEBI = 1 << 20
 
@@ -19,7 +19,7 @@ def end(status: str = "ok") -> dict[str, Any]:
     return {"kind": "end", "status": status}
 
 
-def everything(run: Run) -> list[dict[str, Any]]:
+def everything(run: RunRecord) -> list[dict[str, Any]]:
     events: list[dict[str, Any]] = []
     at = 0
     while at < run.journal.next:
@@ -29,7 +29,7 @@ def everything(run: Run) -> list[dict[str, Any]]:
 
 
 def test_text_that_continues_is_joined_and_the_rest_keeps_its_order(tmp_path: Path) -> None:
-    run = Run("r", [0, 1], tmp_path / "r.jsonl")
+    run = RunRecord("r", [0, 1], tmp_path / "r.jsonl")
     for event in (text("a"), text("b"), text("c", "stderr"), text("d")):
         run.add(0, event)
     run.add(1, text("e"))
@@ -47,7 +47,7 @@ def test_text_that_continues_is_joined_and_the_rest_keeps_its_order(tmp_path: Pa
 
 def test_the_begin_is_event_0_and_is_forwarded_with_the_rest(tmp_path: Path) -> None:
     begin = {"mine": [0, 1], "ranks": [0, 1, 2], "t": 1.5}
-    run = Run("r", [0, 1], tmp_path / "r.jsonl", begin=begin)
+    run = RunRecord("r", [0, 1], tmp_path / "r.jsonl", begin=begin)
     run.add(0, text("a"))
     batch = run.take()
     assert batch is not None
@@ -58,7 +58,7 @@ def test_the_begin_is_event_0_and_is_forwarded_with_the_rest(tmp_path: Path) -> 
 
 
 def test_a_rank_ends_once_and_only_if_it_took_part(tmp_path: Path) -> None:
-    run = Run("r", [0], tmp_path / "r.jsonl")
+    run = RunRecord("r", [0], tmp_path / "r.jsonl")
     run.add(1, end())
     for _ in range(1000):
         run.add(0, end())
@@ -67,7 +67,7 @@ def test_a_rank_ends_once_and_only_if_it_took_part(tmp_path: Path) -> None:
 
 
 def test_a_long_text_becomes_several_events(tmp_path: Path) -> None:
-    run = Run("r", [0], tmp_path / "r.jsonl")
+    run = RunRecord("r", [0], tmp_path / "r.jsonl")
     words = "".join(f"{number:>9}\n" for number in range(MEBI // 2))
     run.add(0, text(words))
     run.settle()
@@ -77,7 +77,7 @@ def test_a_long_text_becomes_several_events(tmp_path: Path) -> None:
 
 
 def test_a_small_journal_has_both_ends_of_a_flood_that_comes_in_long_texts(tmp_path: Path) -> None:
-    run = Run("r", [0], tmp_path / "r.jsonl", limit=MEBI)
+    run = RunRecord("r", [0], tmp_path / "r.jsonl", limit=MEBI)
     for start in range(0, 200_000, 10_000):
         run.add(0, text("".join(f"{number:>99}\n" for number in range(start, start + 10_000))))
     run.settle()
@@ -96,7 +96,7 @@ def test_a_small_journal_has_both_ends_of_a_flood_that_comes_in_long_texts(tmp_p
 
 
 def test_what_nobody_takes_is_bounded_and_can_be_read(tmp_path: Path) -> None:
-    run = Run("r", [0], tmp_path / "r.jsonl")
+    run = RunRecord("r", [0], tmp_path / "r.jsonl")
     for number in range(60):
         run.add(0, text(f"{number:>{MEBI}}"))
         run.add(0, text("", "stderr"))
@@ -114,7 +114,7 @@ def test_what_nobody_takes_is_bounded_and_can_be_read(tmp_path: Path) -> None:
 
 
 def test_one_batch_is_kept_for_its_taker_however_large(tmp_path: Path) -> None:
-    run = Run("r", [0], tmp_path / "r.jsonl")
+    run = RunRecord("r", [0], tmp_path / "r.jsonl")
     run.add(0, text("first"))
     run.settle()
     run.add(0, {"kind": "display", "data": {"text/html": "h" * 20 * MEBI}, "metadata": {}, "display_id": None})
@@ -125,7 +125,7 @@ def test_one_batch_is_kept_for_its_taker_however_large(tmp_path: Path) -> None:
 
 
 def test_large_displays_that_come_at_once_do_not_gather(tmp_path: Path) -> None:
-    run = Run("r", [0], tmp_path / "r.jsonl")
+    run = RunRecord("r", [0], tmp_path / "r.jsonl")
     for _ in range(10):
         run.add(0, {"kind": "display", "data": {"image/png": "i" * 3 * MEBI}, "metadata": {}, "display_id": None})
         assert len(run.pending) <= 1
@@ -133,11 +133,11 @@ def test_large_displays_that_come_at_once_do_not_gather(tmp_path: Path) -> None:
 
 
 def test_after_its_agents_death_a_run_is_over_and_its_ranks_are_lost(tmp_path: Path) -> None:
-    run = Run("r", [2, 3], tmp_path / "r.jsonl", begin={"mine": [2, 3]})
+    run = RunRecord("r", [2, 3], tmp_path / "r.jsonl", begin={"mine": [2, 3]})
     run.add(2, text("before"))
     run.add(3, end())
     run.settle()
-    after = Run.reopen("r", tmp_path / "r.jsonl")
+    after = RunRecord.reopen("r", tmp_path / "r.jsonl")
     assert after.over.is_set()
     assert after.replied
     assert after.left == set()
@@ -150,16 +150,16 @@ def test_after_its_agents_death_a_run_is_over_and_its_ranks_are_lost(tmp_path: P
     assert batch is not None
     assert batch[:2] == (3, 1)
     # Once is enough, however often agents die.
-    again = Run.reopen("r", tmp_path / "r.jsonl")
+    again = RunRecord.reopen("r", tmp_path / "r.jsonl")
     assert everything(again) == events
     assert again.take() is None
 
 
 def test_a_run_that_was_over_is_as_it_was(tmp_path: Path) -> None:
-    run = Run("r", [0], tmp_path / "r.jsonl", begin={"mine": [0]})
+    run = RunRecord("r", [0], tmp_path / "r.jsonl", begin={"mine": [0]})
     run.add(0, end())
     run.settle()
-    after = Run.reopen("r", tmp_path / "r.jsonl")
+    after = RunRecord.reopen("r", tmp_path / "r.jsonl")
     assert everything(after) == everything(run)
     assert after.take() is None
 
@@ -168,8 +168,8 @@ def test_a_run_whose_begin_cannot_be_read_is_over(tmp_path: Path) -> None:
     for mine in (None, 5, "01", {"0": 1}, [[], {}, -1, True, 1.5]):
         journal = Journal(tmp_path / "r.jsonl")
         journal.append([{"kind": "begin", "mine": mine}, {"rank": 0, **text("a")}])
-        after = Run.reopen("r", tmp_path / "r.jsonl")
+        after = RunRecord.reopen("r", tmp_path / "r.jsonl")
         assert after.over.is_set()
         assert after.journal.next == 2
         journal.remove()
-    assert Run.reopen("r", tmp_path / "nothing.jsonl").over.is_set()
+    assert RunRecord.reopen("r", tmp_path / "nothing.jsonl").over.is_set()

@@ -51,7 +51,7 @@ def process(path: Path, code: str) -> Iterator[int]:
 
 
 def looked(pid: int, path: Path) -> dict[str, object]:
-    return asyncio.run(rank_inspection.look(pid, path, window=0.02))
+    return asyncio.run(rank_inspection.sample_stack(pid, path, window=0.02))
 
 
 def until(true: Callable[[], object]) -> None:
@@ -116,10 +116,10 @@ def test_a_stopped_process_is_said_to_be_and_not_signalled(tmp_path: Path, spy: 
     with process(path, "time.sleep(60)") as pid:
         os.kill(pid, signal.SIGSTOP)
         # A look before that is one at a process that runs.
-        until(lambda: (now := rank_inspection.facts(pid)) is not None and now.state == "T")
+        until(lambda: (now := rank_inspection.process_state(pid)) is not None and now.state == "T")
         report = seen(pid, path, lambda report: bool(report["frames"]) == spy)
         assert report["note"] == "stopped (SIGSTOP)"
-        now = rank_inspection.facts(pid)
+        now = rank_inspection.process_state(pid)
         assert now is not None
         assert not now.pending
 
@@ -127,9 +127,9 @@ def test_a_stopped_process_is_said_to_be_and_not_signalled(tmp_path: Path, spy: 
 def test_a_process_that_would_die_of_the_signal_does_not_get_it(tmp_path: Path, spy: bool) -> None:
     path = tmp_path / "stacks"
     with process(path, "signal.signal(stacks.LOOK, signal.SIG_DFL)\nwhile True: pass") as pid:
-        until(lambda: (now := rank_inspection.facts(pid)) is not None and not now.catches)
+        until(lambda: (now := rank_inspection.process_state(pid)) is not None and not now.catches)
         seen(pid, path, lambda report: report["frames"] if spy else "taken away" in str(report["note"]))
-        assert rank_inspection.facts(pid) is not None
+        assert rank_inspection.process_state(pid) is not None
 
 
 def test_a_process_whose_handler_is_the_users_is_told_of(tmp_path: Path, spy: bool) -> None:

@@ -14,8 +14,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from sky_jupyter.node.files import compare, receiver, staging, transfer
-from sky_jupyter.node.files.file_manifest import Entry, hashed, pack, unpack, walk
-from sky_jupyter.node.files.transfer import PIECE, LocalSource, Take, Want
+from sky_jupyter.node.files.file_manifest import ManifestEntry, hashed, pack, unpack, walk
+from sky_jupyter.node.files.transfer import PIECE, FileTransfer, LocalSource, Want
 
 LARGE = 3 * PIECE + 5
 
@@ -36,15 +36,17 @@ def source(tmp_path: Path) -> Path:
     return root
 
 
-def listed(root: Path) -> list[Entry]:
+def listed(root: Path) -> list[ManifestEntry]:
     """A listing with all hashes, as it comes out of a message."""
     entries = walk(root)
     return unpack(pack(hashed(root, entries, range(len(entries)), lambda size: None)))
 
 
-def take(target: Path, entries: Sequence[Entry], source: transfer.Source | None, spool: Path | None = None) -> Take:
+def take(
+    target: Path, entries: Sequence[ManifestEntry], source: transfer.PieceSource | None, spool: Path | None = None
+) -> FileTransfer:
     """A take that has ended."""
-    made = Take(target, entries, source, spool)
+    made = FileTransfer(target, entries, source, spool)
     asyncio.run(made.run())
     return made
 
@@ -98,15 +100,15 @@ def test_what_is_there_already_is_not_asked_for(source: Path, tmp_path: Path) ->
 
 def test_looking_reads_no_content_and_says_what_is_not_sure(source: Path, tmp_path: Path) -> None:
     entries, target = walk(source), tmp_path / "target"
-    found = compare.look(target, entries)
+    found = compare.diff(target, entries)
     assert (len(found.absent), found.doubtful, found.clash) == (len(entries), [], "")
     assert found.needs == sum(entry.size for entry in entries) <= found.free
     take(target, listed(source), LocalSource(source))
-    found = compare.look(target, entries)
-    assert found == compare.Standing(free=found.free)
+    found = compare.diff(target, entries)
+    assert found == compare.ManifestDiff(free=found.free)
     os.utime(target / "large")
     (target / "inner" / "small").write_text("other")
-    found = compare.look(target, entries)
+    found = compare.diff(target, entries)
     names = [[entries[index].name for index in indices] for indices in (found.absent, found.doubtful)]
     assert names == [[], ["large", "inner/small"]]
 
@@ -114,9 +116,9 @@ def test_looking_reads_no_content_and_says_what_is_not_sure(source: Path, tmp_pa
 def test_what_another_thing_stands_in_the_place_of_is_told(source: Path, tmp_path: Path) -> None:
     target = tmp_path / "target"
     (target / "large").mkdir(parents=True)
-    clash = compare.look(target, walk(source)).clash
+    clash = compare.diff(target, walk(source)).clash
     assert clash == f"{target}/large is a folder: a file cannot take its place"
-    clash = compare.look(source / "large" / "x", walk(source)).clash
+    clash = compare.diff(source / "large" / "x", walk(source)).clash
     assert clash == f"{source}/large is no folder: nothing can be put into it"
 
 
@@ -174,11 +176,11 @@ def test_two_do_not_write_one_file(source: Path, tmp_path: Path) -> None:
     class Nested(LocalSource):
         async def pieces(self, wants: Sequence[Want]) -> bytes:
             if not others:
-                others.append(Take(target, entries, LocalSource(source / "large")))
+                others.append(FileTransfer(target, entries, LocalSource(source / "large")))
                 await others[0].run()
             return await super().pieces(wants)
 
-    others: list[Take] = []
+    others: list[FileTransfer] = []
     assert take(target, entries, Nested(source / "large")).state == "done"
     assert (others[0].kind, others[0].why) == ("error", f"{target}: another transfer is writing it")
     assert target.read_bytes() == (source / "large").read_bytes()
@@ -227,7 +229,7 @@ def test_an_interrupted_take_leaves_its_part(source: Path, tmp_path: Path) -> No
             return await super().pieces(wants)
 
     async def interrupt() -> None:
-        made = Take(tmp_path / "target", listed(source / "large"), Stuck(source / "large"))
+        made = FileTransfer(tmp_path / "target", listed(source / "large"), Stuck(source / "large"))
         task = asyncio.ensure_future(made.run())
         while made.there < 2 * PIECE:  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0.01)
@@ -243,7 +245,7 @@ def test_an_interrupted_take_leaves_its_part(source: Path, tmp_path: Path) -> No
 @pytest.mark.parametrize("name", ["../x", "/x", "a/../../x"])
 def test_a_name_that_leads_out_is_refused(name: str) -> None:
     with pytest.raises(ValueError, match="leads out"):
-        unpack(pack([Entry(name, "file")]))
+        unpack(pack([ManifestEntry(name, "file")]))
 
 
 def test_what_can_be_no_file_is_refused_here(tmp_path: Path) -> None:
@@ -254,7 +256,7 @@ def test_what_can_be_no_file_is_refused_here(tmp_path: Path) -> None:
 
 @given(st.lists(st.binary(min_size=1, max_size=20).filter(lambda name: b"/" not in name and b".." not in name)))
 def test_any_name_survives_a_message(names: list[bytes]) -> None:
-    entries = [replace(Entry("", "file"), name=os.fsdecode(name)) for name in names]
+    entries = [replace(ManifestEntry("", "file"), name=os.fsdecode(name)) for name in names]
     assert unpack(pack(entries)) == entries
 
 

@@ -100,7 +100,7 @@ def test_what_cannot_be_pickled_is_not_pulled_and_the_part_is_named(pool: Pool) 
 
 
 def test_arrays_that_only_some_ranks_have_are_not_taken_for_the_whole() -> None:
-    put = sharded_arrays.Whole()
+    put = sharded_arrays.ShardAssembler()
     with put.reading():
         sharded_arrays.part((4,), [((0,), np.arange(2))])
     assert put.missing == 2

@@ -16,7 +16,7 @@ import pytest
 
 from sky_jupyter.errors import NodeLost
 from sky_jupyter.node.files import staging
-from sky_jupyter.node.files.file_manifest import Entry, digest_of, hashed, pack, to_wire, walk
+from sky_jupyter.node.files.file_manifest import ManifestEntry, digest_of, hashed, pack, to_wire, walk
 from sky_jupyter.node.protocol import rpc
 from sky_jupyter.pool.base.event_loop import loop
 from sky_jupyter.pool.pool import Pool
@@ -35,7 +35,7 @@ def pool() -> Iterator[Pool]:
         yield made
 
 
-def listing_of(source: Path) -> list[Entry]:
+def listing_of(source: Path) -> list[ManifestEntry]:
     entries = walk(source)
     return hashed(source, entries, range(len(entries)), lambda size: None)
 

@@ -272,17 +272,17 @@ def test_what_cannot_be_cut_is_told_before_anything_runs(pool: Pool, code: str, 
 
 
 def test_a_blob_folder_of_another_user_is_not_believed(pool: Pool, tmp_path: Path) -> None:
-    from sky_jupyter.node.files.blob_cache import Kept
+    from sky_jupyter.node.files.blob_cache import BlobCache
 
     name = "0" * 32
     theirs = tmp_path / "sky-theirs" / "kept"
     theirs.mkdir(parents=True)
     (theirs / name).write_bytes(b"x" * 10)
-    mine = Kept([tmp_path / "sky-mine"])
+    mine = BlobCache([tmp_path / "sky-mine"])
     theirs.chmod(0o777)
-    assert mine.hold("01234567", {name: 10}) == [name]
+    assert mine.link_into_run("01234567", {name: 10}) == [name]
     theirs.chmod(0o700)
-    assert mine.hold("01234567", {name: 11}) == [name]
-    assert mine.hold("01234567", {name: 10}) == []
+    assert mine.link_into_run("01234567", {name: 11}) == [name]
+    assert mine.link_into_run("01234567", {name: 10}) == []
     assert (tmp_path / "sky-mine" / "01234567" / name).samefile(theirs / name)
     assert (tmp_path / "sky-mine" / "kept" / name).samefile(theirs / name)

@@ -17,8 +17,8 @@ from collections import OrderedDict
 from collections.abc import Callable, Sequence
 from typing import Any
 
-from ...node.comms.states import Held
-from ...node.protocol.comm_messages import WIDGET, Message, Pending, read
+from ...node.comms.states import OpenComms
+from ...node.protocol.comm_messages import WIDGET, CommMessage, CommQueue, read
 from . import control_channel
 
 REQUEST, REPLY = "sky_widgets_request", "sky_widgets_reply"
@@ -30,7 +30,7 @@ _AT_A_TIME = 20
 # Messages of pages whose answers are told what they answer.
 _KEPT_HEADERS = 500
 _MOST_ASKED = 1000
-Send = Callable[[Message], None]
+Send = Callable[[CommMessage], None]
 Key = tuple[str, int]
 
 
@@ -64,11 +64,11 @@ class Mirror:
     def __init__(self, widgets: Widgets, pool: str) -> None:
         self._widgets, self._pool = widgets, pool
 
-    def take(self, messages: Sequence[Message]) -> None:
+    def take(self, messages: Sequence[CommMessage]) -> None:
         """Handle messages of ranks; callable from any thread."""
         self._widgets.take(self._pool, messages)
 
-    def reset(self, ranks: Sequence[int], messages: Sequence[Message]) -> None:
+    def reset(self, ranks: Sequence[int], messages: Sequence[CommMessage]) -> None:
         """Replace the list of these ranks' open comms; callable from any thread."""
         self._widgets.reset(self._pool, ranks, messages)
 
@@ -87,9 +87,9 @@ class Widgets:
         self._lock = threading.RLock()
         # A pool that has ended is not kept by who might have told it something.
         self._sends: dict[str, weakref.WeakMethod[Send]] = {}
-        self._held: dict[Key, Held] = {}
+        self._held: dict[Key, OpenComms] = {}
         self._owners: dict[str, Key] = {}
-        self._pending = Pending(any_keys=True)
+        self._pending = CommQueue(any_keys=True)
         # Of which pages have not been told that they are open: who asks is not told before all are.
         self._untold: set[str] = set()
         self._headers: OrderedDict[str, Any] = OrderedDict()
@@ -110,14 +110,14 @@ class Widgets:
 
     # -- what the ranks say ------------------------------------------------------------------------
 
-    def take(self, pool: str, messages: Sequence[Message]) -> None:
+    def take(self, pool: str, messages: Sequence[CommMessage]) -> None:
         """Handle messages of a pool's ranks; callable from any thread."""
         with self._lock:
             for message in messages:
                 self._take((pool, message.rank), message)
         self._tell_pages()
 
-    def reset(self, pool: str, ranks: Sequence[int], messages: Sequence[Message]) -> None:
+    def reset(self, pool: str, ranks: Sequence[int], messages: Sequence[CommMessage]) -> None:
         """Replace the list of a pool's open comms; callable from any thread."""
         there = {message.comm for message in messages}
         with self._lock:
@@ -129,11 +129,13 @@ class Widgets:
                 if comm is None:
                     self._take(key, message)
                 elif (comm.opening.state, comm.opening.binary) != (message.state, message.binary):
-                    change = Message("update", message.comm, message.rank, state=message.state, binary=message.binary)
+                    change = CommMessage(
+                        "update", message.comm, message.rank, state=message.state, binary=message.binary
+                    )
                     self._take(key, change)
         self._tell_pages()
 
-    def _take(self, key: Key, message: Message) -> None:
+    def _take(self, key: Key, message: CommMessage) -> None:
         comms = self._kernel.comm_manager.comms
         if message.kind == "open" and message.comm not in self._owners:
             if message.comm in comms:
@@ -146,7 +148,7 @@ class Widgets:
             self._close([message.comm])
             return
         if key not in self._held:
-            self._held[key] = Held(self._close)
+            self._held[key] = OpenComms(self._close)
         if self._held[key].take(message):
             self._pending.add(message)
             if message.kind == "open":
@@ -158,7 +160,7 @@ class Widgets:
         for id in ids:
             key = self._owners.pop(id, None)
             if key is not None:
-                message = Message("close", id, key[1])
+                message = CommMessage("close", id, key[1])
                 self._held[key].take(message)
                 self._kernel.comm_manager.comms.pop(id, None)
                 self._untold.discard(id)
@@ -187,11 +189,11 @@ class Widgets:
         if self._pending:
             self._tell_pages()
 
-    def _next(self) -> list[Message]:
+    def _next(self) -> list[CommMessage]:
         with self._lock:
             return self._pending.take(_AT_A_TIME)
 
-    def _publish(self, message: Message, parent: Any) -> None:
+    def _publish(self, message: CommMessage, parent: Any) -> None:
         kernel, topic = self._kernel, f"comm-{message.comm}".encode()
         try:
             kind, content, metadata, buffers = message.jupyter()
@@ -218,7 +220,9 @@ class Widgets:
             return
         data = message["content"].get("data")
         if comm.widget and isinstance(data, dict) and data.get("method") == "request_state":
-            self._publish(Message("update", id, key[1], state=comm.opening.state, binary=comm.opening.binary), header)
+            self._publish(
+                CommMessage("update", id, key[1], state=comm.opening.state, binary=comm.opening.binary), header
+            )
             return
         told = read(message, widget=comm.widget, rank=key[1])
         if told is None:

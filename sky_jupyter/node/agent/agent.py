@@ -1,7 +1,7 @@
 """The agent: what a node knows and does for the control plane; it never runs the user's code.
 
 It starts the kernels of its ranks, hands them requests, appends what they say to the run's journal
-at once, and forwards it in batches. How it is reached is `member`'s business: connections and
+at once, and forwards it in batches. How it is reached is `dask_worker`'s business: connections and
 schedulers come and go, and the agent keeps its kernels, journals and number.
 """
 
@@ -28,13 +28,13 @@ import cloudpickle
 
 from ...errors import PoolError, plain
 from ...util.tasks import BackgroundTasks
-from ..comms.hub import Comms
-from ..dask.user_cluster import Beside
+from ..comms.hub import CommHub
+from ..dask.user_cluster import UserDaskProcesses
 from ..files.blob_cache import places
-from ..files.service import Files
+from ..files.service import FileService
 from ..journal.journal import Journal
-from ..journal.run_record import Run
-from ..journal.spare_files import Spares
+from ..journal.run_record import RunRecord
+from ..journal.spare_files import FileRecycler
 from ..kernel import added_packages, project_modules, stack_dump
 from ..protocol.events import error_text
 from ..protocol.host_config import HostConfig, member_name
@@ -47,12 +47,12 @@ from ..system import metrics
 from ..system.gpus import Devices
 from ..system.stopped import HOST, PAUSE, Standstill
 from . import rank_inspection
-from .kernel_client import Rank
+from .kernel_client import RankKernel
 from .kernel_provisioner import Forkserver
-from .shared_state_client import Sharing
-from .stream_relay import Passing
-from .task_calls import Calls
-from .value_export import Values
+from .shared_state_client import SharedStateProxy
+from .stream_relay import StreamRelay
+from .task_calls import TaskRunner
+from .value_export import ValueExport
 
 _BATCH = 0.05
 # A reply that waits this long brings a short run's end along, instead of a second message.
@@ -66,7 +66,7 @@ REPLACED = "another notebook has taken the pool over"
 
 
 class Agent:
-    """One a node, made by `member.serve`; ends with its process.
+    """One a node, made by `dask_worker.serve`; ends with its process.
 
     Parameters
     ----------
@@ -107,13 +107,13 @@ class Agent:
         # The manager of the highest generation is obeyed; when it was last heard.
         self.manager = 0
         self.heard = time.monotonic()
-        self.runs: dict[str, Run] = {}
+        self.runs: dict[str, RunRecord] = {}
         self.noise: re.Pattern[str] | None = None
         # The keys of the last signals, which a manager that heard no answer sends again.
         self.signalled: collections.deque[str] = collections.deque(maxlen=_SIGNALS)
         self.forkserver = Forkserver()
-        self.files = Files(pool_folder, config)
-        self.user_dask = Beside(pool_folder, config, node)
+        self.files = FileService(pool_folder, config)
+        self.user_dask = UserDaskProcesses(pool_folder, config, node)
         # Hands a batch to whoever listens; set while the control plane is connected.
         self.send: Callable[[dict[str, Any]], None] | None = None
         # Bytes that were forwarded, and how many of them concern nobody any more.
@@ -124,7 +124,7 @@ class Agent:
         # What an agent before this one left: its kernels are gone, its journals are not.
         for stale in self.folder.glob("k*-*"):
             stale.unlink(missing_ok=True)
-        self.spares = Spares(self.folder / "journal")
+        self.spares = FileRecycler(self.folder / "journal")
         self.reopen_runs()
         first = node * config.ranks_per_node
         env = {
@@ -138,7 +138,7 @@ class Agent:
         }
         together = accelerators.sharing(devices, _beside(config, node)[1])
         self.ranks = {
-            number: Rank(
+            number: RankKernel(
                 number,
                 self.folder,
                 config.cwd,
@@ -147,12 +147,12 @@ class Agent:
             )
             for number, share in enumerate(shares, first)
         }
-        self.values = Values(node, self.folder / "values", config.blobs, self.ranks)
+        self.values = ValueExport(node, self.folder / "values", config.blobs, self.ranks)
         tells = {number: rank.tell for number, rank in self.ranks.items()}
-        self.tasks = Calls(self)
-        self.comms = Comms(tells, self.incarnation, lambda: self.may_forward, self.forward_comms)
-        self.streams = Passing(self)
-        self.sharing = Sharing(self.incarnation, member_name(node, config.shape))
+        self.tasks = TaskRunner(self)
+        self.comms = CommHub(tells, self.incarnation, lambda: self.may_forward, self.forward_comms)
+        self.streams = StreamRelay(self)
+        self.sharing = SharedStateProxy(self.incarnation, member_name(node, config.shape))
         for number, rank in self.ranks.items():
             rank.on_ask = functools.partial(self.on_ask, rank)
             rank.on_comm = functools.partial(self.on_comm, number)
@@ -291,7 +291,7 @@ class Agent:
             rank.noise = self.noise
         content = {"kind": "enter", "plugins": base64.b64encode(plugins).decode(), "python": python}
 
-        async def enter(rank: Rank) -> dict[str, Any]:
+        async def enter(rank: RankKernel) -> dict[str, Any]:
             try:
                 await asyncio.shield(self.starting[rank.number])
             except Exception as error:
@@ -322,7 +322,7 @@ class Agent:
     async def sky_leave_plugins(self, ranks: list[int] | None = None, patience: float = 5.0) -> None:
         """Have ranks leave the plugins; one that is busy or slow is not waited for."""
 
-        async def leave(rank: Rank) -> None:
+        async def leave(rank: RankKernel) -> None:
             if rank.entered and rank.busy_with is None:
                 rank.entered = False
                 request = f"leave-{rank.number}-{secrets.token_hex(8)}"
@@ -365,7 +365,7 @@ class Agent:
         """Look after the machine's use, for as long as the agent is there."""
         # A driver may take long to wake a device up.
         gpus = await asyncio.to_thread(metrics.gpus_of, self.devices) if self.devices else metrics.NoGpus()
-        self.sampler = metrics.Sampler(metrics.Machine(), gpus)
+        self.sampler = metrics.Sampler(metrics.MachineMonitor(), gpus)
         await self.sampler.attend()
 
     async def watch_processes(self) -> None:
@@ -384,10 +384,10 @@ class Agent:
     async def sky_sample_stacks(
         self, native: bool, known: Sequence[str], window: float, within: float
     ) -> dict[str, Any]:
-        """What each rank is at; see `rank_inspection.report` for the arguments."""
+        """What each rank is at; see `rank_inspection.inspect_ranks` for the arguments."""
         answer = await self.sky_status()
         living = {n: (rank.pid, stack_dump.path_of(rank.connection_file)) for n, rank in self.ranks.items() if rank.pid}
-        reports = await rank_inspection.report(living, native=native, known=known, window=window, within=within)
+        reports = await rank_inspection.inspect_ranks(living, native=native, known=known, window=window, within=within)
         for number, report in reports.items():
             answer["ranks"][number].update(report)
         return {**answer, "accelerators": self.accelerators[0]}
@@ -477,8 +477,8 @@ class Agent:
         self.comms.on_message(rank, message, run if run in self.runs else "")
         self.flush_soon()
 
-    def on_ask(self, rank: Rank, content: dict[str, Any], data: list[bytes]) -> None:
-        """A rank's code asks for something; see `asking`."""
+    def on_ask(self, rank: RankKernel, content: dict[str, Any], data: list[bytes]) -> None:
+        """A rank's code asks for something; see `agent_channel`."""
         generation = rank.generation
 
         def tell(answer: dict[str, Any], data: Sequence[bytes] = ()) -> None:
@@ -522,7 +522,7 @@ class Agent:
             self.forwarded += size
             self.send({**batch, "node": self.node, "mark": self.forwarded})
 
-    def forward(self, record: Run) -> None:
+    def forward(self, record: RunRecord) -> None:
         if not self.may_forward:
             # It goes on when the manager has been heard of.
             record.settle()
@@ -567,7 +567,7 @@ class Agent:
                 renew()
             await asyncio.sleep(interval)
 
-    def begin(self, run: str, ranks: list[int], content: dict[str, Any], about: dict[str, Any] | None) -> Run:
+    def begin(self, run: str, ranks: list[int], content: dict[str, Any], about: dict[str, Any] | None) -> RunRecord:
         """Take a run in, and have the ranks of it that live here begin."""
         chosen = self.mine(ranks)
         mine = [rank.number for rank in chosen]
@@ -584,9 +584,9 @@ class Agent:
         """Whether a run on these ranks leaves out some of the pool's."""
         return len(set(ranks)) < self.config.total_nodes * self.config.ranks_per_node
 
-    def open(self, run: str, mine: list[int], begin: dict[str, Any]) -> Run:
+    def open(self, run: str, mine: list[int], begin: dict[str, Any]) -> RunRecord:
         """Open a run's journal, on which these ranks are about to work."""
-        record = self.runs[run] = Run(
+        record = self.runs[run] = RunRecord(
             run, mine, self.journal(run), begin=begin, limit=self.config.journal, spares=self.spares
         )
         self.forget_oldest()
@@ -608,7 +608,7 @@ class Agent:
         """Take in the journals of an agent that was here before this one."""
         for path in Journal.found(self.folder / "journal"):
             with contextlib.suppress(OSError, ValueError):
-                self.runs[path.stem] = Run.reopen(path.stem, path, limit=self.config.journal)
+                self.runs[path.stem] = RunRecord.reopen(path.stem, path, limit=self.config.journal)
 
     def forget_oldest(self) -> None:
         """Drop the oldest runs that are over, where there are too many."""
@@ -618,12 +618,12 @@ class Agent:
             for key in list(itertools.islice(finished, many)):
                 self.background(self.forget(key))
 
-    def known(self, run: str) -> Run:
+    def known(self, run: str) -> RunRecord:
         if run not in self.runs:
             raise LookupError(f"node {self.node} knows no run {run}")
         return self.runs[run]
 
-    def mine(self, ranks: Iterable[int] | None) -> list[Rank]:
+    def mine(self, ranks: Iterable[int] | None) -> list[RankKernel]:
         """Those of the given ranks that live here; all of them where none are given."""
         return [rank for number, rank in self.ranks.items() if ranks is None or number in ranks]
 

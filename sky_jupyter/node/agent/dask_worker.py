@@ -23,7 +23,7 @@ from distributed import Worker
 from distributed.worker import get_worker
 
 from ..dask import scheduler as control
-from ..dask.monotonic_batching import keep_streams_moving
+from ..dask.monotonic_batching import patch_batched_send
 from ..protocol import rpc
 from ..protocol.host_config import HostConfig, member_name
 from ..system.gpus import Devices
@@ -33,7 +33,7 @@ TOPIC = "sky"
 _PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 
 
-class Member(control.WithoutHttp, Worker):
+class AgentWorker(control.WithoutHttp, Worker):
     """Made by `serve`, anew after each break; holds nothing but the agent.
 
     Parameters
@@ -95,7 +95,7 @@ async def call(id: str, content: dict[str, Any], own: dict[str, Any], rank: int 
     ``content`` is what it has in common with others. What it prints and returns is in its journal.
     """
     member = get_worker()
-    assert isinstance(member, Member)
+    assert isinstance(member, AgentWorker)
     return await member.agent.tasks.call(id, {**content, **own}, rank)
 
 
@@ -115,7 +115,7 @@ def serve(
         The file descriptor that a byte is written to when the lease is to be renewed.
     """
     dask.config.set(control.DASK_SETTINGS)
-    keep_streams_moving()
+    patch_batched_send()
     asyncio.run(_serve(Agent(folder, config, node, devices), scheduler, lease))
 
 
@@ -152,7 +152,7 @@ async def _stay_connected(agent: Agent, scheduler: str) -> None:
     pause = _PAUSE
     while True:
         try:
-            async with Member(scheduler, agent) as member:
+            async with AgentWorker(scheduler, agent) as member:
                 been_there, pause = True, _PAUSE
                 agent.connect(member.forward)
                 agent.sharing.connect(member)

@@ -44,7 +44,7 @@ _BEGIN = 2.0
 OnEvent = Callable[[str, dict[str, Any]], None]
 
 
-class Rank:
+class RankKernel:
     """Made by the agent, one for each of its ranks; outlives the kernel processes that it starts.
 
     Parameters
@@ -83,7 +83,7 @@ class Rank:
         # Told of comms' messages, with the run that they are of; and of the kernel's end.
         self.on_comm: Callable[[dict[str, Any], str], None] = lambda message, run: None
         self.on_end: Callable[[], None] = lambda: None
-        # Told of what the kernel's code asks the agent for; see `asking`.
+        # Told of what the kernel's code asks the agent for; see `agent_channel`.
         self.on_ask: Callable[[dict[str, Any], list[bytes]], None] = lambda content, data: None
         # Lines that native code prints and that tell a person nothing; set when plugins are entered.
         self.noise: re.Pattern[str] | None = None

@@ -1,6 +1,6 @@
 """Looking at a rank from outside: what its main thread is at, without its help and within a second.
 
-There are two ways to its stack. A kernel writes it when it is signalled (see `stacks`), even while C
+There are two ways to its stack. A kernel writes it when it is signalled (see `stack_dump`), even while C
 code holds the GIL; but the signal ends a wait in C that does not expect one. py-spy, where it is
 there and allowed to look, reads the memory of the process, which must not be running meanwhile. So
 py-spy is asked first of a thread that waits, and the kernel itself of one that runs. What C code it
@@ -45,7 +45,7 @@ _GOES_ON = "futex"
 
 
 @dataclass(frozen=True)
-class Facts:
+class ProcessState:
     """What the operating system says of a process at one moment.
 
     Parameters
@@ -71,14 +71,14 @@ class Facts:
     pending: bool = False
 
 
-def facts(pid: int) -> Facts | None:
+def process_state(pid: int) -> ProcessState | None:
     """What is known of a process; None where it is gone."""
     if sys.platform != "linux":
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
             times = process.cpu_times()
             state = "T" if process.status() == psutil.STATUS_STOPPED else ""
-            return Facts(state, times.user + times.system, times.user + times.system)
+            return ProcessState(state, times.user + times.system, times.user + times.system)
         return None
     try:
         fields = _read(f"/proc/{pid}/stat").rpartition(")")[2].split()
@@ -91,7 +91,7 @@ def facts(pid: int) -> Facts | None:
     waits_in = ""
     with contextlib.suppress(OSError):
         waits_in = _read(f"/proc/{pid}/task/{pid}/wchan").strip("0")
-    return Facts(fields[0], cpu, ran, switches, waits_in, *_signals(status))
+    return ProcessState(fields[0], cpu, ran, switches, waits_in, *_signals(status))
 
 
 def _read(path: str) -> str:
@@ -106,8 +106,8 @@ def _signals(status: dict[str, str]) -> tuple[bool, bool]:
     return bool(masks["SigCgt"] & bit), bool((masks["SigPnd"] | masks["ShdPnd"]) & bit)
 
 
-async def look(pid: int, path: Path, *, window: float = WINDOW, end: float = 0.0) -> dict[str, Any]:
-    """What a process is at; see `report` for the form.
+async def sample_stack(pid: int, path: Path, *, window: float = WINDOW, end: float = 0.0) -> dict[str, Any]:
+    """What a process is at; see `inspect_ranks` for the form.
 
     Parameters
     ----------
@@ -120,14 +120,14 @@ async def look(pid: int, path: Path, *, window: float = WINDOW, end: float = 0.0
     end : float
         Until when its stack may be waited for, by the monotonic clock; a moment at least.
     """
-    before, began = facts(pid), time.monotonic()
+    before, began = process_state(pid), time.monotonic()
     await asyncio.sleep(window)
-    now, took = facts(pid), time.monotonic() - began
+    now, took = process_state(pid), time.monotonic() - began
     if before is None or now is None:
         return {"note": "its kernel has ended", "frames": []}
     frames, note = await _stack(pid, path, now, end)
     own, at = stack_dump.users_part(frames)
-    after = facts(pid) or now
+    after = process_state(pid) or now
     return {
         "frames": [list(frame) for frame in own],
         "at": at,
@@ -142,7 +142,7 @@ async def look(pid: int, path: Path, *, window: float = WINDOW, end: float = 0.0
     }
 
 
-async def _stack(pid: int, path: Path, now: Facts, end: float) -> tuple[tuple[Frame, ...], str]:
+async def _stack(pid: int, path: Path, now: ProcessState, end: float) -> tuple[tuple[Frame, ...], str]:
     """A process's main stack, by itself or by py-spy, and what is to be said of that."""
     seen: tuple[Frame, ...] = ()
     runs, late = now.state in ("R", ""), False
@@ -164,14 +164,14 @@ async def _stack(pid: int, path: Path, now: Facts, end: float) -> tuple[tuple[Fr
         if dump is not None and not dump.cut:
             return dump.frames, ""
         seen = seen or (dump.frames if dump is not None else ())
-        note = "" if seen else _silence(facts(pid))
+        note = "" if seen else _silence(process_state(pid))
     if runs:
         found, _, _ = await spy(pid, native=False)
         seen = found or seen
     return seen, "" if seen else note
 
 
-def _silence(now: Facts | None) -> str:
+def _silence(now: ProcessState | None) -> str:
     if now is None:
         return "its kernel has ended"
     if now.state == "D":
@@ -325,7 +325,7 @@ def _matches(frames: Iterable[Sequence[Any]], known: Sequence[str]) -> bool:
     return any(re.search(expression, place) for expression in known for place in places)
 
 
-async def report(
+async def inspect_ranks(
     kernels: dict[int, tuple[int, Path]], *, native: bool, known: Sequence[str], window: float, within: float
 ) -> dict[int, dict[str, Any]]:
     """What ranks of one machine are at, within so many seconds.
@@ -349,7 +349,7 @@ async def report(
         ([library, function], innermost first) with ``native_note``.
     """
     end = time.monotonic() + within
-    looks = await asyncio.gather(*(look(pid, path, window=window, end=end) for pid, path in kernels.values()))
+    looks = await asyncio.gather(*(sample_stack(pid, path, window=window, end=end) for pid, path in kernels.values()))
     reports = dict(zip(kernels, looks, strict=True))
     if native:
         await name_native(reports, {rank: pid for rank, (pid, _) in kernels.items()}, known, end)

@@ -33,7 +33,7 @@ def unless_broken(scheduler: Any) -> Iterator[None]:
             raise
 
 
-class Sharing:
+class SharedStateProxy:
     """Made by the agent, one a node.
 
     Parameters

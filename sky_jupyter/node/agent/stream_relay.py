@@ -51,7 +51,7 @@ class Item:
 
 
 @dataclass
-class Passage:
+class CallStreams:
     """The streams of one call.
 
     Attributes
@@ -124,7 +124,7 @@ class Passage:
         self.changed.set()
 
 
-class Passing:
+class StreamRelay:
     """Made by the agent, one a node.
 
     Parameters
@@ -135,7 +135,7 @@ class Passing:
 
     def __init__(self, agent: Agent) -> None:
         self._agent = agent
-        self._passages: dict[str, Passage] = {}
+        self._passages: dict[str, CallStreams] = {}
         self._guard: asyncio.Task[None] | None = None
         idle = agent.config.idle_timeout
         self.patience = PATIENCE if idle is None else min(PATIENCE, idle / 2)
@@ -173,9 +173,9 @@ class Passing:
         """A file in the node's folder for values, and no other."""
         return None if name is None else self._agent.folder / "values" / Path(str(name)).name
 
-    def _of(self, run: str, tell: Tell) -> Passage:
+    def _of(self, run: str, tell: Tell) -> CallStreams:
         if run not in self._passages:
-            self._passages[run] = Passage(tell, self._agent.manager)
+            self._passages[run] = CallStreams(tell, self._agent.manager)
             if self._guard is None:
                 self._guard = asyncio.ensure_future(self._watch())
         return self._passages[run]
@@ -231,7 +231,7 @@ class Passing:
         with contextlib.suppress(asyncio.TimeoutError):
             await asyncio.wait_for(event.wait(), timeout)
 
-    async def _parts(self, passage: Passage, number: int, start: int) -> list[tuple[int, int, int, bytes]]:
+    async def _parts(self, passage: CallStreams, number: int, start: int) -> list[tuple[int, int, int, bytes]]:
         parts: list[tuple[int, int, int, bytes]] = []
         left = _MOST
         while left > 0 and number in passage.items:
@@ -271,7 +271,7 @@ class Passing:
         passage = self._passages.get(run)
         if passage is None and run in self._agent.runs and not self._agent.runs[run].over.is_set():
             # It has said nothing yet; what it says is answered so.
-            passage = self._passages[run] = Passage(lambda content, data: None, self._agent.manager, closed=True)
+            passage = self._passages[run] = CallStreams(lambda content, data: None, self._agent.manager, closed=True)
         if passage is not None:
             passage.close(run)
             record = self._agent.runs.get(run)

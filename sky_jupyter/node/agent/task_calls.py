@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from .agent import Agent
-    from .kernel_client import Rank
+    from .kernel_client import RankKernel
 
 _PAUSE = 0.05
 # After an interrupt that is not heeded, what may block the rank is broken, and after as long again it is ended.
@@ -30,7 +30,7 @@ def attempt_name(call: str, node: int, incarnation: str) -> str:
     return f"{call}.{node}-{incarnation[:6]}"
 
 
-class Calls:
+class TaskRunner:
     """One an agent, made with it.
 
     Parameters
@@ -42,7 +42,7 @@ class Calls:
     def __init__(self, agent: Agent) -> None:
         self.agent = agent
         # Attempts that have not ended: the rank, and what waits for it.
-        self.working: dict[str, tuple[Rank, asyncio.Task[Any]]] = {}
+        self.working: dict[str, tuple[RankKernel, asyncio.Task[Any]]] = {}
         # Why attempts are stopped: what their end is to say.
         self.stopped: dict[str, dict[str, Any]] = {}
         self.cancelled: OrderedDict[str, None] = OrderedDict()
@@ -95,14 +95,14 @@ class Calls:
 
     # -- parts -------------------------------------------------------------------------------------
 
-    def choose(self, rank: int | None) -> Rank:
+    def choose(self, rank: int | None) -> RankKernel:
         """The rank that is to do a call: one that has a kernel, and least to do."""
         ranks = self.agent.ranks
         if rank is not None:
             return ranks[rank]
         return min(ranks.values(), key=lambda item: (not item.entered, item.waiting, item.number))
 
-    def begin(self, call: str, name: str, content: dict[str, Any], rank: Rank) -> None:
+    def begin(self, call: str, name: str, content: dict[str, Any], rank: RankKernel) -> None:
         """Open a call's journal, and have a rank do it when its turn comes."""
         about: dict[str, Any] = {"kind": "begin", "call": call, "ranks": [rank.number], "mine": [rank.number]}
         about.update(shape=self.agent.config.shape, code=content.get("title", ""), began=time.time())
@@ -125,7 +125,7 @@ class Calls:
         self.working[name] = rank, task
         task.add_done_callback(on_done)
 
-    async def work(self, name: str, content: dict[str, Any], rank: Rank) -> None:
+    async def work(self, name: str, content: dict[str, Any], rank: RankKernel) -> None:
         """Have a rank do a call, within its time."""
         while not rank.entered:  # noqa: ASYNC110 - the agent sets it at many places
             # Its kernel is being made anew, or was lost with what ran on it before.
@@ -162,7 +162,7 @@ class Calls:
         if to_the_end and number != signal.SIGKILL:
             self.agent.background(self.insist(name, rank, task))
 
-    async def insist(self, name: str, rank: Rank, task: asyncio.Task[Any]) -> None:
+    async def insist(self, name: str, rank: RankKernel, task: asyncio.Task[Any]) -> None:
         """End the kernel of a rank that heeds no interrupt."""
         await asyncio.wait([task], timeout=_PATIENCE)
         if not task.done() and rank.busy_with == name:

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ...util.tasks import BackgroundTasks
-from .kernel_client import Rank
+from .kernel_client import RankKernel
 
 # So long an answer waits for news.
 _LINGER = 0.15
@@ -27,12 +27,12 @@ _LINGER = 0.15
 @dataclass
 class _Job:
     request: str
-    rank: Rank
+    rank: RankKernel
     places: list[Path]
     task: asyncio.Task[dict[str, Any]]
 
 
-class Values:
+class ValueExport:
     """One an agent, made by it.
 
     Parameters
@@ -43,11 +43,11 @@ class Values:
         Where files go for which shared memory has no room.
     blobs : str
         The pool's folder in shared memory.
-    ranks : mapping of int to Rank
+    ranks : mapping of int to RankKernel
         The node's.
     """
 
-    def __init__(self, node: int, folder: Path, blobs: str, ranks: Mapping[int, Rank]) -> None:
+    def __init__(self, node: int, folder: Path, blobs: str, ranks: Mapping[int, RankKernel]) -> None:
         self.folders = [Path(blobs), folder]
         self.name = f"value-{node}-"
         self.ranks = ranks
@@ -71,7 +71,7 @@ class Values:
         wanted : list of str
             All such names that it still wants.
         content : dict
-            What a rank is asked for; see `Givable.give`.
+            What a rank is asked for; see `ResultStore.export`.
 
         Returns
         -------

@@ -10,10 +10,10 @@ import functools
 from collections.abc import Callable, Mapping
 from typing import Any
 
-from ..protocol.comm_messages import Message, Pending, read
+from ..protocol.comm_messages import CommMessage, CommQueue, read
 from .output_widgets import Outputs
-from .revival import Revival
-from .states import Held, shown
+from .revival import CommRevival
+from .states import OpenComms, shown
 
 # So many messages go out as one.
 _MOST = 200
@@ -21,7 +21,7 @@ _MOST = 200
 Tell = Callable[[dict[str, Any], list[bytes]], None]
 
 
-class Comms:
+class CommHub:
     """Made by the agent, one a node.
 
     Parameters
@@ -45,23 +45,23 @@ class Comms:
     ) -> None:
         self._tells, self._incarnation = tells, incarnation
         self._ready, self._forward = ready, forward
-        self._pending = Pending(any_keys=True)
+        self._pending = CommQueue(any_keys=True)
         self.outputs = Outputs()
         self._number = 0
-        self._held: dict[int, Held] = {}
-        self._revivals: dict[int, Revival] = {}
+        self._held: dict[int, OpenComms] = {}
+        self._revivals: dict[int, CommRevival] = {}
         # The run that each rank was last at: what its callbacks open later is counted as that one's.
         self._latest: dict[int, str] = {}
 
-    def held(self, rank: int) -> Held:
+    def held(self, rank: int) -> OpenComms:
         """What a rank has open."""
         if rank not in self._held:
 
             def drop(ids: list[str]) -> None:
                 self._close(rank, ids)
 
-            self._held[rank] = held = Held(drop)
-            self._revivals[rank] = Revival(held, functools.partial(self._ask_state, rank))
+            self._held[rank] = held = OpenComms(drop)
+            self._revivals[rank] = CommRevival(held, functools.partial(self._ask_state, rank))
         return self._held[rank]
 
     # -- what the ranks say ------------------------------------------------------------------------
@@ -117,7 +117,7 @@ class Comms:
 
     def _close(self, rank: int, ids: list[str]) -> None:
         for id in ids:
-            message = Message("close", id, rank)
+            message = CommMessage("close", id, rank)
             self.outputs.on_state(message)
             self._pending.add(message)
 
@@ -146,7 +146,7 @@ class Comms:
     async def sky_send_comms(self, messages: list[Any]) -> None:
         """What pages tell the node's ranks; what is not open any more is told nothing."""
         for facts in messages:
-            message = Message.unwire(facts)
+            message = CommMessage.unwire(facts)
             tell = None if message is None else self._tells.get(message.rank)
             if message is None or tell is None or self.held(message.rank).get(message.comm) is None:
                 continue

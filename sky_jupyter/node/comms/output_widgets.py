@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ..protocol.comm_messages import Message
+from ..protocol.comm_messages import CommMessage
 
 # Of one widget; what is older goes, as each change sends all of it.
 MOST = 256 << 10
@@ -60,7 +60,7 @@ class Outputs:
     def __bool__(self) -> bool:
         return bool(self._changed)
 
-    def on_state(self, message: Message) -> None:
+    def on_state(self, message: CommMessage) -> None:
         """A widget is opened, changes or is closed."""
         key = message.rank, message.comm
         if message.kind == "open" and message.state.get("_model_name") == _MODEL:
@@ -120,7 +120,9 @@ class Outputs:
     def _change(area: _Area, event: dict[str, Any]) -> bool:
         return event.get("display_id") is not None and area.change(event["display_id"], event)
 
-    def changes(self) -> list[Message]:
+    def changes(self) -> list[CommMessage]:
         """What has changed since this was last asked."""
         changed, self._changed = self._changed, set()
-        return [Message("update", id, rank, state={"outputs": self._areas[rank, id].text()}) for rank, id in changed]
+        return [
+            CommMessage("update", id, rank, state={"outputs": self._areas[rank, id].text()}) for rank, id in changed
+        ]

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-from ..protocol.comm_messages import WIDGET, Message
-from .states import Held, references
+from ..protocol.comm_messages import WIDGET, CommMessage
+from .states import OpenComms, references
 
 # So many are asked for at a time; one that has been closed never answers.
 _MOST = 5000
@@ -13,21 +13,21 @@ _MOST = 5000
 _HEAD = {"target_name": WIDGET, "target_module": None, "metadata": {"version": "2.1.0"}}
 
 
-class Revival:
+class CommRevival:
     """Those of one rank; made by `Comms`.
 
     Parameters
     ----------
-    held : Held
+    held : OpenComms
         What the rank has open.
     ask : callable
         Asks the rank for the state of a widget.
     """
 
-    def __init__(self, held: Held, ask: Callable[[str], None]) -> None:
+    def __init__(self, held: OpenComms, ask: Callable[[str], None]) -> None:
         self._held, self._ask = held, ask
         # What was asked for, and what opens it once that has come.
-        self._found: dict[str, Message | None] = {}
+        self._found: dict[str, CommMessage | None] = {}
 
     def __contains__(self, id: object) -> bool:
         return id in self._found
@@ -41,23 +41,23 @@ class Revival:
             del self._found[next(iter(self._found))]
         self._ask(id)
 
-    def take(self, message: Message) -> list[Message]:
+    def take(self, message: CommMessage) -> list[CommMessage]:
         """The rank answers; what opens now: those of which all that they refer to is open, or opens before them."""
         if message.kind != "update" or "_model_name" not in message.state:
             return []
-        opening = Message("open", message.comm, message.rank, head=dict(_HEAD))
+        opening = CommMessage("open", message.comm, message.rank, head=dict(_HEAD))
         opening.state, opening.binary = message.state, message.binary
         self._found[message.comm] = opening
         for other in references(opening):
             self.want(other)
-        done: list[Message] = []
+        done: list[CommMessage] = []
         while ready := [one for one in self._found.values() if one is not None and self._is_ready(one, done)]:
             for one in ready:
                 del self._found[one.comm]
             done += ready
         return done
 
-    def _is_ready(self, opening: Message, done: list[Message]) -> bool:
+    def _is_ready(self, opening: CommMessage, done: list[CommMessage]) -> bool:
         there = {one.comm for one in done}
         return all(id in there or self._held.get(id) is not None for id in references(opening))
 

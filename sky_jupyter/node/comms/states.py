@@ -11,7 +11,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any
 
-from ..protocol.comm_messages import WIDGET, Message, joined
+from ..protocol.comm_messages import WIDGET, CommMessage, joined
 
 VIEW = "application/vnd.jupyter.widget-view+json"
 # Of one rank; those that were not used for the longest time go first.
@@ -21,17 +21,17 @@ _REFERENCE = re.compile(r"IPY_MODEL_([\w-]+)")
 
 
 class Comm:
-    """One that is open; made by `Held`.
+    """One that is open; made by `OpenComms`.
 
     Parameters
     ----------
-    opening : Message
+    opening : CommMessage
         What opened it, brought up to date by all that was told of its state since.
     run : str
         The last run that made, changed or showed it.
     """
 
-    def __init__(self, opening: Message, run: str) -> None:
+    def __init__(self, opening: CommMessage, run: str) -> None:
         self.opening, self.run = opening, run
         self.size = opening.size
         # The ids of the widgets that its state refers to.
@@ -47,7 +47,7 @@ class Comm:
         """Whether it is a widget's."""
         return self.target == WIDGET
 
-    def change(self, message: Message) -> None:
+    def change(self, message: CommMessage) -> None:
         """Take in a change of its state."""
         may_refer = [*message.state.values(), *(self.opening.state.get(key, "") for key in message.state)]
         whole = joined(self.opening, message)
@@ -57,7 +57,7 @@ class Comm:
             self.refers = references(self.opening)
 
 
-class Held:
+class OpenComms:
     """The comms of one rank, the last used last.
 
     Parameters
@@ -80,7 +80,7 @@ class Held:
         """One that is open."""
         return self._comms.get(id)
 
-    def take(self, message: Message, run: str = "") -> bool:
+    def take(self, message: CommMessage, run: str = "") -> bool:
         """Take in what was told; whether it is of a comm that is held, and so to be told on."""
         comm = self._comms.get(message.comm)
         before: frozenset[str] = frozenset()
@@ -88,7 +88,7 @@ class Held:
             if comm is not None:
                 self._remove(message.comm)
             # Its own copy: what is on its way says how it was.
-            kept = Message("open", message.comm, message.rank, head=message.head, data=message.data)
+            kept = CommMessage("open", message.comm, message.rank, head=message.head, data=message.data)
             kept.state, kept.binary, kept.buffers = dict(message.state), dict(message.binary), message.buffers
             self._comms[message.comm] = comm = Comm(kept, run)
             self._size += comm.size
@@ -163,21 +163,21 @@ class Held:
         self._size = 0
         return gone
 
-    def openings(self) -> list[Message]:
+    def openings(self) -> list[CommMessage]:
         """What opens all of it as it is now; what others refer to comes before them."""
-        done: dict[str, Message] = {}
+        done: dict[str, CommMessage] = {}
         for id in self._comms:
             self._put(id, done)
         return list(done.values())
 
-    def with_references(self, ids: Iterable[str]) -> list[Message]:
+    def with_references(self, ids: Iterable[str]) -> list[CommMessage]:
         """The same for some of them, and all that they refer to."""
-        done: dict[str, Message] = {}
+        done: dict[str, CommMessage] = {}
         for id in ids:
             self._put(id, done)
         return list(done.values())
 
-    def _put(self, root: str, done: dict[str, Message]) -> None:
+    def _put(self, root: str, done: dict[str, CommMessage]) -> None:
         stack: list[tuple[str, bool]] = [(root, False)]
         on_the_way: set[str] = set()
         while stack:
@@ -206,7 +206,7 @@ class Held:
         self._link(id, comm.refers, frozenset())
 
 
-def references(message: Message) -> frozenset[str]:
+def references(message: CommMessage) -> frozenset[str]:
     """The ids of the widgets that a state refers to."""
     texts = (text for text in message.state.values() if "IPY_MODEL_" in text)
     return frozenset(id for text in texts for id in _REFERENCE.findall(text))

@@ -5,7 +5,7 @@ from __future__ import annotations
 from distributed.batched import BatchedSend
 
 
-def keep_streams_moving() -> None:
+def patch_batched_send() -> None:
     """Have Dask's message streams send whatever the machine's clock says.
 
     Such a stream notes the time of day before which it sends nothing more, milliseconds ahead; where

@@ -15,8 +15,8 @@ from distributed.scheduler import TaskState, WorkerState
 from distributed.security import Security
 from tornado.httpserver import HTTPServer
 
-from .monotonic_batching import keep_streams_moving
-from .shared_state import Commons
+from .monotonic_batching import patch_batched_send
+from .shared_state import SharedStateExtension
 
 # The default for both sides: certificates of the pool only, nothing in the clear.
 DASK_SETTINGS: dict[str, Any] = {
@@ -67,7 +67,7 @@ class PoolScheduler(WithoutHttp, Scheduler):
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
         super().__init__(*arguments, **options)
-        self.commons = Commons(self)
+        self.commons = SharedStateExtension(self)
 
     def is_rootish(self, ts: TaskState) -> bool:
         """Whether a task waits for a free place: Dask's rule, and any function call that may be on any rank."""
@@ -128,7 +128,7 @@ def serve(folder: Path, address: str, port: int, write: int) -> None:
     A ``port`` of 0 is a free one.
     """
     dask.config.set({**DASK_SETTINGS, "temporary-directory": str(folder)})
-    keep_streams_moving()
+    patch_batched_send()
     asyncio.run(_serve(folder, address, port, write))
 
 

@@ -33,7 +33,7 @@ _KEEP_ANSWERS, _KEEP_SECONDS = 2000, 60.0
 Answer = tuple[Any, list[bytes]]
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that cannot be done; told to who asked, as the exception named first."""
 
     def __init__(self, kind: str, text: str) -> None:
@@ -42,7 +42,7 @@ class Refused(Exception):
 
 
 @dataclass
-class Ask:
+class PendingRequest:
     """A request that was made, and its answer when there is one."""
 
     who: str
@@ -51,7 +51,7 @@ class Ask:
     began: float = field(default_factory=time.monotonic)
 
 
-class Commons(SchedulerPlugin):
+class SharedStateExtension(SchedulerPlugin):
     """One a scheduler, made with it.
 
     Parameters
@@ -70,7 +70,7 @@ class Commons(SchedulerPlugin):
         self.dicts: dict[str, dict[str, tuple[bytes, bytes]]] = {}
         self.counters: dict[str, int] = {}
         self.barriers: dict[str, Barrier] = {}
-        self.asks: OrderedDict[str, Ask] = OrderedDict()
+        self.asks: OrderedDict[str, PendingRequest] = OrderedDict()
         # By the first part of a name of those who ask: its node, and the connection through which it did.
         self.homes: dict[str, tuple[str, str]] = {}
         for call in rpc.SCHEDULER_CALLS:
@@ -101,7 +101,9 @@ class Commons(SchedulerPlugin):
             return {"status": "anew", "epoch": self.epoch}
         asked = self.asks.get(ask)
         if asked is None:
-            asked = self.asks[ask] = Ask(who, what, asyncio.ensure_future(self._do(who, ask, what, list(data))))
+            asked = self.asks[ask] = PendingRequest(
+                who, what, asyncio.ensure_future(self._do(who, ask, what, list(data)))
+            )
             self._forget_answered()
         task = asked.task
         if task is not None:
@@ -110,17 +112,17 @@ class Commons(SchedulerPlugin):
             return {"status": "error", "kind": "cancelled", "text": "it was given up"}
         try:
             value, found = task.result()
-        except Refused as error:
+        except RequestRefused as error:
             return {"status": "error", "kind": error.kind, "text": str(error), "epoch": self.epoch}
         return {"status": "ok", "value": value, "data": found, "epoch": self.epoch}
 
     async def _do(self, who: str, ask: str, what: dict[str, Any], data: list[bytes]) -> Answer:
         do = _OPERATIONS.get((what.get("kind"), what.get("op")))
         if do is None or not isinstance(what.get("name"), str):
-            raise Refused("TypeError", f"there is no {what.get('op')!r} of a {what.get('kind')!r}")
+            raise RequestRefused("TypeError", f"there is no {what.get('op')!r} of a {what.get('kind')!r}")
         if any(len(item) > MOST_VALUE for item in data):
-            raise Refused("ValueError", f"a shared value has at most {MOST_VALUE >> 20} MB")
-        done = do(self, Request(who, ask, what["name"], what, data))
+            raise RequestRefused("ValueError", f"a shared value has at most {MOST_VALUE >> 20} MB")
+        done = do(self, Operation(who, ask, what["name"], what, data))
         return await done if asyncio.iscoroutine(done) else done
 
     async def sky_shared_cancel(self, ask: str) -> None:
@@ -128,7 +130,7 @@ class Commons(SchedulerPlugin):
         asked = self.asks.get(ask)
         if asked is None:
             # It has overtaken the request.
-            self.asks[ask] = Ask("", {}, None)
+            self.asks[ask] = PendingRequest("", {}, None)
             return
         task, asked.task = asked.task, None
         if task is None:
@@ -139,7 +141,7 @@ class Commons(SchedulerPlugin):
         if not task.cancelled() and task.exception() is None:
             self._give_back(ask, asked, *task.result())
 
-    def _give_back(self, ask: str, asked: Ask, value: Any, data: list[bytes]) -> None:
+    def _give_back(self, ask: str, asked: PendingRequest, value: Any, data: list[bytes]) -> None:
         kind, op, name = (asked.what.get(key) for key in ("kind", "op", "name"))
         if (kind, op) == ("lock", "acquire") and value:
             self.locks.release(name=_dask(name), lease_id=_lease(asked.who, ask))
@@ -211,7 +213,7 @@ class Commons(SchedulerPlugin):
     def _charge(self, size: int) -> None:
         """Count bytes that come or go."""
         if size > 0 and self.size + size > MOST_ALL:
-            raise Refused(
+            raise RequestRefused(
                 "MemoryError",
                 f"what the pool shares by name has {self.size / 1e6:.0f} MB, and {MOST_ALL / 1e6:.0f} MB are the most: "
                 "`clear()` what is not needed, or keep large values in files and share their names",
@@ -221,14 +223,14 @@ class Commons(SchedulerPlugin):
     def _named(self, store: dict[str, Any], name: str, make: Callable[[], T]) -> T:
         if name not in store:
             if len(store) >= _MOST_NAMES:
-                raise Refused("MemoryError", f"the pool has {_MOST_NAMES} names of this kind already")
+                raise RequestRefused("MemoryError", f"the pool has {_MOST_NAMES} names of this kind already")
             store[name] = make()
         found: T = store[name]
         return found
 
 
 @dataclass(frozen=True)
-class Request:
+class Operation:
     """What an operation is told."""
 
     who: str
@@ -280,17 +282,17 @@ async def _within(work: Awaitable[T], timeout: float | None) -> tuple[bool, T | 
 # Dicts and sets.
 
 
-def _dict_get(self: Commons, ask: Request) -> Answer:
+def _dict_get(self: SharedStateExtension, ask: Operation) -> Answer:
     held = self.dicts.get(ask.name) or {}
     (key,) = ask.what["keys"]
     return key in held, [held[key][1]] if key in held else []
 
 
-def _dict_has(self: Commons, ask: Request) -> Answer:
+def _dict_has(self: SharedStateExtension, ask: Operation) -> Answer:
     return ask.what["keys"][0] in self.dicts.get(ask.name, ()), []
 
 
-def _dict_put(self: Commons, ask: Request) -> Answer:
+def _dict_put(self: SharedStateExtension, ask: Operation) -> Answer:
     """All of them, at once; whether there was none of them before."""
     held: dict[str, tuple[bytes, bytes]] = self._named(self.dicts, ask.name, dict)
     given = {key: (pickled, value) for key, pickled, value in ask.keyed()}
@@ -300,33 +302,33 @@ def _dict_put(self: Commons, ask: Request) -> Answer:
     return fresh, []
 
 
-def _dict_setdefault(self: Commons, ask: Request) -> Answer:
+def _dict_setdefault(self: SharedStateExtension, ask: Operation) -> Answer:
     found = _dict_get(self, ask)
     if not found[0]:
         _dict_put(self, ask)
     return found
 
 
-def _dict_pop(self: Commons, ask: Request) -> Answer:
+def _dict_pop(self: SharedStateExtension, ask: Operation) -> Answer:
     found, held = _dict_get(self, ask), self.dicts.get(ask.name, {})
     if found[0]:
         self._charge(-_weight(held.pop(ask.what["keys"][0])))
     return found
 
 
-def _dict_size(self: Commons, ask: Request) -> Answer:
+def _dict_size(self: SharedStateExtension, ask: Operation) -> Answer:
     return len(self.dicts.get(ask.name, {})), []
 
 
-def _dict_keys(self: Commons, ask: Request) -> Answer:
+def _dict_keys(self: SharedStateExtension, ask: Operation) -> Answer:
     return None, [key for key, _ in self.dicts.get(ask.name, {}).values()]
 
 
-def _dict_items(self: Commons, ask: Request) -> Answer:
+def _dict_items(self: SharedStateExtension, ask: Operation) -> Answer:
     return None, [part for pair in self.dicts.get(ask.name, {}).values() for part in pair]
 
 
-def _dict_clear(self: Commons, ask: Request) -> Answer:
+def _dict_clear(self: SharedStateExtension, ask: Operation) -> Answer:
     self._charge(-sum(map(_weight, self.dicts.pop(ask.name, {}).values())))
     return None, []
 
@@ -338,17 +340,17 @@ def _weight(pair: tuple[bytes, bytes]) -> int:
 # Counters.
 
 
-def _counter_add(self: Commons, ask: Request) -> Answer:
+def _counter_add(self: SharedStateExtension, ask: Operation) -> Answer:
     self._named(self.counters, ask.name, int)
     self.counters[ask.name] += int(ask.what["by"])
     return self.counters[ask.name], []
 
 
-def _counter_get(self: Commons, ask: Request) -> Answer:
+def _counter_get(self: SharedStateExtension, ask: Operation) -> Answer:
     return self.counters.get(ask.name, 0), []
 
 
-def _counter_reset(self: Commons, ask: Request) -> Answer:
+def _counter_reset(self: SharedStateExtension, ask: Operation) -> Answer:
     before = self._named(self.counters, ask.name, int)
     self.counters[ask.name] = int(ask.what["to"])
     return before, []
@@ -357,18 +359,18 @@ def _counter_reset(self: Commons, ask: Request) -> Answer:
 # Queues: Dask's.
 
 
-def _queue(self: Commons, ask: Request) -> Any:
+def _queue(self: SharedStateExtension, ask: Operation) -> Any:
     name, most = _dask(ask.name), int(ask.what.get("maxsize") or 0)
     if name not in self.queues.queues:
         self.queues.create(name=name, maxsize=most)
     queue = self.queues.queues[name]
     if most and queue.maxsize != most:
         limit = f"of at most {queue.maxsize} items" if queue.maxsize else "without a limit"
-        raise Refused("ValueError", f"queue {ask.name!r} is one {limit}; it cannot be one of at most {most}")
+        raise RequestRefused("ValueError", f"queue {ask.name!r} is one {limit}; it cannot be one of at most {most}")
     return queue
 
 
-async def _queue_put(self: Commons, ask: Request) -> Answer:
+async def _queue_put(self: SharedStateExtension, ask: Operation) -> Answer:
     _queue(self, ask)
     (item,) = ask.data
     self._charge(len(item))
@@ -381,7 +383,7 @@ async def _queue_put(self: Commons, ask: Request) -> Answer:
     return done, []
 
 
-async def _queue_get(self: Commons, ask: Request) -> Answer:
+async def _queue_get(self: SharedStateExtension, ask: Operation) -> Answer:
     _queue(self, ask)
     done, record = await _within(self.queues.get(name=_dask(ask.name)), ask.timeout)
     if not done or record is None:
@@ -390,11 +392,11 @@ async def _queue_get(self: Commons, ask: Request) -> Answer:
     return True, [record["value"]]
 
 
-def _queue_size(self: Commons, ask: Request) -> Answer:
+def _queue_size(self: SharedStateExtension, ask: Operation) -> Answer:
     return _queue(self, ask).qsize(), []
 
 
-async def _queue_clear(self: Commons, ask: Request) -> Answer:
+async def _queue_clear(self: SharedStateExtension, ask: Operation) -> Answer:
     _queue(self, ask)
     for record in await self.queues.get(name=_dask(ask.name), batch=True):
         self._charge(-len(record["value"]))
@@ -404,23 +406,23 @@ async def _queue_clear(self: Commons, ask: Request) -> Answer:
 # Locks: Dask's semaphores of one lease, which ends with who has it and not with the clock.
 
 
-async def _lock_acquire(self: Commons, ask: Request) -> Answer:
+async def _lock_acquire(self: SharedStateExtension, ask: Operation) -> Answer:
     name = _dask(ask.name)
     self.locks.create(name=name, max_leases=1, lease_timeout=None)
     done, got = await _within(self.locks.acquire(name=name, lease_id=_lease(ask.who, ask.ask)), ask.timeout)
     return done and bool(got), []
 
 
-def _lock_release(self: Commons, ask: Request) -> Answer:
+def _lock_release(self: SharedStateExtension, ask: Operation) -> Answer:
     name = _dask(ask.name)
     mine = [lease for lease in self.locks.leases.get(name, ()) if lease.startswith(ask.who)]
     if not mine:
-        raise Refused("RuntimeError", f"lock {ask.name!r} is not held by this rank")
+        raise RequestRefused("RuntimeError", f"lock {ask.name!r} is not held by this rank")
     self.locks.release(name=name, lease_id=mine[0])
     return None, []
 
 
-def _lock_locked(self: Commons, ask: Request) -> Answer:
+def _lock_locked(self: SharedStateExtension, ask: Operation) -> Answer:
     return bool(self.locks.leases.get(_dask(ask.name))), []
 
 
@@ -435,11 +437,11 @@ class Barrier:
         self.waiting: dict[str, asyncio.Future[int]] = {}
 
 
-async def _barrier_wait(self: Commons, ask: Request) -> Answer:
+async def _barrier_wait(self: SharedStateExtension, ask: Operation) -> Answer:
     barrier = self._named(self.barriers, ask.name, Barrier)
     parties = int(ask.what["parties"])
     if barrier.waiting and barrier.parties != parties:
-        raise Refused(
+        raise RequestRefused(
             "ValueError", f"barrier {ask.name!r} is waited at by others for {barrier.parties} in all, not {parties}"
         )
     barrier.parties = parties
@@ -456,7 +458,7 @@ async def _barrier_wait(self: Commons, ask: Request) -> Answer:
     return (place if done else None), []
 
 
-_OPERATIONS: dict[tuple[Any, Any], Callable[[Commons, Request], Any]] = {
+_OPERATIONS: dict[tuple[Any, Any], Callable[[SharedStateExtension, Operation], Any]] = {
     ("dict", "get"): _dict_get,
     ("dict", "has"): _dict_has,
     ("dict", "put"): _dict_put,

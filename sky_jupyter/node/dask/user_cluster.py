@@ -14,7 +14,7 @@ from ..protocol.host_config import HostConfig
 _START = 60.0
 
 
-class Beside:
+class UserDaskProcesses:
     """One an agent, made by it; what it has started ends with the agent's process.
 
     Parameters

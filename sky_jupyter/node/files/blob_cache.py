@@ -39,7 +39,7 @@ def places(folder: Path, blobs: str) -> tuple[Path, Path]:
     return Path(blobs), folder / "blobs"
 
 
-class Kept:
+class BlobCache:
     """What a pool keeps on one machine.
 
     Parameters
@@ -55,9 +55,9 @@ class Kept:
     def __init__(self, places: Sequence[Path], limit: int | None = None, *, make: bool = True) -> None:
         self.places = tuple(dict.fromkeys(places))
         self.limit, self._makes = limit, make
-        self._machine: metrics.Machine | None = None
+        self._machine: metrics.MachineMonitor | None = None
 
-    def hold(self, run: str, files: Mapping[str, int]) -> list[str]:
+    def link_into_run(self, run: str, files: Mapping[str, int]) -> list[str]:
         """Have a run's folder hold those of the files that are on this machine; the names of the others.
 
         Parameters
@@ -67,7 +67,7 @@ class Kept:
         """
         return [name for name, size in files.items() if not self._hold(run, name, size)]
 
-    def keep(self, run: str, names: Iterable[str]) -> None:
+    def add(self, run: str, names: Iterable[str]) -> None:
         """Keep files of a run's folder, for later runs."""
         for place in self.places:
             for name in names:
@@ -79,7 +79,7 @@ class Kept:
                         _link(path, place / _FOLDER / name)
                         _touch(path)
 
-    def trim(self, more: int = 0, place: Path | None = None) -> int:
+    def evict(self, more: int = 0, place: Path | None = None) -> int:
         """Drop the oldest that no name on this machine holds, as far as they are too many.
 
         Parameters
@@ -113,7 +113,7 @@ class Kept:
                 left, free, dropped = left - size, free + size, dropped + size
         return dropped
 
-    def facts(self) -> dict[str, int]:
+    def stats(self) -> dict[str, int]:
         """How many bytes are kept, how many of them no name holds (``loose``), and how many of those may be."""
         kept = loose = allowed = 0
         held = self._held()
@@ -149,7 +149,7 @@ class Kept:
                     self.make(place / run)
                     # Not across file systems.
                     _link(source, place / run / name)
-                    self.keep(run, [name])
+                    self.add(run, [name])
                     return True
         return False
 
@@ -170,7 +170,7 @@ class Kept:
             place = place.parent
         free = shutil.disk_usage(place).free
         if _is_memory(place):
-            self._machine = self._machine or metrics.Machine()
+            self._machine = self._machine or metrics.MachineMonitor()
             free = min(free, max(0, self._machine.memory - self._machine.used()))
         return free
 

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from .file_manifest import FILE, FOLDER, LINK, OTHER, Entry, digest_in, kind_of
+from .file_manifest import FILE, FOLDER, LINK, OTHER, ManifestEntry, digest_in, kind_of
 from .open_folder import Beneath
 
 # File systems keep times more or less exactly.
@@ -17,8 +17,8 @@ _SAME_TIME = 1_000_000
 
 
 @dataclass
-class Standing:
-    """What `look` found.
+class ManifestDiff:
+    """What `diff` found.
 
     Attributes
     ----------
@@ -39,7 +39,7 @@ class Standing:
     free: int = 0
 
 
-def look(root: Path, entries: Sequence[Entry], spool: Path | None = None) -> Standing:
+def diff(root: Path, entries: Sequence[ManifestEntry], spool: Path | None = None) -> ManifestDiff:
     """Compare a listing with what stands at ``root``, by sizes and times: no content is read.
 
     Parameters
@@ -48,7 +48,7 @@ def look(root: Path, entries: Sequence[Entry], spool: Path | None = None) -> Sta
         The staging folder: what an earlier transfer has left there needs no room any more.
     """
     try:
-        found = Standing(free=room_at(root), clash=_in_the_way(root, entries[0].kind if entries else FILE))
+        found = ManifestDiff(free=room_at(root), clash=_in_the_way(root, entries[0].kind if entries else FILE))
         if found.clash:
             return found
         with _opened(root, entries) as place:
@@ -57,19 +57,19 @@ def look(root: Path, entries: Sequence[Entry], spool: Path | None = None) -> Sta
                 if found.clash:
                     return found
     except OSError as error:
-        return Standing(clash=f"{error.filename or root}: {error.strerror or error}")
+        return ManifestDiff(clash=f"{error.filename or root}: {error.strerror or error}")
     if spool is not None and found.needs:
         found.needs = max(0, found.needs - _left_in(spool))
     return found
 
 
-def _opened(root: Path, entries: Sequence[Entry]) -> contextlib.AbstractContextManager[Beneath | None]:
+def _opened(root: Path, entries: Sequence[ManifestEntry]) -> contextlib.AbstractContextManager[Beneath | None]:
     if entries and entries[0].kind != FOLDER:
         return Beneath(root.parent, root.name) if root.parent.is_dir() else contextlib.nullcontext()
     return Beneath(root) if root.is_dir() else contextlib.nullcontext()
 
 
-def _compare(place: Beneath | None, root: Path, index: int, entry: Entry, found: Standing) -> None:
+def _compare(place: Beneath | None, root: Path, index: int, entry: ManifestEntry, found: ManifestDiff) -> None:
     info = place.stat(entry.name) if place is not None else None
     stands = kind_of(info.st_mode) if info is not None else ""
     if stands and (stands == OTHER or (stands == FOLDER) != (entry.kind == FOLDER)):
@@ -83,7 +83,7 @@ def _compare(place: Beneath | None, root: Path, index: int, entry: Entry, found:
         found.doubtful.append(index)
 
 
-def is_same(place: Beneath, name: str, entry: Entry) -> bool:
+def is_same(place: Beneath, name: str, entry: ManifestEntry) -> bool:
     """Whether a file is the entry's: by its size, and its time and mode or its content."""
     info = place.stat(name)
     if entry.kind != FILE or info is None or not _alike(place, info, entry):
@@ -118,7 +118,7 @@ def _in_the_way(root: Path, kind: str) -> str:
     return "" if os.access(above, os.W_OK | os.X_OK) else f"{above} may not be written"
 
 
-def _alike(place: Beneath, info: os.stat_result, entry: Entry) -> bool:
+def _alike(place: Beneath, info: os.stat_result, entry: ManifestEntry) -> bool:
     """Whether what stands there can be told from the entry by its content only."""
     if kind_of(info.st_mode) != entry.kind:
         return False
@@ -127,7 +127,7 @@ def _alike(place: Beneath, info: os.stat_result, entry: Entry) -> bool:
     return entry.kind == FOLDER or info.st_size == entry.size
 
 
-def _same_age(info: os.stat_result, entry: Entry) -> bool:
+def _same_age(info: os.stat_result, entry: ManifestEntry) -> bool:
     return abs(info.st_mtime_ns - entry.mtime) < _SAME_TIME and info.st_mode & 0o777 == entry.mode
 
 

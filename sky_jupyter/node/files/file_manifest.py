@@ -24,7 +24,7 @@ _ANY = ("utf-8", "surrogateescape")
 
 
 @dataclass(frozen=True)
-class Entry:
+class ManifestEntry:
     """One thing below a root; the root itself has an empty name.
 
     Parameters
@@ -68,7 +68,7 @@ def kind_of(mode: int) -> str:
     return LINK if stat.S_ISLNK(mode) else OTHER
 
 
-def walk(root: Path) -> list[Entry]:
+def walk(root: Path) -> list[ManifestEntry]:
     """A file, or a folder with all that is in it, folders before what they hold; links in it stay links.
 
     Raises
@@ -87,7 +87,7 @@ def walk(root: Path) -> list[Entry]:
         for name, inner, folder in source.walk():
             last = name.rpartition("/")[2]
             if kind_of(inner.st_mode) == LINK:
-                entries.append(Entry(name, LINK, to=os.readlink(last, dir_fd=folder)))
+                entries.append(ManifestEntry(name, LINK, to=os.readlink(last, dir_fd=folder)))
                 continue
             if not os.access(last, os.R_OK, dir_fd=folder):
                 raise _unreadable(root / name)
@@ -99,15 +99,15 @@ def _unreadable(path: Path) -> PermissionError:
     return PermissionError(f"{path} cannot be read: permission denied")
 
 
-def _entry(path: Path, name: str, info: os.stat_result) -> Entry:
+def _entry(path: Path, name: str, info: os.stat_result) -> ManifestEntry:
     kind = kind_of(info.st_mode)
     if kind == OTHER:
         raise OSError(f"{path} is neither file nor folder nor symbolic link: it cannot be sent")
     mode = stat.S_IMODE(info.st_mode) & 0o777
-    return Entry(name, kind, info.st_size if kind == FILE else 0, info.st_mtime_ns, mode)
+    return ManifestEntry(name, kind, info.st_size if kind == FILE else 0, info.st_mtime_ns, mode)
 
 
-def total(entries: Iterable[Entry]) -> int:
+def total(entries: Iterable[ManifestEntry]) -> int:
     """Bytes of all files."""
     return sum(entry.size for entry in entries)
 
@@ -127,7 +127,9 @@ def digest_in(file: IO[bytes], tell: Callable[[int], None] = lambda size: None) 
     return digest.hexdigest()
 
 
-def hashed(root: Path, entries: Sequence[Entry], wanted: Iterable[int], tell: Callable[[int], None]) -> list[Entry]:
+def hashed(
+    root: Path, entries: Sequence[ManifestEntry], wanted: Iterable[int], tell: Callable[[int], None]
+) -> list[ManifestEntry]:
     """The same entries, those at the wanted places with the hash of what is below ``root`` now.
 
     Raises
@@ -151,7 +153,7 @@ def hashed(root: Path, entries: Sequence[Entry], wanted: Iterable[int], tell: Ca
     return known
 
 
-def pack(entries: Iterable[Entry]) -> bytes:
+def pack(entries: Iterable[ManifestEntry]) -> bytes:
     """Entries as bytes for a message; names may be any that a file system has.
 
     Raises
@@ -165,7 +167,7 @@ def pack(entries: Iterable[Entry]) -> bytes:
     return zlib.compress(text, 1)
 
 
-def unpack(data: bytes) -> list[Entry]:
+def unpack(data: bytes) -> list[ManifestEntry]:
     """What `pack` was given.
 
     Raises
@@ -178,7 +180,7 @@ def unpack(data: bytes) -> list[Entry]:
     if not stream.eof:
         more = "more than" if stream.unconsumed_tail else "cut off after"
         raise ValueError(f"a list of files is {more} {len(text)} bytes: it is not unpacked")
-    entries = [Entry(*fields) for fields in json.loads(text)]
+    entries = [ManifestEntry(*fields) for fields in json.loads(text)]
     for entry in entries:
         if entry.name.startswith("/") or ".." in PurePosixPath(entry.name).parts:
             raise ValueError(f"{shown(entry.name)!r} leads out of the folder")

@@ -23,10 +23,10 @@ from ..dask import scheduler
 from ..kernel.project_modules import FOLDER
 from ..protocol.host_config import HostConfig
 from . import compare, staging
-from .blob_cache import Kept, places
-from .file_manifest import Entry, from_wire, pack, shown, to_wire, unpack, walk
+from .blob_cache import BlobCache, places
+from .file_manifest import ManifestEntry, from_wire, pack, shown, to_wire, unpack, walk
 from .open_folder import Beneath, forget
-from .transfer import Take, Want, read
+from .transfer import FileTransfer, Want, read
 
 _CONNECT = 5.0
 # A source that says nothing for this long is given up.
@@ -58,7 +58,7 @@ class AgentSource:
         await self._rpc.close_rpc()
 
 
-class Files:
+class FileService:
     """One an agent, made by it.
 
     Parameters
@@ -72,9 +72,9 @@ class Files:
     def __init__(self, folder: Path, config: HostConfig) -> None:
         self.folder, self.config = folder, config
         self._places = places(folder, config.blobs)
-        self.kept = Kept(self._places, config.blob_limit)
-        self._plans: dict[str, list[Entry]] = {}
-        self._takes: dict[str, tuple[Take, asyncio.Task[None]]] = {}
+        self.kept = BlobCache(self._places, config.blob_limit)
+        self._plans: dict[str, list[ManifestEntry]] = {}
+        self._takes: dict[str, tuple[FileTransfer, asyncio.Task[None]]] = {}
 
     # -- what the manager asks ---------------------------------------------------------------------
 
@@ -106,7 +106,7 @@ class Files:
                 root, spool = self.folder / FOLDER, self.folder / f"{FOLDER}-{_SPOOL}"
             else:
                 spool = staging.beside(root)
-            facts = asdict(compare.look(root, entries, spool))
+            facts = asdict(compare.diff(root, entries, spool))
             facts["clash"] = shown(facts["clash"])
             return {"path": to_wire(str(root)), "spool": to_wire(str(spool)), "spooled": os.path.isdir(spool), **facts}
 
@@ -135,13 +135,13 @@ class Files:
             for name in over[: max(0, len(over) - _MOST_PLANS)]:
                 del self._takes[name]
             place = Path(from_wire(spool)) if spool else None
-            take = Take(Path(from_wire(path)), self._plans[plan], self._source(source), place)
+            take = FileTransfer(Path(from_wire(path)), self._plans[plan], self._source(source), place)
             self._takes[job] = take, asyncio.create_task(take.run())
         return True
 
     async def sky_transfer_status(self, jobs: list[str]) -> dict[str, dict[str, Any]]:
         """How far jobs are; one that is not known, as after this agent's death, is absent."""
-        return {job: self._takes[job][0].facts() for job in jobs if job in self._takes}
+        return {job: self._takes[job][0].status() for job in jobs if job in self._takes}
 
     async def sky_cancel_transfer(self, plan: str, jobs: list[str]) -> None:
         """Forget a plan and jobs, and end those that are on; what they have of a large file stays for the next."""
@@ -187,19 +187,19 @@ class Files:
 
     async def sky_link_blobs(self, run: str, files: dict[str, int]) -> list[str]:
         """Have a run find those of the files, with their sizes, that are on this machine; the names of the others."""
-        return await asyncio.to_thread(self.kept.hold, run, files)
+        return await asyncio.to_thread(self.kept.link_into_run, run, files)
 
     async def sky_store_blobs(self, run: str, names: list[str]) -> None:
         """Keep files of a run's for later runs."""
-        await asyncio.to_thread(self.kept.keep, run, names)
+        await asyncio.to_thread(self.kept.add, run, names)
 
     async def sky_cache_stats(self) -> dict[str, int]:
-        """How much is kept on this machine; see `Kept.facts`."""
-        return await asyncio.to_thread(self.kept.facts)
+        """How much is kept on this machine; see `BlobCache.facts`."""
+        return await asyncio.to_thread(self.kept.stats)
 
     async def sky_make_room(self, size: int) -> int:
         """Make room in shared memory, of what no name holds; the bytes that were dropped."""
-        return await asyncio.to_thread(self.kept.trim, size, self._places[0])
+        return await asyncio.to_thread(self.kept.evict, size, self._places[0])
 
     async def look_after_blobs(self) -> None:
         """Drop blobs that no name holds where they are too many, for as long as the agent is there."""
@@ -207,7 +207,7 @@ class Files:
         while True:
             await asyncio.sleep(pause)
             with contextlib.suppress(OSError):
-                dropped = await asyncio.to_thread(self.kept.trim)
+                dropped = await asyncio.to_thread(self.kept.evict)
                 pause = _LOOK if dropped else min(pause * 1.3, _LAST_LOOK)
 
     # -- what other agents ask ---------------------------------------------------------------------
@@ -227,14 +227,14 @@ class Files:
     def _place(self, path: bytes) -> Path:
         return Path(os.path.normpath(Path(self.config.cwd, os.path.expanduser(from_wire(path)))))
 
-    def _room_for(self, run: str, entries: Iterable[Entry]) -> Path:
+    def _room_for(self, run: str, entries: Iterable[ManifestEntry]) -> Path:
         """The folder of a run's blobs where there is room for them; kernels find it in either place."""
         first, second = (place / run for place in self._places)
         if first == second:
             return first
-        needs = compare.look(first, list(entries)).needs + _SPARE
+        needs = compare.diff(first, list(entries)).needs + _SPARE
         if compare.room_at(first) < needs:
-            self.kept.trim(needs, self._places[0])
+            self.kept.evict(needs, self._places[0])
         if compare.room_at(first) < needs and compare.room_at(second) >= needs - _SPARE:
             self.kept.make(second)
             return second

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from . import compare, receiver
-from .file_manifest import FILE, FOLDER, LINK, Entry, shown, total
+from .file_manifest import FILE, FOLDER, LINK, ManifestEntry, shown, total
 from .open_folder import Beneath
 from .receiver import Receiver
 
@@ -28,7 +28,7 @@ Want = tuple[str, int, int]
 """A part of a file: its name below the root, where the part begins, and how long it is."""
 
 
-class Source(Protocol):
+class PieceSource(Protocol):
     """Where a thing is taken from."""
 
     async def pieces(self, wants: Sequence[Want]) -> bytes:
@@ -67,16 +67,16 @@ def read(root: Path, wants: Sequence[Want]) -> bytes:
     return b"".join(parts)
 
 
-class Take:
+class FileTransfer:
     """A file or folder on its way to ``root``; `run` does it, the rest tells how far it is.
 
     Parameters
     ----------
     root : Path
         Where it goes.
-    entries : sequence of Entry
+    entries : sequence of ManifestEntry
         Its listing, with the hashes of what is not there yet.
-    source : Source or None
+    source : PieceSource or None
         Where it is taken from; with none, what came by another way is looked at and put in place.
     spool : Path or None
         The staging folder, where files may have come to under their tokens; see `Receiver`.
@@ -96,7 +96,7 @@ class Take:
     """
 
     def __init__(
-        self, root: Path, entries: Sequence[Entry], source: Source | None = None, spool: Path | None = None
+        self, root: Path, entries: Sequence[ManifestEntry], source: PieceSource | None = None, spool: Path | None = None
     ) -> None:
         self.root, self.entries, self.source, self.spool = root, entries, source, spool
         self._to: Receiver | None = None
@@ -104,7 +104,7 @@ class Take:
         self.there, self.got, self.total = 0, 0, total(entries)
         self.missing: list[int] = []
 
-    def facts(self) -> dict[str, Any]:
+    def status(self) -> dict[str, Any]:
         """How it is, for a message."""
         return {name: getattr(self, name) for name in ("state", "kind", "why", "there", "total", "missing")}
 
@@ -157,7 +157,7 @@ class Take:
                 absent.append(index)
         return absent
 
-    def _was_staged(self, entry: Entry) -> bool:
+    def _was_staged(self, entry: ManifestEntry) -> bool:
         to = self._receiver
         if not to.has_staged() or not compare.is_same(to.staged, entry.token, entry):
             return False
@@ -178,21 +178,21 @@ class Take:
 
     # -- pieces ------------------------------------------------------------------------------------
 
-    async def _fetch(self, entries: Sequence[Entry]) -> None:
+    async def _fetch(self, entries: Sequence[ManifestEntry]) -> None:
         for group in _groups(entries):
             if len(group) == 1 and group[0].size > PIECE:
                 await self._fetch_large(group[0])
             else:
                 await self._fetch_small(group)
 
-    async def _fetch_small(self, entries: Sequence[Entry]) -> None:
+    async def _fetch_small(self, entries: Sequence[ManifestEntry]) -> None:
         data = b""
         if total(entries):
             wants = [(entry.name, 0, entry.size) for entry in entries if entry.size]
             data = await self._ask(wants)
         await asyncio.to_thread(self._write_small, entries, data)
 
-    def _write_small(self, entries: Sequence[Entry], data: bytes) -> None:
+    def _write_small(self, entries: Sequence[ManifestEntry], data: bytes) -> None:
         start = 0
         for entry in entries:
             content = data[start : start + entry.size]
@@ -202,7 +202,7 @@ class Take:
             self._receiver.put(entry.token, entry.name, content)
             self.there += entry.size
 
-    async def _fetch_large(self, entry: Entry) -> None:
+    async def _fetch_large(self, entry: ManifestEntry) -> None:
         """One file in many pieces; what an earlier attempt left of it is gone on with."""
         with self._receiver.part(entry.token, entry.name) as file:
             digest, start = await asyncio.to_thread(_left, file, entry.size)
@@ -216,7 +216,7 @@ class Take:
                     raise _changed(entry)
             self._receiver.put_part(entry.token, entry.name)
 
-    async def _append(self, file: Any, digest: Any, entry: Entry, start: int) -> bool:
+    async def _append(self, file: Any, digest: Any, entry: ManifestEntry, start: int) -> bool:
         """Fetch a file from ``start`` on; whether the whole is right then."""
         before = self.there
         self.there += start
@@ -266,9 +266,9 @@ class Take:
         return data
 
 
-def _groups(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
+def _groups(entries: Sequence[ManifestEntry]) -> Iterator[list[ManifestEntry]]:
     """Large files by themselves, small ones as many as go into a piece."""
-    group: list[Entry] = []
+    group: list[ManifestEntry] = []
     size = 0
     for entry in entries:
         if group and (size + entry.size > PIECE or len(group) >= _MOST_IN_PIECE):
@@ -280,7 +280,7 @@ def _groups(entries: Sequence[Entry]) -> Iterator[list[Entry]]:
         yield group
 
 
-def _changed(entry: Entry) -> SourceFailed:
+def _changed(entry: ManifestEntry) -> SourceFailed:
     return SourceFailed(f"{entry.name or 'the file'} has another hash than it was sent with")
 
 

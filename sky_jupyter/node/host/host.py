@@ -49,7 +49,7 @@ class StartFailed(RuntimeError):
         super().__init__(message)
 
 
-class Host:
+class HostProcess:
     """One a machine and pool; made by `main`, ends with the pool."""
 
     def __init__(self, folder: Path) -> None:
@@ -380,4 +380,4 @@ def main() -> None:
         # Who makes the pool has gone meanwhile.
         shutil.rmtree(folder, ignore_errors=True)
         return
-    Host(Path(folder)).run()
+    HostProcess(Path(folder)).run()

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from ...util.text import format_size
-from .segments import MAX_LINE, Gap, Line, Part, Segment, Tally, filled, is_number, merged, parse
-from .spare_files import Spares
+from .segments import MAX_LINE, Gap, JournalPart, Line, Segment, Tally, filled, is_number, merged, parse
+from .spare_files import FileRecycler
 
 LIMIT = 256 << 20
 MAX_READ = 4 << 20
@@ -53,14 +53,14 @@ class Journal:
         What the names of its files begin with. For a path of which there are files, see `reopen`.
     limit : int
         About how many bytes of lines are kept on the disk at most.
-    spares : Spares, optional
+    spares : FileRecycler, optional
         Where its files come from and go to; they are made and deleted unless given.
     """
 
     # Seconds after which a disk that took nothing is tried again.
     patience = 1.0
 
-    def __init__(self, path: Path, limit: int = LIMIT, spares: Spares | None = None) -> None:
+    def __init__(self, path: Path, limit: int = LIMIT, spares: FileRecycler | None = None) -> None:
         self.path = path
         self.limit = limit
         self._spares = spares
@@ -70,7 +70,7 @@ class Journal:
         """Event 0, where it says how the run began."""
         self.ended: set[int] = set()
         """The ranks that have an end event."""
-        self._parts: list[Part] = []
+        self._parts: list[JournalPart] = []
         self._current: Segment | None = None
         # When the disk last took nothing, and why; None where it takes all.
         self._failed: float | None = None

@@ -11,7 +11,7 @@ from typing import Any
 
 from .journal import LIMIT, Journal
 from .segments import is_number
-from .spare_files import Spares
+from .spare_files import FileRecycler
 
 # A text is one event up to this length, and up to this part of what the journal holds: one that is
 # larger than a few of the journal's files could keep neither the beginning nor the end of a flood.
@@ -23,7 +23,7 @@ _MOST_PENDING = 2 << 20
 _MOST_UNSENT = 8 << 20
 
 
-class Run:
+class RunRecord:
     """Made by the agent when a run begins; kept, with its journal, until it is forgotten.
 
     Parameters
@@ -38,7 +38,7 @@ class Run:
         The journal's.
     begin : dict, optional
         What event 0 shall say of the run; its ``"mine"`` are the ranks of this node.
-    spares : Spares, optional
+    spares : FileRecycler, optional
         The journal's.
     """
 
@@ -50,7 +50,7 @@ class Run:
         *,
         limit: int = LIMIT,
         begin: dict[str, Any] | None = None,
-        spares: Spares | None = None,
+        spares: FileRecycler | None = None,
     ) -> None:
         self._set_up(run, ranks, Journal(path, limit, spares))
         if begin is not None:
@@ -72,7 +72,7 @@ class Run:
         self._waiting = 0
 
     @classmethod
-    def reopen(cls, run: str, path: Path, *, limit: int = LIMIT) -> Run:
+    def reopen(cls, run: str, path: Path, *, limit: int = LIMIT) -> RunRecord:
         """The run of an agent that died, over: ranks that had not ended by then end as lost."""
         self = cls.__new__(cls)
         self._set_up(run, (), Journal.reopen(path, limit))

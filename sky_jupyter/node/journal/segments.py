@@ -27,7 +27,7 @@ Tally = dict[tuple[int, str], int]
 """Bytes of lines by rank and stream; the stream of what is none is ``""``."""
 
 
-class Part(Protocol):
+class JournalPart(Protocol):
     """What a journal is made of."""
 
     @property
@@ -245,9 +245,9 @@ class _Stopped(Exception):
         self.done, self.error = done, error
 
 
-def merged(parts: Sequence[Part]) -> list[Part]:
+def merged(parts: Sequence[JournalPart]) -> list[JournalPart]:
     """The parts, with gaps that follow each other as one."""
-    done: list[Part] = []
+    done: list[JournalPart] = []
     for part in parts:
         last = done[-1] if done else None
         if isinstance(part, Gap) and isinstance(last, Gap):
@@ -257,12 +257,12 @@ def merged(parts: Sequence[Part]) -> list[Part]:
     return done
 
 
-def filled(first: int, next: int, known: Iterable[Gap | Line]) -> list[Part]:
+def filled(first: int, next: int, known: Iterable[Gap | Line]) -> list[JournalPart]:
     """Parts for a range of events that has no segment, from what is known of it; the rest of it is lost."""
     known = list(known)
     lines = {part.first: part for part in known if isinstance(part, Line) and first <= part.first < next}
     gaps = sorted((part for part in known if isinstance(part, Gap)), key=lambda part: part.first)
-    done: list[Part] = []
+    done: list[JournalPart] = []
     at = first
     for end in [*sorted(lines), next]:
         done += _gaps(at, end, gaps)

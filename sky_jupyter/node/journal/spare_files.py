@@ -17,7 +17,7 @@ _MOST = 8
 _NAME = "spare-"
 
 
-class Spares:
+class FileRecycler:
     """One a folder of journals, made by the agent; those that an agent before it left are removed.
 
     Parameters

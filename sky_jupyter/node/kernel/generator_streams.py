@@ -1,7 +1,7 @@
 """Streams as a rank's code has them: what its generator yields goes out, what the notebook's iterator gives comes in.
 
 The generator runs on the kernel's main thread, and a few items ahead of who reads them at most. Both ways
-go through the agent (`passing`), which is asked as `asking` has it; what waits can be interrupted.
+go through the agent (`stream_relay`), which is asked as `agent_channel` has it; what waits can be interrupted.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 
 from ...errors import RemoteError
 from ..serialization import pickling, result_values
-from ..shared.agent_channel import Asking, of_rank
+from ..shared.agent_channel import AgentChannel, of_rank
 
 # A generator is at most so many items, and so many bytes, ahead of who reads.
 AHEAD, AHEAD_BYTES = 8, 8 << 20
@@ -32,18 +32,18 @@ class Closed(BaseException):
     """Nobody reads any more."""
 
 
-class Stream:
+class GeneratorStream:
     """One call's streams, both ways; made by its rank as the call begins.
 
     Parameters
     ----------
-    asking : Asking
+    asking : AgentChannel
         How the agent is asked.
     run : str
         The call's name.
     """
 
-    def __init__(self, asking: Asking, run: str) -> None:
+    def __init__(self, asking: AgentChannel, run: str) -> None:
         self._asking, self._run = asking, run
         self.closed = False
         self._count = self._read = 0
@@ -138,13 +138,13 @@ class Incoming(Iterator[Any]):
 
     Parameters
     ----------
-    stream : Stream
+    stream : GeneratorStream
         The call's.
     index : int
         Which of the call's iterators it is.
     """
 
-    def __init__(self, stream: Stream, index: int) -> None:
+    def __init__(self, stream: GeneratorStream, index: int) -> None:
         self._stream, self._index = stream, index
         self._items: deque[bytes] = deque()
         self._number, self._most, self._ended = 0, 1, False
@@ -180,7 +180,7 @@ class Outside:
         return _incoming, (self.index,)
 
 
-_current: Stream | None = None
+_current: GeneratorStream | None = None
 
 
 def _incoming(index: int) -> Incoming:
@@ -190,12 +190,12 @@ def _incoming(index: int) -> Incoming:
 
 
 @contextlib.contextmanager
-def opened(run: str) -> Iterator[Stream]:
+def opened(run: str) -> Iterator[GeneratorStream]:
     """The streams of a call, while its rank is at it."""
     global _current  # noqa: PLW0603 - a rank does one call at a time
     asking = of_rank()
     assert asking is not None
-    before, _current = _current, Stream(asking, run)
+    before, _current = _current, GeneratorStream(asking, run)
     stream = _current
     try:
         yield stream

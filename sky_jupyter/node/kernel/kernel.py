@@ -88,7 +88,7 @@ _HIDDEN = frozenset({"In", "Out", "exit", "quit", "get_ipython", "_", "__", "___
 
 
 class CellCompiler(XCachingCompiler):
-    """Names the code of a cell by its number, for stacks that are read from outside; see `stacks.cell_file`."""
+    """Names the code of a cell by its number, for stacks that are read from outside; see `stack_dump.cell_file`."""
 
     def get_code_name(self, raw_code: str, code: str, number: int) -> str:
         return stack_dump.cell_file(raw_code, number)
@@ -112,9 +112,9 @@ class SkyKernel(IPythonKernel):
         self.sky_stack = contextlib.ExitStack()
         self.sky_plugins: tuple[Any, ...] = ()
         self.sky_streams = sys.stdout, sys.stderr
-        self.sky_modules, self.sky_added = project_modules.LocalModules(), added_packages.Added()
+        self.sky_modules, self.sky_added = project_modules.ProjectModules(), added_packages.Added()
         self.sky_settings = apply_settings.Following()
-        self.sky_values = result_store.Givable(_KEEP_VALUES)
+        self.sky_values = result_store.ResultStore(_KEEP_VALUES)
         self._last_result: Any = None
         # Whether a request is worked on, and whether this process is to end when it is not.
         self._working = self._ending = False
@@ -313,7 +313,7 @@ class SkyKernel(IPythonKernel):
         }
 
     async def sky_fetch(self, content: dict[str, Any]) -> dict[str, Any]:
-        return {"status": "ok", **self.sky_values.give(content, self.shell.user_ns)}
+        return {"status": "ok", **self.sky_values.export(content, self.shell.user_ns)}
 
     async def sky_release(self, content: dict[str, Any]) -> dict[str, Any]:
         value = self.sky_values.release(content["of"])
@@ -529,7 +529,7 @@ def _error(error: Any, ename: str, evalue: str, traceback: list[str]) -> dict[st
         # Without it the notebook makes one of the name and the text.
         "raised": None if error is None else exceptions.describe(error),
         "exception": None
-        if pickling.Pickler.reader and code_portability.function_in(error)
+        if pickling.Pickler.reader and code_portability.find_code_object(error)
         else result_values.dump_exception(error),
     }
 

@@ -34,7 +34,7 @@ INDEX = ".sky-index.json"
 VARIABLE = "SKY_CODE"
 
 
-class LocalModules:
+class ProjectModules:
     """One a rank, made by its kernel before any of the user's code runs."""
 
     def __init__(self) -> None:

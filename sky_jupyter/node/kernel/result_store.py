@@ -18,7 +18,7 @@ _KEEP_GONE = 1000
 _MISSING = object()
 
 
-class Givable:
+class ResultStore:
     """Made by the kernel, and told of each value.
 
     Parameters
@@ -31,30 +31,30 @@ class Givable:
         self.most = most
         self._large: OrderedDict[str, Any] = OrderedDict()
         self._small: OrderedDict[str, Any] = OrderedDict()
-        self._made_way: OrderedDict[str, None] = OrderedDict()
+        self._evicted: OrderedDict[str, None] = OrderedDict()
 
     def dump(self, run: str, value: Any) -> dict[str, Any]:
-        """What goes with a run's end of its value; see `results.dump`. It is held for a later `give`."""
+        """What goes with a run's end of its value; see `result_values.dump`. It is held for a later `export`."""
         told = result_values.dump(value, result_values.SMALL)
         if "large" in told:
             self._large[run] = value
             if len(self._large) > self.most:
-                self._made_way[self._large.popitem(last=False)[0]] = None
-                if len(self._made_way) > _KEEP_GONE:
-                    self._made_way.popitem(last=False)
+                self._evicted[self._large.popitem(last=False)[0]] = None
+                if len(self._evicted) > _KEEP_GONE:
+                    self._evicted.popitem(last=False)
         elif "value" in told:
             self._small[run] = value
             if len(self._small) > self.most:
                 self._small.popitem(last=False)
         return told
 
-    def give(self, content: dict[str, Any], namespace: dict[str, Any]) -> dict[str, Any]:
-        """Write the value of a run (``"of"``) or of a name (``"name"``) to a file; see `results.give`.
+    def export(self, content: dict[str, Any], namespace: dict[str, Any]) -> dict[str, Any]:
+        """Write the value of a run (``"of"``) or of a name (``"name"``) to a file; see `result_values.give`.
 
         Returns
         -------
         dict
-            What `results.give` returns; ``"gone"``, why it is not there; or ``"lacks"``, the end of a
+            What `result_values.give` returns; ``"gone"``, why it is not there; or ``"lacks"``, the end of a
             message which says that there is no such name.
         """
         if "name" in content:
@@ -82,6 +82,6 @@ class Givable:
         return list(self._large)
 
     def _why(self, run: str) -> str:
-        if run in self._made_way:
+        if run in self._evicted:
             return f"it has made way for those of {self.most} newer runs; fetch a value sooner, or give it a name there"
         return "its process is a new one, and the values of the old one are gone"

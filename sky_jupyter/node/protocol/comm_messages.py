@@ -26,7 +26,7 @@ Path = tuple["str | int", ...]
 
 
 @dataclass
-class Message:
+class CommMessage:
     """A comm's message: ``open``, ``update`` or ``echo`` of a widget's state, ``custom`` for all else, or ``close``.
 
     Parameters
@@ -98,7 +98,7 @@ class Message:
         return {**facts, "head": json.dumps(self.head), "paths": paths, "binary": list(self.binary.values())}
 
     @classmethod
-    def unwire(cls, facts: Any) -> Message | None:
+    def unwire(cls, facts: Any) -> CommMessage | None:
         """The message that another machine sent; None where it is none."""
         try:
             head, paths = json.loads(facts["head"]), json.loads(facts["paths"])
@@ -115,7 +115,7 @@ class Message:
             return None
 
 
-def read(message: Mapping[str, Any], *, widget: bool, rank: int = -1) -> Message | None:
+def read(message: Mapping[str, Any], *, widget: bool, rank: int = -1) -> CommMessage | None:
     """A Jupyter message of a comm; None where it is none, or too large.
 
     Parameters
@@ -129,7 +129,7 @@ def read(message: Mapping[str, Any], *, widget: bool, rank: int = -1) -> Message
     raw = content.get("data")
     data: Mapping[str, Any] = raw if isinstance(raw, Mapping) else {}
     parent = (message.get("parent_header") or {}).get("msg_id")
-    made = Message("custom", content["comm_id"], rank, parent if isinstance(parent, str) else "")
+    made = CommMessage("custom", content["comm_id"], rank, parent if isinstance(parent, str) else "")
     metadata = message.get("metadata")
     if isinstance(metadata, Mapping) and metadata:
         made.head["metadata"] = dict(metadata)
@@ -180,15 +180,15 @@ def _placed(paths: Any, buffers: Sequence[bytes]) -> dict[Path, bytes]:
     return done
 
 
-def joined(first: Message, second: Message) -> Message:
+def joined(first: CommMessage, second: CommMessage) -> CommMessage:
     """Two changes of one widget as one: what the second says of a key counts."""
     said = second.keys
     state = {key: text for key, text in first.state.items() if key not in said} | second.state
     binary = {path: data for path, data in first.binary.items() if path[0] not in said} | second.binary
-    return Message("update", second.comm, second.rank, second.parent, second.head, state, binary)
+    return CommMessage("update", second.comm, second.rank, second.parent, second.head, state, binary)
 
 
-class Pending:
+class CommQueue:
     """What waits to be sent, in order; changes of the same widget that follow each other are joined.
 
     Parameters
@@ -200,7 +200,7 @@ class Pending:
 
     def __init__(self, *, any_keys: bool) -> None:
         self._any_keys = any_keys
-        self._queue: dict[int, Message] = {}
+        self._queue: dict[int, CommMessage] = {}
         # The place of the last message of each comm.
         self._last: dict[str, int] = {}
         self._next = 0
@@ -209,7 +209,7 @@ class Pending:
     def __len__(self) -> int:
         return len(self._queue)
 
-    def add(self, message: Message) -> None:
+    def add(self, message: CommMessage) -> None:
         """Let a message wait its turn."""
         place = self._last.get(message.comm)
         last = self._queue.get(place) if place is not None else None
@@ -226,7 +226,7 @@ class Pending:
         if self._custom > MOST_CUSTOM:
             self._drop()
 
-    def take(self, most: int | None = None) -> list[Message]:
+    def take(self, most: int | None = None) -> list[CommMessage]:
         """The next ones, all unless told how many; they do not wait any more."""
         places = list(self._queue)[:most]
         taken = [self._note(self._queue.pop(place), -1) for place in places]
@@ -239,7 +239,7 @@ class Pending:
         for place in [place for place, item in self._queue.items() if item.kind not in ("custom", "echo")]:
             del self._queue[place]
 
-    def _note(self, message: Message, sign: int) -> Message:
+    def _note(self, message: CommMessage, sign: int) -> CommMessage:
         if message.kind in ("custom", "echo"):
             self._custom += sign * message.size
         return message

@@ -12,7 +12,7 @@ from typing import Any
 
 from .pickling import PYTHON, Pickler, main_namespace
 
-__all__ = ["PYTHON", "function_in"]
+__all__ = ["PYTHON", "find_code_object"]
 
 
 class _Nowhere(io.RawIOBase):
@@ -22,7 +22,7 @@ class _Nowhere(io.RawIOBase):
         return memoryview(data).nbytes
 
 
-def function_in(value: Any) -> str:
+def find_code_object(value: Any) -> str:
     """The name of a function whose code is in a value's pickle; empty where there is none."""
     # Arrays are not written out for that.
     pickler = Pickler(_Nowhere(), main_namespace(), buffer_callback=lambda buffer: None)  # type: ignore[arg-type]

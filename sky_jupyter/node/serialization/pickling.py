@@ -6,7 +6,7 @@ here it reads and writes the rank's own ``__main__``, so all that a user defines
 as it does in a notebook. The same pickler serves values that travel the other way.
 
 Names that share an object in the notebook are one blob, a dict of them, and share it here; what was
-sent before is found by `held`.
+sent before is found by `sent_objects`.
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ from ...errors import CaptureError
 from ..runtime.instance_info import variable
 from . import cell_sources, exceptions
 from .arrays import apart
-from .reduce_by_value import taken_apart
-from .sent_objects import HELD, Held, Unresolved
+from .reduce_by_value import reduce
+from .sent_objects import HELD, SentObjects, Unresolved
 
 BLOBS = "SKY_BLOBS"
 """The variable that says where blobs are on a node."""
@@ -135,7 +135,7 @@ def load_call(content: dict[str, Any]) -> tuple[Callable[..., Any], list[tuple[t
     return function, [(args, kwargs)]
 
 
-def _load_tied(content: dict[str, Any], held: Held) -> Any:
+def _load_tied(content: dict[str, Any], held: SentObjects) -> Any:
     """A call's blob; where it names objects that are not here any more, the one that has copies of them."""
     plain = content.get("manifest", {}).get("call")
     if not plain:
@@ -146,7 +146,9 @@ def _load_tied(content: dict[str, Any], held: Held) -> Any:
         return load_blob(plain[0])
 
 
-def bind(manifest: dict[str, list[Any]], namespace: dict[str, Any], rank: int = 0, *, held: Held | None = None) -> None:
+def bind(
+    manifest: dict[str, list[Any]], namespace: dict[str, Any], rank: int = 0, *, held: SentObjects | None = None
+) -> None:
     """Import and load what a cell needs, and bind it in `namespace`.
 
     Parameters
@@ -165,7 +167,7 @@ def bind(manifest: dict[str, list[Any]], namespace: dict[str, Any], rank: int = 
         The rank's namespace.
     rank : int
         Its number.
-    held : Held, optional
+    held : SentObjects, optional
         What was sent before; this process's unless given.
 
     Raises
@@ -198,7 +200,7 @@ def bind(manifest: dict[str, list[Any]], namespace: dict[str, Any], rank: int = 
                 namespace[name] = _explained(name, load_blob, path)
 
 
-def _bind_value(one: list[Any], namespace: dict[str, Any], own: set[str], held: Held) -> None:
+def _bind_value(one: list[Any], namespace: dict[str, Any], own: set[str], held: SentObjects) -> None:
     """Bind a name to its value, or names to the values of a unit, but for those that this rank has itself."""
     name, path, *more = one
     if isinstance(name, str):
@@ -286,7 +288,7 @@ class Pickler(cloudpickle.Pickler):
         reduced = apart(obj)
         if reduced is not NotImplemented:
             return reduced
-        reduced = taken_apart(obj, self.module)
+        reduced = reduce(obj, self.module)
         if reduced is not NotImplemented:
             return reduced
         reduced = exceptions.reduced(obj)

@@ -60,7 +60,7 @@ _FILTERS = {
 }
 
 
-class Held(NamedTuple):
+class NotSendable(NamedTuple):
     """Stands for what cannot be told another process."""
 
     what: str
@@ -313,7 +313,7 @@ def _handler(one: logging.Handler) -> Any:
     plain = kind is logging.StreamHandler and type(form) is logging.Formatter and not one.filters
     if plain and which and type(style) is logging.PercentStyle:
         return which, one.level, style._fmt, form.datefmt
-    return Held(f"{kind.__module__}.{kind.__qualname__}")
+    return NotSendable(f"{kind.__module__}.{kind.__qualname__}")
 
 
 def _put_logger(name: str, value: Any) -> None:

@@ -34,7 +34,7 @@ _OF_TYPED_DICTS = (
 )
 
 
-def taken_apart(obj: Any, module: str) -> Any:
+def reduce(obj: Any, module: str) -> Any:
     """How to make `obj` again, as ``__reduce__`` says it; NotImplemented where pickle does well.
 
     Parameters

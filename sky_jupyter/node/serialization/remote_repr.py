@@ -77,7 +77,7 @@ _SHORT.maxlevel, _SHORT.maxlist, _SHORT.maxtuple, _SHORT.maxdict, _SHORT.maxset 
 _SHORT.maxstring = _SHORT.maxlong = _SHORT.maxother = 400
 
 
-def instead(
+def replace_unpicklable(
     value: Any,
     error: BaseException,
     namespace: dict[str, Any],
@@ -95,10 +95,10 @@ def instead(
             kept = _Replacing(namespace, pickler, rank, end).container(value, name)
             if refusal(kept, namespace, pickler) is None:
                 return kept
-    return stand_in(value, error, namespace, pickler, rank, name, _PATIENCE)
+    return placeholder(value, error, namespace, pickler, rank, name, _PATIENCE)
 
 
-def stand_in(
+def placeholder(
     value: Any,
     error: BaseException,
     namespace: dict[str, Any],
@@ -151,4 +151,4 @@ class _Replacing:
             return value
         if type(value) in (dict, list, tuple):
             return self.container(value, path)
-        return stand_in(value, error, self.namespace, self.pickler, self.rank, path, left)
+        return placeholder(value, error, self.namespace, self.pickler, self.rank, path, left)

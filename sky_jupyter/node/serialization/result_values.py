@@ -67,7 +67,7 @@ class ResultPickler(pickling.Pickler):
 
 
 class WholePickler(ResultPickler):
-    """Arrays that span ranks go as this rank's pieces with their places; see `parts.Whole`."""
+    """Arrays that span ranks go as this rank's pieces with their places; see `sharded_arrays.ShardAssembler`."""
 
     whole = True
 
@@ -116,7 +116,7 @@ def _instead(value: Any, error: BaseException, pickler: type[pickling.Pickler], 
     rank = None
     with contextlib.suppress(Exception):
         rank = instance_info().rank
-    return remote_repr.instead(value, error, pickling.main_namespace(), pickler, rank, name)
+    return remote_repr.replace_unpicklable(value, error, pickling.main_namespace(), pickler, rank, name)
 
 
 def give(
@@ -159,7 +159,7 @@ def give(
 
 
 def first_standin(value: Any) -> remote_repr.RemoteRepr:
-    """The first stand-in in what `standins.instead` gave for a container."""
+    """The first stand-in in what `remote_repr.replace_unpicklable` gave for a container."""
     for item in value.values() if isinstance(value, dict) else value:
         if isinstance(item, remote_repr.RemoteRepr):
             return item
@@ -177,7 +177,7 @@ def _packed(value: Any, pickler: type[pickling.Pickler]) -> tuple[memoryview, li
 
 
 def _write(pickled: memoryview, buffers: Sequence[memoryview], places: Sequence[str]) -> str:
-    """Write a blob, as `payload.load_blob` reads it, and say where it is."""
+    """Write a blob, as `pickling.load_blob` reads it, and say where it is."""
     start = pickling.HEAD.size + len(buffers) * pickling.SPAN.size + len(pickled)
     spans = []
     for buffer in buffers:
@@ -225,9 +225,9 @@ def room(places: Sequence[str], size: int) -> str:
 
 
 def _spare_memory() -> int:
-    from ..system.metrics import Machine
+    from ..system.metrics import MachineMonitor
 
-    machine = Machine()
+    machine = MachineMonitor()
     return machine.memory - machine.used()
 
 

@@ -69,7 +69,7 @@ class Unresolved(LookupError):
     """An object that a pickle names is not here any more."""
 
 
-class Held:
+class SentObjects:
     """One a process: what it holds of each unit, and the names that keep units.
 
     What can be referred to weakly is; lists, dicts and the like are kept as long as a name has what was sent for
@@ -158,7 +158,7 @@ class Held:
 
 
 class _Reader(pickle.Unpickler):
-    held: Held
+    held: SentObjects
     used: set[str]
 
     def persistent_load(self, pid: Any) -> Any:
@@ -166,5 +166,5 @@ class _Reader(pickle.Unpickler):
         return self.held.find(pid)
 
 
-HELD = Held()
+HELD = SentObjects()
 """This process's."""

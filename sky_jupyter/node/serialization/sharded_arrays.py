@@ -1,7 +1,7 @@
 """The part that a rank has of an array that spans ranks, and the whole from all ranks' parts.
 
 A result brings what its rank has. Where the whole is wanted, each rank's pickle has its pieces with
-their places; a `Whole` puts them together as the pickles are read, wherever in a value they are.
+their places; a `ShardAssembler` puts them together as the pickles are read, wherever in a value they are.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from typing import Any
 Piece = tuple[tuple[int, ...], Any]
 """Where a piece begins along each axis of the whole array, and the piece itself."""
 
-_whole: contextvars.ContextVar[Whole | None] = contextvars.ContextVar("whole", default=None)
+_whole: contextvars.ContextVar[ShardAssembler | None] = contextvars.ContextVar("whole", default=None)
 
 
 def reduced(value: Any, *, whole: bool = False) -> Any:
@@ -116,7 +116,7 @@ def part(shape: tuple[int, ...], pieces: Sequence[Piece]) -> Any:
     return whole.take(shape, pieces)
 
 
-class Whole:
+class ShardAssembler:
     """Puts arrays together from the pickles of several ranks, which are read one after the other.
 
     The arrays of the first pickle are made as large as the whole; those of the others fill them.

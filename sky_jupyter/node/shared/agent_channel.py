@@ -75,7 +75,7 @@ class _Awaited:
             self._loop.call_soon_threadsafe(settle)
 
 
-class Asking:
+class AgentChannel:
     """A rank's questions to its agent; one a kernel, see `of_rank`."""
 
     def __init__(self, kernel: Any) -> None:
@@ -171,11 +171,11 @@ def _undisturbed() -> Iterator[None]:
         signal.signal(signal.SIGINT, before)
 
 
-_asking: Asking | None = None
+_asking: AgentChannel | None = None
 _making = threading.Lock()
 
 
-def of_rank() -> Asking | None:
+def of_rank() -> AgentChannel | None:
     """This rank's; None where this process is no rank.
 
     Raises
@@ -196,14 +196,14 @@ def of_rank() -> Asking | None:
                 raise NotInPoolError(
                     "this process was started by a rank and is none: only the rank's own process can ask its pool"
                 )
-            _asking = Asking(kernel)
+            _asking = AgentChannel(kernel)
     if _asking.pid != os.getpid():
         raise NotInPoolError("this process was forked by a rank and is none: only the rank's own can ask its pool")
     return _asking
 
 
 @dataclass
-class Shares:
+class SharedStateChannel:
     """Requests for what the pool shares by name, from this process.
 
     Parameters
@@ -244,12 +244,12 @@ class Shares:
         return content.get("value"), found
 
 
-_shares: Shares | None = None
+_shares: SharedStateChannel | None = None
 # What answers for a process that is no rank: the manager of its pools puts itself here.
-outside: list[Callable[[], Shares]] = []
+outside: list[Callable[[], SharedStateChannel]] = []
 
 
-def shares() -> Shares:
+def shares() -> SharedStateChannel:
     """Those of the pool that this process is a rank of, or that is current in this notebook.
 
     Raises
@@ -273,5 +273,5 @@ def shares() -> Shares:
         def send_async(what: dict[str, Any], data: Sequence[bytes], epoch: str | None, where: str) -> Awaitable[Answer]:
             return rank.ask_async("share", {**what, "epoch": epoch}, data, where)
 
-        _shares = Shares(send, send_async, lambda: instance_info().world_size)
+        _shares = SharedStateChannel(send, send_async, lambda: instance_info().world_size)
     return _shares

@@ -22,7 +22,7 @@ from typing import Any, ParamSpec, TypeVar, cast
 from ...errors import SpecError
 from ...util.validate import is_number, is_whole
 from ..serialization import pickling
-from .agent_channel import MOST_VALUE, Answer, Shares, shares
+from .agent_channel import MOST_VALUE, Answer, SharedStateChannel, shares
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -30,21 +30,21 @@ _MISSING = object()
 
 
 @dataclass(frozen=True)
-class Request:
+class SharedRequest:
     """What a method asks the scheduler, once."""
 
     what: dict[str, Any]
     data: Sequence[bytes]
     # What is waited for, as an interrupt tells it.
     where: str
-    of: Shares
+    of: SharedStateChannel
 
     def answer(self) -> Answer:
         """The answer, waited for."""
         return self.of.ask(self.what, self.data, self.where)
 
 
-Steps = Generator[Request, Answer, T]
+Steps = Generator[SharedRequest, Answer, T]
 
 
 def _waited(method: Callable[P, Steps[T]]) -> Callable[P, T]:
@@ -84,20 +84,20 @@ def _awaited(waited: Callable[P, T]) -> Callable[P, Coroutine[Any, Any, T]]:
     return work
 
 
-class Shared:
+class SharedObject:
     """One of them; made by `sky.dict` and its like, cheap to make and to send."""
 
     _kind = ""
 
-    def __init__(self, name: str, *, of: Shares | None = None) -> None:
+    def __init__(self, name: str, *, of: SharedStateChannel | None = None) -> None:
         if not isinstance(name, str) or not 0 < len(name) <= 200:
             raise SpecError(f"the name of a shared {self._kind} must be 1 to 200 characters, not {name!r}")
         self.name = name
         self._of = of
 
-    def _request(self, op: str, data: Iterable[bytes] = (), *, where: str = "", **what: Any) -> Request:
+    def _request(self, op: str, data: Iterable[bytes] = (), *, where: str = "", **what: Any) -> SharedRequest:
         asked = {"kind": self._kind, "op": op, "name": self.name, **what}
-        return Request(asked, list(data), f"waiting {where}" if where else "", self._of or shares())
+        return SharedRequest(asked, list(data), f"waiting {where}" if where else "", self._of or shares())
 
     def _ask(self, op: str, data: Iterable[bytes] = (), **what: Any) -> Answer:
         return self._request(op, data, **what).answer()
@@ -116,7 +116,7 @@ class Shared:
         return f"<sky.{type(self).__name__.removeprefix('Shared').lower()} {self.name!r}>"
 
 
-class SharedDict(Shared):
+class SharedDict(SharedObject):
     """A dict of the pool: keys are texts, numbers, bytes, None or tuples of them; values are what pickles, up to 16 MB.
 
     Each call is one step that no other comes between, `update` and `pop` too.
@@ -202,13 +202,13 @@ class SharedDict(Shared):
         self._ask("clear")
 
 
-class SharedSet(Shared):
+class SharedSet(SharedObject):
     """A set of the pool, of texts, numbers, bytes, None or tuples of them."""
 
     # The keys of a dict; its name is not one that a user's dict can have.
     _kind = "dict"
 
-    def _request(self, op: str, data: Iterable[bytes] = (), *, where: str = "", **what: Any) -> Request:
+    def _request(self, op: str, data: Iterable[bytes] = (), *, where: str = "", **what: Any) -> SharedRequest:
         return super()._request(op, data, where=where, **{**what, "name": f"set:{self.name}"})
 
     @_waited
@@ -261,7 +261,7 @@ class SharedSet(Shared):
         self._ask("clear")
 
 
-class SharedCounter(Shared):
+class SharedCounter(SharedObject):
     """A whole number of the pool, 0 at first. What changes it returns what it is then."""
 
     _kind = "counter"
@@ -316,7 +316,7 @@ class SharedCounter(Shared):
     reset_async = _awaited(reset)
 
 
-class SharedQueue(Shared):
+class SharedQueue(SharedObject):
     """A queue of the pool, first in, first out; what pickles goes through it, up to 16 MB each.
 
     Each item goes to one who gets it. Where a rank is interrupted as it gets one, the item is the first again.
@@ -329,7 +329,7 @@ class SharedQueue(Shared):
 
     _kind = "queue"
 
-    def __init__(self, name: str, maxsize: int = 0, *, of: Shares | None = None) -> None:
+    def __init__(self, name: str, maxsize: int = 0, *, of: SharedStateChannel | None = None) -> None:
         super().__init__(name, of=of)
         if not is_whole(maxsize):
             raise SpecError(f"maxsize must be a whole number from 0, not {maxsize!r}")
@@ -354,7 +354,7 @@ class SharedQueue(Shared):
         """Put an item in if there is room now; whether there was."""
         return bool(self._put(value, 0.0).answer()[0])
 
-    def _put(self, value: Any, timeout: float | None) -> Request:
+    def _put(self, value: Any, timeout: float | None) -> SharedRequest:
         where = f"for room in queue {self.name!r}"
         return self._request("put", [_dump(value)], maxsize=self.maxsize, timeout=timeout, where=where)
 
@@ -394,7 +394,7 @@ class SharedQueue(Shared):
         self._ask("clear", maxsize=self.maxsize)
 
 
-class SharedLock(Shared):
+class SharedLock(SharedObject):
     """A lock of the pool: one rank has it at a time. It ends with the process that has it.
 
     Not to be taken twice by one rank, which would wait for itself.
@@ -407,7 +407,7 @@ class SharedLock(Shared):
 
     _kind = "lock"
 
-    def __init__(self, name: str, timeout: float | None = None, *, of: Shares | None = None) -> None:
+    def __init__(self, name: str, timeout: float | None = None, *, of: SharedStateChannel | None = None) -> None:
         super().__init__(name, of=of)
         self.timeout = _seconds(timeout)
 
@@ -454,7 +454,7 @@ class SharedLock(Shared):
         await self.release_async()
 
 
-class SharedBarrier(Shared):
+class SharedBarrier(SharedObject):
     """A place of the pool where so many wait for each other; it can be used again and again.
 
     One that is interrupted, or whose process ends, is not counted any more: the others go on waiting until
@@ -468,7 +468,7 @@ class SharedBarrier(Shared):
 
     _kind = "barrier"
 
-    def __init__(self, name: str, parties: int, *, of: Shares | None = None) -> None:
+    def __init__(self, name: str, parties: int, *, of: SharedStateChannel | None = None) -> None:
         super().__init__(name, of=of)
         if not is_whole(parties, 1):
             raise SpecError(f"barrier {name!r}: how many wait must be a whole number from 1, not {parties!r}")

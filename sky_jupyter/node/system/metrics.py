@@ -51,7 +51,7 @@ class NoGpus:
         return ()
 
 
-class Machine:
+class MachineMonitor:
     """What of this machine's cores and memory the node may use, and uses.
 
     Attributes
@@ -191,13 +191,13 @@ class Sampler:
 
     Parameters
     ----------
-    machine : Machine
+    machine : MachineMonitor
         The node's.
     gpus : Gpus
         The node's.
     """
 
-    def __init__(self, machine: Machine, gpus: Gpus) -> None:
+    def __init__(self, machine: MachineMonitor, gpus: Gpus) -> None:
         self.machine, self.gpus = machine, gpus
         # How many there were; the newest are kept.
         self.next = 0

@@ -183,7 +183,7 @@ class Control:
         from ...node.dask import monotonic_batching, scheduler
         from ...node.dask import settings as dask_settings
 
-        monotonic_batching.keep_streams_moving()
+        monotonic_batching.patch_batched_send()
         await self._hang_up()
         settings = {**dask_settings.defaults(), "distributed.comm.timeouts.connect": f"{timeout}s"}
         settings |= scheduler.DASK_SETTINGS

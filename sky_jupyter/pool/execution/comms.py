@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from ...errors import SkyError
 from ...node.journal.segments import is_number
 from ...node.protocol import rpc
-from ...node.protocol.comm_messages import Message, Pending
+from ...node.protocol.comm_messages import CommMessage, CommQueue
 from ...spec.pool_spec import PoolSpec
 from ...util.tasks import BackgroundTasks
 from ..base.event_loop import loop
@@ -29,10 +29,10 @@ Ask = Callable[..., Awaitable[dict[int, Any]]]
 class Mirror(Protocol):
     """Who shows the comms; told on the loop, and must return at once."""
 
-    def take(self, messages: Sequence[Message]) -> None:
+    def take(self, messages: Sequence[CommMessage]) -> None:
         """What ranks say."""
 
-    def reset(self, ranks: Sequence[int], messages: Sequence[Message]) -> None:
+    def reset(self, ranks: Sequence[int], messages: Sequence[CommMessage]) -> None:
         """All that these ranks have open, now and no more."""
 
 
@@ -53,7 +53,7 @@ class Comms:
         self._heard: dict[int, tuple[str, int]] = {}
         # Batches that came while all that is open was being asked for.
         self._early: dict[int, list[dict[str, Any]]] = {}
-        self._outgoing: dict[int, Pending] = {}
+        self._outgoing: dict[int, CommQueue] = {}
         self._tasks = BackgroundTasks()
 
     def listen(self, mirror: Mirror) -> None:
@@ -92,9 +92,9 @@ class Comms:
         elif self._heard.get(node, ("", 0))[0] != incarnation or number > self._heard[node][1]:
             self.look(node)
 
-    def _read(self, node: int, found: Any) -> list[Message]:
+    def _read(self, node: int, found: Any) -> list[CommMessage]:
         """The messages that are of the node's own ranks."""
-        messages = map(Message.unwire, found if isinstance(found, (list, tuple)) else ())
+        messages = map(CommMessage.unwire, found if isinstance(found, (list, tuple)) else ())
         return [message for message in messages if message is not None and message.rank in self._ranks(node)]
 
     def look(self, node: int) -> None:
@@ -133,19 +133,19 @@ class Comms:
 
     # -- to the ranks ------------------------------------------------------------------------------
 
-    def send(self, message: Message) -> None:
+    def send(self, message: CommMessage) -> None:
         """Tell a rank what a page says; what follows fast goes as one. Callable from any thread."""
         loop().loop.call_soon_threadsafe(self._put, message)
 
-    def _put(self, message: Message) -> None:
+    def _put(self, message: CommMessage) -> None:
         node = message.rank // self._per_node
         waiting = self._outgoing.get(node)
         if waiting is None:
-            waiting = self._outgoing[node] = Pending(any_keys=False)
+            waiting = self._outgoing[node] = CommQueue(any_keys=False)
             self._tasks.start(self._deliver(node, waiting))
         waiting.add(message)
 
-    async def _deliver(self, node: int, waiting: Pending) -> None:
+    async def _deliver(self, node: int, waiting: CommQueue) -> None:
         # Where a node cannot be reached, what it was told is lost, as with any notebook's kernel that is gone; it
         # tells all of its state when it is back.
         with contextlib.suppress(SkyError, OSError):

@@ -1,6 +1,6 @@
 """A call's streams as the manager has them: items that its rank yields, and what it wants of the notebook's iterators.
 
-The loop asks the rank's agent for items, by number, and whoever reads them is told in a queue; see `passing`.
+The loop asks the rank's agent for items, by number, and whoever reads them is told in a queue; see `stream_relay`.
 """
 
 from __future__ import annotations

@@ -13,7 +13,7 @@ from ...errors import PoolError
 from ...node.agent.shared_state_client import unless_broken
 from ...node.protocol import rpc
 from ...node.protocol.rpc import AgentCall
-from ...node.shared.agent_channel import Shares
+from ...node.shared.agent_channel import SharedStateChannel
 from ..base.event_loop import loop, no_tick, wait_ticking
 from ..base.timeouts import TIMEOUTS
 from ..context import PoolContext
@@ -27,7 +27,7 @@ class PoolShares:
     def __init__(self, pool: PoolContext) -> None:
         self._pool = pool
         self._name = f"notebook-{secrets.token_hex(8)}"
-        self.shares = Shares(self._send, self._send_async, lambda: pool.spec.world_size)
+        self.shares = SharedStateChannel(self._send, self._send_async, lambda: pool.spec.world_size)
 
     def _send(
         self, what: dict[str, Any], data: Sequence[bytes], epoch: str | None, where: str

@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from ...errors import LinkLost, MachineError, PoolError, SpecError, TransferError
-from ...node.files.file_manifest import FILE, Entry, shown
-from ...node.files.transfer import LocalSource, Take
+from ...node.files.file_manifest import FILE, ManifestEntry, shown
+from ...node.files.transfer import FileTransfer, LocalSource
 from ...util.text import format_size
 from ..base.event_loop import Tick, loop, wait_ticking
 from ..base.events import Listener, NoticeEvent, ProgressEvent
@@ -154,7 +154,7 @@ class Moving:
             await asyncio.sleep(_AGAIN)
 
 
-async def copy(moving: Moving, text: str, source: Path, target: Path, entries: Sequence[Entry]) -> int:
+async def copy(moving: Moving, text: str, source: Path, target: Path, entries: Sequence[ManifestEntry]) -> int:
     """Copy a thing on this machine, as agents do between nodes; how many bytes it took.
 
     Raises
@@ -162,7 +162,7 @@ async def copy(moving: Moving, text: str, source: Path, target: Path, entries: S
     TransferError
         When it cannot be.
     """
-    take = Take(target, entries, LocalSource(source))
+    take = FileTransfer(target, entries, LocalSource(source))
     task = asyncio.ensure_future(take.run())
     try:
         while not task.done():
@@ -193,7 +193,7 @@ def is_itself(source: Path, target: Path) -> bool:
     return False
 
 
-def advice(root: Entry, target: str | Path) -> str:
+def advice(root: ManifestEntry, target: str | Path) -> str:
     """What to do where something else stands in the place of a file or folder."""
     into = f"write {target}/ to have it in that folder, or " if root.kind == FILE else ""
     return f"{into}name another place"

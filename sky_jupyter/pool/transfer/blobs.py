@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 from ...capture.blobs import Blob, Part, Tell, write_part
 from ...errors import CaptureError, SkyError
-from ...node.files.blob_cache import LEAST, Kept, places
+from ...node.files.blob_cache import LEAST, BlobCache, places
 from ...node.protocol import rpc
 from ...node.protocol.rpc import AgentCall
 from ...util.text import format_size
@@ -65,7 +65,7 @@ def reading(on_send: Listener, tick: Tick) -> Tell:
 
 
 def kept(pool: TransferContext) -> dict[str, int] | None:
-    """How much the machine keeps that keeps most, as `Kept.facts` has it; None where nobody can say."""
+    """How much the machine keeps that keeps most, as `BlobCache.stats` has it; None where nobody can say."""
     nodes = [host.nodes[0] for host in pool.hosts if host.nodes[0] not in pool.control.lost]
     with contextlib.suppress(SkyError, FutureTimeout, OSError):
         found = loop().call(broadcast_tree.ask(pool.control, rpc.CACHE_STATS, nodes))
@@ -100,7 +100,7 @@ class _Shipping:
 
     def __init__(self, pool: TransferContext, run: Run, on_send: Listener, tick: Tick) -> None:
         self.pool, self.run, self.on_send, self.tick = pool, run, on_send, tick
-        self.kept = Kept(_places(pool), make=False)
+        self.kept = BlobCache(_places(pool), make=False)
         run.folder = self.kept.places[0] / run.id
         run.folder.mkdir(mode=0o700)
 
@@ -196,11 +196,11 @@ class _Here(_Shipping):
     def bring(self, blobs: Iterable[Blob]) -> None:
         parts = {part.name: part for blob in blobs for part in blob.parts}
         large = {name: part.size for name, part in parts.items() if part.size >= LEAST}
-        lacking = self.kept.hold(self.run.id, large) if large else []
+        lacking = self.kept.link_into_run(self.run.id, large) if large else []
         there = large.keys() - set(lacking)
         if missing := [part for name, part in parts.items() if name not in there]:
             self.write(missing)
-        self.kept.keep(self.run.id, lacking)
+        self.kept.add(self.run.id, lacking)
 
     def cut(self) -> dict[str, dict[int, str]]:
         paths: dict[str, dict[int, str]] = {}

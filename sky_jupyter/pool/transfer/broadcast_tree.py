@@ -63,7 +63,7 @@ class _Job:
 
 
 class Spread:
-    """One transfer on the agents' side; made by `files`, used on the manager's loop, closed by it.
+    """One transfer on the agents' side; made by `upload` and `files`, used on the manager's loop, closed by it.
 
     Parameters
     ----------

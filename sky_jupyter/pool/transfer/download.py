@@ -10,7 +10,7 @@ from pathlib import Path, PurePath
 from ...errors import TransferError
 from ...machines.local import absolute
 from ...node.files import compare
-from ...node.files.file_manifest import FILE, Entry, from_wire, hashed, shown, to_wire, total, unpack
+from ...node.files.file_manifest import FILE, ManifestEntry, from_wire, hashed, shown, to_wire, total, unpack
 from ...node.protocol import rpc
 from ...util.text import format_size
 from .base import Moving, Transfer, advice, copy, is_itself, together
@@ -31,7 +31,7 @@ class Fetching(Moving):
         targets = self._targets(path, local)
         for node in self.nodes:
             self._check(node, targets[node], listings[node])
-        needs = sum(compare.look(targets[node], listings[node]).needs for node in self.nodes)
+        needs = sum(compare.diff(targets[node], listings[node]).needs for node in self.nodes)
         free = compare.room_at(targets[self.nodes[0]])
         if needs > free:
             raise TransferError(
@@ -45,7 +45,7 @@ class Fetching(Moving):
         sent, copied = (moved, 0) if self.away else (0, moved)
         return Transfer(shown(PurePath(path).name), size, files, tuple(self.nodes), sent, copied)
 
-    async def _unpack(self, node: int, path: str, listing: bytes) -> list[Entry]:
+    async def _unpack(self, node: int, path: str, listing: bytes) -> list[ManifestEntry]:
         try:
             return await asyncio.to_thread(unpack, listing)
         except ValueError as error:
@@ -59,13 +59,13 @@ class Fetching(Moving):
         within = local is None or local.endswith("/") or local == "."
         return {self.nodes[0]: absolute(local or ".") / name if within else absolute(local or ".")}
 
-    def _check(self, node: int, target: Path, entries: Sequence[Entry]) -> None:
-        clash = compare.look(target, entries).clash
+    def _check(self, node: int, target: Path, entries: Sequence[ManifestEntry]) -> None:
+        clash = compare.diff(target, entries).clash
         if clash:
             raise TransferError(f"{shown(clash)} (of {self.name(node)}); {shown(advice(entries[0], target))}")
 
-    async def _fetch(self, node: int, path: str, target: Path, entries: Sequence[Entry]) -> int:
-        stands = compare.look(target, entries)
+    async def _fetch(self, node: int, path: str, target: Path, entries: Sequence[ManifestEntry]) -> int:
+        stands = compare.diff(target, entries)
         if not stands.absent and not stands.doubtful:
             return 0
         text = f"{shown(PurePath(path).name)} from {self.name(node)}"
@@ -83,7 +83,7 @@ class Fetching(Moving):
             os.utime(target, ns=(entries[0].mtime, entries[0].mtime), follow_symlinks=False)
         return int(moved.sent)
 
-    async def _copy(self, node: int, path: str, target: Path, entries: Sequence[Entry]) -> int:
+    async def _copy(self, node: int, path: str, target: Path, entries: Sequence[ManifestEntry]) -> int:
         source = Path(path)
         if is_itself(source, target):
             return 0

@@ -10,7 +10,7 @@ from typing import Any, Protocol
 from ...capture.blobs import fingerprint
 from ...capture.ledger import Ledger
 from ...errors import PoolError, SpecError, nearest
-from ...node.serialization.sharded_arrays import Whole
+from ...node.serialization.sharded_arrays import ShardAssembler
 from ...util.text import rank_label
 from ..base.event_loop import Tick
 from ..base.events import Listener
@@ -104,7 +104,7 @@ def _differing(name: str, shapes: Mapping[int, Any]) -> str:
 
 
 def _put_together(name: str, found: Sequence[Brought], how: str | None) -> Any:
-    whole = Whole()
+    whole = ShardAssembler()
     values = []
     for brought in found:
         try:

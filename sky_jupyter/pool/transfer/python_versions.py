@@ -15,7 +15,7 @@ from ...capture.collect import Capture, Carried
 from ...errors import BootstrapError, CaptureError, PoolError
 from ...node.protocol import rpc
 from ...node.protocol.version import PROTOCOL
-from ...node.serialization.code_portability import PYTHON, function_in
+from ...node.serialization.code_portability import PYTHON, find_code_object
 from ..context import PoolContext
 from ..registry.pool_record import unfit
 
@@ -84,7 +84,7 @@ class PoolPythons:
     def check_plugins(self) -> None:
         """Refuse plugins whose parts are functions of the notebook; BootstrapError says which."""
         for plugin in self.pool.spec.plugins if self.others else ():
-            if name := function_in(plugin):
+            if name := find_code_object(plugin):
                 raise BootstrapError(
                     "plugins",
                     f"plugin {plugin.name!r} has the function {name!r} of the notebook, which cannot go to the nodes: "

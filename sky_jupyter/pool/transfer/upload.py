@@ -10,7 +10,7 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 from ...errors import CaptureError, LinkLost, NodeLost, SpecError, TransferError
-from ...node.files.file_manifest import FILE, Entry, from_wire, hashed, pack, shown, to_wire, total, walk
+from ...node.files.file_manifest import FILE, ManifestEntry, from_wire, hashed, pack, shown, to_wire, total, walk
 from ...node.files.transfer import read
 from ...node.protocol import rpc
 from ...util.text import format_size
@@ -53,7 +53,7 @@ class Sending(Moving):
         super().__init__(pool, nodes, listener)
         self.source, self.run, self.code = source, run, code
         self.what = "values" if run else "code" if code else shown(source.name or str(source))
-        self.entries: list[Entry] = []
+        self.entries: list[ManifestEntry] = []
         self.found: dict[int, dict[str, Any]] = {}
         self.sent = self.copied = 0
 
@@ -194,7 +194,7 @@ class Sending(Moving):
             name = shown(self.entries[missing[0]].name) or self.what
             raise TransferError(f"{self.name(node)}: {name} did not come whole; did it change meanwhile? put it again")
 
-    async def _put(self, node: int, files: Sequence[Entry]) -> None:
+    async def _put(self, node: int, files: Sequence[ManifestEntry]) -> None:
         """Few bytes, in one command."""
         spool = PurePosixPath(from_wire(self.found[node]["spool"]))
 
@@ -204,7 +204,7 @@ class Sending(Moving):
         await self.over_the_link(node, move)
         self.sent += total(files)
 
-    async def _upload(self, node: int, files: Sequence[Entry], size: int) -> None:
+    async def _upload(self, node: int, files: Sequence[ManifestEntry], size: int) -> None:
         target = from_wire(self.found[node]["spool"])
         text, before = f"{self.what} to {self.name(node)}", 0
         for part in _parts(files):
@@ -248,9 +248,9 @@ class Sending(Moving):
         return self._done()
 
 
-def _parts(files: Sequence[Entry]) -> Iterable[list[Entry]]:
+def _parts(files: Sequence[ManifestEntry]) -> Iterable[list[ManifestEntry]]:
     """Files in lists whose names a message has room for."""
-    part: list[Entry] = []
+    part: list[ManifestEntry] = []
     size = 0
     for entry in files:
         if part and size + len(entry.name) > _NAMES:
