@@ -42,8 +42,8 @@ _BATCH_FILES = 5000
 _ELSEWHERE = "is a link, or is another user's: nothing goes through it"
 
 
-class ShellMachine(Protocol):
-    """What is needed of a machine; `shell_machine.ShellMachine` has it."""
+class TransferMachine(Protocol):
+    """What is needed of a machine; `shell_machine.TransferMachine` has it."""
 
     @property
     def name(self) -> str: ...
@@ -80,7 +80,7 @@ class _Count:
 
 
 def upload(
-    machine: ShellMachine,
+    machine: TransferMachine,
     source: Path,
     target: PurePath | str,
     *,
@@ -128,7 +128,9 @@ def upload(
         return up.count.moved
 
 
-def download(machine: ShellMachine, source: PurePath | str, target: Path, *, progress: Progress | None = None) -> Moved:
+def download(
+    machine: TransferMachine, source: PurePath | str, target: Path, *, progress: Progress | None = None
+) -> Moved:
     """Fetch a file or folder to ``target``; what stands in a folder there already stays.
 
     Links in the folder are made as links. Called again after a break, it goes on where it was.
@@ -206,7 +208,7 @@ class _Upload:
 
     def __init__(
         self,
-        machine: ShellMachine,
+        machine: TransferMachine,
         source: Path,
         folder: Beneath,
         place: str,
@@ -396,7 +398,7 @@ def _receiving(target: Path, *, folder: bool) -> Iterator[Receiver]:
         to.close(whole=whole)
 
 
-def _download_file(machine: ShellMachine, to: Receiver, item: _Remote, where: str, go: str, count: _Count) -> None:
+def _download_file(machine: TransferMachine, to: Receiver, item: _Remote, where: str, go: str, count: _Count) -> None:
     """Fetch one file; ``go`` is the script that goes to where it is called ``where``."""
     with to.part(item.token, item.name) as file:
         size, offset = item.size, os.fstat(file.fileno()).st_size
@@ -430,11 +432,11 @@ def _give(where: str, strict: bool, start: int = 0, size: int | None = None) -> 
     return f"tail -c +{start + 1} {where}" if start else f"cat {where}"
 
 
-def _changed(machine: ShellMachine, name: str) -> MachineError:
+def _changed(machine: TransferMachine, name: str) -> MachineError:
     return MachineError(machine.name, "changed", f"{shown(name)} changed while it was fetched; fetch it again")
 
 
-def _download_folder(machine: ShellMachine, source: str, target: Path, progress: Progress | None) -> Moved:
+def _download_folder(machine: TransferMachine, source: str, target: Path, progress: Progress | None) -> Moved:
     where = scripts.path(source)
     done = machine.run(f"cd {where} && find . ! -name . -printf '%y %s %T@ %m %P\\0'")
     if done.status:
@@ -483,7 +485,12 @@ def _has_folder(to: Receiver, name: str) -> bool:
 
 
 def _fetch_archive(
-    machine: ShellMachine, where: str, names: Sequence[str], files: Mapping[str, _Remote], to: Receiver, count: _Count
+    machine: TransferMachine,
+    where: str,
+    names: Sequence[str],
+    files: Mapping[str, _Remote],
+    to: Receiver,
+    count: _Count,
 ) -> None:
     left = {name: files.get(name) for name in names}
     listing = b"".join(name.encode("utf-8", "surrogateescape") + b"\0" for name in names)
@@ -575,7 +582,7 @@ class _Reader:
             pass
 
 
-def _receive(machine: ShellMachine, script: str, write: Callable[[bytes], Any], tell: Callable[[int], None]) -> int:
+def _receive(machine: TransferMachine, script: str, write: Callable[[bytes], Any], tell: Callable[[int], None]) -> int:
     """Run a script and hand its output on; returns how much it was."""
     got = 0
     with machine.script(f"printf 'sky-bytes\\n'; {script}") as pipes:
@@ -623,7 +630,7 @@ def _hash(file: Any, size: int) -> str:
     return digest.hexdigest()
 
 
-def _remote_hash(machine: ShellMachine, go: str, where: str, size: int) -> str:
+def _remote_hash(machine: TransferMachine, go: str, where: str, size: int) -> str:
     words = machine.run(f"{go}{_give(where, bool(go), size=size)} | sha256sum").out.split()
     return words[0].decode("ascii", "replace") if words else ""
 
@@ -655,7 +662,7 @@ def _sftp_upload(up: _Upload, item: _Item, target: str) -> None:
             raise failure(machine.name, f"{target} could not be written", str(error)) from None
 
 
-def _sftp_download(machine: ShellMachine, source: str, target: Path, progress: Progress | None) -> Moved:
+def _sftp_download(machine: TransferMachine, source: str, target: Path, progress: Progress | None) -> Moved:
     import paramiko
 
     source = source.removeprefix("~/")
@@ -689,7 +696,7 @@ def _sftp(machine: Any) -> Any:
     return machine.session.sftp()
 
 
-def _ends(machine: ShellMachine) -> bool:
+def _ends(machine: TransferMachine) -> bool:
     """Whether a machine's connection has broken; a channel ends a moment before that is known."""
     end = time.monotonic() + _NOTICED
     while machine.up and time.monotonic() < end:

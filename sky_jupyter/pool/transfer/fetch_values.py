@@ -157,7 +157,7 @@ class Bringing(Moving):
         Parameters
         ----------
         content : mapping
-            What ranks are asked for; see `node.givable.Givable.give`.
+            What ranks are asked for; see `node.kernel.result_store.ResultStore.export`.
         check : callable
             Told what the ranks have before anything crosses the link; may raise.
         """
