@@ -121,16 +121,27 @@ def test_training_after_an_abort_gives_the_numbers_of_training_without_one(pool:
 @pytest.mark.slow
 def test_an_interrupt_during_fit_leaves_all_ranks_at_one_step(pool: Pool) -> None:
     run(pool, SETUP)
+    stuck = 0
     for _ in range(4):
-        before = state(pool)[0]
-        current = begin(pool, "train(model, 100_000, callbacks=[Noting(pause=0.002 * rank)])")
+        before, told = state(pool)[0], []
+        fit = "train(model, 100_000, callbacks=[Noting(pause=0.002 * rank)])"
+        current = begin(pool, fit, listener=lambda event, told=told: told.append(getattr(event, "text", "")))
         assert eventually(functools.partial(said, current, "step 5\n"), 60)
         time.sleep(random.random() / 10)
         pool.interrupt(current)
+        if not current.over.wait(60):
+            # gloo wakes nobody whose message was on its way as the connection broke: see docs/faults.md.
+            assert any("could not be freed" in text and "interrupt again" in text for text in told), told
+            pool.interrupt(current)
+            stuck += 1
         with pytest.raises(CellError):
             pool.attend(current)
+        if stuck and pool.take_restarted():
+            run(pool, SETUP)
+            continue
         step, _ = state(pool)
         assert step > before
+    assert stuck <= 1
     assert pool.take_restarted() == set()
     trained = run(pool, "train(model, 1); model.evaluate(x, y, verbose=0)").values
     assert trained[0] == trained[1]

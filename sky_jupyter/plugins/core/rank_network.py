@@ -31,8 +31,6 @@ if TYPE_CHECKING:
 
 # Where a user's environments are, below the folder for caches.
 _CACHE = "sky_jupyter"
-# Seconds in which a framework closes connections that have ended.
-_CLOSING = 0.4
 # An address and a port.
 Place = tuple[str, int]
 # What gloo prints, from native code, for each group of ranks. Threads of one process that do so at
@@ -215,11 +213,8 @@ def break_connections(name: str, *, every: bool = False) -> None:
     """Shut the connections of collectives down, so that one that waits on any of them raises at once.
 
     Those that were noted, and those that came later for another group of ranks: each has one end in
-    the rank that was called, at a place where the framework listens. Established ones only: some
-    frameworks end the process when a socket that listens fails.
-
-    First they only read no more: the framework takes in what has come, finds the end and closes them, and both ends
-    learn of it. gloo never wakes whoever waits for a message of which the very first write fails.
+    the rank that was called, at a place where the framework listens. From `shutdown(2)`, both ends
+    learn of it. Established ones only: some frameworks end the process when a socket that listens fails.
 
     Parameters
     ----------
@@ -233,19 +228,11 @@ def break_connections(name: str, *, every: bool = False) -> None:
     if every or noted.addr:
         addresses = {noted.addr, *(address for address, _ in places)}
         places |= {place for place in _listened() - noted.other if place[0] in addresses}
-    shut = {}
     for fd, inode in _connections().items():
         # A number is used again; the inode tells whether it is still the same connection.
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
             if noted.connections.get(fd) == inode or connection.getsockname()[:2] in places:
-                connection.shutdown(socket.SHUT_RD)
-                shut[fd] = inode
-    end = time.monotonic() + _CLOSING
-    while (left := _connections().items() & shut.items()) and time.monotonic() < end:
-        time.sleep(_CLOSING / 20)
-    for fd, _ in left:
-        with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
-            connection.shutdown(socket.SHUT_RDWR)
+                connection.shutdown(socket.SHUT_RDWR)
 
 
 def _connections() -> dict[int, str]:

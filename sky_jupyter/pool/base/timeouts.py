@@ -126,6 +126,8 @@ class Interrupts:
     # Who has not heeded an interrupt by then is looked at.
     heed: float = 0.3
     agents: float = 1.0
+    # Who has heeded it may still run `finally` blocks, or show where it was; on a busy machine that takes a while.
+    shown: float = 3.0
     # A rank may still be compiling what will then fail at once.
     abort: float = 8.0
     # Of a second interrupt the person has the prompt back after this, whatever does not answer.

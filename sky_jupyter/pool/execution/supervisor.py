@@ -33,6 +33,7 @@ _log = logging.getLogger(__name__)
 _INTERRUPT_PATIENCE = TIMEOUTS.interrupts.agents
 # Who has not heeded an interrupt by then is looked at.
 _HEED_PATIENCE = TIMEOUTS.interrupts.heed
+_SHOWN_PATIENCE = TIMEOUTS.interrupts.shown
 # A rank may still be compiling what will then fail at once.
 _ABORT_PATIENCE = TIMEOUTS.interrupts.abort
 _KILL_PATIENCE = TIMEOUTS.repairs.kill
@@ -299,8 +300,9 @@ class Supervisor:
         elif not await run.until(lambda: not run.left, _INTERRUPT_PATIENCE):
             if self.gentle:
                 await self.abort(run)
-                if await run.until(lambda: not run.left, _ABORT_PATIENCE):
-                    return
+            # A kill loses the names of a rank that is only slow to end.
+            if await run.until(lambda: not run.left, _ABORT_PATIENCE if self.gentle else _SHOWN_PATIENCE):
+                return
             await self.signal(run, signal.SIGKILL)
             await self._ended_or_silent(run)
             run.lose(run.left, "it was to be stopped, and its node does not answer; `%sky restart` makes it anew")
