@@ -13,7 +13,7 @@ from sky_jupyter.errors import AGAIN, BootstrapError, LinkLost
 
 
 def test_a_connection_that_breaks_is_not_said_to_be_made_again_where_nobody_waits_for_it() -> None:
-    machine = cast("Any", SimpleNamespace(target=SimpleNamespace(name="host0")))
+    machine = cast("Any", SimpleNamespace(name="host0"))
 
     def work(site: Site) -> None:
         raise LinkLost("host0", "broken", f"the connection has just broken{AGAIN}")

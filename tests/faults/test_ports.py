@@ -133,8 +133,8 @@ def test_a_client_without_the_pools_keys_is_refused_at_every_port(
     mine = scheduler.security(pool.hosts[0].folder)
     assert [asyncio.run(identity(address, mine)) for address in ports_of_dask(pool)] == [
         "PoolScheduler",
-        "Member",
-        "Member",
+        "AgentWorker",
+        "AgentWorker",
     ]
     for address in ports_of_dask(pool):
         with pytest.raises(Exception, match=REFUSED):

@@ -122,7 +122,7 @@ def test_an_agent_keeps_nothing_of_a_place_that_it_lost(tmp_path: Path) -> None:
 
         def tell(*_: object) -> None:
             gc.collect()
-            count = sum(type(item).__name__ == "Member" for item in gc.get_objects())
+            count = sum(type(item).__name__ == "AgentWorker" for item in gc.get_objects())
             told.with_suffix(".new").write_text(str(count))
             told.with_suffix(".new").rename(told)
 

@@ -405,7 +405,9 @@ class PoolLifecycle:
             interrupt = self.leaving.attend(self._leave(wait), min(limit, wait + _LEAVE_PATIENCE), tell)
             hosts = [*self.hosts, *self.unreachable]
             left = max(0.0, end - time.monotonic())
-            if not retries.in_time(lambda: self._end_all(hosts, left), left + _LOOK, lambda: self.leaving.say(tell)):
+            # Whoever lists machines that end looks once more when the time is over.
+            margin = _LOOK if self.provisioning.buys(self.spec) else 0.0
+            if not retries.in_time(lambda: self._end_all(hosts, left), left + margin, lambda: self.leaving.say(tell)):
                 self.unsure = sorted({host.name or "a local node" for host in hosts})
                 self.logger.write(logging.WARNING, f"{', '.join(self.unsure)} did not end within {limit:g} s")
         self._record_end(tell)
