@@ -43,8 +43,10 @@ def pods(tmp_path_factory: pytest.TempPathFactory) -> Iterator[World]:
 class TestPod(MachineConformance):
     @pytest.fixture(scope="class")
     @classmethod
-    def machine(cls, pods: World) -> Machine:
-        return Pod("pod-0", json.loads(Path(os.environ[API]).read_text())["pod-0"])
+    def machine(cls, pods: World) -> Iterator[Machine]:
+        machine = Pod("pod-0", json.loads(Path(os.environ[API]).read_text())["pod-0"])
+        yield machine
+        machine.close()
 
 
 class TestPods(ProviderConformance):
@@ -54,6 +56,7 @@ class TestPods(ProviderConformance):
         return Pods()
 
 
+@pytest.mark.slow
 def test_a_pool_of_a_third_partys_provider_runs_in_pods_without_ssh_and_link(
     pods: World, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
