@@ -116,7 +116,7 @@ def test_functions_run_on_hosts_that_do_not_reach_each_other(world: World) -> No
         assert list(doubled(iter(range(30))).on(1) >> pool) == list(range(0, 60, 2))
 
 
-@pytest.mark.parametrize("seconds", [5, pytest.param(30, marks=pytest.mark.long)])
+@pytest.mark.parametrize("seconds", [pytest.param(5, marks=pytest.mark.slow), pytest.param(30, marks=pytest.mark.long)])
 def test_a_run_goes_on_while_the_notebook_is_cut_off(world: World, seconds: int) -> None:
     cut(world, 0, 1)
     ids: list[str] = []

@@ -33,7 +33,7 @@ from tests.providers.starts import Start
 from tests.took import Took
 
 # So many starts, several beside each other.
-DAILY, LONG, BESIDE = 60, 1000, 4
+DAILY, LONG, BESIDE = 30, 1000, 4
 _SWEEPS = 5
 
 
