@@ -40,6 +40,24 @@ def test_a_node_that_is_back_while_another_is_mended_is_mended_after_it() -> Non
         assert pool.status()[1]["pid"] != agent
 
 
+def test_nobody_waits_for_a_node_to_be_back_once_the_pool_is_broken() -> None:
+    with local_pool() as pool:
+
+        async def lose_and_break() -> bool:
+            pool.supervisor.on_lost(0, "it is gone", revived=False)
+            mending = pool.supervisor.mending
+            pool.lifecycle.mark_broken("no kernels can be made")
+            # The host tells of its nodes one by one.
+            pool.supervisor.on_lost(1, "it is gone", revived=False)
+            return mending
+
+        assert loop().call(lose_and_break())
+        assert not pool.supervisor.mending
+        # The pool's own patience with such a node is longer than this.
+        loop().call(pool.supervisor.settle(), timeout=20)
+        assert pool.state == "broken"
+
+
 @pytest.mark.slow
 def test_where_a_node_is_lost_the_other_ranks_have_their_grace_though_all_kernels_are_made_anew() -> None:
     with local_pool(plugins=(Plugin("together", collective=True),)) as pool:

@@ -83,7 +83,7 @@ def test_bootstrap_commands_run_once_a_machine_and_their_failure_is_told(tmp_pat
     assert caught.value.node == 0
     assert pool.state == "ended"
     absent = sky.Plugin.create("steps").with_bootstrap(lambda spec: [["/no/such/program"]])
-    with pytest.raises(BootstrapError, match="/no/such/program cannot be run: No such file"):
+    with pytest.raises(BootstrapError, match="/no/such/program could not be started: No such file"):
         Pool(PoolSpec(provider=Local(), plugins=(absent,))).start()
     with pytest.raises(SpecError, match="bootstrap must return a list of commands, not 'ls'"):
         steps_of(sky.Plugin.create("steps").with_bootstrap(lambda spec: "ls"), pool.spec)

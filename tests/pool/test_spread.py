@@ -85,7 +85,7 @@ class Copies:
             return {node: failure.kind for node, failure in failures.items()}
         finally:
             with contextlib.suppress(asyncio.TimeoutError):
-                await asyncio.wait_for(made.close(), 60)
+                await asyncio.wait_for(made.close(), 10)
 
     def run(self, **nodes: Iterable[int]) -> dict[int, str]:
         """The same, waited for."""

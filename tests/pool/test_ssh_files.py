@@ -276,7 +276,8 @@ def test_packages_that_are_asked_for_while_hosts_are_on_are_sent_with_what_they_
         assert run(shared, code).values == [("1.0", "1.5")] * HOSTS
     finally:
         # The next tests have no such index.
-        shared.spec, shared.packages = spec, PoolPackages(shared)
+        shared.change_spec(spec)
+        shared.packages = PoolPackages(shared)
 
 
 def left_of_values(world: World, pool: Pool) -> list[str]:

@@ -73,7 +73,7 @@ class Supervisor:
     def __init__(
         self,
         spec: PoolSpec,
-        renew: Callable[[Sequence[int]], Awaitable[None]],
+        renew: Callable[[Sequence[int]], Coroutine[Any, Any, None]],
         again: Callable[[Sequence[int]], Awaitable[bool]],
         on_broken: Callable[[str], None],
         on_taken: Callable[[], None],
@@ -104,7 +104,11 @@ class Supervisor:
         self.finish: Callable[..., Awaitable[None]] = _at_once
         # What happened after a run was over and shown.
         self.news: list[str] = []
+        # What is mended last, for which the next cell waits; and all of it.
         self._repair: asyncio.Future[None] | None = None
+        self._repairs: set[asyncio.Task[None]] = set()
+        # Whether nothing more is to be mended: the pool is broken.
+        self._is_broken = False
         # Whether frameworks that user code has ended are about to be set up again.
         self._rejoining = False
         self._returned: dict[int, asyncio.Event] = {}
@@ -170,7 +174,7 @@ class Supervisor:
         for task in list(self._tasks):
             task.cancel()
         self._repair = None
-        self._rejoining = False
+        self._rejoining = self._is_broken = False
         self._examined.clear()
         self._returned.clear()
         self._lost.clear()
@@ -481,7 +485,10 @@ class Supervisor:
             gone += [plugin.gone_beside.format(rank=kept) for plugin in self.spec.plugins]
         return f"; recreate {'; '.join(filter(None, gone))}" if any(gone) else ""
 
-    def _mend_with(self, work: Awaitable[None]) -> None:
+    def _mend_with(self, work: Coroutine[Any, Any, None]) -> None:
+        if self._is_broken:
+            work.close()
+            return
         before = self._repair
 
         async def mend() -> None:
@@ -499,6 +506,17 @@ class Supervisor:
                     self._repair = None
 
         task = self._repair = self.keep_task(mend())
+        self._repairs.add(task)
+        task.add_done_callback(self._repairs.discard)
+        # Where it was cancelled before its turn came.
+        task.add_done_callback(lambda _: work.close())
+
+    def give_up_repairs(self) -> None:
+        """Mend nothing more of a pool that is broken: a node that is waited for cannot be heard of again."""
+        self._repair, self._is_broken = None, True
+        for task in list(self._repairs):
+            if task is not asyncio.current_task():
+                task.cancel()
 
     async def restart(self, ranks: Sequence[int] | None = None) -> None:
         """New kernels for ranks, all unless given; what runs there is given up.
@@ -519,7 +537,9 @@ class Supervisor:
             self._rejoining = False
 
         async def replace() -> None:
-            await self.finish(everyone, busy=busy)
+            # A node that goes meanwhile is waited for below, and has no kernels to finish.
+            with contextlib.suppress(NodeLost):
+                await self.finish(everyone, busy=busy)
             await self._renew_through_breaks(everyone)
             self.restarted.update(everyone)
 

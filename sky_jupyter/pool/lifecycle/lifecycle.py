@@ -718,6 +718,7 @@ class PoolLifecycle:
         alone = self.state is PoolState.READY and not self._is_watched and not self.states.is_changing
         if not self.states.offer(PoolState.BROKEN, why):
             return False
+        self.supervisor.give_up_repairs()
         if alone:
             self.farewell(f"pool {self.spec.name!r} can run nothing any more: {why}; `%sky restart` makes it anew")
         if self.has_control:
