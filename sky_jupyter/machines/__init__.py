@@ -1,1 +1,1 @@
-"""Machines: places where commands run and files go."""
+"""Machines, on which commands run and files are stored."""

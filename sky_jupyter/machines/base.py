@@ -1,6 +1,6 @@
-"""The contract of a machine: what bootstrap and the pool ask of one, however it is reached.
+"""Machine protocol: what bootstrap and the pool need of a machine.
 
-A provider's `connect` makes machines. `tests/providers/conformance.py` is a suite that every kind of machine passes.
+A provider's `connect` returns machines. Every kind of machine passes the suite in `tests/providers/conformance.py`.
 """
 
 from __future__ import annotations
@@ -11,22 +11,22 @@ from pathlib import Path, PurePath
 from typing import Any, Protocol
 
 ProcessId = tuple[int, float]
-"""A process id on a machine, and when the process began: together, no other process of that machine has both."""
+"""A process id and its start time; together they are unique on a machine."""
 
 Progress = Callable[[int, int], None]
-"""Told how many bytes of how many are there."""
+"""Called with the bytes transferred so far and the total."""
 
 
 @dataclass(frozen=True)
 class Done:
-    """A script that has ended.
+    """Result of a script that has ended.
 
     Attributes
     ----------
     status : int
         Its exit status.
     out : bytes
-        What it wrote to standard output and standard error, in that order of writing.
+        Standard output and standard error, interleaved as they were written.
     """
 
     status: int
@@ -35,14 +35,14 @@ class Done:
 
 @dataclass(frozen=True)
 class Moved:
-    """What a transfer has done.
+    """Result of a transfer.
 
     Attributes
     ----------
     sent : int
         Bytes of files that were copied.
     there : int
-        Bytes that an earlier transfer had left, and that were found to be right.
+        Bytes left by an earlier transfer and verified.
     """
 
     sent: int
@@ -50,133 +50,145 @@ class Moved:
 
 
 class Process(Protocol):
-    """A process of a machine, whoever started it; made by `Machine.process`.
+    """Process of a machine that an earlier connection started; see `Machine.process`.
 
-    It can be asked to end and waited for. Its output went to whoever started it.
+    It can be ended and waited for. Its output is not available.
     """
 
     @property
     def identity(self) -> ProcessId:
-        """Which process it is."""
+        """Process id and start time."""
 
     @property
     def alive(self) -> bool:
-        """Whether it runs; False too where another process has its process id by now."""
+        """True while it runs; False if another process has its process id."""
 
     def lines(self) -> Iterator[str]:
-        """No line; a machine may return at once, or when the process has ended."""
+        """Yield nothing; a machine may return at once or when the process ends."""
 
     def terminate(self) -> None:
-        """Ask it to end (SIGTERM), with its process group where the machine can; nothing where it has ended.
+        """Send SIGTERM, to its process group if the machine can.
 
-        A process that was stopped (SIGSTOP) is continued.
+        A process that has ended is ignored. A process stopped by SIGSTOP is continued.
         """
 
     def kill(self) -> None:
-        """End it (SIGKILL), with its process group where the machine can; nothing where it has ended."""
+        """Send SIGKILL, to its process group if the machine can; ignore an ended process."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until it has ended; 0, as its status is not known.
+        """Wait until the process has ended. Return 0: its status is unknown.
 
-        Raises
-        ------
-        TimeoutError
-            When it has not ended after ``timeout`` seconds.
+        Raise TimeoutError if it has not ended after ``timeout`` seconds.
         """
 
 
 class Command(Protocol):
-    """A command that runs on a machine; made by `Machine.exec`, ended by whoever asked for it."""
+    """Command that runs on a machine, made by `Machine.exec`; its caller ends it."""
 
     @property
     def identity(self) -> ProcessId:
-        """Which process it is."""
+        """Process id and start time."""
 
     def lines(self) -> Iterator[str]:
-        """Its standard output, a line at a time, as it comes; ends with the command, or with the connection."""
+        """Yield lines of standard output until the command or the connection ends."""
 
     def terminate(self) -> None:
-        """Ask it to end (SIGTERM); nothing where it has ended. A stopped process is continued."""
+        """Send SIGTERM; ignore an ended command. A stopped process is continued."""
 
     def kill(self) -> None:
-        """End it (SIGKILL); nothing where it has ended."""
+        """Send SIGKILL; ignore an ended command."""
 
     def wait(self, timeout: float | None = None) -> int:
-        """Wait until it has ended; its exit status, or minus the number of the signal that ended it.
+        """Wait until the command has ended and return its exit status.
+
+        Parameters
+        ----------
+        timeout : float, optional
+            Seconds to wait; forever by default.
+
+        Returns
+        -------
+        int
+            The exit status, or minus the number of the signal that ended it.
 
         Raises
         ------
         TimeoutError
             When it has not ended after ``timeout`` seconds.
         LinkLost
-            When the connection ended first: how the command ends is not known.
+            When the connection ended first: the exit status is unknown.
         """
 
 
 class Forward(Protocol):
-    """A port of this machine that leads to an address as another machine sees it; made by `Machine.forward`."""
+    """Local port that leads to an address reachable from another machine."""
 
     @property
     def port(self) -> int:
-        """The port, on 127.0.0.1. Any user of this machine can connect to it: only TLS should pass there."""
+        """Port on 127.0.0.1. Any local user can connect to it: only TLS should pass."""
 
     def close(self) -> None:
-        """Close the port, and all connections through it."""
+        """Close the port and all connections through it."""
 
 
 class Machine(Protocol):
-    """One machine of a pool, made by a provider's ``connect``; any number of threads may use it.
+    """Machine of a pool, made by a provider's ``connect``; thread-safe.
 
-    Two are equal where they are the same connection. A method raises `LinkLost` when the connection to the machine
-    breaks, and another `MachineError` when the machine refuses. A path that begins with ``~/`` is below the home of
-    the machine's user.
+    Two machines are equal if they are the same connection. A method raises `LinkLost` when the connection to the
+    machine breaks, and another `MachineError` when the machine refuses. A path that begins with ``~/`` is below the
+    home folder of the machine's user.
     """
 
     @property
     def name(self) -> str:
-        """What the user calls it, in messages."""
+        """Name in messages, as the user gave it."""
 
     @property
     def key(self) -> str:
-        """Which machine it is: machines with equal keys share processes and folders."""
+        """Identity: machines with equal keys share processes and folders."""
 
     @property
     def address(self) -> str:
-        """The name or IP address at which the pool's other machines reach it."""
+        """Host name or IP address at which the pool's other machines reach it."""
 
     @property
     def is_this_machine(self) -> bool:
-        """Whether its processes, files and loopback are those of this process."""
+        """True if its processes, files and loopback are those of this process."""
 
     @property
     def up(self) -> bool:
-        """Whether it is connected, as far as is known."""
+        """True while it is connected, as far as is known."""
 
     def retry(self) -> None:
-        """Where it is not connected, try again at once, in the background."""
+        """Reconnect now, in the background, if it is not connected."""
 
     def close(self) -> None:
-        """Let go of it; commands that survive a connection run on."""
+        """Close the connection; commands that survive a connection keep running."""
 
     def facts(self) -> Mapping[str, Any]:
-        """What its provider needs to connect to it again later; of JSON's types, without secrets."""
+        """Return what its provider needs to reconnect later: JSON types, no secrets."""
 
     def run(self, script: str, *, stdin: Iterable[bytes] | None = None, timeout: float | None = None) -> Done:
-        """Run a script in ``/bin/sh`` to its end.
+        """Run a script in ``/bin/sh`` and wait until it has ended.
 
         Parameters
         ----------
         script : str
-            One line, without line breaks. It runs in a shell of its own: what it sets or changes into is not kept.
+            One line. It runs in a shell of its own: variables and the working folder are not kept.
         stdin : iterable of bytes, optional
-            Its standard input; a script that ends with status 0 must have read all of it. Empty unless given.
+            Standard input, empty by default. A script that ends with status 0 must have read all of it.
         timeout : float, optional
-            Seconds that it may take.
+            Seconds to wait; forever by default.
+
+        Returns
+        -------
+        Done
+            Exit status and output.
 
         Raises
         ------
         TimeoutError
-            When it has not ended after ``timeout`` seconds; it may go on there.
+            When it has not ended after ``timeout`` seconds; it may still run there.
         """
 
     def exec(
@@ -193,17 +205,24 @@ class Machine(Protocol):
 
         Parameters
         ----------
+        argv : sequence of str
+            Program and arguments.
         env : mapping of str to str
-            Its variables. Another machine's command also has those that a login has there. No argument of any
-            process shows them.
+            Environment variables. On another machine they are added to the login's. They appear in no process's
+            arguments.
         cwd : str
-            Its working folder.
+            Working folder.
         log : PurePath
-            The file that its standard error is appended to; made for its user only.
+            File that standard error is appended to; created with mode 0600.
         survive : bool
-            Whether it goes on when the connection breaks or this process ends.
+            Keep running when the connection breaks or this process ends.
         make : bool
-            Whether ``cwd`` is made first, for its user only.
+            Create ``cwd`` first, for its user only.
+
+        Returns
+        -------
+        Command
+            The command, which runs.
 
         Raises
         ------
@@ -212,15 +231,20 @@ class Machine(Protocol):
         """
 
     def process(self, identity: ProcessId) -> Process:
-        """The process of a command that was started on this machine before, by its `Command.identity`."""
+        """Return the process of a command started earlier, by its `Command.identity`."""
 
     def put(self, files: Mapping[PurePath, bytes]) -> None:
-        """Write files, each whole or not at all, that only their user can read; folders above them are made.
+        """Write files atomically with mode 0600; create missing folders above them.
+
+        Parameters
+        ----------
+        files : mapping of PurePath to bytes
+            Contents of each file.
 
         Raises
         ------
         MachineError
-            When one cannot be written: reason ``"full"`` where there is no room, ``"denied"`` without permission.
+            When a file cannot be written: reason ``"full"`` (no space) or ``"denied"`` (no permission).
         """
 
     def upload(
@@ -231,71 +255,107 @@ class Machine(Protocol):
         names: Mapping[str, str] | None = None,
         progress: Progress | None = None,
     ) -> Moved:
-        """Send a file to its place, or files to a staging folder. Called again after a break, it resumes.
+        """Send a file to its place, or files to a staging folder; resume after a break.
 
         Parameters
         ----------
         source : Path
-            A file, or a folder.
+            File or folder to send.
         target : PurePath or str
-            The file's place there; the staging folder where a folder or ``names`` are given. No other user may
-            write to a staging folder: only files go there, and each is whole or not at all.
+            The file's path there; the staging folder if ``source`` is a folder or ``names`` is given. No other user
+            may write to a staging folder. Each file there is complete or absent.
         names : mapping of str to str, optional
-            Which files below the source are sent, and what they are called there; the empty name is the source
-            itself. All files of a folder unless given.
+            Files below the source, with their names there; the empty name is the source itself. By default, all
+            files of a folder.
+        progress : callable, optional
+            Called with the bytes transferred and the total.
+
+        Returns
+        -------
+        Moved
+            Bytes sent, and bytes that were there.
 
         Raises
         ------
         MachineError
             When it cannot be written there.
         OSError
-            When the source cannot be read, or holds something that is no file.
+            When the source cannot be read, or contains something that is not a file.
         """
 
     def download(self, source: PurePath | str, target: Path, *, progress: Progress | None = None) -> Moved:
-        """Fetch a file or folder to ``target``. Called again after a break, it resumes.
+        """Fetch a file or folder to ``target``; resume after a break.
 
-        What is in a target folder already stays. Symbolic links in the source are made as links.
+        Files already in a target folder stay. Symbolic links in the source become links.
+
+        Parameters
+        ----------
+        source : PurePath or str
+            Path on the machine.
+        target : Path
+            Local path.
+        progress : callable, optional
+            Called with the bytes transferred and the total.
+
+        Returns
+        -------
+        Moved
+            Bytes fetched, and bytes that were here.
 
         Raises
         ------
         MachineError
-            When it is not there or cannot be read.
+            When the source does not exist or cannot be read.
         OSError
             When it cannot be written here.
         """
 
     def forward(self, host: str, port: int, *, local_port: int = 0) -> Forward:
-        """Open a local port that leads to an address as the machine sees it, until it is closed.
+        """Open a local port that leads to an address reachable from the machine.
 
         Parameters
         ----------
+        host : str
+            Host, as the machine sees it.
+        port : int
+            Port of that host.
         local_port : int
-            The local port, where it is free. Any free port otherwise.
+            Local port to use if it is free; any free port otherwise.
+
+        Returns
+        -------
+        Forward
+            The open port.
 
         Raises
         ------
         MachineError
-            When the machine lets nobody connect to that address; only known now where no ``local_port`` is given.
+            When the machine refuses connections to that address; checked now only if ``local_port`` is 0.
         """
 
     def relay(self, through: Machine, host: str, port: int, *, there_port: int = 0) -> int:
-        """Open a port on this machine's loopback that leads, through here, to an address as another machine sees it.
+        """Open a loopback port on this machine that leads to an address of another.
+
+        Connections pass through the machine that this process runs on.
 
         Parameters
         ----------
         through : Machine
-            The other machine; of the same provider.
+            The other machine, of the same provider.
+        host : str
+            Host, as the other machine sees it.
+        port : int
+            Port of that host.
         there_port : int
-            The port on this machine; any free port where it is 0.
+            Port on this machine; 0 for any free one.
 
         Returns
         -------
         int
-            The port. It is the same for the same address, and stays open until the machine is closed.
+            The port: the same for the same address, and open until the machine is closed.
 
         Raises
         ------
         MachineError
-            When no such port can be had, as on machines that connections only lead to.
+            When the machine cannot listen for us, as where connections can only be made to it.
         """

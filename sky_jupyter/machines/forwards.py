@@ -1,4 +1,4 @@
-"""A port of this machine that leads elsewhere, as long as it is open."""
+"""Local ports that lead to an address elsewhere."""
 
 from __future__ import annotations
 
@@ -17,46 +17,46 @@ _DIAL = 30.0
 
 
 class Stream(Protocol):
-    """A connection to where a forward leads."""
+    """Connection to the address that a forward leads to."""
 
     @property
     def closed(self) -> bool:
-        """Whether it is closed, or broken."""
+        """True after it was closed or has broken."""
 
     def recv(self, size: int, /) -> bytes:
-        """What comes; empty at its end."""
+        """Return the next bytes; empty at the end."""
 
     def send_all(self, data: bytes, /) -> None:
-        """Send all of it; OSError where nobody reads it."""
+        """Send all bytes; raise OSError if the other side has closed."""
 
     def shutdown_write(self) -> None:
-        """Say that nothing more is sent."""
+        """Send end of file."""
 
     def close(self) -> None:
-        """End it."""
+        """Close the connection."""
 
 
 class SocketStream:
-    """A socket as a `Stream`."""
+    """`Stream` of a socket."""
 
     def __init__(self, made: socket.socket) -> None:
         self._socket = made
         self.closed = False
 
     def recv(self, size: int, /) -> bytes:
-        """What comes; empty at its end."""
+        """Return the next bytes; empty at the end."""
         return self._socket.recv(size)
 
     def send_all(self, data: bytes, /) -> None:
-        """Send all of it."""
+        """Send all bytes."""
         self._socket.sendall(data)
 
     def shutdown_write(self) -> None:
-        """Say that nothing more is sent."""
+        """Send end of file."""
         self._socket.shutdown(socket.SHUT_WR)
 
     def close(self) -> None:
-        """End it."""
+        """Close the socket, both ways."""
         self.closed = True
         with contextlib.suppress(OSError):
             self._socket.shutdown(socket.SHUT_RDWR)
@@ -64,21 +64,21 @@ class SocketStream:
 
 
 def dial(host: str, port: int) -> SocketStream:
-    """A connection to an address that this machine reaches; OSError where it cannot be had."""
+    """Connect to an address that this machine reaches; raise OSError on failure."""
     made = socket.create_connection((host, port), _DIAL)
     made.settimeout(None)
     return SocketStream(made)
 
 
 class LocalForward:
-    """Listens until it is closed; made by `Machine.forward`, and implements `base.Forward`.
+    """Listening local port, made by `Machine.forward`; implements `base.Forward`.
 
     Parameters
     ----------
     connect : callable
-        Makes the `Stream` for each connection.
+        Returns a new `Stream` for each connection.
     wish : int
-        The port, where it is free; any free port otherwise.
+        Port to use if it is free; any free port otherwise.
     """
 
     def __init__(self, connect: Callable[[], Any], wish: int = 0) -> None:
@@ -91,7 +91,7 @@ class LocalForward:
         threading.Thread(target=self._accept, name=f"sky-forward-{self.port}", daemon=True).start()
 
     def close(self) -> None:
-        """Close the port, and all connections through it."""
+        """Close the port and all connections through it."""
         with self._lock:
             self._closed = True
             left = list(self._open)
@@ -131,7 +131,7 @@ class LocalForward:
 
 
 def listen(wish: int) -> socket.socket:
-    """A listening socket on 127.0.0.1, at this port where it is free."""
+    """Return a socket that listens on 127.0.0.1, at this port if it is free."""
     if wish:
         with contextlib.suppress(OSError):
             return socket.create_server(("127.0.0.1", wish), backlog=_BACKLOG)
@@ -139,7 +139,7 @@ def listen(wish: int) -> socket.socket:
 
 
 def join(near: socket.socket, far: Any) -> None:
-    """Pass bytes both ways between a socket and a `Stream` until both have ended."""
+    """Copy bytes both ways between a socket and a `Stream` until both end."""
     up = threading.Thread(target=_up, args=(near, far), name="link-up", daemon=True)
     up.start()
     whole = False
@@ -147,7 +147,7 @@ def join(near: socket.socket, far: Any) -> None:
         while data := far.recv(_READ):
             near.sendall(data)
         whole = not far.closed
-    # The other side has said its last word; where the connection broke, there is nobody to listen either.
+    # After an orderly end the other direction may go on; after a break it cannot.
     with contextlib.suppress(OSError):
         near.shutdown(socket.SHUT_WR if whole else socket.SHUT_RDWR)
     up.join()
@@ -159,13 +159,13 @@ def _up(near: socket.socket, far: Any) -> None:
             far.send_all(data)
         far.shutdown_write()
     except (OSError, EOFError):
-        # Nobody reads there any more, or the connection broke.
+        # The other side has closed, or the connection broke.
         with contextlib.suppress(OSError, EOFError):
             far.close()
 
 
 def refuse(near: socket.socket) -> None:
-    """End a connection so that the caller sees an error at once, rather than an orderly end."""
+    """Reset a connection, so that the caller sees an error instead of end of file."""
     with contextlib.suppress(OSError):
         near.setsockopt(socket.SOL_SOCKET, socket.SO_LINGER, struct.pack("ii", 1, 0))
     near.close()

@@ -26,13 +26,7 @@ _LOOK = 0.5
 
 
 def working_folder() -> Path:
-    """The folder that relative paths begin at.
-
-    Raises
-    ------
-    PoolError
-        When it has been removed; it says which one it was.
-    """
+    """Return the working folder; raise PoolError, with its name, if it was removed."""
     try:
         return Path.cwd()
     except FileNotFoundError:
@@ -46,42 +40,43 @@ def working_folder() -> Path:
 
 
 def absolute(text: str | os.PathLike[str]) -> Path:
-    """A path that begins at the root, as seen from the working folder; PoolError where that has been removed.
+    """Return an absolute path, relative to the working folder.
 
-    A ``~`` at its begin is the home folder; as in a shell, ``./~`` and a ``~NAME`` of nobody are names like others.
+    A leading ``~`` is the home folder; as in a shell, ``./~`` and the ``~NAME`` of an unknown user are ordinary
+    names. Raise PoolError if the working folder was removed.
     """
     path = Path(os.path.expanduser(text))
     return path if path.is_absolute() else working_folder() / path
 
 
 class LocalCommand:
-    """A subprocess in a session of its own, so that a signal to the notebook does not reach it."""
+    """Subprocess in a session of its own, out of reach of signals to the notebook."""
 
     def __init__(self, process: subprocess.Popen[str]) -> None:
         self.process = process
 
     @property
     def identity(self) -> ProcessId:
-        """Its process id, and when it was started; see `process_identity.started`."""
+        """Process id and start time; see `process_identity.started`."""
         return self.process.pid, process_identity.started(self.process.pid)
 
     def lines(self) -> Iterator[str]:
-        """Its standard output, a line at a time."""
+        """Yield lines of standard output."""
         assert self.process.stdout is not None
         for line in self.process.stdout:
             yield line.rstrip("\n")
 
     def terminate(self) -> None:
-        """Ask it to end; where it stands still it goes on, to do so."""
+        """Send SIGTERM, then SIGCONT so that a stopped process can end."""
         self.process.terminate()
         self.process.send_signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End it."""
+        """Send SIGKILL."""
         self.process.kill()
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit status; TimeoutError when it has none after ``timeout`` seconds."""
+        """Return the exit status; raise TimeoutError after ``timeout`` seconds."""
         try:
             status = self.process.wait(timeout)
         except subprocess.TimeoutExpired:
@@ -92,36 +87,36 @@ class LocalCommand:
 
 
 class LocalProcess(EarlierProcess):
-    """A command that an earlier process of this machine started: it can be ended, and not listened to.
+    """Command that an earlier process of this machine started, without its output.
 
     Parameters
     ----------
     pid : int
-        Its process id.
+        Process id.
     started : float
-        When it was started, as `process_identity.started` says; another process of that id is not it.
+        Start time, as in `process_identity.started`; another process with that id is ignored.
     """
 
     pause = longest_pause = 0.01
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """True while it runs."""
         return process_identity.lives(*self.identity)
 
     def lines(self) -> Iterator[str]:
-        """Nothing, until it has ended: its output went to whoever started it."""
+        """Yield nothing, and return when it has ended."""
         while self.alive:
             time.sleep(_LOOK)
         return iter(())
 
     def terminate(self) -> None:
-        """Ask it to end; where it stands still it goes on, to do so."""
+        """Send SIGTERM, then SIGCONT so that a stopped process can end."""
         self._signal(signal.SIGTERM)
         self._signal(signal.SIGCONT)
 
     def kill(self) -> None:
-        """End it."""
+        """Send SIGKILL."""
         self._signal(signal.SIGKILL)
 
     def _signal(self, number: signal.Signals) -> None:
@@ -129,7 +124,7 @@ class LocalProcess(EarlierProcess):
 
 
 class LocalMachine:
-    """Runs commands as subprocesses; all local nodes of a pool share it. It implements `base.Machine`."""
+    """Runs commands as subprocesses; shared by all local nodes of a pool."""
 
     name = "this machine"
     key = "local"
@@ -138,13 +133,13 @@ class LocalMachine:
     up = True
 
     def retry(self) -> None:
-        """Nothing: it is here."""
+        """Do nothing: there is no connection."""
 
     def close(self) -> None:
-        """Nothing: there is no connection."""
+        """Do nothing: there is no connection."""
 
     def facts(self) -> Mapping[str, Any]:
-        """Nothing needs to be known of it."""
+        """Return an empty mapping."""
         return {}
 
     def run(self, script: str, *, stdin: Iterable[bytes] | None = None, timeout: float | None = None) -> Done:
@@ -199,9 +194,9 @@ class LocalMachine:
         survive: bool = True,
         make: bool = False,
     ) -> LocalCommand:
-        """Start a command in a session of its own, with these variables alone; see `base.Machine.exec`.
+        """Start a command in a session of its own; see `base.Machine.exec`.
 
-        Every command survives: no connection could break. One that is not to outlive this process is ended by it.
+        Its environment is ``env`` alone. Every command survives; its caller ends those that must not.
         """
         try:
             if make:
@@ -223,7 +218,7 @@ class LocalMachine:
         return LocalCommand(process)
 
     def process(self, identity: ProcessId) -> LocalProcess:
-        """A process of this machine."""
+        """Return a process of this machine."""
         return LocalProcess(*identity)
 
     def put(self, files: Mapping[PurePath, bytes]) -> None:
@@ -297,7 +292,7 @@ class LocalMachine:
     def _copy(
         self, pairs: Sequence[tuple[Path, Path]], *, mode: int | None, progress: Progress | None, what: str
     ) -> Moved:
-        """Copy files, each whole or not at all; those that are there with the same size and time are left."""
+        """Copy files atomically; skip files with equal size and modification time."""
         total = sum(source.stat().st_size for source, _ in pairs)
         sent = there = 0
         for source, goal in pairs:
@@ -335,7 +330,7 @@ class LocalMachine:
         return LocalForward(lambda: dial(host, port), local_port)
 
     def relay(self, through: Machine, host: str, port: int, *, there_port: int = 0) -> int:
-        """Not possible: machines that do not reach each other are others than this one."""
+        """Raise MachineError: local nodes reach each other without a relay."""
         raise MachineError(self.name, "relay", "local nodes need no relay")
 
     def _failure(self, what: str, error: OSError) -> MachineError:
@@ -352,7 +347,7 @@ def _files_below(folder: Path) -> Iterator[str]:
 
 
 def _feed(process: subprocess.Popen[bytes], stdin: Iterable[bytes] | None, failed: list[BaseException]) -> None:
-    """Write a script's input; a script that ends before it has read all of it is no failure."""
+    """Write a script's input; ignore a script that ends before reading all of it."""
     if process.stdin is None or stdin is None:
         return
     try:

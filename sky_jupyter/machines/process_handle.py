@@ -1,4 +1,4 @@
-"""A command that was started by somebody before: it can be ended and waited for, and not listened to."""
+"""Processes that an earlier connection started: they can be ended and awaited."""
 
 from __future__ import annotations
 
@@ -9,15 +9,17 @@ _SLOWER = 1.5
 
 
 class EarlierProcess:
-    """What such commands of all machines share; each machine says how it looks at one and signals it.
+    """Base class for the processes of all machines; subclasses poll and signal.
 
     Parameters
     ----------
-    pid, started
-        What its starter's `Command.identity` was.
+    pid : int
+        Process id.
+    started : float
+        Start time, as in `Command.identity`.
     """
 
-    # How long it is not looked at, at first and at most: a look costs more the further the machine is away.
+    # First and longest pause between polls: a poll costs more the further away the machine is.
     pause, longest_pause = 0.1, 2.0
 
     def __init__(self, pid: int, started: float) -> None:
@@ -25,20 +27,23 @@ class EarlierProcess:
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """True while it runs."""
         raise NotImplementedError
 
     @property
     def place(self) -> str:
-        """Where it runs, as an error's message names that."""
+        """Machine, as an error message names it."""
         return ""
 
     def lines(self) -> Iterator[str]:
-        """Nothing: its output went to whoever started it."""
+        """Return nothing: the output went to the process's starter."""
         return iter(())
 
     def wait(self, timeout: float | None = None) -> int:
-        """0 once it has ended: its status is not ours to know. TimeoutError after ``timeout`` seconds."""
+        """Wait until it has ended. Return 0: its status is unknown.
+
+        Raise TimeoutError after ``timeout`` seconds.
+        """
         end = None if timeout is None else time.monotonic() + timeout
         pause = self.pause
         while self.alive:

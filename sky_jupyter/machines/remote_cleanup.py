@@ -1,4 +1,4 @@
-"""Ending a pool's part on another machine by its name alone: its processes, whoever started them, and its folders."""
+"""Shell script that ends a pool's processes on a machine and removes its folders."""
 
 from __future__ import annotations
 
@@ -11,22 +11,15 @@ from ..node.protocol.version import HOST_PROCESS
 from .base import Machine
 
 _ID = re.compile(r"[0-9a-f]{8}\Z")
-# Seconds that the processes have to end in order; what the script may take in all.
+# Seconds that the processes have to end in order; timeout of the whole script.
 _ORDERLY, _PATIENCE = 10, 60.0
 
 
 def script(pool: str, folders: Sequence[str] = ()) -> str:
-    """Shell text that ends a pool's processes of this user, and removes these folders.
+    """Return a script that ends a pool's processes of this user and removes folders.
 
-    Its status is 0 once none is left. A host process that is still on its way, behind a slow login, finds its
-    folder gone and does not start.
-
-    Parameters
-    ----------
-    pool : str
-        The pool's id.
-    folders : sequence of str
-        The pool's, there.
+    Its status is 0 once no process is left. A host process that still waits for a slow login finds its folder removed
+    and does not start. ``pool`` is the pool's id; ``folders`` are the pool's on that machine.
     """
     assert _ID.match(pool)
     # The brackets keep the pattern from matching its own command line.
@@ -36,7 +29,7 @@ def script(pool: str, folders: Sequence[str] = ()) -> str:
         "c=$(tr '\\000' ' ' <\"$f\" 2>/dev/null); "
         f'case $c in (*"{HOST_PROCESS} "*/sky-{pool}-*) f=${{f#/proc/}}; echo "${{f%/cmdline}}";; esac; done; }}'
     )
-    # Its agents and kernels are its children, and have its command line: the one at the root ends them all in order.
+    # Agents and kernels are its children, and have its command line: the root process ends them all in order.
     roots = (
         "_sky_r() { a=\" $(_sky_l | tr '\\n' ' ')\"; for p in $a; do t=$(cat /proc/$p/stat 2>/dev/null); "
         'set -- ${t##*)}; case $a in (*" ${2:-0} "*) ;; (*) echo $p;; esac; done; }'
@@ -51,7 +44,7 @@ def script(pool: str, folders: Sequence[str] = ()) -> str:
 
 
 def run(machine: Machine, text: str) -> None:
-    """Run such a script on a machine; MachineError where something is left there."""
+    """Run a `script` on a machine; raise MachineError if a process is left."""
     done = machine.run(text, timeout=_PATIENCE)
     if done.status:
         told = done.out.decode("utf-8", "replace").strip()[-300:]
