@@ -1,4 +1,4 @@
-"""Machines over SSH: which host is meant, whether it is that host, who logs in, and what runs there.
+"""Machines over SSH: configuration, host keys, log-in, and commands there.
 
 Only `session`, `auth` and what is built on them import paramiko, and only when a connection is made.
 """

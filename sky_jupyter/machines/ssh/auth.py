@@ -1,4 +1,4 @@
-"""Logging in: the agent's keys, key files with their certificates, and what to say when none is let in."""
+"""SSH log-in: agent keys, key files, certificates, and advice when all fail."""
 
 from __future__ import annotations
 
@@ -38,35 +38,34 @@ _MAX_KEY_FILE = 1 << 20
 
 
 class _Skip(Exception):
-    """A key that cannot be used, and why."""
+    """Raised for a key that cannot be used; its text says why."""
 
 
 @dataclass
 class KeyRing:
-    """Opened key files, kept in memory so that a passphrase is asked for once for all hosts.
+    """Opened key files, kept in memory: a passphrase is asked for once for all hosts.
 
     Parameters
     ----------
-    passphrase : callable, optional
-        Asked for a passphrase; encrypted keys are left out without it.
+    Asked for a passphrase; without it, encrypted keys are skipped.
     """
 
     passphrase: Passphrase | None = None
     attempts: int = 3
     _opened: dict[str, Any] = field(default_factory=dict, repr=False)
-    # Why a file that was asked about stays closed.
+    # Why an encrypted file could not be opened.
     _given_up: dict[str, str] = field(default_factory=dict, repr=False)
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
 
     def load(self, path: str) -> Any:
-        """A key of a file, opened once; raises `_Skip` where it cannot be."""
+        """Return the key of a file, opened once; raise `_Skip` if that fails."""
         with self._lock:
             if path not in self._opened:
                 self._opened[path] = self._open(path)
             return self._opened[path]
 
     def ask_again(self) -> None:
-        """Ask for keys again that nobody gave the passphrase of."""
+        """Forget refused passphrases, so that they are asked for again."""
         self._given_up.clear()
 
     def _open(self, path: str) -> Any:
@@ -91,25 +90,34 @@ class KeyRing:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """A key to try: its name for messages, and what opens it."""
+    """Key to try: its name in messages, and a function that opens it."""
 
     label: str
     open: Callable[[], Any]
 
 
 def log_in(transport: paramiko.Transport, target: Target, ring: KeyRing) -> str:
-    """Log in with the first key that the host takes.
+    """Log in with the first key that the host accepts, and return its label.
+
+    Parameters
+    ----------
+    transport : paramiko.Transport
+        The connection, with the host's key checked.
+    target : Target
+        The host.
+    ring : KeyRing
+        Opened key files.
 
     Returns
     -------
     str
-        Which key it was.
+        The key's label.
 
     Raises
     ------
     LoginRefused
-        When there is none; it names all that was tried, and what to do. Its reason is ``waited`` where the
-        host has ended the connection while a person was asked: what was answered counts the next time.
+        When no key is accepted; it lists the keys that were tried, and says what to do. Its reason is ``waited`` if
+        the host closed the connection while a person was asked: the answers are kept for the next attempt.
     """
     tried: list[str] = []
     offered = 0
@@ -141,7 +149,7 @@ def log_in(transport: paramiko.Transport, target: Target, ring: KeyRing) -> str:
 
 
 def _still_there(transport: paramiko.Transport, target: Target) -> None:
-    """Tell a connection that ended before a key was offered: a host waits two minutes for a log-in, as a rule."""
+    """Raise LoginRefused if the host closed the connection already."""
     if not transport.is_active():
         raise LoginRefused(
             target.name,
@@ -152,7 +160,7 @@ def _still_there(transport: paramiko.Transport, target: Target) -> None:
 
 
 def _candidates(target: Target, ring: KeyRing, agent: list[Any], tried: list[str]) -> Iterator[_Candidate]:
-    """The keys in OpenSSH's order: the agent's that were named, its others, then files; encrypted files last."""
+    """Yield keys in OpenSSH's order: agent's, named ones first; then files."""
     files = list(target.keys)
     if not files:
         usual = [str(Path.home() / ".ssh" / name) for name in _DEFAULT_KEYS]
@@ -184,8 +192,8 @@ def _candidates(target: Target, ring: KeyRing, agent: list[Any], tried: list[str
 
 
 def _certified(key: Any, certificate: str | None) -> Any:
-    """The key with a certificate, or without any."""
-    # Keys of files are shared with other connections; the agent's are this connection's own, and cannot be copied.
+    """Return the key with a certificate, or without any."""
+    # Keys of files are shared by connections. An agent's key belongs to this connection and cannot be copied.
     twin = key if isinstance(key, paramiko.AgentKey) else copy.copy(key)
     twin.public_blob = None if certificate is None else PublicBlob.from_file(certificate)
     return twin
@@ -196,14 +204,14 @@ def _loaded(ring: KeyRing, path: str, certificate: str | None) -> Any:
 
 
 def _certificates_of(blob: bytes | None, files: list[str]) -> list[str]:
-    """The certificate files that are about a public key."""
+    """Return the certificate files for a public key."""
     if blob is None:
         return []
     return [name for name in files if _inner_key(_line_blob(name)) == blob]
 
 
 def _inner_key(certificate: bytes | None) -> bytes | None:
-    """The public key that a certificate is about."""
+    """Return the public key that a certificate certifies."""
     if certificate is None:
         return None
     try:
@@ -219,7 +227,7 @@ def _inner_key(certificate: bytes | None) -> bytes | None:
 
 @contextlib.contextmanager
 def _agent(target: Target) -> Iterator[list[Any]]:
-    """The agent's keys, for as long as they are needed; none where no agent answers."""
+    """Yield the agent's keys with its socket open; none if no agent answers."""
     path = os.environ.get("SSH_AUTH_SOCK") if target.agent == "SSH_AUTH_SOCK" else target.agent
     if not path:
         yield []
@@ -238,7 +246,7 @@ def _agent(target: Target) -> Iterator[list[Any]]:
 
 
 def _read(path: str) -> bytes:
-    """A key file's bytes; `_Skip` for what OpenSSH would not use."""
+    """Return a key file's bytes; raise `_Skip` for a file that OpenSSH would not use."""
     try:
         with open(path, "rb") as file:
             info = os.fstat(file.fileno())
@@ -251,7 +259,7 @@ def _read(path: str) -> bytes:
 
 
 def _openssh(data: bytes) -> tuple[bytes, bytes] | None:
-    """The cipher and the public key of a key file in OpenSSH's own form; None for others."""
+    """Return cipher and public key of an OpenSSH key file; None for others."""
     body = b"".join(line for line in data.splitlines() if line and not line.startswith(b"-----"))
     try:
         raw = base64.b64decode(body, validate=True) if b"OPENSSH PRIVATE KEY" in data else b""
@@ -279,18 +287,18 @@ def _encrypted(data: bytes) -> bool:
 
 
 def _public_blob(path: str) -> bytes | None:
-    """A key file's public key, without its passphrase: from itself, or from the file beside it."""
+    """Return a key file's public key, from itself or from its ``.pub`` file."""
     try:
         with open(path, "rb") as file:
             inside = _openssh(file.read(_MAX_KEY_FILE))
     except OSError:
         inside = None
-    # Of a key that only the agent has, there may be nothing but the public half: as PATH.pub, or as PATH.
+    # For a key that only the agent has, there may be only the public half: as PATH.pub, or as PATH.
     return inside[1] if inside else _line_blob(f"{path}.pub") or _line_blob(path)
 
 
 def _line_blob(path: str) -> bytes | None:
-    """The key of a file with one line such as ``ssh-ed25519 AAAA…``."""
+    """Return the key of a file with one line such as ``ssh-ed25519 AAAA…``."""
     try:
         with open(path, "rb") as file:
             words = file.read(_MAX_KEY_FILE).split()
@@ -300,7 +308,10 @@ def _line_blob(path: str) -> bytes | None:
 
 
 def _paramiko_key(data: bytes, passphrase: bytes | None, path: str) -> Any:
-    """A private key for paramiko; ValueError where the passphrase is wrong, `_Skip` where it is no use."""
+    """Return a private key for paramiko.
+
+    Raise ValueError if the passphrase is wrong, `_Skip` if the key cannot be used.
+    """
     try:
         if b"OPENSSH PRIVATE KEY" in data:
             loaded: Any = serialization.load_ssh_private_key(data, passphrase)
@@ -325,7 +336,7 @@ def _paramiko_key(data: bytes, passphrase: bytes | None, path: str) -> Any:
 
 
 def _methods(transport: paramiko.Transport, target: Target) -> list[str]:
-    """The ways to log in that the host still offers."""
+    """Return the log-in methods that the host still offers."""
     try:
         transport.auth_none(target.user)
     except paramiko.BadAuthenticationType as error:

@@ -1,4 +1,4 @@
-"""What a command of ours that failed on a machine means."""
+"""Errors for our own commands that failed on a machine."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _REASONS = {
 
 
 def failure(name: str, what: str, told: str) -> MachineError:
-    """The error for a command of ours that failed there, with what it said."""
+    """Return the error for a failed command, with its output and advice."""
     for text, (reason, advice) in _REASONS.items():
         if text in told:
             return MachineError(name, reason, f"{what}: {told}; {advice}")

@@ -1,8 +1,8 @@
-"""Files and folders up and down an SSH connection, with progress, and resumed after a break.
+"""Upload and download of files and folders by shell scripts, resumable.
 
-What is on the wire is checked by SSH itself. What was left of an earlier, broken transfer is compared
-by its hash before it counts, and so is the whole in the end. On either side, what comes is written in a
-staging folder, which is its user's own, and goes from there to its place: see ``node.receiving``.
+SSH checks the data in transit. The rest of an earlier transfer is compared by its hash before it is used, and the
+complete file again at the end. Both sides write to a staging folder that only its user can write, and move files
+from there to their place: see ``node.receiving``.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ _CHUNK = 1 << 20
 # Small enough to stay in a processor's cache until it is sent or written.
 _PIECE = 1 << 18
 _NOTICED = 2.0
-# Up to this size a file goes with others, in one archive; larger ones are resumed within.
+# Smaller files go together in one archive; larger ones go alone and can be resumed.
 _SMALL = 8 << 20
 _BATCH = 32 << 20
 _BATCH_FILES = 5000
-# What the shell there says where something stands in a staging folder's place, or in a path.
+# The script's message if a link or a foreign folder takes the place of a staging folder.
 _ELSEWHERE = "is a link, or is another user's: nothing goes through it"
 
 
 class TransferMachine(Protocol):
-    """What is needed of a machine; `shell_machine.TransferMachine` has it."""
+    """Part of a machine that transfers use; `shell_machine.ShellMachine` has it."""
 
     @property
     def name(self) -> str: ...
@@ -62,7 +62,7 @@ class TransferMachine(Protocol):
 
 
 class _Count:
-    """Adds up what is there, and tells."""
+    """Counter of transferred bytes that reports progress."""
 
     def __init__(self, total: int, progress: Progress | None) -> None:
         self.total, self.sent, self.there = total, 0, 0
@@ -87,29 +87,11 @@ def upload(
     names: Mapping[str, str] | None = None,
     progress: Progress | None = None,
 ) -> Moved:
-    """Send a file to its place, or files to a staging folder; ``~/`` is the user's home there.
+    """Send a file to its place, or files to a staging folder.
 
-    Called again after a break, with the same arguments, it goes on where it was. A staging folder is one
-    that this user made and nobody else writes to: only files go there, and each is whole or not at all.
-
-    Parameters
-    ----------
-    source : Path
-        A file, or a folder.
-    target : PurePath or str
-        The file's place there, and the staging folder where a folder or ``names`` are given.
-    names : mapping of str to str, optional
-        Which files below the source are sent, and what they are called there; the empty name is the
-        source itself. All of a folder unless given.
-
-    Raises
-    ------
-    MachineError
-        When it cannot be written there.
-    LinkLost
-        When the connection breaks.
-    OSError
-        When the source cannot be read, or holds something that is no file.
+    Called again after a break with the same arguments, it resumes. ``~/`` is the user's home there. A staging folder
+    was made by this user, and nobody else writes to it. Each file in it is complete or absent. See
+    `base.Machine.upload`.
     """
     with Beneath.source(source) as folder:
         if not folder.alone and names is None:
@@ -131,18 +113,9 @@ def upload(
 def download(
     machine: TransferMachine, source: PurePath | str, target: Path, *, progress: Progress | None = None
 ) -> Moved:
-    """Fetch a file or folder to ``target``; what stands in a folder there already stays.
+    """Fetch a file or folder to ``target``; files already in a folder stay.
 
-    Links in the folder are made as links. Called again after a break, it goes on where it was.
-
-    Raises
-    ------
-    MachineError
-        When it is not there or cannot be read.
-    LinkLost
-        When the connection breaks.
-    OSError
-        When it cannot be written here.
+    Symbolic links in the folder become links. Called again after a break, it resumes. See `base.Machine.download`.
     """
     where = scripts.path(source)
     try:
@@ -169,7 +142,7 @@ def download(
 
 @dataclass(frozen=True)
 class _Item:
-    """One file: its name below the source, what it is called there, and its size when it was looked at."""
+    """File to send: name below the source, name there, and size when it was listed."""
 
     name: str
     there: str
@@ -194,16 +167,22 @@ def _item(source: Path, folder: Beneath, name: str, there: str) -> _Item:
 
 
 class _Upload:
-    """Files on their way to one staging folder.
+    """Upload of several files to one staging folder.
 
     Parameters
     ----------
+    machine : TransferMachine
+        The receiving machine.
     source : Path
-        Where they are here ...
+        Local file or folder.
     folder : Beneath
-        ... which is open.
+        The same, opened.
     place : str
-        The staging folder there.
+        Staging folder on the machine.
+    items : sequence of _Item
+        Files to send.
+    progress : callable or None
+        Called with the bytes transferred and the total.
     """
 
     def __init__(
@@ -219,7 +198,7 @@ class _Upload:
         self.count = _Count(sum(item.size for item in items), progress)
 
     def run(self) -> Moved:
-        """Send all of them that are not there."""
+        """Send all files that are not there."""
         whole = self._there()
         missing = []
         for item in self.items:
@@ -232,7 +211,7 @@ class _Upload:
                 self.send(batch[0], f"./{batch[0].there}")
             else:
                 archive = self._archive(batch)
-                # Nobody's names or numbers are carried over: what arrives is its new user's.
+                # Owner names and numbers are not carried over: the files belong to the receiving user.
                 self._do(
                     f"{{ {scripts.take(len(archive))}; }} | tar -xof -",
                     _told(archive, sum(item.size for item in batch), self.count),
@@ -240,7 +219,7 @@ class _Upload:
         return self.count.moved
 
     def send(self, item: _Item, target: str, info: os.stat_result | None = None) -> None:
-        """Send one file; ``target`` is its place as the staging folder sees it, and ``info`` has its mode."""
+        """Send one file to ``target``, relative to the staging folder."""
         part, who = (scripts.quote(f"./{item.there}{end}") for end in (".part", ".who"))
         with self._open(item) as file:
             offset = 0 if item.size <= _SMALL else self._left(item, file, part, who)
@@ -257,14 +236,14 @@ class _Upload:
             )
 
     def _do(self, script: str, data: Any = None, otherwise: str = "") -> bytes:
-        """Run a script in the staging folder; what it said."""
+        """Run a script in the staging folder and return its output."""
         done = self.machine.run(f"{_enter(self.place)} && {script}", stdin=data)
         if done.status:
             raise failure(self.machine.name, f"{self.place} could not be written", _said(done.out) or otherwise)
         return done.out
 
     def _there(self) -> dict[str, int]:
-        """The files that came there before, with their sizes."""
+        """Return the sizes of files that arrived earlier."""
         found = {}
         told = self._do("find . -type f ! -name '*.part' -exec stat -c '%s %n' {} +")
         for line in told.decode("utf-8", "surrogateescape").splitlines():
@@ -274,7 +253,7 @@ class _Upload:
         return found
 
     def _left(self, item: _Item, file: IO[bytes], part: str, who: str) -> int:
-        """How much of a file an earlier transfer has left there; whoever still writes to it is ended first."""
+        """End an earlier transfer of a file; return the size of its valid part."""
         ticks = '_t=$(cat "/proc/$1/stat" 2>/dev/null); set -- ${_t##*)}; echo "${20:-}"'
         told = self._do(
             f"{self._above(item)}ticks() {{ {ticks}; }}; "
@@ -291,7 +270,10 @@ class _Upload:
         return 0
 
     def _above(self, item: _Item) -> str:
-        """Have the folder that a file is in; nobody else writes to a staging folder, so that it holds no link."""
+        """Return a script that makes a file's folder.
+
+        Nobody else writes to a staging folder, so that it has no links.
+        """
         inner = str(PurePath(item.there).parent)
         return "" if inner == "." else f"mkdir -p -- {scripts.quote(f'./{inner}')} && "
 
@@ -319,7 +301,7 @@ class _Upload:
 
 
 def _enter(place: str) -> str:
-    """Go to a staging folder, which is made where it is not there; never by way of a link that has its name."""
+    """Return a script that makes and enters a staging folder, without links."""
     above, name = scripts.path(PurePath(place).parent), PurePath(place).name
     return (
         f"umask 077; CDPATH=; mkdir -p -- {above} && cd -P -- {above} && _sky_a=${{PWD%/}} && "
@@ -347,7 +329,7 @@ def _batches(items: Sequence[_Item]) -> Iterator[list[_Item]]:
 
 
 def _told(archive: bytes, size: int, count: _Count) -> Iterator[bytes]:
-    """The archive in pieces, with what of its files' bytes each stands for."""
+    """Yield the archive in chunks and count the file bytes that each represents."""
     told = 0
     for at in range(0, len(archive), _CHUNK):
         piece = archive[at : at + _CHUNK]
@@ -362,7 +344,7 @@ def _told(archive: bytes, size: int, count: _Count) -> Iterator[bytes]:
 
 @dataclass(frozen=True)
 class _Remote:
-    """A file there, by its name below what is fetched, and when it was changed, where that is known."""
+    """File on the machine, by its name below the source."""
 
     name: str
     size: int
@@ -371,7 +353,7 @@ class _Remote:
 
     @property
     def token(self) -> str:
-        """What it is called in the staging folder: a changed file is another one."""
+        """Name in the staging folder; it differs after the file was changed."""
         facts = f"{self.name}\0{self.size}\0{self.when}"
         return hashlib.sha256(facts.encode("utf-8", "surrogateescape")).hexdigest()[:40]
 
@@ -381,7 +363,7 @@ class _Remote:
 
 
 class _NotTaken(OSError):
-    """Something of an archive is refused."""
+    """Raised for an archive's member that is refused."""
 
 
 _UNASKED = _Remote("", 0, None, 0)
@@ -399,7 +381,7 @@ def _receiving(target: Path, *, folder: bool) -> Iterator[Receiver]:
 
 
 def _download_file(machine: TransferMachine, to: Receiver, item: _Remote, where: str, go: str, count: _Count) -> None:
-    """Fetch one file; ``go`` is the script that goes to where it is called ``where``."""
+    """Fetch one file: ``where``, in the folder that the script ``go`` enters."""
     with to.part(item.token, item.name) as file:
         size, offset = item.size, os.fstat(file.fileno()).st_size
         if offset and (offset > size or _hash(file, offset) != _remote_hash(machine, go, where, offset)):
@@ -421,14 +403,14 @@ def _download_file(machine: TransferMachine, to: Receiver, item: _Remote, where:
 
 
 def _give(where: str, strict: bool, start: int = 0, size: int | None = None) -> str:
-    """Print a file there, or a part of it; ``strict`` where a link that has its name is not to be followed."""
+    """Return a script that prints a file or part; ``strict`` refuses links."""
     if strict:
-        # Where a folder can be listed, GNU's tools are.
+        # A machine that can list folders (find -printf) has GNU's dd.
         count = "" if size is None else f" count={size}"
         return f"dd if={where} bs=128k iflag=nofollow,skip_bytes,count_bytes skip={start}{count} status=none"
     if size is not None:
         return f"head -c {size} {where}"
-    # `tail` reads 8 KiB at a time, which costs the host as much as to encrypt them.
+    # `tail` reads 8 KiB at a time, which costs the host as much as encrypting them.
     return f"tail -c +{start + 1} {where}" if start else f"cat {where}"
 
 
@@ -464,7 +446,7 @@ def _download_folder(machine: TransferMachine, source: str, target: Path, progre
             _fetch_archive(machine, where, wanted, files, to, count)
         for one in large:
             inner, _, name = one.name.rpartition("/")
-            # Where a folder or the file has become a link meanwhile, that is not followed.
+            # A folder or file that was replaced by a link meanwhile is not followed.
             go = f"CDPATH=; cd -P -- {where} && _sky_a=${{PWD%/}} && cd -P -- {scripts.quote(f'./{inner}')} && "
             go += f'[ "$PWD" = "$_sky_a"{scripts.quote(f"/{inner}" if inner else "")} ] && ' if inner else ""
             _download_file(machine, to, one, scripts.quote(f"./{name}"), go, count)
@@ -472,7 +454,7 @@ def _download_folder(machine: TransferMachine, source: str, target: Path, progre
 
 
 def _has(to: Receiver, one: _Remote) -> bool:
-    """Whether a file came down before: its time is set last."""
+    """Return True if a file was fetched before: its time is set last."""
     info = to.place.stat(one.name)
     if info is None or not stat.S_ISREG(info.st_mode) or one.when is None:
         return False
@@ -504,7 +486,7 @@ def _fetch_archive(
                     count.add(sent=member.size if member.isreg() else 0)
             reader.rest()
         except (tarfile.TarError, EOFError, OSError) as error:
-            # Of what cannot be written here, or is not taken, the connection is not the cause.
+            # A local write error or a refused member does not come from the connection.
             if not (isinstance(error, _NotTaken) or getattr(error, "filename", None)) and _ends(machine):
                 raise LinkLost(machine.name, "broken", "the connection broke while a folder was fetched") from None
             if isinstance(error, OSError) and not isinstance(error, TimeoutError):
@@ -518,7 +500,7 @@ def _fetch_archive(
 def _extract(
     archive: tarfile.TarFile, member: tarfile.TarInfo, to: Receiver, left: dict[str, _Remote | None] | None = None
 ) -> None:
-    """One member, which stays below the target whatever its name says, and was asked for, at its size, and once."""
+    """Extract a member that was asked for; refuse one outside the target."""
     name = member.name.removeprefix("./")
     parts = PurePath(name).parts
     if PurePath(name).is_absolute() or ".." in parts or not parts:
@@ -548,7 +530,7 @@ def _make_above(to: Receiver, parts: Sequence[str]) -> None:
 
 
 class _Reader:
-    """A channel as tarfile wants it; what stands before the mark is a login's noise."""
+    """Channel as a file for tarfile; it skips a login's output before the mark."""
 
     def __init__(self, channel: Any, mark: bytes) -> None:
         self._channel = channel
@@ -570,20 +552,20 @@ class _Reader:
         return part
 
     def read_some(self) -> bytes:
-        """What is there, as soon as there is any."""
+        """Return the bytes that are available; wait for the first."""
         if self._ahead:
             part, self._ahead = self._ahead, b""
             return part
         return bytes(self._channel.recv(_PIECE))
 
     def rest(self) -> None:
-        """Read what stands behind the archive, so that its maker can end."""
+        """Read to the end, so that the sender can end."""
         while self._channel.recv(_CHUNK):
             pass
 
 
 def _receive(machine: TransferMachine, script: str, write: Callable[[bytes], Any], tell: Callable[[int], None]) -> int:
-    """Run a script and hand its output on; returns how much it was."""
+    """Run a script, pass its output to ``write``, and return the number of bytes."""
     got = 0
     with machine.script(f"printf 'sky-bytes\\n'; {script}") as pipes:
         try:
@@ -609,7 +591,7 @@ def _said(out: bytes) -> str:
 
 
 def _chunks(file: Any, size: int, source: str, tell: Callable[[int], None]) -> Iterator[memoryview]:
-    """Exactly so many bytes of a file: the other side counts on them. A piece is good until the next is asked for."""
+    """Yield exactly ``size`` bytes; a chunk is valid until the next one is asked for."""
     room = memoryview(bytearray(min(size, _PIECE)))
     while size:
         got = file.readinto(room[: min(size, _PIECE)])
@@ -621,7 +603,7 @@ def _chunks(file: Any, size: int, source: str, tell: Callable[[int], None]) -> I
 
 
 def _hash(file: Any, size: int) -> str:
-    """The SHA-256 of a file's first bytes."""
+    """Return the SHA-256 of a file's first bytes."""
     file.seek(0)
     digest = hashlib.sha256()
     while size and (data := file.read(min(size, _CHUNK))):
@@ -635,14 +617,14 @@ def _remote_hash(machine: TransferMachine, go: str, where: str, size: int) -> st
     return words[0].decode("ascii", "replace") if words else ""
 
 
-# Where there is no shell, from the beginning each time: what was left cannot be compared there.
+# Without a shell, transfers start anew each time: a partial file cannot be hashed there.
 
 
 def _sftp_upload(up: _Upload, item: _Item, target: str) -> None:
     import paramiko
 
     machine, count, target = up.machine, up.count, target.removeprefix("~/")
-    # A name of chance, and a file that is new: what stands there under any name is not written to.
+    # A random name and exclusive creation: existing files are never written to.
     part = f"{PurePath(target).parent}/.sky-{secrets.token_hex(16)}"
     with contextlib.closing(_sftp(machine)) as sftp, up._open(item) as file:
         try:
@@ -692,12 +674,12 @@ def _sftp_download(machine: TransferMachine, source: str, target: Path, progress
 
 
 def _sftp(machine: Any) -> Any:
-    """An SFTP client; only a machine over SSH can be without a shell."""
+    """Return an SFTP client; only a machine over SSH can be without a shell."""
     return machine.session.sftp()
 
 
 def _ends(machine: TransferMachine) -> bool:
-    """Whether a machine's connection has broken; a channel ends a moment before that is known."""
+    """Return True if the connection broke; a channel ends slightly earlier."""
     end = time.monotonic() + _NOTICED
     while machine.up and time.monotonic() < end:
         time.sleep(0.02)

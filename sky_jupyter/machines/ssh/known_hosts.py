@@ -1,4 +1,4 @@
-"""Whether a host is the one that it was: known_hosts read and kept as OpenSSH does it."""
+"""Host key checks: known_hosts files read and written as OpenSSH does it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from .target import PORT, Target
 
 REVOKED, AUTHORITY = "@revoked", "@cert-authority"
 _CERTIFICATE = "-cert-v01@openssh.com"
-# In the order in which they are asked for when nothing is known of a host.
+# Order in which host keys are requested from an unknown host.
 ALGORITHMS = (
     "ssh-ed25519",
     "ecdsa-sha2-nistp256",
@@ -37,7 +37,7 @@ Accepted = bool | Mapping[str, str]
 
 @dataclass(frozen=True)
 class Presented:
-    """A key that a host has just proved to hold.
+    """Key that a host has just proved to hold.
 
     Attributes
     ----------
@@ -46,7 +46,7 @@ class Presented:
     blob : bytes
         The public key.
     certificate : bytes, optional
-        The host certificate in which it came.
+        The host certificate that contained it.
     """
 
     kind: str
@@ -55,13 +55,13 @@ class Presented:
 
     @property
     def fingerprint(self) -> str:
-        """What ``ssh-keygen -l`` shows."""
+        """Fingerprint as ``ssh-keygen -l`` shows it."""
         return fingerprint(self.blob)
 
 
 @dataclass(frozen=True)
 class Known:
-    """A line of a known_hosts file that is about the host in question."""
+    """Line of a known_hosts file for the host in question."""
 
     marker: str
     kind: str
@@ -71,13 +71,13 @@ class Known:
 
     @property
     def place(self) -> str:
-        """File and line, as OpenSSH names them."""
+        """File and line, as OpenSSH writes them."""
         return f"{self.file}:{self.line}"
 
 
 @dataclass(frozen=True)
 class Unknown:
-    """A host whose key no file has: what a person is asked about."""
+    """Host whose key is in no file: what a person is asked about."""
 
     host: str
     kind: str
@@ -88,20 +88,20 @@ class Unknown:
 
 
 def fingerprint(blob: bytes) -> str:
-    """The SHA-256 fingerprint of a public key, as OpenSSH writes it."""
+    """Return the SHA-256 fingerprint of a public key, as OpenSSH writes it."""
     return "SHA256:" + base64.b64encode(hashlib.sha256(blob).digest()).decode().rstrip("=")
 
 
 def kind_name(kind: str) -> str:
-    """``ED25519``, ``ECDSA`` or ``RSA``, as OpenSSH says it."""
+    """Return ``ED25519``, ``ECDSA`` or ``RSA``, as OpenSSH does."""
     return _NAMES.get(kind, "ECDSA" if kind.startswith("ecdsa") else kind)
 
 
 def known(target: Target) -> list[Known]:
-    """All lines of the target's files that are about it, in their order.
+    """Return the lines of the target's files for this host, in order.
 
-    A host on another port than 22 is known by ``[host]:port``; like OpenSSH, a line for the host
-    without a port is good too where there is none with.
+    A host on a port other than 22 is listed as ``[host]:port``. As in OpenSSH, a line for the host without a port is
+    used as well.
     """
     names = [target.host_key_name]
     if target.port != PORT and not target.host_key_alias:
@@ -112,9 +112,9 @@ def known(target: Target) -> list[Known]:
 
 
 def algorithms(entries: Sequence[Known], offered: Sequence[str] = ALGORITHMS) -> list[str]:
-    """The order to ask for host keys in: first what is known, so that a known key is what comes.
+    """Return the order in which to request host keys: known types first.
 
-    Certificates come first where an authority is known for the host.
+    Certificates come first if an authority is known for the host.
     """
     have = {entry.kind for entry in entries if not entry.marker}
     first = [name for name in offered if (_RSA if name.startswith("rsa-") else name) in have]
@@ -130,19 +130,23 @@ def check(
     accept: Accepted = False,
     ask: Callable[[Unknown], bool] | None = None,
 ) -> None:
-    """Let a known key pass; take a new one only if it is accepted, and keep it then.
+    """Accept a known key; accept and save a new one only if allowed.
 
     Parameters
     ----------
+    target : Target
+        The host.
+    key : Presented
+        The key that it presented.
     accept : bool or mapping
-        True for any new key; host -> fingerprint for these.
+        True for any new key; or host -> fingerprint.
     ask : callable, optional
-        Asked about a new key that ``accept`` says nothing of.
+        Asked about a new key that ``accept`` does not cover.
 
     Raises
     ------
     HostKeyError
-        For a key that is unknown and not accepted, changed or revoked, or whose certificate is not good.
+        For a key that is unknown and not accepted, changed or revoked, or whose certificate is invalid.
     """
     entries = known(target)
     _refuse_revoked(target, key, entries)
@@ -151,7 +155,7 @@ def check(
     plain = [entry for entry in entries if not entry.marker]
     if any(hmac.compare_digest(entry.blob, key.blob) for entry in plain):
         return
-    # Without a port the name may be another server's, behind the same address.
+    # A line without a port may be for another server at the same address.
     own = [entry for entry in plain if _is_for(target, entry)]
     if own:
         raise _changed(target, key, next((e for e in own if e.kind == key.kind), own[0]))
@@ -159,12 +163,9 @@ def check(
 
 
 def keep(target: Target, key: Presented) -> Path:
-    """Add a key to the first of the target's files, unless another process has done so meanwhile.
+    """Append a key to the target's first file, unless it is there; return the path.
 
-    Raises
-    ------
-    HostKeyError
-        Where the file cannot be written.
+    Raise HostKeyError if the file cannot be written.
     """
     if not target.known_hosts:
         raise HostKeyError(target.name, "unknown", "UserKnownHostsFile is none: no key can be kept", key.fingerprint)
@@ -174,7 +175,7 @@ def keep(target: Target, key: Presented) -> Path:
     try:
         path.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
         with open(os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o600), "r+b") as file:
-            # Closing it gives the lock back.
+            # Closing the file releases the lock.
             fcntl.flock(file, fcntl.LOCK_EX)
             text = file.read()
             there = _entries(path, text.decode(errors="replace"), target.host_key_name)
@@ -219,7 +220,7 @@ def _accept(target: Target, key: Presented, accept: Accepted, ask: Callable[[Unk
 
 
 def _said(target: Target, accept: Accepted) -> str:
-    """The fingerprint that was given for a host; ``any`` where all are accepted, empty where nothing is said."""
+    """Return a host's accepted fingerprint; ``any`` for all, empty for none."""
     if isinstance(accept, bool):
         return "any" if accept else ""
     for name in (target.name, target.host_key_name, target.host):
@@ -229,13 +230,7 @@ def _said(target: Target, accept: Accepted) -> str:
 
 
 def valid_fingerprint(text: str) -> str:
-    """A fingerprint as it was given, checked.
-
-    Raises
-    ------
-    SpecError
-        When it has not the form that ``ssh-keygen -l`` shows.
-    """
+    """Return a fingerprint without padding; raise SpecError if it is malformed."""
     try:
         good = text.startswith("SHA256:") and len(base64.b64decode(text[7:] + "=", validate=True)) == 32
     except (ValueError, AttributeError):
@@ -275,7 +270,7 @@ def _refuse_revoked(target: Target, key: Presented, entries: Iterable[Known]) ->
 
 
 def _certified(target: Target, key: Presented, entries: Iterable[Known]) -> bool:
-    """Whether a known authority vouches for the key; False where the certificate's is not known."""
+    """Return True if a known authority signed the key, False if unknown."""
     assert key.certificate is not None
     try:
         certificate = _Certificate(key.certificate)
@@ -296,7 +291,7 @@ def _certified(target: Target, key: Presented, entries: Iterable[Known]) -> bool
 
 
 class _Certificate:
-    """An OpenSSH host certificate, opened by the cryptography package."""
+    """OpenSSH host certificate, parsed by the cryptography package."""
 
     def __init__(self, blob: bytes) -> None:
         from cryptography.exceptions import UnsupportedAlgorithm
@@ -315,7 +310,7 @@ class _Certificate:
         self.authority = base64.b64decode(identity.signature_key().public_bytes(encoding, form).split()[1])
 
     def fault(self, host: str) -> str:
-        """What is wrong with it for this host, now; empty when nothing is."""
+        """Return what is wrong with the certificate for this host now; empty if nothing."""
         from cryptography.exceptions import InvalidSignature
         from cryptography.hazmat.primitives.serialization import SSHCertificateType
 
@@ -340,7 +335,7 @@ class _Certificate:
 
 
 def _is_for(target: Target, entry: Known) -> bool:
-    """Whether a line names the target by its own name, not only without its port."""
+    """Return True if a line has the target's own name, with its port."""
     if target.port == PORT or target.host_key_alias:
         return True
     lines = _text(entry.file).split("\n")
@@ -348,7 +343,7 @@ def _is_for(target: Target, entry: Known) -> bool:
 
 
 def _entries(path: Path, text: str, name: str) -> list[Known]:
-    """A file's lines that are about a name; a line that makes no sense is passed over, as OpenSSH does."""
+    """Return a file's lines for a name; skip invalid lines, as OpenSSH does."""
     found = []
     for number, line in enumerate(text.split("\n"), 1):
         fields = line.split()
@@ -385,7 +380,7 @@ def _hashed(name: str) -> str:
 
 
 def _text(path: Path) -> str:
-    """A file's text; what is no plain file (``/dev/null``) or is not there is empty."""
+    """Return a file's text; empty if it cannot be read."""
     try:
         with open(path, "rb") as file:
             return file.read(_MAX_FILE).decode(errors="replace")

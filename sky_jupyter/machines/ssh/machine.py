@@ -1,4 +1,4 @@
-"""A machine behind an SSH connection: commands run there, files go there, streams lead on from there."""
+"""Machine behind an SSH connection."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ _SIGNAL_PATIENCE = 30.0
 
 
 class SSHMachine(ShellMachine):
-    """Another machine, through one connection that any number of threads may use. It implements `base.Machine`.
+    """Machine over one SSH connection, thread-safe; implements `base.Machine`.
 
     Parameters
     ----------
     session : Session
-        The connection; it ends with the machine's `close`.
+        The connection; `close` ends it.
     address : str, optional
-        How the pool's other machines reach it; the address at which it answered us unless given.
+        Address for the pool's other machines; by default, the one at which it answered us.
     """
 
     def __init__(self, session: Session, address: str | None = None) -> None:
@@ -39,41 +39,41 @@ class SSHMachine(ShellMachine):
 
     @property
     def label(self) -> str:
-        """What the user calls it, with who logs in where."""
+        """Name, with user, host and port."""
         return str(self.target)
 
     @property
     def up(self) -> bool:
-        """Whether its connection stands."""
+        """True while the connection is alive."""
         return self.session.alive
 
     @classmethod
     def connect(cls, target: Target, access: Access | None = None) -> SSHMachine:
-        """Connect to a host; see `session.connect` for what can go wrong."""
+        """Connect to a host; see `session.connect` for the errors."""
         return cls(connect(target, access))
 
     def open_shell(self, command: str) -> Any:
-        """A channel in which the user's shell runs a command."""
+        """Return a channel in which the user's shell runs a command."""
         return self.session.channel(command)
 
     def status(self, pipes: Any) -> int:
-        """How a channel's command ended; see `ShellMachine.status`."""
+        """Return a command's exit status; see `ShellMachine.status`."""
         return self.session.status(pipes)
 
     def run(self, script: str, *, stdin: Iterable[bytes] | None = None, timeout: float | None = None) -> Done:
-        """Run a script in the connection's shell, one after another; see `base.Machine.run`."""
+        """Run a script in the connection's shell, one at a time; see `base.Machine.run`."""
         return self._shell.run(script, stdin, timeout=timeout)
 
     def interrupt(self) -> None:
-        """End the script that runs; whoever called `run` gets an error."""
+        """End the running script; the caller of `run` gets an error."""
         self._shell.close()
 
     def server(self) -> tuple[int, int]:
-        """Who serves this connection there: a process, and its beginning in ticks."""
+        """Return process id and start time, in ticks, of this connection's sshd process."""
         return who(self.run(scripts.server(), timeout=_SIGNAL_PATIENCE).out.decode("utf-8", "replace"))
 
     def end_server(self, pid: int, ticks: int) -> None:
-        """End who served an earlier connection of ours, and may not know yet that it is gone."""
+        """Kill the sshd process of an earlier connection."""
         self.run(scripts.end_server(pid, ticks), timeout=_SIGNAL_PATIENCE)
 
     def upload(
@@ -84,7 +84,7 @@ class SSHMachine(ShellMachine):
         names: Mapping[str, str] | None = None,
         progress: Progress | None = None,
     ) -> Moved:
-        """Send a file or folder, resumed after a break, while scripts go on; see `base.Machine.upload`."""
+        """Send a file or folder beside scripts; see `base.Machine.upload`."""
         from . import file_transfer
 
         with self._lane() as lane:
@@ -99,7 +99,7 @@ class SSHMachine(ShellMachine):
 
     @contextlib.contextmanager
     def _lane(self) -> Iterator[SSHMachine]:
-        """The same connection with a shell of its own: a script in the other one does not wait for a transfer."""
+        """Yield the connection with a second shell: scripts do not wait for it."""
         lane = SSHMachine(self.session, self.address)
         try:
             yield lane
@@ -107,15 +107,15 @@ class SSHMachine(ShellMachine):
             lane.interrupt()
 
     def relay(self, through: Machine, host: str, port: int, *, there_port: int = 0) -> int:
-        """Not possible: the link keeps relays, over connections of its own."""
+        """Raise MachineError: only the link has relays, over connections of its own."""
         raise MachineError(self.name, "relay", "only a connection of the pool's link has relays")
 
     def open_stream(self, host: str, port: int) -> Any:
-        """A connection from there to an address there, used as a socket is (``recv``, ``sendall``, ``close``)."""
+        """Connect from the machine to an address; return a channel used like a socket."""
         return self.session.open_stream(host, port)
 
     def close(self) -> None:
-        """End the connection, and the forwards over it."""
+        """Close the connection and its forwards."""
         super().close()
         self.session.close()
 

@@ -1,4 +1,4 @@
-"""One shell there for many small things: a login's own files run once, and each further script costs a round trip."""
+"""Shell that runs many scripts on one channel: log-in files run only once."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ from .types import NoShell, shown
 _READ = 1 << 16
 _BEGIN_PATIENCE = 60.0
 _MAX_OUTPUT = 64 << 20
-# Of output that comes while input is sent: as much as there may be, where the pieces are large.
+# Pieces of output kept while input is sent: as many as the limit allows if they are large.
 _MOST_PIECES = _MAX_OUTPUT // _READ
-# A script that takes no input is looked at so often for output.
+# Timeout of a write to a script that does not read, after which its output is polled.
 _TURN = 0.05
 _REASONS = {
     "No space left": ("full", "make room there, or name another folder"),
@@ -33,14 +33,14 @@ _REASONS = {
 
 
 class _SourceFailed(Exception):
-    """What was to be sent could not be had: no fault of the connection's."""
+    """The input itself could not be read; the connection works."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
 
 class Shell:
-    """Runs one script after another on one channel; made when it is first needed.
+    """Runs scripts one at a time on one channel, opened on first use.
 
     Parameters
     ----------
@@ -58,17 +58,26 @@ class Shell:
     def run(
         self, script: str, data: Iterable[bytes | memoryview] | None = None, *, timeout: float | None = None
     ) -> Done:
-        """Run a line of script in a subshell, to its end; what it says on either output is ``out``.
+        """Run a one-line script in a subshell; return its status and both outputs.
 
         Parameters
         ----------
+        script : str
+            One line.
         data : iterable of bytes, optional
-            Its standard input; a script that ends well has to have read exactly so much. Nothing unless given.
+            Standard input, empty by default; a script that ends with status 0 must have read all of it.
+        timeout : float, optional
+            Seconds to wait; forever by default.
+
+        Returns
+        -------
+        Done
+            Exit status, and standard output and error together.
 
         Raises
         ------
         TimeoutError
-            When it has not ended after ``timeout`` seconds; the shell is given up then.
+            When it has not ended after ``timeout`` seconds; the shell is closed then.
         LinkLost
             When the connection ends first.
         """
@@ -88,14 +97,14 @@ class Shell:
                         ) from None
                     raise self._broken(told or str(error)) from None
                 except BaseException:
-                    # What is half sent cannot be taken back.
+                    # Half of a script or its input has been sent: the shell cannot be used again.
                     self._give_up()
                     raise
 
     def _ask(self, script: str, data: Iterable[bytes | memoryview] | None) -> Done:
         source = "" if data is not None else " </dev/null"
         tell = f"_sky_r=$?; printf '\\n%s %s\\n' {self._mark} $_sky_r"
-        # A script that fails may not have read its input: the shell ends with it, or would take that for scripts.
+        # A failed script may not have read its input: the shell ends too, or would run the rest as scripts.
         after = "" if data is None else "; [ $_sky_r -eq 0 ] || exit 1"
         self._send(f"( {script} ) 2>&1{source}; {tell}{after}")
         if data is not None:
@@ -106,7 +115,7 @@ class Shell:
         return done
 
     def _feed(self, data: Iterable[bytes | memoryview]) -> None:
-        """Send a script its input, and take in what it says meanwhile: it may read no more until that is heard."""
+        """Send a script's input, and read its output meanwhile so that it does not block."""
         self._channel.settimeout(_TURN)
         try:
             for part in _own_errors(data):
@@ -119,7 +128,7 @@ class Shell:
         except (OSError, EOFError, paramiko.SSHException):
             if not self._session.alive:
                 raise
-            # It has ended before it had read all: its answer is there.
+            # The script ended before it had read all: its reply is there.
         finally:
             self._channel.settimeout(None)
 
@@ -130,7 +139,7 @@ class Shell:
         return sent
 
     def close(self) -> None:
-        """End the shell; a script that runs in it is interrupted."""
+        """Close the shell; a script that runs in it is interrupted."""
         channel = self._channel
         if channel is not None:
             channel.close()
@@ -148,8 +157,8 @@ class Shell:
                 self._refuse(out_of_time.is_set())
 
     def _refuse(self, out_of_time: bool) -> NoReturn:
-        """Raise the error for a shell that has not begun, with what was said on either output."""
-        # What else it says is on its way with the end of its channel.
+        """Raise the error for a shell that did not start, with its output."""
+        # The rest of its output arrives with the channel's end.
         with contextlib.suppress(OSError, EOFError):
             self._channel.settimeout(1.0)
             while len(self._rest) <= _MOST_PIECES and (data := self._channel.recv(_READ)):
@@ -172,7 +181,7 @@ class Shell:
         self._channel.send_all(scripts.line(script))
 
     def _reply(self) -> Done:
-        """What stands before the next line of ours, and the status in that."""
+        """Return the output before our next mark line, and the status in that line."""
         mark = b"\n" + self._mark.encode() + b" "
         parts, tail = self._rest, b"".join(self._rest)
         size = len(tail)
@@ -195,7 +204,7 @@ class Shell:
         return Done(int(status), out)
 
     def _give_up(self) -> str:
-        """End the channel; what it said last on standard error."""
+        """Close the channel and return its last standard error."""
         with contextlib.suppress(OSError, EOFError):
             self._channel.settimeout(1.0)
             told = self._channel.recv_stderr(_READ).decode("utf-8", "replace").strip()
@@ -212,7 +221,7 @@ class Shell:
 
 
 def _own_errors(data: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryview]:
-    """The data, with its own errors told apart from the channel's."""
+    """Yield the data; wrap its own errors to tell them from the channel's."""
     parts = iter(data)
     while True:
         try:
@@ -226,7 +235,7 @@ def _own_errors(data: Iterable[bytes | memoryview]) -> Iterator[bytes | memoryvi
 
 @contextlib.contextmanager
 def _patience(channel: Any, timeout: float | None) -> Any:
-    """Close a channel when it takes too long; the event says that it was so."""
+    """Close a channel after a timeout; the yielded event is set then."""
     over = threading.Event()
 
     def end() -> None:
@@ -246,7 +255,7 @@ def _patience(channel: Any, timeout: float | None) -> Any:
 
 
 def failure(target: Target, what: str, told: str) -> MachineError:
-    """The error for a command of ours that failed there, with what it said."""
+    """Return the error for a failed command, with its output and advice."""
     for text, (reason, advice) in _REASONS.items():
         if text in told:
             return MachineError(target.name, reason, f"{what}: {told}; {advice}")

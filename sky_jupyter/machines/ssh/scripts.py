@@ -1,7 +1,7 @@
-"""Shell text for the other side: what is sent goes by standard input, so that no argument there shows it.
+"""Shell scripts for machines, sent by standard input, not as arguments.
 
-A user's login shell may be any, and says what it likes before a command begins; it is only asked to
-become ``/bin/sh``, which then reads one line, the script. What follows that line is the script's input.
+A user's login shell may be any, and may print anything before a command begins. It is only asked to become
+``/bin/sh``, which then reads one line, the script. The bytes after that line are the script's input.
 """
 
 from __future__ import annotations
@@ -13,21 +13,21 @@ from pathlib import PurePath
 
 from ...errors import SpecError
 
-# What a login sets for itself must not keep a command from running: another interpreter's PYTHONHOME, a PATH without
-# the system's tools, a umask that keeps the user from their own files.
+# A login's settings must not keep a command from running: another interpreter's PYTHONHOME, a PATH without the
+# system's tools, a umask that keeps the user from their own files.
 _CLEAN = "unset PYTHONHOME; export PATH=${PATH:+$PATH:}/usr/bin:/bin; case $(umask) in *[1-7]??) umask 077;; esac"
 LAUNCH = f"""exec /bin/sh -c '{_CLEAN}; IFS= read -r _sky && eval "$_sky"'"""
 _NEWLINE = "_sky_n=$(printf '\\nx'); _sky_n=${_sky_n%x}; "
-# Bytes for which it pays to choose with what they are copied.
+# Size from which choosing the faster copy command pays off.
 _MUCH = 8 << 20
 _NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*\Z")
 
-# Prints who it is, then becomes the command: the process id is the command's own.
+# Prints its process id, then becomes the command, which keeps that id.
 _INNER = """printf '%s %s %s\\n' "$1" "$$" "$(cat "/proc/$$/stat" 2>/dev/null)"; shift; exec "$@" """
 
 
 def quote(text: str) -> str:
-    """One shell word, on one line."""
+    """Return a text as one shell word on one line."""
     if "\0" in text:
         raise SpecError(f"{text!r} has a zero byte, which no argument, variable or path can have")
     # A line break would end the line that the script is sent in.
@@ -35,7 +35,7 @@ def quote(text: str) -> str:
 
 
 def path(where: PurePath | str) -> str:
-    """A path as a shell word; ``~/`` is the user's home there."""
+    """Return a path as a shell word; ``~/`` is the user's home there."""
     text = str(where)
     if text == "~":
         return '"$HOME"'
@@ -43,13 +43,13 @@ def path(where: PurePath | str) -> str:
 
 
 def line(script: str) -> bytes:
-    """A script as the one line that `LAUNCH` reads; its own line breaks become semicolons nowhere: it has none."""
+    """Return a script as the line that `LAUNCH` reads; it must have no line breaks."""
     assert "\n" not in script
     return (_NEWLINE + script + "\n").encode("utf-8", "surrogateescape")
 
 
 def exports(env: Mapping[str, str]) -> str:
-    """Variables, added to those that the login has."""
+    """Return a script that adds variables to those of the login."""
     for name in env:
         if not _NAME.match(name):
             raise SpecError(f"environment variable {name!r} is not a valid name; use letters, digits and _")
@@ -59,9 +59,10 @@ def exports(env: Mapping[str, str]) -> str:
 def command(
     argv: Sequence[str], env: Mapping[str, str], cwd: str, log: PurePath, mark: str, survive: bool, make: bool = False
 ) -> str:
-    """Run a command in a session of its own; ``mark`` begins the lines that are ours, ``make`` makes ``cwd``.
+    """Return a script that runs a command in a session of its own.
 
-    The first line of standard output says which process it is; the line on standard error how it ended.
+    Lines that begin with ``mark`` are ours: the first line of standard output has the process id, the line on
+    standard error the exit status. ``make`` creates ``cwd``.
     """
     words = " ".join(quote(word) for word in argv)
     program = quote(argv[0])
@@ -74,18 +75,21 @@ def command(
     run = f"/bin/sh -c {quote(_INNER)} sh {mark} {words} 2>>{path(log)}"
     tell = f"printf '%s %s\\n' {mark} $? >&2"
     if survive:
-        # What it prints is taken from it even when nobody is left to read that: else it would end of it.
-        # It has a session of its own: the shell's may be ended without it.
+        # Its output is read even when nobody listens: otherwise SIGPIPE would end it.
+        # It has a session of its own, so that the shell's can be ended without it.
         own = "_sky_s=; command -v setsid >/dev/null && _sky_s=setsid; "
         relay = "{ trap '' PIPE HUP; cat; exec cat >/dev/null; } 2>/dev/null"
         return f"{begin}{own}{{ (exec $_sky_s {run} </dev/null); {tell}; }} | {relay}"
-    # The connection is the other end of standard input: when that closes, all of the session is ended.
+    # Standard input is the connection: when it closes, the whole session is ended.
     watch = "(trap '' TERM; cat <&3; kill -s TERM -- -$$; sleep 3; kill -s KILL -- -$$) >/dev/null 2>&1 & _sky_w=$!; "
     return f"{begin}trap : TERM HUP; exec 3<&0 </dev/null; {watch}{run} 3<&-; {tell}; kill -s KILL $_sky_w"
 
 
 def signal(name: str, pid: int, ticks: int) -> str:
-    """Send a signal to the group of a process, if it is still the one that began then; what is to end goes on to."""
+    """Return a script that signals a process's group if its start time is ``ticks``.
+
+    SIGTERM is followed by SIGCONT, so that a stopped process can end.
+    """
     on = ' && kill -s CONT -- "-$3"' if name == "TERM" else ""
     return (
         f"_sky_t=$(cat /proc/{pid}/stat 2>/dev/null); set -- ${{_sky_t##*)}}; "
@@ -94,7 +98,7 @@ def signal(name: str, pid: int, ticks: int) -> str:
 
 
 def alive(pid: int, ticks: int) -> str:
-    """Say whether a process is still there, and still the one that began then."""
+    """Return a script that succeeds if the process started at ``ticks`` still runs."""
     return (
         f"_sky_t=$(cat /proc/{pid}/stat 2>/dev/null); set -- ${{_sky_t##*)}}; "
         f'[ "${{20:-}}" = {ticks} ] && case $1 in [ZX]) exit 1;; esac'
@@ -102,12 +106,12 @@ def alive(pid: int, ticks: int) -> str:
 
 
 def server() -> str:
-    """Say who serves this connection there."""
+    """Return a script that prints the connection's sshd process and its stat line."""
     return 'printf "%s %s\\n" "$PPID" "$(cat "/proc/$PPID/stat")"'
 
 
 def end_server(pid: int, ticks: int) -> str:
-    """End who served a connection that is given up, if that is still there: it holds ports until it notices."""
+    """Return a script that kills an old connection's sshd: it holds ports until then."""
     return (
         f"_sky_t=$(cat /proc/{pid}/stat 2>/dev/null); set -- ${{_sky_t##*)}}; "
         f'[ "${{20:-}}" != {ticks} ] || case $_sky_t in *"(sshd"*) kill -s KILL {pid};; esac'
@@ -115,9 +119,9 @@ def end_server(pid: int, ticks: int) -> str:
 
 
 def take(size: int) -> str:
-    """Copy exactly so many bytes of standard input, or what there is of them.
+    """Return a script that copies up to ``size`` bytes of standard input.
 
-    ``head`` may take 8 KiB at a time, which costs the host more than to decrypt them; not every ``dd`` counts bytes.
+    ``head`` may read 8 KiB at a time, which costs the host more than decrypting them; not every ``dd`` counts bytes.
     """
     if size < _MUCH:
         return f"head -c {size}"
@@ -129,7 +133,7 @@ def take(size: int) -> str:
 
 
 def put(files: Sequence[tuple[PurePath, int]], part: str) -> str:
-    """Write files, whose bytes follow one another, each whole or not at all, for its user only."""
+    """Return a script that writes files atomically from concatenated bytes."""
     steps = ["umask 077"]
     for where, size in files:
         target, folder = path(where), path(where.parent)

@@ -1,4 +1,4 @@
-"""One SSH connection: made, checked, watched and ended."""
+"""One SSH connection: connect, verify, monitor and close."""
 
 from __future__ import annotations
 
@@ -24,26 +24,26 @@ from .target import Target
 from .tcp import SILENT, command_socket, dial, end, peer
 from .types import Prompts, Ran
 
-# Encrypting and checking in one pass of the processor's own instructions; the others are much slower.
+# AES-GCM encrypts and authenticates in one pass with processor instructions; the others are much slower.
 _CIPHERS = ("aes128-gcm@openssh.com", "aes256-gcm@openssh.com")
-# What a host may send before we have taken it. Its sshd keeps as much where the link is slower than its disk, in a
-# buffer that grows by one packet at a time: with 16 MiB it is busy for seconds with nothing but copying that.
+# Receive window. The host's sshd buffers as much if the link is slower than its disk, in a buffer that grows by one
+# packet at a time: with 16 MiB it is busy for seconds with nothing but copying that.
 _WINDOW = 4 << 20
 _READ = 1 << 18
 _HANDSHAKE = 30.0
 _TICK = 1.0
-# Seconds of silence after which an answer is asked for.
+# Seconds of silence after which a keepalive is sent.
 _PULSE = 4
 _CHANNEL_PATIENCE = 30.0
 _END_PATIENCE = 5.0
 _LOOPBACK = "127.0.0.1"
-# A question about the host, and one about each of a few keys.
+# Retries after a person answered too late: a question about the host, and one for each of a few keys.
 _SLOW_ANSWERS = 4
 
 
 @dataclass(frozen=True)
 class Access:
-    """What connections share: keys that were opened, whom to ask, which host keys are accepted."""
+    """State shared by connections: opened keys, prompts, accepted host keys."""
 
     ring: auth.KeyRing = field(default_factory=auth.KeyRing)
     accept: known_hosts.Accepted = False
@@ -51,13 +51,13 @@ class Access:
 
     @classmethod
     def of(cls, accept: known_hosts.Accepted = False, prompts: Prompts | None = None) -> Access:
-        """For the hosts of one pool."""
+        """Return the access for the hosts of one pool."""
         prompts = prompts or Prompts()
         return cls(auth.KeyRing(prompts.passphrase), accept, prompts.accept)
 
 
 class _Transport(paramiko.Transport):
-    """paramiko's transport with our order of host keys, signals that end commands kept, and requests told apart."""
+    """paramiko's transport with our host key order, exit signals and matched replies."""
 
     host_key_order: tuple[str, ...] = ()
     host_blob = b""
@@ -68,9 +68,9 @@ class _Transport(paramiko.Transport):
         self._requesting = threading.Lock()
 
     def request(self, heard: Callable[[Message | None], None], kind: str, *data: str | int) -> None:
-        """Ask the server for something; ``heard`` is given its answer, None where that is no.
+        """Send a global request; call ``heard`` with the reply, or None if it failed.
 
-        Answers come in the order of the requests: paramiko's own way would take one for another's.
+        Replies come in the order of the requests: paramiko's own way would mix them up.
         """
         message = Message()
         message.add_byte(b"P")  # SSH_MSG_GLOBAL_REQUEST
@@ -91,7 +91,7 @@ class _Transport(paramiko.Transport):
 
     @property
     def preferred_keys(self) -> tuple[str, ...]:
-        """The host keys to ask for."""
+        """Host key types to request, in order."""
         return self.host_key_order
 
     def _verify_key(self, host_key: bytes, sig: bytes) -> None:
@@ -99,14 +99,14 @@ class _Transport(paramiko.Transport):
         self.host_blob = host_key
 
     def presented(self) -> known_hosts.Presented:
-        """The key that the host has signed with."""
+        """Return the key that the host has signed with."""
         key = self.get_remote_server_key()
         plain = bytes(key.asbytes())
         kind = plain[4 : 4 + int.from_bytes(plain[:4], "big")].decode("ascii", "replace")
         return known_hosts.Presented(kind, plain, None if self.host_blob == plain else self.host_blob)
 
     def _handle_request(self, channel: Any, message: Any) -> None:
-        """Note which signal has ended a command, which paramiko does not."""
+        """Record the signal that ended a command, which paramiko ignores."""
         at = message.packet.tell()
         if message.get_text() == "exit-signal":
             message.get_boolean()
@@ -115,7 +115,7 @@ class _Transport(paramiko.Transport):
         _PARAMIKO_REQUEST(channel, message)
 
     def run(self) -> None:
-        """Handle what comes in."""
+        """Handle incoming messages."""
         table = dict(paramiko.Transport._channel_handler_table)
         table[MSG_CHANNEL_REQUEST] = self._handle_request
         self._channel_handler_table = table
@@ -126,16 +126,25 @@ _PARAMIKO_REQUEST = paramiko.Transport._channel_handler_table[MSG_CHANNEL_REQUES
 
 
 class Session:
-    """A connection to one host, logged in; made by `connect`, used by any number of threads.
+    """Authenticated connection to one host, made by `connect`; thread-safe.
 
-    Attributes
+    Parameters
     ----------
     target : Target
         The host.
+    wire : Wire
+        The socket or channel below.
+    below : Session or None
+        Connection to the jump host.
+    child : subprocess.Popen or None
+        The ProxyCommand.
+
+    Attributes
+    ----------
     address : str
-        The address at which it answered; its name where it is behind a jump host.
+        The address at which it answered; its name if it is behind a jump host.
     key : str
-        Which key let us in.
+        Label of the key that was accepted.
     """
 
     def __init__(
@@ -154,10 +163,10 @@ class Session:
         self._on_lost: list[Callable[[LinkLost], None]] = []
         self._lock = threading.Lock()
         self._threads: list[threading.Thread] = []
-        # Who takes the connections that come to ports there.
+        # Handlers of connections to ports there.
         self._accepts: dict[int, Callable[[Any], None]] = {}
 
-    # Making it
+    # Connecting
 
     def _open(self, access: Access) -> None:
         target, transport = self.target, self._transport
@@ -185,11 +194,11 @@ class Session:
 
     @property
     def alive(self) -> bool:
-        """Whether it still stands, as far as is known."""
+        """True while the connection is alive, as far as is known."""
         return self._transport.is_active() and not self._closing.is_set()
 
     def on_lost(self, tell: Callable[[LinkLost], None]) -> None:
-        """Have a function called, in a thread of ours, when the connection breaks; at once if it has."""
+        """Call a function when the connection breaks; at once if it has."""
         with self._lock:
             reason = self._reason
             if reason is None:
@@ -198,7 +207,7 @@ class Session:
             tell(reason)
 
     def channel(self, command: str) -> Any:
-        """Run a command through the user's shell there; paramiko's channel to it."""
+        """Run a command through the user's shell there; return paramiko's channel."""
         channel = self._channel("session")
         try:
             channel.exec_command(command)
@@ -210,18 +219,14 @@ class Session:
         return channel
 
     def open_stream(self, host: str, port: int) -> Any:
-        """A connection from there to an address there: paramiko's channel, which is used as a socket is."""
+        """Connect from the machine to an address; return paramiko's channel."""
         return self._channel("direct-tcpip", (host, port), ("127.0.0.1", 0))
 
     def listen(self, port: int, accept: Callable[[Any], None]) -> int:
-        """Have the host listen on a port of its loopback, any free one where it is 0; which one it is.
+        """Listen on a port of the host's loopback, any free one if 0, and return it.
 
-        ``accept`` is given each connection's channel, in a thread that reads for all others, too.
-
-        Raises
-        ------
-        MachineError
-            When it refuses: nobody may, or somebody has this port.
+        ``accept`` is called with each connection's channel, in paramiko's reader thread: it must not block. Raise
+        MachineError if the host refuses.
         """
         answers: queue.Queue[Message | None] = queue.Queue()
         self._transport._tcp_handler = self._incoming
@@ -246,7 +251,7 @@ class Session:
         return port
 
     def unlisten(self, port: int) -> None:
-        """Have the host listen there no more."""
+        """Stop listening on a port of the host."""
         if self._accepts.pop(port, None) is not None:
             with contextlib.suppress(paramiko.SSHException, EOFError, OSError):
                 self._transport.request(lambda answer: None, "cancel-tcpip-forward", _LOOPBACK, port)
@@ -267,7 +272,7 @@ class Session:
             accept(channel)
 
     def sftp(self) -> paramiko.SFTPClient:
-        """An SFTP client on a channel of its own."""
+        """Return an SFTP client on a channel of its own."""
         channel = self._channel("session")
         try:
             channel.invoke_subsystem("sftp")
@@ -284,14 +289,10 @@ class Session:
         *,
         opened: Callable[[Any], None] | None = None,
     ) -> Ran:
-        """Run a command through the user's shell there, to its end; ``opened`` is given its channel.
+        """Run a command through the user's shell there and return its result.
 
-        Raises
-        ------
-        TimeoutError
-            When it has not ended after ``timeout`` seconds; its channel is closed then.
-        LinkLost
-            When the connection breaks first.
+        ``opened`` is called with its channel. Raise TimeoutError, and close the channel, after ``timeout`` seconds;
+        LinkLost if the connection breaks first.
         """
         channel = self.channel(command)
         if opened is not None:
@@ -327,16 +328,13 @@ class Session:
         return Ran(status, b"".join(parts), b"".join(errors))
 
     def feed(self, channel: Any, data: Iterable[bytes]) -> None:
-        """Send a channel's command all of its input, from a thread of its own, as it may answer meanwhile."""
+        """Send a channel's input from a thread, as the command may answer meanwhile."""
         threading.Thread(target=_feed, args=(channel, data), name="sky-ssh-feed", daemon=True).start()
 
     def status(self, channel: Any) -> int:
-        """How a channel's command ended: its status, or minus the signal; waits for it.
+        """Wait for a channel's command; return its status, or minus the signal.
 
-        Raises
-        ------
-        LinkLost
-            When the connection, or the server's part of it, ended first: nothing is known then.
+        Raise LinkLost if the connection, or the server's part of it, ended first: the status is unknown then.
         """
         channel.status_event.wait()
         name = getattr(channel, "exit_signal", None)
@@ -362,7 +360,7 @@ class Session:
         return channel
 
     def _lost_or(self, reason: str, message: str) -> MachineError:
-        """The error for what has just failed: that the link is lost, where it is."""
+        """Return LinkLost if the connection is lost, else the error for this failure."""
         if self._reason is not None:
             return LinkLost(self.target.name, self._reason.reason, str(self._reason).partition(": ")[2])
         if not self._transport.is_active() or reason == "closed":
@@ -374,7 +372,7 @@ class Session:
     # Watching and ending it
 
     def _watch(self) -> None:
-        """Count seconds without a byte; silence is counted in ticks, so that our own sleep is not the host's."""
+        """Detect silence, in ticks: a suspended laptop is not a silent host."""
         seen, silent = self._wire.received, 0
         while not self._closing.wait(_TICK):
             if not self._transport.is_active():
@@ -393,13 +391,13 @@ class Session:
                 self._pulse.set()
 
     def _beat(self) -> None:
-        """Ask for an answer when told to. A thread of its own, as sending waits where nothing gets through."""
+        """Send keepalives in a thread of their own: a dead link blocks them."""
         while True:
             self._pulse.wait()
             self._pulse.clear()
             if self._closing.is_set():
                 return
-            with contextlib.suppress(Exception):  # whatever it is, the watch will see it
+            with contextlib.suppress(Exception):  # the watch sees whatever it is
                 self._transport.request(lambda answer: None, "keepalive@openssh.com")
 
     def _lose(self, reason: str, message: str) -> None:
@@ -421,7 +419,7 @@ class Session:
             self._below.close()
 
     def close(self) -> None:
-        """End it; nothing of it is left here afterwards. Commands there live on unless they were asked not to."""
+        """Close the connection and its threads. Commands that survive keep running."""
         self._shut()
         threads: list[threading.Thread] = [self._transport, *self._threads]
         for thread in threads:
@@ -436,16 +434,10 @@ class Session:
 
 
 def connect(target: Target, access: Access | None = None) -> Session:
-    """Connect to a host, through the hosts before it where there are some.
+    """Connect to a host, through its jump hosts if it has any.
 
-    Raises
-    ------
-    Unreachable
-        When no connection comes about.
-    HostKeyError
-        When it is not known to be the right host.
-    LoginRefused
-        When it lets none of our keys in.
+    Raise Unreachable if there is no connection, HostKeyError if the host's key is not accepted, and LoginRefused if
+    the host accepts none of our keys.
     """
     access = access or Access()
     for _ in range(_SLOW_ANSWERS):
@@ -454,7 +446,7 @@ def connect(target: Target, access: Access | None = None) -> Session:
         except LoginRefused as error:
             if error.reason != "waited":
                 raise
-            # Somebody took a while to answer: now the host is known, or a key is open.
+            # A person took too long to answer. Now the host key is accepted, or a key is open.
     return _connect(target, access)
 
 
@@ -513,7 +505,7 @@ def _no_protocol(target: Target, error: BaseException, child: subprocess.Popen[b
 
 
 def _proxy_end(child: subprocess.Popen[bytes], error: BaseException) -> str:
-    """Say how a ProxyCommand ended, where it has; its own words stand above, as OpenSSH leaves them."""
+    """Return how a ProxyCommand ended; its own output was shown before."""
     with contextlib.suppress(subprocess.TimeoutExpired):
         status = child.wait(1.0)
         return f"it ended with status {status}" if status >= 0 else f"it was ended by signal {-status}"
@@ -522,7 +514,7 @@ def _proxy_end(child: subprocess.Popen[bytes], error: BaseException) -> str:
 
 def _refusal_hint(code: int, stream: bool) -> str:
     if not stream:
-        # OpenSSH gives no other reason for a session that it refuses.
+        # OpenSSH gives no other reason when it refuses a session.
         return "; its sshd allows too few at a time on one connection: set MaxSessions 10 there, which is the default"
     if code == paramiko.common.OPEN_FAILED_ADMINISTRATIVELY_PROHIBITED:
         return "; allow it in its sshd_config (AllowTcpForwarding yes)"
@@ -536,9 +528,9 @@ def _drain(receive: Callable[[int], bytes], parts: list[bytes]) -> None:
 
 
 def _feed(channel: Any, data: bytes | Iterable[bytes], failed: list[Exception] | None = None) -> None:
-    """Send a command its input; one that ends without reading it all is no error here.
+    """Send a command its input; ignore a command that ends without reading it all.
 
-    Where the input itself cannot be had, the channel is closed: half of it must not pass for all.
+    If the input itself fails, close the channel: half of it must not pass for all.
     """
     parts = iter([data] if isinstance(data, bytes) else data)
     while True:

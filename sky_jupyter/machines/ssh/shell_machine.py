@@ -1,8 +1,7 @@
-"""What machines share on which ``/bin/sh`` can be started with pipes: commands, files and processes by shell scripts.
+"""Base class of machines on which ``/bin/sh`` can be started with pipes.
 
-A machine over SSH is one. A kind of machine that another distribution adds, such as a container that an API starts
-commands in, says how a shell is started, how it ends, and how an address is reached: `open_shell`, `status` and
-`open_stream`. Nothing else is needed there but a POSIX system with ``/proc``.
+A machine over SSH is one. Another distribution's kind of machine, such as a container behind an exec API, implements
+`open_shell`, `status` and `open_stream`. The machine must be a POSIX system with ``/proc``.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ from ..process_handle import EarlierProcess
 from . import scripts
 from .failures import failure
 
-# The kernel counts in hundredths of a second for user space on every processor that is sold.
+# Linux reports times to user space in hundredths of a second on all common processors.
 _TICKS = 100
 _BEGIN_PATIENCE = 60.0
 _SIGNAL_PATIENCE = 30.0
@@ -32,30 +31,30 @@ _READ = 1 << 16
 
 
 class Pipes(Protocol):
-    """The standard streams of a shell that runs on a machine; made by `ShellMachine.open_shell`."""
+    """Standard streams of a shell on a machine, made by `ShellMachine.open_shell`."""
 
     @property
     def closed(self) -> bool:
-        """Whether it was closed, or the connection broke."""
+        """True after it was closed or the connection broke."""
 
     def recv(self, size: int, /) -> bytes:
-        """What it writes to standard output; empty at the end."""
+        """Return the next bytes of standard output; empty at the end."""
 
     def recv_stderr(self, size: int, /) -> bytes:
-        """What it writes to standard error; empty at the end."""
+        """Return the next bytes of standard error; empty at the end."""
 
     def send_all(self, data: bytes, /) -> Any:
-        """Write all of this to standard input; OSError where nobody reads it any more."""
+        """Write all bytes to standard input; raise OSError if nobody reads it."""
 
     def shutdown_write(self) -> None:
-        """End standard input."""
+        """Close standard input."""
 
     def close(self) -> None:
-        """Close all streams; the shell may run on."""
+        """Close all streams; the shell may keep running."""
 
 
 class ShellCommand:
-    """A command that runs on another machine, in a session of its own; made by `ShellMachine.exec`."""
+    """Command in its own session on another machine, made by `ShellMachine.exec`."""
 
     def __init__(self, machine: ShellMachine, pipes: Pipes, mark: str) -> None:
         self._machine, self._pipes, self._mark = machine, pipes, mark.encode()
@@ -68,17 +67,17 @@ class ShellCommand:
 
     @property
     def identity(self) -> ProcessId:
-        """Its process id there, and when it was started, in seconds since that machine's start."""
+        """Process id, and start time in seconds since the machine's boot."""
         return self._pid, self._ticks / _TICKS
 
     def begin(self) -> None:
-        """Read until it says who it is; what a login's own files print before is left out."""
+        """Read the process id; skip the output of the login's own files."""
         timer = threading.Timer(_BEGIN_PATIENCE, self._pipes.close)
         timer.daemon = True
         timer.start()
         try:
             for line in self._raw_lines(_MAX_NOISE):
-                # Noise without a line's end may stand before it.
+                # Output without a line break may precede the mark.
                 _, found, rest = line.partition(self._mark + b" ")
                 if found:
                     self._pid, self._ticks = who(rest.decode("utf-8", "replace"))
@@ -95,20 +94,20 @@ class ShellCommand:
         return failure(self._machine.name, "a command could not be started", told)
 
     def lines(self) -> Iterator[str]:
-        """Its standard output, a line at a time; ends with it, or with the connection."""
+        """Yield lines of standard output until the command or the connection ends."""
         for line in self._raw_lines():
             yield line.decode("utf-8", "replace")
 
     def terminate(self) -> None:
-        """Ask it and what it has started in its group to end."""
+        """Send SIGTERM to its process group."""
         self._signal("TERM")
 
     def kill(self) -> None:
-        """End it and what it has started in its group."""
+        """Send SIGKILL to its process group."""
         self._signal("KILL")
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit status, or minus the signal that ended it; see `base.Command.wait`."""
+        """Return the exit status, or minus the signal; see `base.Command.wait`."""
         if not self._ended.wait(timeout):
             raise TimeoutError(f"process {self._pid} on {self._machine.label} has not ended after {timeout} s")
         if self._status is None:
@@ -121,11 +120,11 @@ class ShellCommand:
 
     @property
     def ended(self) -> bool:
-        """Whether it has ended, or is not heard of any more."""
+        """True once it has ended, or its connection has."""
         return self._ended.is_set()
 
     def close(self) -> None:
-        """Listen to it no more; it lives on unless it was asked not to."""
+        """Close its streams; a command that survives keeps running."""
         self._pipes.close()
 
     def _signal(self, name: str) -> None:
@@ -151,14 +150,14 @@ class ShellCommand:
             return
 
     def _listen(self) -> None:
-        """Take in standard error, which is ours: what went wrong at the start, and how it ended."""
+        """Read standard error: errors of the start, and the exit status."""
         with contextlib.suppress(OSError, EOFError):
             while data := self._pipes.recv_stderr(_READ):
                 self._errors = (self._errors + data)[-_READ:]
                 _, found, rest = self._errors.rpartition(self._mark + b" ")
                 if found and rest.endswith(b"\n"):
                     status = int(rest.split()[0])
-                    # A shell says 128 and the signal for a child that a signal ended.
+                    # A shell reports 128 plus the signal for a child that a signal ended.
                     self._status = status if status <= 128 else 128 - status
                     self._ended.set()
         if self._status is None:
@@ -169,14 +168,16 @@ class ShellCommand:
 
 
 class ShellProcess(EarlierProcess):
-    """A command that an earlier connection started there: it can be ended, and not listened to.
+    """Command that an earlier connection started, without its output.
 
     Parameters
     ----------
     machine : ShellMachine
-        Where it runs.
-    pid, started
-        Its `ShellCommand.identity`.
+        Its machine.
+    pid : int
+        Process id.
+    started : float
+        Start time, as in `ShellCommand.identity`.
     """
 
     def __init__(self, machine: ShellMachine, pid: int, started: float) -> None:
@@ -186,28 +187,28 @@ class ShellProcess(EarlierProcess):
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """True while it runs."""
         script = scripts.alive(self.identity[0], self._ticks)
         return self._machine.run(script, timeout=_SIGNAL_PATIENCE).status == 0
 
     @property
     def place(self) -> str:
-        """Its machine."""
+        """Machine, as an error message names it."""
         return f" on {self._machine.label}"
 
     def terminate(self) -> None:
-        """Ask it and its group to end."""
+        """Send SIGTERM to its process group."""
         self._machine.run(scripts.signal("TERM", self.identity[0], self._ticks), timeout=_SIGNAL_PATIENCE)
 
     def kill(self) -> None:
-        """End it and its group."""
+        """Send SIGKILL to its process group."""
         self._machine.run(scripts.signal("KILL", self.identity[0], self._ticks), timeout=_SIGNAL_PATIENCE)
 
 
 class ShellMachine(ABC):
-    """A machine on which ``/bin/sh`` can be started with pipes; implements `base.Machine` with that.
+    """Machine that runs shell scripts through pipes; implements `base.Machine`.
 
-    A subclass has ``name``, ``key`` and ``address``, and the three abstract methods.
+    A subclass sets ``name``, ``key`` and ``address``, and implements the three abstract methods.
     """
 
     is_this_machine = False
@@ -217,34 +218,31 @@ class ShellMachine(ABC):
 
     @abstractmethod
     def open_shell(self, command: str) -> Pipes:
-        """Start ``/bin/sh -c COMMAND`` there, with pipes; MachineError where it cannot be started."""
+        """Start ``/bin/sh -c COMMAND``; raise MachineError if that fails."""
 
     @abstractmethod
     def status(self, pipes: Any) -> int:
-        """Wait until a shell has ended; its exit status, or minus the signal that ended it.
+        """Wait for a shell; return its exit status, or minus the signal.
 
-        Raises
-        ------
-        LinkLost
-            When the connection ended first.
+        Raise LinkLost if the connection ended first.
         """
 
     @abstractmethod
     def open_stream(self, host: str, port: int) -> Stream:
-        """A connection from there to an address there; MachineError where nobody listens there."""
+        """Connect from the machine to an address; raise MachineError if refused."""
 
     @property
     def label(self) -> str:
-        """What the user calls it, with more of where it is if there is more to say."""
+        """Name in messages, with the address if that says more."""
         return str(self.name)
 
     @property
     def up(self) -> bool:
-        """True: a machine that notices when its connection is gone says so."""
+        """True; a subclass that notices a lost connection overrides this."""
         return True
 
     def retry(self) -> None:
-        """Nothing: it is tried anew with each command."""
+        """Do nothing: each command connects anew."""
         return
 
     def close(self) -> None:
@@ -253,7 +251,7 @@ class ShellMachine(ABC):
             one.close()
 
     def facts(self) -> Mapping[str, Any]:
-        """Nothing but its id is needed to have it again."""
+        """Return an empty mapping: its id is enough to connect again."""
         return {}
 
     def run(self, script: str, *, stdin: Iterable[bytes] | None = None, timeout: float | None = None) -> Done:
@@ -276,9 +274,9 @@ class ShellMachine(ABC):
 
     @contextlib.contextmanager
     def script(self, script: str, stdin: Iterable[bytes] | None = None) -> Iterator[Pipes]:
-        """A script that runs with pipes, and is fed from a thread; what cannot be had of its input is raised.
+        """Run a script and yield its pipes; a thread writes its input.
 
-        Standard output may begin with what a login's own files print.
+        An error of the input itself is raised at the end. Standard output may begin with that of the login's own files.
         """
         pipes = self.open_shell(scripts.LAUNCH)
         failed: list[Exception] = []
@@ -309,8 +307,8 @@ class ShellMachine(ABC):
     ) -> ShellCommand:
         """Start a command in a session of its own; see `base.Machine.exec`.
 
-        One that does not survive is asked to end when the machine notices that the connection is gone, and killed
-        three seconds later.
+        A command that does not survive gets SIGTERM when the machine notices the lost connection, and SIGKILL after
+        three seconds.
         """
         mark = f"sky-{secrets.token_hex(8)}"
         pipes = self.open_shell(scripts.LAUNCH)
@@ -327,7 +325,7 @@ class ShellMachine(ABC):
         return command
 
     def process(self, identity: ProcessId) -> ShellProcess:
-        """A command that was started here before, by its identity."""
+        """Return a command that was started here earlier, by its identity."""
         return ShellProcess(self, *identity)
 
     def put(self, files: Mapping[PurePath, bytes]) -> None:
@@ -335,7 +333,7 @@ class ShellMachine(ABC):
         self.put_parts([(path, len(data)) for path, data in files.items()], files.values())
 
     def put_parts(self, files: Sequence[tuple[PurePath, int]], data: Iterable[bytes]) -> None:
-        """Write several files of known lengths with one command, from bytes that follow one another."""
+        """Write files of known sizes with one command, from concatenated bytes."""
         items = [(PurePosixPath(str(path)), size) for path, size in files]
         if not items:
             return
@@ -365,7 +363,7 @@ class ShellMachine(ABC):
         return file_transfer.download(self, source, target, progress=progress)
 
     def forward(self, host: str, port: int, *, local_port: int = 0) -> LocalForward:
-        """A port here that leads there, by a connection of its own for each; see `base.Machine.forward`."""
+        """Open a local port to an address there; see `base.Machine.forward`."""
         if not local_port:
             self.open_stream(host, port).close()
         made = LocalForward(lambda: self.open_stream(host, port), local_port)
@@ -377,12 +375,15 @@ class ShellMachine(ABC):
         return []
 
     def relay(self, through: Machine, host: str, port: int, *, there_port: int = 0) -> int:
-        """Not possible: connections lead there, and none leads back."""
+        """Raise MachineError: no connection leads back from the machine."""
         raise MachineError(self.name, "relay", "no port of it can lead to another machine through here")
 
 
 def who(text: str) -> tuple[int, int]:
-    """A process id and its beginning in ticks, of our own first line; 0 where the system has no /proc."""
+    """Return process id and start time in ticks from our first line.
+
+    The start time is 0 if the system has no ``/proc``.
+    """
     pid, _, stat = text.partition(" ")
     fields = stat.rpartition(")")[2].split()
     return int(pid), int(fields[19]) if len(fields) > 19 else 0
@@ -390,7 +391,7 @@ def who(text: str) -> tuple[int, int]:
 
 @contextlib.contextmanager
 def _timed(end: Any, timeout: float | None, over: threading.Event) -> Iterator[list[BaseException]]:
-    """Call ``end`` when it takes too long; the event says that it was so."""
+    """Call ``end`` after a timeout, and set the event ``over``."""
     failed: list[BaseException] = []
 
     def expire() -> None:
@@ -409,7 +410,7 @@ def _timed(end: Any, timeout: float | None, over: threading.Event) -> Iterator[l
 
 
 def _feed(pipes: Pipes, first: Sequence[bytes], data: Iterable[bytes], failed: list[Exception]) -> None:
-    """Write a script and its input; where the input cannot be had, the script ends with its pipes."""
+    """Write a script and its input; close the pipes if the input cannot be read."""
     try:
         for part in first:
             pipes.send_all(part)
@@ -426,5 +427,5 @@ def _feed(pipes: Pipes, first: Sequence[bytes], data: Iterable[bytes], failed: l
             pipes.send_all(part)
         pipes.shutdown_write()
     except (OSError, EOFError):
-        # It has ended before it had read all: its answer is there.
+        # The script ended before it had read all: its reply is there.
         return

@@ -1,4 +1,4 @@
-"""What the files ``~/.ssh/config`` and ``/etc/ssh/ssh_config`` say of a host, read as OpenSSH reads them."""
+"""Reader of ``~/.ssh/config`` and ``/etc/ssh/ssh_config``, as OpenSSH does it."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ SYSTEM = Path("/etc/ssh/ssh_config")
 _MANY = {"identityfile", "certificatefile"}
 _MAX_DEPTH = 16
 _KEYWORD = re.compile(r"(?P<key>\w+)(?:\s*=\s*|\s+|\Z)(?P<rest>.*)\Z", re.DOTALL)
-# What would lead to another host, another key or another check if it were passed over.
+# Options that lead to another host, key or check: they must not be ignored.
 _UNSUPPORTED = {
     "canonicalizehostname": {"no", "none"},
     "knownhostscommand": {"none"},
@@ -30,12 +30,12 @@ _UNSUPPORTED = {
 
 
 def user_file() -> Path:
-    """The user's own file; ``SKY_SSH_CONFIG`` names another one."""
+    """Return the user's configuration file; ``SKY_SSH_CONFIG`` overrides it."""
     return Path(os.environ.get("SKY_SSH_CONFIG") or Path.home() / ".ssh" / "config")
 
 
 def matches(pattern: str, text: str) -> bool:
-    """Whether a text fits an OpenSSH pattern, in which ``*`` and ``?`` are special and nothing else is."""
+    """Return True if a text matches an OpenSSH pattern (``*`` and ``?``)."""
     return _compiled(pattern).match(text) is not None
 
 
@@ -46,7 +46,7 @@ def _compiled(pattern: str) -> re.Pattern[str]:
 
 
 def in_list(patterns: Sequence[str], text: str) -> bool:
-    """Whether a text fits one of the patterns and none that begins with ``!``."""
+    """Return True if a text matches a pattern and none that begins with ``!``."""
     found = False
     for pattern in patterns:
         if pattern.startswith("!"):
@@ -58,13 +58,7 @@ def in_list(patterns: Sequence[str], text: str) -> bool:
 
 
 def expand(text: str, tokens: Mapping[str, str], where: str = "") -> str:
-    """Replace ``%h`` and the like.
-
-    Raises
-    ------
-    SpecError
-        For a token that OpenSSH does not have there.
-    """
+    """Replace ``%h`` and other tokens; raise SpecError for an unknown one."""
 
     def one(match: re.Match[str]) -> str:
         letter = match[1]
@@ -78,7 +72,7 @@ def expand(text: str, tokens: Mapping[str, str], where: str = "") -> str:
 
 
 def expand_path(text: str, tokens: Mapping[str, str]) -> str:
-    """A path with its ``~``, ``${NAME}`` and ``%`` tokens replaced."""
+    """Return a path with ``~``, ``${NAME}`` and ``%`` tokens replaced."""
 
     def variable(match: re.Match[str]) -> str:
         if match[1] not in os.environ:
@@ -90,14 +84,22 @@ def expand_path(text: str, tokens: Mapping[str, str]) -> str:
 
 @dataclass
 class Lookup:
-    """One host's options: the first value that is found for each counts.
+    """Options of one host: the first value found for each is used.
 
     Parameters
     ----------
     name : str
-        The host, as it was given.
+        The host name, as the user gave it.
     user : str, optional
-        The user, where one was given with the host.
+        The user, if given with the host.
+    options : dict of str to list of str
+        Values by lower-case option.
+    final : bool
+        True in the second pass, which ``Match final`` asks for.
+    asked_for_final : bool
+        True if a file has ``Match final``.
+    original : str
+        The host name of the first pass.
     """
 
     name: str
@@ -111,26 +113,23 @@ class Lookup:
         self.original = self.name
 
     def get(self, key: str, default: str = "") -> str:
-        """An option's value, or the default."""
+        """Return an option's value, or the default."""
         return self.options.get(key.lower(), [default])[0]
 
     def all(self, key: str) -> list[str]:
-        """All of an option's values."""
+        """Return all of an option's values."""
         return self.options.get(key.lower(), [])
 
     def flag(self, key: str) -> bool:
-        """Whether an option is on."""
+        """Return True if an option is on."""
         return self.get(key, "no").lower() in ("yes", "true")
 
     def read(self, path: Path, active: bool = True, depth: int = 0) -> None:
-        """Take what one file says; a file that is not there says nothing.
+        """Read one file's options; ignore a missing file.
 
-        Raises
-        ------
-        SpecError
-            Where it cannot be understood, or where others than the user and root may write it: it names
-            programs to run. As in OpenSSH (``readconf.c``, SSHCONF_CHECKPERM), the system's file and one that
-            was named in particular are the person's choice, and what they include is not.
+        Raise SpecError for a file that is invalid, or that users other than this one and root may write: it names
+        programs to run. As in OpenSSH (``readconf.c``, SSHCONF_CHECKPERM), ``~/.ssh/config`` and included files are
+        checked, not the system's file or one that was named explicitly.
         """
         if depth > _MAX_DEPTH:
             raise SpecError(f"{path}: more than {_MAX_DEPTH} files include each other")
@@ -149,7 +148,7 @@ class Lookup:
             if key == "host":
                 inner = active and in_list(_words(rest, where), self.name)
             elif key == "match":
-                # Evaluated even where it cannot count, so that a `final` is seen.
+                # Evaluated even in a block that does not apply, so that a `final` is seen.
                 inner = self._match(_words(rest, where), where, active) and active
             elif key == "include":
                 for other in _included(_words(rest, where), path):
@@ -230,7 +229,7 @@ class Lookup:
 
 
 def _check_owner(path: Path, info: os.stat_result) -> None:
-    """Refuse a file that somebody else may have written."""
+    """Raise SpecError for a file that another user may have written."""
     if info.st_uid not in (0, os.getuid()):
         raise SpecError(f"{path} belongs to another user, so it is not used: chown it to you")
     if info.st_mode & 0o022:
@@ -238,19 +237,16 @@ def _check_owner(path: Path, info: os.stat_result) -> None:
 
 
 def lookup(name: str, user: str | None = None, files: Sequence[Path] | None = None) -> Lookup:
-    """What the user's file and then the system's say of a host.
+    """Return a host's options from the user's file, then the system's.
 
-    Raises
-    ------
-    SpecError
-        Where a file cannot be understood, or asks for what is not supported.
+    Raise SpecError if a file is invalid or has an unsupported option.
     """
     files = [user_file(), SYSTEM] if files is None else files
     found = Lookup(name, user)
     for path in files:
         found.read(path)
     if found.asked_for_final:
-        # The second time, hosts are matched by the name that was found for them.
+        # In the second pass, hosts are matched by the HostName found in the first.
         found.final = True
         found.name = expand(found.get("hostname", name), {"h": name})
         for path in files:
@@ -259,7 +255,7 @@ def lookup(name: str, user: str | None = None, files: Sequence[Path] | None = No
 
 
 def tokens(name: str, host: str, port: str, user: str) -> dict[str, str]:
-    """What ``%h`` and the like stand for."""
+    """Return the values of ``%h`` and other tokens."""
     local = socket.gethostname()
     return {
         "h": host,
@@ -276,7 +272,7 @@ def tokens(name: str, host: str, port: str, user: str) -> dict[str, str]:
 
 
 def own_user() -> str:
-    """Who runs this; a user id where the system knows no name for it."""
+    """Return the name of this process's user; the user id if it has no name."""
     try:
         return getpass.getuser()
     except (KeyError, OSError):
@@ -294,7 +290,7 @@ def _lines(text: str) -> Iterator[tuple[int, str, str]]:
 
 
 def _words(text: str, where: str) -> list[str]:
-    """The words of a line: quotes keep blanks, a backslash keeps quotes, ``#`` begins a comment."""
+    """Split a line: quotes keep blanks, a backslash keeps quotes, ``#`` comments."""
     words: list[str] = []
     word: str | None = None
     quote = ""
@@ -325,7 +321,7 @@ def _words(text: str, where: str) -> list[str]:
 
 
 def _included(patterns: Sequence[str], path: Path) -> Iterator[Path]:
-    # Relative names are looked for beside the user's or the system's file, whichever is being read.
+    # Relative names are relative to the folder of the user's or the system's file.
     base = SYSTEM.parent if path.is_relative_to(SYSTEM.parent) else user_file().parent
     for pattern in patterns:
         for name in sorted(glob.glob(str(base / os.path.expanduser(pattern)))):

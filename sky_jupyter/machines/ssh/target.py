@@ -1,4 +1,4 @@
-"""Which host is meant, from what a user gives and what the SSH configuration adds."""
+"""SSH targets: hosts with the options that are needed to connect."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ _MOST_TOLD = 200
 
 @dataclass(frozen=True)
 class Place:
-    """A host as a user writes it: a name with a user and a port, where they were given."""
+    """Host as the user wrote it, with user and port if given."""
 
     host: str
     user: str | None = None
@@ -33,13 +33,7 @@ class Place:
 
     @classmethod
     def parse(cls, text: str) -> Place:
-        """Read ``a``, ``user@b:2222`` or ``[2001:db8::1]:22``.
-
-        Raises
-        ------
-        SpecError
-            When the text has another form.
-        """
+        """Read ``a``, ``user@b:2222`` or ``[2001:db8::1]:22``, or raise SpecError."""
         if not isinstance(text, str):
             raise SpecError(f"a host must be a string such as user@gpu1:2222, not {text!r}")
         rest = text.strip()
@@ -57,30 +51,30 @@ class Place:
 
 @dataclass(frozen=True)
 class Target:
-    """One host with all that it takes to connect to it; made by `resolve`.
+    """Host with all that is needed to connect to it, made by `resolve`.
 
     Attributes
     ----------
     name : str
-        What the user calls it.
+        Name in messages, as the user gave it.
     host, port, user
-        Where to connect, and as whom.
+        Host name, port and user to log in with.
     keys, certificates : tuple of str
-        Files to log in with; no keys means those that OpenSSH tries by itself.
+        Files to log in with; without keys, OpenSSH's default ones.
     identities_only : bool
-        Whether the agent's other keys are left out.
+        True to skip the agent's other keys.
     agent : str, optional
-        The agent's socket; ``SSH_AUTH_SOCK`` means what the environment says, None no agent.
+        The agent's socket; ``SSH_AUTH_SOCK`` stands for that variable's value, None for no agent.
     jump : Target, optional
-        The host through which this one is reached.
+        The jump host.
     proxy_command : str, optional
         The command whose input and output are the connection.
     known_hosts : tuple of str
-        Files with host keys; new ones are kept in the first.
+        Files with host keys; new keys are added to the first.
     system_known_hosts : tuple of str
-        More of them, which are only read.
+        Further files, read only.
     host_key_name : str
-        The name that host keys are kept under, with the port where it is not 22.
+        Name of the host in these files, with the port if it is not 22.
     strict : str
         ``ask``, ``yes`` or ``accept-new``, as StrictHostKeyChecking.
     """
@@ -106,7 +100,7 @@ class Target:
 
     @property
     def host_key_name(self) -> str:
-        """The name that its host keys are kept under."""
+        """Name of the host in known_hosts files."""
         if self.host_key_alias:
             return self.host_key_alias
         return self.host.lower() if self.port == PORT else f"[{self.host.lower()}]:{self.port}"
@@ -126,33 +120,43 @@ def resolve(
     jump: str | None = None,
     files: Sequence[Path] | None = None,
 ) -> Target:
-    """A host as the user names it -> where and how to connect.
+    """Return where and how to connect to a host, given as a user writes it.
 
-    What stands with the host counts most, then what is given here, then the configuration.
+    Values in ``text`` override the arguments, which override the configuration.
 
     Parameters
     ----------
     text : str
         The host, as `Place.parse` reads it.
+    user : str, optional
+        User to log in with.
+    port : int, optional
+        Port to connect to.
+    keys : sequence of str
+        Key files; the agent's other keys are skipped then.
     jump : str, optional
-        Hosts to go through, separated by commas, the first one first; ``"none"`` for none of the
-        configuration's.
+        Jump hosts, separated by commas, in order; ``"none"`` overrides the configuration's.
     files : sequence of Path, optional
-        The configuration; the user's file and the system's unless given.
+        Configuration files; by default, the user's and the system's.
+
+    Returns
+    -------
+    Target
+        The host.
 
     Raises
     ------
     SpecError
-        When the host or the configuration cannot be understood.
+        When the host or the configuration is invalid.
     """
     try:
         return _resolve(Place.parse(text), text.strip(), user, port, tuple(keys), jump, files, 0)
     except SpecError as error:
-        # What it repeats may come out of a file, and be of any length.
+        # The message may quote a file, and be of any length.
         told = str(error)
         raise SpecError(cleaned(shortened(told, told, _MOST_TOLD))) from None
     except ValueError as error:
-        # A zero byte, or half a character, in what is to be a path or a user's name.
+        # A zero byte, or an unpaired surrogate, in a path or a user's name.
         raise SpecError(f"host {shortened(repr(text), repr(text))}: its ssh config cannot be used: {error}") from None
 
 
@@ -190,7 +194,7 @@ def _resolve(
         port=port,
         keys=tuple(ssh_config.expand_path(key, tokens) for key in keys) or paths("identityfile"),
         certificates=paths("certificatefile"),
-        # A key that was named for this pool is meant; the agent's others would use up the host's patience.
+        # Only the named key is tried: the agent's others would use up MaxAuthTries.
         identities_only=bool(keys) or found.flag("identitiesonly"),
         agent=None if agent.lower() == "none" else _agent(agent, tokens),
         jump=through,
@@ -216,7 +220,7 @@ def _proxies(
     files: Sequence[Path] | None,
     depth: int,
 ) -> tuple[Target | None, str | None]:
-    """The host to go through, or the command that makes the connection."""
+    """Return the jump host, or the ProxyCommand."""
     if jump is None:
         command = found.get("proxycommand", "none")
         if command.lower() != "none":

@@ -1,4 +1,4 @@
-"""The wire below an SSH connection: a tuned TCP connection, or a ProxyCommand's input and output."""
+"""Socket below an SSH connection: a tuned TCP connection, or a ProxyCommand."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from typing import Any
 from ...errors import Unreachable
 from .target import Target
 
-# Seconds after which a link on which nothing is heard is given up.
+# Seconds of silence after which a connection is closed.
 SILENT = 12
-# Bytes that the system takes ahead of what the link can carry.
+# Bytes that the kernel accepts beyond what the network can carry.
 _UNSENT = 1 << 17
 
 
 def dial(target: Target) -> socket.socket:
-    """A TCP connection to the host, set up so that small packets go at once and a dead link is noticed."""
+    """Open a TCP connection to the host, without delays and with keepalives."""
     families = {"inet": socket.AF_INET, "inet6": socket.AF_INET6}
     try:
         found = socket.getaddrinfo(
@@ -51,7 +51,7 @@ def dial(target: Target) -> socket.socket:
 
 
 def tune(link: socket.socket) -> None:
-    """Send at once; have the system give a connection up when its other end is gone."""
+    """Disable Nagle's algorithm, and let the kernel close a dead connection."""
     link.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     link.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     wanted = {"TCP_KEEPIDLE": 4, "TCP_KEEPINTVL": 3, "TCP_KEEPCNT": 3}
@@ -61,7 +61,7 @@ def tune(link: socket.socket) -> None:
     else:
         numbers = {}
         wanted["TCP_USER_TIMEOUT"] = SILENT * 1000
-    # What waits to be sent waits with us, where a few bytes of another channel need not queue behind all of it.
+    # Unsent data waits in this process, so that a few bytes of another channel need not queue behind it.
     wanted["TCP_NOTSENT_LOWAT"] = _UNSENT
     for name, value in wanted.items():
         if hasattr(socket, name):
@@ -72,11 +72,11 @@ def tune(link: socket.socket) -> None:
 
 
 def command_socket(target: Target) -> tuple[socket.socket, subprocess.Popen[bytes]]:
-    """A ProxyCommand's input and output as a socket."""
+    """Start a ProxyCommand; return a socket to it, and its process."""
     assert target.proxy_command is not None
     ours, theirs = socket.socketpair()
     with theirs:
-        # Its standard error is shown, as OpenSSH shows it.
+        # Its standard error is shown, as by OpenSSH.
         shell = os.environ.get("SHELL") or "/bin/sh"
         child = subprocess.Popen(
             [shell, "-c", f"exec {target.proxy_command}"],
@@ -88,7 +88,7 @@ def command_socket(target: Target) -> tuple[socket.socket, subprocess.Popen[byte
 
 
 def end(child: subprocess.Popen[bytes]) -> None:
-    """End a ProxyCommand with all that it has started."""
+    """End a ProxyCommand with all processes that it started."""
     for number in (signal.SIGTERM, signal.SIGKILL):
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child.pid, number)
@@ -98,7 +98,7 @@ def end(child: subprocess.Popen[bytes]) -> None:
 
 
 def peer(inner: Any) -> str:
-    """The address at a socket's other end; empty for what is no TCP socket."""
+    """Return the address at a socket's other end; empty if it is not TCP."""
     if isinstance(inner, socket.socket) and inner.family in (socket.AF_INET, socket.AF_INET6):
         with contextlib.suppress(OSError):
             return str(inner.getpeername()[0])

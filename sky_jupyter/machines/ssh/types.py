@@ -1,4 +1,4 @@
-"""What the SSH layer takes and gives. No paramiko here: the notebook's side of the link uses these too."""
+"""Types of the SSH layer; no paramiko, as the link's client uses them too."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from ...errors import MachineError
 from .known_hosts import Unknown
 
 Passphrase = Callable[[str, int], "str | None"]
-"""Asked for a key file's passphrase: the path, and how often it was asked before. None gives the key up."""
+"""Returns a key file's passphrase, or None; called with path and earlier attempts."""
 
 
 @dataclass
 class Prompts:
-    """Whom to ask while connecting; each may be None, and then nothing is asked.
+    """Callbacks that ask a person while connecting; without one, nothing is asked.
 
     Parameters
     ----------
     passphrase : callable, optional
-        (path, attempts before) -> a key's passphrase, or None.
+        (path, earlier attempts) -> the key's passphrase, or None.
     accept : callable, optional
-        (`hostkeys.Unknown`) -> whether a new host's key is right.
+        (`known_hosts.Unknown`) -> True if a new host's key is right.
     """
 
     passphrase: Passphrase | None = None
@@ -30,7 +30,7 @@ class Prompts:
 
 @dataclass(frozen=True)
 class Ran:
-    """What a command of a session said on either output, and how it ended."""
+    """Exit status and outputs of a session's command."""
 
     status: int
     out: bytes
@@ -38,10 +38,10 @@ class Ran:
 
 
 def shown(said: str, limit: int = 300) -> str:
-    """Return what a host said as one printable line: the last ``limit`` letters of it."""
+    """Return a host's output as one printable line of its last ``limit`` letters."""
     line = " ".join("".join(letter if letter.isprintable() else " " for letter in said).split())
     return line if len(line) <= limit else f"…{line[-limit:]}"
 
 
 class NoShell(MachineError):
-    """The host runs no ``/bin/sh`` for this user."""
+    """Raised for a host that runs no ``/bin/sh`` for this user."""
