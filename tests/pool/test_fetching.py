@@ -168,7 +168,10 @@ def test_a_fetch_that_is_interrupted_does_no_harm_and_leaves_nothing(
 def test_the_value_of_a_busy_rank_comes_when_it_has_time(pool: Pool, view: Watching, tmp_path: Path) -> None:
     result = run(pool, LARGE)
     told, going_on = NoticeEvent("rank 1 is busy; its value comes when it has time"), tmp_path / "on"
-    busy = begin(pool, f"import os, time\nwhile not os.path.exists({str(going_on)!r}): time.sleep(0.02)")
+    wait = f"print('waits', flush=True)\nimport os, time\nwhile not os.path.exists({str(going_on)!r}): time.sleep(0.02)"
+    busy = begin(pool, wait)
+    # Until then it has time.
+    wait_until(lambda: "waits" in "".join(busy.outcomes[1].stdout))
 
     def let_go_on() -> None:
         wait_until(lambda: told in view.events)

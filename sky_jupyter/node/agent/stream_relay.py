@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .agent import Agent
+    from .context import AgentContext
 
 # So long a question stays without an answer; so much goes in one.
 _LINGER = 2.0
@@ -129,11 +129,11 @@ class StreamRelay:
 
     Parameters
     ----------
-    agent : Agent
+    agent : AgentContext
         Whose runs they are of.
     """
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: AgentContext) -> None:
         self._agent = agent
         self._passages: dict[str, CallStreams] = {}
         self._guard: asyncio.Task[None] | None = None

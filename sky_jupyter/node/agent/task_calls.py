@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from .agent import Agent
+    from .context import AgentContext
     from .kernel_client import RankKernel
 
 _PAUSE = 0.05
@@ -35,11 +35,11 @@ class TaskRunner:
 
     Parameters
     ----------
-    agent : Agent
+    agent : AgentContext
         Whose ranks do them.
     """
 
-    def __init__(self, agent: Agent) -> None:
+    def __init__(self, agent: AgentContext) -> None:
         self.agent = agent
         # Attempts that have not ended: the rank, and what waits for it.
         self.working: dict[str, tuple[RankKernel, asyncio.Task[Any]]] = {}

@@ -12,13 +12,16 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol, TypeVar
 
 from ...errors import PoolError, first_line
 from ...node.protocol.host_config import NEXT, HostConfig
 from ...spec.pool_spec import PoolSpec
 from ..base.event_loop import Tick, loop, wait_ticking
+from ..base.phases import PhaseLog
 from ..base.timeouts import TIMEOUTS
+from ..context import PoolContext
+from ..control.client import Control
 from ..hosts import remote_host
 from ..hosts.host import Host
 from .resize_plan import Plan
@@ -26,7 +29,18 @@ from .state import PoolState
 
 if TYPE_CHECKING:
     from ...bootstrap.remote_environment import Crew
-    from .lifecycle import PoolLifecycle
+    from ...machines.ssh.types import Prompts
+    from ..execution.supervisor import Supervisor
+    from ..execution.watchdog import Watchdog
+    from ..hosts.link import PoolLink
+    from ..registry.remote_parts import Traces
+    from .host_events import HostEvents
+    from .kernel_shutdown import Leaving
+    from .plugin_setup import Entering
+    from .provisioning import Provisioning
+    from .state import StateMachine
+    from .status import Survey
+    from .ttl import Expiry
 
 T = TypeVar("T")
 REPLACED = "its kernel was replaced by `%sky resize`"
@@ -51,18 +65,80 @@ class _World:
     addresses: list[str]
 
 
+class ResizeContext(PoolContext, Protocol):
+    """The pool's lifecycle, as a change of its nodes uses it: what it is made of, all of which may change."""
+
+    spec: PoolSpec
+    ids: Sequence[str]
+    hosts: list[Host]
+    machines: list[Any]
+    unreachable: list[Host]
+    unsure: list[str]
+    shape: int
+    stop_event: threading.Event
+    link: PoolLink | None
+    prompts: Prompts | None
+    scheduler_address: str
+    scheduler_there: str
+    states: StateMachine
+    supervisor: Supervisor
+    watchdog: Watchdog
+    provisioning: Provisioning
+    phases: PhaseLog
+    survey: Survey
+    host_events: HostEvents
+    leaving: Leaving
+    entering: Entering
+    expiry: Expiry
+
+    @property
+    def broken(self) -> str:
+        """Why the pool is broken, or has ended; empty where it is neither."""
+        ...
+
+    @property
+    def away(self) -> dict[str, str]:
+        """Machines that cannot be reached from here, and why."""
+        ...
+
+    @property
+    def traces(self) -> Traces:
+        """What the registry knows of its parts on other machines."""
+        ...
+
+    def mark_broken(self, why: str) -> None:
+        """Have the pool run nothing until it is restarted."""
+        ...
+
+    def keep_link(self) -> None:
+        """Record which machines the link holds."""
+        ...
+
+    def make_control(self, *, direct: bool) -> Control:
+        """Return a new client of the control plane, which the pool uses from then on."""
+        ...
+
+    def write_record(self, *, direct: bool) -> None:
+        """Write what a later manager needs to know of the pool."""
+        ...
+
+    async def meet_pythons(self) -> None:
+        """Compare the nodes' Pythons with the notebook's."""
+        ...
+
+
 class Resizing:
     """One change of a pool's nodes; `run` does it, `stop` has it undone. Made and held by the pool.
 
     Parameters
     ----------
-    pool : PoolLifecycle
+    pool : ResizeContext
         The pool, of which nothing else is being changed.
     plan : Plan
         What it is to become.
     """
 
-    def __init__(self, pool: PoolLifecycle, plan: Plan) -> None:
+    def __init__(self, pool: ResizeContext, plan: Plan) -> None:
         self.pool, self.plan = pool, plan
         self.over = threading.Event()
         self._task: asyncio.Task[None] | None = None
@@ -384,7 +460,7 @@ class Resizing:
             raise
 
 
-def _host_of(pool: PoolLifecycle, node: int) -> Host:
+def _host_of(pool: ResizeContext, node: int) -> Host:
     return next(host for host in pool.hosts if node in host.nodes)
 
 

@@ -1,0 +1,76 @@
+"""What the parts of an agent know of it."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Protocol
+
+from ..journal.run_record import RunRecord
+from ..protocol.host_config import HostConfig
+from .kernel_client import RankKernel
+
+
+class AgentContext(Protocol):
+    """The agent of a node, as the parts that serve function calls use it.
+
+    Attributes
+    ----------
+    folder : Path
+        The node's folder.
+    config : HostConfig
+        The pool's shape.
+    node : int
+        The node's number.
+    incarnation : str
+        Differs for each agent that this node has had.
+    manager, heard : int, float
+        The generation of the manager that is obeyed, and when it last called.
+    runs : dict of str to RunRecord
+        The runs and calls that are known here.
+    ranks : mapping of int to RankKernel
+        The ranks of this node by their numbers.
+    """
+
+    folder: Path
+    config: HostConfig
+    node: int
+    incarnation: str
+    manager: int
+    heard: float
+    runs: dict[str, RunRecord]
+
+    @property
+    def ranks(self) -> Mapping[int, RankKernel]: ...
+
+    def known(self, run: str) -> RunRecord:
+        """Return a run's record; LookupError where it is not known."""
+        ...
+
+    def is_partial(self, ranks: Iterable[int]) -> bool:
+        """Return whether these are fewer than all ranks of the pool."""
+        ...
+
+    def open(self, run: str, mine: list[int], begin: dict[str, Any]) -> RunRecord:
+        """Open a run's journal, on which these ranks are about to work."""
+        ...
+
+    def on_event(self, rank: int, run: str, event: dict[str, Any]) -> None:
+        """Record an event of a run, and forward it."""
+        ...
+
+    def forward(self, record: RunRecord) -> None:
+        """Forward what the journal has that the manager was not sent."""
+        ...
+
+    def flush_soon(self) -> None:
+        """Forward all records after a moment, in one batch."""
+        ...
+
+    def background(self, work: Any) -> None:
+        """Run a coroutine that nobody awaits."""
+        ...
+
+    async def forget(self, run: str) -> None:
+        """Delete a run's journal."""
+        ...
