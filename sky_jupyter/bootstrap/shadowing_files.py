@@ -14,6 +14,7 @@ _NEEDED = (
     "distributed",
     "packaging",
     "paramiko",
+    "pathspec",
     "platformdirs",
     "psutil",
     "tornado",

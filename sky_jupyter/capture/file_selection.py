@@ -5,11 +5,15 @@ What ``.gitignore`` names stays here, and what only belongs to this machine; so 
 
 from __future__ import annotations
 
+import contextlib
 import os
 import re
-from collections.abc import Callable, Iterator, Sequence
+import warnings
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+from pathspec.patterns.gitignore.spec import GitIgnoreSpecPattern
 
 from ..errors import CaptureError
 
@@ -29,89 +33,61 @@ _PRIVATE = b"PRIVATE KEY-----"
 _KEY_HEAD = 4096
 # What every virtual environment has in it, whatever it is called.
 _VENV = "pyvenv.cfg"
-_CLASS = re.compile(r"\[(!|\^)?(\]?[^\]]*)\]")
 
 
 @dataclass(frozen=True)
 class Rule:
-    """A line of a ``.gitignore``.
+    """Represent a line of a ``.gitignore``.
 
     Parameters
     ----------
     base : str
         The folder that it stands in, as a path with a slash at its end.
     pattern : re.Pattern
-        What it names: paths from there where ``whole``, else names at any depth.
+        What it names, as pathspec has it: a group of it matches where a path is only within that.
+    folders_only : bool
+        Whether it ends with a slash.
+    again : bool
+        Whether it begins with an exclamation mark.
     """
 
     base: str
     pattern: re.Pattern[str]
-    whole: bool
     folders_only: bool
     again: bool
 
-    def names(self, path: str, *, folder: bool) -> bool:
-        """Whether a file's or folder's path is what the line names."""
-        if self.folders_only and not folder:
-            return False
-        text = path[len(self.base) :] if self.whole else path.rpartition("/")[2]
-        return self.pattern.fullmatch(text) is not None
+    def names(self, path: str) -> bool:
+        """Return whether a path is what the line names."""
+        found = self.pattern.search(path[len(self.base) :])
+        return found is not None and found.lastgroup is None
 
 
 def read_rules(folder: Path) -> list[Rule]:
-    """The rules in a folder's ``.gitignore``; none where it has none."""
+    """Return the rules in a folder's ``.gitignore``; none where it has none."""
     try:
         lines = (folder / ".gitignore").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
         return []
-    return [rule for line in lines if (rule := _rule(f"{folder}/", line)) is not None]
+    return _rules(f"{folder}/", lines)
 
 
-def _rule(base: str, line: str) -> Rule | None:
-    line = re.sub(r"(?<!\\)\s+\Z", "", line)
-    if not line or line.startswith("#"):
-        return None
-    again = line.startswith("!")
-    line = line[1:] if again else line
-    folders_only = line.endswith("/")
-    line = line.rstrip("/")
-    whole = "/" in line
-    try:
-        pattern = re.compile(_expression(line.lstrip("/")), re.DOTALL)
-    except re.error:
-        return None
-    return Rule(base, pattern, whole, folders_only, again) if line else None
-
-
-def _expression(line: str) -> str:
-    """A git pattern as a regular expression."""
-    found, at = "", 0
-    while at < len(line):
-        rest = line[at:]
-        inner = _CLASS.match(rest)
-        if rest.startswith("**/") and (at == 0 or line[at - 1] == "/"):
-            found, at = f"{found}(?:.*/)?", at + 3
-        elif rest == "**" and (at == 0 or line[at - 1] == "/"):
-            found, at = f"{found}.+", at + 2
-        elif rest[0] == "*":
-            found, at = f"{found}[^/]*", at + len(rest) - len(rest.lstrip("*"))
-        elif rest[0] == "?":
-            found, at = f"{found}[^/]", at + 1
-        elif inner is not None:
-            text = inner[2].replace("\\", "\\\\").replace("[", "\\[")
-            text = f"\\{text}" if text.startswith(("]", "^")) else text
-            found, at = f"{found}(?!/)[{'^' if inner[1] else ''}{text}]", at + inner.end()
-        elif rest[0] == "\\" and len(rest) > 1:
-            found, at = found + re.escape(rest[1]), at + 2
-        else:
-            found, at = found + re.escape(rest[0]), at + 1
-    return found
+def _rules(base: str, lines: Iterable[str]) -> list[Rule]:
+    rules = []
+    for line in lines:
+        text = re.sub(r"(?<!\\)\s+\Z", "", line)
+        # What `re` does not compile, or warns of, pathspec lets pass; git leaves it out, or takes it.
+        with warnings.catch_warnings(), contextlib.suppress(ValueError, re.error):
+            warnings.simplefilter("ignore")
+            pattern = GitIgnoreSpecPattern(text.rstrip("/"))
+            if pattern.regex is not None:
+                rules.append(Rule(base, pattern.regex, text.endswith("/"), pattern.include is False))
+    return rules
 
 
 def _ignored(rules: Sequence[Rule], path: str, *, folder: bool) -> bool:
     """Whether the last rule that names a path ignores it."""
     for rule in reversed(rules):
-        if rule.names(path, folder=folder):
+        if (folder or not rule.folders_only) and rule.names(path):
             return not rule.again
     return False
 
@@ -153,8 +129,7 @@ def files_in(
         When something of it cannot be read.
     """
     root = root.absolute()
-    own = [rule for line in excludes if (rule := _rule(f"{root}/", line)) is not None]
-    yield from _walk(root, "", [*_rules_above(root), *own], on_secret)
+    yield from _walk(root, "", [*_rules_above(root), *_rules(f"{root}/", excludes)], on_secret)
 
 
 def _walk(

@@ -53,6 +53,8 @@ LINES = st.builds(
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(lines=st.lists(LINES, max_size=5), deeper=st.lists(LINES, max_size=2))
 @example(lines=[], deeper=["/**", "!**/"])
+@example(lines=["[z-a]", "[[a]", "c.log"], deeper=["!a-", "**/*/**"])
+@pytest.mark.filterwarnings("error")
 def test_gitignore_is_read_as_git_reads_it(repository: Path, lines: list[str], deeper: list[str]) -> None:
     (repository / ".gitignore").write_text("\n".join(["# comment", "", *lines, "!.gitignore"]))
     (repository / "build-" / ".gitignore").write_text("\n".join(deeper))
