@@ -1,1 +1,1 @@
-"""The agent of a node."""
+"""Agent of a node."""

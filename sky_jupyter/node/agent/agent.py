@@ -1,8 +1,8 @@
-"""The agent: what a node knows and does for the control plane; it never runs the user's code.
+"""Agent: a node's part of the control plane. It never runs user code.
 
-It starts the kernels of its ranks, hands them requests, appends what they say to the run's journal
-at once, and forwards it in batches. How it is reached is `dask_worker`'s business: connections and
-schedulers come and go, and the agent keeps its kernels, journals and number.
+It starts the kernels of its ranks, sends them requests, appends their output to the run's journal at once, and
+forwards it in batches. Connections are the subject of `dask_worker`: they and schedulers come and go, while the agent
+keeps its kernels, journals and number.
 """
 
 from __future__ import annotations
@@ -55,18 +55,18 @@ from .task_calls import TaskRunner
 from .value_export import ValueExport
 
 _BATCH = 0.05
-# A reply that waits this long brings a short run's end along, instead of a second message.
+# The reply to `start_run` waits this long, so that a short run's end comes with it and not in a second message.
 _LINGER = 0.02
 _KEEP_RUNS = 200
 _SIGNALS = 100
-# So many bytes are forwarded ahead of what the manager has taken in. One that reads nothing fills no
-# memory, neither here nor in the scheduler; the journal has what it missed.
+# Bytes that may be forwarded before the manager has acknowledged them. A manager that reads nothing fills no memory,
+# neither here nor in the scheduler; the journal has what it missed.
 _MOST_AHEAD = 8 << 20
 REPLACED = "another notebook has taken the pool over"
 
 
 class Agent:
-    """One a node, made by `dask_worker.serve`; ends with its process.
+    """Agent of one node; made by `dask_worker.serve`, lives as long as its process.
 
     Parameters
     ----------
@@ -90,38 +90,38 @@ class Agent:
         shares = _shares(devices, config, node)
         mine = [device.kind for share in shares for device in share.all]
         self.accelerators: tuple[int, str | None] = len(mine), (mine[0] if mine else None)
-        # Where the ranks have no shares of them, all may use all.
+        # If the ranks have no shares of the devices, every rank may use every device.
         self.devices = [device for share in shares for device in share.all] or devices.all
         self.sampler: metrics.Sampler | None = None
         self.began = time.monotonic()
         self.apps = contextlib.ExitStack()
         self.entered_apps = False
-        # Sockets that keep the coordinators' ports free.
+        # Sockets that reserve the coordinators' ports.
         self.ports = contextlib.ExitStack()
         self.folder = pool_folder / f"n{node}"
         self.pool_folder = pool_folder
         self.config = config
         self.node = node
-        # Tells whoever comes back to this node whether its kernels are still the same.
+        # Tells a manager that reconnects whether the kernels are still the same.
         self.incarnation = secrets.token_hex(8)
-        # The manager of the highest generation is obeyed; when it was last heard.
+        # Generation of the manager that is obeyed (the highest so far), and when it was last heard.
         self.manager = 0
         self.heard = time.monotonic()
         self.runs: dict[str, RunRecord] = {}
         self.noise: re.Pattern[str] | None = None
-        # The keys of the last signals, which a manager that heard no answer sends again.
+        # Keys of the latest signals: a manager that got no answer repeats its call.
         self.signalled: collections.deque[str] = collections.deque(maxlen=_SIGNALS)
         self.forkserver = Forkserver()
         self.files = FileService(pool_folder, config)
         self.user_dask = UserDaskProcesses(pool_folder, config, node)
-        # Hands a batch to whoever listens; set while the control plane is connected.
+        # Sends a batch to the manager; set while the control plane is connected.
         self.send: Callable[[dict[str, Any]], None] | None = None
-        # Bytes that were forwarded, and how many of them concern nobody any more.
+        # Bytes forwarded, and bytes acknowledged or given up.
         self.forwarded = self.taken_in = 0
         self._flusher: asyncio.TimerHandle | None = None
         self._waiting = BackgroundTasks()
         (self.folder / "journal").mkdir(mode=0o700, exist_ok=True)
-        # What an agent before this one left: its kernels are gone, its journals are not.
+        # Left by an earlier agent of this node: its kernels are gone, its journals are kept.
         for stale in self.folder.glob("k*-*"):
             stale.unlink(missing_ok=True)
         self.spares = FileRecycler(self.folder / "journal")
@@ -133,7 +133,7 @@ class Agent:
             pickling.BLOBS: os.pathsep.join(map(str, dict.fromkeys(places(pool_folder, config.blobs)))),
             project_modules.VARIABLE: str(pool_folder / project_modules.FOLDER),
             added_packages.VARIABLE: str(pool_folder / added_packages.FOLDER),
-            # debugpy comes with ipykernel and warns of what is no matter here.
+            # debugpy comes with ipykernel and prints a warning that is irrelevant here.
             "PYDEVD_DISABLE_FILE_VALIDATION": "1",
         }
         together = accelerators.sharing(devices, _beside(config, node)[1])
@@ -159,13 +159,16 @@ class Agent:
             rank.on_end = functools.partial(self.on_kernel_end, number)
 
     async def start_ranks(self) -> None:
-        """Connect to the forkserver and start all kernels; failures are kept for `sky_enter_plugins` to tell."""
+        """Connect to the forkserver and start all kernels.
+
+        Failures are kept; `sky_enter_plugins` reports them.
+        """
         await self.forkserver.connect(self.pool_folder / "fork")
         self.starting = {rank.number: asyncio.create_task(rank.start(self.forkserver)) for rank in self.ranks.values()}
         await asyncio.wait(self.starting.values())
 
     def handler(self, call: AgentCall) -> Callable[..., Any]:
-        """Return the method that answers a call: this agent's own, or one of its parts'."""
+        """Return the method that answers a call: the agent's own or a part's."""
         part = getattr(self, call.part) if call.part else self
         method: Callable[..., Any] = getattr(part, call.op)
         return method
@@ -175,9 +178,10 @@ class Agent:
     async def sky_start_run(
         self, run: str, ranks: list[int], content: dict[str, Any], about: dict[str, Any] | None = None
     ) -> dict[str, Any]:
-        """Start a run on those of the ranks that live here; a known id answers with its state instead.
+        """Start a run on this node's share of the ranks; return its first output.
 
-        ``about`` is what a later manager needs to know of the run, besides its ranks and content.
+        A known id answers with its state instead. ``about`` is what a later manager needs to know of the run, besides
+        its ranks and content.
         """
         if run in self.runs:
             return {"state": "known", "first": 0, "count": 0, "data": b""}
@@ -189,7 +193,10 @@ class Agent:
         return {"state": "over" if record.over.is_set() else "running", "first": first, "count": count, "data": data}
 
     async def sky_list_runs(self, runs: list[str] | None = None) -> dict[str, dict[str, Any]]:
-        """What this node knows of runs, all unless given: how they began, and whether they are over here."""
+        """Return each run's begin event, whether it is over, and its event count.
+
+        All runs by default.
+        """
         return {
             key: {"begin": record.journal.begin or {}, "over": record.over.is_set(), "next": record.journal.next}
             for key, record in self.runs.items()
@@ -197,25 +204,28 @@ class Agent:
         }
 
     async def sky_ping(self) -> str:
-        """That somebody is there: a call like all others renews the lease."""
+        """Return the incarnation; like any call, this renews the lease."""
         return self.incarnation
 
     async def sky_ack_output(self, mark: int | None = None) -> None:
-        """The manager has taken in what was forwarded up to a mark; without one, what it has not it reads anew."""
+        """Note that the manager has read all batches up to ``mark``.
+
+        Without a mark, all that was sent counts as read; the manager reads what it missed from the journal.
+        """
         self.taken_in = self.forwarded if mark is None else min(max(mark, self.taken_in), self.forwarded)
         self.flush()
 
     async def sky_read_events(self, run: str, start: int) -> dict[str, Any]:
-        """Events of a run from number ``start`` on."""
+        """Return a run's events from number ``start`` on."""
         record = self.known(run)
         record.settle()
         data, following = record.journal.read(start)
         return {"first": start, "data": data, "next": following, "over": record.over.is_set()}
 
     async def sky_read_page(self, run: str, start: int, most: int) -> dict[str, Any] | None:
-        """About ``most`` bytes of a run's events from number ``start`` on; below 0, so many before the end.
+        """Return about ``most`` bytes of a run's events from ``start`` on.
 
-        None where the run is not known.
+        A negative ``start`` counts from the end. Returns None for an unknown run.
         """
         record = self.runs.get(run) or next((self.runs[name] for name in self.runs if name.startswith(f"{run}.")), None)
         if record is None:
@@ -229,7 +239,11 @@ class Agent:
     async def sky_signal_kernels(
         self, number: int, ranks: list[int] | None = None, run: str | None = None, key: str = ""
     ) -> list[int]:
-        """Signal kernels; with ``run``, only those that still work on it. What has the same ``key`` is done once."""
+        """Signal kernels; return the ranks that were signalled.
+
+        With ``run``, only kernels that still work on it are signalled. A call with a known ``key`` is a retry and does
+        nothing.
+        """
         if key and key in self.signalled:
             return []
         self.signalled.append(key)
@@ -246,11 +260,11 @@ class Agent:
             rank.abort()
 
     async def sky_restart_kernels(self, ranks: list[int] | None = None) -> dict[int, str]:
-        """Replace kernels by new ones; returns the failures in words, by rank."""
+        """Replace kernels by new ones; return the errors by rank."""
         chosen = self.mine(ranks)
         if not chosen:
             return {}
-        # Also those that are still being made: who waits for them would wait for a start that hangs.
+        # Also kernels that are still starting: otherwise this would wait for a start that hangs.
         for rank in chosen:
             await rank.kill()
         starts = {rank.number: asyncio.create_task(rank.start(self.forkserver)) for rank in chosen}
@@ -259,7 +273,10 @@ class Agent:
         return {n: str(task.exception()) for n, task in starts.items() if task.exception() is not None}
 
     async def sky_end_kernels(self, patience: float, ranks: list[int] | None = None) -> list[int]:
-        """End kernels in order; returns the ranks that took longer than that, and were killed."""
+        """End kernels in order; return the ranks that had to be killed.
+
+        A kernel that takes longer than ``patience`` seconds is killed.
+        """
         chosen = self.mine(ranks)
         ends = await asyncio.gather(*(rank.end(patience) for rank in chosen))
         return [rank.number for rank, in_time in zip(chosen, ends, strict=True) if not in_time]
@@ -274,12 +291,13 @@ class Agent:
         ranks: list[int] | None = None,
         python: str = "",
     ) -> dict[int, dict[str, Any]]:
-        """Have ranks enter the plugins, once their kernels answer; returns how each ended.
+        """Enter the plugins on ranks once their kernels are up; return the ends.
 
-        ``apps`` is what plugins do in the agent itself, once, and ``python`` the notebook's where it is another one.
+        ``apps`` is what plugins run in the agent itself, once; ``python`` is the notebook's Python if it is another
+        minor version.
         """
         if PLAIN in ports:
-            # No coordinator comes: what the user's programs start may bind it in any way.
+            # No coordinator uses the reserved port: the user's programs may bind it in any way.
             self.ports.close()
         if apps and not self.entered_apps:
             self.entered_apps = True
@@ -307,20 +325,20 @@ class Agent:
         return {rank.number: end for rank, end in zip(chosen, ends, strict=True)}
 
     async def sky_check_plugins(self, patience: float) -> bool:
-        """Whether this node's ranks, with all others, get through the plugins' checks in time."""
+        """Run the plugins' checks on all ranks; return True if all pass in time."""
         contents = {rank: {"kind": "check"} for rank in self.ranks}
         return await self.all_well(f"check-{secrets.token_hex(8)}", contents, patience)
 
     async def sky_reinitialize(
         self, ports: dict[str, int], job: str, patience: float, ranks: list[int] | None = None
     ) -> bool:
-        """Have ranks of this node set their frameworks up anew; whether all did, in time."""
+        """Set the frameworks up anew on ranks; return True if all did so in time."""
         chosen = [rank.number for rank in self.mine(ranks)]
         contents = {rank: {"kind": "again", "info": self.info(rank, ports, job).to_json()} for rank in chosen}
         return await self.all_well(f"again-{job}", contents, patience)
 
     async def sky_leave_plugins(self, ranks: list[int] | None = None, patience: float = 5.0) -> None:
-        """Have ranks leave the plugins; one that is busy or slow is not waited for."""
+        """Leave the plugins on ranks; do not wait for a busy or slow one."""
 
         async def leave(rank: RankKernel) -> None:
             if rank.entered and rank.busy_with is None:
@@ -332,14 +350,14 @@ class Agent:
         await asyncio.gather(*(leave(rank) for rank in self.mine(ranks)))
 
     async def sky_status(self, since: dict[str, int] | None = None) -> dict[str, Any]:
-        """This node's process id and what each rank does.
+        """Return this node's process id and the state of each rank.
 
-        With ``since``, which may have a number for this node, it tells how busy its machine is and was.
+        With ``since`` (a sample number by node) the machine's metrics are included.
         """
         status: dict[str, Any] = {
             "pid": os.getpid(),
             "incarnation": self.incarnation,
-            # Whoever cleans temporary files up takes keys and journals along.
+            # A cleaner of temporary files may have removed it, with keys and journals.
             "folder": self.folder.is_dir(),
             "ranks": {
                 rank.number: {
@@ -362,19 +380,19 @@ class Agent:
         return status
 
     async def sample(self) -> None:
-        """Look after the machine's use, for as long as the agent is there."""
-        # A driver may take long to wake a device up.
+        """Sample the machine's load for as long as the agent lives."""
+        # A driver may take long to wake up a device.
         gpus = await asyncio.to_thread(metrics.gpus_of, self.devices) if self.devices else metrics.NoGpus()
         self.sampler = metrics.Sampler(metrics.MachineMonitor(), gpus)
         await self.sampler.attend()
 
     async def watch_processes(self) -> None:
-        """Tell the manager, for as long as the agent is there, which ranks stand still, and whether the host does."""
+        """Report to the manager when a rank or the host is stopped or resumed."""
         sent, standstill = self.send, Standstill()
         while True:
             await asyncio.sleep(PAUSE)
             if self.send is not sent:
-                # Whoever listens now has heard of nothing yet.
+                # A new connection: report every stopped process again.
                 sent, standstill = self.send, Standstill()
             processes = {rank.pid: f"rank {rank.number}" for rank in self.ranks.values() if rank.pid}
             changes = list(standstill.look({**processes, os.getppid(): HOST}))
@@ -384,7 +402,7 @@ class Agent:
     async def sky_sample_stacks(
         self, native: bool, known: Sequence[str], window: float, within: float
     ) -> dict[str, Any]:
-        """What each rank is at; see `rank_inspection.inspect_ranks` for the arguments."""
+        """Return each rank's stack; see `rank_inspection.inspect_ranks`."""
         answer = await self.sky_status()
         living = {n: (rank.pid, stack_dump.path_of(rank.connection_file)) for n, rank in self.ranks.items() if rank.pid}
         reports = await rank_inspection.inspect_ranks(living, native=native, known=known, window=window, within=within)
@@ -393,31 +411,32 @@ class Agent:
         return {**answer, "accelerators": self.accelerators[0]}
 
     async def sky_list_packages(self) -> dict[str, Any]:
-        """This node's Python, what is installed for it, and what of that was added for this pool."""
+        """Return this node's Python, its packages, and those added for this pool."""
         folder = str(self.pool_folder / added_packages.FOLDER)
         found = await asyncio.to_thread(added_packages.installed, folder)
         facts = {"python": platform.python_version(), "interpreter": sys.executable, "packages": found}
         return {**facts, "added": sorted(added_packages.added(folder))}
 
     async def sky_python(self) -> dict[str, Any]:
-        """The minor version of this node's Python, and the number of the protocol that this speaks."""
+        """Return this node's minor Python version and its protocol number."""
         return {"python": code_portability.PYTHON, "protocol": PROTOCOL}
 
     async def sky_free_ports(self, count: int) -> list[int]:
-        """Free ports of this node's address, for the frameworks' coordinators.
+        """Return free ports of this node's address, for coordinators.
 
-        Until the next ones the system gives them to nobody else: who binds one by name, as a coordinator does, has it.
+        The ports stay bound until the next call, so that the system gives them to nobody else. A coordinator can still
+        bind such a port explicitly.
         """
         address = self.config.addresses[self.node]
         family = socket.AF_INET6 if ":" in address else socket.AF_INET
         held = contextlib.ExitStack()
         sockets = [held.enter_context(socket.socket(family)) for _ in range(count)]
         for item in sockets:
-            # With it on both sides, a socket that does not listen is in nobody's way (on other systems it may be).
+            # If both sides set it, a bound socket that does not listen blocks no one on Linux (elsewhere it may).
             item.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             item.bind((address, 0))
         ports = [item.getsockname()[1] for item in sockets]
-        # The last ones are given up after these are chosen: none is given twice in a row.
+        # The previous ports are released only now: no port is returned twice in a row.
         self.ports.close()
         self.ports = held
         if sys.platform != "linux":
@@ -425,7 +444,7 @@ class Agent:
         return ports
 
     async def forget(self, run: str) -> None:
-        """Drop a run's journal."""
+        """Remove a run and its journal."""
         record = self.runs.pop(run, None)
         if record is not None:
             record.journal.remove()
@@ -435,6 +454,7 @@ class Agent:
     # -- what the ranks say ------------------------------------------------------------------------
 
     def on_event(self, rank: int, run: str, event: dict[str, Any]) -> None:
+        """Add a rank's event to its run's journal and forward it."""
         record = self.runs.get(run)
         if event["kind"] == "end":
             self.tasks.on_end(run, event)
@@ -450,7 +470,7 @@ class Agent:
                 return
         if event["kind"] == "error":
             if event["own"]:
-                # The end brings it.
+                # The `end` event carries it.
                 return
             event = error_text(event)
         if record is None:
@@ -466,23 +486,23 @@ class Agent:
         if not record.replied:
             return
         if record.over.is_set():
-            # What it shows is open before it is shown.
+            # Comms are opened before the output that shows them.
             self.comms.flush()
             self.forward(record)
         else:
             self.flush_soon()
 
     def on_comm(self, rank: int, message: dict[str, Any], run: str) -> None:
-        """A rank's code has told pages something through a comm."""
+        """Take a comm message that a rank's code sent to the pages."""
         self.comms.on_message(rank, message, run if run in self.runs else "")
         self.flush_soon()
 
     def on_ask(self, rank: RankKernel, content: dict[str, Any], data: list[bytes]) -> None:
-        """A rank's code asks for something; see `agent_channel`."""
+        """Pass on a request of a rank's code; see `agent_channel`."""
         generation = rank.generation
 
         def tell(answer: dict[str, Any], data: Sequence[bytes] = ()) -> None:
-            # A kernel that came after the one that asked has not asked.
+            # A later kernel of this rank did not ask.
             if rank.generation == generation:
                 rank.answer(answer, data)
 
@@ -492,7 +512,7 @@ class Agent:
             self.streams.on_ask(tell, content, data)
 
     def on_kernel_end(self, rank: int) -> None:
-        """A rank's kernel has ended."""
+        """Clean up after a rank's kernel has ended; report an unexpected end."""
         self.comms.on_end(rank)
         self.sharing.on_end(rank, self.ranks[rank].generation)
         self.flush_soon()
@@ -504,17 +524,17 @@ class Agent:
             self._flusher = asyncio.get_running_loop().call_later(_BATCH, self.flush)
 
     def flush(self) -> None:
-        """Forward what has gathered in every run."""
+        """Forward the buffered events of every run."""
         self._flusher = None
         self.comms.flush()
         for record in self.runs.values():
-            # Of those that it keeps, hardly any has something to say.
+            # Most of the kept runs have nothing buffered.
             if record.replied and record.waits:
                 self.forward(record)
 
     @property
     def may_forward(self) -> bool:
-        """Whether the manager has taken in enough of what was forwarded."""
+        """Whether the manager has acknowledged enough of what was forwarded."""
         return self.forwarded - self.taken_in <= _MOST_AHEAD
 
     def forward_comms(self, batch: dict[str, Any], size: int) -> None:
@@ -524,7 +544,7 @@ class Agent:
 
     def forward(self, record: RunRecord) -> None:
         if not self.may_forward:
-            # It goes on when the manager has been heard of.
+            # Forwarding resumes after the next acknowledgement.
             record.settle()
             return
         batch = record.take()
@@ -535,44 +555,44 @@ class Agent:
             self.send({**message, "mark": self.forwarded})
 
     def connect(self, send: Callable[[dict[str, Any]], None] | None) -> None:
-        """Forward from now on through a new connection, or for now not at all; what an old one held is lost."""
+        """Forward through a new connection from now on, or not at all (None).
+
+        Batches that the previous connection held are lost.
+        """
         self.send, self.taken_in = send, self.forwarded
 
     # -- parts -------------------------------------------------------------------------------------
 
     def obey(self, manager: int) -> None:
-        """A call has come: from the pool's manager, or from one that has been replaced.
+        """Accept a call of the current manager, or of a newer one.
 
-        Raises
-        ------
-        PoolError
-            When another has taken the pool over meanwhile.
+        Raises PoolError when the caller has been replaced: another manager has taken the pool over.
         """
         if manager < self.manager:
             raise PoolError(REPLACED)
         if manager > self.manager:
-            # What was on its way to the one before does not reach this one.
+            # Batches that were sent to the previous manager do not reach this one.
             self.taken_in = self.forwarded
         self.manager, self.heard = manager, time.monotonic()
 
     @property
     def working(self) -> bool:
-        """Whether a run is on."""
+        """Whether a run is active."""
         return any(not record.over.is_set() for record in self.runs.values())
 
     async def renew_lease(self, renew: Callable[[], None], interval: float) -> None:
-        """Renew the node's lease for as long as a manager is heard or a run is on."""
+        """Renew the node's lease while a manager is heard or a run is active."""
         while True:
             if self.working or time.monotonic() - self.heard < interval:
                 renew()
             await asyncio.sleep(interval)
 
     def begin(self, run: str, ranks: list[int], content: dict[str, Any], about: dict[str, Any] | None) -> RunRecord:
-        """Take a run in, and have the ranks of it that live here begin."""
+        """Register a run and start it on this node's share of the ranks."""
         chosen = self.mine(ranks)
         mine = [rank.number for rank in chosen]
         shape = self.config.shape
-        # What the notebook has set, environment variables among it, is nothing to keep on a disk.
+        # The notebook's settings include environment variables, which may be secret: they are not stored.
         kept = {key: value for key, value in content.items() if key != "settings"}
         begin = {"kind": "begin", "ranks": ranks, "mine": mine, "shape": shape, "content": kept, **(about or {})}
         record = self.open(run, mine, begin)
@@ -581,11 +601,11 @@ class Agent:
         return record
 
     def is_partial(self, ranks: Iterable[int]) -> bool:
-        """Whether a run on these ranks leaves out some of the pool's."""
+        """Return True if a run on these ranks leaves out some of the pool's."""
         return len(set(ranks)) < self.config.total_nodes * self.config.ranks_per_node
 
     def open(self, run: str, mine: list[int], begin: dict[str, Any]) -> RunRecord:
-        """Open a run's journal, on which these ranks are about to work."""
+        """Open a run's journal and return its record."""
         record = self.runs[run] = RunRecord(
             run, mine, self.journal(run), begin=begin, limit=self.config.journal, spares=self.spares
         )
@@ -594,24 +614,24 @@ class Agent:
         return record
 
     def note_running(self) -> None:
-        """Leave in the node's folder which runs are on, for those who look without connecting."""
+        """Write the active runs to the node's folder, for readers without a connection."""
         if self.config.idle_timeout is not None:
             running = [key for key, record in self.runs.items() if not record.over.is_set()]
             with contextlib.suppress(OSError):
                 (self.folder / "running").write_text(" ".join(running))
 
     def journal(self, run: str) -> Path:
-        """Where a run's journal lies."""
+        """Return the path of a run's journal."""
         return self.folder / "journal" / f"{run}.jsonl"
 
     def reopen_runs(self) -> None:
-        """Take in the journals of an agent that was here before this one."""
+        """Load the journals that an earlier agent of this node left."""
         for path in Journal.found(self.folder / "journal"):
             with contextlib.suppress(OSError, ValueError):
                 self.runs[path.stem] = RunRecord.reopen(path.stem, path, limit=self.config.journal)
 
     def forget_oldest(self) -> None:
-        """Drop the oldest runs that are over, where there are too many."""
+        """Remove the oldest finished runs beyond the limit."""
         many = len(self.runs) - _KEEP_RUNS
         if many > 0:
             finished = (key for key, item in self.runs.items() if item.over.is_set())
@@ -624,11 +644,11 @@ class Agent:
         return self.runs[run]
 
     def mine(self, ranks: Iterable[int] | None) -> list[RankKernel]:
-        """Those of the given ranks that live here; all of them where none are given."""
+        """Return this node's ranks among the given ones; all of them for None."""
         return [rank for number, rank in self.ranks.items() if ranks is None or number in ranks]
 
     async def all_well(self, name: str, contents: dict[int, dict[str, Any]], patience: float) -> bool:
-        """Make a request of each rank, all at once; whether all ended well in time."""
+        """Send each rank a request; return True if all succeed in time."""
         if not contents:
             return True
         requests = [
@@ -663,7 +683,10 @@ class Agent:
         )
 
     def info_alone(self, local_rank: int, job: str) -> InstanceInfo:
-        """Of a rank that is a world of its own: its coordinator is itself, at a port of its own."""
+        """Return the info of a rank that is a world of its own.
+
+        Its coordinator is itself, at a port of its own.
+        """
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = int(free.getsockname()[1])
@@ -687,15 +710,16 @@ class Agent:
 
 
 def _shares(devices: Devices, config: HostConfig, node: int) -> list[Devices]:
-    """What each of a node's ranks gets of its machine's devices; nodes of one address are on one machine.
+    """Return each rank's share of the machine's devices.
 
-    Where not all ranks of the machine can have equal shares, none is promised any, and none is kept from any.
+    Nodes with the same address share a machine. If its ranks cannot have equal shares, none gets a share and every
+    rank may use all devices.
     """
     before, ranks = _beside(config, node)
     return devices.shares(ranks)[before : before + config.ranks_per_node]
 
 
 def _beside(config: HostConfig, node: int) -> tuple[int, int]:
-    """How many ranks of a node's machine come before its own, and how many there are in all."""
+    """Return how many ranks of the machine precede this node's, and the total."""
     nodes = [number for number, address in enumerate(config.addresses) if address == config.addresses[node]]
     return nodes.index(node) * config.ranks_per_node, len(nodes) * config.ranks_per_node

@@ -1,7 +1,7 @@
-"""An agent's place in the control plane: a Dask worker that hands on what is asked.
+"""Dask worker that connects an agent to the control plane.
 
-A Dask worker closes for good when the scheduler's connection breaks. The agent's process outlives
-it, and takes its place anew, with the same kernels, journals and number.
+A Dask worker closes for good when the scheduler's connection breaks. The agent's process outlives it and makes another
+worker, with the same kernels, journals and number.
 """
 
 from __future__ import annotations
@@ -34,26 +34,26 @@ _PAUSE, _LONGEST_PAUSE = 0.1, 1.0
 
 
 class AgentWorker(control.WithoutHttp, Worker):
-    """Made by `serve`, anew after each break; holds nothing but the agent.
+    """Dask worker that answers the agents' calls; `serve` makes one per connection.
 
     Parameters
     ----------
     scheduler : str
         The scheduler's address.
     agent : Agent
-        Who answers the calls.
+        The agent that answers the calls.
     """
 
     def __init__(self, scheduler: str, agent: Agent) -> None:
         self.agent = agent
         config = agent.config
-        # What leads to the agent leads to one port: where another has it for now, it is tried again.
+        # A tunnel to the agent leads to a fixed port. If it is taken, `_stay_connected` retries.
         here = {"host": control.listening_host(config.addresses[agent.node])}
         apart = {"host": "127.0.0.1", "port": config.port, "contact_address": config.contact}
         super().__init__(
             scheduler,
             name=member_name(agent.node, config.shape),
-            # One function call at a time for each rank, and for one that is asked for.
+            # One function call at a time per rank; a call may request a certain rank.
             nthreads=config.ranks_per_node,
             resources={rank_resource(rank): 1 for rank in agent.ranks},
             **(apart if config.contact else here),
@@ -67,11 +67,14 @@ class AgentWorker(control.WithoutHttp, Worker):
             self.handlers[call.op] = self.check_fencing_token(handler) if call.fenced else handler
 
     async def listen(self, port_or_addr: Any = None, allow_offload: bool = False, **options: Any) -> None:
-        """Dask's, which else weighs all that is in each message: what is large here is bytes, and needs no thread."""
+        """Listen without offloading messages to a thread.
+
+        Dask would otherwise measure every message first. Large values here are bytes, which need no thread.
+        """
         await super().listen(port_or_addr, allow_offload=allow_offload, **options)
 
     def check_fencing_token(self, handler: Callable[..., Any]) -> Callable[..., Any]:
-        """Wrap a handler so that it refuses a manager that has been replaced by another."""
+        """Wrap a handler so that it refuses a manager that has been replaced."""
 
         async def checked(manager: int = 0, **arguments: Any) -> Any:
             self.agent.obey(manager)
@@ -80,19 +83,20 @@ class AgentWorker(control.WithoutHttp, Worker):
         return checked
 
     def forward(self, message: dict[str, Any]) -> None:
-        """Send a batch of a run's events to whoever has subscribed."""
+        """Send a batch of events to the subscribers of TOPIC."""
         self.batched_send({"op": "log-event", "topic": TOPIC, "msg": message})
 
 
 def rank_resource(rank: int) -> str:
-    """What a call asks Dask for that is to be on one rank and no other."""
+    """Return the Dask resource that pins a call to one rank."""
     return f"sky-rank-{rank}"
 
 
 async def call(id: str, content: dict[str, Any], own: dict[str, Any], rank: int | None = None) -> dict[str, Any]:
-    """A function call as a Dask task: opaque bytes for a rank's kernel, waited for.
+    """Run a function call on a rank, as a Dask task; return its attempt's name.
 
-    ``content`` is what it has in common with others. What it prints and returns is in its journal.
+    ``content`` is common to several calls, ``own`` is this call's. The bytes in them are opaque to Dask. Output and
+    result are in the attempt's journal.
     """
     member = get_worker()
     assert isinstance(member, AgentWorker)
@@ -107,12 +111,22 @@ def serve(
     devices: Devices,
     lease: int,
 ) -> None:
-    """Be the agent of a node until the process is asked to end.
+    """Run a node's agent until the process receives SIGTERM.
 
     Parameters
     ----------
+    folder : Path
+        The pool's folder on this machine.
+    config : HostConfig
+        The pool's shape.
+    node : int
+        This node's number.
+    scheduler : str
+        The scheduler's address.
+    devices : Devices
+        The machine's accelerators.
     lease : int
-        The file descriptor that a byte is written to when the lease is to be renewed.
+        File descriptor to which a byte is written to renew the lease.
     """
     dask.config.set(control.DASK_SETTINGS)
     patch_batched_send()
@@ -123,12 +137,12 @@ async def _serve(agent: Agent, scheduler: str, lease: int) -> None:
     stop = asyncio.Event()
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, stop.set)
     starting = asyncio.create_task(agent.start_ranks())
-    # A call may come as soon as the scheduler knows this node.
+    # A call may arrive as soon as the scheduler knows this node.
     agent.starting = dict.fromkeys(agent.ranks, starting)
     agent.background(agent.sample())
     agent.background(agent.watch_processes())
     if agent.node == min(agent.config.nodes):
-        # One of those on this machine, since they have the same blobs.
+        # Only one agent per machine: they share the blobs.
         agent.background(agent.files.look_after_blobs())
     agent.background(agent.renew_lease(functools.partial(_renew, lease), agent.config.lease_interval))
     connected = asyncio.create_task(_stay_connected(agent, scheduler))
@@ -138,7 +152,7 @@ async def _serve(agent: Agent, scheduler: str, lease: int) -> None:
             connected.result()
         await agent.sky_end_kernels(agent.config.exit_timeout)
     except Exception:
-        # Dask's own tasks would be waited for; an agent that cannot start has nothing to save.
+        # A normal exit would wait for Dask's own tasks; an agent that cannot start has nothing to save.
         traceback.print_exc()
         sys.stderr.flush()
         os._exit(1)
@@ -147,7 +161,7 @@ async def _serve(agent: Agent, scheduler: str, lease: int) -> None:
 
 
 async def _stay_connected(agent: Agent, scheduler: str) -> None:
-    """Take the agent's place, and take it again whenever it is lost."""
+    """Connect to the scheduler, and reconnect whenever the connection breaks."""
     been_there = False
     pause = _PAUSE
     while True:
@@ -160,7 +174,7 @@ async def _stay_connected(agent: Agent, scheduler: str) -> None:
         except Exception:
             if not been_there:
                 raise
-            # The scheduler may not have noticed yet that this node's old connection is gone.
+            # The scheduler may not have noticed yet that the old connection is gone: retry with a back-off.
             traceback.print_exc()
             pause = min(1.5 * pause, _LONGEST_PAUSE)
         finally:
@@ -171,7 +185,7 @@ async def _stay_connected(agent: Agent, scheduler: str) -> None:
 
 
 def _forget_handlers() -> None:
-    """Dask remembers each handler that it ever called, and with it each worker that was closed."""
+    """Clear Dask's cache of handlers, which keeps every closed worker alive."""
     with contextlib.suppress(AttributeError):
         distributed.core._expects_comm.cache_clear()
 

@@ -1,4 +1,4 @@
-"""One rank as its agent sees it: a kernel process, its sockets, and the request that it works on."""
+"""Agent's client of one rank: kernel process, sockets, current request."""
 
 from __future__ import annotations
 
@@ -28,16 +28,16 @@ _LOG_TAIL = 30
 _LOG_BYTES = 1 << 16
 _CRASH = "Fatal Python error"
 _CRASH_LINES = 12
-# The names of a hundred modules, in one line.
+# One line with the names of a hundred modules.
 _CRASH_NOISE = "Extension modules:"
 # The form of glog and absl: "F1123 04:27:35.578633 13960 client.h:80] ".
 _NATIVE_REASON = re.compile(r"F\d{4} \d\d:\d\d:\d\d\.\d+ ")
-# So many messages of a kernel are taken in before others have a turn.
+# Messages of one kernel that are read before other tasks run.
 _TURN = 32
 _LARGE = 1 << 16
-# So many of its output wait here to be taken in; the kernel holds some more, and then its code waits.
+# Receive queue for a kernel's output. The kernel queues a few more messages, then its code blocks.
 _MOST_WAITING = 32
-# Bytes of disk that are kept for the files of a rank's next kernel.
+# Bytes of disk reserved for the files of a rank's next kernel.
 _ROOM = 1 << 16
 _FAREWELL = 2.0
 _BEGIN = 2.0
@@ -45,7 +45,9 @@ OnEvent = Callable[[str, dict[str, Any]], None]
 
 
 class RankKernel:
-    """Made by the agent, one for each of its ranks; outlives the kernel processes that it starts.
+    """Client of one rank's kernel.
+
+    The agent makes one for each of its ranks. It outlives the kernel processes that it starts.
 
     Parameters
     ----------
@@ -53,10 +55,12 @@ class RankKernel:
         The rank.
     folder : Path
         The node's folder; the kernel's sockets, connection file and log lie in it.
+    cwd : str
+        The kernel's working folder.
     env : dict
-        What the rank's process finds in its environment besides the host's.
+        Environment variables of the kernel, besides the host's.
     on_event : callable
-        Called as ``on_event(run_id, event)`` for all that a request prints, shows and ends with.
+        Called as ``on_event(run_id, event)`` for each output of a request and for its end.
     """
 
     def __init__(self, number: int, folder: Path, cwd: str, env: dict[str, str], on_event: OnEvent) -> None:
@@ -67,25 +71,25 @@ class RankKernel:
         self.on_event = on_event
         self.generation = 0
         self.busy_with: str | None = None
-        # Whether the kernel has begun what it was given last: before that it heeds no interrupt.
+        # Set once the kernel has begun the current request: before that it ignores interrupts.
         self.begun = asyncio.Event()
-        # Requests that are worked on or wait for their turn.
+        # Number of requests that run or are queued.
         self.waiting = 0
         self.entered = False
         self.ready: asyncio.Event = asyncio.Event()
         self.turn = asyncio.Lock()
         self.ended: dict[str, asyncio.Future[dict[str, Any]]] = {}
         self.preload_failed: dict[str, str] = {}
-        # How the last kernel ended, in words; and the same where it ended by itself, while it was idle.
+        # How the last kernel ended, in words; `surprise` only if it ended by itself while it was idle.
         self.how_ended = self.surprise = ""
-        # Whether the kernel is to end.
+        # Whether the kernel was asked to end.
         self.leaving = False
-        # Told of comms' messages, with the run that they are of; and of the kernel's end.
+        # Called with each comm message and its run; called when the kernel ends.
         self.on_comm: Callable[[dict[str, Any], str], None] = lambda message, run: None
         self.on_end: Callable[[], None] = lambda: None
-        # Told of what the kernel's code asks the agent for; see `agent_channel`.
+        # Called with each request of the kernel's code to the agent; see `agent_channel`.
         self.on_ask: Callable[[dict[str, Any], list[bytes]], None] = lambda content, data: None
-        # Lines that native code prints and that tell a person nothing; set when plugins are entered.
+        # Lines of native code that are noise to people; set when plugins are entered.
         self.noise: re.Pattern[str] | None = None
         self._log_start = 0
         self._provisioner: ForkProvisioner | None = None
@@ -96,37 +100,36 @@ class RankKernel:
 
     @property
     def pid(self) -> int:
-        """The kernel's process id; 0 where none runs."""
+        """The kernel's process id; 0 if none runs."""
         return self._provisioner.pid if self._provisioner is not None and self._provisioner.has_process else 0
 
     @property
     def log(self) -> Path:
-        """Where output goes that belongs to no run."""
+        """File for output that belongs to no run."""
         return self.folder / f"rank{self.number}.log"
 
     @property
     def connection_file(self) -> Path:
-        """That of the kernel that runs; its sockets and its stacks lie beside it."""
+        """Connection file of the current kernel; its sockets and stacks lie beside it."""
         return Path(f"{self._prefix}.json")
 
     @property
     def _room(self) -> Path:
-        """What keeps room for the next kernel's files while this one runs: a disk may be full by then."""
+        """File that reserves disk space for the files of the next kernel."""
         return self.folder / f"room{self.number}"
 
     @property
     def _prefix(self) -> Path:
-        """What the names of a kernel's files begin with: an agent before this one may have had as many kernels."""
+        """Common prefix of this kernel's files, unique across agents of this node."""
         return self.folder / f"k{self.number}-{os.getpid()}.{self.generation}"
 
     async def start(self, forkserver: Forkserver) -> None:
-        """Have a kernel forked, in the place of one that may be there, and wait until it answers."""
-        # One that is asked for while another is on its way comes after it: two at once would share
-        # their sockets, and one of them would be nobody's.
+        """Fork a kernel, replacing any earlier one, and wait until it answers."""
+        # Starts are serialized: two at once would share their sockets, and one kernel would have no owner.
         async with self._making:
             await self.kill()
             if self._watcher is not None:
-                # It has to see the end of the old process before a new one takes its place.
+                # The watcher must see the end of the old process before a new one replaces it.
                 await asyncio.wait([self._watcher], timeout=_FAREWELL)
             await self._start(forkserver)
 
@@ -143,10 +146,10 @@ class RankKernel:
         file, info = write_connection_file(
             f"{prefix}.json", transport="ipc", ip=str(prefix), key=secrets.token_hex(32).encode(), **ports
         )
-        # Signatures are not remembered: nobody else writes to these sockets, and a talkative rank's take 10 MB.
+        # No digest history: no one else writes to these sockets, and it would take 10 MB for a rank with much output.
         key = info["key"].encode()
         self._session = Session(key=key, signature_scheme="hmac-sha256", username="sky", digest_history_size=0)
-        # What is only written to needs nothing of asyncio, which takes longer.
+        # Sockets that are only written to use plain zmq, which is faster than zmq.asyncio.
         plain = zmq.Context.shadow(self._context.underlying)
         self._shell = self._socket(plain, zmq.DEALER, f"ipc://{prefix}-{ports['shell_port']}")
         self._control = self._socket(plain, zmq.DEALER, f"ipc://{prefix}-{ports['control_port']}")
@@ -169,7 +172,7 @@ class RankKernel:
     def _socket(self, context: Any, kind: int, address: str) -> Any:
         socket = context.socket(kind)
         socket.linger = 0
-        # The kernel's own queue is bounded, and never drops.
+        # The kernel's own queue is bounded, and never drops messages.
         socket.set_hwm(0)
         if kind == zmq.SUB:
             socket.rcvhwm = _MOST_WAITING
@@ -179,7 +182,10 @@ class RankKernel:
     async def request(
         self, run: str, content: dict[str, Any], on_turn: Callable[[], None] = lambda: None
     ) -> dict[str, Any]:
-        """Do one request on the kernel and return its end; a kernel that dies ends it too."""
+        """Run one request on the kernel and return its end.
+
+        Requests are queued. If the kernel dies, the end has the status ``died``.
+        """
         self.waiting += 1
         try:
             async with self.turn:
@@ -209,27 +215,33 @@ class RankKernel:
             self.ended.pop(run, None)
 
     def tell(self, told: dict[str, Any], buffers: list[bytes]) -> None:
-        """Bring what a page says through a comm to the kernel: it hears it when its main thread is free."""
+        """Send a page's comm message to the kernel's main thread."""
         if self.pid:
             message = self._session.msg(told["msg_type"], told["content"], metadata=told["metadata"])
             if told["id"]:
-                # A page waits for the answer to what it said.
+                # A page matches the answer by this id.
                 message["header"]["msg_id"] = message["msg_id"] = told["id"]
             self._session.send(self._shell, message, buffers=buffers or None)
 
     def answer(self, content: dict[str, Any], data: Sequence[bytes] = ()) -> None:
-        """Answer what the kernel's code has asked for; it hears it whatever its main thread is at."""
+        """Answer a request of the kernel's code on the control channel.
+
+        The control thread takes it even while the main thread is busy.
+        """
         if self.pid:
             self._session.send(self._control, self._session.msg(ANSWER, content), buffers=list(data) or None)
 
     async def signal(self, number: int) -> None:
-        """Send a signal to the kernel and its subprocesses; an interrupt waits until it can be heeded."""
+        """Signal the kernel and its subprocesses.
+
+        An interrupt waits until the current request has begun.
+        """
         if number == signal.SIGINT:
             run = self.busy_with
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self.begun.wait(), _BEGIN)
             if self.busy_with != run:
-                # It has ended meanwhile, and what runs now is not meant.
+                # The request ended while we waited; do not interrupt its successor.
                 return
         if self._provisioner is not None and number == signal.SIGKILL:
             self.leaving = True
@@ -238,21 +250,21 @@ class RankKernel:
             await self._provisioner.send_signal(number)
 
     def abort(self) -> None:
-        """Have the kernel break the collective that it is blocked in; nothing where it has ended."""
+        """Ask the kernel to break the collective that blocks it; no-op if it has ended."""
         if self.pid:
             self._session.send(self._control, "sky_abort", {})
 
     async def kill(self) -> None:
-        """End the kernel process, at once, and wait for it."""
+        """Kill the kernel process and wait for its end."""
         if self._provisioner is not None and self._provisioner.has_process:
             self.leaving = True
             await self._provisioner.kill()
             await self._provisioner.wait()
 
     async def end(self, patience: float) -> bool:
-        """End the kernel process in order, or at once when it takes longer than that; whether it did in time.
+        """End the kernel in order, or kill it on timeout; return True if in time.
 
-        What it works on is interrupted. Then its exit handlers run and its files are closed.
+        A running request is interrupted. Then exit handlers run and files are closed.
         """
         provisioner = self._provisioner
         if provisioner is None or not provisioner.has_process:
@@ -261,7 +273,7 @@ class RankKernel:
         self.leaving = True
         await provisioner.finish()
         interrupt = asyncio.ensure_future(self.signal(signal.SIGINT)) if self.busy_with else None
-        # Killed by who does not want to wait, it has ended too.
+        # A concurrent kill() ends this wait too.
         done, _ = await asyncio.wait([provisioner.end], timeout=patience)
         if interrupt is not None:
             interrupt.cancel()
@@ -269,25 +281,25 @@ class RankKernel:
         return bool(done)
 
     def tail(self) -> list[str]:
-        """The last lines that this kernel process left in the rank's log, without noise."""
+        """Return the last lines of this kernel process's log, without noise."""
         with contextlib.suppress(OSError), self.log.open("rb") as file:
             end = file.seek(0, os.SEEK_END)
-            # Native output that went on without end was dropped from it.
+            # The log may have been truncated, as after endless native output.
             file.seek(max(self._log_start if self._log_start <= end else 0, end - _LOG_BYTES))
             text = file.read().decode(errors="replace")
             lines = (self.noise.sub("", text) if self.noise else text).splitlines()
-            # A crash begins with what it was and where; the frames of the kernel's own loop follow.
+            # A crash report begins with the error and its place; the frames of the kernel's own loop follow.
             crashes = [index for index, line in enumerate(lines) if line.startswith(_CRASH)]
             if not crashes:
                 return lines[-_LOG_TAIL:]
-            # Native code that ends the process writes the reason before.
+            # Native code that aborts the process writes its reason first.
             reasons = [index for index in range(crashes[-1]) if _NATIVE_REASON.match(lines[index])]
             crash = [line for line in lines[crashes[-1] :] if line and not line.startswith(_CRASH_NOISE)]
             return (lines[reasons[-1] : crashes[-1]] if reasons else [])[:_CRASH_LINES] + crash[:_CRASH_LINES]
         return []
 
     async def _watch(self, provisioner: ForkProvisioner) -> None:
-        """When this kernel process ends, end what it worked on."""
+        """Wait for the kernel process to end, clean up, and end its requests."""
         assert provisioner.end is not None
         try:
             text = (await asyncio.shield(provisioner.end))["text"]
@@ -295,7 +307,7 @@ class RankKernel:
             text = str(error)
         if provisioner is not self._provisioner:
             return
-        # Its last words may still be on their way through the socket.
+        # Its last messages may still be in the socket.
         await asyncio.sleep(0.02)
         if self._reader is not None:
             self._reader.cancel()
@@ -313,10 +325,10 @@ class RankKernel:
     async def _read(self, socket: zmq.asyncio.Socket, session: Session) -> None:
         for count in itertools.count(1):
             frames = await socket.recv_multipart()
-            # While there is more to receive, nothing above waits: others have to have their turn too.
+            # While messages are queued, recv never suspends: yield to other tasks.
             if count % _TURN == 0 or len(frames[-1]) > _LARGE:
                 await asyncio.sleep(0)
-            # Two of three messages of a short cell, which tell nothing here.
+            # Two of three messages of a short cell, and not needed here.
             if frames[0].endswith((b".status", b".execute_input")):
                 continue
             try:
@@ -360,6 +372,6 @@ class RankKernel:
         return event
 
     def note(self, text: str) -> None:
-        """Add text to the rank's log."""
+        """Append text to the rank's log."""
         with contextlib.suppress(OSError), self.log.open("a", errors="replace") as file:
             file.write(text)

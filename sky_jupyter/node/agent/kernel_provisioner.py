@@ -1,7 +1,6 @@
-"""A kernel provisioner, in jupyter_client's sense, whose kernels are forked by the forkserver.
+"""Kernel provisioner (jupyter_client) that forks kernels with the forkserver.
 
-The forkserver may stand still: what it is asked for has an end in time, and that a kernel has ended
-is seen without it.
+The forkserver may be stopped (SIGSTOP): requests to it time out, and the end of a kernel is noticed without it.
 """
 
 from __future__ import annotations
@@ -21,16 +20,16 @@ from ..kernel.forkserver import READY
 from ..system.processes import kill_group, signal_group
 from ..system.stopped import GONE, state_of
 
-# One that has imported all forks in a moment; a busy machine takes longer.
+# A forkserver that has imported everything forks at once; a busy machine takes longer.
 _FORK_PATIENCE = 15.0
-# It tells how a kernel has ended as soon as that is seen.
+# The forkserver reports a kernel's exit status as soon as it sees it.
 _WORD_PATIENCE = 3.0
 _LOOK = 0.5
 _UNKNOWN = 1 << 8
 
 
 class Forkserver:
-    """An agent's line to the forkserver: asks for kernels, hears of their end. One an agent."""
+    """Client of the forkserver, one per agent: forks kernels and reports their ends."""
 
     def __init__(self) -> None:
         self._writer: asyncio.StreamWriter | None = None
@@ -42,7 +41,7 @@ class Forkserver:
         self._tasks = BackgroundTasks()
 
     async def connect(self, path: Path) -> None:
-        """Connect to the socket at ``path`` and begin to listen for ends."""
+        """Connect to the socket at ``path`` and listen for kernels' ends."""
         self._path = path
         reader, self._writer = await asyncio.open_unix_connection(str(path), limit=1 << 20)
         self._listener = asyncio.create_task(self._listen(reader))
@@ -63,16 +62,16 @@ class Forkserver:
     def _on_forked(self, message: dict[str, Any]) -> None:
         asked = self._asked.pop(message["id"], None)
         if asked is None or asked.done():
-            # It stood still, and was given up meanwhile.
+            # The forkserver was stopped, and the request timed out.
             signal_group(message["pid"], signal.SIGKILL)
             return
         end = self._ends[message["pid"]] = asyncio.get_running_loop().create_future()
-        # With its end, which may come before anybody looks.
+        # Registered together with its end, which may come first.
         asked.set_result((message, end))
         self._tasks.start(self._see_end(message["pid"], end))
 
     async def _see_end(self, pid: int, end: asyncio.Future[dict[str, Any]]) -> None:
-        """Note that a kernel has ended where the forkserver, which knows how it did, does not tell."""
+        """Resolve ``end`` if a kernel is gone and the forkserver does not report it."""
         while not end.done():
             await asyncio.wait([end], timeout=_LOOK)
             if not end.done() and state_of(pid) == GONE:
@@ -91,7 +90,10 @@ class Forkserver:
         return os.path.exists(f"{self._path}{READY}")
 
     async def _answered(self, asked: asyncio.Future[Any]) -> None:
-        """Wait for an answer; one that takes too long is given up. What it imports first takes as long as it takes."""
+        """Wait for the forkserver's answer; raise ConnectionError on timeout.
+
+        The time of its initial imports does not count.
+        """
         waited = 0.0
         while waited < _FORK_PATIENCE:
             await asyncio.wait([asked], timeout=_LOOK)
@@ -102,7 +104,7 @@ class Forkserver:
         raise ConnectionError(f"{self._silent}, for {_FORK_PATIENCE:g} s")
 
     async def fork(self, request: dict[str, Any]) -> tuple[int, asyncio.Future[dict[str, Any]], dict[str, str]]:
-        """Have a kernel forked: its process id, a future of its end, and the preloads that failed."""
+        """Fork a kernel; return its pid, a future of its end, and failed preloads."""
         assert self._writer is not None
         self._next += 1
         number = self._next
@@ -118,13 +120,16 @@ class Forkserver:
         return answer["pid"], end, answer["preload_failed"]
 
     def finish(self, pid: int) -> None:
-        """Have a kernel end in order, once it works on nothing."""
+        """Ask a kernel to exit in order once it is idle."""
         assert self._writer is not None
         self._writer.write(json.dumps({"finish": pid}).encode() + b"\n")
 
 
 class ForkProvisioner(KernelProvisionerBase):
-    """One a kernel process. `end` resolves with ``{"ended": wait status, "text": in words}``."""
+    """Provisioner of one kernel process.
+
+    `end` resolves to ``{"ended": wait status, "text": in words}``.
+    """
 
     def __init__(self, forkserver: Forkserver, **kwargs: Any) -> None:
         super().__init__(**kwargs)
@@ -154,7 +159,7 @@ class ForkProvisioner(KernelProvisionerBase):
         return os.waitstatus_to_exitcode((await asyncio.shield(self.end))["ended"])
 
     async def send_signal(self, signum: int) -> None:
-        """To the kernel and what it started in its session's process group."""
+        """Send a signal to the kernel's process group."""
         if self.has_process:
             signal_group(self.pid, signum)
 
@@ -163,7 +168,7 @@ class ForkProvisioner(KernelProvisionerBase):
             kill_group(self.pid)
 
     async def finish(self) -> None:
-        """Have it end in order, once it works on nothing."""
+        """Ask the kernel to exit in order once it is idle."""
         if self.has_process:
             self.forkserver.finish(self.pid)
 

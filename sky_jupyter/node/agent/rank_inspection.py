@@ -1,10 +1,9 @@
-"""Looking at a rank from outside: what its main thread is at, without its help and within a second.
+"""Inspection of a rank from outside: its main thread's stack, within a second.
 
-There are two ways to its stack. A kernel writes it when it is signalled (see `stack_dump`), even while C
-code holds the GIL; but the signal ends a wait in C that does not expect one. py-spy, where it is
-there and allowed to look, reads the memory of the process, which must not be running meanwhile. So
-py-spy is asked first of a thread that waits, and the kernel itself of one that runs. What C code it
-is in, only py-spy can tell.
+There are two ways to read a stack. A kernel writes its own when it is signalled (see `stack_dump`), even while C code
+holds the GIL; but the signal ends a wait in C that does not expect one. py-spy, if it is installed and permitted,
+reads the memory of the process, which must not run meanwhile. So py-spy is tried first for a thread that waits, and
+the kernel itself for one that runs. Only py-spy can name the C code.
 """
 
 from __future__ import annotations
@@ -30,9 +29,9 @@ import psutil
 from ..kernel import stack_dump
 from ..kernel.stack_dump import Frame
 
-# How long CPU time is counted before the stack is asked for.
+# Seconds over which CPU time is measured before the stack is read.
 WINDOW = 0.15
-# A kernel writes its stack within a millisecond, where it is given a core.
+# A kernel writes its stack within a millisecond once it has a core.
 _PATIENCE = 0.4
 _LATE = "py-spy did not name it in time"
 _QUIET = 0.06
@@ -40,26 +39,26 @@ _POLL = 0.002
 _MAX_NATIVE = 12
 _MAX_REPORT = 4 << 20
 _STOPPED = frozenset("Tt")
-# A wait for a lock goes on after a signal by itself; a sleep or a poll ends.
+# A wait for a lock resumes after a signal; a sleep or a poll ends.
 _GOES_ON = "futex"
 
 
 @dataclass(frozen=True)
 class ProcessState:
-    """What the operating system says of a process at one moment.
+    """State of a process at one moment, from the operating system.
 
     Parameters
     ----------
     state : str
-        The main thread's, one letter as in /proc; empty where it is not told.
+        State of the main thread, one letter as in /proc; empty if unknown.
     cpu, ran : float
-        Seconds of CPU time that the process, and its main thread alone, have used.
+        Seconds of CPU time of the process, and of its main thread alone.
     switches : int
-        How often the main thread went to sleep.
+        Number of voluntary context switches of the main thread.
     waits_in : str
-        The operating system's function that the main thread waits in.
+        Kernel function (wchan) in which the main thread waits.
     catches, pending : bool
-        Whether the signal that we send is caught at all, and whether an earlier one still waits.
+        Whether our signal is caught, and whether an earlier one is still pending.
     """
 
     state: str
@@ -72,7 +71,7 @@ class ProcessState:
 
 
 def process_state(pid: int) -> ProcessState | None:
-    """What is known of a process; None where it is gone."""
+    """Return the state of a process; None if it is gone."""
     if sys.platform != "linux":
         with contextlib.suppress(psutil.Error):
             process = psutil.Process(pid)
@@ -100,25 +99,30 @@ def _read(path: str) -> str:
 
 
 def _signals(status: dict[str, str]) -> tuple[bool, bool]:
-    """Whether our signal is caught, and whether one waits, by the lines of /proc/…/status."""
+    """Return whether our signal is caught and pending, from /proc/…/status."""
     bit = 1 << (stack_dump.LOOK - 1)
     masks = {name: int(status.get(name, "0"), 16) for name in ("SigCgt", "SigPnd", "ShdPnd")}
     return bool(masks["SigCgt"] & bit), bool((masks["SigPnd"] | masks["ShdPnd"]) & bit)
 
 
 async def sample_stack(pid: int, path: Path, *, window: float = WINDOW, end: float = 0.0) -> dict[str, Any]:
-    """What a process is at; see `inspect_ranks` for the form.
+    """Return a report on one process; see `inspect_ranks` for its form.
 
     Parameters
     ----------
     pid : int
         A kernel's process.
     path : Path
-        Where it writes its stacks.
+        File to which it writes its stacks.
     window : float
-        Seconds over which its CPU time is counted.
+        Seconds over which its CPU time is measured.
     end : float
-        Until when its stack may be waited for, by the monotonic clock; a moment at least.
+        Deadline for its stack on the monotonic clock; a short minimum applies.
+
+    Returns
+    -------
+    dict
+        The process's report.
     """
     before, began = process_state(pid), time.monotonic()
     await asyncio.sleep(window)
@@ -136,14 +140,14 @@ async def sample_stack(pid: int, path: Path, *, window: float = WINDOW, end: flo
         "waits_in": now.waits_in,
         "cpu": (now.cpu - before.cpu) / took,
         "main_cpu": (now.ran - before.ran) / took,
-        # Between two looks: did the main thread do something, besides answering them?
+        # Shows whether the main thread did anything besides answering.
         "ran": [now.ran, after.ran],
         "switches": [now.switches, after.switches],
     }
 
 
 async def _stack(pid: int, path: Path, now: ProcessState, end: float) -> tuple[tuple[Frame, ...], str]:
-    """A process's main stack, by itself or by py-spy, and what is to be said of that."""
+    """Return a process's main stack, by itself or py-spy, and a note."""
     seen: tuple[Frame, ...] = ()
     runs, late = now.state in ("R", ""), False
     if not runs:
@@ -154,10 +158,10 @@ async def _stack(pid: int, path: Path, now: ProcessState, end: float) -> tuple[t
     if seen and stack_dump.users_part(seen)[1]:
         return seen, ""
     if late and not now.waits_in.startswith(_GOES_ON):
-        # A busy machine is no reason to end a sleep or a poll in C.
+        # A busy machine is no reason to interrupt a sleep or a poll in C.
         return (), "py-spy did not read its stack in time"
     if not now.catches:
-        # To a process that does not catch it, the signal would be the end.
+        # An uncaught signal would kill the process.
         note = "the handler that writes its stack was taken away in its process"
     else:
         dump = await _ask(pid, path, already=now.pending)
@@ -180,7 +184,7 @@ def _silence(now: ProcessState | None) -> str:
 
 
 async def _ask(pid: int, path: Path, *, already: bool) -> stack_dump.Dump | None:
-    """Signal a process and wait until its stack is in the file; None when it does not come."""
+    """Signal a process and wait for its stack in the file; None on timeout."""
     with contextlib.suppress(OSError):
         start = await asyncio.to_thread(_trim, path)
         if not already:
@@ -193,7 +197,7 @@ async def _ask(pid: int, path: Path, *, already: bool) -> stack_dump.Dump | None
                 if dumps and dumps[-1].whole:
                     return dumps[-1]
             elif grew and time.monotonic() - grew > _QUIET:
-                # Greenlets have another outermost frame than the one that tells the end.
+                # Greenlets have another outermost frame than the reference, which marks the end.
                 break
             await asyncio.sleep(_POLL)
         dumps = stack_dump.read_dumps(_tail(path))[1:]
@@ -202,7 +206,7 @@ async def _ask(pid: int, path: Path, *, already: bool) -> stack_dump.Dump | None
 
 
 def _trim(path: Path) -> int:
-    """Remove earlier stacks but the reference; how long the file is then."""
+    """Truncate the file after the reference stack; return its size."""
     with path.open("r+b") as file:
         end = stack_dump.reference_end(file.read(stack_dump.MAX_FILE))
         file.truncate(end)
@@ -215,7 +219,7 @@ def _tail(path: Path) -> str:
 
 
 def _send(pid: int) -> None:
-    """Signal a process's main thread, where the system can choose a thread."""
+    """Signal a process's main thread where the system can choose a thread."""
     tgkill = getattr(_libc(), "tgkill", None)
     if tgkill is None:
         os.kill(pid, stack_dump.LOOK)
@@ -233,7 +237,10 @@ def _libc() -> Any:
 
 @functools.cache
 def spy_path() -> str | None:
-    """py-spy's program: what ``SKY_PY_SPY`` names (nothing: none), else beside this Python or on the path."""
+    """Return py-spy's path; None if it is not installed.
+
+    ``SKY_PY_SPY`` names the program (empty: none); otherwise it is searched beside this Python and on the path.
+    """
     if (chosen := os.environ.get("SKY_PY_SPY")) is not None:
         return shutil.which(chosen)
     beside = os.pathsep.join((os.path.dirname(sys.executable), sysconfig.get_path("scripts")))
@@ -241,11 +248,11 @@ def spy_path() -> str | None:
 
 
 async def spy(pid: int, *, native: bool, timeout: float = _PATIENCE) -> tuple[tuple[Frame, ...], list[list[str]], str]:
-    """A process's main stack by py-spy: Python frames, the C frames inside of them, and what went wrong."""
+    """Return the main stack by py-spy: Python frames, inner C frames, the error."""
     program = spy_path()
     if program is None:
         return (), [], "py-spy, which would name it, is not installed"
-    # With C frames it has to halt the process for a moment; without, it reads beside it.
+    # For C frames py-spy pauses the process for a moment; for Python frames it does not.
     how = "--native" if native else "--nonblocking"
     process = await asyncio.create_subprocess_exec(
         *(program, "dump", "--json", how, "--pid", str(pid)),
@@ -269,7 +276,7 @@ async def spy(pid: int, *, native: bool, timeout: float = _PATIENCE) -> tuple[tu
 
 
 def read_report(data: bytes, pid: int) -> tuple[tuple[Frame, ...], list[list[str]]]:
-    """The main thread's frames in a report of py-spy: Python's, and C's inside of the innermost."""
+    """Return the main thread's Python frames and innermost C frames."""
     try:
         threads = [thread for thread in json.loads(data) if isinstance(thread, dict)]
     except (ValueError, TypeError, RecursionError):
@@ -294,19 +301,25 @@ def read_report(data: bytes, pid: int) -> tuple[tuple[Frame, ...], list[list[str
 async def name_native(
     reports: dict[int, dict[str, Any]], pids: dict[int, int], known: Sequence[str], end: float
 ) -> None:
-    """Add to reports what C code their ranks are in, one rank of those at the same place, until ``end``.
+    """Add C frames to the reports, one rank per distinct stack, until ``end``.
 
     Parameters
     ----------
+    reports : dict
+        Reports by rank; changed in place.
+    pids : dict
+        Process ids by rank.
     known : sequence of str
-        Regular expressions of frames (`file:function`) that tell enough by themselves.
+        Regular expressions of frames (`file:function`) that need no C frames.
+    end : float
+        Deadline on the monotonic clock.
     """
     chosen: dict[Any, int] = {}
     for rank, report in sorted(reports.items()):
         frames = report["frames"]
         if frames and not report["note"] and report.get("at") not in ("loop", "") and not _matches(frames, known):
             chosen.setdefault(json.dumps(frames), rank)
-    # It uses a core while it reads a library's names: more at a time would only make all late.
+    # py-spy uses a whole core while it reads a library's symbols: more at a time would delay all of them.
     cores = asyncio.Semaphore(max(1, os.cpu_count() or 1))
 
     async def name(rank: int) -> None:
@@ -328,24 +341,28 @@ def _matches(frames: Iterable[Sequence[Any]], known: Sequence[str]) -> bool:
 async def inspect_ranks(
     kernels: dict[int, tuple[int, Path]], *, native: bool, known: Sequence[str], window: float, within: float
 ) -> dict[int, dict[str, Any]]:
-    """What ranks of one machine are at, within so many seconds.
+    """Return a report on each rank of one machine, by rank.
 
     Parameters
     ----------
     kernels : dict
-        Rank -> its process, and the file that its stacks go to.
+        Rank -> its process id and the file of its stacks.
     native : bool
-        Whether C code is to be named, for which processes are halted for a moment.
+        Whether to name C code, for which processes are paused for a moment.
     known : sequence of str
         See `name_native`.
+    window : float
+        Seconds over which CPU time is measured.
+    within : float
+        Seconds that all of it may take.
 
     Returns
     -------
     dict
-        Rank -> ``frames`` ([file, line, function], innermost first, without what called the user's
-        code), ``at`` (see `stack_dump.users_part`), ``note`` (what was in the way), ``state`` and
+        Rank -> ``frames`` ([file, line, function], innermost first, without the callers of the user's
+        code), ``at`` (see `stack_dump.users_part`), ``note`` (why there is no stack), ``state`` and
         ``waits_in`` of the main thread, ``cpu`` and ``main_cpu`` (of one core), ``ran`` and
-        ``switches`` (before and after), and, where it was asked for and is worth it, ``native``
+        ``switches`` (before and after), and, if ``native`` was requested and useful, ``native``
         ([library, function], innermost first) with ``native_note``.
     """
     end = time.monotonic() + within

@@ -1,7 +1,7 @@
-"""What an agent does when code on its ranks asks for what the pool shares by name: it asks the scheduler.
+"""Proxy between ranks and the scheduler for the objects shared by name.
 
-The agent is a member of the control plane, and its ranks are not. Requests are made again where the
-connection broke, under the same id, and end with the kernel that made them.
+The agent is a member of the control plane; its ranks are not. A request whose connection broke is retried under the
+same id. Requests end with the kernel that made them.
 """
 
 from __future__ import annotations
@@ -16,44 +16,44 @@ from ..protocol import rpc
 from ..protocol.rpc import AgentCall
 
 _PAUSE = 0.1
-# Brings an answer to a rank's kernel.
+# Sends an answer to a rank's kernel.
 Tell = Callable[[dict[str, Any], Sequence[bytes]], None]
 
 
 @contextlib.contextmanager
 def unless_broken(scheduler: Any) -> Iterator[None]:
-    """Pass over the errors of a call of the scheduler whose connection broke; its own are raised."""
+    """Ignore errors of a scheduler call whose connection broke; raise others."""
     try:
         yield
     except OSError:
         pass
     except RuntimeError:
-        # What a member says that is closing, as it has lost its scheduler: "ConnectionPool is closed".
+        # Raised by a worker that is closing because it lost its scheduler: "ConnectionPool is closed".
         if scheduler.pool.status.name == "running":
             raise
 
 
 class SharedStateProxy:
-    """Made by the agent, one a node.
+    """Proxy for shared-state requests of a node's ranks; made by the agent.
 
     Parameters
     ----------
     incarnation : str
-        The agent's.
+        The agent's incarnation.
     name : str
-        Under which the control plane knows its node.
+        The agent's name in the control plane.
     """
 
     def __init__(self, incarnation: str, name: str) -> None:
         self._incarnation, self._name = incarnation, name
         self._scheduler: Any = None
         self._up = asyncio.Event()
-        # What is being asked, by the kernel that asks.
+        # Pending requests, by kernel and id.
         self._asked: dict[str, dict[str, asyncio.Task[None]]] = {}
         self._tasks = BackgroundTasks()
 
     def connect(self, member: Any) -> None:
-        """Ask through this member of the control plane from now on, or wait for one."""
+        """Use this Dask worker for requests from now on; None suspends them."""
         self._scheduler = None if member is None else member.scheduler
         if member is None:
             self._up.clear()
@@ -64,7 +64,7 @@ class SharedStateProxy:
             )
 
     def on_ask(self, rank: int, generation: int, tell: Tell, content: dict[str, Any], data: list[bytes]) -> None:
-        """A rank's code asks for something, or does not wait for it any more."""
+        """Start a request of a rank's code, or cancel it."""
         who = self._who(rank, generation)
         mine = self._asked.setdefault(who, {})
         id, what = content.get("id"), content.get("what")
@@ -89,7 +89,7 @@ class SharedStateProxy:
         tell({**answer, "id": id}, data)
 
     def on_end(self, rank: int, generation: int) -> None:
-        """A rank's kernel has ended: it waits for nothing, and holds no lock."""
+        """Cancel a dead kernel's requests and release its locks."""
         who = self._who(rank, generation)
         if who in self._asked:
             for task in self._asked.pop(who).values():
@@ -100,7 +100,7 @@ class SharedStateProxy:
         return f"{self._incarnation}.{rank}.{generation}."
 
     async def _call(self, call: AgentCall, **arguments: Any) -> Any:
-        """Ask the scheduler, for as long as it takes to reach it."""
+        """Call the scheduler; retry while it cannot be reached."""
         while True:
             await self._up.wait()
             with unless_broken(self._scheduler):

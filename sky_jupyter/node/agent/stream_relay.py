@@ -1,8 +1,8 @@
-"""Streams as an agent passes them on: items of its ranks' generators, and of iterators of the notebook.
+"""Relay of streams: items of ranks' generators and of notebook iterators.
 
-Items are data and no output: they are in no journal, and lie here until the notebook has read them. They
-are numbered, and the notebook asks for them by number, so that a connection may break: none is lost, and
-none comes twice. Where no notebook is heard of for a while, the streams are closed.
+Items are data and not output: they are in no journal, and wait here until the notebook has read them. They are
+numbered, and the notebook asks for them by number. A broken connection therefore neither loses nor repeats an item.
+The streams are closed if no notebook is heard for a while.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     from .context import AgentContext
 
-# So long a question stays without an answer; so much goes in one.
+# Seconds until an empty answer is sent, and bytes in one answer.
 _LINGER = 2.0
 _MOST = 8 << 20
-# So long nobody is heard of before the streams are closed.
+# Seconds without a notebook after which the streams are closed.
 PATIENCE = 60.0
 _LOOK = 0.5
 Tell = Callable[[dict[str, Any], Sequence[bytes]], None]
@@ -30,14 +30,14 @@ Tell = Callable[[dict[str, Any], Sequence[bytes]], None]
 
 @dataclass
 class Item:
-    """What a generator has yielded, pickled; a large one lies in a file."""
+    """Pickled item of a generator; a large one lies in a file."""
 
     size: int
     data: bytes = b""
     path: Path | None = None
 
     def part(self, start: int, most: int) -> bytes:
-        """So much of it."""
+        """Return up to ``most`` bytes from ``start`` on."""
         if self.path is None:
             return self.data[start : start + most]
         with self.path.open("rb") as file:
@@ -45,23 +45,23 @@ class Item:
             return file.read(most)
 
     def drop(self) -> None:
-        """It has been read."""
+        """Remove the item's file, if any."""
         if self.path is not None:
             self.path.unlink(missing_ok=True)
 
 
 @dataclass
 class CallStreams:
-    """The streams of one call.
+    """Streams of one call.
 
     Attributes
     ----------
     items : dict
-        What was yielded and is not read, by number.
+        Items that were yielded and are not read, by number.
     count, read : int
-        How much was yielded, and read by the notebook.
+        Numbers of items yielded, and read by the notebook.
     wants : dict
-        What the rank waits for of each iterator: the number of the item, how many, and the question's id.
+        What the rank awaits from each iterator: first item number, how many, and the request's id.
     """
 
     tell: Tell
@@ -70,16 +70,16 @@ class CallStreams:
     count: int = 0
     read: int = 0
     wants: dict[int, tuple[int, int, str]] = field(default_factory=dict)
-    # What was given last of each iterator, and from which number on: one that was interrupted asks anew.
+    # Latest answer for each iterator and its first number: a rank that was interrupted asks again.
     given: dict[int, tuple[int, list[bytes], dict[str, Any]]] = field(default_factory=dict)
-    # Who waits until more is read, and how much was when it asked.
+    # Request that waits until more is read, and how much had been read when it came.
     room: tuple[str, int] | None = None
     closed: bool = False
     changed: asyncio.Event = field(default_factory=asyncio.Event)
     heard: float = field(default_factory=time.monotonic)
 
     def note_read(self, read: int) -> None:
-        """The notebook has read so many items."""
+        """Drop the items that the notebook has read; resume a waiting generator."""
         self.read = max(self.read, min(read, self.count))
         while self.items and next(iter(self.items)) < self.read:
             self.items.popitem(last=False)[1].drop()
@@ -88,7 +88,7 @@ class CallStreams:
             self.tell({"id": id, "read": self.read}, ())
 
     def want(self, index: int, number: int, most: int, id: str) -> None:
-        """The rank waits for items of an iterator of the notebook, from a number on."""
+        """Answer a rank's request for iterator items, or let it wait."""
         given = self.given.get(index)
         if given is not None and given[0] == number:
             self.tell({**given[2], "id": id}, given[1])
@@ -97,7 +97,7 @@ class CallStreams:
         self.changed.set()
 
     def give(self, index: int, number: int, items: list[bytes], answer: dict[str, Any]) -> None:
-        """The notebook gives items of an iterator, from a number on."""
+        """Hand items of a notebook iterator to the rank that awaits them."""
         self.given[index] = number, items, answer
         wanted = self.wants.get(index)
         if wanted is not None and wanted[0] == number:
@@ -105,7 +105,7 @@ class CallStreams:
             self.tell({**answer, "id": wanted[2]}, items)
 
     def close(self, run: str) -> None:
-        """Nobody reads or gives any more."""
+        """Close the streams and answer all waiting requests."""
         if not self.closed:
             self.closed = True
             self.tell({"for": run, "closed": True}, ())
@@ -117,7 +117,7 @@ class CallStreams:
         self.drop()
 
     def drop(self) -> None:
-        """What was not read is not kept."""
+        """Drop all unread items."""
         for item in self.items.values():
             item.drop()
         self.items.clear()
@@ -125,12 +125,12 @@ class CallStreams:
 
 
 class StreamRelay:
-    """Made by the agent, one a node.
+    """Relay for the streams of a node's calls; made by the agent.
 
     Parameters
     ----------
     agent : AgentContext
-        Whose runs they are of.
+        The agent whose runs have the streams.
     """
 
     def __init__(self, agent: AgentContext) -> None:
@@ -143,7 +143,7 @@ class StreamRelay:
     # -- what the ranks say ------------------------------------------------------------------------
 
     def on_ask(self, tell: Tell, content: dict[str, Any], data: list[bytes]) -> None:
-        """A rank's code yields an item, waits for room, or for an item of the notebook's."""
+        """Handle a rank's request: an item, a wait for room, or a pull."""
         what, id = content.get("what"), content.get("id")
         if content.get("drop"):
             for passage in self._passages.values():
@@ -170,7 +170,7 @@ class StreamRelay:
             passage.want(int(what["input"]), int(what["number"]), int(what["most"]), id)
 
     def _path(self, name: Any) -> Path | None:
-        """A file in the node's folder for values, and no other."""
+        """Return a path inside the node's folder for values, whatever is asked."""
         return None if name is None else self._agent.folder / "values" / Path(str(name)).name
 
     def _of(self, run: str, tell: Tell) -> CallStreams:
@@ -181,7 +181,7 @@ class StreamRelay:
         return self._passages[run]
 
     def on_over(self, run: str) -> None:
-        """A call has ended: who waits for its items hears of it."""
+        """Wake up readers of a call that has ended."""
         if run in self._passages:
             self._passages[run].changed.set()
 
@@ -190,20 +190,28 @@ class StreamRelay:
     async def sky_read_stream(
         self, run: str, number: int, start: int, read: int, wants: Sequence[Sequence[int]] = ()
     ) -> dict[str, Any]:
-        """What a call has yielded from item ``number`` on, the first from byte ``start``; waited for a while.
+        """Return a call's items from ``number`` on, waiting a while for them.
+
+        The first item is read from byte ``start`` on.
 
         Parameters
         ----------
+        run : str
+            The call's attempt.
+        number : int
+            The first item.
+        start : int
+            First byte of that item.
         read : int
-            How many items the notebook has read: those are not needed any more.
+            How many items the notebook has read: they are dropped.
         wants : sequence of pairs
-            What of the notebook's iterators is known to be wanted: which, and from which number on.
+            Requests for iterator items that the notebook knows: iterator, and first number.
 
         Returns
         -------
         dict
             ``parts``, each an item's number, its size, where the part begins, and its bytes; ``wants``,
-            each which iterator, from which number on, and how many; ``count`` and ``over``.
+            each an iterator, its first number, and how many; ``count`` and ``over``.
         """
         record = self._agent.known(run)
         end = time.monotonic() + _LINGER
@@ -248,7 +256,7 @@ class StreamRelay:
         return parts
 
     async def sky_ack_stream(self, run: str, read: int) -> None:
-        """The notebook has read so many of a call's items."""
+        """Note how many of a call's items the notebook has read."""
         passage = self._passages.get(run)
         if passage is not None:
             passage.heard = time.monotonic()
@@ -257,7 +265,7 @@ class StreamRelay:
     async def sky_feed_stream(
         self, run: str, input: int, number: int, items: Sequence[bytes], answer: dict[str, Any]
     ) -> None:
-        """Items of an iterator of the notebook, from ``number`` on."""
+        """Pass on items of a notebook iterator, from ``number`` on."""
         passage = self._passages.get(run)
         if passage is None or passage.closed:
             return
@@ -267,10 +275,10 @@ class StreamRelay:
             passage.give(input, number, [bytes(item) for item in items], answer)
 
     async def sky_close_stream(self, run: str) -> None:
-        """Nobody reads a call's items any more: its generator is closed as soon as it yields."""
+        """Close a call's streams: its generator is closed at its next yield."""
         passage = self._passages.get(run)
         if passage is None and run in self._agent.runs and not self._agent.runs[run].over.is_set():
-            # It has said nothing yet; what it says is answered so.
+            # The call has sent nothing yet; its first item will be refused.
             passage = self._passages[run] = CallStreams(lambda content, data: None, self._agent.manager, closed=True)
         if passage is not None:
             passage.close(run)
@@ -281,7 +289,7 @@ class StreamRelay:
     # -- who is there ------------------------------------------------------------------------------
 
     async def _watch(self) -> None:
-        """Close the streams of a notebook that is gone, and forget those of calls that are."""
+        """Close the streams of a notebook that is gone; drop those of old calls."""
         while self._passages:
             await asyncio.sleep(_LOOK)
             for run, passage in list(self._passages.items()):

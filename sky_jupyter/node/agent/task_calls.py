@@ -1,8 +1,8 @@
-"""Function calls on an agent: Dask brings them, one of its ranks does each, and it can be stopped.
+"""Function calls on an agent: Dask assigns them, a rank runs each.
 
-Dask's tasks decide which node a call goes to, and bring it to another one where this one is lost. An
-attempt has a name that no other agent gives: what a call said before it was begun again elsewhere is not
-mixed up with what it says now.
+Dask's tasks decide which node runs a call, and move it to another one if this one is lost. The name of an attempt
+contains the agent's incarnation: output of an attempt that was repeated elsewhere is not mixed up with that of the new
+one.
 """
 
 from __future__ import annotations
@@ -19,40 +19,41 @@ if TYPE_CHECKING:
     from .kernel_client import RankKernel
 
 _PAUSE = 0.05
-# After an interrupt that is not heeded, what may block the rank is broken, and after as long again it is ended.
+# Seconds after an ignored interrupt until a blocking collective is aborted, and again until the kernel is killed.
 _PATIENCE = 1.0
-# So many ids of calls that were cancelled are remembered, for those that are still on their way.
+# Ids of cancelled calls that are remembered, for calls that arrive late.
 _REMEMBERED = 10_000
 
 
 def attempt_name(call: str, node: int, incarnation: str) -> str:
-    """What a call is named by while one agent does it."""
+    """Return the name of a call's attempt on one agent."""
     return f"{call}.{node}-{incarnation[:6]}"
 
 
 class TaskRunner:
-    """One an agent, made with it.
+    """Runner of function calls on a node's ranks; made by the agent.
 
     Parameters
     ----------
     agent : AgentContext
-        Whose ranks do them.
+        The agent whose ranks run the calls.
     """
 
     def __init__(self, agent: AgentContext) -> None:
         self.agent = agent
-        # Attempts that have not ended: the rank, and what waits for it.
+        # Active attempts: the rank, and the task that waits for it.
         self.working: dict[str, tuple[RankKernel, asyncio.Task[Any]]] = {}
-        # Why attempts are stopped: what their end is to say.
+        # Why attempts were stopped, for their end events.
         self.stopped: dict[str, dict[str, Any]] = {}
         self.cancelled: OrderedDict[str, None] = OrderedDict()
 
     # -- what Dask and the manager ask -------------------------------------------------------------
 
     async def call(self, call: str, content: dict[str, Any], rank: int | None = None) -> dict[str, Any]:
-        """Have a rank do a call, the one with least to do unless given, and wait for its end.
+        """Run a call on a rank and wait for its end; return the attempt.
 
-        An attempt that is known is not begun again: whoever asks anew waits for the same end.
+        The rank with the least to do is chosen unless one is given. A known attempt is not started again: a repeated
+        call waits for the same end.
         """
         name = attempt_name(call, self.agent.node, self.agent.incarnation)
         if name not in self.agent.runs:
@@ -64,17 +65,15 @@ class TaskRunner:
         return {"attempt": name, "node": self.agent.node}
 
     async def sky_find_calls(self, calls: Sequence[str]) -> dict[str, str]:
-        """Which of the calls this agent knows, and by which names."""
+        """Return the attempt names of those calls that this agent knows."""
         names = {call: attempt_name(call, self.agent.node, self.agent.incarnation) for call in calls}
         return {call: name for call, name in names.items() if name in self.agent.runs}
 
     async def sky_cancel_calls(self, calls: Sequence[str], hard: bool = False) -> list[str]:
-        """Stop calls, by a signal where a rank is at one; those that come later are not begun.
+        """Cancel calls, with a signal where a rank runs one.
 
-        Returns
-        -------
-        list of str
-            Those that had begun, or wait for their rank: they end as others do.
+        Returns the calls that were running or queued; their end events follow. Calls that arrive later are not
+        started.
         """
         known = await self.sky_find_calls(calls)
         for call in calls:
@@ -88,7 +87,7 @@ class TaskRunner:
         return list(known)
 
     async def sky_forget_calls(self, attempts: Sequence[str]) -> None:
-        """Drop the journals of calls whose ends the manager has."""
+        """Remove the journals of calls whose ends the manager has."""
         for name in attempts:
             if name in self.agent.runs and self.agent.runs[name].over.is_set():
                 await self.agent.forget(name)
@@ -96,29 +95,29 @@ class TaskRunner:
     # -- parts -------------------------------------------------------------------------------------
 
     def choose(self, rank: int | None) -> RankKernel:
-        """The rank that is to do a call: one that has a kernel, and least to do."""
+        """Return the rank for a call: one with a kernel, and the least to do."""
         ranks = self.agent.ranks
         if rank is not None:
             return ranks[rank]
         return min(ranks.values(), key=lambda item: (not item.entered, item.waiting, item.number))
 
     def begin(self, call: str, name: str, content: dict[str, Any], rank: RankKernel) -> None:
-        """Open a call's journal, and have a rank do it when its turn comes."""
+        """Open a call's journal and queue it on a rank."""
         about: dict[str, Any] = {"kind": "begin", "call": call, "ranks": [rank.number], "mine": [rank.number]}
         about.update(shape=self.agent.config.shape, code=content.get("title", ""), began=time.time())
         record = self.agent.open(name, [rank.number], about)
         record.replied = True
         if "stream" in content:
-            # Who reads it is to know at once where it is.
+            # The reader of a stream must learn at once where the call runs.
             self.agent.forward(record)
-        # The manager hears soon that it has begun, though it may say nothing for long.
+        # Reports the start, even if the call prints nothing for long.
         self.agent.flush_soon()
         task = asyncio.ensure_future(self.work(name, content, rank))
 
         def on_done(_: object) -> None:
             self.working.pop(name, None)
             if not record.over.is_set():
-                # Stopped before its turn came.
+                # Cancelled while it was queued.
                 self.agent.on_event(rank.number, name, {"kind": "end", "status": "interrupted", "t": time.time()})
             self.stopped.pop(name, None)
 
@@ -126,9 +125,9 @@ class TaskRunner:
         task.add_done_callback(on_done)
 
     async def work(self, name: str, content: dict[str, Any], rank: RankKernel) -> None:
-        """Have a rank do a call, within its time."""
+        """Run a call on a rank, and stop it on timeout."""
         while not rank.entered:  # noqa: ASYNC110 - the agent sets it at many places
-            # Its kernel is being made anew, or was lost with what ran on it before.
+            # Its kernel is being restarted, or was lost with an earlier run.
             await asyncio.sleep(_PAUSE)
         timeout = content.get("timeout")
         timer: list[asyncio.Task[None]] = []
@@ -150,7 +149,10 @@ class TaskRunner:
         await self.stop(name, {"why": why, "timeout": timeout}, to_the_end=True)
 
     async def stop(self, name: str, why: dict[str, Any], *, to_the_end: bool, number: int = signal.SIGINT) -> None:
-        """Stop an attempt: by an interrupt, by breaking what blocks its rank, and ``to_the_end`` by a kill."""
+        """Stop an attempt: cancel it if it is queued, else signal its rank.
+
+        With ``to_the_end``, a rank that ignores the interrupt has its collectives aborted and is killed at last.
+        """
         rank, task = self.working.get(name, (None, None))
         if rank is None or task is None:
             return
@@ -163,7 +165,7 @@ class TaskRunner:
             self.agent.background(self.insist(name, rank, task))
 
     async def insist(self, name: str, rank: RankKernel, task: asyncio.Task[Any]) -> None:
-        """End the kernel of a rank that heeds no interrupt."""
+        """Abort the collectives of a rank that ignores an interrupt, then kill it."""
         await asyncio.wait([task], timeout=_PATIENCE)
         if not task.done() and rank.busy_with == name:
             rank.abort()
@@ -172,7 +174,7 @@ class TaskRunner:
             await rank.kill()
 
     def on_end(self, name: str, event: dict[str, Any]) -> None:
-        """What an end is to say of an attempt that was stopped."""
+        """Add the reason to the end of an attempt that was stopped."""
         why = self.stopped.get(name)
         if why is not None and event.get("status") in ("interrupted", "died"):
             event.update(why, status="interrupted")

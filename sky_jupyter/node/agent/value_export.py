@@ -1,8 +1,8 @@
-"""Values of ranks on their way to the notebook: what the manager asks of an agent.
+"""Transfer of ranks' values to the notebook: what the manager asks an agent.
 
-A rank writes a value to a file, in shared memory where that has room. On this machine the notebook
-maps that very file; from another one it comes over the link. The file is gone as soon as the manager
-has it, or wants it no longer, or is another one.
+A rank writes a value to a file, in shared memory if there is room. On the same machine the notebook maps that file;
+from another one it comes over the link. The file is removed once the manager has it, does not want it any more, or is
+replaced.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from typing import Any
 from ...util.tasks import BackgroundTasks
 from .kernel_client import RankKernel
 
-# So long an answer waits for news.
+# Seconds that an answer waits for progress.
 _LINGER = 0.15
 
 
@@ -33,18 +33,18 @@ class _Job:
 
 
 class ValueExport:
-    """One an agent, made by it.
+    """Exports of a node's values; made by the agent.
 
     Parameters
     ----------
     node : int
-        Its number.
+        The node's number.
     folder : Path
-        Where files go for which shared memory has no room.
+        Folder for files that do not fit into shared memory.
     blobs : str
         The pool's folder in shared memory.
     ranks : mapping of int to RankKernel
-        The node's.
+        The node's ranks.
     """
 
     def __init__(self, node: int, folder: Path, blobs: str, ranks: Mapping[int, RankKernel]) -> None:
@@ -54,7 +54,7 @@ class ValueExport:
         self._jobs: dict[str, _Job] = {}
         self._releasing = BackgroundTasks()
         folder.mkdir(mode=0o700, exist_ok=True)
-        # What an agent before this one left.
+        # Left by an earlier agent of this node.
         for place in self.folders:
             for stale in place.glob(f"{self.name}*"):
                 stale.unlink(missing_ok=True)
@@ -62,22 +62,24 @@ class ValueExport:
     async def sky_fetch_values(
         self, keys: dict[int, str], wanted: list[str], content: dict[str, Any]
     ) -> dict[int, Any]:
-        """Have ranks write a value to a file, unless they are at it; how far each is.
+        """Start writing ranks' values to files; return the progress of each.
+
+        A value that is being written already is not started again.
 
         Parameters
         ----------
         keys : dict of int to str
-            The ranks, those of this node among them, each with the name that the manager has for this.
+            The manager's key of each rank's fetch; ranks of other nodes are ignored.
         wanted : list of str
-            All such names that it still wants.
+            All keys that it still wants; the others are dropped.
         content : dict
-            What a rank is asked for; see `ResultStore.export`.
+            Request to the rank; see `ResultStore.export`.
 
         Returns
         -------
         dict
             For each rank ``"waits"``, whether it is busy with something else; ``"there"`` and ``"total"``,
-            bytes; and ``"end"``, how it ended, once it has.
+            bytes; and ``"end"``, its end event, once it has one.
         """
         self._drop(key for key in list(self._jobs) if key not in wanted)
         mine = {rank: key for rank, key in keys.items() if rank in self.ranks}
@@ -87,15 +89,15 @@ class ValueExport:
         left = [self._jobs[key].task for key in mine.values() if not self._jobs[key].task.done()]
         if left:
             await asyncio.wait(left, timeout=_LINGER)
-        # One may have been dropped meanwhile.
+        # A concurrent call may have dropped one.
         return {rank: self._facts(self._jobs[key]) for rank, key in mine.items() if key in self._jobs}
 
     async def sky_discard_values(self, keys: list[str]) -> None:
-        """Forget what was asked for under these names, and remove the files."""
+        """Drop fetches by key, and remove their files."""
         self._drop(keys)
 
     async def sky_release_value(self, run: str, ranks: Collection[int]) -> None:
-        """Have ranks let go of the value of a run, when they have time; nobody waits for it."""
+        """Ask ranks to drop a run's value; do not wait for it."""
         for number in ranks:
             if number in self.ranks:
                 content = {"kind": "release", "of": run}
@@ -116,12 +118,12 @@ class ValueExport:
                 continue
             if not job.task.done():
                 if job.rank.busy_with == job.request:
-                    # What it holds is only read: there is no harm in a stop, but for what else it has started.
+                    # A fetch only reads, so an interrupt does no harm.
                     if pid := job.rank.pid:
                         with contextlib.suppress(ProcessLookupError):
                             os.kill(pid, signal.SIGINT)
                 else:
-                    # It has not begun.
+                    # It is still queued.
                     job.task.cancel()
             job.task.add_done_callback(functools.partial(_remove, job.places))
 

@@ -1,1 +1,1 @@
-"""The first process of a pool on a machine, and the forkserver."""
+"""Host process of a pool on a machine."""

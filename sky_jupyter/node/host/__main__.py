@@ -1,4 +1,4 @@
-"""Entry of ``python -m sky_jupyter.node.host FOLDER [SECONDS]``: see `host.main`."""
+"""Entry point of ``python -m sky_jupyter.node.host FOLDER [SECONDS]``."""
 
 from .host import main
 

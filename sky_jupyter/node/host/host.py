@@ -1,15 +1,15 @@
-"""The host: the process at the root of a machine's part of a pool, parent of all the others there.
+"""Host: root process of a pool's part on one machine, parent of all others.
 
     python -m sky_jupyter.node.host FOLDER [SECONDS]
 
-It reads FOLDER/host.json, for which it waits so many seconds, starts the forkserver, on the head's machine
-the scheduler, and one agent a node, says what came up as JSON lines on its standard output, and then watches.
-A scheduler or an agent that ends is started anew, at its place, and so is a forkserver, with all agents.
-Where FOLDER/host.json.next appears, it has other nodes from then on: all agents are new, and the forkserver
-and the scheduler are not. A pool that is not kept ends with the process that made it, and one whose lease
-nobody renews, or whose time (ttl) is over, ends by itself. So does one whose maker is not heard of any more
-before it has said that the pool is ready. However it ends, it takes everything with it: its children die with
-it, orphans come to it, and the folder is removed.
+It waits up to SECONDS for FOLDER/host.json. Then it starts the forkserver, on the head's machine the scheduler, and
+one agent per node, and reports on standard output as JSON lines. A scheduler or an agent that ends is restarted in its
+place; a forkserver too, with all agents.
+
+When FOLDER/host.json.next appears, it takes the new list of nodes from there: all agents are restarted, the forkserver
+and the scheduler are not. The pool ends with its owner process if it has one, when its lease or its time to live
+expires, and when its maker sends no heartbeat during the start. In any case everything ends with the host: its
+children die with it, it adopts orphans, and it removes the folder.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ from ..system.stopped import PAUSE, Standstill
 _WATCH = 0.25
 _LOOK = 0.02
 _FAREWELL = 0.5
-# What ends more often than this within a minute is not started anew any more.
+# A process that ends more often than this within a minute is not restarted any more.
 _REVIVALS = 5
 _REVIVAL_SPAN = 60.0
 _LAST_LINES = 30
 
 
 class StartFailed(RuntimeError):
-    """A process that the pool cannot do without has not come up; ``lines`` are its last ones."""
+    """A required process did not start; ``lines`` are the last of its log."""
 
     def __init__(self, message: str, lines: list[str]) -> None:
         self.lines = lines
@@ -50,20 +50,20 @@ class StartFailed(RuntimeError):
 
 
 class HostProcess:
-    """One a machine and pool; made by `main`, ends with the pool."""
+    """Host process of a pool on a machine; made by `main`."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.config = HostConfig.read(folder)
         self.children: dict[int, str] = {}
-        # Held until this process is gone, and by it alone: who cannot see it sees that.
+        # Locks held until this process ends, and by it alone: visible to processes in other PID namespaces.
         self.locks = [locks.hold(folder / locks.HOST), locks.shield(folder)]
         self.ending = False
-        # How often it was asked to end: who asks twice does not wait for the ranks.
+        # Number of signals that asked it to end: at the second one it does not wait for the ranks.
         self.asked = 0
         self.revivals: dict[str, list[float]] = {}
         self.began = self.renewed = time.monotonic()
-        # Whether the pool is ready, and the last word of who makes it.
+        # Whether the pool is ready, and the time of its maker's last heartbeat.
         self.ready, self.word = self.config.start_timeout is None, 0
         self.scheduler_address = self.config.scheduler
         self.devices = Devices()
@@ -78,7 +78,7 @@ class HostProcess:
         os.set_blocking(self.wake, False)
         os.set_blocking(wake_write, False)
         signal.set_wakeup_fd(wake_write, warn_on_full_buffer=False)
-        # The agents write to it; each process that renews the lease has an end of its own.
+        # Agents write to this pipe to renew the lease.
         self.lease, self.lease_write = os.pipe()
         os.set_blocking(self.lease, False)
         os.set_blocking(self.lease_write, False)
@@ -87,7 +87,7 @@ class HostProcess:
             self.start()
             self.watch()
         except BaseException as error:
-            # (The folder goes with the host, and the logs with it.)
+            # The folder, with the logs in it, is removed with the host.
             if isinstance(error, StartFailed):
                 self.say(event="failed", message=str(error), lines=error.lines)
             else:
@@ -106,7 +106,7 @@ class HostProcess:
         preload, timeout = self.config.preload, self.config.exit_timeout
         with forkserver.listen(self.folder / "fork") as listener:
             self.fork("forkserver", lambda: forkserver.serve(listener, preload, timeout), log="forkserver.log")
-        # After the forkserver: it must not carry the control plane's modules, nor wait for them.
+        # After the forkserver: it must not contain the control plane's modules, nor wait for them.
         from ..dask import settings
 
         settings.forget_the_persons()
@@ -114,7 +114,7 @@ class HostProcess:
         from ..dask import scheduler
         from ..system import gpus
 
-        # After the forkserver, whose children are the person's own processes.
+        # After the forkserver: its children run user code, and keep the defaults.
         processes.give_memory_back()
         self.serve_scheduler, self.serve_agent = scheduler.serve, dask_worker.serve
         self.devices = gpus.present()
@@ -127,14 +127,17 @@ class HostProcess:
         self.say(event="started", scheduler=self.scheduler_address)
 
     def renew_forkserver(self) -> None:
-        """Have another forkserver, and agents that have a line to it: the kernels of the old one died with it."""
+        """Start another forkserver and kill the agents, which are then restarted.
+
+        The old forkserver's kernels died with it.
+        """
         from ..kernel import forkserver
 
         for name in ("fork", f"fork{forkserver.READY}"):
             (self.folder / name).unlink(missing_ok=True)
         with forkserver.listen(self.folder / "fork") as listener:
             listener.set_inheritable(True)
-            # A new program: this process has the control plane's modules by now.
+            # A fresh interpreter: this process has imported the control plane's modules by now.
             command = [sys.executable, "-m", forkserver.__name__, str(listener.fileno())]
             command += [str(self.config.exit_timeout), *self.config.preload]
             self.fork("forkserver", lambda: os.execv(sys.executable, command), log="forkserver.log")
@@ -144,7 +147,7 @@ class HostProcess:
                     os.kill(pid, signal.SIGKILL)
 
     def start_scheduler(self) -> str:
-        """Start it, at the port that it had, if it had one; its address."""
+        """Start the scheduler, at its former port if it had one; return its address."""
         read, write = os.pipe()
         address = self.config.addresses[0]
         port = int((self.scheduler_address or ":0").rpartition(":")[2])
@@ -159,7 +162,10 @@ class HostProcess:
         return line
 
     def comes(self, pipe: int) -> bool:
-        """Wait for what a child says, or its end, and tell who stands still meanwhile; False where all is to end."""
+        """Wait for a child's output or end; False if the host is to end meanwhile.
+
+        Stopped processes are reported during the wait.
+        """
         while not self.ending:
             if select.select([pipe], [], [], _WATCH)[0]:
                 return True
@@ -177,7 +183,10 @@ class HostProcess:
         self.fork(f"agent {node}", serve, log=f"n{node}/agent.log")
 
     def fork(self, name: str, work: Callable[[], None], log: str) -> int:
-        """Run ``work`` in a child that dies with this process; its output goes to the named log."""
+        """Run ``work`` in a child that dies with this process; return its pid.
+
+        Its output goes to the named log.
+        """
         parent = os.getpid()
         pid = os.fork()
         if pid:
@@ -192,7 +201,7 @@ class HostProcess:
             signal.set_wakeup_fd(-1)
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGCHLD):
                 signal.signal(number, signal.SIG_DFL)
-            # An interrupt of the terminal concerns the kernels, and reaches them through the agents.
+            # Ctrl-C in a terminal is for the kernels, which get it through the agents.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
             out = os.open(self.folder / log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
             os.dup2(out, 1)
@@ -224,14 +233,17 @@ class HostProcess:
                 os.read(self.wake, 512)
 
     def tell_who_stands_still(self) -> None:
-        """Look once a second whether a child was stopped: the manager cannot see that from afar."""
+        """Report once a second which children were stopped or resumed.
+
+        The manager cannot see that from another machine.
+        """
         if time.monotonic() - self.looked >= PAUSE:
             self.looked = time.monotonic()
             for change in self.standstill.look(self.children):
                 self.say(event="standstill", **change)
 
     def change_if_asked(self) -> None:
-        """Where the manager has left word of other nodes, have those: new agents and kernels, the rest as it was."""
+        """Apply a new host.json that the manager has left: new agents and kernels."""
         word = self.folder / NEXT
         if not word.exists():
             return
@@ -250,22 +262,22 @@ class HostProcess:
         self.revivals.clear()
         for node in self.config.nodes:
             self.start_agent(node)
-        # Nobody could renew it meanwhile.
+        # No agent could renew the lease meanwhile.
         self.renewed = time.monotonic()
 
     def end_orphans(self, kept: dict[int, str]) -> None:
-        """End what the kernels have left, in whatever session, and agents that did not heed: all but those kept."""
+        """Kill all descendants but ``kept``: kernels' leftovers and slow agents."""
         processes.kill_descendants(spare=frozenset(kept))
         self.children = {}
         for pid, name in kept.items():
             if processes.is_there(pid):
                 self.children[pid] = name
             else:
-                # Its status was collected with those of the others.
+                # Its exit status was collected with the others.
                 self.on_ended(name, "it ended as the nodes were changed")
 
     def lease_is_over(self) -> bool:
-        """Whether nobody has renewed the lease for too long. A clock that is set does not matter."""
+        """Return True if the lease has expired; clock changes do not matter."""
         now = time.monotonic()
         with contextlib.suppress(BlockingIOError):
             while os.read(self.lease, 512):
@@ -276,7 +288,7 @@ class HostProcess:
         return limit is not None and now - self.renewed > limit
 
     def hear_of_start(self, now: float) -> None:
-        """Look whether the pool is ready by now, and whether who makes it has left word since."""
+        """Check whether the pool is ready, and note its maker's heartbeat."""
         self.ready = (self.folder / READY).exists()
         with contextlib.suppress(OSError):
             word = (self.folder / STARTING).stat().st_mtime_ns
@@ -284,11 +296,11 @@ class HostProcess:
                 self.word, self.renewed = word, now
 
     def time_is_over(self) -> bool:
-        """Whether the pool has been there for as long as it may be, whoever is there and whatever runs."""
+        """Return True if the pool's time to live is over."""
         return self.config.ttl is not None and time.monotonic() - self.began > self.config.ttl
 
     def on_ended(self, name: str, text: str) -> None:
-        """A child has ended: what the pool cannot do without is started anew."""
+        """Restart a child that has ended, and report it."""
         now = time.monotonic()
         recent = [when for when in self.revivals.get(name, []) if now - when < _REVIVAL_SPAN]
         revived = False
@@ -305,8 +317,8 @@ class HostProcess:
         self.say(event="ended", name=name, text=text, revived=revived)
 
     def end(self) -> None:
-        """Ask the agents to close, then kill whatever is left and remove the folders."""
-        # It may take its time: whoever waits for it to start anything need not.
+        """End the agents, kill the remaining processes, remove the folders."""
+        # Ending may take long; a manager that waits for the start must not.
         self.say(event="ending")
         with contextlib.suppress(Exception):
             self.end_agents()
@@ -316,7 +328,7 @@ class HostProcess:
         shutil.rmtree(self.folder, ignore_errors=True)
 
     def end_agents(self) -> None:
-        """Ask the agents to close, and give them time to end their ranks in order."""
+        """Ask the agents to exit, and give them time to end their ranks in order."""
         end = time.monotonic() + self.config.exit_timeout + _FAREWELL
         for pid, name in self.children.items():
             if name.startswith("agent"):
@@ -330,7 +342,10 @@ class HostProcess:
             time.sleep(0.01)
 
     def say(self, **event: Any) -> None:
-        """One JSON line for the manager, which may be gone; one that comes back finds it in the folder."""
+        """Write an event to standard output and to a file in the folder.
+
+        The manager may be gone; it reads the file when it returns.
+        """
         line = json.dumps(event) + "\n"
         with contextlib.suppress(OSError), open(self.folder / "host.events", "a", encoding="utf-8") as file:
             file.write(line)
@@ -346,15 +361,15 @@ def _tail(log: Path) -> list[str]:
 
 
 def renumber(folder: Path, before: Sequence[int], config: HostConfig) -> None:
-    """Give the nodes' folders, with the journals in them, their new numbers; those of nodes that are gone go."""
+    """Rename the nodes' folders to their new numbers; remove those of gone nodes."""
     numbers = {was: node for node, was in zip(config.nodes, config.was, strict=True) if was >= 0}
     if len(before) == len(config.nodes) == 1:
-        # A machine with one node has that one, whatever was missed before.
+        # With a single node before and after, it is the same node, even after missed changes.
         numbers = dict(zip(before, config.nodes, strict=True))
     for node in before:
         path = folder / f"n{node}"
         if node in numbers and path.exists():
-            # Under neither name: the one that it gets may still be another's.
+            # Via a temporary name: the new one may still be taken.
             path.rename(folder / f"moved-{numbers[node]}")
         else:
             shutil.rmtree(path, ignore_errors=True)
@@ -364,7 +379,7 @@ def renumber(folder: Path, before: Sequence[int], config: HostConfig) -> None:
 
 
 def _is_told(folder: Path, patience: float) -> bool:
-    """Wait for the last of the files that another machine sends; whether it has come."""
+    """Wait for host.json from another machine; return True if it came in time."""
     end = time.monotonic() + patience
     while not (folder / CONFIG).exists():
         if time.monotonic() > end or not folder.exists():
@@ -374,10 +389,10 @@ def _is_told(folder: Path, patience: float) -> bool:
 
 
 def main() -> None:
-    """Entry of ``python -m sky_jupyter.node.host FOLDER [SECONDS]``."""
+    """Run ``python -m sky_jupyter.node.host FOLDER [SECONDS]``."""
     folder, *patience = sys.argv[1:]
     if patience and not _is_told(Path(folder), float(patience[0])):
-        # Who makes the pool has gone meanwhile.
+        # The process that makes the pool is gone.
         shutil.rmtree(folder, ignore_errors=True)
         return
     HostProcess(Path(folder)).run()

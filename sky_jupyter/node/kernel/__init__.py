@@ -1,1 +1,1 @@
-"""A rank's kernel."""
+"""Kernel process of a rank."""

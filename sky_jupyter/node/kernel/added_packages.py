@@ -1,4 +1,4 @@
-"""What is installed where this process runs, and what ``--sync`` and ``--pip`` have added for one pool."""
+"""Packages of this process, and those that ``--sync`` and ``--pip`` added."""
 
 from __future__ import annotations
 
@@ -13,28 +13,26 @@ from pathlib import Path
 from typing import Any
 
 FOLDER = "site"
-"""Where what was added lies, in the pool's folder on a machine."""
+"""Folder of the added packages, in the pool's folder on a machine."""
 
 VARIABLE = "SKY_SITE"
 _SEPARATORS = re.compile(r"[-_.]+")
 
 
 def canonical(name: str) -> str:
-    """A distribution's name as all spell it."""
+    """Normalize a distribution's name (PEP 503)."""
     return _SEPARATORS.sub("-", name).lower()
 
 
 def installed(first: str) -> dict[str, list[str]]:
-    """Every distribution that a process here sees: its version, and the requirement that installs it again.
+    """Return all distributions that a process here finds, by name.
 
-    Parameters
-    ----------
-    first : str
-        A folder that is searched before all others.
+    Each has its version and the requirement that installs it again. ``first`` is a folder that is searched before all
+    others.
     """
     found: dict[str, list[str]] = {}
     for distribution in metadata.distributions(path=[first, *sys.path]):
-        # A half-removed distribution has no name.
+        # A partly removed distribution has no name.
         name = distribution.metadata["Name"]
         if name and distribution.version and canonical(name) not in found:
             found[canonical(name)] = [distribution.version, _requirement(canonical(name), distribution)]
@@ -42,7 +40,7 @@ def installed(first: str) -> dict[str, list[str]]:
 
 
 def added(folder: str) -> set[str]:
-    """The distributions in a folder, as ``name==version``."""
+    """Return the distributions in a folder, as ``name==version``."""
     found = ((each.metadata["Name"], each.version) for each in metadata.distributions(path=[folder]))
     return {f"{canonical(name)}=={version}" for name, version in found if name and version}
 
@@ -54,16 +52,16 @@ def _requirement(name: str, distribution: metadata.Distribution) -> str:
             return f"-e {origin['url']}"
         if "vcs_info" in origin:
             return f"{name} @ {origin['vcs_info']['vcs']}+{origin['url']}@{origin['vcs_info']['commit_id']}"
-        # What was sent from the notebook's machine lies in a cache of ours, and is from elsewhere.
+        # A wheel sent from the notebook's machine lies in our cache; that URL is useless elsewhere.
         if "url" in origin and "/sky_jupyter/wheels/" not in origin["url"]:
             return f"{name} @ {origin['url']}"
     except (ValueError, LookupError, TypeError, AttributeError):
-        pass  # Somebody's installer wrote what is no such record.
+        pass  # Some installers write a malformed record.
     return f"{name}=={distribution.version}"
 
 
 class Added:
-    """What was added, in a rank; made by its kernel before any of the user's code runs."""
+    """Added packages in a rank; made by its kernel before any user code runs."""
 
     def __init__(self) -> None:
         self._folder = os.environ.get(VARIABLE, "")
@@ -71,9 +69,9 @@ class Added:
         self._known = ""
 
     def update(self, added: Iterable[str] | None) -> None:
-        """Have Python find distributions that were added, named as ``name==version``; all of them, in order.
+        """Make added distributions importable; ``added`` lists all, in order.
 
-        What an earlier import has loaded stays as it is: it is said on standard error.
+        Items are ``name==version``. A module that was imported earlier stays loaded; standard error says so.
         """
         token = "\n".join(added or ())
         if token == self._known and (self._folder in sys.path or not os.path.isdir(self._folder)):

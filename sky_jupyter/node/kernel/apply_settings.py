@@ -1,6 +1,7 @@
-"""What the notebook has set in its process, set in a rank: once each, so that what a cell sets afterwards stays.
+"""Settings of the notebook's process, applied in a rank.
 
-Of a module that is not loaded it waits until that is imported: it is there before the importing cell goes on.
+Each change is applied once, so that later changes of a cell stay. Settings of a module that is not loaded are applied
+when it is imported, before the importing cell goes on.
 """
 
 from __future__ import annotations
@@ -23,21 +24,21 @@ from ..serialization.process_settings import FAMILIES, homes
 
 
 class Following(MetaPathFinder):
-    """One a rank, made by its kernel before any of the user's code runs."""
+    """Import hook that applies settings; made by the kernel before user code runs."""
 
     def __init__(self) -> None:
-        # Whose settings they are, and the number of the last change that was taken.
+        # The notebook whose settings are applied, and the number of the last change.
         self._of, self._taken = "", 0
         self._own: frozenset[str] = frozenset()
         self._waiting: dict[str, dict[tuple[str, str], Any]] = {}
         self._looking = threading.local()
 
     def keep(self, before: Mapping[str, str]) -> None:
-        """What the plugins have made of the environment since is the rank's own."""
+        """Exempt environment variables that plugins have changed since ``before``."""
         self._own = frozenset(name for name, value in os.environ.items() if before.get(name) != value)
 
     def update(self, told: Mapping[str, Any] | None) -> None:
-        """Set what has changed in the notebook since the last time; see `Settings.told` of ``capture``."""
+        """Apply what has changed in the notebook; see ``capture``'s `Settings.told`."""
         if not told or (told["of"] == self._of and told["version"] <= self._taken):
             return
         taken = self._taken if told["of"] == self._of else 0
@@ -62,7 +63,7 @@ class Following(MetaPathFinder):
     def find_spec(
         self, name: str, path: Sequence[str] | None = None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        """A module for which something waits, as others find it, and with what is to be done once it is loaded."""
+        """Find a module with pending settings; its loader then applies them."""
         if name not in self._waiting or getattr(self._looking, "name", "") == name:
             return None
         self._looking.name = name
@@ -76,7 +77,7 @@ class Following(MetaPathFinder):
         run = loader.exec_module
 
         def exec_module(module: ModuleType) -> None:
-            # The loader is as it was for whoever asks the module for it.
+            # Restores the loader before the module can be inspected.
             with contextlib.suppress(AttributeError):
                 del loader.exec_module
             run(module)
@@ -94,11 +95,11 @@ class Following(MetaPathFinder):
 
 
 def _put(kind: str, key: str, form: str, value: Any) -> None:
-    """Set one; where that cannot be done the rank says so and goes on."""
+    """Apply one setting; on error, print a message and go on."""
     try:
         with warnings.catch_warnings() if kind != "warnings" else contextlib.nullcontext():
             if kind != "warnings":
-                # Of what is old or new the notebook has been told.
+                # The notebook has shown deprecation warnings already.
                 warnings.simplefilter("ignore")
             FAMILIES[kind].put(key, pickle.loads(base64.b64decode(value)) if form == "pickle" else value)
     except Exception as error:

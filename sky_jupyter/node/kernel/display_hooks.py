@@ -1,7 +1,7 @@
-"""How a rank shows what IPython leaves to a front end: a pager's texts, new cells, and results that are not the last.
+"""Display hooks for what IPython leaves to a front end.
 
-A front end reads these from the reply to a cell, or numbers them with it. A rank has no front end of its own, and its
-run one result: here they are output, in their place among what the cell prints.
+Pager texts, new cells, and results that are not the last: a front end reads these from the reply to a cell. A rank has
+no front end, and its run has one result: here they are output, in order with what the cell prints.
 """
 
 from __future__ import annotations
@@ -17,10 +17,10 @@ _NO_CELLS = "# A rank adds no cell to the notebook. This is its text:\n"
 
 
 class ShownPayloads(PayloadManager):
-    """Shows at once what IPython would give a front end with the reply; made by the rank's shell."""
+    """Payload manager that displays payloads at once."""
 
     def write_payload(self, data: Any, single: bool = True) -> None:
-        """Show a payload: of ``x?``, ``%prun`` or ``%load``."""
+        """Show a payload of ``x?``, ``%prun`` or ``%load``."""
         source = data.get("source") if isinstance(data, Mapping) else None
         if source == "page":
             self._show(data["data"])
@@ -36,10 +36,10 @@ class ShownPayloads(PayloadManager):
 
 
 class RankDisplayHook(ZMQShellDisplayHook):
-    """Shows results; those that are not the cell's last as output. Made by the rank's shell."""
+    """Display hook that shows intermediate results as output."""
 
     def start_displayhook(self) -> None:
-        """ipykernel's, with another kind of message where the shell is not at the cell's last result."""
+        """Start a result message; ``display_data`` for an intermediate result."""
         super().start_displayhook()
         if self.session and getattr(self.shell, "sky_goes_on", False):
             content: dict[str, Any] = {"data": {}, "metadata": {}, "transient": {}}

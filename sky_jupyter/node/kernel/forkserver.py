@@ -1,8 +1,8 @@
-"""The forkserver: one process a machine that has imported what the plugins name, and forks kernels.
+"""Forkserver: imports what the plugins name, and forks kernels from there.
 
-The host starts it; the agents ask it, over a unix socket with one JSON object a line, to fork the
-kernel of a rank. As the kernels' parent it learns of their end first, and says so at once to the
-agent that asked. It has one thread, so forking is safe; importing starts no backend.
+The host starts one per machine. Over a unix socket, with one JSON object per line, agents ask it to fork the kernel of
+a rank. As the kernels' parent it learns of their end first, and reports it at once to the agent that asked. It has one
+thread, so that forking is safe; the imports start no backend.
 """
 
 from __future__ import annotations
@@ -26,18 +26,18 @@ from typing import Any
 
 from ..system import processes
 
-# Beside its socket, once it has imported all and forks at once.
+# Suffix of a file beside the socket that exists once all imports are done.
 READY = ".ready"
 KERNEL_MODULES = ("sky_jupyter.node.kernel.kernel",)
 _MAX_LINE = 1 << 20
-# What the OOM killer ends may have much memory to give back first.
+# A process that the OOM killer ended may first have much memory to return.
 _OOM_WINDOW = 5.0
-# How often kernels are looked at that are to end by some time.
+# Poll interval while kernels have a deadline.
 _LOOK = 0.05
 
 
 def listen(path: Path) -> socket.socket:
-    """The listening socket; agents may connect before the imports are done, and wait."""
+    """Return the listening socket; agents may connect before the imports end."""
     Path(f"{path}{READY}").unlink(missing_ok=True)
     listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     listener.bind(str(path))
@@ -47,7 +47,7 @@ def listen(path: Path) -> socket.socket:
 
 
 def preload(modules: Iterable[str]) -> dict[str, str]:
-    """Import modules; what cannot be imported is returned with the reason, for the ranks to tell."""
+    """Import modules; return the errors by module, for the ranks to report."""
     failed = {}
     for module in modules:
         try:
@@ -59,15 +59,15 @@ def preload(modules: Iterable[str]) -> dict[str, str]:
 
 
 def serve(listener: socket.socket, modules: Iterable[str], exit_timeout: float) -> None:
-    """Import, then fork kernels for whoever connects, until the host ends this process.
+    """Import modules, then fork kernels on request until the host ends us.
 
-    Kernels whose agent is gone have ``exit_timeout`` seconds for an orderly end.
+    Kernels whose agent is gone have ``exit_timeout`` seconds for an orderly exit.
     """
-    # Collections would only look at modules that stay, again and again.
+    # Garbage collections would only visit modules, again and again.
     gc.disable()
     preload(KERNEL_MODULES)
     failed = preload(modules)
-    # What is imported is never freed: forks need not copy its pages for a collection either.
+    # Imported modules are never freed: freezing them saves forks from copying their pages in a collection.
     gc.freeze()
     gc.enable()
     Path(f"{listener.getsockname()}{READY}").touch(mode=0o600)
@@ -75,19 +75,19 @@ def serve(listener: socket.socket, modules: Iterable[str], exit_timeout: float) 
 
 
 class _Server:
-    """The loop: accepts, reads requests, forks, and reports ends. State: who asked for which pid."""
+    """Event loop of the forkserver: accepts requests, forks, reports ends."""
 
     def __init__(self, listener: socket.socket, failed: dict[str, str], exit_timeout: float) -> None:
         self.listener = listener
         self.failed = failed
         self.exit_timeout = exit_timeout
-        # Our end of a pipe to each kernel: one whose pipe is closed ends in order.
+        # Our end of a pipe to each kernel: closing it makes the kernel exit in order.
         self.pipes: dict[int, int] = {}
-        # Kernels that nobody else sees to, and when their time is over.
+        # Kernels without an agent, with their deadlines.
         self.leaving: dict[int, float] = {}
         self.buffers: dict[socket.socket, bytes] = {}
         self.asked_by: dict[int, socket.socket] = {}
-        # When it was looked, and how many there had been: the first one before the window.
+        # Times and counts of OOM kills; the first entry lies before the window.
         self.oom_kills = collections.deque([(time.monotonic(), processes.oom_kills())])
         self.selector = selectors.DefaultSelector()
         self.wake_read, self.wake_write = os.pipe()
@@ -127,7 +127,7 @@ class _Server:
             self.on_request(connection, json.loads(line))
 
     def drop(self, connection: socket.socket) -> None:
-        """An agent's process is gone: nobody hears its kernels any more, and what comes next has its own."""
+        """Close a gone agent's connection and ask its kernels to exit."""
         self.selector.unregister(connection)
         self.buffers.pop(connection, None)
         for pid in [pid for pid, asker in self.asked_by.items() if asker is connection]:
@@ -138,12 +138,12 @@ class _Server:
         connection.close()
 
     def finish(self, pid: int) -> None:
-        """Have a kernel end in order, once it works on nothing; whoever asks sees to one that does not."""
+        """Ask a kernel to exit once idle; the caller handles one that does not."""
         if pid in self.pipes:
             os.close(self.pipes.pop(pid))
 
     def kill_late(self) -> None:
-        """Kill the kernels that nobody else sees to, and whose time is over."""
+        """Kill kernels without an agent whose deadline has passed."""
         now = time.monotonic()
         for pid in [pid for pid, end in self.leaving.items() if end <= now]:
             del self.leaving[pid]
@@ -156,7 +156,7 @@ class _Server:
         parent = os.getpid()
         end, ours = os.pipe()
         with warnings.catch_warnings():
-            # Python counts a BLAS library's threads; those libraries handle a fork themselves.
+            # Python warns of a BLAS library's threads; those libraries handle a fork themselves.
             warnings.simplefilter("ignore", DeprecationWarning)
             pid = os.fork()
         if pid == 0:
@@ -168,7 +168,7 @@ class _Server:
         self.tell(connection, {"id": request["id"], "pid": pid, "preload_failed": self.failed})
 
     def become_kernel(self, request: dict[str, Any], parent: int, end: int) -> None:
-        """In the child: shed the server, take on the rank's place and environment, never return."""
+        """Turn the forked child into a rank's kernel; never return."""
         status = 1
         try:
             signal.set_wakeup_fd(-1)
@@ -186,7 +186,7 @@ class _Server:
             _redirect(request["log"])
             os.environ.update(request["env"])
             os.chdir(request["cwd"])
-            # What was imported stays frozen: a collection, or a look through what lives, would copy all its pages.
+            # Imported modules stay frozen: a collection, or gc.get_objects(), would copy all their pages.
             from .kernel import run_kernel
 
             run_kernel(request["connection_file"], end)
@@ -208,7 +208,7 @@ class _Server:
         for pid, status, used in processes.collect():
             self.finish(pid)
             self.leaving.pop(pid, None)
-            # What it has started and left ends with it, whichever way it went.
+            # Processes that it started and left end with it, however it ended.
             processes.kill_group(pid, ended=True)
             connection = self.asked_by.pop(pid, None)
             if connection is not None:
@@ -216,7 +216,10 @@ class _Server:
                 self.tell(connection, {"pid": pid, "ended": status, "text": text})
 
     def memory_was_short(self) -> bool:
-        """Whether the kernel's OOM killer was at work of late: what it kills takes a while to end."""
+        """Return True if the OOM killer was active lately.
+
+        A process that it killed takes a while to end.
+        """
         now, kills = time.monotonic(), self.oom_kills
         kills.append((now, processes.oom_kills()))
         while len(kills) > 2 and kills[1][0] < now - _OOM_WINDOW:
@@ -229,7 +232,7 @@ class _Server:
 
 
 def _redirect(log: str) -> None:
-    """Standard input from nowhere; output, until the kernel takes it over, to the rank's log."""
+    """Redirect standard input to /dev/null, and output to the rank's log."""
     null = os.open(os.devnull, os.O_RDONLY)
     out = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600)
     os.dup2(null, 0)
@@ -240,9 +243,9 @@ def _redirect(log: str) -> None:
 
 
 def main() -> None:
-    """Entry of ``python -m sky_jupyter.node.kernel.forkserver SOCKET SECONDS MODULE...``; see `serve`.
+    """Run ``python -m sky_jupyter.node.kernel.forkserver``; see `serve`.
 
-    The socket is the number of a file that is open already.
+    Arguments are SOCKET SECONDS MODULE..., where SOCKET is the number of an inherited descriptor.
     """
     serve(socket.socket(fileno=int(sys.argv[1])), sys.argv[3:], float(sys.argv[2]))
 

@@ -1,7 +1,7 @@
-"""Streams as a rank's code has them: what its generator yields goes out, what the notebook's iterator gives comes in.
+"""Streams in a rank: a generator's items go out, iterator items come in.
 
-The generator runs on the kernel's main thread, and a few items ahead of who reads them at most. Both ways
-go through the agent (`stream_relay`), which is asked as `agent_channel` has it; what waits can be interrupted.
+The generator runs on the kernel's main thread, at most a few items ahead of its reader. Both directions go through the
+agent (`stream_relay`), by way of `agent_channel`; waits can be interrupted.
 """
 
 from __future__ import annotations
@@ -22,47 +22,50 @@ from ...errors import RemoteError
 from ..serialization import pickling, result_values
 from ..shared.agent_channel import AgentChannel, of_rank
 
-# A generator is at most so many items, and so many bytes, ahead of who reads.
+# Limits by how much a generator may be ahead of its reader: items and bytes.
 AHEAD, AHEAD_BYTES = 8, 8 << 20
-# So many items of the notebook's iterator are asked for at once, where the last so many were used up.
+# Limit of items requested at once from a notebook iterator; the number doubles while items are used up.
 MOST_AT_ONCE = 64
 
 
 class Closed(BaseException):
-    """Nobody reads any more."""
+    """Raised in the sending loop when the notebook has closed the stream."""
 
 
 class GeneratorStream:
-    """One call's streams, both ways; made by its rank as the call begins.
+    """Streams of one call, in both directions; made as the call begins.
 
     Parameters
     ----------
     asking : AgentChannel
-        How the agent is asked.
+        Channel to the agent.
     run : str
-        The call's name.
+        The attempt's name.
     """
 
     def __init__(self, asking: AgentChannel, run: str) -> None:
         self._asking, self._run = asking, run
         self.closed = False
         self._count = self._read = 0
-        # The sizes of what was sent and is not known to be read.
+        # Sizes of items that were sent and not yet read.
         self._sizes: deque[int] = deque()
         asking.hears[run] = self._on_told
 
     def _on_told(self, content: dict[str, Any], data: list[bytes]) -> None:
-        """In the control thread: the notebook has closed the stream."""
+        """Note, in the control thread, that the notebook has closed the stream."""
         self.closed = True
 
     def end(self) -> None:
-        """The call is over."""
+        """Unregister the call's streams."""
         self._asking.hears.pop(self._run, None)
 
     # -- out ---------------------------------------------------------------------------------------
 
     async def send_all(self, items: Any) -> Any:
-        """Have all that a generator yields go out; what it returns. It is closed, however this ends."""
+        """Send all items of a generator and return its value.
+
+        The generator is closed in any case.
+        """
         if inspect.isasyncgen(items):
             try:
                 async for item in items:
@@ -115,14 +118,10 @@ class GeneratorStream:
     # -- in ----------------------------------------------------------------------------------------
 
     def pull(self, index: int, number: int, most: int) -> tuple[list[bytes], bool]:
-        """The next items of an iterator of the notebook, waited for, and whether they were the last.
+        """Wait for the next items of a notebook iterator; return them.
 
-        Raises
-        ------
-        Exception
-            What the iterator raised there.
-        GeneratorExit
-            When the notebook reads no more of what is yielded here.
+        The second value is True for the last items. Raises what the iterator raised in the notebook, or GeneratorExit
+        when the notebook has closed the stream.
         """
         what = {"op": "pull", "run": self._run, "input": index, "number": number, "most": most}
         answer, data = self._asking.ask("stream", what, where="waiting for an item of the notebook's iterator")
@@ -134,12 +133,12 @@ class GeneratorStream:
 
 
 class Incoming(Iterator[Any]):
-    """An iterator of the notebook's, on a rank: made where a call's arguments are unpickled.
+    """Iterator over a notebook iterator's items; made by unpickling arguments.
 
     Parameters
     ----------
     stream : GeneratorStream
-        The call's.
+        The call's streams.
     index : int
         Which of the call's iterators it is.
     """
@@ -165,7 +164,7 @@ class Incoming(Iterator[Any]):
 
 
 class Outside:
-    """Stands for an iterator of the notebook in a call's arguments; unpickled on a rank it is an `Incoming`.
+    """Picklable placeholder of a notebook iterator; unpickles as `Incoming`.
 
     Parameters
     ----------
@@ -191,7 +190,7 @@ def _incoming(index: int) -> Incoming:
 
 @contextlib.contextmanager
 def opened(run: str) -> Iterator[GeneratorStream]:
-    """The streams of a call, while its rank is at it."""
+    """Open the streams of a call while its rank runs it."""
     global _current  # noqa: PLW0603 - a rank does one call at a time
     asking = of_rank()
     assert asking is not None
@@ -205,7 +204,10 @@ def opened(run: str) -> Iterator[GeneratorStream]:
 
 
 def _pickled(item: Any, number: int) -> bytes | Path:
-    """An item as a pickle: in memory where it is small, else in a file that the agent reads piece by piece."""
+    """Pickle an item: return bytes if it is small, otherwise a file's path.
+
+    The agent reads the file piece by piece.
+    """
     try:
         buffer = result_values.Limited(result_values.SMALL)
         with contextlib.suppress(result_values.TooLarge):
@@ -237,14 +239,14 @@ def _folder() -> Path:
 
 
 def dump_item(item: Any) -> bytes:
-    """An item of a notebook's iterator as a pickle; functions of the notebook go as such."""
+    """Pickle an item of a notebook iterator; notebook functions go by value."""
     file = io.BytesIO()
     pickling.Pickler(file, pickling.main_namespace()).dump(item)
     return file.getvalue()
 
 
 def _error(text: str, exception: str | None) -> BaseException:
-    """What the notebook's iterator raised there, of its own type where that can be had here."""
+    """Return the exception of a notebook iterator, of its own type if possible."""
     error: Any = None
     if exception:
         with contextlib.suppress(Exception):

@@ -1,9 +1,8 @@
-"""What IPython keeps of every cell for as long as it lives, and a rank does not.
+"""Limits on what IPython keeps of every cell.
 
-A rank works for days. What it printed and showed is in the journal, and the values of its last
-cells are kept as long as they can be fetched. The source of a cell is kept while it is among the
-newest, and for as long as something lives that was made from it: a traceback through a function
-of a cell of yesterday shows its lines.
+A rank works for days. Its output is in the journal, and the values of its latest cells are kept as long as they can be
+fetched. The source of a cell is kept while it is among the newest, and while any object made from it is alive: a
+traceback through a function of an old cell still shows its lines.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ import types
 from collections.abc import Iterator
 from typing import Any
 
-# The newest cells whose source is kept in any case; at twice as many, the rest is looked through.
+# Number of newest cells whose source is always kept; older ones are checked once there are twice as many.
 KEEP_SOURCES = 200
-# Sources that were taken apart for a traceback: a syntax tree each, of all files that a framework's may go through.
+# Sources parsed for tracebacks, with a syntax tree each.
 _KEEP_TREES = 24
 
 _CODE_OF: dict[type, str] = {
@@ -30,19 +29,22 @@ _CODE_OF: dict[type, str] = {
 
 
 class Unkept(dict[int, list[Any]]):
-    """In the place of a dictionary of lists: what is appended to one is not kept."""
+    """Dictionary of lists that keeps nothing that is appended."""
 
     def __missing__(self, key: int) -> list[Any]:
         return []
 
 
 def keep_no_outputs(shell: Any) -> None:
-    """Have an IPython shell keep nothing of what cells print and show; call it once."""
+    """Make an IPython shell keep no outputs of its cells; call it once."""
     shell.history_manager.outputs = Unkept()
 
 
 def forget_cells(shell: Any, values: int) -> None:
-    """Drop what an IPython shell has of its cells, but for the newest: ``values`` of ``Out``, and their code."""
+    """Drop what an IPython shell keeps of its cells, except for the newest.
+
+    ``values`` entries of ``Out`` are kept.
+    """
     history = shell.history_manager
     for name in ("output_hist_reprs", "exceptions", "db_input_cache"):
         getattr(history, name, {}).clear()
@@ -51,7 +53,7 @@ def forget_cells(shell: Any, values: int) -> None:
         number = next(iter(out))
         del out[number]
         _forget_name(shell, f"_{number}")
-    # The first is nobody's: cells are counted from 1.
+    # Index 0 is unused: cells are counted from 1.
     for inputs in (history.input_hist_parsed, history.input_hist_raw):
         del inputs[1:-KEEP_SOURCES]
     files = shell.compile._filename_map
@@ -60,13 +62,13 @@ def forget_cells(shell: Any, values: int) -> None:
 
 
 def forget_value(shell: Any, value: Any) -> None:
-    """Drop what an IPython shell has of a cell's value: ``Out`` and the names that it gave itself."""
+    """Drop an IPython shell's references to a cell's value: ``Out``, ``_`` etc."""
     out, hook = shell.user_ns.get("_oh"), shell.displayhook
     for number in [number for number, kept in out.items() if kept is value] if isinstance(out, dict) else ():
         del out[number]
         _forget_name(shell, f"_{number}")
     for name in ("_", "__", "___"):
-        # As IPython has it before there is any value.
+        # IPython's initial value.
         if getattr(hook, name, None) is value:
             setattr(hook, name, "")
         if shell.user_ns.get(name) is value:
@@ -79,7 +81,7 @@ def forget_value(shell: Any, value: Any) -> None:
 
 
 def _forget_sources(shell: Any, files: dict[str, int]) -> None:
-    """Drop the sources of the oldest cells, but for those of which something still lives."""
+    """Drop the sources of old cells of which no object is alive."""
     living = {code.co_filename for code in _codes()}
     recent = set(list(files)[-KEEP_SOURCES:])
     for file in [file for file in files if file not in recent and file not in living]:
@@ -92,16 +94,16 @@ def _forget_sources(shell: Any, files: dict[str, int]) -> None:
 
 
 def _forget_name(shell: Any, name: str) -> None:
-    """Drop a name that IPython gave, there and where it is noted with its value as none of the user's."""
+    """Drop a name that IPython assigned, from both of its namespaces."""
     if shell.user_ns.get(name) is shell.user_ns_hidden.pop(name, None):
         shell.user_ns.pop(name, None)
 
 
 def forget_trees(shell: Any) -> None:
-    """Drop what was made to show a traceback, but for the syntax trees of files; call it after a failure.
+    """Drop the caches behind a shown traceback, except files' syntax trees.
 
-    The packages that IPython has for that keep the code of each frame that they ever saw, and the trees of
-    all sources: a function that is sent anew for each call is new code each time, and a cell is a new file.
+    Call it after a failure. IPython's packages for that keep the code of each frame that they ever saw, and the trees
+    of all sources: a function that is sent anew for each call is new code each time, and each cell is a new file.
     """
     executing = sys.modules.get("executing.executing")
     if executing is None:
@@ -117,9 +119,9 @@ def forget_trees(shell: Any) -> None:
 
 
 def _codes() -> Iterator[types.CodeType]:
-    """The code of all functions that live, and of all that has begun and not ended."""
+    """Yield the code objects of all living functions, generators and frames."""
     for item in gc.get_objects():
-        # By its very type: some objects warn whoever asks for their class, as `isinstance` does.
+        # By exact type: `isinstance` reads `__class__`, and some objects emit a warning then.
         name = _CODE_OF.get(type(item))
         if name is not None:
             yield getattr(item, name)

@@ -1,7 +1,7 @@
-"""The thread of a rank's kernel that sends what it prints and shows.
+"""Thread of a rank's kernel that sends its output.
 
-ipykernel's own thread listens for the children that the user's code forks on a TCP port, which every
-user of the machine can reach. This one listens in the pool's folder, which only its owner can enter.
+ipykernel's own thread listens on a TCP port for children that user code forks, and every user of the machine can
+connect to it. This one listens on a socket in the pool's folder, which only its owner can enter.
 """
 
 from __future__ import annotations
@@ -18,23 +18,23 @@ _FAREWELL_MS = 3000
 
 
 class OutputThread(IOPubThread):
-    """Made by the kernel, one a process; ends with it.
+    """Output thread of a kernel process.
 
     Parameters
     ----------
     socket : zmq.Socket
-        What the agent listens to.
+        The iopub socket.
     path : str
-        The file of the socket on which forked children hand over their output.
+        Socket file for the output of forked children.
     session : jupyter_client.session.Session
-        The kernel's.
+        The kernel's session.
     """
 
     def __init__(self, socket: zmq.Socket[Any], path: str, session: Any) -> None:
         self._children = f"ipc://{path}"
-        # Whether it hands a message to the agent's socket at this moment, which may have to wait for room.
+        # Whether it is writing to the iopub socket, which blocks while the agent's queue is full.
         self.sending = False
-        # How many it has handed over.
+        # Number of messages sent.
         self.sent = 0
         super().__init__(socket, pipe=True, session=session)
         _stay_alive(self.thread)
@@ -47,7 +47,10 @@ class OutputThread(IOPubThread):
         self._pipe_in.on_recv(self._handle_pipe_msg)
 
     def _handle_pipe_msg(self, msg: list[bytes]) -> None:
-        """Pass on what a child printed. ipykernel's asks for a mark, since anybody reaches its port."""
+        """Forward the output of a forked child.
+
+        ipykernel's checks a token, since anyone can reach its port.
+        """
         if self._is_master_process():
             self.send_multipart(msg)
 
@@ -63,19 +66,21 @@ class OutputThread(IOPubThread):
             self.sent += 1
 
     def _send_as_child(self, msg: list[Any]) -> None:
-        """Hand a message to the parent. A fork inherits no thread of ZeroMQ, so the context is a new one."""
+        """Send a message to the parent process.
+
+        A fork inherits no ZeroMQ threads, so it needs a new context.
+        """
         with zmq.Context() as context, context.socket(zmq.PUSH) as pipe:
-            # Where the parent is gone, the child must be able to end.
+            # If the parent is gone, the child must still be able to exit.
             pipe.linger = _FAREWELL_MS
             pipe.connect(self._children)
             pipe.send_multipart(msg)
 
     def schedule(self, f: Callable[[], Any]) -> None:
-        """Have the thread do something; what it asks of itself, it does at once.
+        """Run a function in the thread; at once if called from the thread itself.
 
-        ipykernel has it send itself a message for that, one for each text that it flushes. Where many are
-        flushed in a row, more of these come than it reads, until there is no room for the next, and it
-        waits for itself.
+        ipykernel sends such a thread a message, one per flushed text. With many flushes in a row the queue fills up,
+        and the thread blocks on itself.
         """
         if threading.current_thread() is self.thread:
             f()
@@ -84,14 +89,14 @@ class OutputThread(IOPubThread):
 
 
 def _stay_alive(thread: threading.Thread) -> None:
-    """Have a thread taken for alive until it has ended, whatever interrupts who asks.
+    """Make `is_alive` reliable even if an interrupt hits its caller.
 
-    Before Python 3.13, `Thread.is_alive` notes a thread as ended for ever where an interrupt comes inside of
-    it (bpo-45274). ipykernel asks for each text: from then on all threads would send, and share a socket.
+    Before Python 3.13, an interrupt inside of `Thread.is_alive` marks the thread as ended for ever (bpo-45274).
+    ipykernel calls it for each text: from then on all threads would send, and share a socket.
     """
 
     def is_alive() -> bool:
-        # It moves from the first to the second as it begins, and takes itself out as the last that it does.
+        # A thread moves from `_limbo` to `_active` on start, and removes itself just before it exits.
         return thread in threading._limbo or threading._active.get(thread.ident) is thread  # type: ignore[attr-defined]
 
     thread.is_alive = is_alive  # type: ignore[method-assign]

@@ -1,19 +1,19 @@
-"""The kernel of a rank: an IPython kernel that takes one request more, `sky_request`.
+"""IPython kernel of a rank, with one additional request: `sky_request`.
 
-The agent sends it on the shell channel; it runs on the kernel's main thread, like a cell, and ends
-with a `sky_end` message on iopub that follows every output of the request. Kinds of requests:
+The agent sends it on the shell channel. It runs on the kernel's main thread, like a cell, and ends with a `sky_end`
+message on iopub that follows all output of the request. Kinds of requests:
 
 enter   take a place in the pool and enter the plugins
 cell    bind the captured names and run the cell in this rank's namespace
-call    unpickle a function with its arguments, call it, keep what it returns
+call    unpickle a function with its arguments, call it, cache its value
 fetch   write an earlier run's value, or that of a name, to a file
-release let go of an earlier run's value, which nobody will fetch
-check   go through the plugins' checks, with all other ranks
+release drop an earlier run's value, which no one will fetch
+check   run the plugins' checks, with all other ranks
 again   set the frameworks up anew in this process, with all other ranks
 leave   leave the plugins
 
-One more, `sky_abort`, comes on the control channel while a request is worked on: it breaks the
-collective that the main thread is blocked in.
+Another request, `sky_abort`, comes on the control channel while a request runs: it breaks the collective that blocks
+the main thread.
 """
 
 from __future__ import annotations
@@ -68,16 +68,15 @@ from .shell import SkyShell, answer_nobody, refuse, said, without_ours
 
 _KEEP_VALUES = 16
 _NATIVE_PATIENCE = 1.0
-# Of calls that come together, no more are begun after so many seconds.
+# Seconds after which no further call of a batch is started.
 _MOST_TOGETHER = 0.2
 _PIPE = 1 << 16
-# So many characters are sent in one message, and so many messages wait for the agent; who prints
-# more waits.
+# Characters in one message, and messages that may wait for the agent; beyond that, printing blocks.
 _MOST_TEXT = 1 << 20
 _MOST_WAITING = 32
-# What is not sent after so many seconds, by a thread that is not sending, waits for who waits for it.
+# If output is not sent within this time and the sending thread is idle, that thread waits for its caller.
 _STUCK = 0.5
-# What a rank's log takes of native output, which is in the journal too: it is for a crash's last words.
+# Limit of native output in a rank's log. The journal has it too; the log shows the last lines before a crash.
 _MOST_LOG = 4 << 20
 _NO_EXIT = (
     "{} ends this cell only, and the rank keeps its kernel and its names; `%sky restart` makes new kernels, "
@@ -88,18 +87,21 @@ _HIDDEN = frozenset({"In", "Out", "exit", "quit", "get_ipython", "_", "__", "___
 
 
 class CellCompiler(XCachingCompiler):
-    """Names the code of a cell by its number, for stacks that are read from outside; see `stack_dump.cell_file`."""
+    """Compiler that names cells by number; see `stack_dump.cell_file`.
+
+    Stacks that are read from outside show these names.
+    """
 
     def get_code_name(self, raw_code: str, code: str, number: int) -> str:
         return stack_dump.cell_file(raw_code, number)
 
 
 class SkyKernel(IPythonKernel):
-    """Made by the forkserver's child, one a process; ends with it."""
+    """Kernel of one rank; made by the forkserver's child, one per process."""
 
     compiler_class = Type(CellCompiler)
     shell_class = Type(SkyShell)
-    # The agent waits for idle by message; a pause would only slow it.
+    # The agent waits for a message and not for idle; a pause would only delay it.
     _execute_sleep = 0.0
     # See `OneShell`.
     _supports_kernel_subshells = False
@@ -116,7 +118,7 @@ class SkyKernel(IPythonKernel):
         self.sky_settings = apply_settings.Following()
         self.sky_values = result_store.ResultStore(_KEEP_VALUES)
         self._last_result: Any = None
-        # Whether a request is worked on, and whether this process is to end when it is not.
+        # Whether a request runs, and whether this process ends once it is idle.
         self._working = self._ending = False
         # Whether an interrupt cancelled what the cell awaits.
         self._cancelled = False
@@ -128,23 +130,26 @@ class SkyKernel(IPythonKernel):
         self._last_result = result
 
     def _publish_status(self, status: str, channel: str, parent: Any = None) -> None:
-        """Nothing: `sky_end` says when a request is over, and the agent hears of nothing else that is between."""
+        """Publish nothing: `sky_end` reports the end of a request."""
 
     def pre_handler_hook(self) -> None:
-        """Nothing: interrupts are heeded by `sky_request`, while it works and no longer."""
+        """Leave the signal handler alone: `sky_request` sets it while it runs."""
 
     def post_handler_hook(self) -> None:
-        """Nothing, as before."""
+        """Do nothing; see `pre_handler_hook`."""
 
     def _forward_input(self, allow_stdin: bool = False) -> None:
-        """Nothing: see `answer_nobody`."""
+        """Do nothing; see `answer_nobody`."""
 
     def _restore_input(self) -> None:
-        """Nothing, as before."""
+        """Do nothing; see `answer_nobody`."""
 
     @contextlib.contextmanager
     def _cancel_on_sigint(self, future: asyncio.Future[Any]) -> Iterator[None]:
-        """ipykernel's, for cells that await; it leaves a loop asleep, and code that awaits nothing alone."""
+        """Cancel the awaiting cell on SIGINT.
+
+        ipykernel's version neither wakes up a sleeping loop nor interrupts code that awaits nothing.
+        """
         loop = asyncio.get_running_loop()
 
         def interrupt(number: int, frame: Any) -> None:
@@ -157,32 +162,31 @@ class SkyKernel(IPythonKernel):
         try:
             yield
         finally:
-            # A cell that has failed is over: see `SkyShell.showtraceback`.
+            # After a failure the cell is over: see `SkyShell.showtraceback`.
             signal.signal(signal.SIGINT, signal.SIG_IGN if self.shell.sky_failure else before)
 
     async def sky_request(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
-        """Do one request; whatever happens, `sky_end` says how it ended."""
+        """Run one request; report its end with `sky_end` in any case."""
         if self._ending:
-            # The agent hears that this process has ended, and with it all that waited.
+            # The agent sees the end of this process, which ends all queued requests.
             return
         content = parent["content"]
         began = time.perf_counter()
         end, failed = {}, None
         self._working = True
         for stream in self.sky_streams:
-            # What code has put elsewhere and takes up again belongs to the request that does so.
+            # Also for code that replaced a stream and restores it in a later request.
             stream.set_parent(parent)
         try:
             signal.signal(signal.SIGINT, signal.default_int_handler)
             if content["kind"] == "call":
-                # A call may be stopped in the moment in which it begins: from here on that reaches it.
+                # A call may be cancelled as soon as it begins: from here on an interrupt reaches it.
                 self.tell("sky_begin", {})
             with self.around_run(content):
                 end = await getattr(self, f"sky_{content['kind']}")(content)
         except BaseException as error:
             failed = error
-        # From here on an interrupt comes too late, and would only keep the end from being told. One
-        # may be on its way still.
+        # From here on an interrupt is too late: it would only prevent the end message. One may still be pending.
         try:
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         except KeyboardInterrupt:
@@ -206,14 +210,14 @@ class SkyKernel(IPythonKernel):
             self.io_loop.stop()
 
     def end_when_idle(self, descriptor: int) -> None:
-        """The forkserver has closed its end of a pipe: leave the loop, and with it the process, in order."""
+        """Leave the event loop once idle: the forkserver has closed its pipe."""
         self.io_loop.remove_handler(descriptor)
         self._ending = True
         if not self._working:
             self.io_loop.stop()
 
     def tell(self, kind: str, content: dict[str, Any]) -> None:
-        """Send the agent a message of the request that is being done."""
+        """Send the agent a message that belongs to the current request."""
         send = functools.partial(
             self.session.send,
             self.iopub_socket,
@@ -222,12 +226,14 @@ class SkyKernel(IPythonKernel):
             parent=self.get_parent("shell"),
             ident=self._topic(kind),
         )
-        # Sent by the thread that flushes, and not before its turn: a flush only puts its text at
-        # the end of what that thread is to send.
+        # Sent by the thread that flushes, in order: a flush only queues its text on that thread.
         self.iopub_socket.io_thread.schedule(send)
 
     async def sky_abort(self, stream: Any, ident: Any, parent: dict[str, Any]) -> None:
-        """Runs in the control thread: native code that waits for a peer has let go of the GIL."""
+        """Break a blocking collective; runs in the control thread.
+
+        Native code that waits for a peer has released the GIL.
+        """
         for plugin in self.sky_plugins:
             if plugin.abort is not None:
                 plugin.abort(instance_info())
@@ -256,7 +262,7 @@ class SkyKernel(IPythonKernel):
     async def sky_again(self, content: dict[str, Any]) -> dict[str, Any]:
         os.environ[POOL_VARIABLE] = content["info"]
         keep([POOL_VARIABLE])
-        # Tracebacks of earlier failures are cycles, and hold threads and connections of the frameworks.
+        # Tracebacks of earlier failures form cycles that keep the frameworks' threads and connections alive.
         gc.collect()
         for plugin in self.sky_plugins:
             if plugin.again is not None:
@@ -289,7 +295,7 @@ class SkyKernel(IPythonKernel):
             return end
         error = result and (result.error_before_exec or result.error_in_exec)
         shown, lines = self.shell.sky_failure or (None, [])
-        # What fails while a value is shown is no error of the result.
+        # An error while a value is displayed is not in the result.
         error, self.shell.sky_failure = error or shown, None
         end.update(self.told_of(error, lines) if error else _error(None, reply["ename"], reply["evalue"], lines))
         if isinstance(error, KeyboardInterrupt) or (self._cancelled and isinstance(error, asyncio.CancelledError)):
@@ -327,7 +333,7 @@ class SkyKernel(IPythonKernel):
 
     @contextlib.contextmanager
     def around_run(self, content: dict[str, Any]) -> Iterator[None]:
-        """What the plugins want around a cell or a call that leaves out some of the pool's ranks."""
+        """Enter the plugins' contexts for a run on a part of the pool's ranks."""
         with contextlib.ExitStack() as stack:
             for plugin in self.sky_plugins if content.get("partial") else ():
                 if plugin.around_partial_run is not None:
@@ -335,7 +341,7 @@ class SkyKernel(IPythonKernel):
             yield
 
     async def called(self, content: dict[str, Any]) -> Any:
-        """What a function returns, or where several calls of it come together, a list of what each does."""
+        """Call a function and return its value; of a batch, a list of values."""
         function, calls = self.load_call(content)
         began, values = time.perf_counter(), []
         for args, kwargs in calls:
@@ -343,13 +349,16 @@ class SkyKernel(IPythonKernel):
             values.append(await value if inspect.iscoroutine(value) else value)
             if content.get("together"):
                 _end_lines()
-            # Short ones come together. Where they are not short after all, others may have the rest.
+            # Batches are for short calls. If they take long after all, other ranks take the rest.
             if time.perf_counter() - began > _MOST_TOGETHER:
                 break
         return values if content.get("together") else values[0]
 
     async def streamed(self, content: dict[str, Any]) -> Any:
-        """What a function returns that reads iterators of the notebook or yields, of a generator what it returns."""
+        """Call a function that reads notebook iterators or yields; return its value.
+
+        For a generator that is its return value.
+        """
         with generator_streams.opened(content["run"]) as stream:
             function, ((args, kwargs),) = self.load_call(content)
             value = function(*args, **kwargs)
@@ -358,18 +367,18 @@ class SkyKernel(IPythonKernel):
             return await stream.send_all(value) if content["stream"]["out"] else value
 
     def load_call(self, content: dict[str, Any]) -> tuple[Any, Any]:
-        """A function, as the plugins want it, and with which arguments it is to be called."""
+        """Return a call's function, decorated by the plugins, and its arguments."""
         function, calls = pickling.load_call(content)
-        # The first one's is outermost, as with context managers that are entered in that order.
+        # The first plugin's decorator is outermost, as with nested context managers.
         for plugin in reversed(self.sky_plugins):
             if plugin.decorate is not None:
                 function = plugin.decorate(function)
         return function, calls
 
     def find_code(self, content: dict[str, Any]) -> None:
-        """Have what a request needs found: packages that were added, and the notebook's own modules as they are now.
+        """Apply what a request refers to: settings, added packages, project modules.
 
-        Who reads its values is noted with it, and what the notebook has set in its process is set here.
+        Also notes the Python that reads the request's values.
         """
         self.sky_settings.update(content.get("settings"))
         self.sky_added.update(content.get("packages"))
@@ -377,9 +386,9 @@ class SkyKernel(IPythonKernel):
         pickling.Pickler.reader = content.get("python", "")
 
     def failure(self, error: BaseException) -> dict[str, Any]:
-        """How a request ended that raised outside of a cell."""
+        """Return the end of a request that raised outside of a cell."""
         trace = error.__traceback__
-        # The frames of this file say nothing of what was called.
+        # Skip the frames of this file.
         while trace is not None and trace.tb_next is not None and trace.tb_frame.f_code.co_filename == __file__:
             trace = trace.tb_next
         trace = without_ours(error, trace)
@@ -389,12 +398,12 @@ class SkyKernel(IPythonKernel):
 
     @staticmethod
     def told_of(error: BaseException, lines: list[str]) -> dict[str, Any]:
-        """What an end tells of an error, and of its traceback, where that was shown."""
+        """Return the fields of an end event for an error and its traceback."""
         name, text = type(error).__name__, said(error)
         return _error(error, name, text, lines or [f"{name}: {text}" if text else name])
 
     def ended(self) -> str:
-        """What of the plugins' frameworks the user's code has ended, in words; nothing where all stands."""
+        """Return the frameworks that user code has shut down, in words; or ""."""
         found = []
         for plugin in self.sky_plugins:
             if plugin.ended is not None:
@@ -405,10 +414,10 @@ class SkyKernel(IPythonKernel):
         return " and ".join(dict.fromkeys(filter(None, found)))
 
     def drain_native_output(self) -> None:
-        """Wait for what native code and subprocesses wrote to descriptors 1 and 2, then flush.
+        """Wait for output written to descriptors 1 and 2, then flush.
 
-        ipykernel reads them through a pipe in a thread; without this, such lines could come
-        after the end of the run that printed them.
+        ipykernel reads them through a pipe in a thread. Otherwise such lines could come after the end of the run that
+        printed them.
         """
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(Exception):
@@ -418,19 +427,25 @@ class SkyKernel(IPythonKernel):
 
 
 def _refuse_exit() -> None:
-    # What `exit` and `quit` do in a cell. IPython's would end the kernel, and that after the cell is called done.
+    # Replaces `exit` and `quit` in cells. IPython's would end the kernel after the cell is reported as done.
     refuse(_NO_EXIT, "exit()")
 
 
 def _have_streams() -> None:
-    """Put a stream in the place of one that code has set to None, or deleted: Python allows it, IPython does not."""
+    """Replace standard streams that code has deleted or set to None.
+
+    Python allows that, IPython does not.
+    """
     for name in ("stdout", "stderr"):
         if getattr(sys, name, None) is None:
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115 - it stays for as long as the process
 
 
 def _interruptible(handler: Callable[..., None]) -> Callable[..., None]:
-    """A handler of what a page tells a widget; without this an interrupt ends requests and nothing else."""
+    """Wrap a handler of widget messages so that SIGINT interrupts it.
+
+    Otherwise SIGINT is only handled during requests.
+    """
 
     def handle(*arguments: Any) -> None:
         before = signal.signal(signal.SIGINT, signal.default_int_handler)
@@ -443,9 +458,9 @@ def _interruptible(handler: Callable[..., None]) -> Callable[..., None]:
 
 
 def _flush_soon(stream: Any) -> None:
-    """Have what a stream has gathered sent before what is sent next, without waiting for it.
+    """Queue a flush of a stream, without waiting for it.
 
-    The thread that flushes does what it is asked in order; see `sky_request` for what follows.
+    The thread that flushes keeps the order, so the text is sent before later messages.
     """
     thread, flush = getattr(stream, "pub_thread", None), getattr(stream, "_flush", None)
     if thread is None or flush is None:
@@ -455,7 +470,7 @@ def _flush_soon(stream: Any) -> None:
 
 
 def _await_empty(stream: Any) -> None:
-    """Wait until what lies in a stream's pipe has become the stream's text."""
+    """Wait until a stream's reader has taken everything from its pipe."""
     descriptor = getattr(stream, "_fid", None)
     if descriptor is None:
         return
@@ -465,7 +480,7 @@ def _await_empty(stream: Any) -> None:
 
     end = time.monotonic() + _NATIVE_PATIENCE
     while time.monotonic() < end:
-        # Whoever reads the pipe holds the lock until it has handed on what it read.
+        # The reader holds the lock until it has written what it read.
         with stream.taking:
             if not struct.unpack("i", fcntl.ioctl(descriptor, termios.FIONREAD, b"\0\0\0\0"))[0]:
                 return
@@ -473,14 +488,14 @@ def _await_empty(stream: Any) -> None:
 
 
 def _end_lines() -> None:
-    """End the lines that a call has left open: the next one's output begins on its own."""
+    """End open lines of a call, so that the next call's output starts on a new one."""
     for stream in (sys.stdout, sys.stderr):
         if getattr(stream, "line_is_open", False):
             stream.write("\n")
 
 
 def _writes(before: dict[str, int], namespace: dict[str, Any]) -> list[str]:
-    """Names that are bound anew or gone since ``before``, without IPython's own."""
+    """Return names bound or deleted since ``before``, without IPython's own."""
     now = {name: id(value) for name, value in namespace.items()}
     changed = {name for name in before.keys() | now.keys() if before.get(name) != now.get(name)}
     return sorted(
@@ -491,7 +506,7 @@ def _writes(before: dict[str, int], namespace: dict[str, Any]) -> list[str]:
 
 
 def _told(before: dict[str, int], namespace: dict[str, Any]) -> dict[str, Any]:
-    """What an end tells of the names that a run has bound or deleted."""
+    """Return the fields of an end event about names that a run bound or deleted."""
     writes = _writes(before, namespace)
     sizes = {name: _size(namespace[name]) for name in writes if name in namespace}
     found = {name: namespace[name] for name in sizes if isinstance(namespace[name], types.ModuleType)}
@@ -499,7 +514,7 @@ def _told(before: dict[str, int], namespace: dict[str, Any]) -> dict[str, Any]:
     return {
         "writes": writes,
         "modules": list(found),
-        # By what a new kernel gets them again.
+        # Imports that recreate these names in a new kernel.
         "imports": {name: [vars(one)["__name__"]] for name, one in found.items() if _is_imported(one)},
         "sizes": sizes,
         "uses": {name: found for name, found in reads.items() if found},
@@ -512,7 +527,7 @@ def _is_imported(module: Any) -> bool:
 
 
 def _size(value: Any) -> int | None:
-    """The bytes of an array, a text or a number; None of what would have to be searched for them."""
+    """Return the bytes of an array, text or number; None for other values."""
     with contextlib.suppress(Exception):
         if type(value) in (str, bytes, bytearray, int, float, complex, bool):
             return sys.getsizeof(value)
@@ -526,7 +541,7 @@ def _error(error: Any, ename: str, evalue: str, traceback: list[str]) -> dict[st
         "ename": ename,
         "evalue": evalue,
         "traceback": [*traceback, *project_modules.hint(error)],
-        # Without it the notebook makes one of the name and the text.
+        # If None, the notebook builds an exception from the name and the text.
         "raised": None if error is None else exceptions.describe(error),
         "exception": None
         if pickling.Pickler.reader and code_portability.find_code_object(error)
@@ -535,31 +550,35 @@ def _error(error: Any, ename: str, evalue: str, traceback: list[str]) -> dict[st
 
 
 class OrderedStream(OutStream):
-    """Standard output or error of a rank: what one says before the other writes is sent before it.
+    """Standard output or error of a rank, sent in the order of writes.
 
-    ipykernel gathers each for itself, for up to 0.2 s, and their order is lost.
+    ipykernel buffers each stream separately, for up to 0.2 s, so that their relative order is lost.
     """
 
     _last: ClassVar[OrderedStream | None] = None
-    # The threads that read native output, and after how many messages they found the one that sends stuck.
+    # The threads that read native output, and the message count at which the sending thread was found stuck.
     _watchers: ClassVar[set[threading.Thread]] = set()
     _stuck: ClassVar[int] = -1
 
     def __init__(self, *arguments: Any, **options: Any) -> None:
-        # Before the thread that watches the pipe is started.
+        # Must exist before the thread that watches the pipe is started.
         self.taking = threading.Lock()
-        # About how many characters wait for the next flush.
+        # Approximate number of characters that wait for the next flush.
         self._gathered = 0
-        # A mark that each text leaves, and the one that had been left before the last flush began. Each is
-        # another one, so that none is taken for another's whatever threads write at once.
+        # Each write sets a new mark; `_sent` is the mark at the start of the last flush. Marks are unique, so that
+        # concurrent writes of several threads cannot be confused.
         self._marks = itertools.count(1)
         self._mark = self._sent = 0
-        # Whether what was written last did not end its line.
+        # Whether the last write did not end its line.
         self.line_is_open = False
         super().__init__(*arguments, **options)
 
     def _watch_pipe_fd(self) -> None:
-        """ipykernel's, but a character that two reads share stays whole, and `_await_empty` can wait for it."""
+        """Read native output from the pipe and write it to this stream.
+
+        Unlike ipykernel's, it keeps a character whole that is split between two reads, and `_await_empty` can wait for
+        it.
+        """
         if self._fid is None:
             return
         decoder = codecs.getincrementaldecoder("utf-8")("replace")
@@ -574,7 +593,7 @@ class OrderedStream(OutStream):
                     self._log(data)
 
     def _log(self, data: bytes) -> None:
-        """Leave native output in the rank's log too, as far as the disk takes it, and not without end."""
+        """Append native output to the rank's log, up to a limit; ignore disk errors."""
         with contextlib.suppress(OSError):
             if os.fstat(self._original_stdstream_copy).st_size > _MOST_LOG:
                 os.ftruncate(self._original_stdstream_copy, 0)
@@ -582,23 +601,26 @@ class OrderedStream(OutStream):
 
     @property
     def is_sent(self) -> bool:
-        """Whether all is sent that was written here so far."""
+        """Whether everything written so far has been sent."""
         return self._sent == self._mark
 
     def flush(self) -> None:
-        """ipykernel's returns before the text is sent, and a call that then keeps the GIL would hold it back."""
+        """Send buffered text and wait for that.
+
+        ipykernel's returns before the text is sent: a call that then holds the GIL would delay it.
+        """
         if self.is_sent:
             return
         thread = self.pub_thread
         if thread is None or not thread.thread.is_alive() or thread.thread is threading.current_thread():
             self._flush()
             return
-        # The thread that sends may itself be writing to the pipe that is read here: a `__del__` that runs
-        # there does, or a native library's logger. Then the pipe is read on, and the text waits.
+        # The sending thread may itself be writing to the pipe that is read here, as in a `__del__` or a native
+        # library's logger. Then keep reading the pipe, and let the text wait.
         reads = threading.current_thread() in OrderedStream._watchers
         if reads and OrderedStream._stuck == thread.sent:
             return
-        # No Event: an interrupt that comes inside of one may leave it locked, and the thread would stand still.
+        # No Event: an interrupt inside of one may leave it locked, and the thread would hang.
         sent = threading.Lock()
         sent.acquire()
         thread.schedule(self._flush)
@@ -624,7 +646,7 @@ class OrderedStream(OutStream):
             return written
         for start in range(0, len(string), _MOST_TEXT):
             self._write(string[start : start + _MOST_TEXT])
-            # Waits until it is on its way.
+            # Waits until it has been sent.
             self.flush()
         return len(string)
 
@@ -641,10 +663,10 @@ class OrderedStream(OutStream):
 
 
 class OneShell:
-    """Stands where ipykernel has a thread that reads the shell channel and hands on to the main one.
+    """Placeholder for ipykernel's thread that reads the shell channel.
 
-    That thread is for subshells, which nobody here asks for: without it the main thread reads for itself,
-    and a short cell takes a fifth less. What is false is taken for no thread.
+    That thread serves subshells, which are not used here. Without it the main thread reads the channel itself, and a
+    short cell takes a fifth less time. A false value is taken for no thread.
     """
 
     def __init__(self) -> None:
@@ -655,7 +677,7 @@ class OneShell:
 
 
 class SkyKernelApp(IPKernelApp):
-    """IPython's kernel application, whose output socket waits for a slow reader instead of dropping."""
+    """IPython kernel application with an iopub socket that blocks, never drops."""
 
     outstream_class = DottedObjectName(f"{__name__}.OrderedStream")
     kernel_class = SkyKernel
@@ -665,10 +687,10 @@ class SkyKernelApp(IPKernelApp):
         self.shell_channel_thread = OneShell()
 
     def init_iopub(self, context: zmq.Context[Any]) -> None:
-        """ipykernel's, with a socket that drops nothing and a thread that opens no port."""
+        """Make the iopub socket: it drops nothing, and its thread opens no port."""
         socket = context.socket(zmq.XPUB)
         socket.linger = 1000
-        # Before it is bound: it holds for the connections that the socket gets thereby.
+        # Before bind: the option applies to connections made later.
         socket.sndhwm = _MOST_WAITING
         self.iopub_port: int = self._bind_socket(socket, self.iopub_port)
         socket.setsockopt(zmq.XPUB_NODROP, 1)
@@ -679,10 +701,10 @@ class SkyKernelApp(IPKernelApp):
 
 
 def run_kernel(connection_file: str, end: int) -> None:
-    """Be the kernel that the connection file describes, until the other end of the pipe ``end`` is closed."""
-    # ipykernel puts its pipes in the place of descriptors 1 and 2; a crash must reach the log itself.
+    """Run the kernel of a connection file until the pipe ``end`` is closed."""
+    # ipykernel replaces descriptors 1 and 2 by pipes; a crash report must go to the log directly.
     log = os.fdopen(os.dup(2), "w")
-    # The host's are nothing to the user's code: it has none, as in Python's own prompt.
+    # User code must not see the host's arguments: none, as in Python's own prompt.
     sys.argv = [""]
     app = SkyKernelApp.instance()
     app.initialize(
@@ -693,19 +715,19 @@ def run_kernel(connection_file: str, end: int) -> None:
             "--quiet",
             "--no-secure",
             "--HistoryManager.enabled=False",
-            # As the agent's: nobody else writes to these sockets, and each signature would be kept.
+            # As in the agent: no one else writes to these sockets, and every digest would be kept.
             "--Session.digest_history_size=0",
             "--IPKernelApp.parent_handle=0",
         ]
     )
     app.session.pack = surrogates.pack
     answer_nobody()
-    # traitlets makes a record of each message, and drops it then.
+    # Otherwise traitlets formats every message and then discards it.
     app.log.setLevel(app.log_level)
-    # Of the crashed thread only: all of them would push the reason out of the lines that are shown.
+    # Only the crashed thread: all threads would push the reason out of the lines that are shown.
     faulthandler.enable(log, all_threads=False)
     stack_dump.answer_looks(stack_dump.path_of(connection_file))
-    # Before the user's own handlers, and so called after them.
+    # Registered before the user's own handlers, and therefore called after them.
     atexit.register(process_exit.flush_output)
     IOLoop.current().add_handler(end, lambda *_: app.kernel.end_when_idle(end), IOLoop.READ)
     process = os.getpid()

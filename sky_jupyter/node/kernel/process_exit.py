@@ -1,7 +1,7 @@
-"""The orderly end of a rank's process: what Python does when it exits, for a process that cannot return to its start.
+"""Orderly exit of a rank's process.
 
-A kernel is a fork of the forkserver and leaves by `os._exit`, which runs no exit handler and flushes no
-file. What programs rely on is done here before that, in the interpreter's own order.
+A kernel is a fork of the forkserver and leaves by `os._exit`, which runs no exit handler and flushes no file. This
+module does before that what programs rely on, in the interpreter's own order.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ _PLAIN_BUFFERS = (io.BufferedWriter, io.BufferedRandom, io.BufferedReader, io.Bu
 
 
 def run(namespace: MutableMapping[str, Any]) -> None:
-    """Do all of it, on the main thread; a step that fails keeps none of the others.
+    """Run all exit steps on the main thread; a failing step skips no other.
 
     Parameters
     ----------
@@ -31,7 +31,7 @@ def run(namespace: MutableMapping[str, Any]) -> None:
     """
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     steps = (
-        # Waits for threads that are no daemons, and for executors.
+        # Waits for non-daemon threads and for executors.
         threading._shutdown,  # type: ignore[attr-defined]
         atexit._run_exitfuncs,
         lambda: let_go(namespace),
@@ -47,14 +47,17 @@ def run(namespace: MutableMapping[str, Any]) -> None:
 
 
 def flush_output() -> None:
-    """Have what exit handlers print sent; to be registered as one, before the user's code can register any."""
+    """Send what exit handlers print.
+
+    Register it as an exit handler before user code can register any.
+    """
     for stream in (sys.stdout, sys.stderr):
         with contextlib.suppress(Exception):
             stream.flush()
 
 
 def let_go(namespace: MutableMapping[str, Any]) -> None:
-    """Delete the user's objects as the interpreter deletes a module's: private names first, one at a time."""
+    """Delete the user's objects as the interpreter does: private names first."""
     names = [name for name in namespace if name != "__builtins__"]
     for name in sorted(names, key=lambda name: not str(name).startswith("_")):
         namespace[name] = None
@@ -64,17 +67,17 @@ def let_go(namespace: MutableMapping[str, Any]) -> None:
 
 
 def close_files() -> None:
-    """Close the files that something still holds, as their deletion would: what writes through others goes first."""
+    """Close files that are still referenced, wrapping files first."""
     texts, others, buffers = [], [], []
     for one in gc.get_objects():
-        # The type's word only: what a proxy says of itself may raise, or do anything.
+        # By type only: a proxy's `__class__` may raise, or do anything.
         kind = type(one)
         if issubclass(kind, io.TextIOBase):
             texts.append(one)
         elif issubclass(kind, _PLAIN_BUFFERS):
             buffers.append(one)
         elif issubclass(kind, io.BufferedIOBase):
-            # Such as gzip's, which write an end of their own.
+            # Such as gzip files, which write a trailer.
             others.append(one)
     for file in (*texts, *others, *buffers):
         if file not in (sys.stdout, sys.stderr, sys.__stdout__, sys.__stderr__):

@@ -1,9 +1,8 @@
-"""The notebook's own modules in a rank: found first, and as they are in the notebook's folder now.
+"""Project modules in a rank: importable, and reloaded when they change.
 
-What was sent lies below one folder of the node, with an index: each file's hash, and the modules, each
-after those that it imports. A rank that meets another index than before reloads what has changed and
-what imports it, in that order, as IPython's autoreload does: functions and classes that somebody holds
-become the new ones. A module's other variables begin anew.
+The files lie in one folder of the node, with an index: each file's hash, and the modules, each after those that it
+imports. A rank that sees a new index reloads changed modules and their importers, in that order, as IPython's
+autoreload does: existing functions and classes are updated. A module's other variables are reset.
 """
 
 from __future__ import annotations
@@ -28,36 +27,33 @@ from ..runtime.instance_info import variable
 from ..serialization.pickling import main_namespace
 
 FOLDER = "code"
-"""Where it lies, in the pool's folder on a machine."""
+"""Folder of the project's files, in the pool's folder on a machine."""
 
 INDEX = ".sky-index.json"
 VARIABLE = "SKY_CODE"
 
 
 class ProjectModules:
-    """One a rank, made by its kernel before any of the user's code runs."""
+    """Project modules of a rank; made by its kernel before any user code runs."""
 
     def __init__(self) -> None:
         self.root = Path(os.environ.get(VARIABLE) or os.devnull)
         self._index = str(self.root / INDEX)
         self._version = ""
-        # The files' hashes as this process has them; those of modules that could not be reloaded are missing.
+        # Hashes of the files as loaded here; empty for modules that could not be reloaded.
         self._files: dict[str, str] = {}
         self._early = set(sys.modules)
         self._old: dict[tuple[str, str], list[Any]] = {}
 
     def update(self, version: str | None) -> None:
-        """Have modules as the index says, which is at ``version``; nothing where that is known.
+        """Reload modules to match the index at ``version``; no-op if it is known.
 
-        Raises
-        ------
-        Exception
-            What a module raised that was reloaded; it is tried again with the next cell.
+        Raises what a reloaded module raised; the next cell tries again.
         """
-        # Looked for with each cell: as fast as that can be.
+        # Runs with each cell: it must be fast.
         if version == self._version or not os.path.isfile(self._index):
             return
-        # Another notebook may have sent what this one does not speak of.
+        # Another notebook may have sent code that this one does not mention.
         self._find_first()
         if not version:
             return
@@ -66,7 +62,7 @@ class ProjectModules:
         changed = {place for place, digest in self._files.items() if before.get(place, digest) != digest}
         self._refuse_foreign(self._files)
         importlib.invalidate_caches()
-        # A new kernel does not know what the one before it has compiled.
+        # A new kernel does not know what an earlier one has compiled.
         for place in changed if before else self._files:
             self._forget(self.root / place)
         self._drop_strangers(index["modules"])
@@ -76,21 +72,21 @@ class ProjectModules:
                 self._reload(name)
             except BaseException:
                 self._version = ""
-                # All that is left is reloaded once the person has mended it.
+                # The rest is reloaded once the user has fixed the error.
                 for place in map(self._place, stale[stale.index(name) :]):
                     self._files[place] = ""
                 raise
         self._version = version
 
     def _find_first(self) -> None:
-        """Have Python search what was sent before all else, in the processes that this one starts too."""
+        """Put the project's folder first on the path, for subprocesses too."""
         root = str(self.root)
         if root not in sys.path:
             sys.path.insert(0, root)
             os.environ["PYTHONPATH"] = os.pathsep.join(filter(None, [root, os.environ.get("PYTHONPATH", "")]))
 
     def _refuse_foreign(self, places: Iterable[str]) -> None:
-        """Refuse native code that was built for another Python or machine; CaptureError says which."""
+        """Raise CaptureError for native code of another Python or platform."""
         native = [place for place in places if place.endswith((".so", ".pyd"))]
         fitting = {place.partition(".")[0] for place in native if place.endswith(tuple(EXTENSION_SUFFIXES))}
         for place in native:
@@ -102,14 +98,20 @@ class ProjectModules:
                 )
 
     def _forget(self, path: Path) -> None:
-        """Forget what was made of a file: Python takes that for the file's where its second and size are the same."""
+        """Drop a file's cached lines and bytecode.
+
+        Python takes stale bytecode for valid if the file's second and size are unchanged.
+        """
         linecache.cache.pop(str(path), None)
         if path.suffix == ".py":
             with contextlib.suppress(OSError, NotImplementedError):
                 os.unlink(importlib.util.cache_from_source(str(path)))
 
     def _drop_strangers(self, modules: Iterable[tuple[str, list[str]]]) -> None:
-        """Forget modules that were imported from elsewhere, before they were sent: the next import finds those sent."""
+        """Forget modules that were imported from elsewhere before they were sent.
+
+        The next import finds those that were sent.
+        """
         for name in [name for name, _ in modules]:
             place = self._origin(name)
             if place is None or place.is_relative_to(self.root):
@@ -122,13 +124,13 @@ class ProjectModules:
                     del sys.modules[one]
 
     def _stale(self, changed: set[str], modules: Iterable[tuple[str, list[str]]]) -> list[str]:
-        """The loaded modules that are to be reloaded, each after those that it uses."""
+        """Return the loaded modules to reload, each after those that it uses."""
         uses = dict(modules)
         loaded = {name: place for name in list(sys.modules) if (place := self._place(name))}
         stale = {name for name, place in loaded.items() if place in changed}
         while more := {name for name, used in uses.items() if name not in stale and stale.intersection(used)}:
             stale |= more
-        # One that nobody was seen to import uses nothing that is known.
+        # The imports of such modules are unknown.
         unknown = sorted(name for name in stale if name not in uses)
         return [name for name in (*unknown, *uses) if name in stale and loaded.get(name, "").endswith(".py")]
 
@@ -141,13 +143,13 @@ class ProjectModules:
         before = dict(vars(module))
         superreload(module, importlib.reload, self._old)
         self._rebind(name, before, vars(module))
-        # What was cleared with the package's own names.
+        # Restore submodules as attributes: reloading the package cleared them.
         for inner, submodule in list(sys.modules.items()):
             if inner.rpartition(".")[0] == name and not hasattr(module, inner.rpartition(".")[2]):
                 setattr(module, inner.rpartition(".")[2], submodule)
 
     def _rebind(self, module: str, before: dict[str, Any], after: dict[str, Any]) -> None:
-        """Have the cells' names for a module's old functions and classes lead to the new ones."""
+        """Point cells' names for a module's old functions and classes to the new."""
         own = (types.FunctionType, type)
         old = {id(one): name for name, one in before.items() if isinstance(one, own) and one.__module__ == module}
         namespace = main_namespace()
@@ -157,18 +159,18 @@ class ProjectModules:
                 namespace[name] = after[new]
 
     def _origin(self, name: str) -> Path | None:
-        """The file that a loaded module is from."""
+        """Return the file of a loaded module."""
         module = sys.modules.get(name)
         file = getattr(module, "__file__", None) if isinstance(module, types.ModuleType) else None
         return Path(file) if isinstance(file, str) else None
 
     def _place(self, name: str) -> str:
-        """Where below the root a loaded module is from; empty where it is from elsewhere."""
+        """Return a loaded module's path below the root; empty if it is elsewhere."""
         origin = self._origin(name)
         return origin.relative_to(self.root).as_posix() if origin and origin.is_relative_to(self.root) else ""
 
     def _named(self, name: str) -> str:
-        """Where a module was sent to."""
+        """Return the path to which a module was sent."""
         path = name.replace(".", "/")
         return f"{path}/__init__.py" if f"{path}/__init__.py" in self._files else f"{path}.py"
 
@@ -197,7 +199,7 @@ def included(path: str | os.PathLike[str]) -> Path:
 
 
 def hint(error: object) -> list[str]:
-    """What to do where an error is that a file is missing beside the notebook's own modules, in a line."""
+    """Return a hint, as one line, for a missing file beside the project's modules."""
     root, path = variable(VARIABLE), getattr(error, "filename", None)
     if not isinstance(error, FileNotFoundError) or root is None or not isinstance(path, str):
         return []

@@ -1,8 +1,8 @@
-"""The values of its runs that a rank holds, so that they can be fetched, and for how long.
+"""Cache of a rank's run values, which the notebook may fetch later.
 
-A large value is held until the notebook has dropped the run's result, or there are too many newer
-ones; a small one, which has gone with its run's end, for a while, as its repr may be asked for. What
-cannot be sent is not held.
+A large value is kept until the notebook has dropped the run's result, or until it is evicted by newer ones. A small
+value was sent with its run's end; it is kept for a while, as its repr may be requested. Values that cannot be sent are
+not kept.
 """
 
 from __future__ import annotations
@@ -13,18 +13,18 @@ from typing import Any
 from ...errors import nearest
 from ..serialization import remote_repr, result_values
 
-# So many runs are known whose values had to make way.
+# Number of evicted runs that are remembered.
 _KEEP_GONE = 1000
 _MISSING = object()
 
 
 class ResultStore:
-    """Made by the kernel, and told of each value.
+    """Cache of run values; made by the kernel.
 
     Parameters
     ----------
     most : int
-        How many large values are held, and how many small ones.
+        Limit of large values, and of small ones.
     """
 
     def __init__(self, most: int) -> None:
@@ -34,7 +34,10 @@ class ResultStore:
         self._evicted: OrderedDict[str, None] = OrderedDict()
 
     def dump(self, run: str, value: Any) -> dict[str, Any]:
-        """What goes with a run's end of its value; see `result_values.dump`. It is held for a later `export`."""
+        """Cache a value; return the fields of the run's end event for it.
+
+        See `result_values.dump`.
+        """
         told = result_values.dump(value, result_values.SMALL)
         if "large" in told:
             self._large[run] = value
@@ -49,13 +52,10 @@ class ResultStore:
         return told
 
     def export(self, content: dict[str, Any], namespace: dict[str, Any]) -> dict[str, Any]:
-        """Write the value of a run (``"of"``) or of a name (``"name"``) to a file; see `result_values.give`.
+        """Write the value of a run (``"of"``) or of a name (``"name"``) to a file.
 
-        Returns
-        -------
-        dict
-            What `result_values.give` returns; ``"gone"``, why it is not there; or ``"lacks"``, the end of a
-            message which says that there is no such name.
+        Returns what `result_values.give` returns; ``"gone"``, the reason why it is not there; or ``"lacks"``, the end
+        of a message that no such name exists.
         """
         if "name" in content:
             name = content["name"]
@@ -73,12 +73,12 @@ class ResultStore:
         return result_values.give(value, content["places"], name=name, whole=whole, strict=strict)
 
     def release(self, run: str) -> Any:
-        """Hold a run's large value no longer; the value, or None where it was not held."""
+        """Drop a run's large value and return it; None if it was not cached."""
         return self._large.pop(run, None)
 
     @property
     def held(self) -> list[str]:
-        """The runs whose large values are held, the oldest first."""
+        """Runs whose large values are cached, oldest first."""
         return list(self._large)
 
     def _why(self, run: str) -> str:

@@ -1,8 +1,8 @@
-"""The IPython shell of a rank: what it shows arrives, and nothing that has failed is called done.
+"""IPython shell of a rank: shows all output, and reports every failure.
 
-IPython shows some failures and goes on: of a file that ``%run`` runs, of a shell command that is interrupted.
-A person at a notebook sees that. Of many ranks nobody would, and other ranks would wait for the one that
-failed: here these end the cell.
+IPython shows some failures and goes on: of a file that ``%run`` runs, or of a shell command that was interrupted. A
+person at a notebook sees that. With many ranks no one would, and other ranks would wait for the failed one: here such
+failures end the cell.
 """
 
 from __future__ import annotations
@@ -48,42 +48,51 @@ _NO_DEBUGGER = (
 
 
 class SkyShell(ZMQInteractiveShell):
-    """Made by the rank's kernel; ends with it."""
+    """Shell of a rank's kernel."""
 
     displayhook_class = Type(RankDisplayHook)
 
     def __init__(self, **kwargs: Any) -> None:
-        # The exception that ends the cell that runs, with its traceback; None before there is one.
+        # The exception that ends the current cell, with its traceback.
         self.sky_failure: tuple[BaseException, list[str]] | None = None
-        # Whether a cell runs: code in a function that runs code ends none.
+        # Whether a cell runs: an error in code that a function call runs does not end one.
         self.sky_in_cell = False
-        # Whether a result that is shown now is output: others of the cell may follow.
+        # Whether a displayed result is output, as later results of the cell may follow.
         self.sky_goes_on = False
-        # How many cells run inside of each other.
+        # Nesting depth of running cells.
         self._cells = 0
-        # How many frames of ours stand between a command and whose names it reads.
+        # Number of our frames between a command and the frame whose names it reads.
         self._between = 0
         super().__init__(**kwargs)
 
     # -- what is shown -----------------------------------------------------------------------------
 
     def init_prompts(self) -> None:
-        """Nothing: programs that find prompts take a rank for a terminal that somebody types at (Lightning does)."""
+        """Do not define prompts.
+
+        Programs that find ``sys.ps1`` assume an interactive terminal (Lightning does).
+        """
 
     def init_payload(self) -> None:
-        """IPython's, for front ends that read no payloads."""
+        """Install a payload manager that displays payloads.
+
+        No front end reads them from the reply.
+        """
         self.payload_manager = ShownPayloads(parent=self)
         self.configurables.append(self.payload_manager)
 
     # ipykernel looks at its signature for what this release of IPython takes.
     @functools.wraps(ZMQInteractiveShell.run_cell_async)
     async def run_cell_async(self, *arguments: Any, **options: Any) -> Any:
-        """IPython's, after which a cell that ran another one would have no result."""
+        """Run a cell; keep the result of an outer cell, and return interrupts.
+
+        With IPython's version, a cell that runs another one has no result.
+        """
         before = self.displayhook.exec_result
         try:
             return await super().run_cell_async(*arguments, **options)
         except KeyboardInterrupt as press:
-            # It came between the cell's steps. From a task it would end the event loop, and with it the process.
+            # It came between the cell's steps. Raised in a task, it would end the event loop and the process.
             result = ExecutionResult(None)
             result.error_in_exec = press
             self.showtraceback()
@@ -94,7 +103,10 @@ class SkyShell(ZMQInteractiveShell):
     async def run_ast_nodes(
         self, nodelist: list[Any], cell_name: str, interactivity: str = "last_expr", *more: Any, **options: Any
     ) -> Any:
-        """IPython's; results before the last, and those of cells that a cell runs, are output."""
+        """Run a cell's statements; results before the last one are output.
+
+        So are the results of cells that a cell runs.
+        """
         before, self._cells = self.sky_goes_on, self._cells + 1
         try:
             if interactivity == "all" and len(nodelist) > 1:
@@ -108,7 +120,10 @@ class SkyShell(ZMQInteractiveShell):
             self.sky_goes_on, self._cells = before, self._cells - 1
 
     def _showtraceback(self, etype: Any, evalue: Any, stb: list[str]) -> None:
-        """ipykernel's; the message says whether the error ends the cell, whose end then brings it."""
+        """Send an error message that says whether the error ends the cell.
+
+        If it does, the cell's end event carries it.
+        """
         sys.stdout.flush()
         sys.stderr.flush()
         hook, content = self.displayhook, {"ename": etype.__name__, "evalue": said(evalue), "traceback": list(stb)}
@@ -125,22 +140,25 @@ class SkyShell(ZMQInteractiveShell):
         self._last_traceback = stb
 
     def showtraceback(self, exc_tuple: Any = None, *arguments: Any, **options: Any) -> None:
-        """Show an exception. What ends the cell is shown whole: an interrupt that comes meanwhile is too late.
+        """Show an exception; an interrupt during that is too late.
 
-        IPython would break off, print the interrupt alone, and lose what the cell ended with.
+        IPython would break off, print the interrupt alone, and lose the cell's error.
         """
         before = self.sky_failure
         with _holding_interrupts() as came:
             self._show_exception(exc_tuple, *arguments, **options)
             is_over = self.sky_failure is not before
         if is_over and threading.current_thread() is threading.main_thread():
-            # Until the end is told, which heeds none either.
+            # Ignored until the end has been reported, which must not be interrupted either.
             signal.signal(signal.SIGINT, signal.SIG_IGN)
         elif came:
             raise KeyboardInterrupt
 
     def _show_exception(self, exc_tuple: Any = None, *arguments: Any, **options: Any) -> None:
-        """IPython's, which prints groups of exceptions, with its own frames, and does not show them."""
+        """Show an exception; exception groups without IPython's own frames.
+
+        IPython prints groups instead of showing them.
+        """
         with contextlib.suppress(ValueError):
             kind, value, trace = self._get_exc_info(exc_tuple)
             if _has_group(value) and not issubclass(kind, SyntaxError) and not options.get("exception_only"):
@@ -151,7 +169,7 @@ class SkyShell(ZMQInteractiveShell):
         super().showtraceback(exc_tuple, *arguments, **options)
 
     def showsyntaxerror(self, filename: Any = None, running_compiled_code: bool = False) -> None:
-        """IPython's; of a file that a cell reads, without the frames of who reads it."""
+        """Show a syntax error, without the frames of IPython's reader."""
         if filename or not running_compiled_code:
             super().showsyntaxerror(filename, running_compiled_code)
             return
@@ -160,13 +178,16 @@ class SkyShell(ZMQInteractiveShell):
         self._showtraceback(kind, value, self.SyntaxTB.structured_traceback(kind, value, frames))
 
     def show_usage_error(self, exc: Any) -> None:
-        """IPython's, which prints it: a rank's end would not say why it failed."""
+        """Send a usage error as an error message.
+
+        IPython prints it; the rank's end would not say why it failed.
+        """
         self._showtraceback(UsageError, exc, [f"UsageError: {exc}"])
 
     # -- what fails --------------------------------------------------------------------------------
 
     def safe_execfile(self, fname: Any, *where: Any, exit_ignore: bool = False, **options: Any) -> None:
-        """IPython's, which shows what the file raises, and goes on."""
+        """Run a file and raise what it raises; IPython's would show it and go on."""
         __tracebackhide__ = True
         try:
             super().safe_execfile(fname, *where, exit_ignore=exit_ignore, **{**options, "raise_exceptions": True})
@@ -175,7 +196,7 @@ class SkyShell(ZMQInteractiveShell):
                 raise
 
     def safe_run_module(self, mod_name: Any, where: dict[str, Any]) -> None:
-        """IPython's, which shows what the module raises, and goes on."""
+        """Run a module and raise what it raises; IPython's would show it and go on."""
         import runpy
 
         __tracebackhide__ = True
@@ -186,7 +207,10 @@ class SkyShell(ZMQInteractiveShell):
                 raise
 
     def system_piped(self, cmd: Any) -> None:
-        """IPython's, which goes on where an interrupt has ended the command; so do those below."""
+        """Run a shell command; raise KeyboardInterrupt if it is interrupted.
+
+        IPython's goes on after the interrupt has ended the command.
+        """
         __tracebackhide__ = True
         with _heeding_interrupts(), self._one_between():
             super().system_piped(cmd)
@@ -194,19 +218,22 @@ class SkyShell(ZMQInteractiveShell):
     system = system_piped
 
     def system_raw(self, cmd: Any) -> None:
-        """See `system_piped`."""
+        """Run a shell command; see `system_piped`."""
         __tracebackhide__ = True
         with _heeding_interrupts(), self._one_between():
             super().system_raw(cmd)
 
     def getoutput(self, cmd: Any, split: bool = True, depth: int = 0) -> Any:
-        """See `system_piped`."""
+        """Return a shell command's output; see `system_piped`."""
         __tracebackhide__ = True
         with _heeding_interrupts():
             return super().getoutput(cmd, split, depth + 1)
 
     def var_expand(self, cmd: Any, depth: int = 0, *arguments: Any, **options: Any) -> Any:
-        """IPython's, which reads the names of the frame that is so many above."""
+        """Expand variables in a command, in the frame that IPython means.
+
+        Frames of this class lie between.
+        """
         return super().var_expand(cmd, depth + 1 + self._between, *arguments, **options)
 
     @contextlib.contextmanager
@@ -218,7 +245,7 @@ class SkyShell(ZMQInteractiveShell):
             self._between -= 1
 
     def run_cell_magic(self, magic_name: str, line: str, cell: str) -> Any:
-        """IPython's; of ``%%bash`` and its like, see `system_piped`."""
+        """Run a cell magic; for ``%%bash`` and similar ones, see `system_piped`."""
         __tracebackhide__ = True
         found = self.find_cell_magic(magic_name)
         script = getattr(found, "__module__", "") == "IPython.core.magics.script"
@@ -228,15 +255,15 @@ class SkyShell(ZMQInteractiveShell):
     # -- what cannot be ----------------------------------------------------------------------------
 
     def debugger(self, force: bool = False) -> None:
-        """IPython's would read what nobody types."""
+        """Refuse the debugger: no one can type its commands."""
         if force and not self.call_pdb:
             refuse(_NO_DEBUGGER, "%debug")
         elif self.call_pdb:
-            # After a traceback was shown, which stays what the cell ends with.
+            # Called after a traceback was shown; that error remains the cell's.
             print(_NO_DEBUGGER.format("%pdb"), file=sys.stderr)
 
 
-# What runs a cell, around its code.
+# Code objects of the functions that run a cell.
 _CELLS = {
     InteractiveShell._run_cell.__code__,
     InteractiveShell.run_cell_async.__code__,
@@ -245,13 +272,16 @@ _CELLS = {
 
 
 def refuse(text: str, what: str) -> NoReturn:
-    """Say that something does not work on a rank."""
+    """Raise NotOnRanks with a message that names the refused operation."""
     __tracebackhide__ = True
     raise NotOnRanks(text.format(what))
 
 
 def answer_nobody() -> None:
-    """Have this process refuse what asks a person, and not wait for an answer or take nothing for one."""
+    """Make this process refuse input(), getpass() and debuggers.
+
+    Otherwise they would wait for an answer, or read an empty one.
+    """
 
     def ask(*arguments: Any, **options: Any) -> NoReturn:
         __tracebackhide__ = True
@@ -266,7 +296,7 @@ def answer_nobody() -> None:
     def stop(*arguments: Any, **options: Any) -> Any:
         __tracebackhide__ = True
         if os.environ.get("PYTHONBREAKPOINT"):
-            # None, or one that somebody has chosen.
+            # Disabled, or chosen by the user.
             return sys.__breakpointhook__(*arguments, **options)
         refuse(_NO_DEBUGGER, "breakpoint()")
 
@@ -275,7 +305,7 @@ def answer_nobody() -> None:
 
 @contextlib.contextmanager
 def _holding_interrupts() -> Iterator[list[int]]:
-    """Note interrupts that come inside, and raise nothing; in other threads than the main one there are none."""
+    """Collect interrupts instead of raising; no-op outside the main thread."""
     came: list[int] = []
     if threading.current_thread() is not threading.main_thread():
         yield came
@@ -289,7 +319,10 @@ def _holding_interrupts() -> Iterator[list[int]]:
 
 @contextlib.contextmanager
 def _heeding_interrupts() -> Iterator[None]:
-    """Raise KeyboardInterrupt at the end where an interrupt came inside, and was taken for the command's alone."""
+    """Raise KeyboardInterrupt at the end if one came during the block.
+
+    IPython treats it as the command's alone.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -305,7 +338,7 @@ def _heeding_interrupts() -> Iterator[None]:
     try:
         yield
     except Exception:
-        # Such as of a command that did not end soon enough.
+        # An interrupted command may raise, for example if it did not end soon enough.
         if not came:
             raise
     finally:
@@ -316,9 +349,10 @@ def _heeding_interrupts() -> Iterator[None]:
 
 
 def _is_cells_own() -> bool:
-    """Whether what is shown at this moment is what ends the cell: none of its code runs any more.
+    """Return True if the displayed error ends the cell.
 
-    What the cell's code shows itself, as a failure of code that it runs in turn, is output.
+    Then none of its code runs any more. An error that the cell's code displays itself, for code that it runs in turn,
+    is output.
     """
     frame: Any = sys._getframe(2)
     outermost = inner = None
@@ -327,7 +361,7 @@ def _is_cells_own() -> bool:
         if frame.f_code is _RUN:
             outermost, inner = frame, below
         elif frame.f_code in _CELLS and outermost is None:
-            # Before any code has run, or after it: such as of a cell that is no Python, and of interrupts.
+            # Before or after the cell's code, as for a syntax error or an interrupt.
             outermost, inner = frame, None
         below, frame = frame, frame.f_back
     if outermost is None:
@@ -346,7 +380,7 @@ def _has_group(error: BaseException | None) -> bool:
 
 
 def _from_users(trace: Any) -> Any:
-    """A traceback from where code of the user's begins."""
+    """Return a traceback from its first frame of user code on."""
     first = trace
     while first is not None and "__tracebackhide__" in first.tb_frame.f_locals:
         first = first.tb_next
@@ -354,7 +388,7 @@ def _from_users(trace: Any) -> Any:
 
 
 def without_ours(error: BaseException, trace: Any) -> Any:
-    """A traceback without frames of this file, nor of a debugger that was refused, which is at the end."""
+    """Return a traceback without this file's and a refused debugger's frames."""
     steps, inner = [], {f"{__package__}.kernel", *_DEBUGGERS}
     while trace is not None:
         if _module(trace) != __name__:
@@ -372,7 +406,7 @@ def _module(step: types.TracebackType) -> Any:
 
 
 def said(error: Any) -> str:
-    """What an exception says."""
+    """Return an exception's text."""
     try:
         return str(error)
     except Exception:

@@ -1,8 +1,7 @@
-"""A rank's stack as text: how the kernel writes it when it is signalled, and how that is read.
+"""Text format of a rank's stacks: the kernel writes them, the agent reads.
 
-The interpreter's own fault handler writes it, from C and without the GIL, so that it answers
-whatever the main thread is at. It writes of the main thread only: walking the frames of threads
-that run meanwhile could crash the process.
+The interpreter's fault handler writes the stack from C and without the GIL, so that it works whatever the main thread
+is doing. It writes the main thread only: walking the frames of running threads could crash the process.
 """
 
 from __future__ import annotations
@@ -22,8 +21,7 @@ from typing import Any
 
 import psutil
 
-# Not SIGUSR1, which belongs to the user's code: batch systems and trainers use it. Where there are
-# no real-time signals, the one for such questions, which is ignored unless it is caught.
+# Not SIGUSR1: batch systems and trainers use it. Without real-time signals, SIGINFO, which is ignored by default.
 LOOK: int = signal.SIGRTMIN + 7 if sys.platform == "linux" else getattr(signal, "SIGINFO", signal.SIGUSR1)
 CELL = re.compile(r"sky-cells/In\[(?P<count>\d{1,9})\]-[0-9a-f]{8}\.py\Z")
 MAX_FRAMES = 300
@@ -32,7 +30,7 @@ MAX_FILE = 1 << 18
 _PR_SET_PTRACER = 0x59616D61
 _HEADER = re.compile(r"[^\n]*\(most recent call first\):\Z")
 _FRAME = re.compile(r'  File "(?P<file>.*)", line (?P<line>\d{1,9}|\?\?\?) in (?P<function>.*)\Z')
-# The fault handler writes so many frames, and this line for the rest; Python 3.13 leaves the line out.
+# The fault handler writes this many frames, and this line for the rest; Python 3.13 omits the line.
 _WRITTEN, _CUT = 100, "  ..."
 _KERNEL = "sky_jupyter/node/kernel/kernel.py"
 _SHELL = "IPython/core/interactiveshell.py"
@@ -45,24 +43,24 @@ Frame = tuple[str, int, str]
 
 
 def cell_file(code: str, number: int) -> str:
-    """The file name of a cell's code: the same on all ranks, and it tells the cell's number.
+    """Return a file name for a cell's code: equal on all ranks, with its number.
 
-    The code has its part in it, since a notebook's numbers begin anew with its kernel.
+    A hash of the code is included, since numbers restart with each notebook kernel.
     """
     check = binascii.crc32(code.encode(errors="surrogatepass"))
     return f"{tempfile.gettempdir()}/sky-cells/In[{number}]-{check:08x}.py"
 
 
 def path_of(connection_file: str | Path) -> Path:
-    """Where the kernel of a connection file writes its stacks."""
+    """Return the file to which a connection file's kernel writes its stacks."""
     return Path(connection_file).with_suffix(".stacks")
 
 
 def answer_looks(path: Path) -> None:
-    """Have this process write its main thread's stack to a file when it is asked; called on that thread.
+    """Make this process write its main stack to a file on signal LOOK.
 
-    The first stack in the file is the one of now: its outermost frame, which stays the same, tells
-    the reader of later ones that they are complete.
+    Call it on the main thread. The first stack in the file is the current one, as a reference: later stacks are
+    complete if they have the same outermost frame.
     """
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_APPEND, 0o600)
     faulthandler.register(LOOK, file=file, all_threads=False, chain=False)
@@ -71,7 +69,7 @@ def answer_looks(path: Path) -> None:
 
 
 def _let_host_trace() -> None:
-    """Where Linux lets processes look into their children only, let our host's other children do so."""
+    """Allow our host's other children to trace this process (Linux, Yama)."""
     if sys.platform != "linux":
         return
     with contextlib.suppress(OSError, AttributeError, psutil.Error):
@@ -86,14 +84,14 @@ def _let_host_trace() -> None:
 
 @dataclass(frozen=True)
 class Dump:
-    """A stack that a kernel wrote, innermost frame first.
+    """Stack that a kernel wrote, innermost frame first.
 
     Parameters
     ----------
     whole : bool
-        Whether it was written to its end.
+        Whether it was written completely.
     cut : bool
-        Whether the fault handler left the outermost frames out.
+        Whether the fault handler omitted the outermost frames.
     """
 
     frames: tuple[Frame, ...]
@@ -102,9 +100,9 @@ class Dump:
 
 
 def read_dumps(text: str) -> list[Dump]:
-    """The stacks in a file, of which the first is the reference; lines of another form are passed over.
+    """Parse the stacks in a file, the reference first; skip other lines.
 
-    The file is written by a process that runs the user's code: it may hold anything.
+    A process that runs user code writes the file: it may hold anything.
     """
     dumps: list[Dump] = []
     frames: list[Frame] = []
@@ -114,13 +112,13 @@ def read_dumps(text: str) -> list[Dump]:
     def close(*, last: bool) -> None:
         nonlocal bottom
         left_out = cut or len(frames) == _WRITTEN
-        # What was written after it proves that it is whole.
+        # A later stack proves that this one is complete.
         whole = not last or not dumps or left_out or (bool(frames) and frames[-1] == bottom)
         if not dumps and frames:
             bottom = frames[-1]
         dumps.append(Dump(tuple(frames), whole, left_out))
 
-    # What follows the last line feed is a line that is being written.
+    # Text after the last line feed is still being written.
     for line in text.split("\n")[:-1]:
         if _HEADER.match(line):
             if started:
@@ -137,7 +135,7 @@ def read_dumps(text: str) -> list[Dump]:
 
 
 def reference_end(data: bytes) -> int:
-    """How many bytes of a file of stacks the reference takes: what follows may be removed."""
+    """Return the size of the reference stack; the rest may be removed."""
     header = b"(most recent call first):\n"
     first = data.find(header)
     if first < 0:
@@ -147,7 +145,7 @@ def reference_end(data: bytes) -> int:
 
 
 def clean(text: Any) -> str:
-    """Text from outside, fit to be shown: printable and not too long."""
+    """Return text that is safe to show: printable and not too long."""
     text = str(text)
     if len(text) > MAX_TEXT:
         text = "…" + text[-MAX_TEXT:]
@@ -155,15 +153,17 @@ def clean(text: Any) -> str:
 
 
 def plain_name(function: str) -> str:
-    """A function's name without its class or the function around it: not all who write stacks know those."""
+    """Return a function's name without its class or enclosing function.
+
+    Not every writer of stacks knows those.
+    """
     return function.rpartition(".")[2] or function
 
 
 def users_part(frames: tuple[Frame, ...]) -> tuple[tuple[Frame, ...], str]:
-    """A stack without the frames that called the user's code, and what the kernel is at.
+    """Return a stack without the callers of user code, and the kernel's activity.
 
-    That is ``"cell"`` or another kind of request, ``"loop"`` when the kernel waits for something to
-    do, or ``""`` where the stack does not tell.
+    The activity is ``"cell"`` or another kind of request, ``"loop"`` while the kernel is idle, or ``""`` if unknown.
     """
     kinds = [
         (index, function[4:])

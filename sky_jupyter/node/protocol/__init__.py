@@ -1,1 +1,1 @@
-"""The contract between manager, agent and kernel."""
+"""Contract between the manager, the agents and the kernels."""

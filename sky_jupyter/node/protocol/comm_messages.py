@@ -1,7 +1,7 @@
-"""What the code of ranks and pages tell each other through comms, on its way: read, joined, and sent on.
+"""Comm messages in transit between ranks and pages: parse, merge, queue.
 
-A widget's state travels by key, as JSON text: two changes can be joined without either being read.
-User code can send anything, and so can a page: what is none of these messages is passed over.
+A widget's state is stored per key, as JSON text, so two updates can be merged without parsing either. Both user code
+and pages can send anything: messages of any other form are dropped.
 """
 
 from __future__ import annotations
@@ -20,33 +20,35 @@ COMM_TYPES = ("comm_open", "comm_msg", "comm_close")
 _TYPES = {"open": "comm_open", "close": "comm_close"}
 _MOST_NAME = 200
 _MOST_PATHS = 10_000
-# What cannot be joined waits up to this size; then the oldest of it is dropped.
+# Upper bound in bytes for queued messages that cannot be merged; beyond it the oldest are dropped.
 MOST_CUSTOM = 8 << 20
 Path = tuple["str | int", ...]
 
 
 @dataclass
 class CommMessage:
-    """A comm's message: ``open``, ``update`` or ``echo`` of a widget's state, ``custom`` for all else, or ``close``.
+    """Comm message: ``open``, ``update``, ``echo``, ``custom`` or ``close``.
+
+    ``open``, ``update`` and ``echo`` carry a widget's state; everything else is ``custom``.
 
     Parameters
     ----------
     kind : str
         One of `KINDS`.
     comm : str
-        The comm's id, the same for the rank and all pages.
+        The comm's id, the same on the rank and on all pages.
     rank : int
-        Whose it is.
+        Rank that owns the comm.
     parent : str
-        The id of the message that it answers: a run's, or a page's.
+        The id of the message that it answers: a run's or a page's.
     head : dict
-        What else an opening says, as ``target_name``, and a message's ``metadata``.
+        Other fields of a ``comm_open``, such as ``target_name``, and the message's ``metadata``.
     state : dict
         A widget's values as JSON, by key.
     binary : dict
-        Its values that are bytes, by their path.
+        Binary values of the state, by path.
     data, buffers
-        What a message holds that is no widget's state, as JSON, and its bytes.
+        JSON content and buffers of a message that is not widget state.
     """
 
     kind: str
@@ -61,17 +63,17 @@ class CommMessage:
 
     @property
     def size(self) -> int:
-        """About how many bytes it takes."""
+        """Approximate size in bytes."""
         texts = sum(len(key) + len(text) for key, text in self.state.items()) + len(self.data)
         return 200 + texts + sum(map(len, self.binary.values())) + sum(map(len, self.buffers))
 
     @property
     def keys(self) -> set[str | int]:
-        """The keys of a widget's state that it says something of."""
+        """Keys of the widget's state that this message sets."""
         return {*self.state, *(path[0] for path in self.binary)}
 
     def jupyter(self) -> tuple[str, dict[str, Any], dict[str, Any], list[bytes]]:
-        """It as Jupyter has it: type, content, metadata and buffers."""
+        """Return the Jupyter message: type, content, metadata and buffers."""
         content: dict[str, Any] = {"comm_id": self.comm}
         head = dict(self.head)
         metadata = head.pop("metadata", {})
@@ -88,18 +90,18 @@ class CommMessage:
         return _TYPES.get(self.kind, "comm_msg"), content, metadata, buffers
 
     def values(self) -> dict[str, Any]:
-        """A widget's values, without those that are bytes."""
+        """Return the widget's values without the binary ones."""
         return {key: json.loads(text) for key, text in self.state.items()}
 
     def wire(self) -> dict[str, Any]:
-        """It as what a connection between machines takes."""
+        """Serialize to plain types that Dask's connections carry."""
         paths = json.dumps([list(path) for path in self.binary])
         facts = {name: getattr(self, name) for name in ("kind", "comm", "rank", "parent", "state", "data", "buffers")}
         return {**facts, "head": json.dumps(self.head), "paths": paths, "binary": list(self.binary.values())}
 
     @classmethod
     def unwire(cls, facts: Any) -> CommMessage | None:
-        """The message that another machine sent; None where it is none."""
+        """Parse what `wire` returned; None if it is malformed."""
         try:
             head, paths = json.loads(facts["head"]), json.loads(facts["paths"])
             state = {str(key): str(text) for key, text in facts["state"].items()}
@@ -116,12 +118,21 @@ class CommMessage:
 
 
 def read(message: Mapping[str, Any], *, widget: bool, rank: int = -1) -> CommMessage | None:
-    """A Jupyter message of a comm; None where it is none, or too large.
+    """Parse a Jupyter comm message; None if it is another kind or too large.
 
     Parameters
     ----------
+    message : mapping
+        The Jupyter message.
     widget : bool
         Whether the comm is known to be a widget's.
+    rank : int
+        Rank that sent it; -1 for a page.
+
+    Returns
+    -------
+    CommMessage or None
+        The parsed message.
     """
     content, kind = message.get("content"), message.get("msg_type") or message["header"].get("msg_type")
     if not isinstance(content, Mapping) or not is_id(content.get("comm_id")):
@@ -159,17 +170,17 @@ def read(message: Mapping[str, Any], *, widget: bool, rank: int = -1) -> CommMes
 
 
 def is_id(value: Any) -> bool:
-    """Whether a value can be a comm's id."""
+    """Return True if a value can be a comm's id."""
     return isinstance(value, str) and 0 < len(value) <= _MOST_NAME and value.isascii() and value.isprintable()
 
 
 def is_text(value: Any) -> bool:
-    """Whether a value is text that can be sent."""
+    """Return True if a value is text that can be encoded as UTF-8."""
     return isinstance(value, str) and (value.isascii() or value.encode(errors="replace").decode() == value)
 
 
 def _placed(paths: Any, buffers: Sequence[bytes]) -> dict[Path, bytes]:
-    """Buffers by the paths that they belong to."""
+    """Map paths to their buffers; raise TypeError for an invalid path."""
     if not isinstance(paths, Iterable):
         raise TypeError
     done: dict[Path, bytes] = {}
@@ -181,7 +192,7 @@ def _placed(paths: Any, buffers: Sequence[bytes]) -> dict[Path, bytes]:
 
 
 def joined(first: CommMessage, second: CommMessage) -> CommMessage:
-    """Two changes of one widget as one: what the second says of a key counts."""
+    """Merge two updates of one widget; the second wins for each key."""
     said = second.keys
     state = {key: text for key, text in first.state.items() if key not in said} | second.state
     binary = {path: data for path, data in first.binary.items() if path[0] not in said} | second.binary
@@ -189,19 +200,19 @@ def joined(first: CommMessage, second: CommMessage) -> CommMessage:
 
 
 class CommQueue:
-    """What waits to be sent, in order; changes of the same widget that follow each other are joined.
+    """Queue of comm messages; merges consecutive updates of a widget.
 
     Parameters
     ----------
     any_keys : bool
-        Whether two changes are joined that say something of different keys. A page that has changed a
-        value waits for the echo of that very change: its own are joined only where none is lost.
+        Whether updates of different keys are merged. A page waits for the echo of each value that it
+        changed, so its own updates are merged only if no key is lost.
     """
 
     def __init__(self, *, any_keys: bool) -> None:
         self._any_keys = any_keys
         self._queue: dict[int, CommMessage] = {}
-        # The place of the last message of each comm.
+        # Position of each comm's newest message.
         self._last: dict[str, int] = {}
         self._next = 0
         self._custom = 0
@@ -210,14 +221,14 @@ class CommQueue:
         return len(self._queue)
 
     def add(self, message: CommMessage) -> None:
-        """Let a message wait its turn."""
+        """Append a message, or merge it with the comm's last one."""
         place = self._last.get(message.comm)
         last = self._queue.get(place) if place is not None else None
         if place is not None and last is not None and last.kind == "update":
             if message.kind == "close":
                 del self._queue[place]
             elif message.kind == "update" and (self._any_keys or last.keys <= message.keys):
-                # At the end: what it refers to may have been opened since.
+                # Requeued at the end: it may refer to a widget that was opened since.
                 del self._queue[place]
                 message = joined(last, message)
         self._queue[self._next] = self._note(message, 1)
@@ -227,7 +238,7 @@ class CommQueue:
             self._drop()
 
     def take(self, most: int | None = None) -> list[CommMessage]:
-        """The next ones, all unless told how many; they do not wait any more."""
+        """Remove and return the next ``most`` messages; all by default."""
         places = list(self._queue)[:most]
         taken = [self._note(self._queue.pop(place), -1) for place in places]
         if not self._queue:
@@ -235,7 +246,10 @@ class CommQueue:
         return taken
 
     def forget_states(self) -> None:
-        """Drop what is known from elsewhere: what is open, and its state."""
+        """Drop ``open``, ``update`` and ``close`` messages.
+
+        The receiver gets these states from a snapshot instead.
+        """
         for place in [place for place, item in self._queue.items() if item.kind not in ("custom", "echo")]:
             del self._queue[place]
 

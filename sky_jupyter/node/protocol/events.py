@@ -1,7 +1,7 @@
-"""From a kernel's messages to the journal's events, and what such events must look like.
+"""Conversion of kernel messages to journal events, and their validation.
 
-User code can send any message, and an agent that is not ours any event: each field is of the type
-that its readers rely on, or it is not there; what is too large is cut, and says so.
+User code can send any message, and a foreign agent any event. Each field either has the type that its readers rely on,
+or it is left out. Values that are too large are cut or replaced by a note.
 """
 
 from __future__ import annotations
@@ -16,31 +16,34 @@ from ...util.text import format_size
 from ...util.validate import is_number
 from ..journal.segments import Gap
 
-# What one event may take as JSON, and how deep it may be nested.
+# Limits of one event: its size as JSON and its nesting depth.
 MOST_EVENT = 64_000_000
 MOST_DEPTH = 100
-# Of a text in an end, a list in an end, and a name.
+# Limits of a text and a list in an ``end`` event, and of a name.
 _MOST_TEXT = 1 << 20
 _MOST_ITEMS = 100_000
 _MOST_NAME = 1000
-# A pickled value or exception that travels with the end is at most 1 MB, in base64.
+# A pickled value or exception in an ``end`` event is at most 1 MB, before base64.
 _MOST_VALUE = 2 << 20
 _KINDS = {"display_data": "display", "update_display_data": "update", "execute_result": "result"}
 _RICH = ("display", "update", "result")
-# How a kernel says that a request ended, and what else an agent says.
+# Statuses that a kernel may report, and those that an agent adds.
 _STATUSES = ("ok", "error", "interrupted")
 _AGENT_STATUSES = (*_STATUSES, "died", "lost")
 
 
 def parts_of(message: Mapping[str, Any]) -> tuple[str, str, Any]:
-    """A kernel message's kind, the id of the run that it belongs to, and its content; empty where it says nothing."""
+    """Return a kernel message's type, its run's id and its content.
+
+    Type and id are empty where the message has none.
+    """
     kind, parent = message.get("msg_type"), message.get("parent_header")
     run = parent.get("msg_id") if isinstance(parent, Mapping) else None
     return kind if isinstance(kind, str) else "", run if isinstance(run, str) else "", message.get("content")
 
 
 def event_of(kind: str, content: Any) -> dict[str, Any] | None:
-    """The journal's event for a message of the kernel, or None where it tells nothing."""
+    """Convert a kernel message to a journal event; None if it has no output."""
     if not isinstance(content, dict):
         return None
     if kind == "stream":
@@ -59,7 +62,7 @@ def event_of(kind: str, content: Any) -> dict[str, Any] | None:
 
 
 def _shown_error(content: Mapping[str, Any]) -> dict[str, Any] | None:
-    """An exception that a rank's code shows; None where it is none."""
+    """Return the event of a displayed exception; None if it is malformed."""
     lines = _lines(content.get("traceback"))
     if lines is None:
         return None
@@ -68,19 +71,19 @@ def _shown_error(content: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def end_of(content: Any) -> dict[str, Any]:
-    """The journal's event for what a kernel says of a request's end."""
+    """Convert a kernel's ``sky_end`` message to a journal event."""
     content = content if isinstance(content, dict) else {}
     fields = {name: value for name, value in content.items() if name not in _OURS}
     return _end(fields, _STATUSES)
 
 
 def error_text(event: Mapping[str, Any]) -> dict[str, Any]:
-    """An exception that a rank's code shows, as what it prints."""
+    """Convert a displayed exception to stderr output."""
     return {"kind": "stream", "name": "stderr", "text": "\n".join(event["traceback"]) + "\n", "t": event.get("t")}
 
 
 def text_of(event: Mapping[str, Any]) -> str:
-    """What an event says in plain text; nothing where it says nothing, or where its end was a good one."""
+    """Return an event as plain text; empty if it has none or ended well."""
     kind = event.get("kind")
     if kind == "stream":
         return str(event.get("text") or "")
@@ -97,19 +100,19 @@ def text_of(event: Mapping[str, Any]) -> str:
 
 
 def gap_text(size: int, why: str) -> str:
-    """The line that stands for output which is not there."""
+    """Return the line that stands for dropped output."""
     return f"… {format_size(size)} of output dropped ({why}) …\n"
 
 
 def _why(event: Mapping[str, Any]) -> str:
-    """Why a rank ended that has no traceback."""
+    """Return the reason for an end without a traceback."""
     return str(event.get("text") or event.get("evalue") or event.get("status"))
 
 
 def checked(event: dict[str, Any]) -> dict[str, Any] | None:
-    """An event of a rank, read from JSON, with all that its kind has, of the right types; None where that cannot be.
+    """Validate an event of a rank, read from JSON; None if it is malformed.
 
-    An event of a kind that is not known is as it was.
+    The result has every field of its kind, with the right type. An event of an unknown kind is returned as it is.
     """
     kind = event.get("kind")
     if kind == "stream":
@@ -157,7 +160,10 @@ def _rich(event: Mapping[str, Any]) -> dict[str, Any] | None:
 
 
 def _fitting(values: Mapping[Any, Any], left: int) -> tuple[dict[str, Any], list[str], int]:
-    """Those of a bundle's values that fit, why the others do not, and how many bytes are left."""
+    """Select the entries of a MIME bundle that fit into ``left`` bytes.
+
+    Returns the entries, why others were left out, and how many bytes remain.
+    """
     done: dict[str, Any] = {}
     out: list[str] = []
     for name, value in values.items():
@@ -175,7 +181,10 @@ def _fitting(values: Mapping[Any, Any], left: int) -> tuple[dict[str, Any], list
 
 
 def _size(value: Any) -> int | None:
-    """How long a value is as JSON; None where it is none, or nested too deep for its readers."""
+    """Return a value's size as JSON; None if it cannot be serialized.
+
+    A value that is nested too deep for its readers counts as one that cannot.
+    """
     try:
         return len(json.dumps(value)) if _is_flat(value) else None
     except (TypeError, ValueError, RecursionError):
@@ -183,7 +192,7 @@ def _size(value: Any) -> int | None:
 
 
 def _is_flat(value: Any) -> bool:
-    """Whether lists and dicts are nested no deeper than they may be."""
+    """Return True if lists and dicts are nested no deeper than allowed."""
     level = [value]
     for _ in range(MOST_DEPTH):
         level = [inner for item in level for inner in _inner(item)]
@@ -198,7 +207,7 @@ def _inner(item: Any) -> list[Any]:
 
 
 def _printable(text: str) -> str:
-    """The text without halves of characters, which no stream and no notebook takes."""
+    """Replace lone surrogates, which no stream or notebook can encode."""
     if text.isascii():
         return text
     try:
@@ -220,7 +229,10 @@ def _text(value: Any) -> str | None:
 
 
 def _words(value: Any) -> str | None:
-    """A text that people read in messages and tracebacks, where no terminal may obey it."""
+    """Return a text without terminal control sequences.
+
+    People read such texts in messages and tracebacks.
+    """
     text = _text(value)
     return None if text is None else cleaned(text)
 
@@ -293,7 +305,7 @@ _FIELDS: dict[str, Callable[[Any], Any]] = {
     "why": _words,
     "t": _seconds,
 }
-# What only agents and the manager say of an end.
+# Fields of an ``end`` event that only agents and the manager set.
 _OURS = ("kind", "rank", "seq", "run", "t", "text", "tail", "why")
 
 
@@ -306,7 +318,7 @@ def _end(event: Mapping[str, Any], statuses: tuple[str, ...]) -> dict[str, Any]:
             if value is not None:
                 done[name] = value
         elif isinstance(name, str) and len(name) <= _MOST_NAME and len(done) <= _MOST_NAME:
-            # Such as what a later version says of an end.
+            # Unknown fields, as of a later version.
             size = _size(value)
             if size is not None and size <= left:
                 done[name] = value

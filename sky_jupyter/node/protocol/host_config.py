@@ -1,4 +1,4 @@
-"""What a host and its agents are told of the pool: the file host.json in the pool's folder."""
+"""Pool configuration of a host and its agents: ``host.json``."""
 
 from __future__ import annotations
 
@@ -9,15 +9,15 @@ from pathlib import Path
 from ...spec.pool_spec import DEFAULT_OPTIONS
 
 CONFIG = "host.json"
-# What a host is to be from now on lies beside it under this name, until it has seen it.
+# A changed configuration is written under this name; the host renames it to CONFIG once it has read it.
 NEXT = "host.json.next"
-# A start's maker writes the first of these in the pool's folder again and again, and the other one at its end.
+# The process that starts the pool touches the first of these files repeatedly, and writes the second at the end.
 STARTING, READY = "starting", "ready"
 
 
 @dataclass(frozen=True)
 class HostConfig:
-    """What host.json holds.
+    """Content of ``host.json``.
 
     Parameters
     ----------
@@ -30,41 +30,41 @@ class HostConfig:
     addresses : list of str
         Each node's address, by number; the scheduler and agents listen on their own only.
     scheduler : str or None
-        Where the scheduler is; None on the head's machine, which starts it.
+        The scheduler's address; None on the head's machine, which starts it.
     preload : list of str
         Modules that the forkserver imports.
     cwd : str
         The ranks' working folder.
     blobs : str
-        Folder of the payload's blobs; removed at the end with the pool's own folder.
+        Folder of the payload's blobs; removed with the pool's own folder.
     owner : int or None
-        Process that this pool ends with; None where it is kept.
+        Process whose exit ends this pool; None for a pool that outlives its maker.
     idle_timeout : float or None
         Seconds without a manager and without a run after which this machine's part of the pool ends
         itself; None where only its owner ends it.
     journal : int
         Bytes that a node keeps of each run's output.
     blob_limit : int or None
-        Bytes of blobs that are kept though no name holds them; None for a quarter of what is free.
+        Bytes of unreferenced blobs that are kept; None for a quarter of the free space.
     contact : str or None
-        Where the scheduler reaches the agent of this machine, when that is not its own address: the agent
-        listens on its loopback then.
+        Address under which the scheduler reaches this machine's agent, if it is not the machine's own. The
+        agent then listens on loopback.
     port : int
-        At which port there.
+        Port of the agent in that case.
     shape : int
-        How often the pool's nodes were changed before. Agents are members under names that have it, so that
-        one that missed a change takes nobody's place.
+        How often the pool was resized. It is part of the agents' names, so that an agent that missed a
+        change cannot take another one's place.
     was : list of int
-        After such a change, the numbers that ``nodes`` had before it, each at its place; -1 for one that is new.
+        After a resize, the previous number of each entry of ``nodes``; -1 for a new node.
     ttl : float or None
-        Seconds from its start after which this machine's part of the pool ends itself, whatever it does.
+        Seconds from its start after which this machine's part of the pool ends itself, even while it is busy.
     cluster : bool
-        Whether the nodes work together; else each rank is a world of its own.
+        Whether all ranks form one world; otherwise each rank is a world of its own.
     exit_timeout : float
-        Seconds that ranks have for an orderly end: exit handlers, open files. What takes longer is killed.
+        Seconds that ranks have for an orderly exit (exit handlers, open files) before they are killed.
     start_timeout : float or None
-        Seconds without word of who makes the pool after which this machine's part of it ends itself, until it
-        has been said that the pool is ready; None where only ``idle_timeout`` counts.
+        Seconds without a heartbeat of the starting process after which this machine's part of the pool ends
+        itself, until the pool is ready; None if only ``idle_timeout`` counts.
     """
 
     pool: str
@@ -96,19 +96,19 @@ class HostConfig:
 
     @classmethod
     def read(cls, folder: Path) -> HostConfig:
-        """Read host.json of ``folder``."""
+        """Read ``host.json`` of ``folder``."""
         return cls.parse((folder / CONFIG).read_bytes())
 
     @classmethod
     def parse(cls, text: bytes) -> HostConfig:
-        """Read what such a file holds."""
+        """Parse the content of such a file."""
         return cls(**json.loads(text))
 
     def dump(self) -> bytes:
-        """What such a file is to hold."""
+        """Return the content of such a file."""
         return json.dumps(asdict(self)).encode()
 
 
 def member_name(node: int, shape: int) -> str:
-    """The name under which the control plane knows a node's agent."""
+    """Return the name of a node's agent in the control plane."""
     return f"node-{node}.{shape}" if shape else f"node-{node}"

@@ -1,8 +1,8 @@
-"""The table of the agents' calls: what a pool's manager may ask of a node, and how.
+"""Table of the agents' calls: what a pool's manager may ask a node.
 
-The manager asks with ``control.ask(rpc.TRANSFER_STATUS, nodes, jobs=…)``; the agent registers a handler for
-each row. To add a call, add a row here and a method ``sky_NAME`` to the part of the agent that answers it,
-and raise the number of the protocol where older agents lack it and cannot be worked with.
+The manager calls ``control.ask(rpc.TRANSFER_STATUS, nodes, jobs=…)``; the agent registers a handler for each row. To
+add a call, add a row here and a method ``sky_NAME`` to the part of the agent that answers it. Raise the protocol
+number if managers cannot work with agents that lack it.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class AgentCall:
-    """A call that an agent, or the scheduler, answers.
+    """Call that an agent, or the scheduler, answers.
 
     Parameters
     ----------
@@ -24,9 +24,9 @@ class AgentCall:
     required, optional : tuple of str
         The names of its arguments.
     idempotent : bool
-        Whether it can be repeated after its connection broke: an agent that has done it already answers the same.
+        Whether it can be repeated after its connection broke: the second call returns the same answer.
     timeout : float, optional
-        Seconds to wait for the answer, unless the caller sets a limit of its own.
+        Seconds to wait for the answer, unless the caller sets a timeout of its own.
     fenced : bool
         Whether only the pool's current manager may call it.
     """
@@ -41,11 +41,11 @@ class AgentCall:
 
     @property
     def op(self) -> str:
-        """The name of the operation on the wire, and of the method that handles it."""
+        """Name of the operation on the wire, and of the method that handles it."""
         return f"sky_{self.name}"
 
     def check(self, arguments: Iterable[str]) -> None:
-        """Raise TypeError where a call with arguments of these names would be refused."""
+        """Raise TypeError if arguments of these names would be refused."""
         given = set(arguments)
         lacking, unknown = set(self.required) - given, given - {*self.required, *self.optional}
         if lacking or unknown:
@@ -69,7 +69,7 @@ RESTART_KERNELS = AgentCall("restart_kernels", optional=("ranks",))
 END_KERNELS = AgentCall("end_kernels", required=("patience",), optional=("ranks",))
 SAMPLE_STACKS = AgentCall("sample_stacks", required=("native", "known", "window", "within"), idempotent=True)
 LIST_PACKAGES = AgentCall("list_packages", idempotent=True, timeout=60.0)
-# Managers and agents of all versions know this one by this name: it tells them whether they fit.
+# Managers and agents of all versions know this call by this name: it tells them whether they are compatible.
 PYTHON = AgentCall("python", idempotent=True)
 
 # Plugins.
@@ -98,7 +98,7 @@ LINK_BLOBS = AgentCall("link_blobs", "files", required=("run", "files"))
 STORE_BLOBS = AgentCall("store_blobs", "files", required=("run", "names"))
 CACHE_STATS = AgentCall("cache_stats", "files", timeout=10.0)
 MAKE_ROOM = AgentCall("make_room", "files", required=("size",), timeout=10.0)
-# Agents ask each other, whichever manager they obey.
+# Agents call each other, whichever manager they obey.
 READ_PIECES = AgentCall("read_pieces", "files", required=("asked",), fenced=False)
 
 # Values of ranks.
@@ -128,7 +128,7 @@ START_DASK = AgentCall("start_dask", "user_dask", optional=("scheduler",), timeo
 
 AGENT_CALLS = tuple(value for value in list(globals().values()) if isinstance(value, AgentCall))
 
-# What the scheduler answers of the objects that ranks and notebooks share by name.
+# Calls that the scheduler answers, for the objects that ranks and notebooks share by name.
 SHARED_REQUEST = AgentCall("shared_request", required=("who", "ask", "what"), optional=("data", "epoch"), fenced=False)
 SHARED_CANCEL = AgentCall("shared_cancel", required=("ask",), fenced=False)
 SHARED_REGISTER = AgentCall("shared_register", required=("agent", "node", "member"), fenced=False)

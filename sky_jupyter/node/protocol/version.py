@@ -1,12 +1,12 @@
-"""The number of what managers, agents and a pool's files say to each other.
+"""Version number of the protocol between managers, agents and pool files.
 
-Raise it by one with any change after which a manager of the version before cannot work with a pool of
-this one, or the other way round: a call of an agent's that is new, gone or takes something else and that
-every manager needs; another form of blobs, journals, `host.json` or `pool.record`. What is only added,
-and may be missing, needs no new number. A pool of another number is not attached to, and can be ended.
+Raise it by one with any change after which a manager of the previous version cannot work with a pool of this one, or
+the other way round: an agent call that every manager needs and that is new, gone or has other arguments; another
+format of blobs, journals, `host.json` or `pool.record`. Optional additions need no new number. A pool of another
+version is not attached to, but can be ended.
 """
 
 PROTOCOL = 4
-# How a pool's root process on a machine is called on its command line (``python -m NAME FOLDER``). Other versions
-# find what runs by it, and end it: it stays as it is, wherever the module moves.
+# Module name of a pool's root process on its command line (``python -m NAME FOLDER``). Other versions find running
+# pools by this name and end them: it never changes, wherever the module moves.
 HOST_PROCESS = "sky_jupyter.node.host"
