@@ -1,4 +1,4 @@
-"""What the parts of a pool know of it: values, and a few questions."""
+"""Protocols for what the parts of a pool may use of it."""
 
 from __future__ import annotations
 
@@ -13,93 +13,85 @@ from .hosts.host import Host
 
 
 class PoolContext(Protocol):
-    """The pool, as all of its parts may use it; who needs more of it says so in a protocol of its own."""
+    """The pool as its parts see it; a part that needs more extends this protocol."""
 
     @property
     def id(self) -> str:
-        """The pool's own name, which no other pool has had."""
+        """Return the pool's unique id; no other pool has had it."""
         ...
 
     @property
-    def spec(self) -> PoolSpec:
-        """What it was made from."""
-        ...
+    def spec(self) -> PoolSpec: ...
 
     @property
     def hosts(self) -> Sequence[Host]:
-        """Who runs its nodes; they change with `resize` and `restart`."""
+        """Return the hosts of its nodes; `resize` and `restart` replace them."""
         ...
 
     @property
     def control(self) -> Control:
-        """What its agents are asked by; PoolError where there is none yet."""
+        """Return the client of its agents; raise PoolError before it is connected."""
         ...
 
     @property
-    def has_control(self) -> bool:
-        """Whether `control` is there."""
-        ...
+    def has_control(self) -> bool: ...
 
     def require_live(self, *, restarting: bool = False) -> None:
-        """Refuse a pool that can run nothing now; PoolError says why."""
+        """Raise PoolError with the reason if the pool cannot run anything now."""
         ...
 
     def phase(self, phase: str, text: str) -> AbstractContextManager[Callable[[str], None]]:
-        """Tell of a phase of the pool's start or change while it lasts; gives what tells a line of it."""
+        """Report a phase of a start or change; yield a function that reports its lines."""
         ...
 
     def notify(self, text: str) -> None:
-        """Tell whoever listens to the pool's start and changes."""
+        """Send a notice to the listener of the pool's start and changes."""
         ...
 
 
 class Standstill(Protocol):
-    """What is known of processes that do not answer."""
+    """Processes that do not answer."""
 
     def telling(self, listener: Listener) -> AbstractContextManager[None]:
-        """Tell a listener as well while it waits for an answer."""
+        """Send news to this listener too, inside the context."""
         ...
 
     @property
     def why(self) -> str:
-        """The end of a message: which of them stands still; empty where none is known to."""
+        """Return a message's suffix that names what stands still; "" if nothing does."""
         ...
 
     @property
     def troubles(self) -> Mapping[str, str]:
-        """What is known, in words."""
+        """Return what stands still: the subject, and a description."""
         ...
 
     @property
     def is_halted(self) -> bool:
-        """Whether the pool's head is known to stand still."""
+        """Return whether the pool's head is known to stand still."""
         ...
 
 
 class TransferContext(PoolContext, Protocol):
-    """What those who move files and values need besides."""
+    """The pool as seen by transfers of files and values."""
 
     @property
-    def state(self) -> str:
-        """What the pool can do now."""
-        ...
+    def state(self) -> str: ...
 
     @property
     def broken(self) -> str:
-        """Why it can do nothing, in words."""
+        """Return why the pool is broken; "" if it is not."""
         ...
 
     @property
     def shape(self) -> int:
-        """How often its nodes were changed."""
+        """Return how often the pool's nodes have been changed."""
         ...
 
     @property
     def machines(self) -> Sequence[Any]:
-        """The other machines that its nodes are on."""
+        """Return the remote machines of the pool."""
         ...
 
     @property
-    def watchdog(self) -> Standstill:
-        """Who stands still."""
-        ...
+    def watchdog(self) -> Standstill: ...

@@ -1,4 +1,4 @@
-"""The manager: `Pool`, the notebook-side object that owns a pool from its start to its end."""
+"""The pool's façade in the notebook: `Pool`."""
 
 from __future__ import annotations
 
@@ -66,19 +66,19 @@ if TYPE_CHECKING:
 DEFAULT_GRACE = 5.0
 T = TypeVar("T")
 _READ_TIMEOUT = TIMEOUTS.answers.read
-# So long an answer is waited for that may never come, as a process of the pool stands still.
+# The timeout of an answer while a process of the pool stands still, and the interval of polls.
 _HALTED, _LOOK = TIMEOUTS.answers.halted, TIMEOUTS.polls.answer
-# After a second interrupt whoever waits goes on once the run is given up, and at the latest then.
+# After a second interrupt: how long to wait after the run is given up, and at most.
 _FREED, _LAST = TIMEOUTS.interrupts.after, TIMEOUTS.interrupts.last
 
 
 class _Freed(Exception):
-    """A run was interrupted twice, and nobody is to wait for it any longer."""
+    """Signal to stop waiting for a run, raised by an interrupt."""
 
 
 @dataclass(frozen=True)
 class Detached:
-    """A run that nobody waits for yet, what it has told so far, and the name that its result will have."""
+    """Run that nothing waits for, with its recorded events and its result's variable."""
 
     run: Run
     tape: Tape
@@ -86,17 +86,17 @@ class Detached:
 
 
 class Pool:
-    """Nodes made from one spec. Made by the magics or `Compute`; ends with `down` or its owner.
+    """Nodes made from one spec, with all that runs on them.
 
-    Its methods are for the main thread; what is named with an underscore and asynchronous runs on
-    the manager's loop.
+    The magics or `Compute` make it; `down` or its owner's end ends it. Its methods are for the main thread unless they
+    say otherwise.
 
     Parameters
     ----------
     spec : PoolSpec
-        What it shall be; nothing is started before `start`.
+        Spec of the pool; nothing is started before `start`.
     prompts : Prompts, optional
-        Whom to ask for passphrases, and about unknown hosts; nobody unless given.
+        Asks for passphrases, and about unknown hosts; by default nothing is asked.
     """
 
     def __init__(self, spec: PoolSpec, prompts: Prompts | None = None) -> None:
@@ -108,13 +108,13 @@ class Pool:
         self.calls = Calls(self)
         self.submitter: Submitter | None = None
         self.current: Run | None = None
-        # Runs that nobody waits for yet, by id, oldest first.
+        # Runs that nothing waits for, by id, oldest first.
         self.detached: dict[str, Detached] = {}
-        # How it is shown that values come, and the names of those that do; how many results hold a run's values.
+        # How transfers of values are shown, and the names under way; how many results hold each run's values.
         self.shows: Shows = unshown
         self.wanted: set[str] = set()
         self.held: dict[str, int] = {}
-        # Names that the nodes have as modules: nobody misses them for long.
+        # Names that are modules on the nodes.
         self.modules: set[str] = set()
 
     @classmethod
@@ -132,16 +132,25 @@ class Pool:
         Parameters
         ----------
         row : PoolRow
-            The pool, as the registry knows it.
+            The pool's row in the registry.
         prompts : Prompts, optional
-            Whom to ask for passphrases where a new link has to be made; nobody unless given.
+            Asks for passphrases if a new link has to be made; by default nothing is asked.
         take_over : bool
-            Whether a manager that still lives loses it.
+            Whether to take it from a manager that is alive.
+        listener : callable
+            Receives the phases.
+        tick : callable
+            Called every poll.
+
+        Returns
+        -------
+        Pool
+            The pool, ready.
 
         Raises
         ------
         PoolError
-            When another live process manages it, or it cannot be reached; it stays as it was.
+            If another live process manages it, or it cannot be reached; it stays as it was.
         """
         refuse_elsewhere(row)
         record = PoolRecord.read(row)
@@ -168,14 +177,16 @@ class Pool:
         on_send: Listener = ignore,
         tick: Tick = no_tick,
     ) -> Run:
-        """Start a cell on ranks (all, unless given) and return its run as soon as its values are there.
+        """Start a cell on ranks, by default all; return its run once its values are sent.
 
         Parameters
         ----------
         code : str
             The cell, before IPython transforms it.
         capture : Capture
-            What its names need.
+            The values and modules that its names need.
+        ranks : sequence of int, optional
+            Ranks that run it.
         count : int
             The cell's number, as tracebacks show it.
         grace : float
@@ -183,13 +194,20 @@ class Pool:
         timeout : float, optional
             Seconds after which all ranks are stopped.
         sync : bool
-            Whether nodes are given the packages that its imports need, as the notebook has them.
+            Whether to install the packages that its imports need on the nodes, in the notebook's versions.
         follow : bool
-            Whether the ranks are told what the notebook has set in its process; see `Settings`.
+            Whether to send the settings of the notebook's process; see `Settings`.
+        listener : callable
+            Receives the run's events.
         on_send : callable
-            Told how far the values are on their way to other machines.
+            Receives the progress of the values' transfer to other machines.
         tick : callable
-            Called several times a second meanwhile.
+            Called every poll.
+
+        Returns
+        -------
+        Run
+            The run, to be passed to `attend`.
         """
         run = self.new_run(self.check_ranks(ranks), listener, capture)
         shipped = self.ship(run, on_send, tick, sync=sync, follow=follow, text=code)
@@ -207,7 +225,7 @@ class Pool:
         on_send: Listener = ignore,
         tick: Tick = no_tick,
     ) -> Run:
-        """Start a function on ranks (all, unless given), which its blob and capture hold; see `begin_cell`."""
+        """Start a function, in a blob, on ranks (by default all); see `begin_cell`."""
         run = self.new_run(self.check_ranks(ranks), listener, capture)
         run.limit = "timeout"
         content = {"kind": "call", **self.ship(run, on_send, tick, call)}
@@ -224,7 +242,7 @@ class Pool:
         on_send: Listener = ignore,
         tick: Tick = no_tick,
     ) -> CallRun:
-        """Start a function on one rank, the least busy unless given, as a Dask task."""
+        """Start a function as a Dask task on one rank, by default the least busy."""
         if rank is not None:
             self.check_ranks([rank])
         carrier = self.new_run([], listener, capture)
@@ -241,7 +259,7 @@ class Pool:
         shared: Mapping[str, Any] = MappingProxyType({}),
         listener: Listener = ignore,
     ) -> Call:
-        """Have one rank call a function; a future. Callable from any thread; see `Submitter.submit`."""
+        """Call a function on one rank; return its future. Thread-safe."""
         self.require_live()
         if self.submitter is None:
             self.submitter = Submitter(self)
@@ -268,14 +286,9 @@ class Pool:
         follow: bool = True,
         text: str = "",
     ) -> dict[str, Any]:
-        """Write a run's blobs where the nodes find them; what goes wrong leaves none.
+        """Write a run's blobs where the nodes find them; on failure discard them.
 
-        Raises
-        ------
-        CaptureError
-            When there is no room for them, or the code that they need cannot go.
-        PoolError
-            When the pool has ended.
+        Raises CaptureError if there is no room for them or its code cannot be sent, PoolError if the pool has ended.
         """
         code = self.code.look(run.capture.modules)
         if code.news:
@@ -290,14 +303,14 @@ class Pool:
         except BaseException as error:
             blobs.discard(self, run)
             if isinstance(error, FileNotFoundError) and not self._has_folders():
-                # The pool has ended, and its host's word of it is on its way.
+                # The pool has ended, and its host's event has not arrived yet.
                 self.lifecycle.find_gone()
                 self.require_live()
             raise
         return shipped
 
     def _followed(self, run: Run, text: str) -> dict[str, Any]:
-        """What the ranks are told of the notebook's process; of what does not follow a person is told."""
+        """Return the process settings for the ranks; report those that are not sent."""
         self.settings.look()
         for note in self.settings.notes(run.capture.modules, text):
             run.listener(NoticeEvent(note, run.id))
@@ -308,11 +321,11 @@ class Pool:
 
     def _begin(self, run: Run, content: dict[str, Any], code: str, grace: float, timeout: float | None) -> Run:
         run.code, run.count = code, int(content.get("count", 0))
-        # An interrupt in the middle of this would leave a run that nobody waits for, nor stops.
+        # An interrupt within this block would leave a run that nothing waits for or stops.
         with counting_interrupts() as presses:
             self.current = run
             self.supervisor.add(run)
-            # The cell goes first: what writes it down would only keep the loop from sending it.
+            # Send the cell first: recording it would delay that.
             run.task = loop().submit(self.supervisor.execute(run, content, grace, timeout))
             self.registry.run_began(run.id, self.id, code, list(run.outcomes), max(0, run.count))
         if presses:
@@ -322,7 +335,7 @@ class Pool:
 
     @contextlib.contextmanager
     def stopping(self) -> Iterator[None]:
-        """What begins a run and waits for it: an interrupt that `wait` does not count stops it too."""
+        """Stop the run that the block starts if an interrupt ends the block."""
         before = self.current
         try:
             yield
@@ -334,11 +347,11 @@ class Pool:
 
     @property
     def dask(self) -> Client:
-        """A client of plain Dask workers beside the agents; see `Compute.dask`."""
+        """Return a client of plain Dask workers beside the agents; see `Compute.dask`."""
         return self.lifecycle.workers.client()
 
     def include(self, paths: Iterable[str], excludes: Iterable[str] = ()) -> None:
-        """Have files and folders sent with the user's own code, from the next run on; see `LocalCode.include`."""
+        """Add paths to the code that runs send from now on; see `LocalCode.include`."""
         self.code.local.include(paths, excludes)
 
     def put(
@@ -349,7 +362,7 @@ class Pool:
         listener: Listener = ignore,
         tick: Tick = no_tick,
     ) -> Transfer:
-        """Bring a file or folder to nodes, while ``tick`` is called and ``listener`` told; see `Compute.put`."""
+        """Send a file or folder to nodes; see `Compute.put`."""
         self.require_live()
         return files.put(self, local, remote, on, listener, tick)
 
@@ -366,15 +379,10 @@ class Pool:
         return files.get(self, remote, local, on, listener, tick)
 
     def runs(self) -> dict[str, dict[str, Any]]:
-        """The runs that the nodes know: how each began (``begin``), on which nodes, and whether it is over.
+        """Return the runs that the nodes know, by id; raise PoolError without an answer.
 
-        ``name`` is what they call it, ``nodes`` are those that know it, ``homes`` has each of its ranks' node as
-        far as that is there, and ``former`` says that it was begun before the pool's nodes were changed the last time.
-
-        Raises
-        ------
-        PoolError
-            When the pool cannot be asked.
+        Each has its ``begin`` event, its ``name`` with the attempt, the ``nodes`` that know it, the ``homes`` (rank ->
+        node), whether it is ``over``, and whether it is ``former``: begun before the last resize.
         """
         self.require_live()
         found: dict[str, dict[str, Any]] = {}
@@ -382,7 +390,7 @@ class Pool:
             for name, facts in runs.items():
                 begin = facts["begin"]
                 former = begin.get("shape", 0) != self.shape
-                # A call is named by who does it, too; of one that was begun again the last attempt counts.
+                # A call's name includes its attempt; the last attempt counts.
                 id = name.partition(".")[0]
                 if id in found and found[id]["name"] != name:
                     if (begin.get("began") or 0.0) < (found[id]["begin"].get("began") or 0.0):
@@ -396,40 +404,36 @@ class Pool:
         partly = []
         for id, run in found.items():
             if run["former"]:
-                # Its kernels are gone; what is missing was on nodes that were removed.
+                # Its kernels are gone, and nodes that lack it were removed.
                 continue
             wanted = {rank // self.spec.ranks_per_node for rank in run["begin"].get("ranks", [])}
             if run["over"] and not wanted <= set(run["nodes"]):
                 partly.append(id)
-        # Some nodes have not begun it: they are to, unless its manager had given them up.
+        # Some nodes have not begun it: they still will, unless its manager had given them up.
         for id in partly:
             row = self.registry.run(id)
             found[id]["over"] = row is not None and row.state != "running"
         return found
 
     def adopt(self, id: str, listener: Listener = ignore) -> Run:
-        """A run that another manager began, from its first byte: to be attended like one's own.
+        """Return a run that another manager began, to be attended like an own one.
 
-        Where that manager ended before all nodes had begun, the others begin now; none begins twice.
-
-        Raises
-        ------
-        PoolError
-            When no node knows it.
+        Its events come from the first on. Nodes that had not begun it when that manager ended begin now; none begins
+        twice. Raises PoolError if no node knows it.
         """
         run, facts = self._known(id, listener)
         run.folder, run.brought = self.hosts[0].blobs / run.key, bool(self.machines)
         self.current = run
         self.supervisor.add(run)
-        # Its manager may have ended before it was written down.
+        # Its manager may have ended before it was recorded.
         self.registry.run_began(run.key, self.id, run.code, list(run.outcomes), max(0, run.count))
         run.task = loop().submit(self.supervisor.adopt(run, facts["begin"], facts["nodes"], over=facts["over"]))
         return run
 
     def _answer(self, work: Coroutine[Any, Any, T], seconds: float) -> T:
-        """What work on the loop gives; where it has not in so many seconds, PoolError says what keeps it.
+        """Run work on the loop and return its result; raise PoolError after ``seconds``.
 
-        Of a pool that is known to be halted not much is waited for.
+        The timeout is shorter while the pool is known to be halted.
         """
         future, began = loop().submit(work), time.monotonic()
         try:
@@ -468,28 +472,30 @@ class Pool:
         *,
         nodes: Collection[int] | None = None,
     ) -> list[Page]:
-        """A part of what a run has told, from the nodes' journals. Callable from any thread.
+        """Return a page of a run's events, from the nodes' journals. Thread-safe.
 
         Parameters
         ----------
+        id : str
+            The run.
         rank : int, optional
-            Whose; all ranks' unless given.
+            Rank whose events are read, by default all.
         start : int
-            The number of the first event, as each node counts them; below 0, so many before the end.
+            Number of the first event, as each node counts them; negative numbers count from the end.
         count : int
-            How many numbers from there on; fewer come where they are long.
+            Length of the page in events; fewer come if they are long.
         nodes : collection of int, optional
-            Which nodes are asked; all that may know, unless given.
+            Nodes to ask, by default all that may know it.
 
         Returns
         -------
         list of Page
-            One a node that knows the run and answers.
+            One per node that knows the run and answers.
 
         Raises
         ------
         PoolError
-            When no node knows the run.
+            If no node knows the run.
         """
         if rank is not None and not self.shape:
             self.check_ranks([rank])
@@ -499,22 +505,16 @@ class Pool:
         return self._answer(log_pages.ask(self.control, id, rank, wanted, start, count), _READ_TIMEOUT)
 
     def homes(self, id: str) -> dict[int, int]:
-        """The ranks of a run that is known, and the node that has the journal of each; below 0, none has.
+        """Return each rank's node that has its journal of a run; negative if none has.
 
-        Raises
-        ------
-        PoolError
-            When no node knows the run.
+        Raises PoolError if no node knows the run.
         """
         return {rank: outcome.node for rank, outcome in self._known(id, ignore)[0].outcomes.items()}
 
     def log(self, id: str) -> CellResult:
-        """What a run has printed and returned so far, as the nodes' journals have it.
+        """Return what a run has printed and returned so far, from the nodes' journals.
 
-        Raises
-        ------
-        PoolError
-            When no node knows the run.
+        Raises PoolError if no node knows the run.
         """
         run, facts = self._known(id, ignore)
         self._answer(self.supervisor.read_all(run), _READ_TIMEOUT)
@@ -526,7 +526,7 @@ class Pool:
         return Untouched(self, run.id, run.outcomes, run.shape)
 
     def check_ranks(self, ranks: Sequence[int] | None) -> list[int]:
-        """The ranks, all where none are given; one that the pool does not have raises SpecError."""
+        """Return the ranks, by default all; raise SpecError if the pool lacks one."""
         chosen = list(range(self.spec.world_size)) if ranks is None else sorted(set(ranks))
         wrong = [rank for rank in chosen if not 0 <= rank < self.spec.world_size]
         if wrong or not chosen:
@@ -535,17 +535,29 @@ class Pool:
         return chosen
 
     def attend(self, run: Run, tick: Tick = no_tick) -> CellResult:
-        """Wait for a run's end while ``tick`` is called; an interrupt goes to the ranks.
+        """Wait for a run's end, calling ``tick`` every poll; interrupts go to the ranks.
 
-        The first interrupt raises KeyboardInterrupt in every rank; the second replaces the kernels
-        of those that did not heed it.
+        The first interrupt raises KeyboardInterrupt in every rank; the second replaces the kernels of ranks that did
+        not heed it.
+
+        Parameters
+        ----------
+        run : Run
+            The run.
+        tick : callable
+            Called every poll.
+
+        Returns
+        -------
+        CellResult
+            The values and outputs of all ranks.
 
         Raises
         ------
         CellError
             With every failed rank's exception and the other ranks' values.
         KeyboardInterrupt
-            When the run ended because of an interrupt here.
+            If an interrupt of this process ended the run.
         """
         interrupted = self.wait(run, tick)
         result = self.finish(run)
@@ -556,23 +568,23 @@ class Pool:
         return result
 
     def settle(self, listener: Listener = ignore, tick: Tick = no_tick) -> None:
-        """Wait until what the last run broke has been mended; ``listener`` is told of what keeps it from that."""
+        """Wait until ranks that the last run broke are replaced; report what delays it."""
         if self.supervisor.mending:
             with self.watchdog.telling(listener):
                 wait_ticking(loop().submit(self.supervisor.settle()), tick)
 
     def take_news(self) -> list[str]:
-        """What happened since this was last asked, and was shown nowhere; what could not be recorded, once."""
+        """Return, once, the notices that were shown nowhere, and the registry's warnings."""
         news, self.supervisor.news = self.supervisor.news, []
         return [*news, *self.registry.take_warnings()]
 
     def take_restarted(self) -> set[int]:
-        """Ranks whose kernels are new since this was last asked."""
+        """Return the ranks whose kernels are new since the last call."""
         fresh, self.supervisor.restarted = self.supervisor.restarted, set()
         return fresh
 
     def wait(self, run: Run, tick: Tick = no_tick) -> bool:
-        """Wait until a run's task is done; whether it was interrupted from here. See `attend`."""
+        """Wait until a run's task is done; return whether it was interrupted here."""
         heeded, before = 0, run.presses
         hard = over = 0.0
         with counting_interrupts() as presses:
@@ -592,12 +604,12 @@ class Pool:
             try:
                 wait_ticking(run.task, look)
             except _Freed:
-                # Whatever is stuck: what goes on of it goes on without us.
+                # Something is stuck; it may go on in the background.
                 run.lose(run.left, f"you gave it up, and nothing answers{self.watchdog.why}")
         return bool(presses) or run.presses > before or run.early
 
     def watch(self, run: Run, tick: Tick = no_tick) -> bool:
-        """Wait until a run's task is done, or an interrupt, which does nothing to the run; whether it is done."""
+        """Wait until a run is done; return False on an interrupt, which does not affect it."""
         with counting_interrupts() as presses:
 
             def look() -> None:
@@ -612,33 +624,33 @@ class Pool:
         return True
 
     def press(self, run: Run, times: int = 1) -> None:
-        """What a person's interrupt does to a run, by whichever key or button: the second is a hard one."""
+        """Interrupt a run on a user's behalf; from the second time on, replace kernels."""
         run.presses += times
         run.pressed = time.monotonic()
         self.interrupt(run, hard=run.presses > 1)
 
     def finish(self, run: Run) -> CellResult:
-        """A run's result once its task is done; its blobs go, and the registry and ledger hear of it."""
+        """Return a finished run's result; discard its blobs, and record its end."""
         if run.task.done():
             run.task.result()
         self.supervisor.discard(run)
         blobs.discard(self, run)
         self.registry.run_ended(run.key, run.how_ended, run.elapsed)
         outcomes = list(run.outcomes.values())
-        # What only some of the ranks have bound is sent again.
+        # Names that only some ranks have bound are sent again.
         everywhere = len(outcomes) == self.spec.world_size
         if everywhere and all(outcome.end.get("bound") for outcome in outcomes):
             run.capture.commit(self.ledger)
-        # It may be held for long, and would hold the notebook's arrays.
+        # The run may live long; its capture must not keep the notebook's arrays alive.
         run.capture = run.capture.without_bindings()
-        # The run itself, with its listener and all that it showed, is not to be kept with its result.
+        # The result does not reference the run, with its listener and output.
         return CellResult(outcomes, run.elapsed, self._untouched(run), run.id, holds=True)
 
     def note_writes(self, run: Run, namespace: dict[str, Any]) -> None:
-        """Tell the ledger what a run has assigned on the nodes, however it ended; `namespace` is the notebook's."""
+        """Record in the ledger which names of ``namespace`` a run assigned on the nodes."""
         self.modules |= run.modules
         cell = run.capture.names
-        # A rank sees that a name is bound anew by the object; to an equal small number, it does not.
+        # A rank detects an assignment by the object's identity, so it misses equal small integers.
         sure = frozenset() if run.failed else cell.sure
         again = sure.difference(run.writes, cell.dropped)
         everyone = frozenset(run.outcomes)
@@ -654,7 +666,7 @@ class Pool:
         self.ledger.nodes_imported(run.imports, run.capture.modules, self.spec.world_size)
 
     def interrupt(self, run: Run | None = None, *, hard: bool = False) -> None:
-        """Raise KeyboardInterrupt in every rank that works on the run; ``hard`` replaces their kernels."""
+        """Raise KeyboardInterrupt in all ranks of a run; ``hard`` replaces their kernels."""
         run = run or self.current
         if isinstance(run, CallRun):
             self.calls.cancel([run], hard=hard)
@@ -675,12 +687,9 @@ class Pool:
         tick: Tick = no_tick,
         check: Callable[[Mapping[int, Brought]], None] = lambda found: None,
     ) -> dict[int, Brought]:
-        """Bring values of ranks here, each as a file; see `bringing.fetch`.
+        """Fetch values of ranks into files; see `fetch_values.fetch`.
 
-        Raises
-        ------
-        PoolError
-            When the pool has ended.
+        Raises PoolError if the pool has ended.
         """
         self.require_live()
         return fetch_values.fetch(self, ranks, content, what, listener, tick, check)
@@ -693,188 +702,188 @@ class Pool:
         listener: Listener = ignore,
         tick: Tick = no_tick,
     ) -> Any:
-        """Bring a variable of the ranks here; see `pulling.pull`."""
+        """Fetch a variable of the ranks; see `pulling.pull`."""
         return pulling.pull(self, name, ranks, how, listener, tick)
 
     def status(self) -> dict[int, dict[str, Any]]:
-        """Each node's process id and what its ranks do; lost nodes are absent."""
+        """Return each node's process id and what its ranks do; lost nodes are absent."""
         self.lifecycle.retry_links()
         self.require_live()
-        # One that is lost would keep the others' answers.
+        # A lost node would delay the others' answers.
         gone = self.control.off | (self.control.lost - set(self.control.addresses))
         there = sorted(set(range(self.spec.nodes)) - gone)
         return self._answer(self.control.ask(rpc.STATUS, there), 5)
 
     def where(self, within: float = 0.8) -> Where:
-        """Where each rank is: its stack, whatever it is doing. Callable from any thread.
+        """Return each rank's stack, whatever it is doing. Thread-safe.
 
         Parameters
         ----------
         within : float
-            Seconds for the look; what is not known by then is left out. More than the default lets
-            a busy machine name the C code that a rank is in.
+            Timeout in seconds; ranks without an answer by then are left out. On a busy machine, a longer one than the
+            default also finds the names of C functions.
+
+        Returns
+        -------
+        Where
+            The stacks.
         """
         self.lifecycle.retry_links()
         self.require_live()
         run = self.current if self.current is not None and self.current.left else None
-        # It has an end in time of its own.
+        # It has a timeout of its own.
         return loop().call(ask(self.control, self.spec, run, within=within))
 
-    # -- its life, which is `lifecycle`'s ----------------------------------------------------------
+    # -- delegation to the lifecycle ---------------------------------------------------------------
 
     @property
     def id(self) -> str:
-        """The pool's own name, which no other pool has had."""
+        """Return the pool's unique id; no other pool has had it."""
         return self.lifecycle.id
 
     @property
     def spec(self) -> PoolSpec:
-        """What it was made from; `resize` and added packages change it."""
+        """Return the spec; `resize` and added packages change it."""
         return self.lifecycle.spec
 
     @property
     def state(self) -> PoolState:
-        """What the pool can do now."""
         return self.lifecycle.state
 
     @property
     def condition(self) -> str:
-        """The state in one word, as a person sees it; see `StateMachine.condition`."""
+        """Return the state in one word, as users see it; see `StateMachine.condition`."""
         return self.lifecycle.condition
 
     @property
     def broken(self) -> str:
-        """Why the pool is broken, or has ended, in words; empty where there is nothing to say."""
+        """Return why the pool is broken or has ended; "" if there is nothing to say."""
         return self.lifecycle.broken
 
     @property
     def expired(self) -> bool:
-        """Whether it has ended because its time was over."""
+        """Return whether it has ended because its ``ttl`` was over."""
         return self.lifecycle.expired
 
     @property
     def expiry(self) -> Expiry:
-        """When it ends by itself."""
+        """Return the timer of its ``ttl``."""
         return self.lifecycle.expiry
 
     @property
     def owner(self) -> int:
-        """The process that manages it."""
+        """Return the pid of the process that manages it."""
         return self.lifecycle.owner
 
     @property
     def began(self) -> float:
-        """When its start began, on this process's clock."""
+        """Return when its start began, on this process's clock."""
         return self.lifecycle.began
 
     @property
     def registry(self) -> Registry:
-        """Where pools and runs are written down."""
         return self.lifecycle.registry
 
     @property
     def supervisor(self) -> Supervisor:
-        """Who runs and mends what is on it."""
         return self.lifecycle.supervisor
 
     @property
     def watchdog(self) -> Watchdog:
-        """Who stands still, or does not answer."""
         return self.lifecycle.watchdog
 
     @property
     def hosts(self) -> list[Host]:
-        """Who runs its nodes."""
         return self.lifecycle.hosts
 
     @property
     def ids(self) -> Sequence[str]:
-        """The machines, as their provider names them."""
+        """Return the provider's ids of its machines."""
         return self.lifecycle.ids
 
     @property
     def machines(self) -> list[Any]:
-        """The other machines that its nodes are on."""
+        """Return the remote machines of its nodes."""
         return self.lifecycle.machines
 
     @property
     def link(self) -> PoolLink | None:
-        """The link to other machines; None where it has none."""
+        """Return the link to other machines; None if there is none."""
         return self.lifecycle.link
 
     @property
     def control(self) -> Control:
-        """What the nodes' agents are asked by; PoolError where the pool has none yet."""
+        """Return the client of the nodes' agents; raise PoolError if there is none yet."""
         return self.lifecycle.control
 
     @property
     def has_control(self) -> bool:
-        """Whether there is, or was, somebody to ask the agents."""
+        """Return whether there is, or was, a client of the agents."""
         return self.lifecycle.has_control
 
     @property
     def pythons(self) -> PoolPythons:
-        """Which Pythons the nodes run."""
+        """Return the nodes' Python versions."""
         return self.lifecycle.pythons
 
     @property
     def traces(self) -> Traces:
-        """What the registry knows of its parts on other machines."""
+        """Return the registry's records of its parts on other machines."""
         return self.lifecycle.traces
 
     @property
     def phases(self) -> PhaseLog:
-        """What its start came through."""
+        """Return the phases of its start."""
         return self.lifecycle.phases
 
     @property
     def survey(self) -> Survey:
-        """How its nodes are, for those who look."""
+        """Return the cache of its nodes' facts."""
         return self.lifecycle.survey
 
     @property
     def generation(self) -> int:
-        """Which manager of the pool this is: agents obey the highest."""
+        """Return the manager's fencing token: agents obey the highest."""
         return self.lifecycle.generation
 
     @property
     def shape(self) -> int:
-        """How often its nodes were changed since its hosts were made."""
+        """Return how often it was resized since its hosts were made."""
         return self.lifecycle.shape
 
     @property
     def scheduler_address(self) -> str:
-        """Where the scheduler is reached from here."""
+        """Return the scheduler's address as seen from here."""
         return self.lifecycle.scheduler_address
 
     @property
     def scheduler_there(self) -> str:
-        """Where the hosts reach the scheduler."""
+        """Return the scheduler's address as seen from the hosts."""
         return self.lifecycle.scheduler_there
 
     @property
     def away(self) -> dict[str, str]:
-        """Machines that cannot be reached from here just now, and what is said of each."""
+        """Return the machines that cannot be reached from here, each with a description."""
         return self.lifecycle.away
 
     @property
     def apart(self) -> dict[str, str]:
-        """Machines that the head does not reach, and what is said of each."""
+        """Return the machines that the head does not reach, each with a description."""
         return self.lifecycle.apart
 
     @property
     def unended(self) -> list[str] | None:
-        """Machines that were made for it and not seen to end; None while that is not known."""
+        """Return machines created for it and not seen to end; None while not known."""
         return self.lifecycle.unended
 
     @property
     def unsure(self) -> list[str]:
-        """Machines of which it is not known whether all has ended there."""
+        """Return the machines on which something may still run after its end."""
         return self.lifecycle.unsure
 
     @property
     def exit_timeout(self) -> float:
-        """Seconds that ranks get for an orderly end."""
+        """Return the seconds that ranks get for an orderly shutdown."""
         return self.lifecycle.exit_timeout
 
     @exit_timeout.setter
@@ -883,7 +892,7 @@ class Pool:
 
     @property
     def farewell(self) -> Callable[[str], None]:
-        """Who is told when the pool ends by itself: nobody may be running anything."""
+        """Return the callback for a pool that ends by itself, maybe while no cell runs."""
         return self.lifecycle.farewell
 
     @farewell.setter
@@ -892,7 +901,7 @@ class Pool:
 
     @property
     def listener(self) -> Listener:
-        """Who is told of the pool's start and changes; its log hears it too."""
+        """Return the function that sends an event to the listener and to the log."""
         return self.lifecycle.listener
 
     @listener.setter
@@ -900,11 +909,11 @@ class Pool:
         self.lifecycle.listener = value
 
     def start(self, listener: Listener = ignore, tick: Tick = no_tick) -> None:
-        """Make the machines, prepare them and enter the plugins; see `PoolLifecycle.start`."""
+        """Create the machines and prepare them; see `PoolLifecycle.start`."""
         self.lifecycle.start(listener, tick)
 
     def restart(self, listener: Listener = ignore, tick: Tick = no_tick, ranks: Sequence[int] | None = None) -> None:
-        """Give ranks, all unless some are named, new kernels on the same machines; see `PoolLifecycle.restart`."""
+        """Restart kernels, by default all; see `PoolLifecycle.restart`."""
         self.lifecycle.restart(listener, tick, ranks)
 
     def resize(
@@ -916,51 +925,51 @@ class Pool:
         add: Sequence[str] = (),
         remove: Sequence[int] = (),
     ) -> None:
-        """Have so many nodes, or add hosts and remove nodes; see `PoolLifecycle.resize`."""
+        """Change the number of nodes, or add and remove hosts; see `Compute.resize`."""
         self.lifecycle.resize(nodes, listener, tick, add=add, remove=remove)
 
     def planned(self, nodes: int | None = None, add: Sequence[str] = (), remove: Sequence[int] = ()) -> Plan:
-        """Return what `resize` would make of it; SpecError where that cannot be."""
+        """Return the plan of a `resize`; raise SpecError if it is not possible."""
         return self.lifecycle.planned(nodes, add, remove)
 
     def stop_resizing(self) -> bool:
-        """Give a change of nodes up that another thread is at; whether there is one."""
+        """Cancel the resize of another thread; return whether there is one."""
         return self.lifecycle.stop_resizing()
 
     def changing(self, what: str) -> contextlib.AbstractContextManager[None]:
-        """Have one thread at a time restart, resize or end the pool; see `StateMachine.changing`."""
+        """Exclude other changes of the pool; see `StateMachine.changing`."""
         return self.lifecycle.changing(what)
 
     def release(self) -> None:
-        """Let go of a kept pool: it lives on, and whoever attaches to it becomes its manager."""
+        """Release a kept pool: it lives on, and another manager can attach to it."""
         self.lifecycle.release()
 
     def down(self, tell: Tell = silently) -> None:
-        """End the pool: every process, socket and file of it; see `PoolLifecycle.down`."""
+        """End the pool: its processes, sockets and files; see `PoolLifecycle.down`."""
         self.lifecycle.down(tell)
 
     def must_be_ours(self) -> None:
-        """Refuse a fork of the process that manages it."""
+        """Raise PoolError in a fork of the process that manages it."""
         self.lifecycle.must_be_ours()
 
     def require_live(self, *, restarting: bool = False) -> None:
-        """Refuse a pool that cannot run anything now; PoolError says why."""
+        """Raise PoolError with the reason if the pool cannot run anything now."""
         self.lifecycle.require_live(restarting=restarting)
 
     def phase(self, phase: str, text: str) -> contextlib.AbstractContextManager[Callable[[str], None]]:
-        """Tell the listener of a phase's begin, lines and end."""
+        """Report a phase's begin, lines and end; yield a function that reports a line."""
         return self.lifecycle.phase(phase, text)
 
     def notify(self, text: str) -> None:
-        """Tell whoever listens to the pool's start and changes."""
+        """Send a notice to the listener."""
         self.lifecycle.notify(text)
 
     def change_spec(self, spec: PoolSpec) -> None:
-        """Have the pool be one of this spec from now on, for a later manager as well."""
+        """Replace the spec, for later managers as well."""
         self.lifecycle.change_spec(spec)
 
     def retry_links(self) -> None:
-        """Try at once what is away, rather than when its turn comes."""
+        """Reconnect to unreachable machines at once, without back-off."""
         self.lifecycle.retry_links()
 
     def __repr__(self) -> str:

@@ -1,7 +1,6 @@
-"""The manager's one event loop, in a thread of its own, entered at one place.
+"""The manager's asyncio loop, which runs in a background thread.
 
-The notebook's kernel blocks its main thread while a cell runs; what the pools say must be heard
-all the same.
+The notebook's kernel blocks its main thread while a cell runs; the pools' events must be handled meanwhile.
 """
 
 from __future__ import annotations
@@ -25,16 +24,13 @@ _TICK = TIMEOUTS.polls.loop
 
 
 def no_tick() -> None:
-    """For those who have nothing to do while they wait."""
+    """Do nothing: the callback of callers that have no work while they wait."""
 
 
 def wait_ticking(future: Future[Any], tick: Tick) -> None:
-    """Wait for a future while ``tick`` is called several times a second; its error is raised.
+    """Wait for a future, calling ``tick`` every poll; re-raise the future's error.
 
-    Raises
-    ------
-    PoolError
-        When what is waited for was given up because the pool ended.
+    Raises PoolError if the future was cancelled because the pool ended.
     """
     while True:
         try:
@@ -42,7 +38,7 @@ def wait_ticking(future: Future[Any], tick: Tick) -> None:
             return
         except FutureTimeout:
             if future.done():
-                # It ended in this very moment, or with an error of that type.
+                # It has just ended, or with a TimeoutError of its own.
                 future.result()
                 return
         except CancelledError:
@@ -52,9 +48,9 @@ def wait_ticking(future: Future[Any], tick: Tick) -> None:
 
 @contextlib.contextmanager
 def counting_interrupts() -> Iterator[Sequence[object]]:
-    """Have interrupts of this process counted, one item each, and not raised wherever the code just is.
+    """Defer SIGINT: collect interrupts in the yielded list, do not raise them.
 
-    In other threads than the main one there are none.
+    Outside the main thread the list stays empty.
     """
     presses: list[object] = []
     if threading.current_thread() is not threading.main_thread():
@@ -64,16 +60,16 @@ def counting_interrupts() -> Iterator[Sequence[object]]:
     try:
         yield presses
     finally:
-        # One that was not installed from Python cannot be put back from here.
+        # A handler that was not installed from Python cannot be restored.
         signal.signal(signal.SIGINT, signal.default_int_handler if before is None else before)
 
 
 class NoAnswer(PoolError, FutureTimeout):
-    """A pool was asked for something, and has not answered in the time that it had."""
+    """Error of a pool that did not answer within a timeout."""
 
 
 class LoopThread:
-    """Made once a process, by `loop`; a daemon thread that ends with the process."""
+    """Daemon thread that runs the event loop; made once per process by `loop`."""
 
     def __init__(self) -> None:
         self.loop = asyncio.new_event_loop()
@@ -81,11 +77,11 @@ class LoopThread:
         self.thread.start()
 
     def submit(self, work: Coroutine[Any, Any, T]) -> Future[T]:
-        """Begin work on the loop; callable from any thread but the loop's own."""
+        """Schedule a coroutine; call it from any thread but the loop's own."""
         return asyncio.run_coroutine_threadsafe(work, self.loop)
 
     def call(self, work: Coroutine[Any, Any, T], timeout: float | None = None) -> T:
-        """Do work on the loop and wait for it; an interrupt of the caller cancels it."""
+        """Run a coroutine and return its result; an interrupt cancels it."""
         future = self.submit(work)
         try:
             return future.result(timeout)
@@ -102,7 +98,7 @@ _loop: LoopThread | None = None
 
 
 def loop() -> LoopThread:
-    """The process's loop thread; started when first asked for."""
+    """Return the process's loop thread; start it if it does not run."""
     global _loop  # noqa: PLW0603 - there is one a process, and it may have to be made anew after a fork
     with _lock:
         if _loop is None or not _loop.thread.is_alive():
@@ -111,7 +107,7 @@ def loop() -> LoopThread:
 
 
 async def in_thread(call: Callable[..., T], *arguments: object) -> T:
-    """Call in a thread of its own, on the loop: one that hangs keeps nobody waiting but whoever asked."""
+    """Run a call in a thread of its own: if it hangs, only its caller waits."""
     here = asyncio.get_running_loop()
     future: asyncio.Future[T] = here.create_future()
 

@@ -1,7 +1,6 @@
-"""What a pool tells those who listen: the steps of its start, what happens in its runs, and how far transfers are.
+"""Events that a pool sends to listeners: phases, output, notices and progress.
 
-Listeners are called on the manager's loop thread and must return at once; what they keep they
-guard themselves.
+Listeners run on the manager's loop thread and must return at once; their state needs a lock.
 """
 
 from __future__ import annotations
@@ -15,9 +14,9 @@ from typing import Any
 
 @dataclass(frozen=True)
 class PhaseEvent:
-    """A step of a pool's start: ``text`` is what it is at, ``done`` says that it is over.
+    """Progress of a phase; ``done`` marks its end.
 
-    ``usual`` is how many seconds it took in earlier starts like this one, where there were any.
+    ``usual`` is the phase's median duration in earlier starts like this one, if there were any.
     """
 
     phase: str
@@ -29,7 +28,7 @@ class PhaseEvent:
 
 @dataclass(frozen=True)
 class OutputEvent:
-    """Something a rank printed, showed or ended with; ``event`` is the journal's."""
+    """Output, display or end of a rank; ``event`` is the journal's."""
 
     run: str
     rank: int
@@ -38,7 +37,7 @@ class OutputEvent:
 
 @dataclass(frozen=True)
 class NoticeEvent:
-    """Something that the manager did or saw, in words, such as a restart of kernels."""
+    """Message about what the manager did or saw, such as a restart of kernels."""
 
     text: str
     run: str = ""
@@ -46,7 +45,7 @@ class NoticeEvent:
 
 @dataclass(frozen=True)
 class TroubleEvent(NoticeEvent):
-    """A notice of what lasts: it stands until another ``about`` the same takes its place, or says that it is over."""
+    """Notice that stands until another one ``about`` the same replaces or ends it."""
 
     about: str = ""
     over: bool = False
@@ -54,7 +53,7 @@ class TroubleEvent(NoticeEvent):
 
 @dataclass(frozen=True)
 class ProgressEvent:
-    """How far a part of a transfer is: ``there`` of ``total`` bytes; ``text`` says it all in words."""
+    """Progress of a transfer: ``there`` of ``total`` bytes."""
 
     what: str
     text: str
@@ -67,21 +66,21 @@ Listener = Callable[[Event], None]
 
 
 def ignore(event: Event) -> None:
-    """The listener of those who do not listen."""
+    """Discard an event: the listener of callers that want none."""
 
 
 class Tape:
-    """The listener of a run that was let go: it keeps what it hears, and plays it to who comes, also a second time.
+    """Listener of a detached run: records events and replays them on request.
 
     Parameters
     ----------
     most : int
-        About how many bytes of what is printed and shown are kept: the newest of it. The journals have the rest.
+        Limit of recorded output in bytes, approximately; the oldest is dropped first. The journals have all of it.
     """
 
     def __init__(self, most: int = 64 << 20) -> None:
         self._kept: deque[tuple[Event, int]] = deque()
-        # What came before that and is no output.
+        # Events older than these that are no output: they are never dropped.
         self._held: list[Event] = []
         self._most = most
         self._size = self._dropped = 0
@@ -89,7 +88,7 @@ class Tape:
         self._lock = threading.Lock()
 
     def __call__(self, event: Event) -> None:
-        """Take an event in, or hand it on."""
+        """Record an event, and forward it to the listener if there is one."""
         with self._lock:
             self._keep(event)
             if self._to is not None:
@@ -107,7 +106,7 @@ class Tape:
                 self._held.append(oldest)
 
     def play(self, listener: Listener) -> None:
-        """Tell a listener all that was kept, and from now on each event as it comes."""
+        """Replay all recorded events to a listener, then forward new ones."""
         with self._lock:
             for event in self._held:
                 listener(event)
@@ -119,13 +118,13 @@ class Tape:
             self._to = listener
 
     def stop(self) -> None:
-        """Tell the listener nothing more; who comes next is played all that is kept."""
+        """Stop forwarding; the next listener gets all recorded events again."""
         with self._lock:
             self._to = None
 
 
 def _size(event: Event) -> int:
-    """About how many bytes an output takes; 0 of what is none, or how a rank ended."""
+    """Return the approximate size of an output; 0 for other events and a rank's end."""
     if not isinstance(event, OutputEvent) or event.event.get("kind") == "end":
         return 0
     data = event.event.get("data")

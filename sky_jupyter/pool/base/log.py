@@ -1,7 +1,7 @@
-"""A pool's life in the standard library's logging, below the name ``sky_jupyter.pool``.
+"""A pool's log records, under the logger ``sky_jupyter.pool``.
 
-Phases of its start are INFO, what is lost or broken WARNING, runs and single lines DEBUG. What
-ranks print is the run's, and is not written here; neither are variables, tokens or URLs with passwords.
+Phases of its start are INFO, failures WARNING, runs and single lines DEBUG. Not logged are the output of
+ranks, variables, tokens and URLs with passwords.
 """
 
 from __future__ import annotations
@@ -15,12 +15,12 @@ from .events import Event, NoticeEvent, PhaseEvent
 ROOT = "sky_jupyter"
 _FORM = "%(asctime)s %(levelname)s %(message)s"
 
-# Until a program says what becomes of them, its records go nowhere.
+# Records are discarded unless the program configures logging.
 logging.getLogger(ROOT).addHandler(logging.NullHandler())
 
 
 class PoolLog:
-    """One a pool: what `Options.logging` asks for, from its start to its end."""
+    """Logger of one pool, with the handler that `Options.logging` asks for."""
 
     def __init__(self, name: str, options: Options) -> None:
         self._name = name
@@ -30,7 +30,7 @@ class PoolLog:
         self._asked = options.logging
 
     def open(self) -> None:
-        """The pool begins; what it tells from now on is written where it is asked for."""
+        """Install the handler; raise SpecError if its file cannot be written."""
         asked = LogConfig(self._asked) if type(self._asked) in (int, str) else self._asked  # type: ignore[arg-type]
         if not isinstance(asked, LogConfig) or self._handler is not None:
             return
@@ -45,7 +45,6 @@ class PoolLog:
         self._logger.addHandler(handler)
 
     def close(self) -> None:
-        """The pool has ended."""
         handler, self._handler = self._handler, None
         if handler is not None:
             self._logger.removeHandler(handler)
@@ -53,12 +52,11 @@ class PoolLog:
             handler.close()
 
     def write(self, level: int, text: str) -> None:
-        """One record."""
         if self._asked is not False:
             self._logger.log(level, "pool %s: %s", self._name, text)
 
     def on_event(self, event: Event) -> None:
-        """Take in what the pool tells of its start."""
+        """Log phases and notices of the pool's start."""
         if isinstance(event, PhaseEvent):
             if event.done:
                 self.write(logging.INFO, f"{event.phase} done after {event.elapsed:.1f} s")

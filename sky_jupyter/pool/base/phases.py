@@ -1,4 +1,4 @@
-"""What a pool's start has come through: its phases, how long each took, and the lines that it said."""
+"""Phases of a pool's start: state, duration, last lines and each node's part."""
 
 from __future__ import annotations
 
@@ -19,9 +19,9 @@ class Part:
     Attributes
     ----------
     state : str
-        As a phase's.
+        As `Phase.state`.
     line : str
-        What the node has said last.
+        The node's last message.
     """
 
     def __init__(self) -> None:
@@ -31,25 +31,19 @@ class Part:
 
     @property
     def elapsed(self) -> float:
-        """Seconds that it took, or has taken so far."""
+        """Return the seconds that it took, or has taken so far."""
         return (time.perf_counter() if self.state == "on" else self._ended) - self._began
 
     def turn(self, state: str) -> None:
-        """It is over, or goes on."""
+        """Set the state, and the time at which it was entered."""
         self.state, self._ended = state, time.perf_counter()
 
 
 class Phase:
     """One phase; `PhaseLog` makes and changes it.
 
-    Attributes
-    ----------
-    state : str
-        ``"on"``, ``"done"`` or ``"failed"``.
-    usual : float or None
-        How many seconds it took in earlier starts like this one; None where there was none.
-    parts : dict
-        Node -> its part, where the nodes go through the phase by themselves.
+    Its ``state`` is "on", "done" or "failed". ``usual`` is its median duration in earlier starts like this one, None if
+    there were none. ``parts`` maps nodes to their parts, in phases that the nodes go through separately.
     """
 
     def __init__(self, name: str, text: str, usual: float | None) -> None:
@@ -63,11 +57,11 @@ class Phase:
 
     @property
     def elapsed(self) -> float:
-        """Seconds that it took, or has taken so far."""
+        """Return the seconds that it took, or has taken so far."""
         return time.perf_counter() - self._began if self._elapsed is None else self._elapsed
 
     def end(self, state: str) -> None:
-        """It is over."""
+        """Set the final state of the phase and of its open parts."""
         self._elapsed, self.state = self.elapsed, state
         for part in list(self.parts.values()):
             if part.state == "on":
@@ -75,7 +69,7 @@ class Phase:
 
 
 class PhaseLog:
-    """One a pool; any thread may write and read."""
+    """Phases of one pool; thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -83,30 +77,29 @@ class PhaseLog:
         self.usual: Mapping[str, float] = {}
 
     def clear(self, usual: Mapping[str, float]) -> None:
-        """A start begins; ``usual`` is how long each phase took in those before."""
+        """Begin a new start; ``usual`` holds the phases' durations in earlier ones."""
         with self._lock:
             self._phases, self.usual = [], usual
 
     def begin(self, name: str, text: str) -> Phase:
-        """A phase begins."""
         phase = Phase(name, text, self.usual.get(name))
         with self._lock:
             self._phases = [*self._phases[-_MOST:], phase]
         return phase
 
     def say(self, phase: Phase, line: str) -> None:
-        """What a phase is at."""
+        """Add a line to a phase."""
         with self._lock:
             phase.lines.append(line[:_LINE])
 
     @property
     def latest(self) -> str:
-        """The name of the phase that began last."""
+        """Return the name of the phase that began last."""
         with self._lock:
             return self._phases[-1].name if self._phases else "start"
 
     def on_node(self, node: int, state: str, line: str = "") -> None:
-        """What a node's part in the phase that is on is at."""
+        """Set a node's state and line in the current phase; ignore it between phases."""
         with self._lock:
             if not self._phases or self._phases[-1].state != "on":
                 return
@@ -115,19 +108,24 @@ class PhaseLog:
             part.turn(state)
 
     def took(self) -> dict[str, float]:
-        """How long each phase took that is done."""
+        """Return the seconds that each finished phase took."""
         with self._lock:
             return {phase.name: phase.elapsed for phase in self._phases if phase.state == "done"}
 
     def facts(self, lines: int = _LINES, *, parts: bool = True) -> list[dict[str, Any]]:
-        """All of it, as JSON.
+        """Return all phases as JSON.
 
         Parameters
         ----------
         lines : int
-            So many of the last lines of each phase.
+            Number of last lines of each phase.
         parts : bool
-            Whether of phases that are over the nodes' parts are told too.
+            Whether to include the nodes' parts of finished phases.
+
+        Returns
+        -------
+        list of dict
+            One per phase, oldest first.
         """
         with self._lock:
             return [

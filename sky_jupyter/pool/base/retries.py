@@ -1,4 +1,4 @@
-"""How long the parts of a pool's start and end may take, and how often its machines are asked for."""
+"""Timeouts and retries of a pool's start and end."""
 
 from __future__ import annotations
 
@@ -16,14 +16,9 @@ _TICK = TIMEOUTS.polls.retry
 
 
 async def within(work: Awaitable[T], option: str, limit: float, late: Callable[[str], SkyError]) -> T:
-    """What work gives, if it does in so many seconds; else it is given up.
+    """Await work for at most ``limit`` seconds; raise ``late(why)`` after that.
 
-    Parameters
-    ----------
-    option : str
-        What the limit is called in `Options`.
-    late : callable
-        Makes the error, from words that say which limit it was.
+    ``option`` is the name of the limit in `Options`, for the message.
     """
     task = asyncio.ensure_future(work)
     try:
@@ -37,17 +32,17 @@ async def within(work: Awaitable[T], option: str, limit: float, late: Callable[[
 
 
 def not_prepared(why: str, phase: str) -> BootstrapError:
-    """The machines are there, and were not prepared in time."""
+    """Return the error of nodes that were not prepared in time."""
     return BootstrapError(phase, f"preparing the nodes was {why}")
 
 
 def not_made(why: str) -> ProvisionError:
-    """The machines were not there in time."""
+    """Return the error of machines that did not exist in time."""
     return ProvisionError(f"having the machines was {why}")
 
 
 async def attempts(make: Callable[[], Awaitable[T]], most: int, pause: float, tell: Callable[[str], None]) -> T:
-    """Ask for machines as often as that may help; ``tell`` is told of each attempt that failed."""
+    """Await ``make()`` up to ``most`` times while its errors are transient."""
     number = 1
     while True:
         try:
@@ -61,16 +56,16 @@ async def attempts(make: Callable[[], Awaitable[T]], most: int, pause: float, te
 
 
 def may_pass(error: Exception) -> bool:
-    """Whether another attempt may succeed where this one failed: keys and numbers do not change by themselves."""
+    """Return whether a retry may succeed: rejected keys and counts stay rejected."""
     if isinstance(error, ProvisionError):
         return error.passing
     return isinstance(error, MachineError) and not isinstance(error, (HostKeyError, LoginRefused))
 
 
 def in_time(work: Callable[[], None], seconds: float, tick: Callable[[], None] = lambda: None) -> bool:
-    """Do something in a thread, and wait so many seconds for it; whether it is done. What it raises is raised.
+    """Run work in a thread for at most ``seconds``; return whether it finished.
 
-    ``tick`` is called meanwhile, several times a second.
+    Re-raises the error of the work. ``tick`` is called every poll.
     """
     raised: list[BaseException] = []
 
@@ -84,7 +79,7 @@ def in_time(work: Callable[[], None], seconds: float, tick: Callable[[], None] =
     end = time.monotonic() + seconds
     thread.start()
     while thread.is_alive() and time.monotonic() < end:
-        # In pieces: an interrupt is heard between them.
+        # In slices: a pending interrupt is raised between them.
         thread.join(min(_TICK, max(0.0, end - time.monotonic())))
         tick()
     if raised:

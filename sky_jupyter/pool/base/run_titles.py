@@ -1,4 +1,4 @@
-"""A cell's code in a line, by which people know its run: in the registry, in a pool's facts and in the panel."""
+"""One-line title of a cell, for the registry, the pool's status and the panel."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from collections.abc import Iterator, Sequence
 
 _TITLE = 80
 _IMPORT = re.compile(r"(import|from)\s+[\w.]")
-# The line that stands above the code as the nodes run it.
+# The magic's line, which heads the code that the nodes run.
 _OURS = "# %%sky"
 
 
 def title_of(code: str) -> str:
-    """The first line that says something; a comment above the code is a title."""
+    """Return the first line that is no import; a leading comment counts."""
     lines = [line.strip() for line in code.splitlines() if line.strip() and not line.startswith(_OURS)]
     said = list(_without_imports(lines))
     text = (said or lines or [""])[0].lstrip("# ")
@@ -25,5 +25,5 @@ def _without_imports(lines: Sequence[str]) -> Iterator[str]:
         begins = _IMPORT.match(line) is not None
         if not begins and not within:
             yield line
-        # Names in parentheses go on in the next lines.
+        # An import in parentheses spans several lines.
         within = (within or (begins and "(" in line)) and ")" not in line

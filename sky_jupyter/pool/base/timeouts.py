@@ -1,8 +1,8 @@
-"""How long a pool waits for what, and how often it looks: all of its times in one place, by subject.
+"""All timeouts and poll intervals of a pool, in seconds, by subject.
 
-A machine that is loaded, or a test, can have other ones: ``SKY_TIMEOUTS_SCALE=3`` in the notebook's environment, set
-before anything of the pool is imported, makes all of them three times as long. What the nodes wait for themselves is
-not among them, nor what a person chooses (`Options`, ``--timeout`` and so on).
+``SKY_TIMEOUTS_SCALE=3`` in the notebook's environment, set before the pool's modules are imported, makes all
+of them three times as long: for loaded machines and for tests. The nodes' own timeouts are not among them, nor are
+those that users choose (`Options`, ``--timeout``).
 """
 
 from __future__ import annotations
@@ -20,27 +20,27 @@ T = TypeVar("T")
 
 @dataclass(frozen=True)
 class Liveness:
-    """When a node is asked about, said to be silent, and given up: ``doubt`` < ``silence`` < ``absence``."""
+    """Failure detection of nodes: ``doubt`` < ``silence`` < ``absence``."""
 
-    # A round of pings, and how long the first and each later connection to the scheduler may take.
+    # The interval of pings; the timeouts of the first and of later connections to the scheduler.
     beat: float = 1.0
     first_dial: float = 10.0
     dial: float = 3.0
-    # Whose end broke a connection is known about so much later.
+    # After a broken connection: the delay until its cause is known.
     last_words: float = 0.6
-    # Without an answer for this long, or twice as long as the last one took, others are asked about a machine.
+    # After this long without an answer, or twice the last round trip, other machines are asked about a machine.
     doubt: float = 0.8
     late_doubt: float = 3.0
-    # Without an answer for this long, a node or the whole pool is said to be unreachable.
+    # After this long without an answer, a node or the whole pool is reported as unreachable.
     silence: float = 4.0
-    # A node that the scheduler has lost, and that is not back after this long, is given up.
+    # A node that left the scheduler is declared lost after this long.
     absence: float = 4.5
-    # The same for one that the scheduler reaches through our own link, which is made again with growing pauses.
+    # The same for a node behind our own link, which reconnects with back-off.
     far_absence: float = 30.0
-    # Nobody may have heard of a machine for so long before it is given up, nor for so long since it is looked for.
+    # A machine is declared lost when no other has heard of it for `sure`, and the inquiry has lasted `least`.
     sure: float = 4.0
     least: float = 2.0
-    # What asking others takes beside that, at most; others that say the same say it about then.
+    # The longest round trip of an inquiry; how far apart the answers of others may come.
     round_trip: float = 2.0
     gather: float = 0.4
     pause: float = 0.5
@@ -52,19 +52,19 @@ class Liveness:
 class Links:
     """The link to other machines, and the connections that it carries."""
 
-    # Hosts that are lost together are told together.
+    # Hosts that are lost within this time are reported in one message.
     gather: float = 1.5
     pause: float = 1.0
     longest_pause: float = 30.0
-    # For so long what could not be reached is tried again when the pool has been ended.
+    # Unreachable hosts of an ended pool are retried for this long.
     finish: float = 1800.0
-    # A host's words are followed again after so long.
+    # The back-off of following a host's event file.
     follow_pause: float = 0.2
     longest_follow_pause: float = 2.0
-    # Whether hosts reach each other: one attempt, and all of them.
+    # The check that hosts reach each other: one connection, and the whole check.
     connect: float = 5.0
     reach: float = 60.0
-    # Who is to be called meanwhile ends by itself, should nobody tell it to: longer than ``connect``.
+    # The listeners of that check end by themselves after this: longer than ``connect``.
     listener: float = 30.0
 
 
@@ -72,24 +72,24 @@ class Links:
 class Start:
     """The start of a pool, and its changes of nodes."""
 
-    # A host says where its scheduler is, and its agents have joined.
+    # A host reports its scheduler's address; its agents join.
     host: float = 60.0
     agents: float = 60.0
-    # A host on another machine that is there already, or is to answer at once.
+    # A remote host that runs already; one that must answer at once.
     remote_host: float = 30.0
     moment: float = 5.0
-    # So long hosts live without word of who makes their pool, before it is ready: longer than ``agents``.
+    # The hosts' lease until the pool is ready: longer than ``agents``.
     lease: float = 75.0
     settle: float = 5.0
-    # The agents of a pool that is taken up, or that has other nodes now.
+    # The agents of a pool that is attached, or resized, join.
     join: float = 10.0
     rejoin: float = 60.0
-    # A host has seen what it is to be.
+    # A host has read its new configuration.
     seen: float = 5.0
-    # What cannot be stopped in a thread, such as a connection that is being made, has this long to end.
+    # The grace of a thread that cannot be cancelled, such as one that connects.
     given_up: float = 30.0
     freed: float = 2.0
-    # Frameworks are set up anew: a machine that has much else to do takes long.
+    # Reinitialization of the frameworks, which is slow on a loaded machine.
     set_up_again: float = 60.0
     # The user's own Dask workers.
     dask: float = 120.0
@@ -97,85 +97,85 @@ class Start:
 
 @dataclass(frozen=True)
 class End:
-    """The end of a pool; what its ranks may take is the user's to say (``--exit-timeout``)."""
+    """Shutdown of a pool; users set the ranks' own time (``--exit-timeout``)."""
 
-    # Hosts that were being started, or a change of nodes, have ended.
+    # A start of hosts, or a resize, that was under way stops.
     others: float = 20.0
-    # What the ranks' end may take besides their own time: longer than ``plugins``, which are left before.
+    # The ranks' shutdown besides their own time: longer than ``plugins``, which are left before.
     ranks: float = 10.0
     plugins: float = 5.0
-    # What an agent may need besides, to kill and to answer.
+    # The time that an agent needs besides, to kill and to answer.
     margin: float = 5.0
-    # An end that takes no longer than this needs no words.
+    # A shutdown that takes no longer than this is not reported.
     quiet: float = 0.5
     interrupt: float = 1.0
     moment: float = 2.0
     host: float = 5.0
     host_process: float = 10.0
     dask_client: float = 5.0
-    # A host that has ended may have said why.
+    # A host that has ended may have reported why.
     last_words: float = 0.3
-    # The nodes' clocks began a moment before or after ours.
+    # The nodes' clocks may differ from ours by this much.
     ttl_margin: float = 2.0
 
 
 @dataclass(frozen=True)
 class Interrupts:
-    """What a person waits for who interrupts a run: ``heed`` < ``agents`` < ``freed`` <= ``last``."""
+    """Interrupts of a run: ``heed`` < ``agents`` < ``freed`` <= ``last``."""
 
-    # Who has not heeded an interrupt by then is looked at.
+    # The stacks of ranks that have not stopped by then are sampled.
     heed: float = 0.3
     agents: float = 1.0
-    # Who has heeded it may still run `finally` blocks, or show where it was; on a busy machine that takes a while.
+    # A rank that heeded it may still run `finally` blocks or format its traceback, slowly on a busy machine.
     shown: float = 3.0
-    # A rank may still be compiling what will then fail at once.
+    # A rank may still be compiling what then fails at once.
     abort: float = 8.0
-    # Of a second interrupt the person has the prompt back after this, whatever does not answer.
+    # A second interrupt returns the prompt after this, whatever does not answer.
     freed: float = 3.0
-    # Whoever waits goes on so long after the run is given up, and at the latest after ``last``.
+    # The caller goes on this long after the run is given up, and at the latest after ``last``.
     after: float = 0.5
     last: float = 4.5
-    # Two presses within this time are one that was a double click.
+    # Two interrupts within this time count as one: a double click.
     double_click: float = 1.0
 
 
 @dataclass(frozen=True)
 class Repairs:
-    """New kernels for ranks that have lost theirs."""
+    """Replacement of kernels that have died."""
 
     kill: float = 20.0
     check: float = 3.0
     reach: float = 2.0
-    # A node whose agent ended is back before that; where it is not, what is run on it says so.
+    # A node whose agent ended is back within this; else runs on it fail.
     returned: float = 5.0
-    # One that its host has begun to make anew comes, however busy the machine is.
+    # The same for an agent that its host is restarting.
     revived: float = 30.0
-    # A kernel that ends by itself too often in this time is not replaced any more.
+    # A kernel that ends by itself too often within this time is not replaced.
     ends_within: float = 60.0
-    # After the head's loss, whoever has not answered by then is not waited for.
+    # After the head's loss, agents have this long to answer.
     recovery: float = 3.0
 
 
 @dataclass(frozen=True)
 class Answers:
-    """What nodes are asked while nobody runs anything, or beside it."""
+    """Requests to nodes that are idle, or beside a run."""
 
     read: float = 60.0
-    # So long an answer is waited for that may never come, as a process of the pool stands still.
+    # The timeout of an answer while a process of the pool stands still.
     halted: float = 5.0
     status: float = 2.0
-    # Whoever looks sooner than this after another sees what that one saw.
+    # How long a status is cached.
     fresh: float = 0.5
-    # Requests of the panel: what takes longer goes on, and the answer says so.
+    # Requests of the panel: a longer one goes on in the background, and the answer says so.
     request: float = 2.0
     calls: float = 2.0
-    # A look at the stacks: between its two samples, in all, and what the way there and back may take.
+    # Stacks: the interval of the two samples, the timeout, and what the network may add.
     stack_window: float = 0.15
     stacks: float = 0.8
     stacks_margin: float = 0.85
     stacks_margin_each: float = 0.15
     stacks_most_margin: float = 15.0
-    # A run that is silent for so long is looked at, twice, and then ever less often.
+    # A run without output for this long is checked for a hang: twice, then with back-off.
     hang: float = 30.0
     hang_confirm: float = 2.0
     hang_longest: float = 600.0
@@ -183,25 +183,25 @@ class Answers:
 
 @dataclass(frozen=True)
 class Transfers:
-    """Files, values, code and packages on their way."""
+    """Transfers of files, values, code and packages."""
 
-    # A repr is not worth a longer wait.
+    # The timeout of a repr.
     repr: float = 2.0
-    # What is stopped has so long to end; what was sent, to be let go of.
+    # A cancelled transfer ends within `farewell`; its data is released within `goodbye`.
     farewell: float = 6.0
     goodbye: float = 5.0
     again: float = 0.5
-    # From node to node: who takes slowly is not waited for by the others.
+    # From node to node: others do not wait longer for a slow receiver.
     slow_age: float = 3.0
-    # An agent that ends is revived; a node that is still lost after this long gets nothing.
+    # An agent that ends is restarted; a node that is still lost after this long is left out.
     absence: float = 6.0
-    # One that stands still may go on where it was.
+    # A stopped process may continue.
     silence: float = 30.0
 
 
 @dataclass(frozen=True)
 class Polls:
-    """How often something is looked at that cannot be waited for."""
+    """Poll intervals."""
 
     loop: float = 0.05
     retry: float = 0.2
@@ -217,14 +217,14 @@ class Polls:
     machines: float = 0.5
     shared: float = 0.1
     transfer: float = 0.1
-    # A person is told how far values are.
+    # The progress of values is shown.
     progress: float = 0.1
     first_copy: float = 0.01
     last_copy: float = 0.3
     copies: float = 0.5
     streams: float = 0.02
     repairs: float = 0.1
-    # So long after something was sent to the ranks' widgets, what came meanwhile goes as one.
+    # Widget messages that arrive within this time are sent as one.
     widgets: float = 0.05
     calls: float = 1.0
     calls_again: float = 0.1
@@ -232,15 +232,15 @@ class Polls:
 
 @dataclass(frozen=True)
 class Machines:
-    """Machines that are made for a pool, and are to end with it."""
+    """Machines that are created for a pool, and destroyed with it."""
 
-    # So long the processes of machines that have ended may take to be seen ending.
+    # The processes of destroyed machines are seen ending within this.
     hosts: float = 2.0
-    # A sweep of what earlier pools left, and how often it looks.
+    # A sweep of machines that earlier pools left, and its polls.
     sweep: float = 60.0
     sweep_pause: float = 0.1
     longest_sweep_pause: float = 5.0
-    # So much longer than the pool's own times they may live, and be waited for.
+    # What machines may live, and be waited for, beyond the pool's own limits.
     margin: float = 600.0
 
 
@@ -248,15 +248,15 @@ class Machines:
 class Registers:
     """The registry of pools."""
 
-    # Another process writes.
+    # SQLite's busy timeout.
     busy: float = 10.0
-    # So much longer than its lease a pool is believed to live.
+    # How long after its lease a pool is still listed.
     lease_margin: float = 60.0
 
 
 @dataclass(frozen=True)
 class Timeouts:
-    """All of them, in seconds."""
+    """All timeouts, in seconds."""
 
     liveness: Liveness = field(default_factory=Liveness)
     links: Links = field(default_factory=Links)
@@ -269,11 +269,11 @@ class Timeouts:
     polls: Polls = field(default_factory=Polls)
     machines: Machines = field(default_factory=Machines)
     registry: Registers = field(default_factory=Registers)
-    # How many times as long as usual these are: for the calls of agents, whose times are in their table.
+    # The factor of `scaled`: the table of agents' calls applies it to its own timeouts.
     scale: float = 1.0
 
     def scaled(self, factor: float) -> Timeouts:
-        """Return timeouts that are so many times as long; how they stand to each other stays the same."""
+        """Return timeouts that are ``factor`` times as long."""
         groups = {one.name: getattr(self, one.name) for one in fields(self) if one.name != "scale"}
         return replace(
             self, scale=self.scale * factor, **{name: _scaled(group, factor) for name, group in groups.items()}
@@ -281,12 +281,9 @@ class Timeouts:
 
     @classmethod
     def of_environment(cls) -> Timeouts:
-        """Return those of this process.
+        """Return the timeouts of this process.
 
-        Raises
-        ------
-        SpecError
-            When ``SKY_TIMEOUTS_SCALE`` is no number above 0.
+        Raises SpecError if ``SKY_TIMEOUTS_SCALE`` is not a number above 0.
         """
         text = os.environ.get(VARIABLE, "1")
         try:

@@ -1,7 +1,7 @@
-"""A pool's own certificate authority and the one certificate that its members share.
+"""TLS certificates of a pool: its own authority and one shared certificate.
 
-Whoever holds the key is a member: the key is made for one pool, travels over the machines' own
-channel, and lies in files that only the user can read.
+The key authenticates members. It is made for one pool, sent over the machines' own channel, and stored in files
+that only the user can read.
 """
 
 from __future__ import annotations
@@ -9,31 +9,30 @@ from __future__ import annotations
 import datetime
 from dataclasses import dataclass
 
-# From the clock of a machine that has none of its own to "no end" (RFC 5280): what ends the trust
-# is the end of the pool, whose keys nobody else has. A clock that is set, on either side, or runs
-# years behind must not cut a pool's members from each other in the middle of a run.
+# Valid from the epoch to "no expiry" (RFC 5280): trust ends with the pool, as its keys are nowhere else.
+# A machine's clock that is wrong by years, or is set during a run, must not disconnect the pool's members.
 _FIRST = datetime.datetime(1970, 1, 1, tzinfo=datetime.timezone.utc)
 _LAST = datetime.datetime(9999, 12, 31, 23, 59, 59, tzinfo=datetime.timezone.utc)
 
-# What lies in a pool's folder: of the authority, and of its members.
+# The files in a pool's folder: the authority's certificate, and the members' certificate and key.
 NAMES = ("pool.ca", "pool.cert", "pool.key")
 
 
 @dataclass(frozen=True)
 class Certificates:
-    """PEM texts: the authority's certificate, the members' certificate and their key."""
+    """PEM texts of the authority's and the members' certificate, and of their key."""
 
     authority: bytes
     certificate: bytes
     key: bytes
 
     def files(self) -> dict[str, bytes]:
-        """What goes into a pool's folder, by file name; see `node.scheduler.security`."""
+        """Return the files of the pool's folder, by name; see `node.scheduler.security`."""
         return dict(zip(NAMES, (self.authority, self.certificate, self.key), strict=True))
 
 
 def make(pool: str) -> Certificates:
-    """Make an authority and a certificate for the pool of this id (ECDSA on P-256)."""
+    """Make an authority and a certificate for a pool's id (ECDSA on P-256)."""
     from cryptography import x509
     from cryptography.hazmat.primitives import hashes, serialization
     from cryptography.hazmat.primitives.asymmetric import ec

@@ -1,4 +1,4 @@
-"""The control plane as the manager holds it: a Dask client, calls of agents, and who can be reached."""
+"""Dask client of the control plane: calls of agents, and detection of lost nodes."""
 
 from __future__ import annotations
 
@@ -24,98 +24,100 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _POLL = TIMEOUTS.polls.control
-# More agents than this are asked by the scheduler, side by side.
+# Above this number of agents, the scheduler broadcasts the calls.
 _DIRECT = 16
 _BEAT = TIMEOUTS.liveness.beat
 _DIAL_TIMEOUT = TIMEOUTS.liveness.dial
-# The same for the first time; how often it is looked meanwhile whether the pool is broken.
+# The same for the first connection; the interval at which a broken pool is noticed meanwhile.
 _FIRST_DIAL, _WATCH = TIMEOUTS.liveness.first_dial, TIMEOUTS.polls.broken
-# Whose end broke a connection is known about so many seconds later.
+# After a broken connection: the delay until its cause is known.
 _LAST_WORDS = TIMEOUTS.liveness.last_words
-# Without an answer for this long, or twice as long as the last one took, others are asked about a machine.
+# After this long without an answer, or twice the last round trip, other machines are asked about a machine.
 DOUBT, LATE_DOUBT = TIMEOUTS.liveness.doubt, TIMEOUTS.liveness.late_doubt
-# Without an answer for this long, a node or the whole pool is said to be unreachable.
+# After this long without an answer, a node or the whole pool is reported as unreachable.
 SILENCE = TIMEOUTS.liveness.silence
-# A node that the scheduler has lost, and that is not back after this long, is given up.
+# A node that left the scheduler is declared lost after this long.
 ABSENCE = TIMEOUTS.liveness.absence
-# The same for one that the scheduler reaches through our own link, which is made again with growing pauses.
+# The same for a node behind our own link, which reconnects with back-off.
 FAR_ABSENCE = TIMEOUTS.liveness.far_absence
 
 
 class Watcher(Protocol):
-    """Who is told of what becomes of nodes and connections; called on the loop."""
+    """Receiver of events on nodes and connections; called on the loop."""
 
     def on_batch(self, batch: dict[str, Any]) -> None:
-        """Events of a run that an agent forwards."""
+        """Handle events of a run that an agent forwards."""
 
     def on_lost(self, node: int, why: str, *, revived: bool) -> None:
-        """A node is given up: its kernels are gone, or cannot be reached; or its host has begun to make it anew."""
+        """Handle a lost node; ``revived`` says that its host is restarting its agent."""
 
     def on_back(self, node: int, *, kept: bool) -> None:
-        """A node is there again; ``kept`` says that its kernels are those that it had, and nothing was given up."""
+        """Handle a node that is back; ``kept`` says that its kernels survived."""
 
     def on_doubt(self, node: int | None) -> None:
-        """A node, or where it is None the whole pool, has not answered for a moment: see `Control.doubted`."""
+        """Handle a late answer of a node, or of the pool (None): see `Control.doubted`."""
 
     def on_silent(self, node: int | None, *, silent: bool) -> None:
-        """A node, or where it is None the whole pool, does not answer, or does again."""
+        """Handle a node, or the pool (None), that stopped answering or answers again."""
 
     def on_replaced(self) -> None:
-        """Another manager has taken the pool over."""
+        """Handle the takeover of the pool by another manager."""
 
 
 class Control:
-    """Made by the pool when its scheduler listens; closed with the pool. Used on the loop only.
+    """Dask client of the control plane, used on the loop only.
+
+    The pool makes it when its scheduler listens, and closes it.
 
     Parameters
     ----------
     watcher : Watcher
-        Who is told.
+        Receives membership and event callbacks.
     direct : bool
-        Whether agents can be reached without the scheduler in between: two hops less for each cell.
+        Whether agents can be reached without the scheduler, which saves two hops per cell.
     generation : int
-        The manager's; agents refuse one that is lower than another's.
+        The manager's fencing token; agents refuse a lower one than they have seen.
     shape : int
-        How often the pool's nodes were changed: an agent that missed the last time is none of ours.
+        How often the pool was resized: agents of an earlier shape are ignored.
     """
 
     def __init__(self, watcher: Watcher, *, direct: bool, generation: int, shape: int = 0) -> None:
         self.direct = direct
         self.shape = shape
-        # Whether the scheduler knows agents that are none of ours, and whether some are about to come.
+        # Whether the scheduler has agents of other shapes, and whether some are about to join.
         self.crowded = self.joining = False
         self.watcher = watcher
         self.generation = generation
         self.addresses: dict[int, str] = {}
-        # Who was met at each node; another agent there has other kernels.
+        # The incarnation of each node's agent: another one has other kernels.
         self.incarnations: dict[int, str] = {}
-        # Nodes that do not answer, though nobody has lost them; and those that were given up.
+        # Nodes that do not answer but are not lost (None: the scheduler); nodes that are lost.
         self.silent: set[int | None] = set()
         self.lost: set[int] = set()
-        # Those that have not answered for a moment.
+        # Nodes whose answer is late.
         self.doubted: set[int | None] = set()
-        # Nodes whose machines are off, whatever the scheduler still believes: only whether they are back is asked.
+        # Nodes whose machines are off, whatever the scheduler has: they are only pinged.
         self.off: set[int] = set()
-        # Of nodes on other machines, whether our link does not reach them; those that the scheduler reaches by it only.
+        # For remote nodes, whether our link is down; nodes that the scheduler reaches only by that link.
         self.away: dict[int, Callable[[], bool]] = {}
         self.apart: set[int] = set()
         self.client: Client | None = None
         self.closing = False
-        # Why nodes were given up, and how messages name their machines.
+        # Why nodes were lost, and the suffixes that name their machines in messages.
         self.whys: dict[int, str] = {}
         self.names: dict[int, str] = {}
-        # Why, for those who still ask.
+        # The message of calls after `close`.
         self.why_closed = "the pool's connection has been closed"
-        # When an agent last answered; by then it had heard of this manager.
+        # When an agent was last sent a ping that it answered: its lease began then or later.
         self.heard = time.monotonic()
         self.up = asyncio.Event()
         self._comm: Any = None
         self._nodes = 0
         self._names: dict[str, int] = {}
-        # When each last answered, and after how long.
+        # The time of each node's last answer, and its round trip.
         self._answered: dict[int | None, float] = {}
         self._took: dict[int | None, float] = {}
-        # Nodes that were asked whether they are there, at their addresses, and have not answered yet.
+        # Pings without an answer yet, by node and address.
         self._asked: dict[tuple[int, str], asyncio.Task[str | None]] = {}
         self._absent: dict[int, float] = {}
         self._quiet_since: dict[int | None, float] = {}
@@ -125,19 +127,16 @@ class Control:
     # -- connecting --------------------------------------------------------------------------------
 
     async def connect(self, address: str, folder: Path, nodes: int, timeout: float, broken: Callable[[], str]) -> None:
-        """Connect to the scheduler and wait until all agents are there, or ``broken()`` says why not.
+        """Connect to the scheduler and wait for all agents.
 
-        Raises
-        ------
-        NodeLost
-            When some of them are not there in time, or never will be.
+        Raises NodeLost if ``broken()`` returns a reason, or agents are missing after ``timeout``.
         """
         self._address, self._folder, self._nodes = address, folder, nodes
         self._names = {member_name(node, self.shape): node for node in range(nodes)}
         try:
             await self._meet_all(timeout, broken)
         except OSError:
-            # Whoever has just ended is about to be heard of.
+            # The event of a process that has just ended is about to arrive.
             await asyncio.sleep(_LAST_WORDS)
             raise NodeLost(
                 broken() or f"the pool's scheduler, at {address.rpartition('/')[2]}, does not answer"
@@ -159,7 +158,7 @@ class Control:
         self.incarnations = await self.ask(rpc.PING)
 
     async def _dial_unless(self, broken: Callable[[], str], timeout: float) -> None:
-        """Reach the scheduler for the first time, unless ``broken()`` says that nobody will be there."""
+        """Connect to the scheduler first; stop if ``broken()`` returns a reason."""
         dialing = asyncio.ensure_future(self._dial(timeout))
         try:
             while not dialing.done():
@@ -171,12 +170,12 @@ class Control:
             dialing.cancel()
 
     def move(self, address: str) -> None:
-        """The scheduler is reached at another address from now on."""
+        """Set the scheduler's new address."""
         self._address = address
         self._kick.set()
 
     async def _dial(self, timeout: float) -> None:
-        """Make a client, in the place of one that may be there."""
+        """Replace the Dask client by a new one."""
         import dask.config
         from distributed import Client
 
@@ -187,7 +186,7 @@ class Control:
         await self._hang_up()
         settings = {**dask_settings.defaults(), "distributed.comm.timeouts.connect": f"{timeout}s"}
         settings |= scheduler.DASK_SETTINGS
-        # Who is there is asked by `_beat`; Dask's own asking writes to the notebook where it cannot.
+        # `_beat` polls the members; Dask's own poll would log its failures in the notebook.
         settings["distributed.client.scheduler-info-interval"] = "1000h"
         with dask.config.set(settings), _quiet():
             client = Client(
@@ -204,22 +203,22 @@ class Control:
                 await _end(client)
                 raise
         self._comm = self.client.scheduler_comm.comm
-        # Messages that are large are bytes, and need no thread to be read in; to weigh each takes longer.
+        # Large messages are bytes, which are fast to read; offloading would measure every message.
         self.client.rpc.allow_offload = False
-        # Of later connections: Dask would ask for the person's setting each time.
+        # For later connections: Dask would read the user's setting.
         self.client.rpc.timeout = settings["distributed"]["comm"]["timeouts"]["connect"]
         self.client.subscribe_topic("sky", lambda event: self.watcher.on_batch(event[1]))
         self.client.subscribe_topic("all", self._on_member)
 
     async def _hang_up(self) -> None:
-        """Let go of the scheduler, which may be gone: Dask's complaints of that are not for a notebook."""
+        """Close the client; its scheduler may be gone, so Dask's logs are muted."""
         client, self.client = self.client, None
         if client is not None:
             with _quiet():
                 await _end(client)
 
     async def close(self) -> None:
-        """Let go of the pool."""
+        """Disconnect; calls fail from now on."""
         self.closing = True
         self.up.set()
         for task in list(self._tasks):
@@ -231,7 +230,7 @@ class Control:
         if isinstance(message, dict) and message.get("action") in ("remove-worker", "add-worker"):
             self._kick.set()
 
-    # -- who is there ------------------------------------------------------------------------------
+    # -- membership --------------------------------------------------------------------------------
 
     async def _learn(self) -> None:
         assert self.client is not None
@@ -241,14 +240,14 @@ class Control:
         self.crowded = self.joining or len(named) > len(self.addresses)
 
     async def _beat(self) -> None:
-        """Once a second, and whenever members change: see who is there. It renews the nodes' leases."""
+        """Poll the members every beat and on changes, which renews the nodes' leases."""
         while not self.closing:
             began = time.monotonic()
             with contextlib.suppress(asyncio.TimeoutError):
                 await asyncio.wait_for(self._kick.wait(), _BEAT)
             self._kick.clear()
             if time.monotonic() - began > 2 * _BEAT:
-                # This process stood still: what waits to be read comes first.
+                # This process was suspended: let pending messages be read first.
                 await asyncio.sleep(_POLL)
             try:
                 await self._look()
@@ -277,7 +276,7 @@ class Control:
             self._meet(node, incarnation, moved=moved)
 
     async def _reach(self) -> bool:
-        """Whether the scheduler answers; a client that broke is made anew."""
+        """Return whether the scheduler answers; reconnect a broken client."""
         try:
             with self._doubting(None):
                 broken = self.client is None or self.client.status != "running"
@@ -286,14 +285,17 @@ class Control:
                     await asyncio.wait_for(self._dial(_DIAL_TIMEOUT), _DIAL_TIMEOUT + 1)
                 await asyncio.wait_for(self._learn(), SILENCE)
         except (OSError, asyncio.TimeoutError, ValueError):
-            # The next look takes another client.
+            # The next poll makes a new client.
             self._comm = None
             return False
         self.up.set()
         return True
 
     async def _ping(self) -> dict[int, str]:
-        """The agents that answer, and who they are; those that are known to be silent are not waited for."""
+        """Return the incarnations of the agents that answer.
+
+        Agents that are known to be silent are pinged, but not waited for.
+        """
 
         async def one(node: int) -> str | None:
             try:
@@ -308,7 +310,7 @@ class Control:
         for place in self.addresses.items():
             if place not in self._asked:
                 self._asked[place] = task = self._tasks.start(one(place[0]))
-                # What it raises is raised below once, and is nobody's else.
+                # Its error is raised below, if it is awaited there.
                 task.add_done_callback(lambda task: task.cancelled() or task.exception())
         awaited = [task for (node, _), task in self._asked.items() if node not in self.silent]
         if awaited:
@@ -320,7 +322,7 @@ class Control:
 
     @contextlib.contextmanager
     def _doubting(self, node: int | None) -> Iterator[None]:
-        """Doubt that one is there, should it take long to answer."""
+        """Report doubt if the block takes long; on success, record its duration."""
         began = time.monotonic()
         patience = min(max(DOUBT, 2 * self._took.get(node, 0.0)), LATE_DOUBT)
         timer = asyncio.get_running_loop().call_later(patience, self._doubt, node)
@@ -340,12 +342,12 @@ class Control:
         self.doubted.discard(node)
 
     def unheard(self, node: int | None) -> float:
-        """For how many seconds a node, or where it is None the scheduler, has not answered; 0 where it never has."""
+        """Return the seconds since a node, or the scheduler (None), answered; 0 if never."""
         now = time.monotonic()
         return now - self._answered.get(node, now)
 
     def _note(self, node: int | None, answers: bool, began: float) -> None:
-        """Tell of one that has been silent for too long, or is not any more."""
+        """Update whether a node, or the scheduler (None), is silent; report changes."""
         if answers:
             self._quiet_since.pop(node, None)
             if node in self.silent:
@@ -361,8 +363,8 @@ class Control:
     def _miss(self, node: int, now: float) -> None:
         is_away, apart = self.away.get(node), node in self.apart
         if is_away is not None and is_away() == apart:
-            # It goes on, and is to come back in time from when it can: our link has broken, by which it is reached,
-            # or it has not, and machines that are there do not reach each other.
+            # Its absence is not counted: either it is reached by our link, which is down, or our link is up and the
+            # machines do not reach each other.
             self._absent[node] = now
             self._note(node, False, now)
         elif now - self._absent.setdefault(node, now) > (FAR_ABSENCE if apart else ABSENCE):
@@ -389,7 +391,7 @@ class Control:
         self.watcher.on_back(node, kept=kept and not was_lost)
 
     def lose(self, node: int, why: str, *, revived: bool = False) -> None:
-        """Give a node up; it may come back, and will where its host has begun to make it anew."""
+        """Declare a node lost; ``revived`` says that its host is restarting it."""
         if node not in self.lost:
             self.lost.add(node)
             self.whys[node] = why
@@ -397,34 +399,48 @@ class Control:
         self._kick.set()
 
     def give_up(self, node: int, why: str) -> None:
-        """Lose a node whose machine is off, though nobody has noticed that its connections are gone."""
+        """Declare a node lost whose machine is off, though its connections seem open."""
         self.off.add(node)
         self.lose(node, why)
 
     @property
     def there(self) -> set[int]:
-        """The nodes that are believed to answer."""
+        """Return the nodes that are believed to answer."""
         if None in self.silent:
             return set()
         return {node for node in self.addresses if node not in self.silent | self.lost | self.off}
 
-    # -- asking ------------------------------------------------------------------------------------
+    # -- calls -------------------------------------------------------------------------------------
 
     async def ask(self, call: AgentCall, nodes: Iterable[int] | None = None, **arguments: Any) -> dict[int, Any]:
-        """Ask agents in one broadcast; return their answers by node.
+        """Call agents in one broadcast; return their answers by node.
 
-        An idempotent call is repeated after its connection broke, once the pool is back.
+        An idempotent call is retried after its connection broke, once the pool is back.
+
+        Parameters
+        ----------
+        call : AgentCall
+            The call, of the `rpc` table.
+        nodes : iterable of int, optional
+            Nodes to call, by default all.
+        **arguments
+            The call's arguments.
+
+        Returns
+        -------
+        dict
+            Node -> answer.
 
         Raises
         ------
         NodeLost
-            When a node that is asked has no agent any more.
+            If a node has no agent any more.
         NoAnswer
-            When the call has a timeout, and it is over.
+            If the call's timeout is over.
         PoolError
-            When another manager has taken the pool over.
+            If another manager has taken the pool over.
         Exception
-            What an agent's handler raised.
+            The error of an agent's handler.
         """
         call.check(arguments)
         asking = self._ask_until_answered(call, nodes, arguments)
@@ -450,7 +466,7 @@ class Control:
                 if not call.idempotent or self.closing:
                     raise await self._broke(chosen) from None
             except NodeLost:
-                # It may only have lost its connection, and be back in a moment.
+                # It may only have lost its connection, and reconnect.
                 if not call.idempotent or self.closing or self.lost & set(chosen):
                     raise
             self._kick.set()
@@ -471,12 +487,12 @@ class Control:
         return {by_address[address]: answer for address, answer in answers.items()}
 
     def is_lost(self, node: int) -> NodeLost:
-        """The error of a node that is given up."""
+        """Return the error of a lost node."""
         why = self.whys.get(node, "its agent does not answer")
         return NodeLost(f"node {node}{self.names.get(node, '')} is lost: {why}; `%sky restart` makes it anew")
 
     async def _broke(self, nodes: Iterable[int]) -> NodeLost:
-        """What is to be said of a connection that broke, in the place of Dask's own error."""
+        """Return the error of a broken connection, with its cause if it becomes known."""
         asked, end = set(nodes), time.monotonic() + _LAST_WORDS
         while time.monotonic() < end:
             if self.closing:
@@ -488,11 +504,14 @@ class Control:
 
 
 async def _end(client: Client) -> None:
-    """Close a client, so that its finaliser, which may run in any thread, finds nothing to do."""
+    """Close a client for good.
+
+    Its finaliser, which may run in any thread, must find nothing to do.
+    """
     with contextlib.suppress(Exception):
         await client.close(timeout=1)
     if client.status != "closed":
-        # Where Dask's own reconnecting failed, it raises that each time when it is waited for.
+        # If Dask's own reconnect failed, awaiting this task raises that error each time.
         client._handle_report_task = None
         with contextlib.suppress(Exception):
             await client.close(timeout=1)
@@ -501,7 +520,7 @@ async def _end(client: Client) -> None:
 
 
 def _cut(client: Client) -> None:
-    """Drop the connections of a client whose closing took too long, and left them."""
+    """Abort the connections that a client left open because closing took too long."""
     with contextlib.suppress(Exception):
         client.scheduler_comm.abort()
     for pooled in (client.rpc.available, client.rpc.occupied):
@@ -512,7 +531,7 @@ def _cut(client: Client) -> None:
 
 @contextlib.contextmanager
 def _quiet() -> Iterator[None]:
-    """Dask's loggers say nothing meanwhile, nor does it of packages that the notebook has and the nodes have not."""
+    """Mute Dask's loggers, and its warning of packages that differ from the nodes'."""
     loggers = [logging.getLogger(name) for name in ("distributed.client", "distributed.comm", "distributed.core")]
     before = [logger.disabled for logger in loggers]
     for logger in loggers:

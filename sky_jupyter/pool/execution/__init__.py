@@ -1,1 +1,1 @@
-"""Runs of cells and functions."""
+"""Execution of cells and functions."""

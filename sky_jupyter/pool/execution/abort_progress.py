@@ -1,7 +1,7 @@
-"""What a person is told of ranks that do not heed an interrupt at once: which are being freed, and which cannot be.
+"""Messages on ranks that do not heed an interrupt: which are being freed.
 
-A rank that waits in a collective is freed by breaking what it waits for. On a busy machine that takes a while, and
-nobody is to be told meanwhile that only the loss of its names helps.
+A rank that waits in a collective is freed by breaking that. On a busy machine it takes a while, in which the user must
+not be told that only a new kernel helps.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from ..runs.stacks import IDLE, Place, Where
 
 @dataclass(frozen=True)
 class Held:
-    """Ranks that do not heed an interrupt, by what can be done for them.
+    """Ranks that do not heed an interrupt, by the remedy.
 
     Parameters
     ----------
     deaf : sequence of int
-        Those that no broken connection frees: they compute, or stand still.
+        Ranks that no broken connection frees: they compute, or stand still.
     waiting : sequence of int
         The others.
     calls : sequence of str
-        What those wait in, as far as it has a name.
+        Names of the calls that those wait in, where known.
     """
 
     deaf: Sequence[int] = ()
@@ -33,14 +33,16 @@ class Held:
 
     @property
     def freeing(self) -> str:
-        """What is told while they are being freed; empty where none can be."""
+        """Return the message while ranks are being freed; "" if none can be."""
         if not self.waiting:
             return ""
         return f"freeing {rank_label(self.waiting)} from {', '.join(self.calls) or _UNNAMED} …; every name is kept"
 
     def warning(self, left: Collection[int], failed: bool) -> str:
-        """Who of those that are ``left`` does not heed it, and what more can be done; ``failed`` says that they were
-        to be freed, in vain. Empty where there is none."""
+        """Return the message on ranks that do not heed it; "" if there are none.
+
+        Of the ranks in ``left``, these are the deaf ones; if ``failed``, all of them, as they could not be freed.
+        """
         ranks = sorted(rank for rank in left if failed or rank in self.deaf)
         if not ranks:
             return ""
@@ -58,7 +60,7 @@ _DEAF = "in code that cannot be interrupted"
 
 
 def held(left: Collection[int], where: Where | None) -> Held:
-    """Tell the ranks that are ``left`` apart by where they were seen after an interrupt, if they were."""
+    """Classify the ranks in ``left`` by where they were seen after an interrupt."""
     places = {place.rank: place for place in where.places} if where is not None else {}
     deaf = sorted(rank for rank in left if rank in places and _is_deaf(places[rank]))
     waiting = sorted(set(left) - set(deaf))

@@ -1,7 +1,7 @@
-"""The comms of a pool's ranks, widgets above all: brought from the nodes to who shows them, and back.
+"""Comms of a pool's ranks, mostly widgets: relayed between nodes and frontend.
 
-Nodes number what they send. Whatever was missed, all that is open there is asked for, and counts
-instead. What the nodes say is not relied on: see `runs`.
+Nodes number their batches. After a gap the manager requests the state of all open comms. Messages from nodes are
+validated.
 """
 
 from __future__ import annotations
@@ -20,44 +20,46 @@ from ...util.tasks import BackgroundTasks
 from ..base.event_loop import loop
 from ..base.timeouts import TIMEOUTS
 
-# So long after something was sent to the ranks, what came meanwhile goes as one.
+# Messages to the ranks that arrive within this time are sent as one.
 _PACE = TIMEOUTS.polls.widgets
 _MOST = 200
 Ask = Callable[..., Awaitable[dict[int, Any]]]
 
 
 class Mirror(Protocol):
-    """Who shows the comms; told on the loop, and must return at once."""
+    """Receiver of the ranks' comms; called on the loop, and must return at once."""
 
     def take(self, messages: Sequence[CommMessage]) -> None:
-        """What ranks say."""
+        """Handle new messages."""
 
     def reset(self, ranks: Sequence[int], messages: Sequence[CommMessage]) -> None:
-        """All that these ranks have open, now and no more."""
+        """Replace the state of these ranks' comms by ``messages``."""
 
 
 class Comms:
-    """One a pool, made with its supervisor; everything in it runs on the loop but `listen` and `send`.
+    """Comms of one pool, made with its supervisor; used on the loop.
+
+    `listen` and `send` are thread-safe.
 
     Parameters
     ----------
     ask : callable
-        ``await ask(call, nodes, **arguments)`` asks agents.
+        ``await ask(call, nodes, **arguments)`` calls agents.
     """
 
     def __init__(self, ask: Ask) -> None:
         self._ask = ask
         self._nodes, self._per_node = 0, 1
         self._mirror: Mirror | None = None
-        # Which agent each node was last heard as, and the number of its last batch.
+        # Each node's incarnation, and the number of its last batch.
         self._heard: dict[int, tuple[str, int]] = {}
-        # Batches that came while all that is open was being asked for.
+        # Batches that came during the request of a node's state.
         self._early: dict[int, list[dict[str, Any]]] = {}
         self._outgoing: dict[int, CommQueue] = {}
         self._tasks = BackgroundTasks()
 
     def listen(self, mirror: Mirror) -> None:
-        """Have somebody told from now on, of what is open already too. Callable from any thread but the loop's."""
+        """Set the receiver and request the state; not for the loop's thread."""
 
         def begin() -> None:
             self._mirror = mirror
@@ -67,7 +69,7 @@ class Comms:
         loop().loop.call_soon_threadsafe(begin)
 
     def suit(self, spec: PoolSpec) -> None:
-        """Be those of a pool like this from now on; whatever was open has been closed."""
+        """Adopt the spec of a new or resized pool, whose comms have all been closed."""
         self._nodes, self._per_node = spec.nodes, spec.ranks_per_node
 
     def _ranks(self, node: int) -> range:
@@ -76,7 +78,7 @@ class Comms:
     # -- from the ranks ----------------------------------------------------------------------------
 
     def on_batch(self, batch: dict[str, Any]) -> None:
-        """What a node's ranks say, as its agent forwards it."""
+        """Handle a batch of messages that an agent forwards."""
         node: Any
         number: Any
         node, number, incarnation = batch.get("node"), batch.get("number"), batch.get("incarnation")
@@ -93,12 +95,12 @@ class Comms:
             self.look(node)
 
     def _read(self, node: int, found: Any) -> list[CommMessage]:
-        """The messages that are of the node's own ranks."""
+        """Return the valid messages of the node's own ranks."""
         messages = map(CommMessage.unwire, found if isinstance(found, (list, tuple)) else ())
         return [message for message in messages if message is not None and message.rank in self._ranks(node)]
 
     def look(self, node: int) -> None:
-        """Ask a node for all that is open there."""
+        """Request the state of a node's open comms."""
         if self._mirror is not None and node not in self._early:
             early = self._early[node] = []
             self._tasks.start(self._look(node, early))
@@ -117,14 +119,14 @@ class Comms:
             self.on_batch(batch)
 
     def lose(self, node: int) -> None:
-        """A node is given up: nothing of it is alive."""
+        """Close a lost node's comms."""
         self._heard.pop(node, None)
         self._outgoing.pop(node, None)
         if self._mirror is not None:
             self._mirror.reset(self._ranks(node), ())
 
     def close(self) -> None:
-        """Nothing of the pool is alive."""
+        """Close all comms."""
         for task in list(self._tasks):
             task.cancel()
         self._early.clear()
@@ -134,7 +136,7 @@ class Comms:
     # -- to the ranks ------------------------------------------------------------------------------
 
     def send(self, message: CommMessage) -> None:
-        """Tell a rank what a page says; what follows fast goes as one. Callable from any thread."""
+        """Send a message to a rank, coalesced with others that follow soon. Thread-safe."""
         loop().loop.call_soon_threadsafe(self._put, message)
 
     def _put(self, message: CommMessage) -> None:
@@ -146,8 +148,7 @@ class Comms:
         waiting.add(message)
 
     async def _deliver(self, node: int, waiting: CommQueue) -> None:
-        # Where a node cannot be reached, what it was told is lost, as with any notebook's kernel that is gone; it
-        # tells all of its state when it is back.
+        # Messages to an unreachable node are lost, as with any dead kernel; it sends its whole state when it is back.
         with contextlib.suppress(SkyError, OSError):
             while waiting:
                 messages = [message.wire() for message in waiting.take(_MOST)]

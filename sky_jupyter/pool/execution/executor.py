@@ -1,7 +1,7 @@
-"""Functions that other threads than the main one have done by a pool's ranks, as futures: for parallel loops.
+"""Executor: threads submit functions to a pool's ranks and get futures.
 
-A rank does one at a time; those that come when all are at work wait here, in order. One whose node is lost is
-done by another: they wait here and not in Dask's queue, since each rank has to be brought what they name first.
+A rank runs one call at a time; others wait here, in order, and not in Dask's queue, since each rank must first get
+the values that they share. A call whose node is lost runs on another.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ _LABEL = "a parallel loop"
 
 
 class Call(Future[Any]):
-    """One function on its way; cancelling it stops it on its rank too."""
+    """Future of one function call; `cancel` also interrupts its rank."""
 
     def __init__(self, submitter: Submitter, blob: Blob, capture: Capture, shared: Mapping[str, Any]) -> None:
         super().__init__()
@@ -44,11 +44,11 @@ class Call(Future[Any]):
         self.unwanted = False
         self.losses = 0
         self.listener: Listener = ignore
-        # Whether it was done again with all that it names.
+        # Whether it was retried on a new kernel, with all shared values.
         self.again = False
 
     def cancel(self) -> bool:
-        """Take it back, or interrupt the rank that does it."""
+        """Remove it from the queue, or interrupt the rank that runs it."""
         if super().cancel():
             return True
         self.unwanted = True
@@ -58,42 +58,36 @@ class Call(Future[Any]):
 
 
 class ExecutorContext(PoolContext, Protocol):
-    """The pool, as calls are made of it one at a time."""
+    """The pool as seen by its executor."""
 
     @property
     def ledger(self) -> Ledger:
-        """What the nodes have of the notebook's names."""
+        """Return the record of which names the nodes have."""
         ...
 
     def begin_one(
         self, call: Blob, capture: Capture, *, rank: int | None, retries: int | None, listener: Listener
-    ) -> CallRun:
-        """Start a function on one rank."""
-        ...
+    ) -> CallRun: ...
 
-    def interrupt(self, run: Run | None = None, *, hard: bool = False) -> None:
-        """Interrupt a run."""
-        ...
+    def interrupt(self, run: Run | None = None, *, hard: bool = False) -> None: ...
 
-    def finish(self, run: Run) -> CellResult:
-        """Return the result of a run that is over."""
-        ...
+    def finish(self, run: Run) -> CellResult: ...
 
 
 class Submitter:
-    """One a pool, made when first used; its thread begins calls and takes their results.
+    """Executor of one pool, made on first use; its thread starts and finishes calls.
 
     Parameters
     ----------
     pool : ExecutorContext
-        Whose ranks do them.
+        The pool.
     """
 
     def __init__(self, pool: ExecutorContext) -> None:
         self.pool = pool
         self._waiting: deque[Call] = deque()
         self._busy: dict[int, Call] = {}
-        # By rank, the shared values that it was brought.
+        # The shared values that each rank has.
         self._brought: dict[int, set[str]] = {}
         self._todo: SimpleQueue[Callable[[], None] | None] = SimpleQueue()
         self._closed = False
@@ -101,19 +95,28 @@ class Submitter:
         self._thread.start()
 
     def submit(self, function: Callable[[], Any], shared: Mapping[str, Any], listener: Listener = ignore) -> Call:
-        """Have a rank call a function without arguments; what it needs is captured now.
+        """Submit a function without arguments; its captured values are packed now.
 
         Parameters
         ----------
+        function : callable
+            The function.
         shared : mapping of str to Any
-            Values that it names and that other calls name too: a rank is brought each once.
+            Values that it shares with other calls: each rank gets each of them once.
+        listener : callable
+            Receives the call's events.
+
+        Returns
+        -------
+        Call
+            The future.
 
         Raises
         ------
         CaptureError
-            When it cannot be sent.
+            If it cannot be sent.
         PoolError
-            When the pool has ended.
+            If the pool has ended.
         """
         if self._closed:
             raise PoolError(f"pool {self.pool.spec.name!r} has ended")
@@ -123,16 +126,16 @@ class Submitter:
         return call
 
     def stop(self, run: CallRun) -> None:
-        """Interrupt a call that a rank does."""
+        """Interrupt a call that a rank runs."""
         self._todo.put(functools.partial(self._interrupt, run))
 
     def close(self) -> None:
-        """The pool ends: what waits is cancelled."""
+        """Cancel the queued calls; the pool ends."""
         self._closed = True
         self._todo.put(None)
 
     def _pack(self, function: Callable[..., Any], *args: Any) -> tuple[Blob, Capture]:
-        # A rank that has not had an earlier call needs all that it reads.
+        # Unsent: a rank that ran no earlier call needs all values that it reads.
         main = vars(sys.modules["__main__"])
         return collect_value((function, args, {}), main, self.pool.ledger.unsent(), label=_LABEL)
 
@@ -162,7 +165,7 @@ class Submitter:
                 self._bring(call, rank)
 
     def _free(self) -> int | None:
-        """A rank that has nothing to do and whose node is there; any, where nothing is on that could be waited for."""
+        """Return an idle rank whose node is there; any idle one if no call is running."""
         spec, control = self.pool.spec, self.pool.control
         lost: set[int | None] = control.silent.union(control.lost)
         free = [rank for rank in range(spec.world_size) if rank not in self._busy]
@@ -170,7 +173,7 @@ class Submitter:
         return next(iter(there or (free if not self._busy else [])), None)
 
     def _bring(self, call: Call, rank: int) -> None:
-        """See that a rank has what a call names, and then have it make the call."""
+        """Send a rank the shared values that it lacks, then the call."""
         missing = set(call.shared).difference(self._brought.setdefault(rank, set()))
         if not missing:
             self._start(call, rank, call.blob, call.capture, functools.partial(self._end, call, rank))
@@ -211,7 +214,7 @@ class Submitter:
         if self._elsewhere(call, rank):
             return
         if isinstance(error, NotHeld) and not call.again:
-            # Its kernel is new.
+            # Its kernel is new: it has no shared values.
             call.again = True
             self._brought[rank] = set()
             self._bring(call, rank)
@@ -219,7 +222,7 @@ class Submitter:
         self._done(call, rank, error, value)
 
     def _elsewhere(self, call: Call, rank: int) -> bool:
-        """Have a call whose node was lost made again; whether that is so."""
+        """Requeue a call whose node was lost; return whether it was."""
         assert call.run_there is not None
         most = self.pool.spec.options.retry_on_interruption
         if call.run_there.outcome.status != "lost" or call.unwanted or call.losses >= most:
@@ -243,7 +246,7 @@ class Submitter:
 
     def _done(self, call: Call, rank: int, error: BaseException | None, value: Any = None) -> None:
         del self._busy[rank]
-        # Whoever waits for it may have more at once.
+        # Before its result is set, which may submit more.
         self._begin()
         if error is not None:
             call.set_exception(error)

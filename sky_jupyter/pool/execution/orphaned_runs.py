@@ -1,4 +1,4 @@
-"""What a manager that is gone left of its runs in a kept pool: ends that nobody recorded, and what it had sent."""
+"""Runs of a kept pool whose manager has gone: their end and their files."""
 
 from __future__ import annotations
 
@@ -16,34 +16,27 @@ if TYPE_CHECKING:
     from ..registry.registry import Registry
     from ..runs.result import CellResult
 
-# A run's folder has its id as its name; nothing else in a pool's folders is called like this.
+# A run's folder is named by its id; nothing else in a pool's folders matches.
 _RUN = re.compile(r"[0-9a-f]{8}\Z")
 
 
 class StockContext(PoolContext, Protocol):
-    """The pool, and its runs as they are written down here and there."""
+    """The pool, its registry and its runs."""
 
     @property
-    def registry(self) -> Registry:
-        """Where runs are written down."""
-        ...
+    def registry(self) -> Registry: ...
 
     def runs(self) -> dict[str, dict[str, Any]]:
-        """Return those that the nodes know; see `Pool.runs`."""
+        """Return the runs that the nodes know; see `Pool.runs`."""
         ...
 
-    def log(self, id: str) -> CellResult:
-        """Return what a run has printed and returned."""
-        ...
+    def log(self, id: str) -> CellResult: ...
 
 
 def take_stock(pool: StockContext) -> None:
-    """Record runs that ended or were lost while nobody managed the pool, and remove what was sent for them.
+    """Record runs that ended without a manager, and remove their files.
 
-    Raises
-    ------
-    SkyError, OSError
-        When the pool cannot be asked.
+    Raises SkyError or OSError if the pool does not answer.
     """
     known = pool.runs()
     on = {id for id, facts in known.items() if not facts["over"]}
@@ -51,10 +44,10 @@ def take_stock(pool: StockContext) -> None:
         if row.state != "running" or row.id in on:
             continue
         result = pool.log(row.id) if row.id in known else None
-        # Where no node knows it, it had not begun, or is long forgotten.
+        # No node knows it: it had not begun, or its journal was evicted.
         state = "lost" if result is None else "failed" if len(result.errors) else "ok"
         pool.registry.run_ended(row.id, state, 0.0 if result is None else result.elapsed)
-    # What was sent to other machines; on this one, also what did not come to an agent's notice.
+    # Agents delete what they were sent; on this machine there may be more.
     loop().call(pool.control.ask(rpc.DELETE_BLOBS, keep=sorted(on)))
     for folder in {place for host in pool.hosts for place in (host.folder, host.blobs)}:
         _remove_sent(folder, on)

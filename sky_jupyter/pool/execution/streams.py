@@ -1,6 +1,6 @@
-"""A call's streams as the manager has them: items that its rank yields, and what it wants of the notebook's iterators.
+"""Streams of a call on the manager: items that its rank yields, and its inputs.
 
-The loop asks the rank's agent for items, by number, and whoever reads them is told in a queue; see `stream_relay`.
+The loop polls the rank's agent for items, by number, and puts them in a queue for the reader; see `stream_relay`.
 """
 
 from __future__ import annotations
@@ -27,24 +27,22 @@ _PAUSE = TIMEOUTS.polls.streams
 
 
 class SupervisedContext(PoolContext, Protocol):
-    """The pool, and who does what nobody waits for."""
+    """The pool with its supervisor."""
 
     @property
-    def supervisor(self) -> Supervisor:
-        """Who runs and mends what is on the pool."""
-        ...
+    def supervisor(self) -> Supervisor: ...
 
 
 @dataclass(frozen=True)
 class Yielded:
-    """The rank has yielded an item."""
+    """Item that the rank has yielded."""
 
     pickled: bytes
 
 
 @dataclass(frozen=True)
 class Wanted:
-    """The rank waits for items of an iterator of the notebook."""
+    """Request of the rank for items of one of the notebook's iterators."""
 
     index: int
     number: int
@@ -52,12 +50,12 @@ class Wanted:
 
 
 class Flow:
-    """The streams of one call; read by one thread.
+    """Streams of one call, read by one thread.
 
     Parameters
     ----------
     pool : SupervisedContext
-        Where the call is.
+        The call's pool.
     run : CallRun
         The call.
     """
@@ -65,36 +63,33 @@ class Flow:
     def __init__(self, pool: SupervisedContext, run: CallRun) -> None:
         self._pool, self._run = pool, run
         self._news: queue.SimpleQueue[Yielded | Wanted | None] = queue.SimpleQueue()
-        # How many items were read, and how many of these the agent was told.
+        # The number of items read, and the number that was acknowledged.
         self._read = self._told = 0
         self._telling = False
         self._closed = False
         loop().submit(self._attend())
 
-    # -- who reads ---------------------------------------------------------------------------------
+    # -- the reader --------------------------------------------------------------------------------
 
     def next(self, timeout: float) -> Yielded | Wanted | None:
-        """What comes next; None when the call is over, and nothing comes any more.
+        """Return the next event, or None after the last.
 
-        Raises
-        ------
-        queue.Empty
-            When nothing has come for so many seconds.
+        Raises queue.Empty after ``timeout`` seconds without one.
         """
         return self._news.get(timeout=timeout)
 
     def note_read(self) -> None:
-        """One more item is read: the rank may go on by one."""
+        """Acknowledge one more item, so that the rank can go on."""
         self._read += 1
         loop().loop.call_soon_threadsafe(self._tell_soon)
 
     def give(self, wanted: Wanted, items: Sequence[bytes], **answer: Any) -> None:
-        """Give what was wanted, and whether it is the ``end``, or what ``error`` came after it."""
+        """Send items that were wanted, with the ``end`` or the ``error`` after them."""
         arguments = {"input": wanted.index, "number": wanted.number, "items": list(items), "answer": answer}
         loop().submit(self._ask(rpc.FEED_STREAM, **arguments))
 
     def close(self) -> None:
-        """Nobody reads any more: the generator is closed as soon as it yields, or is asked for an item."""
+        """Stop reading: the generator is closed at its next yield or request."""
         if not self._closed:
             self._closed = True
             loop().submit(self._close())
@@ -102,7 +97,7 @@ class Flow:
     # -- the loop ----------------------------------------------------------------------------------
 
     async def _attend(self) -> None:
-        """Take what the rank yields until its call is over."""
+        """Read what the rank yields until its call is over."""
         try:
             if await self._placed():
                 await self._take_all()
@@ -111,7 +106,7 @@ class Flow:
             self._news.put(None)
 
     async def _placed(self) -> bool:
-        """Whether a rank has begun the call, as soon as that is known."""
+        """Wait until a rank has begun the call; return False if it is over before."""
         while not self._run.placed or self._run.node < 0:
             if self._run.over.is_set():
                 return False
@@ -161,7 +156,7 @@ class Flow:
             await self._ask(rpc.CLOSE_STREAM)
 
     async def _ask(self, call: AgentCall, **arguments: Any) -> Any:
-        """Ask the call's agent; None where that does not know it any more."""
+        """Call the call's agent; return None if that does not know it any more."""
         with contextlib.suppress(LookupError, NodeLost, PoolError, OSError, TypeError):
             if self._run.node >= 0:
                 node = self._run.node

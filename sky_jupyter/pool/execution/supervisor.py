@@ -1,4 +1,4 @@
-"""Runs on the manager's loop: started, watched over, and mended after; each in its turn."""
+"""Runs on the manager's loop: executed one at a time, with repairs after each."""
 
 from __future__ import annotations
 
@@ -31,43 +31,43 @@ from .watchdog import Watchdog
 
 _log = logging.getLogger(__name__)
 _INTERRUPT_PATIENCE = TIMEOUTS.interrupts.agents
-# Who has not heeded an interrupt by then is looked at.
+# The stacks of ranks that have not stopped by then are sampled.
 _HEED_PATIENCE = TIMEOUTS.interrupts.heed
 _SHOWN_PATIENCE = TIMEOUTS.interrupts.shown
-# A rank may still be compiling what will then fail at once.
+# A rank may still be compiling what then fails at once.
 _ABORT_PATIENCE = TIMEOUTS.interrupts.abort
 _KILL_PATIENCE = TIMEOUTS.repairs.kill
 _CHECK_PATIENCE = TIMEOUTS.repairs.check
 _REACH_PATIENCE = TIMEOUTS.repairs.reach
-# Of a second interrupt the person has the prompt back after this, whatever does not answer.
+# A second interrupt returns the prompt after this, whatever does not answer.
 FREE_PATIENCE = TIMEOUTS.interrupts.freed
-# A restart is gone on with so often when a connection breaks or an agent ends in it.
+# Attempts of a restart in which a connection breaks or an agent ends.
 _RESTARTS = 3
 _PAUSE = TIMEOUTS.polls.repairs
-# After so many bytes of output an agent is told that they have been taken in.
+# Output is acknowledged to its agent after this many bytes.
 _TELL = 1 << 20
-# A node whose agent ended is back before that; where it is not, what is run on it says so.
+# A node whose agent ended is back within this; else runs on it fail.
 _RETURN_PATIENCE, _REVIVAL_PATIENCE = TIMEOUTS.repairs.returned, TIMEOUTS.repairs.revived
-# A kernel that ends by itself more often than this, in so many seconds, is not replaced any more.
+# A kernel that ends by itself more often than this, within this time, is not replaced.
 _REPLACEMENTS, _REPLACEMENT_SPAN = 5, TIMEOUTS.repairs.ends_within
 
 
 class Supervisor:
-    """One a pool, made with it; everything in it runs on the loop, and its state changes there only.
+    """Supervisor of one pool's runs, made with it; it runs on the loop.
 
     Parameters
     ----------
     spec : PoolSpec
-        The pool's.
+        Spec of the pool.
     renew : callable
-        ``await renew(ranks)`` replaces kernels and has the new ones enter the plugins.
+        ``await renew(ranks)`` replaces kernels and enters the plugins on the new ones.
     again : callable
-        ``await again(ended)`` has the ranks set their frameworks up anew, those that ended in new
-        kernels; whether all could.
+        ``await again(ended)`` reinitializes the frameworks, with new kernels for ``ended`` ranks, and returns
+        whether that succeeded.
     on_broken : callable
-        Told why the pool can run nothing more.
+        Called with the reason when the pool can run nothing more.
     on_taken : callable
-        Told that another manager has taken the pool over.
+        Called when another manager has taken the pool over.
     """
 
     def __init__(
@@ -85,40 +85,40 @@ class Supervisor:
         self.on_broken = on_broken
         self.on_taken = on_taken
         self._control: Control | None = None
-        # Who stands still or does not answer, and who is told besides those who watch runs; set by the pool.
+        # What does not answer, and the listeners besides those of runs; set by the pool.
         self.watchdog = Watchdog(dict, self.announce)
-        # Nodes' machines, as messages name them; what sees to a node that may be off, where that can be done.
+        # The suffixes that name nodes' machines in messages; the check of a node that may be off, if there is one.
         self.names: dict[int, str] = {}
         self.examine: Callable[[int], Coroutine[Any, Any, None]] | None = None
         self._examined: set[int] = set()
         self.runs: dict[str, Run] = {}
-        # Runs whose ranks were given up while they could not be reached: they may still be on.
+        # Runs that were given up while ranks were unreachable: these may still run.
         self.given_up: set[str] = set()
-        # Ranks whose kernels are new; whoever keeps the ledger takes them out.
+        # Ranks whose kernels are new; `Pool.take_restarted` clears it.
         self.restarted: set[int] = set()
-        # After how many seconds of silence a run is looked at.
+        # After how many seconds of silence a run is checked for a hang.
         self.silence = AFTER
-        # For the pool's log: told in words what happens to its nodes and runs.
+        # Writes to the pool's log.
         self.note: Callable[[int, str], None] = lambda level, text: None
-        # Has kernels end in order that are about to be replaced; ``busy`` says whether one works.
+        # Shuts kernels down that are about to be replaced; ``busy`` says whether any runs something.
         self.finish: Callable[..., Awaitable[None]] = _at_once
-        # What happened after a run was over and shown.
+        # Notices that no listener has got.
         self.news: list[str] = []
-        # What is mended last, for which the next cell waits; and all of it.
+        # The last repair, for which the next cell waits; and all repairs.
         self._repair: asyncio.Future[None] | None = None
         self._repairs: set[asyncio.Task[None]] = set()
-        # Whether nothing more is to be mended: the pool is broken.
+        # Whether the pool is broken, and gets no more repairs.
         self._is_broken = False
-        # Whether frameworks that user code has ended are about to be set up again.
+        # Whether frameworks that user code has ended are about to be reinitialized.
         self._rejoining = False
         self._returned: dict[int, asyncio.Event] = {}
-        # Nodes that are given up, until they are back and have new kernels.
+        # Lost nodes, until they are back and have new kernels.
         self._lost: set[int] = set()
-        # Runs that ranks work on: what waits for a repair is not among them.
+        # Runs that ranks work on, without those that wait for a repair.
         self.working: set[Run] = set()
-        # Runs and nodes whose missing events are being asked for.
+        # Runs and nodes whose missing events are being read.
         self._reading: set[tuple[str, int]] = set()
-        # Up to which mark each node has been told that its output was taken in.
+        # The last acknowledged mark of each node's output.
         self._told: dict[int, int] = {}
         # When kernels ended by themselves while they were idle, by rank.
         self._ends: dict[int, list[float]] = {}
@@ -128,11 +128,11 @@ class Supervisor:
         self._tasks = BackgroundTasks()
 
     def suit(self, spec: PoolSpec) -> None:
-        """Be the supervisor of a pool like this from now on."""
+        """Adopt the spec of a new or resized pool."""
         self.spec = spec
         self.comms.suit(spec)
         collective = [plugin for plugin in spec.plugins if plugin.collective] if spec.world_size > 1 else []
-        # Whether the loss of one rank, or a broken collective, concerns all.
+        # Whether the loss of one rank, or a broken collective, affects all.
         self.together = bool(collective)
         # Whether blocked ranks can be freed with their namespaces kept.
         self.gentle = all(plugin.again for plugin in collective) and any(plugin.abort for plugin in collective)
@@ -141,7 +141,10 @@ class Supervisor:
 
     @property
     def control(self) -> Control:
-        """What agents are asked by; set whenever the pool has a new one. PoolError where it has none yet."""
+        """Return the client of the agents; raise PoolError if there is none yet.
+
+        The pool sets it whenever it has a new one.
+        """
         if self._control is None:
             raise PoolError(f"pool {self.spec.name!r} has not been started")
         return self._control
@@ -151,7 +154,7 @@ class Supervisor:
         self._control = control
 
     def add(self, run: Run) -> None:
-        """Take in a run that is about to be started."""
+        """Register a run that is about to start."""
         self.runs[run.id] = run
         self.note(logging.DEBUG, f"run {run.id} begins")
 
@@ -169,7 +172,7 @@ class Supervisor:
         return await self.control.ask(call, nodes, **arguments)
 
     def close(self) -> None:
-        """Stop what is still to be done for the pool."""
+        """Cancel the tasks of the pool, and forget its lost nodes."""
         self.comms.close()
         for task in list(self._tasks):
             task.cancel()
@@ -180,9 +183,9 @@ class Supervisor:
         self._lost.clear()
 
     async def execute(self, run: Run, content: dict[str, Any], grace: float, timeout: float | None) -> None:
-        """A run's whole life on the loop: start it, watch over it, and mend what it broke."""
+        """Run to the end: start, supervise, and begin the repairs that are needed."""
         async with self._turn:
-            # What was given up before its turn came is not begun.
+            # A run that was given up while it waited is not begun.
             if run.left:
                 await self._execute_alone(run, content, grace, timeout)
 
@@ -202,11 +205,11 @@ class Supervisor:
         start.cancel()
 
     async def _start(self, run: Run, content: dict[str, Any], about: dict[str, Any]) -> None:
-        """Have the agents begin a run; one that cannot be reached does not keep the others from it."""
+        """Start a run on the agents; an unreachable one does not keep the others from it."""
         while run.left:
             nodes = sorted({run.outcomes[rank].node for rank in run.left})
             if lost := self.control.lost.intersection(nodes):
-                # An agent that has come in its place by now has kernels that are replaced at once.
+                # Its successor's kernels are about to be replaced.
                 for node in lost:
                     there = [rank for rank in run.left if run.outcomes[rank].node == node]
                     run.lose(there, str(self.control.is_lost(node)))
@@ -230,10 +233,9 @@ class Supervisor:
                 return
 
     async def adopt(self, run: Run, begin: dict[str, Any], begun: Sequence[int], *, over: bool) -> None:
-        """The rest of the life of a run that another manager began, on the nodes ``begun``.
+        """Attend a run of an earlier manager, which the nodes ``begun`` have begun.
 
-        Where that one ended between two nodes, the others have not begun yet. Of a run that is over,
-        they never will.
+        If that manager ended in between, the other nodes begin now; if the run is over, they never do.
         """
         async with self._turn:
             about = {key: begin.get(key) for key in ("code", "grace", "timeout", "began")}
@@ -243,7 +245,7 @@ class Supervisor:
                 self.lose_unbegun(run, begun)
                 await run.until(lambda: not run.left, None)
                 if run.failed or _ended_by(run):
-                    # What it broke may have been mended long ago, and lives.
+                    # What it broke may have been repaired already.
                     self._mend_with(self._recover())
                 return
             if {outcome.node for outcome in run.outcomes.values()} - set(begun):
@@ -251,12 +253,12 @@ class Supervisor:
             await self._attend(run, float(begin.get("grace") or 0.0), begin.get("timeout"))
 
     def lose_unbegun(self, run: Run, begun: Sequence[int]) -> None:
-        """Of a run that is over, give up the nodes that had been lost before they began it."""
+        """Fail the ranks of a finished run whose nodes were lost before they began it."""
         ranks = [rank for rank in run.left if run.outcomes[rank].node not in begun]
         run.lose(ranks, "its node had been lost before it began")
 
     async def _attend(self, run: Run, grace: float, timeout: float | None) -> None:
-        """Watch over a run to its end, and begin to mend what it broke."""
+        """Supervise a run to its end, and begin the repairs that it needs."""
         silence = self.keep_task(Watch(run, self.look, after=self.silence).attend())
         self.working.add(run)
         for text in self.watchdog.troubles.values():
@@ -269,18 +271,18 @@ class Supervisor:
         self.mend(run)
 
     async def look(self, run: Run, native: bool) -> Where:
-        """Where the ranks are, for the watch over a silent run: there is time enough to be sure."""
+        """Return the ranks' stacks for the hang detector, with a long sampling window."""
         return await ask(self.control, self.spec, run, native=native, window=0.5)
 
     async def _watch(self, run: Run, grace: float, timeout: float | None) -> None:
-        """Wait for the end; where a rank fails or time is up, the others are stopped after their grace."""
+        """Wait for the end; after a failure or timeout, stop the ranks that are left."""
         end = None if timeout is None else time.monotonic() + timeout
         in_time = await run.until(lambda: not run.left or bool(run.failed) or bool(run.why), timeout)
         if self.gentle and any(outcome.status == "died" for outcome in run.outcomes.values()):
-            # No collective can end that a dead rank is part of.
+            # No collective of a dead rank can end.
             await self.abort(run)
         if in_time and run.left:
-            # After an interrupt by the user, ranks wait for nothing that could still come.
+            # After the user's interrupt there is no grace: nothing more can come.
             patience = _INTERRUPT_PATIENCE if run.why else grace
             left = patience if end is None else min(patience, end - time.monotonic())
             await run.until(lambda: not run.left, left)
@@ -294,9 +296,9 @@ class Supervisor:
         await self._stop(run, to_the_end=not asked)
 
     async def _stop(self, run: Run, *, to_the_end: bool) -> None:
-        """Stop the ranks that are left: by an interrupt, by breaking what blocks them, by a kill.
+        """Stop the remaining ranks: interrupt them, abort collectives, kill.
 
-        A kill loses a namespace: what the user interrupted waits for a second interrupt instead.
+        A kill loses a namespace: if the user has interrupted the run, it waits for a second interrupt.
         """
         await self.signal(run, signal.SIGINT)
         if not to_the_end:
@@ -313,7 +315,7 @@ class Supervisor:
         await run.until(lambda: not run.left, None)
 
     async def free(self, run: Run) -> None:
-        """See to the ranks of a run, or of a call, that a person has interrupted, and that do not heed it."""
+        """Free ranks of a run that the user interrupted, and that do not stop."""
         looking = self.keep_task(self._look_at_held(run)) if self.gentle else None
         if await run.until(lambda: not run.left, _INTERRUPT_PATIENCE):
             return
@@ -325,13 +327,13 @@ class Supervisor:
             self._tell(run, Held(run.left).warning(run.left, failed=False))
 
     async def _ended_or_silent(self, run: Run) -> None:
-        """Wait for ranks that were killed; those of a node that does not answer cannot say that they have ended."""
+        """Wait until killed ranks have ended, or their nodes do not answer."""
         end = time.monotonic() + _KILL_PATIENCE
         while time.monotonic() < end and {run.outcomes[rank].node for rank in run.left} & self.control.there:
             await run.until(lambda: not run.left, _REACH_PATIENCE)
 
     async def _look_at_held(self, run: Run) -> Where | None:
-        """Where the ranks are that do not heed an interrupt at once; None where nobody can say."""
+        """Return the stacks of ranks that do not stop at once; None if not known."""
         if await run.until(lambda: not run.left, _HEED_PATIENCE):
             return None
         with contextlib.suppress(SkyError, OSError):
@@ -339,9 +341,9 @@ class Supervisor:
         return None
 
     async def _free_gently(self, run: Run, where: Where | None) -> None:
-        """Free the ranks that do not heed a person's interrupt, who learns of it; and where it fails, what can be done.
+        """Abort the collectives of ranks that do not stop, and report the progress.
 
-        Who is being freed is not called deaf meanwhile, however long the machine takes for it.
+        A rank that is being freed is not reported as deaf meanwhile, however slow the machine is.
         """
         found = held(run.left, where)
         self._tell(run, found.freeing)
@@ -352,12 +354,12 @@ class Supervisor:
             self._tell(run, found.warning(set(run.left) - set(found.deaf), failed=True))
 
     def _tell(self, run: Run, text: str) -> None:
-        """A person who has interrupted a run learns what comes of it, if there is something to say."""
+        """Send a notice to a run's listener while the run lasts."""
         if text and run.left:
             run.listener(NoticeEvent(text, run.id))
 
     async def interrupt(self, run: Run, *, hard: bool) -> None:
-        """What the user's interrupt does; `_watch` sees to ranks that do not heed it."""
+        """Interrupt a run's ranks, or kill them if ``hard``; `_watch` does the rest."""
         if hard:
             silent = self.control.silent
             far = [rank for rank in run.left if None in silent or run.outcomes[rank].node in silent]
@@ -368,7 +370,7 @@ class Supervisor:
         await self.signal(run, signal.SIGKILL if hard else signal.SIGINT)
 
     async def _free(self, run: Run) -> None:
-        """Give up what does not end although its kernels were to be replaced: nobody is kept waiting by it."""
+        """Give up ranks that do not end although their kernels are being replaced."""
         if await run.until(lambda: not run.left, FREE_PATIENCE):
             return
         stuck = run.left
@@ -376,8 +378,7 @@ class Supervisor:
         self._mend_with(self._replace_stuck(run, stuck))
 
     async def _replace_stuck(self, run: Run, ranks: Sequence[int]) -> None:
-        """New kernels for those that are still at a run that was given up, or at what it waits for there: as soon as
-        it can be seen."""
+        """Replace kernels that are still busy with a run that was given up."""
         states = await self.control.ask(rpc.STATUS, sorted({run.outcomes[rank].node for rank in ranks}))
         known = {int(rank): its for state in states.values() for rank, its in state["ranks"].items()}
         well = {rank for rank, its in known.items() if its["pid"] and its["entered"] and not its["busy_with"]}
@@ -385,10 +386,10 @@ class Supervisor:
             await self._replace_at_once(still)
 
     async def abort(self, run: Run) -> None:
-        """Break the collectives that a run's ranks are blocked in: on all ranks, whatever they are at.
+        """Abort the collectives that a run's ranks wait in, on all ranks of the pool.
 
-        Of two ranks of a group that a cell has made, only the one that was called knows their connection as the
-        framework's, and that one may have ended, or not be part of the run.
+        Of two ranks in a group that a cell has made, only the callee knows their connection as the framework's, and
+        that rank may have ended, or not be part of the run.
         """
         run.aborted.update(run.left)
         await self._reach(self.control.addresses, rpc.ABORT_COLLECTIVES)
@@ -402,9 +403,9 @@ class Supervisor:
             await asyncio.wait(bringing, timeout=_REACH_PATIENCE)
 
     async def _bring_signal(self, run: Run, node: int, number: int, key: str) -> None:
-        """Signal a node's kernels: again and again until its agent says that it has, for as long as they work.
+        """Signal a node's kernels; retry until its agent confirms, while they work.
 
-        An agent that is told twice does it once: it knows the signal by its key.
+        An agent ignores a repeated signal: it knows its key.
         """
         while ranks := [rank for rank in run.left if run.outcomes[rank].node == node]:
             if node not in self.control.silent | self.control.off:
@@ -420,34 +421,34 @@ class Supervisor:
             await asyncio.sleep(_PAUSE)
 
     async def _reach(self, nodes: Iterable[int], call: AgentCall, /, **arguments: Any) -> None:
-        """Ask those of some nodes for something that answer at once."""
+        """Call those of the nodes that answer, once, with a timeout."""
         nodes = set(nodes) & set(self.control.addresses)
         nodes = set() if None in self.control.silent else nodes - self.control.silent - self.control.off
         with contextlib.suppress(NodeLost, OSError, asyncio.TimeoutError):
             await asyncio.wait_for(self.control.ask(call, sorted(nodes), **arguments), _REACH_PATIENCE)
 
     async def read_all(self, run: Run) -> None:
-        """Take in all that the nodes' journals have of a run."""
+        """Read all events of a run from the nodes' journals."""
         for node in sorted({outcome.node for outcome in run.outcomes.values() if outcome.node >= 0}):
             await self.read(run, node, 0)
 
     @property
     def busy(self) -> bool:
-        """Whether a rank works on a run, as far as is known here."""
+        """Return whether a rank works on a run, as far as is known here."""
         return any(run.left for run in self.runs.values())
 
     @property
     def mending(self) -> bool:
-        """Whether what earlier runs broke is still being mended."""
+        """Return whether a repair is under way."""
         return self._repair is not None
 
     async def settle(self) -> None:
-        """Wait until what earlier runs broke has been mended, and what was found broken meanwhile."""
+        """Wait until all repairs are done, including those that begin meanwhile."""
         while self._repair is not None:
             await asyncio.wait([self._repair])
 
     def mend(self, run: Run) -> None:
-        """Begin to replace what the run lost; the next run waits for it."""
+        """Begin to replace what a run has broken; the next run waits for it."""
         if run.abandoned:
             return
         lost = [rank for rank, outcome in run.outcomes.items() if outcome.end.get("text") and outcome.status != "lost"]
@@ -456,7 +457,7 @@ class Supervisor:
             told = [f"{rank_label(lost)} ended; {_fresh(ranks)}"]
             if self.together and len(ranks) < self.spec.world_size:
                 kept = min(set(range(self.spec.world_size)) - set(ranks))
-                # A line each, as they are read one by one.
+                # A notice for each.
                 told += f"the others keep every name{self._gone(kept)}".split(", but ")
             for text in told:
                 run.listener(NoticeEvent(text, run.id))
@@ -465,7 +466,7 @@ class Supervisor:
         elif run.aborted:
             text = f"{rank_label(run.aborted)} freed from a collective; every name is kept{self._gone()}"
             run.listener(NoticeEvent(text, run.id))
-            # With a node that is lost they are set up again when it is back.
+            # If a node is lost, they are reinitialized when it is back.
             if not self._lost:
                 self._mend_with(self._set_up_again())
         elif ended := _ended_by(run):
@@ -479,7 +480,7 @@ class Supervisor:
             self._mend_with(self._resume())
 
     def _gone(self, kept: int | None = None) -> str:
-        """What of the frameworks' has to be made anew; ``kept`` is a rank that lives on beside new kernels."""
+        """Return what users must recreate; ``kept`` is a rank that keeps its kernel."""
         gone = [plugin.gone for plugin in self.spec.plugins]
         if kept is not None:
             gone += [plugin.gone_beside.format(rank=kept) for plugin in self.spec.plugins]
@@ -497,7 +498,7 @@ class Supervisor:
                     await asyncio.wait([before])
                 await work
             except NodeLost:
-                # What is run next says which; a node that comes back is mended then.
+                # The next run reports the node; it is repaired when it is back.
                 pass
             except Exception as error:
                 self.on_broken(f"the kernels could not be replaced: {error}")
@@ -508,20 +509,20 @@ class Supervisor:
         task = self._repair = self.keep_task(mend())
         self._repairs.add(task)
         task.add_done_callback(self._repairs.discard)
-        # Where it was cancelled before its turn came.
+        # For a task that was cancelled before it began.
         task.add_done_callback(lambda _: work.close())
 
     def give_up_repairs(self) -> None:
-        """Mend nothing more of a pool that is broken: a node that is waited for cannot be heard of again."""
+        """Cancel all repairs of a broken pool: its nodes cannot come back."""
         self._repair, self._is_broken = None, True
         for task in list(self._repairs):
             if task is not asyncio.current_task():
                 task.cancel()
 
     async def restart(self, ranks: Sequence[int] | None = None) -> None:
-        """New kernels for ranks, all unless given; what runs there is given up.
+        """Replace kernels, by default all; what runs there fails.
 
-        Where all are new, what was being mended is mended by this.
+        A restart of all replaces repairs that are under way.
         """
         why, busy = "its kernel was replaced by `%sky restart`", self.busy
         everyone = list(range(self.spec.world_size))
@@ -537,7 +538,7 @@ class Supervisor:
             self._rejoining = False
 
         async def replace() -> None:
-            # A node that goes meanwhile is waited for below, and has no kernels to finish.
+            # A node that is lost meanwhile has no kernels to shut down; it is waited for below.
             with contextlib.suppress(NodeLost):
                 await self.finish(everyone, busy=busy)
             await self._renew_through_breaks(everyone)
@@ -560,7 +561,7 @@ class Supervisor:
                 self._repair = None
 
     async def _renew_through_breaks(self, ranks: Sequence[int]) -> None:
-        """Replace kernels; where a connection breaks or an agent ends meanwhile, from the start when it is back."""
+        """Replace kernels; retry if a connection breaks or an agent ends meanwhile."""
         for attempt in range(1, _RESTARTS + 1):
             try:
                 await self.renew(ranks)
@@ -571,7 +572,7 @@ class Supervisor:
                 self.tell(f"{first_line(error).partition('; ')[0]}; the kernels are made when it is back")
 
     async def _all_back(self) -> bool:
-        """Wait for the pool to be reached again, and for nodes that were lost; whether they are all there."""
+        """Wait until the pool and all lost nodes are back; return False on a timeout."""
         await self.control.up.wait()
         end = time.monotonic() + _RETURN_PATIENCE
         while not self.control.closing and time.monotonic() < end:
@@ -581,12 +582,12 @@ class Supervisor:
         return False
 
     def on_kernel_end(self, rank: int, text: str) -> None:
-        """A kernel has ended by itself while it was idle: a new one is made now, and the next cell is told."""
+        """Replace a kernel that ended by itself while it was idle."""
         if 0 <= rank < self.spec.world_size:
             self._mend_with(self._replace_ended(rank, text))
 
     async def look_for_ended(self, nodes: Sequence[int] | None = None) -> None:
-        """Replace kernels that ended by themselves while nobody could be told."""
+        """Replace kernels that ended by themselves while no manager was connected."""
         for state in (await self.control.ask(rpc.STATUS, nodes)).values():
             for rank, its in state["ranks"].items():
                 if its.get("surprise"):
@@ -594,7 +595,7 @@ class Supervisor:
 
     async def _replace_ended(self, rank: int, text: str) -> None:
         if rank not in await self._ended():
-            # A run that came at the same moment has seen to it.
+            # A run at the same moment has had it replaced.
             return
         now = time.monotonic()
         recent = [when for when in self._ends.get(rank, ()) if now - when < _REPLACEMENT_SPAN]
@@ -612,7 +613,7 @@ class Supervisor:
             await self.renew(ranks)
 
     async def _renew_some(self, ranks: Sequence[int], *, busy: bool) -> None:
-        """New kernels for some ranks, whatever they are at; the others keep theirs."""
+        """Replace the kernels of some ranks, busy or not; the others keep theirs."""
         await self.finish(ranks, busy=busy)
         await self._replace_at_once(ranks)
 
@@ -626,7 +627,7 @@ class Supervisor:
         await self._set_up_again(ranks)
 
     async def _kill(self, ranks: Sequence[int]) -> None:
-        """End kernels, and wait until their agents have seen it."""
+        """Kill kernels, and wait until their agents have noticed."""
         await self.control.ask(rpc.SIGNAL_KERNELS, number=int(signal.SIGKILL), ranks=ranks)
         for _ in range(round(_KILL_PATIENCE / _PAUSE)):
             if set(ranks) <= set(await self._ended()):
@@ -634,21 +635,21 @@ class Supervisor:
             await asyncio.sleep(_PAUSE)
 
     async def _idle(self) -> None:
-        """Wait until no rank works: none sets its frameworks up beside what it still works on."""
+        """Wait until no rank works, as frameworks are reinitialized on idle ranks only."""
         for run in list(self.working):
             await run.until(lambda run=run: not run.left, None)  # type: ignore[misc]
 
     async def _resume(self) -> None:
-        """After a failure: see whether the ranks are still in step, and set up anew where not.
+        """After a failure, check whether the ranks are in step; reinitialize if not.
 
-        A rank that stopped before a collective and one that stopped after it, or that has one on its
-        way in the background, would wait for each other, or mix their numbers up.
+        Two ranks that stopped before and after a collective, or with one pending in the background, would wait for each
+        other, or mix up their numbers.
         """
         checks = await self.control.ask(rpc.CHECK_PLUGINS, patience=_CHECK_PATIENCE)
         if all(answer for answer in checks.values()):
             return
         if self.gentle:
-            # Those that are out of step may wait in the check itself.
+            # Ranks that are out of step may wait in the check itself.
             await self.control.ask(rpc.ABORT_COLLECTIVES)
             if stuck := await self._still_checking():
                 await self._kill(stuck)
@@ -656,7 +657,7 @@ class Supervisor:
         await self._set_up_again()
 
     async def _rejoin(self) -> None:
-        """Set up again what the user's code has ended, when no rank works."""
+        """Reinitialize frameworks that user code has ended, once no rank works."""
         await self._idle()
         self._rejoining = False
         if self.together:
@@ -668,7 +669,7 @@ class Supervisor:
             await self.renew(everyone)
 
     async def _still_checking(self) -> list[int]:
-        """The ranks that a check holds although it was broken: the others would wait for them."""
+        """Return the ranks that are stuck in a check although it was aborted."""
         end = time.monotonic() + _ABORT_PATIENCE
         while True:
             states = await self.control.ask(rpc.STATUS)
@@ -683,7 +684,7 @@ class Supervisor:
             await asyncio.sleep(_PAUSE)
 
     async def _recover(self) -> None:
-        """Mend what an earlier run broke, where nobody has."""
+        """Repair what an earlier run broke, if that was not done."""
         if self.together:
             await self._resume()
         elif ended := await self._ended():
@@ -691,21 +692,20 @@ class Supervisor:
             await self.renew(ended)
 
     async def _ended(self) -> list[int]:
-        """The ranks that have no kernel, or one that never entered the plugins."""
+        """Return the ranks that have no kernel, or one that never entered the plugins."""
         states = await self.control.ask(rpc.STATUS)
         known = {int(rank): its for state in states.values() for rank, its in state["ranks"].items()}
         return [rank for rank, its in known.items() if not (its["pid"] and its["entered"])]
 
     def _to_replace(self, ended: Sequence[int]) -> list[int]:
-        """The ranks that need new kernels where these have ended."""
+        """Return the ranks that need new kernels if these have ended."""
         alone = not self.together or (self.gentle and not (self.head_bound and 0 in ended))
         return sorted(ended) if alone or not ended else list(range(self.spec.world_size))
 
     async def _set_up_again(self, told: Sequence[int] = ()) -> None:
-        """Have the frameworks set up anew, in new kernels where the old have ended or never entered them.
+        """Reinitialize the frameworks, with new kernels for ranks that need them.
 
-        Where the living ranks cannot do so, all get new kernels. Of the ranks ``told`` it is known
-        that their kernels are new.
+        If the other ranks cannot, all get new kernels. New kernels of ``told`` have been announced already.
         """
         ranks = self._to_replace(await self._ended())
         everyone = list(range(self.spec.world_size))
@@ -718,10 +718,10 @@ class Supervisor:
             self.restarted.update(everyone)
         await self.renew(everyone)
 
-    # -- what the control plane tells --------------------------------------------------------------
+    # -- events of the control plane ---------------------------------------------------------------
 
     def on_batch(self, batch: dict[str, Any]) -> None:
-        """Events of a run that an agent forwards."""
+        """Handle a batch of events that an agent forwards."""
         try:
             if "standstill" in batch:
                 for change in batch["standstill"]:
@@ -734,27 +734,27 @@ class Supervisor:
                 self.comms.on_batch(batch)
                 self._note_taken(batch.get("node"), batch.get("mark"))
                 return
-            # What a call is named by while a rank does it begins with its own id.
+            # The name of a call's attempt begins with the call's id.
             run = self.runs.get(batch["run"]) or self.runs.get(batch["run"].partition(".")[0])
             if run is not None and run.accepts(batch["run"], batch["node"]):
                 self._take(run, batch["node"], batch["first"], batch["count"], batch["data"])
         except (KeyError, TypeError, AttributeError) as error:
-            # An agent is input from outside.
+            # Agents are untrusted input.
             _log.warning("a batch of events cannot be read: %s: %s", type(error).__name__, error)
         if isinstance(batch, dict):
             self._note_taken(batch.get("node"), batch.get("mark"))
 
     def _place(self, node: Any) -> str:
-        """A node's machine, as messages have it; empty where that is this one."""
+        """Return a node's machine, as messages have it; "" if it is this one."""
         name = self.names.get(node, "") if is_number(node) else ""
         return f" on {name[2:-1]}" if name else ""
 
     def _note_taken(self, node: Any, mark: Any) -> None:
-        """Tell an agent now and then how far its output was taken in: it does not go far ahead of that."""
+        """Acknowledge output to its agent, now and then, for its flow control."""
         if not (is_number(node) and is_number(mark)) or node >= self.spec.nodes:
             return
         told = self._told.get(node, 0)
-        # An agent that is new counts from the beginning.
+        # A new agent counts from 0.
         if not told <= mark < told + _TELL:
             self._told[node] = mark
             self.keep_task(self._tell_heard(node, mark))
@@ -764,18 +764,18 @@ class Supervisor:
             await self.control.ask(rpc.ACK_OUTPUT, [node], mark=mark)
 
     def on_lost(self, node: int, why: str, *, revived: bool) -> None:
-        """A node is given up: so are its ranks in what they work on. It is mended when it is back."""
+        """Fail the ranks of a lost node; repair it when it is back."""
         self.comms.lose(node)
         for run in list(self.runs.values()):
             run.lose_node(node, why, self.names.get(node, ""))
         self._lost.add(node)
-        # Made now: the node may be back before its turn to be mended comes.
+        # Made now: the node may be back before its repair's turn comes.
         returned = self._returned[node] = asyncio.Event()
         self._mend_with(self._take_back(node, why, returned, _REVIVAL_PATIENCE if revived else _RETURN_PATIENCE))
 
     def on_back(self, node: int, *, kept: bool) -> None:
-        """A node is there again: with its kernels, or with new ones."""
-        # What was forwarded to a connection that broke does not come any more.
+        """Handle a node that is back: catch up with its kernels, or replace new ones."""
+        # What was forwarded to a broken connection is lost: continue from the journal.
         self.keep_task(self._tell_heard(node))
         self.comms.look(node)
         if kept:
@@ -786,14 +786,14 @@ class Supervisor:
             self._mend_with(self._replace(node, "it is back"))
 
     def on_doubt(self, node: int | None) -> None:
-        """A node, or the whole pool, has not answered for a moment: its machine, or the head's, may be off."""
+        """Start the check of a node, or the head (None), whose answer is late."""
         number = node or 0
         if self.examine is not None and number not in self._examined:
             self._examined.add(number)
             self.keep_task(self.examine(number)).add_done_callback(lambda _: self._examined.discard(number))
 
     def on_silent(self, node: int | None, *, silent: bool) -> None:
-        """A node, or the whole pool, does not answer, or does again: those who watch a run are told."""
+        """Report that a node, or the pool (None), stopped answering or answers again."""
         who = "the pool" if node is None else f"node {node}{self.names.get(node, '')}"
         if silent:
             self.watchdog.trouble(f"silent {node}", f"{who} does not answer; trying again, and what runs there goes on")
@@ -801,16 +801,16 @@ class Supervisor:
             self.watchdog.over(f"silent {node}", f"{who} answers again")
 
     def on_replaced(self) -> None:
-        """Another manager has taken the pool over."""
+        """Fail all runs: another manager has taken the pool over."""
         self.on_taken()
         self.lose_all("another notebook has taken the pool over, and sees to this run now")
 
     def tell(self, text: str) -> None:
-        """Tell those who watch runs, or where there are none whoever asks next."""
+        """Send a notice to the listeners of runs; without any, keep it in `news`."""
         self.announce(NoticeEvent(text))
 
     def announce(self, event: NoticeEvent) -> None:
-        """The same for an event; one without words is for those who show what lasts."""
+        """Send an event likewise; one without a text goes only to waiting listeners."""
         if event.text:
             self.note(logging.WARNING, event.text)
         on = [run for run in self.runs.values() if run.left]
@@ -823,14 +823,14 @@ class Supervisor:
         try:
             await asyncio.wait_for(returned.wait(), patience)
         except asyncio.TimeoutError:
-            # Whenever it comes back after all, it is mended then.
+            # If it comes back later, it is repaired then.
             if self._returned.get(node) is returned:
                 del self._returned[node]
             return
         await self._replace(node, why)
 
     async def _replace(self, node: int, why: str) -> None:
-        """New kernels for a node that is back, and for all others that cannot go on without the old ones."""
+        """Replace the kernels of a node that is back, and others that depend on them."""
         per_node = self.spec.ranks_per_node
         ranks = self._to_replace(list(range(node * per_node, (node + 1) * per_node)))
         self.restarted.update(ranks)
@@ -838,7 +838,7 @@ class Supervisor:
         try:
             if not self.together:
                 with contextlib.suppress(NodeLost):
-                    # Others may have been left without their plugins when this node went.
+                    # Other kernels may have failed to enter the plugins when this node was lost.
                     ranks = sorted({*ranks, *await self._ended()})
                 await self.renew(ranks)
                 return
@@ -848,7 +848,7 @@ class Supervisor:
             self._lost.discard(node)
 
     async def _catch_up(self, node: int) -> None:
-        """Take in what a node could not send while it was cut off; stop what was given up meanwhile."""
+        """Read what a node could not send while cut off; stop runs given up meanwhile."""
         with contextlib.suppress(NodeLost, OSError):
             there = (await self.control.ask(rpc.LIST_RUNS, [node]))[node]
             await self.look_for_ended([node])
@@ -864,7 +864,7 @@ class Supervisor:
             self.keep_task(self.read(run, node, missing))
 
     async def read(self, run: Run, node: int, start: int) -> None:
-        """Ask for events that did not come."""
+        """Read missing events of a run from a node's journal, from ``start`` on."""
         key = (run.id, node)
         self._reading.add(key)
         try:
@@ -874,30 +874,30 @@ class Supervisor:
                 if not isinstance(following, int) or following <= start:
                     if not run.waits(node):
                         break
-                    # Events have come since that those that were read do not reach up to.
+                    # Newer events have arrived, with a gap before them: read on.
                     await asyncio.sleep(_PAUSE)
                     start = run.next(node)
                     continue
                 run.take(node, start, following - start, data)
                 start = following
             if answer["over"]:
-                # An agent that died may have left a journal that tells of no end.
+                # The journal of an agent that died may lack an end.
                 run.lose([rank for rank in run.left if run.outcomes[rank].node == node], f"node {node} had lost it")
         except (LookupError, TypeError, NodeLost):
-            # It was not begun there, or the node is given up: whoever watches the nodes tells.
+            # It was not begun there, or the node is lost, which is reported elsewhere.
             pass
         finally:
             self._reading.discard(key)
 
     def lose_all(self, text: str) -> None:
-        """Nobody can be reached any more: give up what runs."""
+        """Fail all runs: the pool cannot be reached any more."""
         self.comms.close()
         for run in list(self.runs.values()):
             run.abandoned = True
             run.give_up(text)
 
     def do(self, work: Coroutine[Any, Any, None]) -> None:
-        """Do what the pool's runs need, unless the pool is made anew or ends first."""
+        """Start work on behalf of the pool; its restart or end cancels it."""
         self.keep_task(work)
 
     def keep_task(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
@@ -905,7 +905,7 @@ class Supervisor:
 
 
 def _ended_by(run: Run) -> dict[int, str]:
-    """What of the frameworks a run's code has ended, by rank."""
+    """Return which frameworks a run's code has ended, by rank."""
     said = {rank: outcome.end.get("ended") for rank, outcome in run.outcomes.items()}
     return {rank: text for rank, text in said.items() if text}
 
@@ -915,4 +915,4 @@ def _fresh(ranks: Sequence[int]) -> str:
 
 
 async def _at_once(ranks: Sequence[int], *, busy: bool) -> None:
-    """For a supervisor without a pool: kernels are killed."""
+    """Do nothing, so that kernels are killed: the default without a pool."""

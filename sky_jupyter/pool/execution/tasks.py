@@ -1,7 +1,7 @@
-"""Function calls on a pool: each a Dask task that a rank does, begun again elsewhere where its node is lost.
+"""Function calls on a pool: Dask tasks, each run by a rank.
 
-Which rank, in which order and how often is Dask's business. What is here brings the values there, puts
-together what the ranks tell, and stops calls that nobody wants any more.
+Dask chooses ranks and order, and retries calls whose node is lost. This module ships values, collects results and
+cancels calls.
 """
 
 from __future__ import annotations
@@ -47,25 +47,25 @@ _INLINE = 32 << 10
 _LOOK = TIMEOUTS.polls.calls
 _PAUSE = TIMEOUTS.polls.calls_again
 _PATIENCE = TIMEOUTS.answers.calls
-# Nodes are told of so many calls at once that their journals are needed no more.
+# Calls whose journals a node is told to delete at once.
 _TOLD = 64
-# Calls that were made one by one leave their journals, but not so many that those of cells have to go.
+# Journals kept of calls that were made one by one: not so many that those of cells are evicted.
 _KEPT = 20
 
 
 class CallRun(Run):
-    """One call as the manager sees it: on one rank, and where that is lost, on another.
+    """One call as the manager sees it: on one rank, and if that is lost, on another.
 
     Parameters
     ----------
     id : str
-        Made by the manager. From when a rank begins it has the name of that attempt.
+        Id given by the manager; while a rank runs the call, `id` is the name of that attempt.
     listener : callable
-        As for any run.
+        Receives the events.
     rank : int, optional
-        The one that it is to be on.
+        Rank to run it, by default any.
     retries : int
-        How often it is begun again whose node is lost.
+        How often it is retried after its node was lost.
     """
 
     def __init__(self, id: str, listener: Listener, rank: int | None = None, retries: int = 3) -> None:
@@ -74,20 +74,20 @@ class CallRun(Run):
         self.rank = rank
         self.retries = retries
         self.losses = 0
-        # What is to be done on the loop when it is over, once.
+        # Called on the loop once it is over.
         self.on_over: Callable[[CallRun], None] = lambda run: None
-        # Told when a rank has begun it.
+        # Called when a rank has begun it.
         self.on_begun: Callable[[CallRun], None] = lambda run: None
-        # Told of each node that it was on and has left.
+        # Called with each node that it was on and has left.
         self.on_left: Callable[[int], None] = lambda node: None
         self.cancelled = False
-        # A large value, in a file.
+        # The file of a large value.
         self.file: Brought | None = None
-        # Holds the files that were sent for it alone.
+        # Owns the files that were sent for it alone.
         self.carrier: Run | None = None
-        # Whether journals and files of it are needed no more.
+        # Whether its journals and files can be deleted at its end.
         self.passing = False
-        # Whether the ledger hears of it from whoever waits for it.
+        # Whether the caller updates the ledger.
         self.noted = False
         # Whether it makes several calls, and its value is a list.
         self.together = False
@@ -95,23 +95,23 @@ class CallRun(Run):
 
     @property
     def outcome(self) -> Outcome:
-        """How it went, once it is over."""
+        """Return its rank's outcome, once it is over."""
         (outcome,) = self.outcomes.values()
         return outcome
 
     @property
     def placed(self) -> bool:
-        """Whether a rank has begun it."""
+        """Return whether a rank has begun it."""
         return self.id != self.call
 
     def accepts(self, id: str, node: int) -> bool:
-        """Whether events are of this call as it is being done now; the first of a new attempt make it that one."""
+        """Return whether events belong to the current attempt, which new ones replace."""
         if id == self.id:
             return True
         if id in self._former or self.over.is_set():
             return False
         if self.placed:
-            # Dask has noticed sooner than we have that it was lost.
+            # Dask has noticed before us that its node was lost.
             self._leave(f"node {self.node} was lost")
             if self.over.is_set():
                 return False
@@ -121,11 +121,11 @@ class CallRun(Run):
 
     @property
     def node(self) -> int:
-        """Where it is, as far as that is known; -1 where it is nowhere."""
+        """Return its node; -1 if there is none or it is not known."""
         return next((outcome.node for outcome in self.outcomes.values()), next(iter(self._next), -1))
 
     def lose_node(self, node: int, why: str, name: str = "") -> None:
-        """A node is given up: where the call was on it, it is begun again on another, which Dask sees to."""
+        """Handle a lost node: if the call was on it, Dask runs it on another."""
         if self.placed and self.node == node and not self.over.is_set():
             self._leave(f"node {node}{name} is lost: {why}")
 
@@ -145,19 +145,19 @@ class CallRun(Run):
         self.on_left(node)
 
     def lose(self, ranks: Iterable[int], text: str) -> None:
-        """It is given up, wherever it is."""
+        """End it as lost, wherever it is."""
         for rank in ranks:
             self._end_as(rank, self.outcomes[rank].node, {"kind": "end", "rank": rank, "status": "lost", "text": text})
 
     def give_up(self, text: str) -> None:
-        """Nobody can be reached any more."""
+        """End it as lost, as the pool cannot be reached any more."""
         if not self.over.is_set():
             rank = next(iter(self.outcomes), self.rank or 0)
             end = {"kind": "end", "rank": rank, "status": "lost", "text": text, "unbegun": not self.outcomes}
             self._end_as(rank, self.node, end)
 
     def end_unbegun(self) -> None:
-        """It was cancelled before a rank had begun it."""
+        """End it as interrupted: it was cancelled before a rank had begun it."""
         if not self.over.is_set():
             rank = self.rank or 0
             self._end_as(rank, -1, {"kind": "end", "rank": rank, "status": "interrupted", "why": self.why})
@@ -169,7 +169,7 @@ class CallRun(Run):
 
     def _on_event(self, event: dict[str, Any], node: int) -> None:
         if event.get("kind") == "begin" and not self.outcomes:
-            # Before it has said anything: whoever asks knows that it is on, and where.
+            # Its place is known before its first output.
             ranks = event.get("ranks")
             if isinstance(ranks, list) and len(ranks) == 1 and is_number(ranks[0]):
                 self.place(ranks[0], node)
@@ -178,7 +178,7 @@ class CallRun(Run):
 
     def _on_end(self, event: dict[str, Any], outcome: Outcome) -> None:
         if event["status"] == "lost" and event.get("seq") is not None:
-            # An agent that was made anew says it of the one before.
+            # A restarted agent reports it of its predecessor.
             self._leave(f"node {outcome.node}: {event.get('text') or 'its agent ended'}")
             return
         super()._on_end(event, outcome)
@@ -193,12 +193,9 @@ class CallRun(Run):
             self.on_over(self)
 
     def value(self) -> Any:
-        """What the function returned.
+        """Return the function's value, or raise its exception.
 
-        Raises
-        ------
-        Exception
-            What it raised, with the remote traceback as a note; or why it did not end.
+        The exception has the remote traceback as a note; a call that did not end raises the reason.
         """
         if self.outcome.failed:
             raise exception_of(self.outcome)
@@ -207,20 +204,20 @@ class CallRun(Run):
         return CellResult([self.outcome], self.elapsed, run=self.id).head
 
     def drop(self) -> None:
-        """Nobody wants what it returned."""
+        """Delete the file of an unwanted value."""
         if self.file is not None:
             discard(self.file)
 
 
 @dataclass
 class Parcel:
-    """What calls have in common, where the nodes find it: a function, and what it reads."""
+    """What calls share on the nodes: a function, and the values that it reads."""
 
     content: dict[str, Any]
     capture: Capture
-    # Holds the files.
+    # Owns the files.
     run: Run
-    # What the nodes have been given that calls of it import.
+    # The modules that the nodes have been sent for its calls.
     modules: set[str] = field(default_factory=set)
 
     def __post_init__(self) -> None:
@@ -229,95 +226,83 @@ class Parcel:
 
 @dataclass
 class Order:
-    """One call that is to be made."""
+    """Request of one call."""
 
     parcel: Parcel
-    # A list of what each call is given; None where the function's blob has it.
+    # A list of each call's arguments; None if the function's blob has them.
     arguments: Blob | None = None
     capture: Capture = field(default_factory=Capture)
     rank: int | None = None
     timeout: float | None = None
     listener: Listener = ignore
-    # What was sent for it alone, whether somebody else tells the ledger of it, and what its journal is to say of it.
+    # The owner of files sent for it alone; whether the caller updates the ledger.
     carrier: Run | None = None
     noted: bool = False
-    # Whether its arguments are those of several calls, one after the other, whose values come as a list.
+    # Whether it makes several calls in a row, whose values come as a list; the title in its journal.
     together: bool = False
     title: str = ""
-    # Which of its items stream, where any do; it is not begun again then: somebody may have read some.
+    # Its streams, if any; it is not retried then, as items may have been read.
     stream: dict[str, Any] | None = None
-    # How often it is begun again whose node is lost; as the pool's options say where it is None.
+    # Retries after its node was lost; by default as the pool's options say.
     retries: int | None = None
 
 
 class TaskContext(ValuesContext, Protocol):
-    """The pool, and what a call needs that is to be sent."""
+    """The pool as seen by its calls."""
 
     @property
-    def supervisor(self) -> Supervisor:
-        """Who runs and mends what is on the pool."""
-        ...
+    def supervisor(self) -> Supervisor: ...
 
     @property
-    def pythons(self) -> PoolPythons:
-        """Which Pythons the nodes run."""
-        ...
+    def pythons(self) -> PoolPythons: ...
 
-    def new_run(self, ranks: Sequence[int], listener: Listener, capture: Capture) -> Run:
-        """Make a run that is to be sent."""
-        ...
+    def new_run(self, ranks: Sequence[int], listener: Listener, capture: Capture) -> Run: ...
 
     def ship(self, run: Run, on_send: Listener, tick: Tick, call: Blob | None = None) -> dict[str, Any]:
-        """Bring what a run needs to its nodes."""
+        """Send what a run needs to its nodes."""
         ...
 
     def note_writes(self, run: Run, namespace: dict[str, Any]) -> None:
-        """Note what a run has assigned on the nodes."""
+        """Record what a run has assigned on the nodes."""
         ...
 
 
 class Calls:
-    """One a pool, made with it.
+    """Calls of one pool, made with it.
 
-    Attributes
-    ----------
-    ended : deque of CallRun
-        Those whose writes the ledger has not heard of yet.
+    ``ended`` holds the calls whose writes are not in the ledger yet.
     """
 
     def __init__(self, pool: TaskContext) -> None:
         self.pool = pool
         self.ended: deque[CallRun] = deque()
-        # Calls may be sent by several threads at once, and the ledger is one.
+        # Several threads may send calls, and they share the ledger.
         self.lock = threading.RLock()
-        # By call, what watches over one that a rank works on, or will once that has been silent for long.
+        # By call, the hang detector, or the timer that starts it.
         self._silences: dict[str, asyncio.TimerHandle | asyncio.Task[None]] = {}
         self._futures: dict[str, Future[Any]] = {}
         self._finishing = BackgroundTasks()
         self._forgotten: dict[int, list[str]] = {}
-        # Those whose journals the nodes keep.
+        # Attempts whose journals the nodes keep.
         self._kept: deque[tuple[int, str]] = deque()
         self._sent = 0
 
     # -- main thread -------------------------------------------------------------------------------
 
     def parcel(self, function: Blob, capture: Capture, on_send: Listener = ignore, tick: Tick = no_tick) -> Parcel:
-        """Bring a function, with what it reads, to where the nodes find it; `discard` takes it away.
+        """Send a function, with the values that it reads, to the nodes; see `discard`.
 
-        Raises
-        ------
-        CaptureError
-            When there is no room for it, or the code that it needs cannot go.
+        Raises CaptureError if there is no room for it, or its code cannot be sent.
         """
         carrier = self.pool.new_run([], ignore, capture)
         return Parcel(self.pool.ship(carrier, on_send, tick, function), capture, carrier)
 
     def discard(self, parcel: Parcel) -> None:
-        """Nobody needs it any more."""
+        """Delete a parcel on the nodes."""
         self.discard_of(parcel.run)
 
     def begin(self, orders: Sequence[Order], on_send: Listener = ignore, tick: Tick = no_tick) -> list[CallRun]:
-        """Have calls made; they are in the order of Dask's queue, which is the order in which they are given."""
+        """Start calls, queued by Dask in this order."""
         self.pool.require_live()
         usual = self.pool.spec.options.retry_on_interruption
         runs, owns = [], []
@@ -326,7 +311,7 @@ class Calls:
             run = CallRun(host.new_id(), order.listener, order.rank, 0 if order.stream else retries)
             run.capture = order.parcel.capture if order.arguments is None else order.capture
             run.on_over, run.on_left = self._on_over, self._on_left
-            # No rank sets its frameworks up anew beside what it works on.
+            # Frameworks are not reinitialized while it runs.
             run.on_begun = self._on_begun
             run.shape, run.carrier, run.noted = self.pool.shape, order.carrier, order.noted
             run.code, run.together = order.title, order.together
@@ -339,7 +324,7 @@ class Calls:
         return runs
 
     def _own(self, run: CallRun, order: Order, on_send: Listener, tick: Tick) -> dict[str, Any]:
-        """What a call does not share with others: its arguments, as text where they are small."""
+        """Return what a call has for itself: its arguments, inline if they are small."""
         own: dict[str, Any] = {"kind": "call", "title": order.title}
         if order.together:
             own["together"] = True
@@ -352,7 +337,7 @@ class Calls:
         if blob is None:
             return own
         if not order.capture.modules <= parcel.modules:
-            # Arguments of the user's own types need his modules there, as functions do.
+            # Arguments of the user's own types need their modules on the nodes.
             carrier = run.carrier = self.pool.new_run([], ignore, order.capture)
             told = self.pool.ship(carrier, on_send, tick, blob)
             own.update(arguments=told.pop("blob"), more=told.pop("manifest"))
@@ -373,7 +358,7 @@ class Calls:
         return {**own, "arguments": told["blob"], "more": told["manifest"]}
 
     def cancel(self, runs: Sequence[CallRun], *, hard: bool = False) -> None:
-        """Stop calls: those that wait are not begun, and the others interrupted, or where it is ``hard`` ended."""
+        """Cancel queued calls, and interrupt running ones; kill these if ``hard``."""
         runs = [run for run in runs if not run.over.is_set()]
         if runs:
             for run in runs:
@@ -381,7 +366,7 @@ class Calls:
             loop().submit(self._cancel(runs, hard))
 
     def note_writes(self, namespace: dict[str, Any]) -> None:
-        """Tell the ledger what calls have assigned on the nodes since it was last told."""
+        """Record in the ledger what calls have assigned on the nodes since the last time."""
         with self.lock:
             while self.ended:
                 self.pool.note_writes(self.ended.popleft(), namespace)
@@ -389,7 +374,7 @@ class Calls:
     # -- the loop ----------------------------------------------------------------------------------
 
     async def _attend(self, sent: list[tuple[CallRun, dict[str, Any], dict[str, Any]]]) -> None:
-        """Have Dask see to calls until they are over, through whatever becomes of its scheduler."""
+        """Submit calls to Dask until they are over; resubmit to a new scheduler."""
         supervisor = self.pool.supervisor
         try:
             await supervisor.settle()
@@ -411,7 +396,7 @@ class Calls:
                     continue
                 self._submit(client, [item for item in left if not item[0].cancelled], known)
                 await self._watch(client, [run for run, _, _ in left])
-                # A scheduler that is started anew knows nothing of the calls; the agents that have them do.
+                # A restarted scheduler has lost the calls; the agents that run them have not.
                 known = await self._known([run for run, _, _ in left if not run.over.is_set()])
         except Exception as error:
             _log.exception("function calls could not be seen to")
@@ -421,7 +406,7 @@ class Calls:
     def _submit(
         self, client: Client, sent: Sequence[tuple[CallRun, dict[str, Any], dict[str, Any]]], known: dict[str, int]
     ) -> None:
-        """Make Dask tasks of calls; those that a node knows are asked for there."""
+        """Submit calls as Dask tasks; those that a node knows go to that node."""
         import dask
 
         from ...node.agent.dask_worker import call, rank_resource
@@ -449,7 +434,7 @@ class Calls:
             self._futures.update(zip(calls, futures, strict=True))
 
     async def _watch(self, client: Client, runs: Sequence[CallRun]) -> None:
-        """Until all are over, or this client is none any more."""
+        """Wait until all calls are over, or the client is replaced."""
         control = self.pool.control
         over = asyncio.ensure_future(self._until_over(runs))
         try:
@@ -467,7 +452,7 @@ class Calls:
             await run.until(run.over.is_set, None)
 
     async def _look(self, run: CallRun) -> None:
-        """See to a call that Dask has done with, and that has not ended for us."""
+        """Update a call whose Dask task is over."""
         from distributed import KilledWorker
 
         future = self._futures.get(run.call)
@@ -485,7 +470,7 @@ class Calls:
                 run.give_up(f"node {run.node} was lost" if isinstance(error, KilledWorker) else text)
 
     async def _known(self, runs: Sequence[CallRun]) -> dict[str, int]:
-        """The nodes that know calls, by call; what they have told meanwhile is taken in."""
+        """Return which nodes know the calls, and read their events from there."""
         control = self.pool.control
         if not runs or control.closing:
             return {}
@@ -502,7 +487,7 @@ class Calls:
         return known
 
     async def _cancel(self, runs: Sequence[CallRun], hard: bool) -> None:
-        """Take calls out of Dask's queue, and stop those that ranks are at."""
+        """Remove calls from Dask's queue, and stop those that ranks run."""
         control = self.pool.control
         futures = [future for run in runs if (future := self._futures.pop(run.call, None)) is not None]
         begun: set[str] = set()
@@ -513,7 +498,7 @@ class Calls:
                 await asyncio.wait_for(control.client.cancel(futures, force=True), _PATIENCE)
             there = []
             for node in list(control.addresses):
-                # Who does not answer now is asked for as long as there is something to stop.
+                # A node that does not answer is retried while there is something to stop.
                 asking = self._finishing.start(self._cancel_on(node, runs, begun, hard))
                 if node in control.there:
                     there.append(asking)
@@ -528,7 +513,7 @@ class Calls:
                 self.pool.supervisor.do(self.pool.supervisor.free(run))
 
     async def _cancel_on(self, node: int, runs: Sequence[CallRun], begun: set[str], hard: bool) -> None:
-        """Have a node stop calls, as soon as it can be reached; those that it had begun are noted."""
+        """Stop calls on a node, once it is reachable; add begun ones to ``begun``."""
         control = self.pool.control
         while not control.closing and (left := [run for run in runs if not run.over.is_set()]):
             with contextlib.suppress(SkyError, OSError):
@@ -539,13 +524,13 @@ class Calls:
             await asyncio.sleep(_PAUSE)
 
     async def _free(self, runs: Sequence[CallRun]) -> None:
-        """Give up calls that do not end although they were interrupted twice: nobody is kept waiting by them."""
+        """Give up calls that do not end after two interrupts."""
         await asyncio.sleep(FREE_PATIENCE)
         for run in runs:
             run.give_up(f"it does not end, and you gave it up{self.pool.watchdog.why}")
 
     def _on_begun(self, run: CallRun) -> None:
-        """A rank has begun a call: where that is silent for long, it is looked at."""
+        """Start the timer of the hang detector for a call that a rank has begun."""
         supervisor = self.pool.supervisor
         supervisor.working.add(run)
         if self.pool.spec.world_size > 1:
@@ -563,7 +548,7 @@ class Calls:
             silence.cancel()
 
     def _on_left(self, node: int) -> None:
-        """A call is to go on elsewhere: where only we know that its node's machine is off, Dask has to be told."""
+        """Report a node whose machine is off to Dask, so that it reschedules the call."""
         control = self.pool.control
         if node in control.off and node in control.addresses:
             self.pool.supervisor.do(self._let_go(node))
@@ -572,19 +557,19 @@ class Calls:
         control = self.pool.control
         if control.client is None or node not in control.addresses:
             return
-        # Where it cannot be told, it will notice by itself.
+        # Otherwise Dask notices by itself, later.
         with contextlib.suppress(Exception):
             await control.client.scheduler.unregister(address=control.addresses[node], stimulus_id=f"sky-off-{node}")
 
     def _on_over(self, run: CallRun) -> None:
-        """A call has ended: what is left of it goes, and whoever waits for it hears of it."""
+        """Release the resources of a call that has ended, and report its end."""
         future = self._futures.pop(run.call, None)
         if future is not None:
             future.release()
         if run.outcome.status == "lost":
-            # Dask would have another node do it, and may have begun to.
+            # Dask would run it on another node, and may have begun to.
             self.pool.supervisor.do(self._cancel([run], False))
-        # Not among what the supervisor does for the pool: that ends with it, and whoever waits has to hear of it.
+        # No task of the supervisor, which ends with the pool: the waiting thread must be notified.
         self._finishing.start(self._finish(run))
 
     async def _finish(self, run: CallRun) -> None:
@@ -618,7 +603,7 @@ class Calls:
                 run.task.set_result(None)
 
     async def _bring(self, run: CallRun) -> Brought:
-        """Have a large value here, before newer ones push it out there."""
+        """Fetch a large value before the node evicts it."""
         rank = run.outcome.rank
         brought = (await Bringing(self.pool, [rank], ignore, "a value").bring({"of": run.id}))[rank]
         if brought.gone:
@@ -631,26 +616,26 @@ class Calls:
             await self.pool.control.ask(rpc.RELEASE_VALUE, [run.outcome.node], run=run.id, ranks=[run.outcome.rank])
 
     def _remove(self, carrier: Run) -> None:
-        """A call's own files go; on other machines that waits for an answer, and the loop for nobody."""
+        """Delete a call's own files; in a thread if other machines have to answer."""
         if carrier.brought:
             asyncio.get_running_loop().run_in_executor(None, self.discard_of, carrier)
         else:
             self.discard_of(carrier)
 
     def discard_of(self, carrier: Run) -> None:
-        """Take away what was sent, as far as its machines answer."""
+        """Delete a run's files, as far as their machines answer."""
         with contextlib.suppress(SkyError, OSError):
             values.discard(self.pool, carrier)
 
     def _forget(self, node: int, attempt: str) -> None:
-        """Tell a node in a while that a call's journal is needed no more."""
+        """Queue an attempt's journal for deletion on its node."""
         forgotten = self._forgotten.setdefault(node, [])
         forgotten.append(attempt)
         if len(forgotten) >= _TOLD:
             self._tell_forgotten(node)
 
     def tidy(self) -> None:
-        """Have the nodes drop the journals that are needed no more."""
+        """Delete the queued journals on the nodes."""
         loop().loop.call_soon_threadsafe(self._tidy)
 
     def _tidy(self) -> None:

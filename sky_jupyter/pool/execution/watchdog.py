@@ -1,7 +1,7 @@
-"""Who of a pool stands still or does not answer, and who is told of it: whoever waits for the pool, for whatever.
+"""Processes of a pool that stand still or do not answer, and listeners for these.
 
-Silence is heard of by `Control`. That a process was stopped is seen by those beside it: a host sees its
-children, an agent its ranks and its host, and this process the link and the hosts of this machine.
+`Control` detects silence. A stopped process is seen by its neighbours: a host watches its children, an agent its
+ranks and its host, and this process the link and the local hosts.
 """
 
 from __future__ import annotations
@@ -28,22 +28,22 @@ ANEW = "; `%sky restart` makes the pool anew without it"
 
 
 class Watchdog:
-    """One a pool, made with it; its state changes on the loop only.
+    """Registry of one pool's stopped and silent processes; changed on the loop only.
 
     Parameters
     ----------
     beside : callable
-        The pool's processes that this one can see, by process id, as `node.stopped` calls them.
+        Returns the processes that this one can watch: pid -> name as in `node.stopped`.
     tell : callable
-        Told of all that is new.
+        Called with every change.
     """
 
     def __init__(self, beside: Callable[[], Mapping[int, str]], tell: Callable[[TroubleEvent], None]) -> None:
-        # What is the matter now, by whom it is with: whoever begins to wait is told.
+        # Descriptions of current troubles, by subject; new listeners get them all.
         self.troubles: dict[str, str] = {}
         self.beside, self._tell = beside, tell
         self._waiting: list[Listener] = []
-        # The ranks among them.
+        # The names of the ranks among them.
         self._whose: dict[str, str] = {}
         self._task: asyncio.Task[None] | None = None
 
@@ -51,7 +51,7 @@ class Watchdog:
 
     @contextlib.contextmanager
     def telling(self, listener: Listener) -> Iterator[None]:
-        """Have a listener told, for as long as the block lasts, why the pool does not answer."""
+        """Subscribe a listener, inside the context, to why the pool does not answer."""
         loop().loop.call_soon_threadsafe(self._begin)
         for key, text in list(self.troubles.items()):
             listener(TroubleEvent(text, about=key))
@@ -62,58 +62,58 @@ class Watchdog:
             self._waiting.remove(listener)
 
     def close(self) -> None:
-        """The pool is no business of this process any more."""
+        """Stop watching: this process manages the pool no more."""
         loop().loop.call_soon_threadsafe(self._end)
 
     @property
     def why(self) -> str:
-        """What is the matter, in words to go on with; empty where nothing is known."""
+        """Return all troubles as a message's suffix; "" if there are none."""
         return "".join(f"; {text}" for text in list(self.troubles.values()))
 
     @property
     def keeper_stands_still(self) -> bool:
-        """Whether a process was stopped without which the pool can make no kernels."""
+        """Return whether a process stands still that the pool needs to make kernels."""
         return any(key.startswith("keeper ") for key in list(self.troubles))
 
     @property
     def is_halted(self) -> bool:
-        """Whether a process was stopped without which the pool, or a part of it, cannot answer."""
+        """Return whether a process stands still without which the pool cannot answer."""
         return self.keeper_stands_still or LINK_KEY in self.troubles
 
     # -- on the loop -------------------------------------------------------------------------------
 
     def tell(self, event: NoticeEvent) -> bool:
-        """Tell those who wait; whether somebody does."""
+        """Send an event to the listeners; return whether there are any."""
         waiting = list(self._waiting)
         for listener in waiting:
             listener(event)
         return bool(waiting)
 
     def trouble(self, key: str, text: str) -> None:
-        """Something is the matter, until `over` says that it is not."""
+        """Report a trouble that lasts until `over`."""
         if self.troubles.get(key) != text:
             self.troubles[key] = text
             self._tell(TroubleEvent(text, about=key))
 
     def over(self, key: str, text: str = "") -> None:
-        """It is not any more; ``text`` is what is told of that, where there is something to tell."""
+        """End a trouble; ``text`` is the message, if any."""
         self._whose.pop(key, None)
         if self.troubles.pop(key, None) is not None:
             self._tell(TroubleEvent(text, about=key, over=True))
 
     def forget(self, *, keepers: bool = True) -> None:
-        """The pool's agents and ranks are others from now on, and its ``keepers``; the link is the same."""
+        """End all troubles but the link's; those of ``keepers`` only if asked for."""
         for key in [key for key in self.troubles if key != LINK_KEY and (keepers or not key.startswith("keeper "))]:
             self.over(key)
 
     def renew(self, ranks: Iterable[int]) -> None:
-        """These ranks' processes are new: what was the matter with the old ones is not any more."""
+        """End the troubles of ranks whose processes have been replaced."""
         names = {f"rank {rank}" for rank in ranks}
         for key in [key for key, who in self._whose.items() if who in names]:
             self.over(key)
 
     def on_standstill(self, change: Any, place: str = "") -> None:
-        """Take in what `node.stopped` tells of a process; ``place`` is its machine, as messages have it."""
+        """Handle a report of `node.stopped`; ``place`` is the process's machine."""
         if not isinstance(change, Mapping):
             return
         who, pid, state = change.get("who"), change.get("pid"), change.get("state")

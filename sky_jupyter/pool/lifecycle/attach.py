@@ -1,4 +1,4 @@
-"""Becoming the manager of a pool that outlived its own."""
+"""Attachment to a pool that outlived its manager."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ JOIN_TIMEOUT = TIMEOUTS.start.join
 
 
 def take_up(pool: PoolLifecycle, row: PoolRow, record: PoolRecord, take_over: bool, tick: Tick) -> None:
-    """Become the manager of a pool that outlived its own; where that fails, it stays as it was."""
+    """Become the manager of a pool; on failure, leave it as it was."""
     pool.id, pool.began, pool.ids = row.id, time.perf_counter(), record.ids
     pool.provisioning = Provisioning(pool.registry, pool.id)
     pool.generation = pool.registry.own(row.id, take_over=take_over)
@@ -39,7 +39,7 @@ def take_up(pool: PoolLifecycle, row: PoolRow, record: PoolRecord, take_over: bo
     except BaseException as error:
         _not_joined(pool, row, error)
         raise
-    # The one before may have died before it had said so.
+    # The previous manager may have died before it had settled them.
     launch.settle(pool.hosts)
     ends = getattr(record, "ends", None)
     pool.expiry.begin(None if ends is None else ends - time.time())
@@ -47,7 +47,7 @@ def take_up(pool: PoolLifecycle, row: PoolRow, record: PoolRecord, take_over: bo
     try:
         pool.enter_client()
     except Exception as error:
-        # Its cells work all the same.
+        # Cells work all the same.
         pool.supervisor.news.append(f"a plugin could not be entered in this notebook: {error}")
 
 
@@ -78,7 +78,7 @@ async def _join(pool: PoolLifecycle, record: PoolRecord) -> None:
 
 
 def _reconnect(pool: PoolLifecycle, record: PoolRecord) -> None:
-    """Take up the hosts of another manager, through its link or a new one."""
+    """Reopen the connections to the hosts, by the old manager's link or a new one."""
     pool.link, pool.hosts = remote_host.reopen(
         record.hosts, pool.spec.name, pool.traces, pool.prompts, pool.spec.provider, record.ids
     )
@@ -89,7 +89,7 @@ def _reconnect(pool: PoolLifecycle, record: PoolRecord) -> None:
 
 
 def _not_joined(pool: PoolLifecycle, row: PoolRow, error: BaseException) -> None:
-    """What `attach` leaves where it fails: the pool as it was, or nothing of one that has ended."""
+    """Undo a failed attachment: release the pool, or forget it if it has ended."""
     pool.states.to(PoolState.ENDED)
     for host in pool.hosts:
         host.leave()

@@ -1,7 +1,7 @@
-"""The user's own Dask cluster on a pool: a scheduler and workers beside the agents, and a client of them.
+"""The user's own Dask cluster on a pool: scheduler, workers and client.
 
-They are processes of their own, in the pool's environment, under its TLS keys. The control plane's scheduler and
-agents have no part in what is submitted here: they never unpickle it.
+They are separate processes in the pool's environment, under its TLS keys. The control plane's scheduler and
+agents never unpickle what is submitted here.
 """
 
 from __future__ import annotations
@@ -26,26 +26,26 @@ _CLOSE = TIMEOUTS.end.dask_client
 
 
 class DaskContext(PoolContext, Protocol):
-    """The pool, and which of its machines the head does not reach."""
+    """The pool, and the machines that its head does not reach."""
 
     @property
     def apart(self) -> dict[str, str]:
-        """These machines, and what is said of each."""
+        """Return these machines, each with a description."""
         ...
 
 
 class PoolDask:
-    """One a pool; nothing is started before `client` is asked for."""
+    """Dask cluster of one pool; started by the first call of `client`."""
 
     def __init__(self, pool: DaskContext) -> None:
         self._pool = pool
         self._client: Client | None = None
-        # Who the agents were when it was made: another one has no worker beside it yet.
+        # The agents' incarnations when it was made: an agent that came later has no worker beside it.
         self._agents: dict[int, str] = {}
         self._lock = threading.Lock()
 
     def client(self) -> Client:
-        """A client of the pool's workers; raises PoolError where there can be none."""
+        """Return a client of the pool's workers; raise PoolError if there can be none."""
         pool = self._pool
         pool.require_live()
         if not pool.spec.options.cluster:
@@ -75,7 +75,7 @@ class PoolDask:
             raise PoolError(f"the Dask workers of pool {pool.spec.name!r} did not start: {error}") from None
         settings = {"distributed.comm.require-encryption": True}
         with dask.config.set(settings), warnings.catch_warnings():
-            # Which versions differ, the pool tells where they matter.
+            # The pool itself reports versions that differ, where that matters.
             warnings.filterwarnings("ignore", message="Mismatched versions found")
             client = Client(
                 pool.hosts[0].reach(address),
@@ -87,7 +87,7 @@ class PoolDask:
         return client
 
     def close(self) -> None:
-        """Let go of the workers, which end with their agents."""
+        """Close the client; the workers end with their agents."""
         with self._lock:
             self._close()
 

@@ -1,4 +1,4 @@
-"""What a pool hears of its hosts and of the links to them, and whether one that is not heard of is gone."""
+"""Events of a pool's hosts and links, and the detection of hosts that are gone."""
 
 from __future__ import annotations
 
@@ -27,62 +27,52 @@ _LAST_WORDS = TIMEOUTS.end.last_words
 
 
 class HostEventsContext(PoolContext, Protocol):
-    """The pool, and whom the end of a host concerns."""
+    """The pool as seen by its hosts' events."""
 
     @property
     def hosts(self) -> list[launch.Host]:
-        """Who runs its nodes; those that are being started are added."""
+        """Return the hosts of its nodes; those that are being started are added."""
         ...
 
     @property
-    def state(self) -> PoolState:
-        """What the pool can do now."""
-        ...
+    def state(self) -> PoolState: ...
 
     @property
-    def states(self) -> StateMachine:
-        """What changes it."""
-        ...
+    def states(self) -> StateMachine: ...
 
     @property
-    def supervisor(self) -> Supervisor:
-        """Who tells those that watch a run."""
-        ...
+    def supervisor(self) -> Supervisor: ...
 
     @property
-    def watchdog(self) -> Watchdog:
-        """Who stands still."""
-        ...
+    def watchdog(self) -> Watchdog: ...
 
     @property
-    def expiry(self) -> Expiry:
-        """When the pool ends by itself."""
-        ...
+    def expiry(self) -> Expiry: ...
 
     @property
     def scheduler_there(self) -> str:
-        """Where the hosts reach the scheduler."""
+        """Return the scheduler's address as the hosts see it."""
         ...
 
     def is_away(self, name: str) -> bool:
-        """Whether a machine cannot be reached from here."""
+        """Return whether a machine cannot be reached from here."""
         ...
 
     def mark_broken(self, why: str) -> None:
-        """Have the pool run nothing until it is restarted."""
+        """Refuse runs until the pool is restarted."""
         ...
 
     def lose_head(self, why: str) -> None:
-        """Do the same where the head is gone."""
+        """Do the same when the head is gone."""
         ...
 
     def expire(self) -> None:
-        """End the pool, as its time is over."""
+        """End the pool because its ``ttl`` is over."""
         ...
 
 
 class HostEvents:
-    """One a pool, made with it.
+    """Handler of the events of one pool's hosts; made with the pool.
 
     Parameters
     ----------
@@ -94,20 +84,20 @@ class HostEvents:
         self.pool = pool
 
     def take(self, host: launch.Host) -> None:
-        """Have a host that is being started among the pool's, and hear from now on who of it stands still."""
+        """Add a host that is being started, and watch it for processes that stand still."""
         self.pool.hosts.append(host)
         self.watch_over(host)
 
     def watch_over(self, host: launch.Host) -> None:
-        """Hear from now on who of a host stands still, though it is not listened to yet."""
+        """Subscribe to a host's reports of processes that stand still."""
         host.watch(self._in_loop(functools.partial(self._on_standstill, host)))
 
     def listen(self, host: launch.Host) -> None:
-        """Hear from now on what a host says."""
+        """Subscribe to a host's events."""
         host.listen(self._in_loop(functools.partial(self._on_host, host)))
 
     def watch(self) -> None:
-        """Where nodes are other machines, name them, and see to those that do not answer."""
+        """Set the names of remote nodes and the check of those that do not answer."""
         pool = self.pool
         hosts = [host for host in pool.hosts if not host.here]
         pool.supervisor.names = {node: f" ({host.name})" for host in hosts for node in host.nodes}
@@ -134,7 +124,7 @@ class HostEvents:
         pool.supervisor.examine = examine if hosts else None
 
     def _in_loop(self, handle: Callable[[dict[str, Any]], None]) -> Callable[[dict[str, Any]], None]:
-        """The same handler, callable from any thread."""
+        """Return a thread-safe version of a handler that runs on the loop."""
 
         def hand_over(event: dict[str, Any]) -> None:
             loop().loop.call_soon_threadsafe(handle, event)
@@ -142,7 +132,7 @@ class HostEvents:
         return hand_over
 
     def _on_host(self, host: launch.Host, event: dict[str, Any]) -> None:
-        """A host, or a process of it, has ended: without a scheduler nobody can be reached."""
+        """Handle the end of a host or of one of its processes."""
         pool = self.pool
         if event["event"] == "standstill":
             self._on_standstill(host, event)
@@ -154,7 +144,7 @@ class HostEvents:
             if pool.state is PoolState.NEW:
                 pool.mark_broken(self.why_gone(host.place))
         elif event["event"] == "gone":
-            # What its nodes said at last may still wait to be read.
+            # The last output of its nodes may still be unread.
             asyncio.get_running_loop().call_later(_LAST_WORDS, self._on_gone, host)
         elif name == "forkserver" and pool.state is PoolState.NEW:
             pool.mark_broken(f"the forkserver ended ({event['text']}){host.place} before it was ready")
@@ -163,17 +153,17 @@ class HostEvents:
         elif name and not event.get("revived"):
             pool.mark_broken(f"the {name} ended ({event['text']}){host.place}, again and again")
         elif name == "forkserver" and pool.has_control:
-            # With it went the kernels that it had forked; the host has started another, and agents that know it.
+            # Its kernels ended with it; the host has started another forkserver, and agents that use it.
             for node in host.nodes:
                 pool.control.lose(node, f"its forkserver ended ({event['text']})", revived=True)
         elif event["event"] == "unchanged" and pool.state is PoolState.NEW:
             pool.mark_broken(f"a host could not be changed: {event['message']}")
         elif name.startswith("agent ") and pool.has_control:
-            # Sooner than the control plane sees it; the host has started another.
+            # The control plane sees it later; the host has started another agent.
             pool.control.lose(int(name[6:]), f"its agent ended ({event['text']})", revived=True)
 
     def _on_standstill(self, host: launch.Host, event: dict[str, Any]) -> None:
-        # While the pool is ended too: it keeps that waiting.
+        # Also while the pool is being ended, which such a process delays.
         if self.pool.state is not PoolState.TAKEN_OVER and host in self.pool.hosts:
             self.pool.watchdog.on_standstill(event, host.place)
 
@@ -182,7 +172,7 @@ class HostEvents:
         if pool.states.is_over or host not in pool.hosts:
             return
         if pool.expiry.over:
-            # The nodes were a moment sooner: the rest of it ends now.
+            # The nodes' timers fired first: end the rest of the pool now.
             threading.Thread(target=pool.expire, name="sky-expire", daemon=True).start()
             return
         if 0 in host.nodes and not host.here and not self._lease_over:
@@ -191,17 +181,17 @@ class HostEvents:
             pool.mark_broken(self.why_gone(host.place))
 
     def on_link(self, text: str) -> None:
-        """What became of the connection to a machine: whoever watches a run is told. Called in a thread."""
+        """Report a change of the connection to a machine; called in a thread."""
         loop().loop.call_soon_threadsafe(self.pool.supervisor.tell, text)
 
     @property
     def _lease_over(self) -> bool:
-        """Whether the nodes have not heard of us for so long that they have ended."""
+        """Return whether the nodes' lease has expired, so that they have ended."""
         pool = self.pool
         return pool.has_control and time.monotonic() - pool.control.heard >= (pool.spec.lease or math.inf)
 
     def why_gone(self, place: str = "") -> str:
-        """In words, why a host has ended; ``place`` says where, as messages have it."""
+        """Return why a host has ended; ``place`` is its place as messages have it."""
         if self._lease_over:
             lease = self.pool.spec.lease
             return f"its lease ended: nodes that hear of no notebook for {lease:g} s end (--idle-timeout {lease:g})"

@@ -1,4 +1,4 @@
-"""The orderly end of a pool's kernels: plugins are left, exit handlers run, files are closed, who is late is told."""
+"""Orderly shutdown of a pool's kernels: plugins, exit handlers and files."""
 
 from __future__ import annotations
 
@@ -22,9 +22,9 @@ from ..execution.watchdog import ANEW
 
 Tell = Callable[[str], None]
 _LEAVE_PATIENCE = TIMEOUTS.end.plugins
-# An end that takes no longer than this needs no words.
+# A shutdown that takes no longer than this is not reported.
 _QUIET = TIMEOUTS.end.quiet
-# What an agent may need besides, to kill and to answer.
+# The time that an agent needs besides, to kill and to answer.
 _MARGIN = TIMEOUTS.end.margin
 _INTERRUPT_PATIENCE = TIMEOUTS.end.interrupt
 _MOMENT = TIMEOUTS.end.moment
@@ -32,20 +32,20 @@ _LOOK = TIMEOUTS.polls.kernel_end
 
 
 def silently(text: str) -> None:
-    """Tell nobody."""
+    """Discard a message."""
 
 
 class LeavingContext(PoolContext, Protocol):
-    """The pool, and how long its end may take."""
+    """The pool, and the time limit of its shutdown."""
 
     @property
     def exit_timeout(self) -> float:
-        """Seconds that ranks get for an orderly end."""
+        """Return the seconds that ranks get for an orderly shutdown."""
         ...
 
 
 class Leaving:
-    """One a pool, made with it; what waits runs on the loop, but for `attend`.
+    """Shutdown of one pool's kernels; only `attend` runs off the loop.
 
     Parameters
     ----------
@@ -55,21 +55,21 @@ class Leaving:
 
     def __init__(self, pool: LeavingContext) -> None:
         self.pool = pool
-        # Said on the loop, to be told by whoever waits.
+        # Messages from the loop, for the thread that waits.
         self._words: collections.deque[str] = collections.deque()
 
     def hear(self, event: Event) -> None:
-        """Of what keeps the pool from its end, whoever waits for that is told; any thread."""
+        """Queue an event's text for the thread that waits for the shutdown; thread-safe."""
         if text := getattr(event, "text", ""):
             self._words.append(text.removesuffix(ANEW))
 
     def say(self, tell: Tell) -> None:
-        """Tell what there is to tell."""
+        """Send all queued messages to ``tell``."""
         while self._words:
             tell(self._words.popleft())
 
     def attend(self, work: Coroutine[Any, Any, None], limit: float, tell: Tell) -> KeyboardInterrupt | None:
-        """Wait for the kernels' end in the caller's thread; an interrupt kills them at once, and is returned."""
+        """Wait for the shutdown; on an interrupt, kill the kernels and return it."""
         end = time.monotonic() + limit
 
         def tick() -> None:
@@ -86,14 +86,14 @@ class Leaving:
                 loop().call(self._kill(), timeout=_MOMENT)
             return press
         except Exception:
-            # What could not be asked ends with its host.
+            # Kernels that could not be reached end with their host.
             pass
         finally:
             future.cancel()
         return None
 
     async def end_all(self, patience: float, *, busy: bool) -> None:
-        """End all kernels, those that are ``busy`` by an interrupt, and say who takes long."""
+        """End all kernels, interrupting ``busy`` ones, and report those that take long."""
         ranks = list(range(self.pool.spec.world_size))
         if busy:
             await self._interrupt()
@@ -101,15 +101,15 @@ class Leaving:
         await self._finish(ranks, patience, self._words.append)
 
     async def finish(self, ranks: Sequence[int], *, busy: bool) -> None:
-        """End kernels that are replaced; the pool's listener is told who takes long."""
+        """End kernels that are replaced; notify the pool's listener of slow ones."""
         if not busy and len(ranks) == self.pool.spec.world_size:
             await self._leave_plugins(ranks)
         with contextlib.suppress(Exception):
-            # What could not be asked is killed where it is replaced.
+            # Kernels that could not be reached are killed when they are replaced.
             await self._finish(ranks, self.pool.exit_timeout, self.pool.notify)
 
     async def _finish(self, ranks: Sequence[int], patience: float, tell: Tell) -> None:
-        """Have kernels end in order; those whose time is over are killed."""
+        """End kernels in order; kill those that exceed ``patience``."""
         asked = asyncio.ensure_future(self._ask(rpc.END_KERNELS, ranks=list(ranks), patience=patience))
         try:
             await asyncio.wait([asked], timeout=_QUIET)
@@ -127,7 +127,7 @@ class Leaving:
             )
 
     async def _still_at(self, ranks: Sequence[int]) -> str:
-        """Which of these still have a kernel, and what it is at, in words."""
+        """Describe which of these ranks still have a kernel, and what it does."""
         with contextlib.suppress(asyncio.TimeoutError, SkyError, OSError):
             states = _by_rank(await asyncio.wait_for(self._ask(rpc.STATUS), _MOMENT))
             left = [rank for rank in ranks if states.get(rank, {}).get("pid")]
@@ -139,7 +139,7 @@ class Leaving:
         return ""
 
     async def _interrupt(self) -> None:
-        """Interrupt what runs, so that it ends with its `finally` blocks, and the plugins can be left."""
+        """Interrupt what runs, so that its `finally` blocks run and plugins can be left."""
         end = time.monotonic() + _INTERRUPT_PATIENCE
         with contextlib.suppress(SkyError, OSError):
             await self._ask(rpc.SIGNAL_KERNELS, number=int(signal.SIGINT))
@@ -149,7 +149,7 @@ class Leaving:
                 await asyncio.sleep(_LOOK)
 
     async def _leave_plugins(self, ranks: Sequence[int]) -> None:
-        """Have ranks leave the plugins; rank 0 holds the coordinators, and leaves last."""
+        """Leave the plugins; rank 0 holds the coordinators and leaves last."""
         if any(plugin.around_process for plugin in self.pool.spec.plugins):
             with contextlib.suppress(Exception):
                 await asyncio.wait_for(self._ask(rpc.LEAVE_PLUGINS, ranks=list(ranks[1:])), _LEAVE_PATIENCE)
@@ -159,7 +159,7 @@ class Leaving:
         await self._ask(rpc.SIGNAL_KERNELS, number=int(signal.SIGKILL))
 
     async def _ask(self, call: AgentCall, **arguments: Any) -> dict[int, Any]:
-        """Ask those of the agents that answer."""
+        """Call the agents that are reachable."""
         if not self.pool.has_control or None in self.pool.control.silent:
             return {}
         control = self.pool.control

@@ -1,4 +1,4 @@
-"""How a pool comes to life on its machines, changes hands, is mended and ends; what runs on it is `manager`'s."""
+"""Lifecycle of a pool: start, attachment, restart, resize, failure and end."""
 
 from __future__ import annotations
 
@@ -51,32 +51,32 @@ if TYPE_CHECKING:
 
 AGENT_TIMEOUT = TIMEOUTS.start.agents
 _END_PATIENCE = TIMEOUTS.end.others
-# What the ranks' end may take besides their own time: plugins are left before.
+# The ranks' shutdown besides their own time: plugins are left before.
 _LEAVE_PATIENCE = TIMEOUTS.end.ranks
-# So long the processes of machines that have ended may take to be seen ending.
+# The processes of destroyed machines are seen ending within this.
 _HOSTS_OF_ENDED = TIMEOUTS.machines.hosts
 _LOOK = TIMEOUTS.polls.machines
 
 
 def _nothing() -> None:
-    """There is nothing to do."""
+    """Do nothing."""
 
 
 def _say_nothing(text: str) -> None:
-    """Nobody is to be told."""
+    """Discard a message."""
 
 
 class PoolLifecycle:
-    """The part of a `Pool` that has its hosts, and knows nothing of cells. Made with the pool, and held by it.
+    """The part of a `Pool` that owns its hosts and knows nothing of cells.
 
     Parameters
     ----------
     spec : PoolSpec
-        What the pool shall be.
+        Spec of the pool.
     prompts : Prompts, optional
-        Whom to ask for passphrases, and about unknown hosts; nobody unless given.
+        Asks for passphrases, and about unknown hosts; by default nothing is asked.
     user : object
-        What plugins are given that do something in the notebook: the pool, as its user has it.
+        Passed to plugins that act in the notebook: the `Pool`.
     before_end : callable
         Called first when the pool is ended.
     """
@@ -100,18 +100,18 @@ class PoolLifecycle:
         self.pythons = PoolPythons(self)
         self.supervisor = Supervisor(spec, self.entering.renew, self.entering.again, self.mark_broken, self._let_go)
         self.hosts: list[launch.Host] = []
-        # The link to other machines, and those that it holds.
+        # The link to remote machines, and the machines that it is connected to.
         self.link: PoolLink | None = None
         self.machines: list[Any] = []
         self.ids: Sequence[str] = ()
         self.provisioning = Provisioning(self.registry, self.id)
-        # Machines that were made for it and not seen to end; None while that is not known.
+        # Machines that were created for it and not seen to end; None while that is not known.
         self.unended: list[str] | None = None
         self._control: Control | None = None
         self.began = 0.0
-        # Seconds that ranks get for an orderly end.
+        # Seconds that ranks get for an orderly shutdown.
         self.exit_timeout = spec.options.exit_timeout
-        # What its start came through, and how it is, for those who look.
+        # For its status: the phases of its start, and the nodes' facts.
         self.phases = PhaseLog()
         self.survey = Survey(self)
         self.making, self.host_events, self.leaving = Making(self), HostEvents(self), Leaving(self)
@@ -121,61 +121,61 @@ class PoolLifecycle:
         self.watchdog = self.supervisor.watchdog
         self.watchdog.beside = self._beside
         self.workers = PoolDask(self)
-        # Whether its time was over, and who is told then: nobody may be running anything.
+        # Whether its ttl is over, and the callback for that, as no cell may be running.
         self.expired = False
         self.farewell: Callable[[str], None] = _say_nothing
         self.expiry = Expiry(spec.ttl, self.expire)
         # Where the scheduler is reached from here, and where the hosts reach it.
         self.scheduler_address = self.scheduler_there = ""
-        # Machines that could not be reached when the pool was ended: what runs there ends by its lease.
+        # Machines that were unreachable when the pool was ended: what runs there ends by its lease.
         self.unsure: list[str] = []
-        # Hosts that were to be ended, and could not be reached: they are when they are met again.
+        # Hosts that could not be ended because they were unreachable; retried when they are back.
         self.unreachable: list[launch.Host] = []
         self.owner = os.getpid()
-        # Which manager of the pool this is: agents obey the highest.
+        # A fencing token: agents obey the manager with the highest.
         self.generation = 1
-        # How often its nodes were changed since its hosts were made, and the change that is on.
+        # How often it was resized since its hosts were made, and the resize that is under way.
         self.shape = 0
         self.resizing: Resizing | None = None
         self.stop_event = threading.Event()
         # Unset while hosts are being started on other machines.
         self.launches_done = threading.Event()
         self.launches_done.set()
-        # What plugins entered here, for the pool's life.
+        # The plugins' contexts in the notebook.
         self._client = contextlib.ExitStack()
-        # Whether its end is recorded, as far as it was seen.
+        # Whether its end has been recorded.
         self._closed = False
 
     @property
     def state(self) -> PoolState:
-        """What the pool can do now; `states` changes it."""
+        """Return the current state; `states` changes it."""
         return self.states.current
 
     @property
     def broken(self) -> str:
-        """Why the pool is broken, or has ended, in words; empty where there is nothing to say."""
+        """Return why the pool is broken or has ended; "" if there is nothing to say."""
         return self.states.why
 
     @property
     def control(self) -> Control:
-        """What the nodes' agents are asked by; PoolError where the pool has none yet."""
+        """Return the client of the nodes' agents; raise PoolError if there is none yet."""
         if self._control is None:
             raise self.states.not_started()
         return self._control
 
     @property
     def has_control(self) -> bool:
-        """Whether there is, or was, somebody to ask the agents."""
+        """Return whether there is, or was, a client of the agents."""
         return self._control is not None
 
     @property
     def traces(self) -> Traces:
-        """What the registry knows of its parts on other machines."""
+        """Return the registry's records of the pool's parts on other machines."""
         return Traces(self.registry, self.id, self.spec)
 
     @property
     def listener(self) -> Listener:
-        """Who is told of the pool's start and changes; its log hears it too."""
+        """Return the function that sends an event to the listener and to the log."""
         return self._tell_of
 
     @listener.setter
@@ -187,24 +187,24 @@ class PoolLifecycle:
         self._listener(event)
 
     def notify(self, text: str) -> None:
-        """Tell whoever listens to the pool's start and changes."""
+        """Send a notice to the listener."""
         self.listener(NoticeEvent(text))
 
     def change_spec(self, spec: PoolSpec) -> None:
-        """Have the pool be one of this spec from now on, for a later manager as well."""
+        """Replace the spec, for later managers as well."""
         self.spec = spec
         if self.has_control:
             self.write_record(direct=self.control.direct)
 
     def start(self, listener: Listener = ignore, tick: Tick = no_tick) -> None:
-        """Make the machines, prepare them and enter the plugins; whatever fails leaves nothing.
+        """Create the machines, prepare them and enter the plugins; undo all on failure.
 
         Parameters
         ----------
         listener : callable
-            Told of the phases.
+            Receives the phases.
         tick : callable
-            Called several times a second while this waits.
+            Called every poll.
 
         Raises
         ------
@@ -230,7 +230,7 @@ class PoolLifecycle:
                 raise BootstrapError("agent", self.broken or "the pool was ended")
         except BaseException as error:
             self.logger.write(logging.ERROR, f"not started: {first_line(error)}")
-            # What runs in a thread is not reached by an interrupt: it is asked to end.
+            # An interrupt does not reach threads: they are asked to stop.
             self.stop_event.set()
             self.down()
             if self.expiry.over and isinstance(error, Exception):
@@ -246,24 +246,24 @@ class PoolLifecycle:
         self.registry.note_phases(kind, self.phases.took())
 
     def _beside(self) -> dict[int, str]:
-        """The pool's processes that nobody but this one can see to stand still."""
+        """Return the local processes that only this process can watch for a standstill."""
         hosts = {host.command.identity[0]: HOST for host in list(self.hosts) if host.here}
         return {**hosts, **({self.link.pid: LINK} if self.link is not None and self.link.pid else {})}
 
     def enter_client(self) -> None:
-        """What plugins do in the notebook for as long as it manages the pool."""
+        """Enter the plugins' contexts in the notebook; the pool's end leaves them."""
         for plugin in self.spec.plugins:
             if plugin.around_client is not None:
                 self._client.enter_context(plugin.around_client(self._user))
 
     def _record_ready(self) -> None:
         places = tuple(dict.fromkeys(str(path) for host in self.hosts for path in (host.folder, host.blobs)))
-        # Another machine's process number says nothing here.
+        # A pid of another machine means nothing here.
         process = self.hosts[0].command.identity if self.hosts[0].here else None
         self.registry.update(self.id, "ready", places, process, self.spec.nodes)
         launch.settle(self.hosts)
         if self.link is not None:
-            # Whoever looks for the pool finds it from now on, and its link as well.
+            # Other managers can find the pool from now on, and its link.
             self.keep_link()
 
     def keep_link(self) -> None:
@@ -272,7 +272,7 @@ class PoolLifecycle:
         self.link.keep(self.spec.lease, lambda: hosts, self._on_new_link)
 
     def _on_new_link(self) -> None:
-        """The link is another process now: its tunnel is made, at the same port where that is free. In a thread."""
+        """Open a new link's tunnel, at the same port if it is free; runs in a thread."""
         remote_host.relay(self.hosts, self.scheduler_there)
         port = int(self.scheduler_address.rpartition(":")[2])
         self.scheduler_address = self.hosts[0].reach(self.scheduler_there, port)
@@ -280,7 +280,7 @@ class PoolLifecycle:
             loop().loop.call_soon_threadsafe(self.control.move, self.scheduler_address)
 
     def write_record(self, *, direct: bool) -> None:
-        """Leave in the pool's folder what a later manager needs."""
+        """Write the file from which a later manager attaches, in the pool's folder."""
         if self.spec.keep or self.link is not None:
             hosts = tuple(host.facts() for host in self.hosts)
             left = self.expiry.left
@@ -289,7 +289,7 @@ class PoolLifecycle:
             record.write(self.hosts[0].folder)
 
     def release(self) -> None:
-        """Let go of a kept pool: it lives on, and whoever attaches to it becomes its manager."""
+        """Release a kept pool: it lives on, and another manager can attach to it."""
         if self.states.is_over or self.owner != os.getpid():
             return
         self.states.to(PoolState.ENDED)
@@ -305,16 +305,16 @@ class PoolLifecycle:
         self._leave_link()
 
     def _leave_link(self) -> None:
-        """Have nothing more to do with the link, which lives on; nothing where there is none."""
+        """Release the link, if there is one; it lives on."""
         for host in self.hosts:
             host.leave()
         if self.link is not None:
             self.link.release()
 
     def _let_go(self) -> None:
-        """Another manager has the pool now."""
+        """Release the pool because another manager has taken it over."""
         if not self.states.offer(PoolState.TAKEN_OVER, "another manager has taken it over"):
-            # It is being ended here: its control plane is closed with the rest.
+            # It is being ended here, which closes its control plane.
             return
         self.expiry.stop()
         asyncio.ensure_future(self._disconnect())  # noqa: RUF006 - it ends by itself
@@ -333,9 +333,9 @@ class PoolLifecycle:
         self.expiry.begin()
         with self.phase("agent", f"starting {spec.nodes} node{'s' if spec.nodes > 1 else ''} ({provider.kind})"):
             launching = asyncio.ensure_future(asyncio.to_thread(launch_all))
-            # Where the start is given up nobody asks for its error.
+            # Retrieve its error: a cancelled start does not.
             launching.add_done_callback(lambda done: done.cancelled() or done.exception())
-            # The client's import takes as long as the hosts' start; beside it, it costs nothing.
+            # The client's import takes as long as the hosts' start: do both at once.
             await asyncio.to_thread(import_client)
             address = await launching
             self.scheduler_there = address
@@ -353,29 +353,28 @@ class PoolLifecycle:
             await self.entering.enter()
 
     async def meet_pythons(self) -> None:
-        """See which Pythons the nodes run, and tell where that makes a difference."""
+        """Learn the nodes' Python versions; report differences that matter."""
         if text := await self.pythons.learn():
             self.listener(NoticeEvent(text))
             self.pythons.check_plugins()
 
     def make_control(self, *, direct: bool) -> Control:
-        """What the hosts' agents are asked by; it is to be connected."""
+        """Return a new client of the hosts' agents, not yet connected."""
         control = Control(self.supervisor, direct=direct, generation=self.generation, shape=self.shape)
         self._control = self.supervisor.control = control
         self.host_events.watch()
         return control
 
     def down(self, tell: Tell = silently) -> None:
-        """End the pool: every process, socket and file of it. Safe to call at any time, and twice.
+        """End the pool: its processes, sockets and files. Idempotent.
 
-        A pool that another manager has taken over, or that a fork of this process was left, is that one's to
-        end: it is only forgotten here.
+        A pool that another manager has taken over is only forgotten here; so is a pool that a fork inherited.
 
         Parameters
         ----------
         tell : callable
-            Told, in this thread, which ranks take long to end, and who stands still. An interrupt kills them at once,
-            and is raised when the pool has ended.
+            Called in this thread with messages on ranks that take long to end, and on processes that stand still. An
+            interrupt kills them at once, and is raised when the pool has ended.
         """
         self._before_end()
         ours = not self.states.is_over and self.owner == os.getpid()
@@ -384,14 +383,14 @@ class PoolLifecycle:
             return
         self.provisioning.stop()
         if (change := self.resizing) is not None:
-            # What it has made so far is ended by it.
+            # It discards what it has made so far.
             change.stop()
             change.over.wait(_END_PATIENCE)
         with contextlib.suppress(Exception):
             self._client.close()
         self.workers.close()
         if self.spec.provider.survives_manager:
-            # Should this process die on the way, nobody takes the rest of it up.
+            # If this process dies meanwhile, no manager attaches to the rest.
             with contextlib.suppress(Exception):
                 self.registry.update(self.id, "ending")
         limit = self.spec.options.shutdown_timeout
@@ -399,13 +398,13 @@ class PoolLifecycle:
         wait = min(limit, self.exit_timeout)
         hosts = [*self.hosts, *self.unreachable]
         if self.link is not None:
-            # Through it all else is ended.
+            # All hosts are ended through it.
             self.link.wake()
         with _going_on(lambda: self._end_unwatched(hosts, limit)), self.watchdog.telling(self.leaving.hear):
             interrupt = self.leaving.attend(self._leave(wait), min(limit, wait + _LEAVE_PATIENCE), tell)
             hosts = [*self.hosts, *self.unreachable]
             left = max(0.0, end - time.monotonic())
-            # Whoever lists machines that end looks once more when the time is over.
+            # The provider's list is polled once more after the limit.
             margin = _LOOK if self.provisioning.buys(self.spec) else 0.0
             if not retries.in_time(lambda: self._end_all(hosts, left), left + margin, lambda: self.leaving.say(tell)):
                 self.unsure = sorted({host.name or "a local node" for host in hosts})
@@ -416,7 +415,7 @@ class PoolLifecycle:
             raise interrupt
 
     def _end_all(self, hosts: Sequence[launch.Host], limit: float) -> None:
-        """End the hosts and, beside them, the machines that were made for the pool."""
+        """End the hosts and, in parallel, destroy the machines created for the pool."""
         if not self.provisioning.buys(self.spec):
             with contextlib.suppress(Exception):
                 self.spec.provider.destroy(self.ids)
@@ -442,12 +441,12 @@ class PoolLifecycle:
             self._record_end(_say_nothing)
 
     def _end_unwatched(self, hosts: Sequence[launch.Host], limit: float) -> None:
-        """End it where nobody waits for that any longer."""
+        """End the hosts and machines when no thread waits for it any more."""
         self._closed = True
         self._end_all(hosts, limit)
 
     def _record_end(self, tell: Tell) -> None:
-        """Record that the pool has ended; one of which machines may be left is still ending, for whoever comes next."""
+        """Record the pool's end; one whose machines may exist stays ``ending``."""
         self._closed = True
         with contextlib.suppress(Exception):
             if self.unended == []:
@@ -465,14 +464,14 @@ class PoolLifecycle:
             tell(text)
 
     def _over(self, word: str) -> None:
-        """The pool is no business of this process any more."""
+        """Stop the timers and close the log: this process manages the pool no more."""
         self.expiry.stop()
         self.watchdog.close()
         self.logger.write(logging.INFO, word)
         self.logger.close()
 
     def expire(self) -> None:
-        """The pool's time is over: end it, whatever it does. In a thread."""
+        """End the pool, busy or not, because its ``ttl`` is over; runs in a thread."""
         if self.states.is_over:
             return
         self.expired = True
@@ -483,7 +482,7 @@ class PoolLifecycle:
             self.farewell(f"pool {self.spec.name!r} has ended: {self.expiry.text}")
 
     def _end_hosts(self, hosts: Sequence[launch.Host]) -> None:
-        """End hosts, those of other machines side by side, and the connections to them."""
+        """End hosts, remote ones in parallel, and the connections to them."""
         for host in hosts:
             host.exit_timeout = self.exit_timeout
         if not self.spec.provider.survives_manager:
@@ -493,7 +492,7 @@ class PoolLifecycle:
             return
         missed = {*self.away, *self._off(hosts)}
         unsure = remote_host.end_all(hosts, missed)
-        # One that was being started when the others ended may have come up since.
+        # A host that was starting when the others ended may be up by now.
         self.launches_done.wait(_END_PATIENCE)
         unsure += remote_host.end_all([host for host in self.hosts if host not in hosts], missed)
         ended = set(map(id, hosts))
@@ -503,14 +502,14 @@ class PoolLifecycle:
         self.hang_up()
 
     def end_unreachable(self) -> None:
-        """End what the pool has left on machines that were away when it was made anew, and are there now."""
+        """End old hosts on machines that were unreachable, and are connected again."""
         there = {machine.key: machine for machine in self.machines}
         for host in self.unreachable:
             host.machine = there.get(host.machine.key, host.machine)
         self.unreachable = remote_host.end_all(self.unreachable)
 
     def hang_up(self) -> None:
-        """End the link, and with it all connections."""
+        """Close the link, and with it all connections."""
         link, self.link, self.machines = self.link, None, []
         if link is None:
             return
@@ -522,7 +521,7 @@ class PoolLifecycle:
                 link.end()
 
     def _finish(self, link: PoolLink, left: Sequence[Trace]) -> None:
-        """Leave what could not be reached, or not confirmed, to the link, which tries again for a while."""
+        """Let the link retry to end what could not be reached, or not confirmed."""
         scripts: dict[str, list[str]] = {}
         for trace in left:
             scripts.setdefault(trace.host, []).append(trace.script)
@@ -536,7 +535,7 @@ class PoolLifecycle:
 
     async def _leave(self, exit_timeout: float = 0.0) -> None:
         busy = self.supervisor.busy
-        # Whoever waits for a run in another thread goes on.
+        # Threads that wait for a run go on.
         self.supervisor.lose_all(self._word_of_end)
         self.supervisor.close()
         if not self.has_control:
@@ -552,16 +551,20 @@ class PoolLifecycle:
         return f"the pool was ended: {self.expiry.text}" if self.expiry.over else "the pool was ended"
 
     def changing(self, what: str) -> contextlib.AbstractContextManager[None]:
-        """Have one thread at a time restart, resize or end the pool; see `StateMachine.changing`."""
+        """Exclude other changes of the pool; see `StateMachine.changing`."""
         return self.states.changing(what)
 
     def restart(self, listener: Listener = ignore, tick: Tick = no_tick, ranks: Sequence[int] | None = None) -> None:
-        """New kernels on the same machines, plugins entered; where an agent is lost, new hosts.
+        """Restart kernels and plugins on the same machines; replace lost hosts.
 
         Parameters
         ----------
+        listener : callable
+            Receives the phases.
+        tick : callable
+            Called every poll.
         ranks : sequence of int, optional
-            Those that get one, all unless given; where the others cannot go on without them, all do.
+            Ranks that get a new kernel, by default all; if the others cannot go on without them, all do.
         """
         with self.changing("restarted"):
             self._restart(listener, tick, ranks)
@@ -590,24 +593,24 @@ class PoolLifecycle:
                 self._end_half_made(error)
             raise
         if self.state is PoolState.ENDED:
-            # Another thread has ended it meanwhile.
+            # Another thread has ended it.
             self._end_hosts(list(self.hosts))
         self.become_ready()
         if whole:
             self._record_ready()
 
     def become_ready(self) -> None:
-        """Say that the pool runs what it is given; PoolError where something has happened to it meanwhile."""
+        """Set the state to READY; raise PoolError if that is no longer possible."""
         if not self.states.offer(PoolState.READY):
             self.require_live()
 
     def find_gone(self) -> None:
-        """See that the pool's folder is gone: its host's word of its end is on its way."""
+        """Set the state to BROKEN: the pool's folder is gone, its host's event pending."""
         self.states.offer(PoolState.BROKEN, self.host_events.why_gone())
 
     def _nodes_without_folder(self) -> list[int]:
-        """Return the nodes that cannot have new kernels because their folder was removed under them."""
-        # Who does not answer is told of by the restart itself.
+        """Return the nodes whose folder was removed: they cannot start new kernels."""
+        # The restart itself reports nodes that do not answer.
         with contextlib.suppress(Exception):
             answers = loop().call(self.control.ask(rpc.STATUS, range(self.spec.nodes)), timeout=5)
             return [node for node, status in answers.items() if not status.get("folder", True)]
@@ -622,24 +625,28 @@ class PoolLifecycle:
         add: Sequence[str] = (),
         remove: Sequence[int] = (),
     ) -> None:
-        """Have so many nodes, or add hosts and remove nodes: new kernels on all ranks, the rest stays as it is.
+        """Change the number of nodes, or add and remove hosts; all ranks get new kernels.
 
-        Nodes are numbered anew, without gaps, in their order; new ones come last. What fails, or is
-        interrupted, leaves the pool as it was.
+        Nodes are renumbered without gaps, in their order; new ones come last. On failure or interrupt the pool is
+        restored.
 
         Parameters
         ----------
         nodes : int, optional
-            How many; new hosts are then those that the provider has left.
+            New number of nodes; added ones are the provider's spares.
+        listener : callable
+            Receives the phases.
+        tick : callable
+            Called every poll.
         add : sequence of str
             Hosts that become nodes.
         remove : sequence of int
-            The numbers of nodes that are removed, of which nothing is left.
+            Numbers of nodes to remove, with all that runs there.
 
         Raises
         ------
         SpecError
-            When it cannot be.
+            If it is not possible.
         """
         with self.changing("resized"):
             wanted = self.planned(nodes, add, remove)
@@ -657,19 +664,19 @@ class PoolLifecycle:
             self._record_ready()
 
     def planned(self, nodes: int | None = None, add: Sequence[str] = (), remove: Sequence[int] = ()) -> Plan:
-        """What `resize` would make of it; SpecError where that cannot be."""
+        """Return the plan of a `resize`; raise SpecError if it is not possible."""
         self.require_live()
         return resize_plan.of(self.spec, self.ids, nodes, add, remove)
 
     def stop_resizing(self) -> bool:
-        """Give a change of nodes up that another thread is at; whether there is one."""
+        """Cancel the resize of another thread; return whether there is one."""
         change = self.resizing
         if change is not None:
             change.stop()
         return change is not None
 
     def _end_half_made(self, error: BaseException) -> None:
-        """Nothing is left of what was to be the pool anew: it can be tried again, or ended."""
+        """Discard a failed restart, so that the pool can be restarted or ended."""
         self.stop_event.set()
         self.states.offer(PoolState.BROKEN, f"it could not be made anew ({first_line(error)})")
         hosts = self.hosts
@@ -680,7 +687,7 @@ class PoolLifecycle:
             self._end_hosts(hosts)
 
     async def _relaunch(self) -> None:
-        # From here on, what the old hosts say concerns nobody.
+        # From here on, events of the old hosts are ignored.
         hosts, self.hosts = self.hosts, []
         self.supervisor.lose_all("the pool is made anew")
         self.watchdog.forget()
@@ -689,20 +696,20 @@ class PoolLifecycle:
         self.states.to(PoolState.NEW)
         await self.control.close()
         if self.spec.provider.survives_manager:
-            # Until it is ready again, nobody could take it up.
+            # Until it is ready again, no manager can attach to it.
             self.registry.update(self.id, "starting")
         await asyncio.to_thread(self._end_hosts, hosts)
         await self._start()
         self.supervisor.restarted.update(range(self.spec.world_size))
 
     def mark_broken(self, why: str) -> None:
-        """The pool can run nothing until it is restarted; what runs on it is given up."""
+        """Set the state to BROKEN, and fail what runs."""
         if not self._stop_control(why):
             return
         self.supervisor.lose_all(f"{why}; `%sky restart` makes the pool anew")
 
     def lose_head(self, why: str) -> None:
-        """The same where the head is gone; what the other nodes have of the runs is read from their disks."""
+        """Do the same when the head is gone; read runs from the other nodes' disks."""
         if self.state is not PoolState.BROKEN and self._stop_control(why):
             self.supervisor.tell(why)
             hosts = [host for host in self.hosts if not host.here]
@@ -710,11 +717,11 @@ class PoolLifecycle:
 
     @property
     def _is_watched(self) -> bool:
-        """Whether something runs: those who watch that are told what becomes of the pool."""
+        """Return whether something runs, whose listener hears of the pool's failure."""
         return any(run.left for run in list(self.supervisor.runs.values()))
 
     def _stop_control(self, why: str) -> bool:
-        """Have the pool be broken, and ask its nodes nothing more; whether it was not over already."""
+        """Set the state to BROKEN and close the client; return False if it was over."""
         alone = self.state is PoolState.READY and not self._is_watched and not self.states.is_changing
         if not self.states.offer(PoolState.BROKEN, why):
             return False
@@ -723,23 +730,26 @@ class PoolLifecycle:
             self.farewell(f"pool {self.spec.name!r} can run nothing any more: {why}; `%sky restart` makes it anew")
         if self.has_control:
             self.control.why_closed = f"{why}; `%sky restart` makes the pool anew"
-            # It would look for its scheduler, and say so in the notebook, for ever.
+            # It would retry its scheduler for ever, and log that in the notebook.
             asyncio.ensure_future(self.control.close())  # noqa: RUF006 - it ends by itself
         return True
 
     @property
     def condition(self) -> str:
-        """The state in one word, as a person sees it; see `StateMachine.condition`."""
+        """Return the state in one word, as users see it; see `StateMachine.condition`."""
         return self.states.condition
 
     @property
     def away(self) -> dict[str, str]:
-        """Machines that cannot be reached from here just now, and what is said of each."""
+        """Return the machines that cannot be reached from here, each with a description."""
         return {} if self.link is None else dict(self.link.away)
 
     @property
     def apart(self) -> dict[str, str]:
-        """Machines that the head does not reach, and so are controlled through here, and what is said of each."""
+        """Return the machines that the head does not reach, each with a description.
+
+        They are controlled through this machine.
+        """
         there = [host for host in self.hosts if not host.here]
         return {host.name: host.apart.why for host in there if host.apart is not None}
 
@@ -750,17 +760,17 @@ class PoolLifecycle:
         return name in self._off(self.hosts)
 
     def _off(self, hosts: Sequence[launch.Host]) -> set[str]:
-        """Of which machines it is known that nothing goes on there."""
+        """Return the machines that are known to run nothing."""
         off = self.control.off if self.has_control else set()
         return {host.name for host in hosts if off & set(host.nodes)}
 
     def retry_links(self) -> None:
-        """Somebody asks: what is away is tried at once, rather than when its turn comes."""
+        """Reconnect to unreachable machines at once, without back-off."""
         if self.link is not None:
             self.link.retry()
 
     def must_be_ours(self) -> None:
-        """Refuse a fork of the process that manages it, which has neither its threads nor its connections."""
+        """Raise PoolError in a fork, which lacks the manager's threads and connections."""
         if os.getpid() != self.owner:
             raise PoolError(
                 f"pool {self.spec.name!r} belongs to process {self.owner}; a forked process cannot use it: "
@@ -768,7 +778,7 @@ class PoolLifecycle:
             )
 
     def require_live(self, *, restarting: bool = False) -> None:
-        """Refuse a pool that cannot run anything now, or is another process's; see `StateMachine.require_live`."""
+        """Raise PoolError if the pool can run nothing, or is another process's."""
         self.must_be_ours()
         self.states.require_live(restarting=restarting)
         if not self.has_control:
@@ -776,7 +786,7 @@ class PoolLifecycle:
 
     @contextlib.contextmanager
     def phase(self, phase: str, text: str) -> Iterator[Callable[[str], None]]:
-        """Tell the listener of a phase's begin, lines and end."""
+        """Report a phase's begin, lines and end; yield a function that reports a line."""
         noted = self.phases.begin(phase, text)
 
         def say(line: str) -> None:
@@ -795,7 +805,7 @@ class PoolLifecycle:
 
 @contextlib.contextmanager
 def _going_on(work: Callable[[], None]) -> Iterator[None]:
-    """Have what is to end end all the same where the person waits no longer; then in a thread."""
+    """Run ``work`` in a thread if an interrupt ends the block."""
     try:
         yield
     except KeyboardInterrupt:
@@ -804,8 +814,8 @@ def _going_on(work: Callable[[], None]) -> Iterator[None]:
 
 
 def _kind_of_start(spec: PoolSpec) -> str:
-    """What two starts have in common that take about as long: provider and image; nothing of it can be read."""
+    """Return a hash of provider and image; starts with the same hash last similarly."""
     image = spec.full_image
-    # Values of variables may be secrets.
+    # Without the variables' values, which may be secrets.
     about = repr((spec.provider.kind, image.python, image.pip, image.apt, sorted(image.env)))
     return hashlib.sha256(about.encode(errors="replace")).hexdigest()[:16]

@@ -1,4 +1,4 @@
-"""How a pool's ranks take their place: kernels that are made or made anew, and the plugins, entered all at a time."""
+"""Kernels of a pool's ranks: made or replaced, then entered into the plugins."""
 
 from __future__ import annotations
 
@@ -20,31 +20,29 @@ if TYPE_CHECKING:
     from ..execution.watchdog import Watchdog
     from ..transfer.python_versions import PoolPythons
 
-# A machine that has much else to do takes long; a rank that hangs is rarer than that.
+# Long, as loaded machines are more frequent than ranks that hang.
 _AGAIN_PATIENCE = TIMEOUTS.start.set_up_again
 
 
 class EnteringContext(PoolContext, Protocol):
-    """The pool, and what a new kernel changes."""
+    """The pool, and the parts that a new kernel affects."""
 
     @property
     def pythons(self) -> PoolPythons:
-        """Which Pythons the nodes run."""
+        """Return the Python versions of the nodes."""
         ...
 
     @property
-    def watchdog(self) -> Watchdog:
-        """Who stands still."""
-        ...
+    def watchdog(self) -> Watchdog: ...
 
     @property
     def generation(self) -> int:
-        """Which manager of the pool this is."""
+        """Return the number of the pool's manager."""
         ...
 
 
 class Entering:
-    """One a pool, made with it; its methods run on the loop.
+    """Setup of kernels and plugins on one pool; runs on the loop.
 
     Parameters
     ----------
@@ -57,7 +55,7 @@ class Entering:
         self._epoch = 0
 
     async def enter(self, ranks: Sequence[int] | None = None, epoch: tuple[dict[str, int], str] | None = None) -> None:
-        """Have ranks take their place and enter the plugins, all at the same time."""
+        """Enter the plugins on all ranks, or on these, at the same time."""
         plugins = self.pool.spec.plugins
         apps = [plugin.around_app for plugin in plugins if plugin.around_app is not None]
         ports, job = epoch or await self._new_epoch()
@@ -75,15 +73,15 @@ class Entering:
             **self.pool.pythons.reader,
         )
         ends = [(int(rank), node, end) for node, those in answers.items() for rank, end in those.items()]
-        # Where one has died, what the others say is that they waited for it.
+        # If a rank has died, the errors of the others only say that they waited for it.
         for rank, node, end in sorted(ends, key=lambda one: (one[2]["status"] != "died" or aborted(one[2]), one[0])):
             if end["status"] != "ok":
                 raise BootstrapError("plugins", _why_not_entered(rank, end), node=node, lines=_last_lines(end))
 
     async def _new_epoch(self) -> tuple[dict[str, int], str]:
-        """Ports for the frameworks' coordinators and a name, for a new start of the ranks.
+        """Return ports for the frameworks' coordinators and a job name, for a new epoch.
 
-        No address of a coordinator is used twice: a late peer of the last start could join it.
+        No coordinator's address is used twice: a late peer of the last epoch could join it.
         """
         own = [plugin.name for plugin in self.pool.spec.plugins if plugin.collective] or [PLAIN]
         names = [*own, *(f"{name}.programs" for name in own)]
@@ -92,7 +90,7 @@ class Entering:
         return dict(zip(names, ports, strict=True)), f"{self.pool.id}-{self.pool.generation}.{self._epoch}"
 
     async def again(self, ended: Sequence[int]) -> bool:
-        """Have the ranks set their frameworks up anew, those that ended in new kernels; whether all could."""
+        """Reinitialize the frameworks, with new kernels for ``ended``; return success."""
         control, epoch = self.pool.control, await self._new_epoch()
         living = [rank for rank in range(self.pool.spec.world_size) if rank not in ended]
 
@@ -106,14 +104,14 @@ class Entering:
         try:
             if ended:
                 await self._make_kernels(ended)
-            # They meet each other: neither part ends before the other has begun.
+            # Both at once: the old and the new ranks wait for each other.
             await asyncio.gather(again(), *([self.enter(ended, epoch)] if ended else []))
         except BootstrapError:
             return False
         return True
 
     async def renew(self, ranks: Sequence[int] | None) -> None:
-        """Replace kernels and have the new ones enter."""
+        """Replace kernels and enter the plugins on the new ones."""
         await self._make_kernels(ranks)
         await self.enter(ranks)
 
@@ -125,7 +123,7 @@ class Entering:
         self.pool.watchdog.renew(range(self.pool.spec.world_size) if ranks is None else ranks)
 
     def _nodes(self, ranks: Sequence[int] | None) -> list[int] | None:
-        """Where ranks are: another node may be lost meanwhile, and they are made all the same."""
+        """Return the nodes of these ranks: only they are asked, as another may be lost."""
         return None if ranks is None else sorted({rank // self.pool.spec.ranks_per_node for rank in ranks})
 
 

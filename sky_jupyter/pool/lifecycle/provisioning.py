@@ -1,4 +1,4 @@
-"""How a pool comes to machines that a provider makes: bought at most once each, adopted where they are there, ended."""
+"""Machines that a provider creates for a pool: bought once, adopted, destroyed."""
 
 from __future__ import annotations
 
@@ -24,49 +24,46 @@ if TYPE_CHECKING:
     from ...spec.pool_spec import PoolSpec
     from ..registry.registry import Registry
 
-# How often it is looked what is there, and the rest bought, in one attempt.
+# Rounds of listing the machines and buying the missing ones, in one attempt.
 _ROUNDS = 5
 _MARGIN = TIMEOUTS.machines.margin
 
 
 class Provisioning:
-    """The machines of one pool, where its provider makes them. Made with the pool; any thread may call.
+    """Machines of one pool whose provider creates them; thread-safe.
 
     Parameters
     ----------
     registry : Registry
-        Where each call is recorded before it is sent.
+        Records each call before it is sent.
     pool : str
         The pool's id.
     """
 
     def __init__(self, registry: Registry, pool: str) -> None:
         self._registry, self._pool = registry, pool
-        # Held by whoever buys, and by whoever ends what was bought.
+        # Held while machines are bought, and while they are destroyed.
         self._lock = threading.Lock()
         self._halt = threading.Event()
         self._closed = self._given_up = False
-        # What was recorded, should the registry fail.
+        # The recorded orders, should the registry fail.
         self._rows: dict[str, OrderRow] = {}
-        # The call that had no answer: it is sent again before any other.
+        # The order without an answer: it is sent again before any other.
         self._open: tuple[Order, int] | None = None
         self._refused: dict[tuple[str, str, str], float] = {}
         self._account: str | None = None
 
     def plan(self, spec: PoolSpec) -> None:
-        """Record that machines are going to be made, before the pool is; nothing where none are.
+        """Record that machines will be created, if the provider creates any.
 
-        Raises
-        ------
-        PoolError
-            When it cannot be recorded.
+        Raises PoolError if the registry cannot be written.
         """
         if self.buys(spec):
             self._write(self._row(spec, Order(self._pool, until=_until(spec)), 0, orders.PLANNED))
 
     @staticmethod
     def buys(spec: PoolSpec) -> bool:
-        """Whether machines are made for a pool, and have to be ended."""
+        """Return whether machines are created for this spec, and have to be destroyed."""
         return is_provisioner(spec.provider)
 
     def begin(self) -> None:
@@ -76,16 +73,20 @@ class Provisioning:
             self._halt.set()
 
     def stop(self) -> None:
-        """Have no more calls sent; the one that is under way is not waited for."""
+        """Stop sending orders; do not wait for the one that is under way."""
         self._halt.set()
 
     def acquire(self, spec: PoolSpec, count: int, before: Sequence[str] = ()) -> list[str]:
-        """Have machines: those that are there, and for the others new ones.
+        """Return ``count`` machines: adopt those that exist, create the others.
 
         Parameters
         ----------
+        spec : PoolSpec
+            Spec of the pool as it will be.
+        count : int
+            Number of machines, one per node.
         before : sequence of str
-            The machines that the nodes had; one that is still there keeps its place.
+            The nodes' previous machines; one that still exists keeps its place.
 
         Returns
         -------
@@ -95,7 +96,7 @@ class Provisioning:
         Raises
         ------
         ProvisionError
-            When they cannot be had, or `stop` was called.
+            If there are not enough, or `stop` was called.
         """
         if not self.buys(spec):
             return list(spec.provider.create(spec, count, Order(self._pool)))
@@ -105,22 +106,29 @@ class Provisioning:
                 return self._acquire(spec, count, before, halt)
             finally:
                 if self._given_up:
-                    # Whoever ended the pool did not wait so long.
+                    # `end` did not wait for this call.
                     self._end(spec, _MARGIN)
 
     def release(self, spec: PoolSpec, ids: Sequence[str]) -> None:
-        """End some of the machines, which are no nodes any more; what is not ended now is when the pool ends."""
+        """Destroy machines that are no nodes any more; on failure, the pool's end does."""
         if ids and self.buys(spec):
             with self._lock, contextlib.suppress(Exception):
                 spec.provider.destroy(ids)
 
     def end(self, spec: PoolSpec, limit: float) -> list[str]:
-        """Stop buying, and end all machines of the pool.
+        """Stop buying, and destroy all machines of the pool.
+
+        Parameters
+        ----------
+        spec : PoolSpec
+            Spec of the pool.
+        limit : float
+            Seconds to wait until the machines are gone.
 
         Returns
         -------
         list of str
-            What was not seen to end within ``limit`` seconds, or why that is not known; nothing when all is gone.
+            What is not known to be gone, or why it is not known; empty when all machines are.
         """
         self._closed = True
         self.stop()
@@ -144,7 +152,7 @@ class Provisioning:
         if not left:
             with contextlib.suppress(PoolError):
                 known = orders.of(self._registry, self._pool)
-                # The plan stays where nobody waited: by it a sweep finds the pool, which is still recorded as ending.
+                # If `end` did not wait, the plan stays: a sweep finds the pool by it, which is recorded as ending.
                 orders.forget(self._registry, [row for row in known if row.token or not self._given_up])
             self._rows.clear()
         return left
@@ -171,7 +179,7 @@ class Provisioning:
         raise _passing(f"{count} machines were ordered {_ROUNDS} times, and some ended at once") from spent
 
     def _there(self, spec: PoolSpec, fresh: Sequence[str], halt: threading.Event) -> list[str]:
-        """Return the machines of the pool that can be nodes, the oldest first."""
+        """Return the usable machines of the pool, the oldest first."""
         rows = self._known()
         if not rows:
             return []
@@ -181,7 +189,7 @@ class Provisioning:
             for row in rows
             if row.state in (orders.SENT, orders.MADE) and not set(row.ids) & set(fresh)
         ]
-        # What was made a moment ago may not be listed yet: it would be bought again.
+        # A machine that was just created may not be listed yet: it would be bought again.
         halt.wait(max([0.0, *waits]))
         self._must_go_on(halt)
         records = self._list(spec, rows, halt)
@@ -194,18 +202,18 @@ class Provisioning:
         return list(self._ask(spec, halt, lambda: spec.provider.list(self._pool, regions)))
 
     def _placed(self, spec: PoolSpec, there: Sequence[str], count: int, before: Sequence[str]) -> list[str]:
-        """Give each node a machine: the one that it had, where that is there. What is too much is ended."""
+        """Give nodes machines, previous ones in their old place; destroy the surplus."""
         kept = [id if id in there else "" for id in before[:count]] + [""] * (count - len(before))
         others = [id for id in there if id not in kept]
         placed = [id or others.pop(0) for id in kept]
         if others:
-            # What is not ended now is when the pool ends.
+            # On failure, the pool's end destroys them.
             with contextlib.suppress(Exception):
                 spec.provider.destroy(others)
         return placed
 
     def _buy(self, spec: PoolSpec, count: int, halt: threading.Event) -> list[str]:
-        """Have machines made at the first place that has them."""
+        """Create machines at the first place that has capacity."""
         whys: list[str] = []
         number = sum(1 for row in self._known() if row.token)
         for offer, zone in self._places(spec):
@@ -223,14 +231,14 @@ class Provisioning:
         raise _passing(f"{count} machine{'s' if count > 1 else ''} cannot be had: {'; '.join(dict.fromkeys(whys))}")
 
     def _places(self, spec: PoolSpec) -> Iterator[tuple[Offer, str]]:
-        """Yield where to ask, the places that refused last coming last."""
+        """Yield offers and zones; those that refused most recently come last."""
         most = spec.max_hourly_cost
         offers = [one for one in spec.provider.offers(spec) if most is None or one.hourly is None or one.hourly <= most]
         found = [(offer, zone) for offer in offers for zone in offer.zones or ("",)]
         yield from sorted(found, key=lambda item: self._refused.get(_place(*item), 0.0))
 
     def _send(self, spec: PoolSpec, order: Order, count: int, halt: threading.Event) -> list[str]:
-        """Send a call, recorded before; where nobody knows what came of it, another attempt sends it as it was."""
+        """Record and send an order; one without an answer is sent again unchanged."""
         row = self._row(spec, order, count, orders.SENT)
         before = self._open is not None
 
@@ -248,7 +256,7 @@ class Provisioning:
             if not before:
                 self._write(replace(row, state=orders.REFUSED))
             elif isinstance(error, NoCapacity):
-                # It was refused now; what came of it before, only the list tells.
+                # It is refused now; whether it succeeded before, only the list shows.
                 raise OrderSpent(str(error)) from error
             raise
         self._open = None
@@ -256,7 +264,7 @@ class Provisioning:
         return ids
 
     def _ask(self, spec: PoolSpec, halt: threading.Event, call: Callable[[], Any]) -> Any:
-        """Ask the provider, unless that was stopped; where it does not answer, another attempt may help."""
+        """Call the provider unless stopped; a missing answer raises a transient error."""
         self._must_go_on(halt)
         try:
             return call()
@@ -267,7 +275,7 @@ class Provisioning:
         if halt.is_set():
             raise ProvisionError("stopped: no more machines are made")
 
-    # -- what is recorded --------------------------------------------------------------------------
+    # -- records -----------------------------------------------------------------------------------
 
     def _row(self, spec: PoolSpec, order: Order, count: int, state: str) -> OrderRow:
         provider, region = _provisioner(spec), "" if order.offer is None else order.offer.region
@@ -284,7 +292,7 @@ class Provisioning:
         self._rows[row.token] = row
 
     def _known(self) -> list[OrderRow]:
-        """Return the calls that were recorded, by this process or by a manager before it."""
+        """Return the orders that this process or an earlier manager recorded."""
         rows = dict(self._rows)
         with contextlib.suppress(PoolError):
             rows = {**{row.token: row for row in orders.of(self._registry, self._pool)}, **rows}
@@ -297,7 +305,7 @@ def _provisioner(spec: PoolSpec) -> Provisioner:
 
 
 def _until(spec: PoolSpec) -> float | None:
-    """When the machines may be ended whatever they do; None where the pool ends by its owner or its lease only."""
+    """Return when a sweep may destroy the machines; None if there is no ``ttl``."""
     if spec.ttl is None:
         return None
     options = spec.options

@@ -1,7 +1,7 @@
-"""More or fewer nodes for a pool that lives: new ones are made beside it, then all ranks change over, or none.
+"""Resize of a live pool: new nodes are prepared, then all ranks change, or none.
 
-The number of ranks is fixed for a kernel's life, so all kernels are new afterwards. What is slow, the
-machines and environments, is kept, and what is added is made ready while the pool goes on as it was.
+A kernel's world size is fixed, so all kernels are replaced. Machines and environments, which are slow to make, are
+kept; the pool stays usable while new nodes are prepared.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ _JOIN_TIMEOUT = TIMEOUTS.start.rejoin
 _SEEN_PATIENCE = TIMEOUTS.start.seen
 _LOOK = TIMEOUTS.polls.resize
 _FREE_PATIENCE = TIMEOUTS.start.freed
-# What cannot be stopped in a thread, such as a connection that is being made, has this long to end.
+# The grace of a thread that cannot be cancelled, such as one that connects.
 _END_PATIENCE = TIMEOUTS.start.given_up
 
 
 @dataclass(frozen=True)
 class _World:
-    """The pool as it is at one time: what `Resizing` goes to, and back to."""
+    """Snapshot of a pool's nodes: the target of a resize or of its rollback."""
 
     spec: PoolSpec
     ids: Sequence[str]
@@ -128,14 +128,14 @@ class ResizeContext(PoolContext, Protocol):
 
 
 class Resizing:
-    """One change of a pool's nodes; `run` does it, `stop` has it undone. Made and held by the pool.
+    """One resize of a pool: `run` does it, `stop` rolls it back.
 
     Parameters
     ----------
     pool : ResizeContext
-        The pool, of which nothing else is being changed.
+        The pool; it must not be changed otherwise meanwhile.
     plan : Plan
-        What it is to become.
+        The target.
     """
 
     def __init__(self, pool: ResizeContext, plan: Plan) -> None:
@@ -147,9 +147,9 @@ class Resizing:
         self._before: _World | None = None
         self._configs: dict[int, HostConfig] = {}
         self._addresses: list[str] = []
-        # Machines that were made for the change.
+        # Machines that were created for the resize.
         self._bought: list[str] = []
-        # Whether it was given up half-way, and the pool is somebody else's to mend.
+        # Whether it was given up half-way, which breaks the pool.
         self._freed = False
         # Machines that did not answer when it began.
         self._missed: set[str] = set()
@@ -157,12 +157,10 @@ class Resizing:
     # -- for other threads -------------------------------------------------------------------------
 
     def run(self, tick: Tick) -> None:
-        """Do it, while ``tick`` is called; what fails or is interrupted leaves the pool as it was.
+        """Resize the pool, calling ``tick`` every poll; roll back on failure.
 
-        Raises
-        ------
-        BootstrapError, MachineError, PoolError
-            What failed, in which phase and on which node.
+        An interrupt is a failure; a second one leaves the rollback unfinished. Raises BootstrapError, MachineError or
+        PoolError, with the phase and node that failed.
         """
         self.pool.stop_event = threading.Event()
         work = loop().submit(self._run())
@@ -176,7 +174,7 @@ class Resizing:
                     concurrent.futures.wait([work], timeout=_LOOK)
                     tick()
             except KeyboardInterrupt:
-                # An interrupt: what has been done is undone, unless there is another; nobody waits for what is left.
+                # A second interrupt: leave the rollback unfinished.
                 self.stop()
                 concurrent.futures.wait([work], timeout=_FREE_PATIENCE)
                 if not work.done():
@@ -188,7 +186,10 @@ class Resizing:
             raise
 
     def stop(self) -> None:
-        """Give it up; where all ranks have changed over, nothing. Any thread may call; twice to leave it half done."""
+        """Cancel the resize, unless all ranks have changed; thread-safe.
+
+        A second call cancels the rollback.
+        """
         self.pool.stop_event.set()
         self.pool.provisioning.stop()
         if self._task is not None:
@@ -211,7 +212,7 @@ class Resizing:
         await self._end_removed()
 
     def _check(self) -> None:
-        """See that the nodes that stay are there: they are asked for much."""
+        """Raise PoolError if a node that stays is unreachable."""
         control, pool = self.pool.control, self.pool
         self._missed = {host.name for host in pool.hosts if not set(host.nodes) <= control.there}
         away = [node for node in self.plan.kept if node not in control.there]
@@ -222,7 +223,7 @@ class Resizing:
             raise PoolError(f"node{several} {names} of pool {pool.spec.name!r} cannot be reached: {advice}")
 
     async def _prepare(self) -> None:
-        """Make what is to be added, up to agents that wait; the pool goes on as it is."""
+        """Prepare the new nodes, up to agents that wait; the pool stays as it is."""
         pool, plan = self.pool, self.plan
         kept = [_host_of(pool, node) for node in plan.kept]
         for host in kept:
@@ -239,7 +240,7 @@ class Resizing:
             await self._start_hosts([host for host in kept if not host.here])
 
     async def _buy(self) -> None:
-        """Have machines made for the nodes that are added."""
+        """Create machines for the new nodes."""
         pool, plan = self.pool, self.plan
         kept = plan.ids[: len(plan.kept)]
         several = "s" if len(plan.added) > 1 else ""
@@ -282,7 +283,7 @@ class Resizing:
         for machine in made:
             if machine in pool.machines:
                 raise PoolError(f"{machine.name} is a node of pool {pool.spec.name!r} already")
-        # One that was removed while it was away, and is there again.
+        # A machine that was removed while it was unreachable may be back.
         gone = {machine.key: machine for machine in self._connected}
         met = [host for host in pool.unreachable if host.machine.key in gone]
         for host in met:
@@ -302,7 +303,7 @@ class Resizing:
         )
 
     async def _change_over(self) -> None:
-        """Have all nodes be what is planned, with new kernels: from here on, nothing is as it was."""
+        """Apply the plan to all nodes, with new kernels; failures need a rollback."""
         pool, plan = self.pool, self.plan
         known = list(next(iter(self._configs.values())).addresses)
         nodes = [list(host.nodes) for host in pool.hosts]
@@ -323,12 +324,9 @@ class Resizing:
         await self._enter()
 
     async def _become(self, world: _World, was: dict[int, int]) -> None:
-        """Have the hosts be this, and meet their new agents: the pool's kernels and runs are given up.
+        """Reconfigure the hosts and connect to their new agents; kernels end.
 
-        Parameters
-        ----------
-        was : dict
-            The numbers of nodes before, by those that they get; a node that is not in it is new.
+        ``was`` maps new numbers of nodes to old ones; it lacks the new nodes.
         """
         pool = self.pool
         self._must_go_on()
@@ -387,7 +385,10 @@ class Resizing:
             self.pool.require_live()
 
     async def _end_removed(self) -> None:
-        """End what is no part of the pool any more; a host that does not answer ends by its lease."""
+        """End hosts and machines that left the pool.
+
+        A host that does not answer ends by its lease.
+        """
         pool, before = self.pool, self._before
         assert before is not None
         gone = [host for host in before.hosts if host not in pool.hosts]
@@ -407,13 +408,13 @@ class Resizing:
         pool.unreachable = [*pool.unreachable, *unsure]
         pool.unsure = sorted({host.name for host in pool.unreachable})
         if pool.link is not None:
-            # What may still be on there can be ended with the pool, should it be reached again.
+            # Unreachable hosts are kept: they can be ended with the pool if they come back.
             pool.link.forget([host.machine for host in hosts if not host.here and host not in unsure])
 
-    # -- undoing -----------------------------------------------------------------------------------
+    # -- rollback ----------------------------------------------------------------------------------
 
     async def _undo(self, error: BaseException) -> None:
-        """Leave the pool as it was, with new kernels where they had gone, and nothing of what was made."""
+        """Restore the previous nodes, with new kernels if theirs ended; discard new ones."""
         pool = self.pool
         pool.stop_event.set()
         pool.control.joining = False
@@ -438,7 +439,7 @@ class Resizing:
         await self._enter()
 
     def _discard(self) -> None:
-        """End what was made for the nodes that were to come."""
+        """End everything that was made for the new nodes."""
         if self._started or self._connected:
             self._end(self._started)
             link = self.pool.link
@@ -448,13 +449,16 @@ class Resizing:
         self.pool.provisioning.release(self.plan.spec, self._bought)
 
     async def _aside(self, work: Callable[..., T], *arguments: object) -> T:
-        """Do work in a thread; where this is given up it is asked to end, and waited for: nothing comes after."""
+        """Run work in a thread; on cancellation ask it to stop, and wait for it.
+
+        Nothing runs on behalf of the resize after its end.
+        """
         future = asyncio.ensure_future(asyncio.to_thread(work, *arguments))
         try:
             return await asyncio.shield(future)
         except asyncio.CancelledError:
             self.pool.stop_event.set()
-            # That it failed, for it was asked to, is nobody's to hear.
+            # Retrieve its error: it was asked to stop.
             future.add_done_callback(lambda done: done.cancelled() or done.exception())
             await asyncio.wait([future], timeout=_END_PATIENCE)
             raise
@@ -465,7 +469,7 @@ def _host_of(pool: ResizeContext, node: int) -> Host:
 
 
 def _await_seen(host: Host) -> None:
-    """Wait until a host has seen what it was told to be: what it is told next depends on what it is."""
+    """Wait until a host has read its configuration: the next one depends on it."""
     end = time.monotonic() + _SEEN_PATIENCE
     while (host.folder / NEXT).exists() and time.monotonic() < end:
         time.sleep(_LOOK)

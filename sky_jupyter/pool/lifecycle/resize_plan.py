@@ -1,4 +1,4 @@
-"""What a pool becomes by more or fewer nodes: worked out, and refused where it cannot be, before anything changes."""
+"""The plan of a resize, checked before anything changes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,16 @@ from ...spec.pool_spec import PoolSpec
 
 @dataclass(frozen=True)
 class Plan:
-    """What a pool is to become.
+    """Target of a resize.
 
     Parameters
     ----------
     spec : PoolSpec
-        Of the pool as it will be.
+        Spec of the resized pool.
     ids : tuple of str
-        The provider's ids of its machines then, by node.
+        The provider's ids of its machines, by node.
     kept : tuple of int
-        The numbers that the nodes that stay have now; their places in it are those that they will have.
+        Current numbers of the nodes that stay; their positions are the new numbers.
     """
 
     spec: PoolSpec
@@ -28,22 +28,19 @@ class Plan:
     kept: tuple[int, ...]
 
     def is_of(self, spec: PoolSpec) -> bool:
-        """Whether a pool is like this already."""
+        """Return whether a pool is like this already."""
         return not self.added and len(self.kept) == spec.nodes
 
     @property
     def added(self) -> tuple[str, ...]:
-        """The ids of the machines that are new."""
+        """Return the ids of the new machines."""
         return self.ids[len(self.kept) :]
 
 
 def of(spec: PoolSpec, ids: Sequence[str], nodes: int | None, add: Sequence[str], remove: Sequence[int]) -> Plan:
-    """What a pool becomes by a number of nodes, or by hosts to add and nodes to remove.
+    """Plan a resize to a number of nodes, or by hosts to add and nodes to remove.
 
-    Raises
-    ------
-    SpecError
-        When it cannot be; nothing has changed.
+    Raises SpecError if it is not possible.
     """
     made = _plan(spec, ids, nodes, add, remove)
     if made.spec.full_image != spec.full_image:
@@ -66,7 +63,7 @@ def _plan(spec: PoolSpec, ids: Sequence[str], nodes: int | None, add: Sequence[s
     if nodes is not None and spares is not None:
         add = _from(spares, nodes - spec.nodes, nodes)
     staying = [ids[node] for node in kept]
-    # Who is taken away by a number may come back by one; who is taken away by name may not.
+    # Hosts that a number removes stay spares; those that are removed by name do not.
     provider = spec.provider.resized(staying, add, [] if nodes is not None else [ids[node] for node in gone])
     count = len(staying) + len(add) if nodes is None else nodes
     chosen = (*staying, *add)

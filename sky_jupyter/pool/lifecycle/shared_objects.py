@@ -1,4 +1,4 @@
-"""What a pool shares by name, from its notebook: dicts, sets, counters, queues, locks and barriers."""
+"""The notebook's side of objects that ranks share by name: dicts, queues, locks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ _PAUSE = TIMEOUTS.polls.shared
 
 
 class PoolShares:
-    """A pool's, made with it; its questions go to the scheduler as the manager's calls of agents do."""
+    """Shared objects of one pool; its requests go to the scheduler."""
 
     def __init__(self, pool: PoolContext) -> None:
         self._pool = pool
@@ -32,7 +32,7 @@ class PoolShares:
     def _send(
         self, what: dict[str, Any], data: Sequence[bytes], epoch: str | None, where: str
     ) -> tuple[dict[str, Any], list[bytes]]:
-        """Ask and wait; an interrupt gives it up."""
+        """Send a request and wait; an interrupt cancels it."""
         id, future = self._begin(what, data, epoch)
         try:
             wait_ticking(future, no_tick)
@@ -48,7 +48,7 @@ class PoolShares:
     async def _send_async(
         self, what: dict[str, Any], data: Sequence[bytes], epoch: str | None, where: str
     ) -> tuple[dict[str, Any], list[bytes]]:
-        """Ask and await; what is cancelled is given up."""
+        """Send a request and await it; cancellation cancels it."""
         id, future = self._begin(what, data, epoch)
         try:
             return _parts(await asyncio.wrap_future(future))
@@ -83,6 +83,6 @@ class PoolShares:
 
 
 def _parts(found: dict[str, Any]) -> tuple[dict[str, Any], list[bytes]]:
-    """An answer, and the keys and values that came with it."""
+    """Return an answer, and the keys and values that came with it."""
     answer = dict(found)
     return answer, [bytes(one) for one in answer.pop("data", ())]

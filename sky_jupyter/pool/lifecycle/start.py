@@ -1,4 +1,4 @@
-"""What a pool is made on: its machines had or connected, prepared, and its hosts started there."""
+"""Start of a pool's machines and hosts: acquire, connect, prepare, launch."""
 
 from __future__ import annotations
 
@@ -33,52 +33,42 @@ if TYPE_CHECKING:
 
 
 class StartContext(PoolContext, Protocol):
-    """The pool, as what it is made on is filled in."""
+    """The pool as its start sees it, and fills it."""
 
     ids: Sequence[str]
     machines: list[Any]
     link: PoolLink | None
     prompts: Prompts | None
-    # Set when the start is to be given up; unset while hosts are being started on other machines.
+    # Set to cancel the start.
     stop_event: threading.Event
     launches_done: threading.Event
 
     @property
-    def state(self) -> PoolState:
-        """What the pool can do now."""
-        ...
+    def state(self) -> PoolState: ...
 
     @property
-    def provisioning(self) -> Provisioning:
-        """Who has the machines made."""
-        ...
+    def provisioning(self) -> Provisioning: ...
 
     @property
-    def host_events(self) -> HostEvents:
-        """Who takes hosts in, and hears of them."""
-        ...
+    def host_events(self) -> HostEvents: ...
 
     @property
-    def phases(self) -> PhaseLog:
-        """What the start comes through."""
-        ...
+    def phases(self) -> PhaseLog: ...
 
     @property
     def traces(self) -> Traces:
-        """What the registry knows of its parts on other machines."""
+        """Return the registry's records of the pool's parts on other machines."""
         ...
 
     @property
-    def expiry(self) -> Expiry:
-        """When the pool ends by itself."""
-        ...
+    def expiry(self) -> Expiry: ...
 
     def is_off(self, name: str) -> bool:
-        """Whether nothing goes on at a machine."""
+        """Return whether nothing runs on a machine."""
         ...
 
     def hang_up(self) -> None:
-        """End the link, and with it all connections."""
+        """Close the link, and with it all connections."""
         ...
 
     def end_unreachable(self) -> None:
@@ -87,12 +77,12 @@ class StartContext(PoolContext, Protocol):
 
 
 class Making:
-    """One a pool, made with it.
+    """Start of one pool's machines and hosts; made with it.
 
     Parameters
     ----------
     pool : StartContext
-        Whose ``ids``, ``machines`` and ``hosts`` it fills.
+        The pool, whose ``ids``, ``machines`` and ``hosts`` it fills.
     """
 
     def __init__(self, pool: StartContext) -> None:
@@ -102,22 +92,16 @@ class Making:
         self._near: list[Any] = []
 
     async def have(self) -> None:
-        """Have the machines, and connections to them.
+        """Acquire the machines, and connect to them.
 
-        Raises
-        ------
-        ProvisionError, BootstrapError
-            When they cannot be had, or not in the time that there is.
+        Raises ProvisionError or BootstrapError if that fails or exceeds its limit.
         """
         await (self._here() if self._local else self._connected())
 
     async def prepare(self) -> tuple[Callable[[], str], bool]:
-        """See that the machines have the environment; what starts the hosts there, and whether agents are near.
+        """Install the environment; return what starts the hosts, and if agents are local.
 
-        Raises
-        ------
-        BootstrapError
-            When it cannot be, or not in the time that there is.
+        Raises BootstrapError if that fails or exceeds its limit.
         """
         return await retries.within(
             self._prepare_here() if self._local else self._prepare_remote(),
@@ -127,7 +111,7 @@ class Making:
         )
 
     async def _here(self) -> None:
-        """Have the machines, where they are this one."""
+        """Acquire the machines of a local pool."""
         pool = self.pool
 
         def have() -> None:
@@ -141,7 +125,7 @@ class Making:
         await self._attempt(lambda: asyncio.to_thread(have))
 
     async def _attempt(self, make: Callable[[], Awaitable[None]]) -> None:
-        """Have the machines, in as many attempts and as much time as there may be."""
+        """Acquire machines within the options' number of attempts and timeout."""
         pool, options = self.pool, self.pool.spec.options
         most = options.attempts(made=pool.spec.provider.provisions)
 
@@ -154,15 +138,15 @@ class Making:
                 retries.not_made,
             )
         finally:
-            # The thread that still asks for machines buys no more.
+            # A thread that still runs buys no more.
             pool.provisioning.stop()
 
     async def _connected(self) -> None:
-        """Have the machines, and connections to them."""
+        """Acquire remote machines, and connect to them."""
         pool, options = self.pool, self.pool.spec.options
 
         async def connect() -> None:
-            # Apart from the connections: another attempt has the machines that are there already.
+            # Not part of connecting: a retry adopts the machines that exist.
             await asyncio.to_thread(self._acquire)
             with pool.phase("connect", str(pool.spec.provider)):
                 await retries.within(
@@ -172,7 +156,7 @@ class Making:
         await self._attempt(connect)
 
     def _acquire(self) -> None:
-        """Have the machines; where the pool had some, those that are dead are replaced."""
+        """Acquire the machines; replace those of the pool that are dead."""
         pool = self.pool
         if not pool.provisioning.buys(pool.spec):
             pool.ids = pool.provisioning.acquire(pool.spec, pool.spec.nodes)
@@ -182,12 +166,12 @@ class Making:
             pool.ids = pool.provisioning.acquire(pool.spec, pool.spec.nodes, pool.ids)
 
     def _not_connected(self, why: str) -> BootstrapError:
-        # The thread that still tries ends with the link.
+        # Closing the link ends the thread that still connects.
         self.pool.hang_up()
         return BootstrapError("connect", f"connecting to {self.pool.spec.provider} was {why}")
 
     def _connect(self) -> None:
-        """Connect to the machines; in the thread itself, so that no connection is lost to an interrupt."""
+        """Connect to the machines, all in this thread: no interrupt loses a connection."""
         pool = self.pool
         pool.link = PoolLink.start(pool.id)
         pool.link.listen(pool.host_events.on_link, pool.is_off)
@@ -200,7 +184,7 @@ class Making:
             raise
 
     async def _prepare_here(self) -> tuple[Callable[[], str], bool]:
-        """See that this machine has the environment; what starts the hosts in it, and whether agents are near."""
+        """Install the environment on this machine; return as `prepare` does."""
         pool = self.pool
         image = pool.spec.full_image
         with pool.phase("environment", "checking what is installed") as say:
@@ -218,14 +202,14 @@ class Making:
         def take(host: launch.Host) -> None:
             pool.host_events.take(host)
             if pool.stop_event.is_set() or pool.state == "ended":
-                # Whoever ended the pool may not have seen this one: it was on its way.
+                # The pool ended while this host was starting, and may not have seen it.
                 host.end()
                 raise BootstrapError("agent", "stopped")
 
         return launch.launch(pool.id, pool.spec, machines, python, env, take, pool.expiry.left)
 
     async def _prepare_remote(self) -> tuple[Callable[[], str], bool]:
-        """Connect to the machines and see that they have the environment; what starts the hosts there."""
+        """Install the environment on the machines; return as `prepare` does."""
         from ...bootstrap.remote_environment import Crew
 
         pool, provider = self.pool, self.pool.spec.provider
@@ -237,7 +221,7 @@ class Making:
             with pool.phase(name, text) as say:
                 await asyncio.to_thread(work, say)
         await importing
-        # Of remote machines, one port is reachable from here: the scheduler's.
+        # Of remote machines, only the scheduler's port is reachable from here.
         return functools.partial(self._launch_remote, crew), False
 
     def _launch_remote(self, crew: Crew) -> str:
@@ -256,5 +240,5 @@ class Making:
 
 
 def import_client() -> None:
-    """Import what the control plane is asked with; it takes as long as all of ours."""
+    """Import distributed ahead of its use: it takes as long as all other imports."""
     import distributed  # noqa: F401 - only to have it imported

@@ -1,4 +1,4 @@
-"""The state of a pool: a table of transitions, and the one object that makes them."""
+"""The state machine of a pool, and its table of transitions."""
 
 from __future__ import annotations
 
@@ -12,20 +12,20 @@ from ...errors import PoolError
 
 
 class PoolState(str, enum.Enum):
-    """What a pool can do; each is equal to its word, so that it can be compared with that and shown.
+    """State of a pool; each member equals its string.
 
     Attributes
     ----------
     NEW
-        Nothing runs on it yet: it is being started, restarted or changed, or was only made.
+        It has no nodes that run anything yet: it is being started, restarted or resized, or was only made.
     READY
-        It runs what it is given.
+        It runs cells.
     BROKEN
-        It can run nothing until it is restarted; `StateMachine.why` says what happened.
+        It runs nothing until it is restarted; `StateMachine.why` has the reason.
     TAKEN_OVER
-        Another manager has it.
+        Another notebook manages it.
     ENDED
-        It is gone, or was let go of.
+        It was ended or released.
     """
 
     NEW = "new"
@@ -38,11 +38,11 @@ class PoolState(str, enum.Enum):
         return self.value
 
     def __format__(self, spec: str) -> str:
-        # What this gives for an enum of strings differs between versions of Python.
+        # The result of an enum's own `format` differs between versions of Python.
         return format(self.value, spec)
 
 
-# What may follow each state. A pool that was taken over can only be forgotten; from its end nothing leads back.
+# The states that may follow each state. A pool that was taken over can only be forgotten; an end is final.
 TRANSITIONS: Mapping[PoolState, frozenset[PoolState]] = {
     PoolState.NEW: frozenset({PoolState.READY, PoolState.BROKEN, PoolState.TAKEN_OVER, PoolState.ENDED}),
     PoolState.READY: frozenset({PoolState.NEW, PoolState.BROKEN, PoolState.TAKEN_OVER, PoolState.ENDED}),
@@ -50,70 +50,61 @@ TRANSITIONS: Mapping[PoolState, frozenset[PoolState]] = {
     PoolState.TAKEN_OVER: frozenset({PoolState.ENDED}),
     PoolState.ENDED: frozenset(),
 }
-# How much each new state matters to who reads the pool's log.
+# The log level of a transition to each state; DEBUG for the others.
 _LEVELS = {PoolState.BROKEN: logging.WARNING, PoolState.TAKEN_OVER: logging.WARNING}
 
 
 class IllegalTransition(RuntimeError):
-    """A transition that is not in the table: a defect of the pool, and not of its user."""
+    """Transition that is not in the table: a defect of this package."""
 
 
 class StateMachine:
-    """The state of one pool, made with it and held by its lifecycle; callable from any thread.
+    """State of one pool, held by its lifecycle; thread-safe.
 
     Parameters
     ----------
     name : str
-        The pool's, for messages.
+        The pool's name, for messages.
     log : callable
-        Given the level and the text of each transition.
+        Called with the level and the text of each transition.
     """
 
     def __init__(self, name: str, log: Callable[[int, str], None]) -> None:
         self._name, self._log = name, log
         self._state, self._why, self._ended_by = PoolState.NEW, "", ""
         self._lock = threading.Lock()
-        # Held while the pool is restarted, resized or ended by one thread; which of these it is.
+        # Held by the thread that restarts, resizes or ends the pool; and which of these it does.
         self._change, self._changed = threading.Lock(), ""
 
     @property
     def current(self) -> PoolState:
-        """The state as it is now."""
         return self._state
 
     @property
     def why(self) -> str:
-        """Why the pool is broken, or has ended, in words; empty where there is nothing to say."""
+        """Return why the pool is broken or has ended; "" if there is nothing to say."""
         return self._why
 
     @property
     def is_over(self) -> bool:
-        """Whether the pool is no business of this process any more."""
+        """Return whether this process manages the pool no more."""
         return self._state in (PoolState.ENDED, PoolState.TAKEN_OVER)
 
     def to(self, state: PoolState, why: str = "") -> None:
-        """Go to a state.
+        """Change the state; raise IllegalTransition if the table forbids it.
 
-        Parameters
-        ----------
-        why : str
-            What happened, in words. A pool that ends keeps what was said before unless there is something new.
-
-        Raises
-        ------
-        IllegalTransition
-            When the table does not have it; the state stays as it was.
+        A pool that ends keeps the reason that it has unless ``why`` gives a new one.
         """
         before = self._try(state, why)
         if before is not None:
             raise IllegalTransition(f"pool {self._name!r} is {before}, and cannot become {state}")
 
     def offer(self, state: PoolState, why: str = "") -> bool:
-        """Go to a state if the table allows that now; whether it did. For events that may come too late."""
+        """Change the state if the table allows it; return whether it did."""
         return self._try(state, why) is None
 
     def _try(self, state: PoolState, why: str) -> PoolState | None:
-        """Make a transition; where it is illegal, return the state that forbids it."""
+        """Change the state, or return the current one if it forbids the transition."""
         with self._lock:
             before = self._state
             if state is not before and state not in TRANSITIONS[before]:
@@ -131,16 +122,13 @@ class StateMachine:
             self._log(_LEVELS.get(state, logging.DEBUG), text)
         return None
 
-    # -- changes that take a while -----------------------------------------------------------------
+    # -- changes that take time --------------------------------------------------------------------
 
     @contextlib.contextmanager
     def changing(self, what: str) -> Iterator[None]:
-        """Have one thread restart, resize or end the pool; ``what`` is said as "restarted".
+        """Exclude other changes of the pool; ``what`` is a participle ("restarted").
 
-        Raises
-        ------
-        PoolError
-            When another thread is at it.
+        Raises PoolError if another thread is changing it.
         """
         if not self._change.acquire(blocking=False):
             raise self._is_being_changed()
@@ -152,29 +140,21 @@ class StateMachine:
 
     @property
     def is_changing(self) -> bool:
-        """Whether a thread restarts, resizes or ends the pool."""
+        """Return whether a thread restarts, resizes or ends the pool."""
         return self._change.locked()
 
     @property
     def condition(self) -> str:
-        """The state in one word, as a person sees it: ``starting``, ``ready``, ``restarting``, ``broken`` and so on."""
+        """Return the state as users see it, such as ``starting`` or ``restarting``."""
         if self.is_changing and self._state is not PoolState.ENDED:
             words = {"restarted": "restarting", "resized": "resizing", "ended": "ending"}
             return words.get(self._changed, str(self._state))
         return "starting" if self._state is PoolState.NEW else str(self._state)
 
     def require_live(self, *, restarting: bool = False) -> None:
-        """Refuse a pool that cannot run anything now.
+        """Raise PoolError, with the reason and the remedy, if the pool can run nothing.
 
-        Parameters
-        ----------
-        restarting : bool
-            Whether it is to be restarted: then it may be broken.
-
-        Raises
-        ------
-        PoolError
-            Which says what is the matter, and what helps.
+        ``restarting`` admits a broken pool.
         """
         name, state = self._name, self._state
         if state is PoolState.ENDED:

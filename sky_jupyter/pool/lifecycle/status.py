@@ -1,7 +1,7 @@
-"""How a pool is, as JSON, for those who look at it: its nodes, what runs, and what its start came through.
+"""Status of a pool as JSON: nodes, active runs and start-up phases.
 
-Nodes are asked only when somebody looks, all of them at once, and not more often than is worth it.
-What they answer is read as hostile: they run the user's code.
+Nodes are asked on demand, all at once, and the answers are cached for a moment. They run the user's code, so their
+answers are validated.
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ if TYPE_CHECKING:
     from ..hosts.host import Host
 
 _log = logging.getLogger(__name__)
-# Whoever looks sooner than this after another sees what that one saw.
+# How long the answers are cached.
 _FRESH = TIMEOUTS.answers.fresh
-# Samples of a node, one a second; it has no more itself.
+# Samples of a node, one a second: as many as the node keeps.
 _KEPT = 300
 _WITHIN = TIMEOUTS.answers.status
 _CODE = 500
-# Of a phase, for those who have seen the others.
+# Lines of a phase in an incremental answer.
 _LINES = 3
 _MOST_RANKS = 1024
 _MOST_GPUS = 64
 _MOST_TEXT = 200
-# Of a node that has not answered yet.
+# Facts of a node that has not answered yet.
 _UNKNOWN: Mapping[str, Any] = {
     "uptime": 0.0,
     "pid": 0,
@@ -57,12 +57,12 @@ Sample = tuple[float, ...]
 
 @dataclass
 class Seen:
-    """What is known of one node.
+    """Last known facts of one node.
 
     Attributes
     ----------
     samples : deque of (float, tuple of float)
-        When each was heard of, and what it holds; see `node.metrics`.
+        The time and the values of each sample; see `node.metrics`.
     """
 
     incarnation: str = ""
@@ -74,7 +74,7 @@ class Seen:
 
 
 class Survey:
-    """One a pool, made with it. Its state changes on the loop only.
+    """Cache of the nodes' facts of one pool; changed on the loop only.
 
     Parameters
     ----------
@@ -89,17 +89,17 @@ class Survey:
         self._asking: asyncio.Future[None] | None = None
 
     def renumber(self, numbers: Mapping[int, int]) -> None:
-        """Nodes have other numbers: new ones by those before; the others are no more."""
+        """Renumber the nodes, old to new; forget those that are not in ``numbers``."""
         self.nodes = {numbers[node]: seen for node, seen in self.nodes.items() if node in numbers}
 
     async def look(self) -> None:
-        """Ask the nodes, unless somebody has just done so or is at it."""
+        """Refresh the facts unless they are fresh; join a refresh that is under way."""
         if self._asking is None:
             if time.monotonic() - self._at < _FRESH:
                 return
             self._asking = asyncio.ensure_future(self._ask())
         with contextlib.suppress(asyncio.TimeoutError):
-            # Whoever waits with us does not lose it to our own end.
+            # Shielded: others wait for it too.
             await asyncio.wait_for(asyncio.shield(self._asking), _WITHIN)
 
     async def _ask(self) -> None:
@@ -116,14 +116,14 @@ class Survey:
             for node, answer in answers.items():
                 take(self.nodes.setdefault(node, Seen()), answer, now)
         except Exception as error:
-            # A node that is lost, or an agent of another version: whoever looks sees what was known before.
+            # A node that is lost, or an agent of another version: the old facts stay.
             _log.debug("the nodes of pool %s were not seen: %s: %s", self.pool.spec.name, type(error).__name__, error)
         finally:
             self._at, self._asking = time.monotonic(), None
 
 
 def take(seen: Seen, answer: Any, now: float) -> None:
-    """Take in what a node answers, as far as it can be right."""
+    """Store a node's answer, as far as it is valid."""
     if not isinstance(answer, Mapping):
         return
     incarnation = _text(answer.get("incarnation"))
@@ -164,84 +164,83 @@ def _take_metrics(seen: Seen, metrics: Mapping[str, Any], now: float) -> None:
         return
     fresh = [sample for sample in samples[-_KEPT:] if isinstance(sample, (list, tuple)) and len(sample) == width]
     for index, sample in enumerate(fresh):
-        # They are a second apart, and the last one is of just now.
+        # Samples are a second apart; the last one is current.
         at = now - (len(fresh) - 1 - index)
         seen.samples.append((at, tuple(_number(value) for value in sample)))
     seen.next = _whole(metrics.get("next"))
 
 
 class StatusContext(PoolContext, Protocol):
-    """The pool, and all that is shown of it."""
+    """The pool, and all that its status shows."""
 
     @property
-    def state(self) -> str:
-        """What it can do now."""
-        ...
+    def state(self) -> str: ...
 
     @property
     def condition(self) -> str:
-        """The state in one word, as a person sees it."""
+        """Return the state in one word, as users see it."""
         ...
 
     @property
     def broken(self) -> str:
-        """Why it can do nothing, in words."""
+        """Return why the pool is broken; "" if it is not."""
         ...
 
     @property
     def began(self) -> float:
-        """When its start began."""
+        """Return when its start began."""
         ...
 
     @property
     def away(self) -> dict[str, str]:
-        """Machines that cannot be reached."""
+        """Return the machines that cannot be reached."""
         ...
 
     @property
     def apart(self) -> dict[str, str]:
-        """Machines that the head does not reach."""
+        """Return the machines that the head does not reach."""
         ...
 
     @property
-    def phases(self) -> PhaseLog:
-        """What its start came through."""
-        ...
+    def phases(self) -> PhaseLog: ...
 
     @property
-    def survey(self) -> Survey:
-        """What its nodes have answered."""
-        ...
+    def survey(self) -> Survey: ...
 
     @property
-    def supervisor(self) -> Supervisor:
-        """Who knows what runs on it."""
-        ...
+    def supervisor(self) -> Supervisor: ...
 
     @property
     def detached(self) -> Mapping[str, object]:
-        """Runs that nobody waits for, by id."""
+        """Return the runs that nothing waits for, by id."""
         ...
 
     def retry_links(self) -> None:
-        """Try at once what is away."""
+        """Retry connections to unreachable machines at once."""
         ...
 
 
 def of(pool: StatusContext, since: int | None = None, lines: int | None = None) -> dict[str, Any]:
-    """How a pool is, as JSON; any thread but the loop's own.
+    """Return a pool's status as JSON; call it from any thread but the loop's own.
 
     Parameters
     ----------
+    pool : StatusContext
+        The pool.
     since : int, optional
-        The ``mark`` of an earlier answer: samples that are newer come too. All of them for 0.
+        The ``mark`` of an earlier answer: newer samples are included. 0 includes all.
     lines : int, optional
-        So many of the last lines of each phase, and what each node was at in it. Unless given all for a ``since``
-        of 0, else a few, and of nodes only what they are at now.
+        Number of last lines of each phase, with the nodes' parts. By default all for a ``since`` of 0, else a
+        few, with the nodes' parts of the current phase only.
+
+    Returns
+    -------
+    dict
+        The status.
     """
     survey = pool.survey
     if not since:
-        # Somebody asks, and it is not a page that asks each second: what is away is tried at once.
+        # A person asks, not a page that polls: retry unreachable machines at once.
         pool.retry_links()
     with contextlib.suppress(FutureTimeout):
         loop().call(survey.look(), timeout=_WITHIN + 1)
@@ -264,7 +263,7 @@ def of(pool: StatusContext, since: int | None = None, lines: int | None = None) 
         "apart": pool.apart,
         "phases": _phases(pool, since, lines),
         "nodes": [_node(pool, node, since, now) for node in range(spec.nodes)],
-        # Milliseconds of this process's own clock.
+        # Milliseconds of this process's monotonic clock.
         "mark": math.ceil(now * 1000),
     }
 
@@ -316,7 +315,7 @@ def _host_of(pool: PoolContext, node: int) -> Host | None:
 
 
 def state_of(pool: StatusContext, node: int, seen: Seen) -> str:
-    """What is to be said of a node, in one word."""
+    """Return a node's state in one word."""
     host = _host_of(pool, node)
     if host is not None and host.name in pool.away:
         return "unreachable"

@@ -1,4 +1,4 @@
-"""The end of a pool by its ``ttl``, as its manager sees to it; the nodes see to it themselves as well."""
+"""The manager's timer of a pool's ``ttl``; the nodes have timers of their own."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _MARGIN = TIMEOUTS.end.ttl_margin
 
 
 class Expiry:
-    """Made with a pool; told when its nodes begin, and when it has ended.
+    """Timer of a pool's ``ttl``; made with the pool.
 
     Parameters
     ----------
     ttl : float or None
-        Seconds from the beginning; None for never.
+        Seconds from the nodes' start; None for no limit.
     end : callable
         Ends the pool; called in a thread.
     """
@@ -31,24 +31,24 @@ class Expiry:
 
     @property
     def left(self) -> float | None:
-        """Seconds until the pool is to end; None for never."""
+        """Return the seconds until the pool ends; None for no limit."""
         if self.ttl is None:
             return None
         return self.ttl if self._at is None else max(0.0, self._at - time.monotonic())
 
     @property
     def over(self) -> bool:
-        """Whether its time is over, or as good as."""
+        """Return whether the ``ttl`` is over, within the margin of the nodes' clocks."""
         left = self.left
         return self._at is not None and left is not None and left <= _MARGIN
 
     @property
     def text(self) -> str:
-        """Why the pool has ended, for a message."""
+        """Return the reason of the pool's end, for a message."""
         return f"its ttl of {self.ttl:g} s is over"
 
     def begin(self, left: float | None = None) -> None:
-        """The nodes begin; a pool that is taken up has less ``left``. One that has begun goes on."""
+        """Start the timer, unless it runs; an attached pool has only ``left`` seconds."""
         if self.ttl is None or self._at is not None:
             return
         wait = self.ttl if left is None else max(0.0, left)
@@ -58,6 +58,6 @@ class Expiry:
         self._timer.start()
 
     def stop(self) -> None:
-        """The pool has ended, or is somebody else's."""
+        """Cancel the timer: the pool has ended, or another notebook manages it."""
         if self._timer is not None:
             self._timer.cancel()

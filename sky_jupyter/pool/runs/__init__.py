@@ -1,1 +1,1 @@
-"""A run as data: what came of it, rank by rank."""
+"""A run's data: outcomes, output, results and stacks."""

@@ -1,4 +1,4 @@
-"""Exceptions of ranks, built from what was told of them: nothing that a rank sends is run or unpickled for it."""
+"""Exceptions of ranks, rebuilt from descriptions; nothing received is run."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ _MOST_DEPTH = 8
 
 
 def exact(told: Any) -> Exception | None:
-    """The exception itself, where its class is loaded here and all that it holds was told."""
+    """Return the exception itself if its class is loaded and its state is plain data."""
     kinds = _kinds(told)
     kind = _loaded(*kinds[0]) if kinds else None
     args, state = (told.get("args"), told.get("state")) if kinds else (None, None)
@@ -35,14 +35,9 @@ def exact(told: Any) -> Exception | None:
 
 
 def likeness(told: Any, name: str, text: str, depth: int = 0) -> Exception:
-    """An exception that is caught as the rank's is, by its class or the nearest above it that is loaded here.
+    """Return an exception of the rank's class, or of its nearest base loaded here.
 
-    Parameters
-    ----------
-    name : str
-        What its class is called.
-    text : str
-        What it says.
+    ``name`` and ``text`` are the original's class name and message.
     """
     if depth < _MOST_DEPTH and (group := _group(told, depth)) is not None:
         return group
@@ -51,7 +46,7 @@ def likeness(told: Any, name: str, text: str, depth: int = 0) -> Exception:
             continue
         with contextlib.suppress(Exception):
             bases = (RemoteError,) if issubclass(RemoteError, kind) else (RemoteError, kind)
-            # Its own class tells its name; in the place of one that is not here, its text does.
+            # A base class cannot show the original's name: the message does.
             said = text if place == 0 else f"{name}: {text}"
             called = name if name.isidentifier() and not keyword.iskeyword(name) else kind.__name__
             seeming = type(called, bases, {"__module__": kind.__module__, "__str__": lambda self, said=said: said})
@@ -86,7 +81,7 @@ def _kinds(told: Any) -> list[tuple[str, str]]:
 
 
 def _loaded(module: str, name: str) -> type[Exception] | None:
-    """The class, where it is there without an import; no module's or class's own code is asked for it."""
+    """Return a class that is already imported, without running any module's code."""
     found: Any = sys.modules.get(module)
     for part in name.split("."):
         try:
@@ -97,7 +92,7 @@ def _loaded(module: str, name: str) -> type[Exception] | None:
 
 
 def _build(kind: type[Exception], args: list[Any], state: dict[str, Any]) -> Exception:
-    """The exception, without any code of its class: that has run where it was raised."""
+    """Rebuild an exception without its class's code, which ran where it was raised."""
     error, base = make(kind, *args), native(kind)
     assert isinstance(error, Exception)
     for name, value in state.items():

@@ -1,4 +1,4 @@
-"""`BroadcastError`: raised by a broadcast of which ranks failed."""
+"""`BroadcastError`, raised when a broadcast fails on some ranks."""
 
 from __future__ import annotations
 
@@ -30,5 +30,5 @@ class BroadcastError(CellError):
 
     @property
     def results(self) -> Mapping[int, Any]:
-        """The values of the ranks that did not fail, by rank."""
+        """Return the values of the ranks that did not fail, by rank."""
         return {rank: self.result.value(rank) for rank in self.result.ranks if rank not in self.errors}

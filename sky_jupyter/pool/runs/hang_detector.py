@@ -1,4 +1,4 @@
-"""The watch over a silent run: says which ranks wait in a collective that can never complete."""
+"""Detection of hangs: ranks of a silent run that wait in a collective forever."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from .stacks import IDLE, Place, Where
 AFTER = TIMEOUTS.answers.hang
 _CONFIRM = TIMEOUTS.answers.hang_confirm
 _LONGEST = TIMEOUTS.answers.hang_longest
-# A main thread that did more than this between two looks has gone on: seconds of CPU time, and how
-# often it went to sleep. The shortest collective takes more; answering a signal takes less.
+# A main thread that exceeded either between two samples has made progress: seconds of CPU time, and voluntary
+# context switches. The shortest collective takes more; handling a signal takes less.
 _MOVED = 0.0003
 _SLEPT = 3
 _HINT = "the button Where shows the stacks; an interrupt frees them"
@@ -25,18 +25,18 @@ Look = Callable[[Run, bool], Awaitable[Where]]
 
 
 class Watch:
-    """One a run; `attend` runs on the loop until it is cancelled.
+    """Hang detector of one run; `attend` runs on the loop until it is cancelled.
 
     Parameters
     ----------
     run : Run
-        What is watched over.
+        The run.
     look : callable
-        ``await look(run, native)`` says where the ranks are.
+        ``await look(run, native)`` returns the ranks' stacks.
     after : float
-        Seconds of silence after which it looks; then after twice as long, and so on.
+        Seconds of silence before the first check; the interval then doubles.
     confirm : float
-        Seconds between the two looks that make it sure.
+        Seconds between a check's two samples.
     """
 
     def __init__(self, run: Run, look: Look, *, after: float = AFTER, confirm: float = _CONFIRM) -> None:
@@ -46,7 +46,7 @@ class Watch:
         self.confirm = confirm
 
     async def attend(self) -> None:
-        """Look whenever the run has been silent for long, and tell its listener what is new."""
+        """Check the run whenever it has been silent for long; report new findings."""
         heard, pause, told = self.run.heard, self.after, ""
         looked = 0.0
         while True:
@@ -63,10 +63,10 @@ class Watch:
                 self.run.listener(NoticeEvent(f"{text}. {_HINT}", self.run.id))
 
     async def examine(self) -> str:
-        """What is wrong, in one line; empty where nothing is, or nothing can be told."""
+        """Return a description of the hang; "" if there is none, or it is not sure."""
         heard = self.run.heard
         first = await self.look(self.run, False)
-        # One rank alone waits for nobody.
+        # A single rank waits for no other.
         if len(first.places) < 2 or not any(place.doing == "waits" for place in first.places):
             return ""
         await asyncio.sleep(self.confirm)
@@ -77,13 +77,16 @@ class Watch:
 
 
 def verdict(first: Where, second: Where) -> str:
-    """What two looks at a silent run say together: ranks that wait for ranks that are elsewhere, or all."""
+    """Compare two samples of a silent run; return a description of the hang, or "".
+
+    A hang is either ranks that wait for ranks elsewhere, or all ranks waiting.
+    """
     before = {place.rank: place for place in first.places}
     stuck = [place for place in second.places if place.doing == "waits" and _same(before.get(place.rank), place)]
     ranks = {place.rank for place in stuck}
     others = [place for place in second.places if place.rank not in ranks and place.doing not in ("absent", "idle")]
     if not stuck or any(place.doing == "waits" or before[place.rank].doing == "waits" for place in others):
-        # Some come and go: the run is slow, or busy, and may still be well.
+        # Some ranks make progress: the run is slow or busy.
         return ""
     text = second.summary()
     if others:
@@ -91,13 +94,13 @@ def verdict(first: Where, second: Where) -> str:
     if absent := [place.rank for place in second.places if place.doing == "absent"]:
         return f"{text}: what it waits for may be {rank_label(absent)}, which this run leaves out"
     if any(place.accelerated or place.cpu >= IDLE for place in stuck):
-        # Something computes for them, or an accelerator may, which nobody here could see.
+        # Other threads compute for them, or an accelerator may, whose progress is not visible.
         return ""
     return f"{text}: all of them, and nothing moves, perhaps with different shapes, or in another order on each rank"
 
 
 def _same(before: Place | None, now: Place) -> bool:
-    """Whether a main thread is where it was, and did nothing in between."""
+    """Return whether a main thread has not moved between two samples."""
     if before is None or before.doing != "waits" or before.frames != now.frames:
         return False
     return abs(now.ran[0] - before.ran[1]) < _MOVED and abs(now.switches[0] - before.switches[1]) <= _SLEPT

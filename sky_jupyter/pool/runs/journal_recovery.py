@@ -1,4 +1,4 @@
-"""What becomes of runs whose pool has lost its head: the other nodes' journals are read from their disks."""
+"""Recovery after the loss of the head: runs' journals are read from nodes' disks."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ if TYPE_CHECKING:
     from ..hosts.host import Host
     from .run import Run
 
-# Whoever has not answered by then is not waited for.
+# The timeout of reading a node's journal.
 _PATIENCE = TIMEOUTS.repairs.recovery
 _MOST = 16 << 20
-# Only files that may hold what is wanted are read: each is named by its first event.
+# A journal's files are named by their first event: only those that may hold events from `start` on are read.
 _READ = """
 import glob, json, os, sys
 base, start, most = {base!r}, {start}, {most}
@@ -54,12 +54,9 @@ _AWAY = (
 
 
 async def give_up(runs: Iterable[Run], hosts: Sequence[Host], why: str) -> None:
-    """End runs: on the head's ranks at once, on the others' when it is seen how far they have come.
+    """End runs whose head is lost; read the journals of the other nodes first.
 
-    Parameters
-    ----------
-    why : str
-        What is the matter with the head.
+    ``why`` is what has happened to the head.
     """
     on = [run for run in runs if run.left]
     for run in on:
@@ -73,7 +70,7 @@ def _host_of(hosts: Sequence[Host], run: Run, rank: int) -> Host | None:
 
 
 async def _see(run: Run, host: Host, why: str) -> None:
-    """Take in what a node has of a run, and give up those of its ranks that have not ended."""
+    """Read a run's events from a host's journals; fail the ranks that have not ended."""
     ranks = [rank for rank in run.left if run.outcomes[rank].node in host.nodes]
     if not ranks:
         return
@@ -91,13 +88,13 @@ async def _see(run: Run, host: Host, why: str) -> None:
 
 
 def _lines(host: Host, node: int, run: str, start: int) -> bytes:
-    """The events of a node's journal from a number on, each a line, as far as they are kept."""
+    """Return a journal's events from ``start`` on, one per line, as far as kept."""
     code = _READ.format(base=f"{host.there}/n{node}/journal/{run}.jsonl", start=start, most=_MOST)
     return host.machine.run(script_of(host.python, code), timeout=_PATIENCE).out
 
 
 def _batch(lines: bytes, start: int) -> tuple[int, bytes]:
-    """How many events lines are, and the lines, with a gap where events are missing between them."""
+    """Return the number of events, and their lines with gaps for missing ones."""
     at, parts = start, []
     for line in lines.splitlines(keepends=True):
         event = parse(line)

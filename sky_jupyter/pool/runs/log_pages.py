@@ -1,6 +1,6 @@
-"""A page of what a run has told: events of the nodes' journals, from any number on, without the rest of them.
+"""Pages of a run's events, read from the nodes' journals from any number on.
 
-The answers come from nodes that run the user's code; here they are read as hostile.
+Nodes run the user's code, so their answers are validated.
 """
 
 from __future__ import annotations
@@ -18,28 +18,28 @@ from ..control.client import Control
 
 COUNT = 1000
 MOST_COUNT = 100_000
-# Of all nodes together; one event more may come, which is as large as it is.
+# For all nodes together; one more event of any size may come.
 _MOST_BYTES = 1 << 20
 _LEAST_BYTES = 4096
 _MOST_EVENT = 4 << 20
-# What only the notebook's own process may unpickle.
+# Only the notebook's own process may unpickle these.
 _PICKLED = ("value", "exception")
 
 
 @dataclass(frozen=True)
 class Page:
-    """What one node has of a run, from one number to another.
+    """Events of one node's journal, from one number to another.
 
     Parameters
     ----------
     first, next : int
-        The number of its first event, and the one that the next page begins with.
+        Numbers of its first event and of the next page's.
     end : int
-        The number that the node's next event will have.
+        Number of the node's next event.
     over : bool
-        Whether no more will come.
+        Whether the run has ended there.
     events : tuple of dict
-        As `node.messages` makes them, each with its number ``seq``; a gap stands for what is not kept.
+        Events as in `node.messages`, each with its number ``seq``; a gap replaces events that are not kept.
     """
 
     node: int
@@ -51,14 +51,14 @@ class Page:
 
     @property
     def text(self) -> str:
-        """What was printed, and where a part of it is missing."""
+        """Return the printed text, with a line for each gap."""
         return "".join(map(text_of, self.events))
 
 
 async def ask(
     control: Control, run: str, rank: int | None, nodes: Collection[int] | None, start: int, count: int
 ) -> list[Page]:
-    """Ask nodes, all that answer unless given, for a page; see `Pool.page`."""
+    """Return a page from each node that answers; see `Pool.page`."""
     asked = sorted(control.there if nodes is None else control.there & set(nodes))
     most = max(_LEAST_BYTES, _MOST_BYTES // max(1, len(asked)))
     answers = await control.ask(rpc.READ_PAGE, asked, run=run, start=start, most=most) if asked else {}
@@ -69,13 +69,7 @@ async def ask(
 
 
 def read(node: int, answer: Mapping[str, Any], rank: int | None, count: int) -> Page:
-    """A node's answer, of which the events of one rank are wanted, or all.
-
-    Raises
-    ------
-    PoolError
-        When it is none.
-    """
+    """Parse a node's answer, filtered by rank; raise PoolError if it is malformed."""
     first: Any
     following: Any
     end: Any
@@ -93,7 +87,7 @@ def read(node: int, answer: Mapping[str, Any], rank: int | None, count: int) -> 
         if not is_number(number) or number >= stop:
             break
         gap = Gap.from_json(event) if event.get("kind") == "gap" else None
-        # A gap may go further than what was asked for: what is in it need not be asked for again.
+        # A gap may extend past the page: the next page begins after it.
         at = max(at, number + 1 if gap is None else min(gap.next, end))
         sound = _sound(event, len(line)) if gap is None else gap.to_json()
         if sound is not None and (rank is None or gap is not None or sound.get("rank") == rank):

@@ -1,4 +1,4 @@
-"""What ranks have printed, from the nodes' journals a page at a time, in little memory: the newest of it, or all."""
+"""Printed output of ranks, read from the nodes' journals in pages: a tail or all."""
 
 from __future__ import annotations
 
@@ -11,20 +11,20 @@ from ...node.journal.segments import Gap
 from ...node.protocol.events import gap_text
 from .log_pages import MOST_COUNT, Page
 
-# So many events before the end are looked at first; where that is too little, so many times more.
+# The number of events before the end that are read first, and the factor by which it grows.
 _BACK, _FURTHER = 4, 8
 
 
 @dataclass
 class Tail:
-    """The end of what a rank has printed.
+    """Tail of a rank's printed output.
 
     Parameters
     ----------
     most : int
-        So many characters are kept.
+        Limit in characters.
     lines : int, optional
-        And no more than so many lines.
+        Limit in lines.
     """
 
     most: int
@@ -33,11 +33,10 @@ class Tail:
     _texts: deque[str] = field(default_factory=deque)
     _size: int = 0
     _ends: int = 0
-    # Whether what is kept begins within a line.
+    # Whether the kept text begins within a line.
     _within: bool = False
 
     def add(self, text: str) -> None:
-        """Take in what comes next."""
         self._texts.append(text)
         self._size += len(text)
         self._ends += text.count("\n")
@@ -53,11 +52,11 @@ class Tail:
 
     @property
     def is_full(self) -> bool:
-        """Whether nothing that came before could be in it."""
+        """Return whether older text could not be part of it."""
         return self._size >= self.most or (self.lines is not None and self._ends > self.lines)
 
     def text(self) -> str:
-        """Whole lines, as far as they are no longer than all of it; and `cut` is final."""
+        """Return the last whole lines within the limits; `cut` is final afterwards."""
         text = "".join(self._texts)
         start = max(0, len(text) - self.most)
         if start or self._within:
@@ -74,7 +73,7 @@ class Tail:
 
 
 def texts_of(page: Page, rank: int | None = None, stream: str | None = None) -> Iterator[tuple[int, int, str]]:
-    """What was printed, as the number of its event, the rank and the text, with a line where something is missing."""
+    """Yield (number, rank, text) of printed output, with a line for each gap."""
     for event in page.events:
         number = event["seq"]
         if event["kind"] == "stream" and rank in (None, event["rank"]) and stream in (None, event["name"]):
@@ -95,7 +94,7 @@ def _missing(event: Mapping[str, Any], rank: int | None, stream: str | None) -> 
 
 
 class PagesContext(Protocol):
-    """The pool, as its nodes' journals are read."""
+    """The pool as seen by readers of its journals."""
 
     def page(
         self,
@@ -106,18 +105,18 @@ class PagesContext(Protocol):
         *,
         nodes: Collection[int] | None = None,
     ) -> list[Page]:
-        """Return a part of what a run has told; see `Pool.page`."""
+        """Return a page of a run's events; see `Pool.page`."""
         ...
 
     def homes(self, id: str) -> dict[int, int]:
-        """Return a run's ranks, and the node that has the journal of each."""
+        """Return each rank's node that has its journal."""
         ...
 
 
 def walk(
     pool: PagesContext, run: str, rank: int | None = None, node: int | None = None, start: int = 0
 ) -> Iterator[Page]:
-    """The pages of what a run had told by now, from a number on, of one node after the other."""
+    """Yield the pages of a run's events so far, from ``start`` on, node by node."""
     nodes = None if node is None else {node}
     for page in pool.page(run, rank, start, MOST_COUNT, nodes=nodes):
         end = page.end
@@ -131,19 +130,30 @@ def walk(
 def newest(
     pool: PagesContext, run: str, ranks: Collection[int], most: int, lines: int | None = None
 ) -> dict[int, Tail]:
-    """The end of what each of some ranks has printed.
+    """Return the tail of each rank's printed output.
 
     Parameters
     ----------
+    pool : PagesContext
+        The pool.
+    run : str
+        The run's id.
+    ranks : collection of int
+        The ranks.
     most : int
-        So many characters, of all ranks together; each may have an equal part.
+        Limit in characters for all ranks together, shared equally.
     lines : int, optional
-        No more than so many lines of each.
+        Limit in lines per rank.
+
+    Returns
+    -------
+    dict
+        Rank -> its tail.
 
     Raises
     ------
     PoolError
-        When no node that answers knows the run.
+        If no node that answers knows the run.
     """
     share = max(1, most // max(1, len(ranks)))
     found = {rank: Tail(share, lines) for rank in ranks}
@@ -172,12 +182,9 @@ def newest(
 
 
 def before(pool: PagesContext, run: str, rank: int, stream: str, number: int) -> Iterator[str]:
-    """What a rank wrote to an output before the event of this number.
+    """Yield a rank's output to a stream before the event of this number.
 
-    Raises
-    ------
-    PoolError
-        When no node that answers knows the run.
+    Raises PoolError if no node that answers knows the run.
     """
     for page in walk(pool, run, rank):
         for at, _, text in texts_of(page, rank, stream):

@@ -1,4 +1,4 @@
-"""What the notebook's process keeps of what ranks print: the newest of a run. The nodes' journals have the rest."""
+"""The notebook's cache of ranks' printed output; the nodes' journals have it all."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from collections import deque
 from collections.abc import Iterable, Iterator
 
 MOST = 64 * 10**6
-"""About how many bytes of memory are kept of a run, all ranks together."""
-# Where there are more, so much of it stays: not each text makes all ranks be looked at.
+"""Limit per run in bytes of memory, for all ranks together."""
+# Evict down to this fraction, so that not every text causes an eviction.
 _STAYS = 7 / 8
-# So much of one rank's goes before it is seen again who has most.
+# Evict this many bytes of the largest rank at a time.
 _STEP = 1 << 20
 
 
 class Printed:
-    """What a rank wrote to one of its outputs; held by its `Outcome`, filled by its `Run`.
+    """Cached output of a rank to one stream; part of its `Outcome`.
 
     Attributes
     ----------
     dropped : int
-        How many characters are not kept: all that the journal has before event `first`.
+        Number of evicted characters: the journal has them, before event `first`.
     """
 
     def __init__(self) -> None:
@@ -30,18 +30,18 @@ class Printed:
 
     @property
     def first(self) -> int:
-        """The number of the event that the oldest text is of; only where something was dropped."""
+        """Return the number of the oldest cached event; only valid after an eviction."""
         return self._texts[0][0]
 
     def add(self, number: int, text: str) -> int:
-        """Take in the text of an event; the bytes that it takes."""
+        """Append an event's text; return its size in memory."""
         self._texts.append((number, text))
         size = sys.getsizeof(text)
         self.size += size
         return size
 
     def drop(self, size: int) -> int:
-        """Let go of the oldest texts, until so many bytes are free; how many are. The newest text stays."""
+        """Evict the oldest texts, but the last, to free ``size`` bytes; return the sum."""
         freed = 0
         while freed < size and len(self._texts) > 1:
             _, text = self._texts.popleft()
@@ -52,7 +52,7 @@ class Printed:
 
     @property
     def line_is_open(self) -> bool:
-        """Whether what came last did not end its line."""
+        """Return whether the last text did not end its line."""
         return bool(self._texts) and not self._texts[-1][1].endswith("\n")
 
     def __iter__(self) -> Iterator[str]:
@@ -63,14 +63,14 @@ class Printed:
 
 
 class Bound:
-    """How much of a run is kept. Who printed most loses its oldest text first, so that others keep theirs."""
+    """Memory limit of a run's output; the rank with most loses its oldest text first."""
 
     def __init__(self, most: int = MOST) -> None:
         self._most = most
         self._size = 0
 
     def note(self, size: int, kept: Iterable[Printed]) -> None:
-        """So many bytes have come; ``kept`` is all that there is."""
+        """Count new bytes, and evict from ``kept`` (all of the run's output) if needed."""
         self._size += size
         if self._size <= self._most:
             return

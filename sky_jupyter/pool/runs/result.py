@@ -1,4 +1,4 @@
-"""What a run leaves in the notebook: a `CellResult`, and a `CellError` where ranks failed."""
+"""Results of a run in the notebook: `CellResult`, and `CellError` on failure."""
 
 from __future__ import annotations
 
@@ -24,9 +24,9 @@ if sys.version_info >= (3, 11):
 else:
     from exceptiongroup import ExceptionGroup
 
-# Of what a rank failed with, in a headline.
+# Length of a rank's error in a headline.
 _MOST_CAUSE = 200
-# What differs between ranks that failed alike: addresses of objects, and ports.
+# Differences between equal failures of ranks: addresses of objects, and ports.
 _VARYING = re.compile(r"0x[0-9a-fA-F]+|(?<=\]):\d{2,5}\b|(?<=\d\.\d\.\d\.\d):\d{2,5}\b")
 # How frameworks and Python say that a connection's other end is gone.
 _LOST = re.compile(
@@ -34,9 +34,9 @@ _LOST = re.compile(
     r"|Connection(Reset|Refused|Aborted)|gloo|nccl|heartbeat|coordination service|socket closed|peer (is )?gone",
     re.IGNORECASE,
 )
-# What JAX writes when it ends the processes of all other ranks, as the one that coordinates them is gone.
+# JAX's message when it ends all processes because that of the coordinator is gone.
 _ABORTED = re.compile(r"distributed service detected fatal errors")
-# What torch and JAX say where a device, or the machine, has no memory left; JAX's class has had several names.
+# Messages of torch and JAX when memory is exhausted; JAX's class has had several names.
 _NO_MEMORY = re.compile(
     r"\AOutOfMemoryError: |RESOURCE_EXHAUSTED: .*(?:[Oo]ut of memory|allocat)|DefaultCPUAllocator: can't allocate"
 )
@@ -44,41 +44,41 @@ _NO_MODULE = re.compile(r"No module named '([\w.]+)'")
 
 
 class RankInterrupted(SkyError):
-    """A rank was interrupted, by the user or because another rank had failed."""
+    """Rank that was interrupted, by the user or because another rank had failed."""
 
 
 class TimedOut(RankInterrupted, TimeoutError):
-    """A rank was interrupted because what it did took longer than it was given."""
+    """Rank that was interrupted because it exceeded its time limit."""
 
 
 class ValueNotHere(SkyError):
-    """A rank had a large value that is not there any more, or cannot be reached."""
+    """Large value that its rank has lost, or that cannot be reached."""
 
 
 class Source(Protocol):
-    """Where values are that have not been touched."""
+    """Access to values that are still on their ranks."""
 
     def bring(self, ranks: Sequence[int]) -> tuple[Mapping[int, Any], Mapping[int, str]]:
-        """The values of ranks, and of those that are not there, why."""
+        """Fetch ranks' values; return them, and why others are missing."""
 
     def text(self, rank: int) -> str | None:
-        """The repr of a rank's value, where that can be had soon."""
+        """Return the repr of a rank's value; None if it is not available soon."""
 
     def printed(self, rank: int, stream: str, before: int) -> str:
-        """What a rank wrote to an output before the event of a number; raises SkyError where that cannot be had."""
+        """Return a rank's output before an event; raise SkyError if that cannot be read."""
 
     def hold(self) -> Callable[[], None]:
-        """Have the values held until what this returns is called."""
+        """Keep the values on their ranks until the returned function is called."""
 
 
 @dataclass
 class Outcome:
-    """How a run went on one rank; filled in by the run as events come.
+    """State and end of a run on one rank; updated as events arrive.
 
     Parameters
     ----------
     rank, node : int
-        Where.
+        The rank and its node.
     status : str
         ``running``, ``ok``, ``error``, ``interrupted``, ``died`` or ``lost``.
     end : dict
@@ -94,29 +94,29 @@ class Outcome:
 
     @property
     def failed(self) -> bool:
-        """Whether the rank ended in any way but well."""
+        """Return whether the rank has ended, and not with ``ok``."""
         return self.status not in ("running", "ok")
 
 
 class CellResult(Sequence[Any]):
     """Results of a run: a sequence with one value per rank, in rank order.
 
-    Made when a run ends; held by the notebook as ``_sky`` or under the name given by ``--out``.
-    A value over 1 MB stays on its rank until it is touched, and comes once. A value that cannot come
-    is a `RemoteRepr`. Touching the value of a rank that failed raises that rank's error.
+    It is made when a run ends; the notebook holds it as ``_sky`` or under the name given by ``--out``. A value over
+    1 MB stays on its rank and is fetched once, on first access. A value that cannot be sent is a `RemoteRepr`.
+    Accessing the value of a rank that failed raises that rank's error.
 
     Parameters
     ----------
     outcomes : sequence of Outcome
-        How the run went on each rank.
+        Outcome of each rank.
     elapsed : float
-        Seconds that it took.
+        Duration in seconds.
     source : Source, optional
-        Where large values are.
+        Access to large values.
     run : str
         The run's id.
     holds : bool
-        Whether the ranks hold large values for as long as this lives.
+        Whether the ranks keep large values while this object lives.
     """
 
     def __init__(
@@ -132,29 +132,29 @@ class CellResult(Sequence[Any]):
         self._source = source
         self._values: dict[int, Any] = {}
         self._exceptions: dict[int, Exception] = {}
-        # Two threads do not fetch a value twice.
+        # No value is fetched twice, by two threads.
         self._lock = threading.RLock()
         self.elapsed = elapsed
         self.run = run
         if holds and source is not None and any(map(self._is_away, self._outcomes)):
-            # At the process's end nobody is told: a later notebook may ask for the values.
+            # Not at the process's exit: a later notebook may fetch the values.
             weakref.finalize(self, source.hold()).atexit = False
 
     @property
     def ranks(self) -> tuple[int, ...]:
-        """The ranks that the run was on."""
+        """Return the ranks of the run."""
         return tuple(self._outcomes)
 
     @property
     def values(self) -> list[Any]:
-        """The values of the ranks that ended well, in rank order."""
+        """Return the values of the ranks that did not fail, in rank order."""
         return self._several([rank for rank, outcome in self._outcomes.items() if not outcome.failed])
 
     @property
     def errors(self) -> Mapping[int, Exception]:
-        """The exceptions of the failed ranks, by rank.
+        """Return the exceptions of the failed ranks, by rank.
 
-        An exception that has to be unpickled is so on first access.
+        Pickled exceptions are unpickled on first access.
         """
         return _Errors(self._exception, [rank for rank, outcome in self._outcomes.items() if outcome.failed])
 
@@ -172,7 +172,7 @@ class CellResult(Sequence[Any]):
 
     @property
     def head(self) -> Any:
-        """The value of the lowest rank that the run was on."""
+        """Return the value of the run's lowest rank."""
         return self.value(next(iter(self._outcomes)))
 
     def value(self, rank: int) -> Any:
@@ -214,8 +214,8 @@ class CellResult(Sequence[Any]):
     def stdout(self, rank: int) -> str:
         """Return what a rank printed to its standard output.
 
-        The notebook keeps the newest 64 MB of a run; older output is read from the node's journal. A line stands
-        for what the journal has lost.
+        The notebook keeps the newest 64 MB of a run; older output is read from the node's journal. A gap in the
+        journal is shown as a line.
 
         Parameters
         ----------
@@ -259,12 +259,12 @@ class CellResult(Sequence[Any]):
         ) + "".join(kept)
 
     def _is_away(self, rank: int) -> bool:
-        """Whether a value is on its rank, and nowhere else."""
+        """Return whether a value is only on its rank."""
         outcome = self._outcomes[rank]
         return outcome.status == "ok" and bool(outcome.end.get("large")) and rank not in self._values
 
     def _bring(self, ranks: Iterable[int]) -> Mapping[int, str]:
-        """Fetch what is away of ranks, all at once; why some are missing."""
+        """Fetch ranks' large values at once; return why some are missing."""
         with self._lock:
             away = [rank for rank in ranks if self._is_away(rank)]
             if not away:
@@ -280,7 +280,7 @@ class CellResult(Sequence[Any]):
         return [self.value(rank) for rank in ranks]
 
     def _load(self, rank: int) -> Any:
-        """A value that came with its run's end."""
+        """Return a value that came with its run's end."""
         end = self._outcomes[rank].end
         kind = str(end.get("type"))
         if "unpicklable" in end:
@@ -299,7 +299,7 @@ class CellResult(Sequence[Any]):
             return self._exceptions[rank]
         outcome = self._outcomes[rank]
         if outcome.status != "error" or exceptions.exact(outcome.end.get("raised")) is not None:
-            # It can be had without.
+            # The exact exception needs no unpickling.
             return self._exception(rank)
         error = _likeness(outcome)
         _note_origin(error, outcome)
@@ -330,7 +330,7 @@ class CellResult(Sequence[Any]):
         return (self.value(rank) for rank in self._outcomes)
 
     def __getstate__(self) -> dict[str, Any]:
-        """What travels when a cell reads a result: the values, large ones too, and the errors."""
+        """Return the state for pickling: all values, large ones too, and the errors."""
         missing = self._bring(self._outcomes)
         if missing:
             rank = next(iter(missing))
@@ -338,7 +338,7 @@ class CellResult(Sequence[Any]):
         outcomes = {}
         for rank, outcome in self._outcomes.items():
             if not outcome.failed:
-                # What has been changed in it since is to be seen there.
+                # Loaded first: changes that were made to it here must be part of the state.
                 self.value(rank)
             end = {name: part for name, part in outcome.end.items() if name not in ("value", "large")}
             outcomes[rank] = Outcome(rank, outcome.node, outcome.status, end, outcome.stdout, outcome.stderr)
@@ -355,7 +355,7 @@ class CellResult(Sequence[Any]):
 
 
 def exception_of(outcome: Outcome) -> Exception:
-    """The exception that stands for a failed rank: its own type where that travels."""
+    """Return the exception of a failed rank, of its own type if possible."""
     end, where = outcome.end, f"rank {outcome.rank} (node {outcome.node})"
     if outcome.status == "died":
         text = f"the process of {where} ended while the run was on it: {end.get('text', 'it is gone')}"
@@ -391,7 +391,7 @@ def _note_origin(error: Exception, outcome: Outcome) -> None:
 
 
 class _Errors(Mapping[int, Exception]):
-    """The errors of ranks, each made when it is touched."""
+    """Exceptions of ranks, made on access."""
 
     def __init__(self, get: Callable[[int], Exception], ranks: Sequence[int]) -> None:
         self._get, self._ranks = get, tuple(ranks)
@@ -426,10 +426,17 @@ class CellError(ExceptionGroup[Exception], SkyError):
 
     ``except*`` catches them by type.
 
+    Parameters
+    ----------
+    result : CellResult
+        Results of the run.
+    outcomes : sequence of Outcome
+        Outcomes of its ranks.
+
     Attributes
     ----------
     result : CellResult
-        What the other ranks returned.
+        Results of the run, with the other ranks' values.
     errors : mapping of int to Exception
         Each failed rank's exception.
     """
@@ -444,7 +451,7 @@ class CellError(ExceptionGroup[Exception], SkyError):
         self = super().__new__(cls, _headline(failed, len(result), cls.what), result.leaves())
         self.result = result
         self._blocks = _blocks(failed)
-        # Where the traceback follows, what it ends with need not stand above it too.
+        # Above a traceback the error is left out: the traceback ends with it.
         self._above = _headline(failed, len(result), cls.what, raised_too=False)
         return self
 
@@ -455,26 +462,26 @@ class CellError(ExceptionGroup[Exception], SkyError):
         return self.message
 
     def derive(self, excs: Sequence[Exception]) -> ExceptionGroup[Exception]:
-        """Return a plain group: what `split` and ``except*`` leave over."""
+        """Return a plain group, as `split` and ``except*`` use for the rest."""
         return ExceptionGroup(self.message, excs)
 
     @property
     def errors(self) -> Mapping[int, Exception]:
-        """Each failed rank's exception, by rank."""
+        """Return each failed rank's exception, by rank."""
         return self.result.errors
 
     def _render_traceback_(self) -> list[str]:
-        """What IPython shows: each different traceback once, with the ranks that it is from."""
+        """Return IPython's traceback: each different one once, with its ranks."""
         return [f"\x1b[31m{type(self).__name__}\x1b[39m: {self._above}", *self._blocks]
 
 
 def _headline(failed: Sequence[Outcome], total: int, what: str, *, raised_too: bool = True) -> str:
-    """On which ranks, and what the cause was, in a line."""
+    """Return the failed ranks and the cause, in one line."""
     stopped = [outcome for outcome in failed if outcome.status == "interrupted"]
     if len(stopped) == len(failed):
         done = "timed out" if all("timeout" in outcome.end for outcome in stopped) else "was stopped"
         return f"the {what} {done} on {rank_label(outcome.rank for outcome in failed)} of {total}"
-    # Ranks that were only stopped, or lost their connection, because of the others did not fail themselves.
+    # Ranks that were stopped or disconnected because of others are no causes.
     damaged = _damaged(failed)
     causes = [outcome for outcome in failed if outcome not in stopped and outcome not in damaged]
     ranks = [outcome.rank for outcome in causes]
@@ -489,7 +496,7 @@ def _headline(failed: Sequence[Outcome], total: int, what: str, *, raised_too: b
 
 
 def _cause(outcome: Outcome) -> str:
-    """Why a rank failed, in a line."""
+    """Return why a rank failed, in one line."""
     end = outcome.end
     if outcome.status != "error":
         text = str(end.get("text") or "")
@@ -500,12 +507,15 @@ def _cause(outcome: Outcome) -> str:
 
 
 def _shortened(text: str) -> str:
-    """A line as a headline has it."""
+    """Shorten a line for a headline."""
     return text if len(text) <= _MOST_CAUSE else f"{text[:_MOST_CAUSE]}…"
 
 
 def _damaged(failed: Sequence[Outcome]) -> list[Outcome]:
-    """Ranks that failed because another one's process has ended: their connections to it were closed."""
+    """Return the ranks that failed because another rank's process had ended.
+
+    Their connections to it were closed.
+    """
     if not any(outcome.status in ("died", "lost") for outcome in failed):
         return []
     ended = [outcome for outcome in failed if outcome.status == "died" and aborted(outcome.end)]
@@ -516,7 +526,7 @@ def _damaged(failed: Sequence[Outcome]) -> list[Outcome]:
 
 
 def aborted(end: Mapping[str, Any]) -> bool:
-    """Whether a framework ended a rank's process because another rank's process was gone."""
+    """Return whether a framework ended a process because another rank's was gone."""
     return any(_ABORTED.search(line) for line in end.get("tail") or ())
 
 
@@ -524,7 +534,7 @@ def _blocks(failed: Sequence[Outcome]) -> list[str]:
     groups: dict[str, list[Outcome]] = {}
     damaged = _damaged(failed)
     gone = rank_label(one.rank for one in failed if one.status in ("died", "lost") and one not in damaged)
-    # What is most likely the cause comes first; ranks that were only stopped because of it come last.
+    # Likely causes first, ranks that were stopped because of them last.
     order = {"died": 0, "lost": 0, "error": 1, "interrupted": 2}
     told: dict[str, str] = {}
     for outcome in sorted(failed, key=lambda item: (order[item.status], item.rank)):
@@ -545,16 +555,16 @@ def _blocks(failed: Sequence[Outcome]) -> list[str]:
 
 
 def _interrupted(end: Mapping[str, Any]) -> str:
-    """That a rank was interrupted, why, and in which wait where it says so."""
+    """Describe an interrupted rank: why, and in which call if known."""
     if end.get("at"):
         return f"interrupted while {end['at']}{end.get('why', '')}"
-    # What the user's code says that raised it itself.
+    # The message of a KeyboardInterrupt that user code raised.
     own = end.get("evalue") if end.get("ename") == "KeyboardInterrupt" else ""
     return f"interrupted{end.get('why', '')}{f': KeyboardInterrupt: {own}' if own else ''}"
 
 
 def _hint(end: Mapping[str, Any]) -> str:
-    """What can be done about a failure that has to do with where the code runs."""
+    """Return advice on a failure that depends on the machine: memory, or packages."""
     if _NO_MEMORY.search(f"{end.get('ename')}: {end.get('evalue')}"):
         return (
             "\nits device has no memory left for that: what cells have put there stays until its names are deleted "
@@ -570,13 +580,13 @@ def _hint(end: Mapping[str, Any]) -> str:
 
 
 def _told(outcome: Outcome) -> str:
-    """What is to be said of a failed rank, without its number, so that equal fates are told once."""
+    """Describe a failed rank, without its number, so that equal failures are merged."""
     end = outcome.end
     if outcome.status == "interrupted":
         return f"timed out{end.get('why', '')}" if "timeout" in end else _interrupted(end)
     if outcome.status == "error":
         lines = "\n".join(end.get("traceback", [])).splitlines()
-        # IPython's rule would stand right below ours.
+        # Without IPython's rule, as ours is above.
         return "\n".join(lines[1:] if lines and set(plain(lines[0])) == {"-"} else lines) + _hint(end)
     what = "the process ended" if outcome.status == "died" else "the rank is lost"
     return f"{what}: {end.get('text', '')}" + "".join(f"\n  | {line}" for line in end.get("tail") or [])

@@ -1,7 +1,6 @@
-"""A run as the manager sees it: events that arrive, outcomes that fill, and when it is over.
+"""A run as the manager sees it: arriving events, outcomes, and the end.
 
-What arrives is not relied on: an agent, or the code on its ranks, could send anything. It may lose
-or invent its own ranks' output, and nothing else.
+Events are untrusted: an agent, or the code on its ranks, may lose or forge its own ranks' output, and nothing else.
 """
 
 from __future__ import annotations
@@ -25,25 +24,25 @@ from .printed_output import Bound, Printed
 from .result import Outcome
 
 _log = logging.getLogger(__name__)
-# What comes too early waits for what is missing, as far as there is room: the journal has it too.
+# Limits of the buffer for batches that arrive early; the journal has these too.
 _MOST_EARLY = 256
 _MOST_EARLY_BYTES = 8 << 20
-# Of what a node says of itself, beside its ranks' output.
+# Limits of a node's own notices.
 _MOST_NOTICES = 20
 _MOST_NOTICE = 500
 
 
 class Run:
-    """One execution on a pool; made by the manager, fed on the loop, waited for anywhere.
+    """One execution on a pool; made by the manager, updated on the loop.
 
     Parameters
     ----------
     id : str
-        Made by the manager, known to the agents.
+        Id given by the manager, known to the agents.
     nodes : dict
-        Rank -> node of all ranks that take part; empty where the control plane chooses one.
+        Rank -> node of all ranks that take part; empty if the control plane chooses one.
     listener : callable
-        Told every event, in order for each node.
+        Receives every event, in order for each node.
     """
 
     def __init__(self, id: str, nodes: dict[int, int], listener: Listener) -> None:
@@ -51,123 +50,123 @@ class Run:
         self.outcomes = {rank: Outcome(rank, node) for rank, node in sorted(nodes.items())}
         self.listener = listener
         self.capture = Capture()
-        # Where its blobs lie while it is on.
+        # The folder of its blobs.
         self.folder = Path()
-        # Whether other machines have such a folder.
+        # Whether other machines have one too.
         self.brought = False
         self.elapsed = 0.0
-        # Names that ranks bound or deleted and which ranks did; those that are bound now with their bytes,
-        # as far as ranks can tell, None before one has; those that are modules.
+        # Names that ranks bound or deleted, and which ranks did; names that are bound, with their bytes as far as
+        # known (None before the first rank's end); names that are modules.
         self.writes: dict[str, set[int]] = {}
         self.sizes: dict[str, int | None] | None = None
         self.modules: set[str] = set()
-        # Their full names, of those that can be imported again.
+        # The modules' full names, if they can be imported again.
         self.imports: dict[str, str] = {}
-        # What the functions and classes read that are, or are in, what was bound.
+        # For bound names, the names that their functions and classes read.
         self.uses: dict[str, frozenset[str]] = {}
-        # For the main thread, and for the loop.
+        # The end, for the main thread; any change, for the loop.
         self.over = threading.Event()
         self.changed = asyncio.Event()
-        # The run's life on the loop, set by the manager; done when the outcomes are final.
+        # The run's task on the loop, set by the manager; done when the outcomes are final.
         self.task: Future[None] = Future()
-        # Why ranks were stopped, where the manager stopped them; after how many seconds, where it took too long.
+        # Why the manager stopped ranks, if it did; the time limit, if that was exceeded.
         self.why = ""
         self.timed_out: float | None = None
-        # What the time limit is called where it was given.
+        # The option or parameter that set the time limit.
         self.limit = "--timeout"
-        # How often a person has pressed interrupt, and when they last did.
+        # The number of the user's interrupts, and the time of the last.
         self.presses = 0
-        # Whether one came while it was being begun.
+        # Whether an interrupt came while it was being started.
         self.early = False
         self.pressed = 0.0
-        # Whether it was given up with the kernels or the pool that it was on: nothing of it is to be mended.
+        # Whether it was given up together with its kernels or pool, so that it needs no repair.
         self.abandoned = False
-        # Ranks that were freed from a collective: what they raise then is our doing.
+        # Ranks whose collective was aborted: their errors are caused by that.
         self.aborted: set[int] = set()
-        # The cell, as it was given, and its number.
+        # The cell's code and number.
         self.code = ""
         self.count = 0
-        # When something of it was last heard of.
+        # The time of its last event.
         self.heard = time.monotonic()
-        # How often the pool's nodes had been changed when its ranks were chosen.
+        # How often the pool had been resized when its ranks were chosen.
         self.shape = 0
         self._began = time.perf_counter()
         self._next: dict[int, int] = dict.fromkeys(nodes.values(), 0)
         self._anywhere = not nodes
         self._early: dict[int, dict[int, tuple[int, bytes]]] = {}
-        # Nodes that sent what cannot be read, and how much each one has said of itself.
+        # Nodes that sent malformed data; the number of each node's notices.
         self._unreadable: set[int] = set()
         self._notices: dict[int, int] = {}
-        # How much is kept here of what was printed.
+        # The memory limit of its output.
         self._bound = Bound()
 
     @property
     def key(self) -> str:
-        """Its id in the registry: what a call is named by while a rank does it begins with that."""
+        """Return its id in the registry, without a call's attempt."""
         return self.id.partition(".")[0]
 
     @property
     def left(self) -> list[int]:
-        """Ranks that still work."""
+        """Return the ranks that still work."""
         return [rank for rank, outcome in self.outcomes.items() if outcome.status == "running"]
 
     @property
     def failed(self) -> list[int]:
-        """Ranks that ended otherwise than well."""
+        """Return the ranks that ended, and not with ``ok``."""
         return [rank for rank, outcome in self.outcomes.items() if outcome.failed]
 
     @property
     def how_ended(self) -> str:
-        """How it ended as a whole, in the registry's words."""
+        """Return the registry's state of its end."""
         ends = [self.outcomes[rank].end for rank in self.failed]
         if not ends or any(end.get("status") != "interrupted" for end in ends):
             return "failed" if ends else "ok"
         return "timed out" if any("timeout" in end for end in ends) else "interrupted"
 
     def waits(self, node: int) -> bool:
-        """Whether events of a node have come for which others must come first."""
+        """Return whether a node has buffered events after a gap."""
         return bool(self._early.get(node))
 
     def concerns(self, node: int) -> bool:
-        """Whether a node takes part, as far as is known."""
+        """Return whether a node takes part, as far as is known."""
         return node in self._next
 
     def accepts(self, id: str, node: int) -> bool:
-        """Whether events that a node tells of this id are this run's."""
+        """Return whether a node's events with this id belong to the run."""
         return id == self.id
 
     def lose_node(self, node: int, why: str, name: str = "") -> None:
-        """A node is given up, and with it the ranks that work there; ``name`` is its machine's, as messages have it."""
+        """Fail the ranks of a lost node; ``name`` is the suffix that names its machine."""
         ranks = [rank for rank in self.left if self.outcomes[rank].node == node]
         self.lose(ranks, f"node {node}{name} is lost: {why}")
 
     def give_up(self, text: str) -> None:
-        """Nobody can be reached any more."""
+        """Fail the remaining ranks: the pool cannot be reached any more."""
         if self.left:
             self.lose(self.left, text)
 
     def start_clock(self) -> None:
-        """The run's time begins now, and not while the pool is being mended."""
+        """Reset the start time, after the wait for repairs."""
         self._began = time.perf_counter()
         self.heard = time.monotonic()
 
     @property
     def since_began(self) -> float:
-        """Seconds since it began, or that it took."""
+        """Return the seconds since it began, or its duration."""
         return self.elapsed if self.over.is_set() else time.perf_counter() - self._began
 
     def next(self, node: int) -> int:
-        """The number of the event that is awaited from a node."""
+        """Return the number of the next event of a node."""
         return self._next.setdefault(node, 0)
 
     def place(self, rank: int, node: int) -> None:
-        """The control plane has chosen this rank."""
+        """Add the rank that the control plane has chosen."""
         self.outcomes.setdefault(rank, Outcome(rank, node))
 
     def take(self, node: int, first: int, count: int, data: bytes) -> int | None:
-        """Take a batch in; returns the event number to ask the agent for, where one is missing.
+        """Process a batch; return the number of the first missing event, or None.
 
-        A batch that is known already is passed over; one that comes early waits for those before.
+        A known batch is ignored; one that arrives early is buffered.
         """
         if type(node) is not int or not (node in self._next or (self._anywhere and 0 <= node < MAX_NODES)):
             return None
@@ -186,7 +185,7 @@ class Run:
             number, lines = early.pop(start)
             if start + number > self._next[node]:
                 self._take_lines(node, start, number, lines)
-        # Less than what had been announced.
+        # The batch was shorter than announced.
         return self._next[node] if self._next[node] < first + count else None
 
     def _put_early(self, node: int, first: int, count: int, data: bytes) -> None:
@@ -196,10 +195,9 @@ class Run:
             early[first] = (count, data)
 
     def _take_lines(self, node: int, first: int, count: int, data: bytes | bytearray | memoryview) -> None:
-        """Take in the events ``first`` to ``first + count - 1``, as far as they are new.
+        """Process the events ``first`` to ``first + count - 1``, as far as they are new.
 
-        A line that is no event, or not the one whose turn it is, is passed over: asking for it
-        again would bring the same.
+        Malformed lines are skipped: asking again would return the same.
         """
         at, end = first, first + count
         for line in str(data, "utf-8", "replace").split("\n"):
@@ -231,7 +229,7 @@ class Run:
             self._note_unreadable(node, "fewer lines than announced")
 
     def _note_unreadable(self, node: int, what: str) -> None:
-        """Say once of a node that it sends what it should not."""
+        """Report, once per node, that it sends malformed data."""
         if node not in self._unreadable:
             self._unreadable.add(node)
             self._tell(NoticeEvent(f"node {node} sent what cannot be read; it was passed over ({what})", self.id))
@@ -240,7 +238,7 @@ class Run:
         try:
             self.listener(event)
         except Exception:
-            # A view that fails costs no output and no result.
+            # The failure of a view must not lose output or results.
             _log.exception("what listens to run %s failed", self.id)
 
     def _on_event(self, event: dict[str, Any], node: int) -> None:
@@ -272,7 +270,7 @@ class Run:
             return
         ours = event["status"] in ("interrupted", "died") or outcome.rank in self.aborted
         if self.why and ours and event["status"] != "ok":
-            # We ended it ourselves: what matters is why.
+            # The manager ended it: the reason is the manager's.
             event = {**event, "status": "interrupted", "why": event.get("why") or self.why}
             if self.timed_out is not None:
                 event["timeout"] = self.timed_out
@@ -291,7 +289,7 @@ class Run:
         self._note_end()
 
     def _on_gap(self, gap: Gap, node: int) -> None:
-        """Say where output is missing: in each rank's that is known to have had some, else beside them."""
+        """Report missing output, in the streams of the ranks that had some if known."""
         why = _one_line(gap.why) or "it is not known why"
         of_ranks: dict[int, int] = {}
         for (rank, name), size in gap.tally.items():
@@ -318,7 +316,7 @@ class Run:
             self._tell(NoticeEvent(_one_line(text), self.id))
 
     def lose(self, ranks: Iterable[int], text: str) -> None:
-        """Give up ranks whose node is gone."""
+        """Fail ranks whose node is gone."""
         for rank in ranks:
             if self.outcomes[rank].status == "running":
                 event = {"kind": "end", "rank": rank, "status": "lost", "text": text}
@@ -333,7 +331,7 @@ class Run:
             self.over.set()
 
     async def until(self, condition: Callable[[], bool], timeout: float | None) -> bool:
-        """Wait on the loop until the condition holds; False when time is up."""
+        """Wait on the loop until the condition holds; return False on a timeout."""
         end = None if timeout is None else time.monotonic() + timeout
         while not condition():
             self.changed.clear()
@@ -348,6 +346,6 @@ class Run:
 
 
 def _one_line(text: str) -> str:
-    """What a node says, fit to be shown as a line."""
+    """Sanitize a node's text as one line."""
     printable = text[:_MOST_NOTICE].encode(errors="replace").decode()
     return " ".join("".join(letter if letter.isprintable() else " " for letter in printable).split())

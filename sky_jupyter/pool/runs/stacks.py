@@ -1,6 +1,6 @@
-"""Where the ranks of a pool are: the agents' answers made into groups of equal stacks, and text.
+"""Stacks of a pool's ranks: sampled by the agents, grouped and formatted here.
 
-The answers come from nodes that run the user's code; here they are read as hostile.
+Nodes run the user's code, so their answers are validated.
 """
 
 from __future__ import annotations
@@ -24,33 +24,33 @@ from .run import Run
 
 WINDOW = TIMEOUTS.answers.stack_window
 WITHIN = TIMEOUTS.answers.stacks
-# What the way to an agent and back may take besides, and more where many look at once: their machine may be one and
-# the same, and busy. Who is known not to answer is not waited for so long.
+# The margin for the network, and per rank, as all may be on one busy machine. Nodes that do not answer get only the
+# first.
 _MARGIN, _MARGIN_EACH = TIMEOUTS.answers.stacks_margin, TIMEOUTS.answers.stacks_margin_each
 _MOST_MARGIN = TIMEOUTS.answers.stacks_most_margin
 _SHOWN = 14
 _NATIVE_SHOWN = 4
 _SOURCE = 60
-# A rank that waits uses next to nothing of a core; its other threads may still beat and tick.
+# A waiting rank uses less than this share of a core; its other threads may send heartbeats.
 IDLE = 0.1
 _LIBRARY = re.compile(
     r"(\A|/)(site-packages|dist-packages|python3\.\d+|sky_jupyter)/|\A<(?!ipython-input-)|\.so[.\d]*\Z"
 )
 _INSTALLED = re.compile(r".*/(?:site-packages|dist-packages|python3\.\d+)/")
-# Code of the notebook's own cells, which came by value.
+# Code of the notebook's own cells, pickled by value.
 _NOTEBOOK = re.compile(r"(\A|/)ipykernel_\d+/\d+\.py\Z|\A<ipython-input-[^/]*>\Z")
 _FUTEX = "futex"
 
 
 @dataclass(frozen=True)
 class Code:
-    """The cell that runs, to show lines of it: its number and text."""
+    """Number and text of the running cell, to show its lines."""
 
     count: int = 0
     text: str = ""
 
     def holds(self, frame: Frame) -> bool:
-        """Whether a frame is in this cell; the folder of its name may differ from machine to machine."""
+        """Return whether a frame is in this cell; file names differ between machines."""
         match = CELL.search(frame[0])
         return match is not None and match[0] == self._name
 
@@ -60,10 +60,10 @@ class Code:
         return match[0] if match is not None and self.text else ""
 
     def line(self, frame: Frame) -> str:
-        """The source of a frame in this cell, shortened; empty for other frames."""
+        """Return the source of a frame in this cell, shortened; "" for other frames."""
         if not self.holds(frame):
             return ""
-        # IPython leaves empty lines at the beginning out, and counts without them.
+        # IPython strips leading empty lines, and does not count them.
         lines = re.sub(r"\A(?:[^\S\n]*\n)+", "", self.text).splitlines()
         if not 0 < frame[1] <= len(lines):
             return ""
@@ -73,7 +73,7 @@ class Code:
 
 @dataclass(frozen=True)
 class Place:
-    """Where one rank is.
+    """State and stack of one rank.
 
     Parameters
     ----------
@@ -81,17 +81,17 @@ class Place:
         ``"waits"`` (in a collective), ``"runs"``, or no work: ``"idle"``, ``"finished"``, ``"failed"``,
         ``"absent"`` (from the run), ``"gone"`` (its kernel) or ``"silent"`` (its agent).
     frames : tuple of (str, int, str)
-        File, line, function: innermost first, without what called the user's code.
+        File, line, function: innermost first, up to the outermost of the user's code.
     native : tuple of (str, str)
-        Library and function of the C code inside of the innermost frame, where it is known.
+        Library and function of the C frames inside the innermost Python frame, if known.
     call : str
-        What a person calls the collective that it waits in; empty where only its line tells.
+        Name of the collective that it waits in; "" if only its line is known.
     cpu, main : float
-        How much of a core its process, and its main thread, used while it was looked at.
+        Share of a core that its process, and its main thread, used between the samples.
     ran, switches : tuple of float
-        CPU seconds of its main thread, and how often that went to sleep, before and after it was looked at.
+        CPU seconds and voluntary context switches of its main thread, at the first and the second sample.
     note : str
-        What was in the way, such as that it is stopped.
+        An obstacle to sampling, such as that it is stopped.
     """
 
     rank: int
@@ -112,21 +112,21 @@ class Place:
 
     @property
     def own(self) -> Frame | None:
-        """The innermost frame of the user's own code."""
+        """Return the innermost frame of the user's own code."""
         return next((frame for frame in self.frames if not _LIBRARY.search(frame[0])), None)
 
     @property
     def works(self) -> bool:
-        """Whether it is at something, and not at its end or away."""
+        """Return whether it works on a run."""
         return self.doing in ("waits", "runs")
 
     @property
     def is_stopped(self) -> bool:
-        """Whether a signal or a debugger has stopped it."""
+        """Return whether a signal or a debugger has stopped it."""
         return self.note.startswith(_STOPPED)
 
     def what(self, code: Code) -> str:
-        """What it is at, in words, such as ``"waits in all_reduce (Cell In[3], line 14)"``."""
+        """Describe what it does, as ``"waits in all_reduce (Cell In[3], line 14)"``."""
         if not self.works:
             return f"{_STATES[self.doing]}{self.note}"
         own = self.own
@@ -136,7 +136,7 @@ class Place:
             return "is at work, but its stack is not known"
         if own is None:
             return "waits in the event loop (await)" if self.loops else "is in Python's or the kernel's own code"
-        # A line of the cell that runs tells most; what that called may be in an earlier one.
+        # A line of the running cell is preferred to one of an earlier cell that it called.
         spot = _spot(next((frame for frame in self.frames if code.holds(frame)), own))
         if self.doing == "waits" and self.call:
             return f"waits in {self.call} ({spot})"
@@ -162,7 +162,7 @@ _STATES = {
 
 @dataclass(frozen=True)
 class Group:
-    """Ranks with equal stacks, or in the same state; ``elsewhere`` when they are not where the most are."""
+    """Ranks with equal stacks, or of equal state; ``elsewhere`` if most are not here."""
 
     places: tuple[Place, ...]
     elsewhere: bool = False
@@ -174,7 +174,7 @@ class Group:
 
 @dataclass(frozen=True)
 class Where:
-    """Where all ranks of a pool are; its text, as ``str(where)`` or as the last value of a cell."""
+    """Stacks of a pool's ranks; ``str(where)`` and the repr are its text."""
 
     places: tuple[Place, ...]
     code: Code = field(default_factory=Code)
@@ -182,7 +182,7 @@ class Where:
 
     @property
     def groups(self) -> list[Group]:
-        """Ranks by equal stacks: working ones first, the biggest group of them first."""
+        """Return the ranks by equal stacks: working ones first, by size."""
         by_key: dict[Any, list[Place]] = {}
         for place in self.places:
             key = (place.doing, place.call, place.note, place.frames) if place.works else (place.doing,)
@@ -197,14 +197,17 @@ class Where:
         ]
 
     def summary(self) -> str:
-        """One line: ``"ranks 0, 2-3 wait in psum (Cell In[5], line 14); rank 1 is in load_batch (line 9)"``."""
+        """Return a one-line summary.
+
+        For example, ``"ranks 0, 2-3 wait in psum (Cell In[5], line 14); rank 1 is in load_batch (line 9)"``.
+        """
         by_text: dict[str, list[int]] = {}
         for group in self.groups:
             by_text.setdefault(group.places[0].what(self.code), []).extend(group.ranks)
         parts, cell = [], ""
         for text, ranks in by_text.items():
             match = _IN_CELL.search(text)
-            # The cell is named once; after that its lines are enough.
+            # The cell is named only once.
             short = text.replace(f"({cell}, ", "(") if match and match[1] == cell else text
             cell = match[1] if match else cell
             parts.append(f"{rank_label(ranks)} {_agree(short, len(ranks))}")
@@ -247,13 +250,13 @@ _PLURAL = {
 
 
 def _agree(text: str, count: int) -> str:
-    """The same words about several ranks."""
+    """Put the verb in the plural if there are several ranks."""
     verb, _, rest = text.partition(" ")
     return f"{_PLURAL.get(verb, verb)} {rest}" if count > 1 else text
 
 
 def _load(group: Group) -> str:
-    """How much of a core the ranks of a group use, where they are at something."""
+    """Return the CPU use of a group that works."""
     if not group.places[0].works or group.places[0].note:
         return ""
     used = [place.cpu for place in group.places]
@@ -269,13 +272,13 @@ def _spot(frame: Frame) -> str:
 
 
 def _brief(function: str) -> str:
-    """A C++ function without its arguments and templates."""
+    """Return a C++ function's name without its arguments and templates."""
     short = re.split(r"[<({]", function, maxsplit=1)[0].strip()
     return short or function[:40]
 
 
 def _stack(place: Place, code: Code) -> Iterator[str]:
-    """Lines of a stack, the most recent call last, as a traceback has them; a long one without its middle."""
+    """Yield a stack's lines, as in a traceback; the middle of a long one is left out."""
     frames = [(frame, len(list(equal))) for frame, equal in itertools.groupby(reversed(place.frames))]
     head = _SHOWN // 2 if len(frames) > _SHOWN else len(frames)
     tail = len(frames) - (_SHOWN - head) if len(frames) > _SHOWN else len(frames)
@@ -289,7 +292,7 @@ def _stack(place: Place, code: Code) -> Iterator[str]:
         yield f"    {text}{f' ({times} times)' if times > 1 else ''}"
 
 
-# -- reading the answers ---------------------------------------------------------------------------
+# -- parsing ---------------------------------------------------------------------------------------
 
 
 def read(
@@ -299,16 +302,25 @@ def read(
     statuses: Mapping[int, str] | None = None,
     waited: Mapping[int, float] | None = None,
 ) -> Where:
-    """The agents' answers, by node, as places of all ranks; what is missing or malformed is silent.
+    """Parse the agents' answers; missing and malformed ones become ``silent``.
 
     Parameters
     ----------
+    spec : PoolSpec
+        Spec of the pool.
+    answers : mapping
+        Node -> answer.
     run : Run, optional
-        What runs; without, the ranks that are at nothing are idle.
+        The current run; without one, ranks without work are ``idle``.
     statuses : mapping, optional
-        Rank -> its outcome's status in the run when they were asked.
+        Rank -> its outcome's status when the agents were asked.
     waited : mapping, optional
-        Node -> for how many seconds its answer was waited for.
+        Node -> timeout of its answer in seconds.
+
+    Returns
+    -------
+    Where
+        The stacks of all ranks.
     """
     known = [re.compile(expression) for plugin in spec.plugins for expression in plugin.collectives]
     code = Code(run.count, run.code) if run is not None else Code()
@@ -364,24 +376,27 @@ def _place(
 
 
 def _collective(place: Place, known: Sequence[re.Pattern[str]], cpu: float, main: float, waits_in: str) -> str | None:
-    """What the collective is called that a rank waits in, perhaps ``""``; None where it waits in none."""
+    """Return the name of the collective that a rank waits in; None if it is in none.
+
+    The name is "" if it is not known.
+    """
     found = _matched(place, known)
     named = next((match["call"] for match in found if match.groupdict().get("call")), "")
     if named and main < 0.5:
-        # Of its other threads, some may compute; it is their results that it waits for, or its peers.
+        # Other threads of it may compute what it waits for.
         return named
     if cpu >= IDLE:
         return None
     if found:
         return ""
-    # What a framework compiled runs without a frame of its own. It waits for another thread there,
-    # while Python's own waits have frames of Python's.
+    # Compiled code of a framework has no frame of its own and waits for another thread; Python's own waits have a
+    # frame.
     direct = bool(known) and place.own is not None and place.frames[0] == place.own and not place.native
     return "" if direct and _FUTEX in waits_in else None
 
 
 def _matched(place: Place, known: Sequence[re.Pattern[str]]) -> list[re.Match[str]]:
-    """Matches in what the user's code called, the outermost first."""
+    """Return the matches in frames that the user's code called, the outermost first."""
     spots = []
     for file, _, function in place.frames:
         if not _LIBRARY.search(file):
@@ -412,7 +427,7 @@ def _native(value: Any) -> Iterator[tuple[str, str]]:
             yield clean(item[0]), clean(item[1])
 
 
-# -- asking ----------------------------------------------------------------------------------------
+# -- sampling --------------------------------------------------------------------------------------
 
 
 async def ask(
@@ -424,18 +439,29 @@ async def ask(
     window: float = WINDOW,
     within: float = WITHIN,
 ) -> Where:
-    """Ask all agents where their ranks are, each for itself: one that is stuck keeps no other's answer back.
+    """Sample the stacks of all ranks, by one call per agent.
+
+    The calls are independent: an agent that does not answer delays no other.
 
     Parameters
     ----------
+    control : Control
+        Client of the agents.
+    spec : PoolSpec
+        Spec of the pool.
     run : Run, optional
-        What runs; it tells ranks that have finished from idle ones, and the lines of its cell.
+        The current run; it distinguishes finished ranks from idle ones, and has the cell's source.
     native : bool
-        Whether C code shall be named, which halts a process for a moment.
+        Whether to name C functions, which suspends a process for a moment.
     window : float
-        Seconds over which CPU time is counted.
+        Seconds between the two samples.
     within : float
-        Seconds for the whole look; what is not known by then is left out.
+        Timeout in seconds; ranks without an answer by then are left out.
+
+    Returns
+    -------
+    Where
+        The stacks.
     """
     known = [expression for plugin in spec.plugins for expression in plugin.collectives]
     arguments = {"native": native, "known": known, "window": window, "within": within}
@@ -447,7 +473,7 @@ async def ask(
         try:
             answer = await asyncio.wait_for(control.ask(rpc.SAMPLE_STACKS, [node], **arguments), waits[node])
         except Exception:
-            # Whatever it is, the other nodes' answers count; the agent's own log has it.
+            # The other nodes' answers are shown; the agent's own log has the error.
             return node, None
         return node, answer[node]
 
