@@ -1,6 +1,7 @@
-"""A program that ends a pool which nobody manages: ``python -m sky_jupyter.pool.end_pool ID``.
+"""Program that ends a pool without a manager.
 
-The last line that it prints says what came of it; on standard error, with status 1, why it could not.
+``python -m sky_jupyter.pool.end_pool ID`` prints the result as its last line; on failure, it prints the reason to
+standard error and exits with status 1.
 """
 
 from __future__ import annotations
@@ -30,17 +31,10 @@ _LOOK = TIMEOUTS.polls.end
 
 
 def end(registry: Registry, id: str, prompts: Prompts | None = None) -> str:
-    """End the pool of this id; what came of it.
+    """End the pool of this id; return the result as a message.
 
-    Parameters
-    ----------
-    prompts : Prompts, optional
-        Whom to ask for passphrases; nobody unless given.
-
-    Raises
-    ------
-    PoolError
-        When another process manages it, or it cannot be reached.
+    Raises PoolError if another process manages it, or it cannot be reached. ``prompts`` asks for passphrases; by
+    default nothing is asked.
     """
     sweep(registry)
     row = next((row for row in registry.pools() if row.id == id), None)
@@ -55,17 +49,10 @@ def end(registry: Registry, id: str, prompts: Prompts | None = None) -> str:
 
 
 def end_named(name: str, prompts: Prompts | None = None) -> str | None:
-    """End the pool of this name that no process manages; what came of it, and None where there is no such pool.
+    """End the pool of this name that no process manages; return the result.
 
-    Parameters
-    ----------
-    prompts : Prompts, optional
-        Whom to ask for passphrases; nobody unless given.
-
-    Raises
-    ------
-    PoolError
-        When another process manages it, or it cannot be reached or seen from here.
+    Returns None if there is no such pool. Raises PoolError if another process manages it, or it cannot be reached or
+    seen from here. ``prompts`` is as in `end`.
     """
     registry = Registry()
     try:
@@ -76,7 +63,7 @@ def end_named(name: str, prompts: Prompts | None = None) -> str | None:
 
 
 def _end_hosts(registry: Registry, row: PoolRow) -> list[str]:
-    """End the hosts on other machines of a pool that another version made; whose end was not seen."""
+    """End the remote hosts of another version's pool; return uncertain ones."""
     from .hosts import remote_host
 
     try:
@@ -103,7 +90,7 @@ def _end_hosts(registry: Registry, row: PoolRow) -> list[str]:
 
 
 def _end_far(registry: Registry, row: PoolRow, prompts: Prompts | None) -> list[str]:
-    """End a pool on other machines: in order where it can be taken up, else by what the registry knows of it."""
+    """End a remote pool: by attaching to it, else by the registry's records."""
     from .pool import Pool
 
     if protocol_of(row) not in (None, PROTOCOL):
@@ -132,14 +119,14 @@ def _end_far(registry: Registry, row: PoolRow, prompts: Prompts | None) -> list[
 
 
 def _must_be_gone(registry: Registry, row: PoolRow, left: list[str]) -> None:
-    """Have whoever ends a pool be told of machines that were not seen to end; the next sweep tries again."""
+    """Raise PoolError if machines were not seen to end; the next sweep retries."""
     if left:
         registry.release(row.id)
         raise PoolError(f"machines of pool {row.name!r} were not seen to end: {', '.join(left)}")
 
 
 def _end_local(registry: Registry, row: PoolRow) -> None:
-    """Have the host end all that it started: it does so whoever asks, and needs nobody's record of the pool."""
+    """End a local pool by its host's process, which needs no record of the pool."""
     registry.own(row.id)  # from now on nobody else attaches to it
     host, patience = process_identity.Process(row.host_pid, row.host_started), _HOST_ENDS + _exit_timeout(row)
     for number in (signal.SIGTERM, signal.SIGKILL):
@@ -155,7 +142,7 @@ def _end_local(registry: Registry, row: PoolRow) -> None:
 
 
 def _exit_timeout(row: PoolRow) -> float:
-    """Seconds that the host gives its ranks for an orderly end."""
+    """Return the seconds that the host gives its ranks for an orderly shutdown."""
     for folder in row.folders:
         with contextlib.suppress(OSError, ValueError, TypeError):
             return HostConfig.read(Path(folder)).exit_timeout
@@ -163,7 +150,7 @@ def _exit_timeout(row: PoolRow) -> float:
 
 
 def main() -> int:
-    """Entry of the program."""
+    """Run the program; return its exit status."""
     registry = Registry()
     try:
         print(end(registry, sys.argv[1]))

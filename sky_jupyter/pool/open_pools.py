@@ -1,4 +1,4 @@
-"""The pools that this process manages: found by name, one of them current; all end with it."""
+"""The pools that this process manages, by name; one is current. All end with it."""
 
 from __future__ import annotations
 
@@ -18,29 +18,29 @@ from .registry.ended_pools import Gone
 
 
 class LivePools:
-    """Held by the module as `pools`; the magics and `Compute` share it."""
+    """Pools of this process; the magics and `Compute` share the instance `pools`."""
 
     def __init__(self) -> None:
         self._by_name: dict[str, Pool] = {}
         self._current: str | None = None
-        # Pools on other machines that are there no more, by name, and which of them was the current one.
+        # Remote pools that have ended, by name, and which of them was current.
         self._gone: dict[str, Gone] = {}
         self._lost: str | None = None
         self._watching = False
         self._lock = threading.Lock()
-        # Pools that are being started, and whether the main thread waits for them.
+        # Pools that are being started, and whether the main thread starts them.
         self._starting: dict[Pool, bool] = {}
-        # Names of those that are about to be.
+        # Names reserved for pools that are being made.
         self._named: list[str] = []
 
     @property
     def starting(self) -> list[Pool]:
-        """Pools that are being started, and are not found by name yet."""
+        """Return the pools that are being started, which are not found by name yet."""
         return list(self._starting)
 
     @contextlib.contextmanager
     def being_started(self, pool: Pool) -> Iterator[None]:
-        """This thread starts a pool."""
+        """List a pool as being started by this thread, inside the context."""
         self._starting[pool] = threading.current_thread() is threading.main_thread()
         try:
             yield
@@ -49,28 +49,31 @@ class LivePools:
                 del self._starting[pool]
 
     def interrupt_start(self, pool: Pool) -> bool:
-        """Interrupt the main thread where it is starting this pool; whether it is. Callable from any thread."""
+        """Interrupt the main thread if it is starting this pool; return whether it is.
+
+        Thread-safe.
+        """
         with self._lock:
             if pool not in self._starting:
                 return False
             if not self._starting[pool]:
                 raise PoolError(f"pool {pool.spec.name!r} is being started by a thread, which cannot be interrupted")
-            # As the terminal's interrupt would: where the pool's start fails, nothing of it is left.
+            # Like the terminal's interrupt: the pool's start fails and leaves nothing.
             signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGINT)
             return True
 
     def add(self, pool: Pool) -> None:
-        """Take a pool in, under its name, and make it current."""
+        """Register a pool under its name, and make it current."""
         if not self._watching:
             self._watching = True
-            # A host notices the end of its owner by itself; this only makes an orderly end quicker.
+            # A host detects the end of its owner by itself; this only speeds it up.
             atexit.register(self.end_all)
         self._by_name[pool.spec.name] = pool
         self._gone.pop(pool.spec.name, None)
         self.use(pool)
 
     def get(self, name: str) -> Pool | None:
-        """The live pool of this name, or None."""
+        """Return the live pool of this name, or None."""
         pool = self._by_name.get(name)
         if pool is not None and pool.state == "ended":
             self.discard(pool)
@@ -79,7 +82,7 @@ class LivePools:
 
     @contextlib.contextmanager
     def naming(self, name: str, *, other: bool) -> Iterator[str]:
-        """A name for a pool that is made meanwhile: this one, or with ``other`` one like it that nobody has here."""
+        """Reserve a name inside the context; with ``other``, a similar one that is free."""
         with self._lock:
             taken = {*self._named, *(pool.spec.name for pool in [*self.all(), *self.starting])} if other else set()
             name = next(text for text in _numbered(name) if text not in taken)
@@ -91,12 +94,9 @@ class LivePools:
                 self._named.remove(name)
 
     def need(self, name: str | None) -> Pool:
-        """The live pool of this name, or the current one.
+        """Return the live pool of this name, or the current one.
 
-        Raises
-        ------
-        PoolError
-            When there is none; it says which there are.
+        Raises PoolError, with the names of live pools, if there is none.
         """
         pool = self.current if name is None else self.get(name)
         if pool is None:
@@ -110,25 +110,24 @@ class LivePools:
 
     @property
     def current(self) -> Pool | None:
-        """The pool that was used last, while it lives."""
+        """Return the pool that was used last, if it is live."""
         return self.get(self._current) if self._current is not None else None
 
     def use(self, pool: Pool) -> None:
-        """Make a pool the current one."""
         self._current, self._lost = pool.spec.name, None
 
     def gone(self, name: str | None = None) -> Gone | None:
-        """The pool of this name, or the current one, where it was on other machines and is there no more."""
+        """Return the ended remote pool of this name, or the one that was current."""
         name = self._lost if name is None else name
         return self._gone.get(name) if name is not None else None
 
     def miss(self, gone: Gone) -> None:
-        """A pool on other machines was wanted, or was current, and is not there: no other one takes its place."""
+        """Record that a remote pool is missing: no other pool becomes current instead."""
         self._gone[gone.name] = gone
         self._current, self._lost = None, gone.name
 
     def forget(self, name: str | None = None) -> Gone | None:
-        """Let cells run on this machine again after a pool on others, of this name or the last; what there was."""
+        """Forget and return an ended remote pool: cells may run on this machine again."""
         gone = self.gone(name)
         if gone is not None:
             del self._gone[gone.name]
@@ -137,18 +136,17 @@ class LivePools:
         return gone
 
     def fail(self, spec: PoolSpec, error: BaseException) -> None:
-        """A pool could not be started; nothing where its nodes were to be on this machine."""
+        """Record a remote pool that could not be started; ignore local ones."""
         if spec.provider.survives_manager:
             told = str(error).partition("\n")[0] or "interrupted"
             self.miss(Gone.of(spec, f"was not started ({told})"))
 
     @property
     def names(self) -> tuple[str, ...]:
-        """Those of all live pools."""
+        """Return the names of all live pools."""
         return tuple(pool.spec.name for pool in self.all())
 
     def all(self) -> list[Pool]:
-        """All live pools."""
         return [pool for name in list(self._by_name) if (pool := self.get(name)) is not None]
 
     def discard(self, pool: Pool) -> None:
@@ -167,7 +165,7 @@ class LivePools:
             self._gone[gone.name] = gone
 
     def end_all(self) -> None:
-        """End every pool that is not kept, and let go of the others; not in a fork of the process that made them."""
+        """End all pools and release the kept ones, unless this process is a fork."""
         for pool in self.all():
             if pool.owner == os.getpid():
                 with contextlib.suppress(Exception):
@@ -183,5 +181,5 @@ def _numbered(name: str) -> Iterator[str]:
 
 
 pools = LivePools()
-# What `sky.dict` and its like mean in this process.
+# `sky.dict` and others use the current pool in this process.
 agent_channel.outside[:] = [lambda: pools.need(None).shared.shares]

@@ -1,7 +1,7 @@
-"""What may be asked of this process's pools while a cell runs: a request read with limits, and its answer as JSON.
+"""Frontends' requests to this process's pools: checked, executed, answered in JSON.
 
-A request comes from whoever may talk to the notebook's kernel, in any form. It is answered in any
-thread, and whatever is asked, the answer says what came of it; see docs/actions.md.
+A request may come from anything that can talk to the notebook's kernel, in any form and thread; it always gets an
+answer. See docs/actions.md.
 """
 
 from __future__ import annotations
@@ -30,9 +30,9 @@ from .runs import log_pages
 from .runs.run import Run
 
 _log = logging.getLogger(__name__)
-# What takes longer goes on, and the answer says so.
+# A longer request goes on in the background, and the answer says so.
 _PATIENCE = TIMEOUTS.answers.request
-# Two presses within this many seconds are one that was a double click.
+# Two interrupts within this time count as one: a double click.
 _DOUBLE = TIMEOUTS.interrupts.double_click
 _MOST_TEXT = 64
 _MOST_HOST = 300
@@ -47,7 +47,7 @@ Answer = dict[str, Any]
 
 @dataclass(frozen=True)
 class Request:
-    """What a request may hold besides its action; each has a default where it is not given."""
+    """Validated parameters of a request."""
 
     pool: str | None = None
     run: str | None = None
@@ -65,7 +65,7 @@ class Request:
 
 
 def answer(content: Any) -> Answer:
-    """Do what a request asks for, and say what came of it; never raises. Callable from any thread."""
+    """Execute a request and return its answer; never raise. Thread-safe."""
     try:
         action, request = read(content)
         done = {"status": "ok", **ACTIONS[action](request)}
@@ -84,12 +84,9 @@ def _refusal(message: str) -> Answer:
 
 
 def read(content: Any) -> tuple[str, Request]:
-    """A request's action, and what it holds; what is not known is passed over.
+    """Return a request's action and parameters; ignore unknown ones.
 
-    Raises
-    ------
-    SpecError
-        When there is no such action, or a value is none that may be.
+    Raises SpecError if the action is unknown or a value invalid.
     """
     if not isinstance(content, Mapping):
         raise SpecError(f"a request is an object with an 'action', not {type(content).__name__}")
@@ -122,7 +119,7 @@ def _several(good: Callable[[Any], bool], most: int) -> Callable[[Any], bool]:
 
 
 _RANK, _MARK = _whole(0, MAX_NODES * _MOST_RANKS), _whole(0, _MOST_NUMBER)
-# What may be given: the field of `Request`, what a value must be, and how a message says that.
+# Parameters: the field of `Request`, the check of a value, and its description for messages.
 _FIELDS: Mapping[str, tuple[str, Callable[[Any], bool], str]] = {
     "pool": ("pool", _text(_MOST_TEXT), "a pool's name"),
     "run": ("run", lambda value: isinstance(value, str) and bool(_ID.match(value)), "a run's id"),
@@ -256,7 +253,10 @@ def _running(pool: Pool) -> Sequence[Run]:
 
 
 def _in_time(pool: Pool, work: Callable[[], object], what: str) -> Answer:
-    """Do it in a thread; where it takes long it goes on, and what goes wrong then is told with the next cell."""
+    """Run work in a thread; after a timeout it goes on in the background.
+
+    The next cell then reports a failure.
+    """
     future: Future[None] = Future()
 
     def run() -> None:
@@ -282,11 +282,11 @@ def _in_time(pool: Pool, work: Callable[[], object], what: str) -> Answer:
     return {"done": True, "message": what}
 
 
-# -- what goes over the wire -----------------------------------------------------------------------
+# -- the wire --------------------------------------------------------------------------------------
 
 
 def sound(value: Answer) -> Answer:
-    """The answer, fit for a Jupyter message: no halves of characters, and no numbers that JSON has not."""
+    """Return the answer with valid Unicode and finite numbers, as JSON needs."""
     with contextlib.suppress(ValueError, RecursionError):
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
         return value

@@ -1,1 +1,1 @@
-"""Host processes here and on other machines, and what is known of their machines."""
+"""Host processes, local and remote, with their links and the checks of machines."""

@@ -1,4 +1,4 @@
-"""Listening to a host process on another machine, through all breaks of the connection, until it has ended."""
+"""Event stream of a remote host process, resumed after broken connections."""
 
 from __future__ import annotations
 
@@ -20,18 +20,9 @@ _LOOK = TIMEOUTS.polls.follow
 
 
 class SpeakingHost(Protocol):
-    """A host process on another machine, as its listener uses it.
+    """Remote host process as seen by its event listener.
 
-    Attributes
-    ----------
-    machine, command, process : Machine, Command, Process
-        Where it runs, and what is known of it there.
-    there, place : str
-        Its folder on its machine, and the machine as messages name it.
-    left : threading.Event
-        Set when nobody listens any more.
-    heard : int
-        How many events it has sent; who reconnects goes on after them.
+    ``left`` is set when its events are ignored; ``heard`` counts the events that were read, where a new stream continues.
     """
 
     machine: Machine
@@ -55,7 +46,7 @@ class SpeakingHost(Protocol):
 
 
 def listen(host: SpeakingHost) -> None:
-    """Hand on what a host says; that it is gone is said when its process is known to have ended, and not before."""
+    """Forward a host's events; send ``gone`` only once its process has surely ended."""
     lines = host.command.lines()
     while not host.left.is_set():
         _hand_on(host, lines)
@@ -79,26 +70,26 @@ def _hand_on(host: SpeakingHost, lines: Iterator[str]) -> None:
 
 
 def _has_ended(host: SpeakingHost) -> bool:
-    """Whether its process has ended: asked for as long as there is no answer."""
+    """Return whether its process has ended; retry until there is an answer."""
     pause = _PAUSE
     while not host.left.wait(pause):
         try:
             return not host.process.alive
         except (MachineError, TimeoutError):
-            # It is away, or cannot just now say; the link sees to its return.
+            # It is unreachable, or busy; the link reconnects.
             pause = min(2 * pause, _LONGEST_PAUSE)
         except SkyError:
-            # Nobody holds the machine for us any more.
+            # The connection has been released.
             host.left.set()
     return False
 
 
 def _again(host: SpeakingHost) -> Iterator[str]:
-    """What the host has said since, and will say, from its own file; ends with its process or the connection."""
+    """Yield further events from the host's own file, until it or the connection ends."""
     began, pid = time.monotonic(), host.command.identity[0]
     argv = ["tail", "-n", f"+{host.heard + 1}", "-s", f"{_LOOK}", f"--pid={pid}", "-f", f"{host.there}/{EVENTS}"]
     with contextlib.suppress(LinkLost, MachineError, TimeoutError):
         yield from host.machine.exec(argv, env={}, cwd="/", log=PurePosixPath("/dev/null"), survive=False).lines()
     if time.monotonic() - began < _LONGEST_PAUSE:
-        # One that cannot be followed is looked at now and then.
+        # A file that cannot be followed is retried now and then.
         host.left.wait(_LONGEST_PAUSE)

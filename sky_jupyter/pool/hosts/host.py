@@ -1,4 +1,4 @@
-"""Bringing a pool's hosts up: folders, keys and host.json on each machine, then the host process."""
+"""Start of local host processes: folders, keys, host.json and the process."""
 
 from __future__ import annotations
 
@@ -34,13 +34,13 @@ _SHARED_MEMORY = Path("/dev/shm")
 _START = TIMEOUTS.start.host
 _FAREWELL = TIMEOUTS.end.host
 _LAST_LINES = 30
-# How often the words of a host are looked for that are not heard as they come; where they lie.
+# The poll interval of the event file of a host that another manager started, and the file's name.
 _LOOK = TIMEOUTS.polls.host_words
 EVENTS = "host.events"
-# So long hosts live without word of who makes their pool, before it is ready; and how long they are waited for then.
+# The hosts' lease until their pool is ready; the timeout of telling them that it is.
 _START_LEASE, _SETTLE = TIMEOUTS.start.lease, TIMEOUTS.start.settle
-# What belongs to the notebook's process and must not reach a rank. (Under the last one, ipykernel
-# leaves what native code prints where it falls.)
+# Variables of the notebook's process that must not reach a rank. (With the last one set, ipykernel does not capture
+# the output of native code.)
 _OWN = (
     "JPY_PARENT_PID",
     "JPY_SESSION_NAME",
@@ -53,18 +53,18 @@ _OWN = (
 
 @dataclass(frozen=True)
 class Apart:
-    """How the head and a host that do not reach each other are connected: by relays through here.
+    """Relays through this machine, between a host and a head that cannot connect.
 
     Parameters
     ----------
     why : str
-        Which host does not reach which other one, and why, in words.
+        Which host does not reach which other one, and why.
     agent : int
-        The port of its agent, on its own loopback.
+        Port of its agent, on its own loopback.
     contact : int
-        The port on the head's loopback that leads there.
+        Port on the head's loopback that is forwarded to the agent.
     scheduler : int
-        The port on its own loopback that leads to the scheduler.
+        Port on its own loopback that is forwarded to the scheduler.
     """
 
     why: str
@@ -75,30 +75,30 @@ class Apart:
 
 @dataclass
 class Host:
-    """A host process of a pool, as the manager holds it; this class is that of hosts of this machine."""
+    """Host process of a pool, as the manager holds it; this class is for local ones."""
 
     command: Command
     nodes: list[int]
     folder: Path
     blobs: Path
     events: queue.Queue[dict[str, Any]]
-    # Told what the host says once it has started; called in a thread.
+    # Receives the host's events once it has started; called in a thread.
     on_event: Callable[[dict[str, Any]], None] | None = None
-    # Told, from its start on, which of its processes stand still, or do not any more; called in a thread.
+    # Receives its events on processes that stand still, from its start on; called in a thread.
     on_standstill: Callable[[dict[str, Any]], None] | None = None
-    # Seconds that it gives its ranks for an orderly end.
+    # Seconds that it gives its ranks for an orderly shutdown.
     exit_timeout: float = DEFAULT_EXIT_TIMEOUT
-    # Set when the pool is ready, or its start of no interest any more; and when the host has been told.
+    # Set when the pool is ready or given up; set when the host has been told.
     over: threading.Event = field(default_factory=threading.Event)
     settled: threading.Event = field(default_factory=threading.Event)
-    # Its machine; on that, the pool's folder, that of the payload's blobs, and the environment's interpreter.
+    # Its machine; there, the pool's folder, the folder of blobs, and the environment's interpreter.
     machine: Machine = LOCAL
     there: str = ""
     blobs_there: str = ""
     python: str = ""
-    # Where the head reaches it through here only: files are not to take that way twice.
+    # Its relays, if the head reaches it through this machine only; files do not take them.
     apart: Apart | None = None
-    # Set when what it says concerns nobody any more.
+    # Set when its events are to be ignored.
     left: threading.Event = field(default_factory=threading.Event)
 
     def __post_init__(self) -> None:
@@ -106,7 +106,7 @@ class Host:
         self.blobs_there = self.blobs_there or str(self.blobs)
 
     def next_event(self, deadline: float) -> dict[str, Any]:
-        """The next thing the host says; a host that ends or is silent raises."""
+        """Return the host's next event; raise BootstrapError if it ends or times out."""
         try:
             event = self.events.get(timeout=max(0.01, deadline - time.monotonic()))
         except queue.Empty:
@@ -119,38 +119,38 @@ class Host:
         return event
 
     def cure(self, said: Sequence[str]) -> str:
-        """What helps where it has not come up, by what it said; it begins with a semicolon."""
+        """Return the remedy for a failed start, given the host's output, or ""."""
         return ""
 
     def listen(self, on_event: Callable[[dict[str, Any]], None]) -> None:
-        """Have a handler told, in a thread, what the host has said and will say."""
+        """Subscribe to the host's events, past ones included; called in a thread."""
         self.on_event = on_event
         with contextlib.suppress(queue.Empty):
             while True:
                 on_event(self.events.get_nowait())
 
     def watch(self, on_standstill: Callable[[dict[str, Any]], None]) -> None:
-        """Have a handler told, in a thread, who stands still: sooner than `listen`, whatever the host is still at."""
+        """Subscribe to reports of stopped processes, before `listen`; called in a thread."""
         self.on_standstill = on_standstill
         for _ in range(self.events.qsize()):
             with contextlib.suppress(queue.Empty):
                 self.tell(self.events.get_nowait())
 
     def last_words(self, agent: str) -> list[str]:
-        """The last lines of an agent's log, to be read below a message."""
+        """Return the last lines of an agent's log, formatted to follow a message."""
         log = self.folder / f"n{agent.rpartition(' ')[2]}" / "agent.log"
         with contextlib.suppress(OSError):
             return [f"\n  | {line}" for line in log.read_text(errors="replace").splitlines()[-30:]]
         return []
 
     def log(self) -> list[str]:
-        """The last lines of the host's own log."""
+        """Return the last lines of the host's own log."""
         with contextlib.suppress(OSError):
             return (self.folder / "host.log").read_text(errors="replace").splitlines()[-30:]
         return []
 
     def facts(self) -> dict[str, Any]:
-        """What `adopt` needs."""
+        """Return the arguments of `adopt`, for the pool's record."""
         return {
             "nodes": self.nodes,
             "folder": str(self.folder),
@@ -160,21 +160,21 @@ class Host:
 
     @property
     def here(self) -> bool:
-        """Whether its process is this machine's."""
+        """Return whether its process is on this machine."""
         return self.machine.is_this_machine
 
     @property
     def name(self) -> str:
-        """What the user calls its machine; nothing where that is this one."""
+        """Return the user's name of its machine; "" for this one."""
         return ""
 
     @property
     def place(self) -> str:
-        """Where its process is, for a message: nothing needs to be said of this machine."""
+        """Return its machine as messages have it; "" for this one."""
         return ""
 
     def tell(self, event: dict[str, Any]) -> None:
-        """Hand on what the host has said: to whoever listens, or until somebody does."""
+        """Forward an event to its subscriber, or queue it until there is one."""
         if self.on_standstill is not None and event["event"] == "standstill":
             self.on_standstill(event)
         elif self.on_event is None:
@@ -183,28 +183,27 @@ class Host:
             self.on_event(event)
 
     def reach(self, address: str, wish: int = 0) -> str:
-        """Where the pool's scheduler is reached from here, at the port ``wish`` if may be: at its own address."""
+        """Return the scheduler's address as seen from here, at port ``wish`` if possible."""
         return address
 
     def leave(self) -> None:
-        """Listen to it no more, and tell it nothing."""
+        """Ignore its events from now on, and send it nothing more."""
         self.left.set()
         self.settled.set()
         self.over.set()
 
     def end(self) -> None:
-        """Have the host end with all that it started, and wait for it."""
+        """End the host with all that it started, and wait for it."""
         self.leave()
         self.end_process()
         self.remove_folders()
 
     @property
     def process(self) -> Command | Process:
-        """Its process."""
         return self.command
 
     def end_process(self) -> None:
-        """Ask the host's process to end, and see to it."""
+        """Terminate the host's process and wait; kill it after the timeout."""
         process = self.process
         process.terminate()
         try:
@@ -214,12 +213,12 @@ class Host:
             process.wait(_FAREWELL)
 
     def remove_folders(self) -> None:
-        """Remove what lies on this machine."""
+        """Remove its folders on this machine."""
         for folder in (self.folder, self.blobs):
             shutil.rmtree(folder, ignore_errors=True)
 
     def config(self) -> HostConfig:
-        """What it was told of the pool; raises PoolError where that cannot be read."""
+        """Return its configuration; raise PoolError if it cannot be read."""
         path = self.folder / "host.json"
         try:
             return read_config(path.read_bytes(), str(path))
@@ -227,15 +226,15 @@ class Host:
             raise PoolError(f"{path} cannot be read: {error}") from None
 
     def change(self, config: HostConfig) -> None:
-        """Have it be another part of the pool from now on; the agents that it starts then say that it is."""
+        """Replace its configuration; agents that it starts from then on have the new one."""
         LOCAL.put({self.folder / NEXT: config.dump()})
 
     def say(self, word: str) -> None:
-        """Leave a word in the pool's folder: `STARTING`, or `READY`."""
+        """Write a marker file into the pool's folder: `STARTING` or `READY`."""
         (self.folder / word).write_text(word)
 
     def vouch(self) -> None:
-        """Tell it again and again, in a thread, that its maker lives, until it is told that the pool is ready."""
+        """Renew its start lease, in a thread, until it is told that the pool is ready."""
         threading.Thread(target=self._vouch, name="sky-start", daemon=True).start()
 
     def _vouch(self) -> None:
@@ -246,32 +245,32 @@ class Host:
                 if is_ready:
                     self.settled.set()
             if is_ready:
-                # One that is away is told when it is back.
+                # An unreachable host is told when it is back.
                 self.settled.wait(_LOOK)
 
     def hear(self) -> None:
-        """Take in, in a thread, what the host says from now on."""
+        """Start the thread that reads the host's events."""
         threading.Thread(target=_listen, args=(self,), name="sky-host", daemon=True).start()
 
     def await_start(self) -> str:
-        """The scheduler's address, once the host says that it has started; raises BootstrapError where it does not."""
+        """Return the scheduler's address; raise BootstrapError if the start fails."""
         deadline = time.monotonic() + _START
         early = []
         while (event := self.next_event(deadline))["event"] != "started":
             early.append(event)
         for one in early:
-            # Whoever listens then hears it.
+            # For the later subscriber.
             self.events.put(one)
         return str(event["scheduler"])
 
 
 def start_lease() -> float:
-    """Seconds that hosts live without word of who makes their pool; ``SKY_START_LEASE`` is for tests."""
+    """Return the hosts' lease until their pool is ready; tests set its variable."""
     return float(os.environ.get("SKY_START_LEASE") or _START_LEASE)
 
 
 def settle(hosts: Sequence[Host]) -> None:
-    """Tell hosts that their pool is ready; those that do not answer just now are told when they do."""
+    """Tell hosts that their pool is ready; unreachable ones are told later."""
     for host in hosts:
         host.over.set()
     end = time.monotonic() + _SETTLE
@@ -280,7 +279,10 @@ def settle(hosts: Sequence[Host]) -> None:
 
 
 def read_config(text: bytes, where: str) -> HostConfig:
-    """A host's own host.json; raises PoolError where it is none, or of a host that cannot be changed."""
+    """Parse a host.json.
+
+    Raises PoolError if it is malformed, or of a host that cannot be changed.
+    """
     try:
         config = HostConfig.parse(text)
         told = b'"shape"' in text
@@ -295,7 +297,7 @@ def read_config(text: bytes, where: str) -> HostConfig:
 
 
 def adopt(facts: Mapping[str, Any]) -> Host:
-    """A host that another manager launched; raises PoolError where its process is gone."""
+    """Return a host that another manager started; raise PoolError if it is gone."""
     process = LOCAL.process(tuple(facts["process"]))
     if not process.alive:
         raise PoolError("the pool's processes are gone")
@@ -314,12 +316,9 @@ def launch(
     on_host: Callable[[Host], None],
     ttl: float | None = None,
 ) -> str:
-    """Start a host on each machine; ``on_host`` gets each as soon as it must be ended, and ``ttl`` is what is left.
+    """Start a host on each machine; return the scheduler's address.
 
-    Returns
-    -------
-    str
-        The scheduler's address.
+    ``on_host`` receives each host as soon as it must be ended; ``ttl`` is the rest of the pool's ``ttl``.
     """
     cwd = str(working_folder())
     by_key: dict[str, list[int]] = {}
@@ -336,8 +335,8 @@ def launch(
             if not spec.keep:
                 config = replace(config, owner=os.getpid(), start_timeout=None)
             machine.put({folder / name: data for name, data in {**keys, "host.json": config.dump()}.items()})
-            # The pool's folder is the working folder: a `random.py` beside the notebook must not be
-            # what a node's own modules import.
+            # The working folder is the pool's, so that no `random.py` beside the notebook is imported by a node's
+            # own modules.
             command = machine.exec(
                 [str(python), "-m", HOST_PROCESS, str(folder)],
                 env=node_environment(env, secret_variables(spec)),
@@ -366,16 +365,27 @@ def launch(
 def config_of(
     pool: str, spec: PoolSpec, nodes: Sequence[int], addresses: Sequence[str], cwd: str, blobs: str
 ) -> HostConfig:
-    """Return what a host of a pool is told, where nobody's process owns it and it lives by its lease.
+    """Return the configuration of a host that has no owner process, but a lease.
 
     Parameters
     ----------
+    pool : str
+        The pool's id.
+    spec : PoolSpec
+        Spec of the pool.
     nodes : sequence of int
-        The host's.
+        The host's nodes.
     addresses : sequence of str
-        Of all nodes.
-    cwd, blobs : str
-        Folders on the host's machine: where ranks begin, and where payloads are.
+        Addresses of all nodes.
+    cwd : str
+        The ranks' working folder.
+    blobs : str
+        Folder of blobs on the host's machine.
+
+    Returns
+    -------
+    HostConfig
+        The configuration.
     """
     return HostConfig(
         pool=pool,
@@ -396,14 +406,10 @@ def config_of(
 
 
 def node_environment(image_env: Mapping[str, str], secret: Iterable[str] = ()) -> dict[str, str]:
-    """The notebook's environment without what is its own, with the image's variables.
+    """Return the notebook's environment without its own variables, plus the image's.
 
-    Where this package is not installed but used from a checkout, nodes find it there too.
-
-    Parameters
-    ----------
-    secret : iterable of str
-        Variables that plugins give the ranks themselves: no process of the pool is started with them.
+    If this package is used from a checkout, PYTHONPATH leads nodes to it. ``secret`` names variables that plugins
+    send to the ranks themselves: no process of the pool is started with them.
     """
     left_out = {*_OWN, *secret}
     env = {key: value for key, value in os.environ.items() if key not in left_out}
@@ -414,14 +420,14 @@ def node_environment(image_env: Mapping[str, str], secret: Iterable[str] = ()) -
 
 
 def secret_variables(spec: PoolSpec) -> list[str]:
-    """The names of the variables that the pool's plugins give the ranks in memory."""
+    """Return the names of variables that plugins send to the ranks in memory."""
     return [name for plugin in spec.plugins for name in plugin.secret_variables]
 
 
 def make_folders(pool: str) -> tuple[Path, Path]:
-    """The pool's folder, short enough for unix sockets, and one in shared memory for blobs."""
+    """Make the pool's folder, short enough for sockets, and one for blobs in memory."""
     parents = [os.environ.get("XDG_RUNTIME_DIR") or "", tempfile.gettempdir(), "/tmp"]
-    # (A path with a line break in it is more than Dask, and lines of logs, can do with.)
+    # (Neither Dask nor log lines can handle a path with a line break.)
     fit = [p for p in parents if p and len(p) < _SOCKET_PATH - 40 and p.isprintable()]
     usable = [Path(p) for p in fit if os.access(p, os.W_OK)]
     if not usable:
@@ -440,7 +446,7 @@ def make_folders(pool: str) -> tuple[Path, Path]:
 
 
 def _left(host: Host) -> Iterator[str]:
-    """What a host that another manager launched says from now on: it leaves that in its folder too."""
+    """Yield the events of a host that another manager started, from the host's file."""
     assert isinstance(host.command, LocalProcess)
     with contextlib.suppress(OSError), open(host.folder / EVENTS, errors="replace") as file:
         yield from _who_stood_still(file)
@@ -451,7 +457,7 @@ def _left(host: Host) -> Iterator[str]:
 
 
 def _who_stood_still(said: Iterable[str]) -> list[str]:
-    """Of what a host has said so far, which of its processes stand still."""
+    """Return the last reports of processes that still stand still."""
     still: dict[Any, str] = {}
     for line in said:
         with contextlib.suppress(ValueError):
@@ -464,7 +470,7 @@ def _who_stood_still(said: Iterable[str]) -> list[str]:
 
 
 def _listen(host: Host) -> None:
-    """Take in what a host says as JSON lines, until it ends."""
+    """Forward a host's events, JSON lines, until it ends."""
     lines = _left(host) if isinstance(host.command, LocalProcess) else host.command.lines()
     with contextlib.suppress(ValueError):
         for line in lines:
@@ -476,5 +482,5 @@ def _listen(host: Host) -> None:
 
 
 def new_id() -> str:
-    """A pool's or run's id: eight hex digits."""
+    """Return a new id for a pool or run: eight hex digits."""
     return secrets.token_hex(4)

@@ -1,4 +1,4 @@
-"""A remote pool's link as its manager holds it: started with the pool, joined by a later manager, ended with it."""
+"""The manager's side of a remote pool's link: start, join, restart and end."""
 
 from __future__ import annotations
 
@@ -26,29 +26,31 @@ if TYPE_CHECKING:
     from ...machines.ssh.types import Prompts
 
 _BESIDE = 64
-# Hosts that are lost together are told together.
+# Hosts that are lost within this time are reported in one message.
 _GATHER = TIMEOUTS.links.gather
 _NAMED = 4
 _PAUSE, _LONGEST_PAUSE = TIMEOUTS.links.pause, TIMEOUTS.links.longest_pause
-# For so long what could not be reached is tried again when the pool has been ended.
+# Unreachable hosts of an ended pool are retried for this long.
 FINISH = TIMEOUTS.links.finish
 
 
 class PoolLink:
-    """The link's process, the pool's folders on this machine, and which machines are away.
+    """Link process of a pool, its local folders, and the unreachable machines.
 
     Made by `start` or `reopen`.
 
     Parameters
     ----------
     link : Link or None
-        The process; None where there is none yet.
-    folder, blobs : Path
-        The pool's folders here.
+        The process; None before it is started.
+    folder : Path
+        The pool's folder on this machine.
+    blobs : Path
+        Its folder of blobs on this machine.
     ours : bool
-        Whether it was started now, and is to be ended where nothing comes of it.
+        Whether this process started it, and ends it if the pool comes to nothing.
     folders : sequence of Path
-        What a link that is started removes when it ends with its owner.
+        Folders that a new link removes when it ends with its owner.
     """
 
     def __init__(
@@ -57,9 +59,9 @@ class PoolLink:
         self.link, self.folder, self.blobs, self._ours = link, folder, blobs, ours
         self._folders = folders
         self._opening = threading.Lock()
-        # Machines that are reached without the link: connections to them end with this process.
+        # Machines that are not connected by the link: their connections end with this process.
         self._without: list[Machine] = []
-        # Machines that cannot be reached, and what was last said of each.
+        # Unreachable machines, each with its last description.
         self.away: dict[str, str] = {}
         self._tell: Callable[[str], None] = lambda text: None
         self._is_off: Callable[[str], bool] = lambda host: False
@@ -75,13 +77,16 @@ class PoolLink:
 
     @classmethod
     def start(cls, pool: str) -> PoolLink:
-        """Make a pool's folders here; a link is started when a provider asks for it, and ends with us until `keep`."""
+        """Make a pool's local folders; the link itself starts on demand.
+
+        It ends with this process until `keep` is called.
+        """
         folder, blobs = launch.make_folders(pool)
-        # Nobody can take up a pool that is not ready: should this process die, the link leaves nothing.
+        # No manager can attach to a pool that is not ready: if this process dies, the link removes the folders.
         return cls(None, folder, blobs, ours=True, folders=[folder, blobs])
 
     def open(self) -> Link:
-        """Return the link, which is started where there is none."""
+        """Return the link; start it if there is none."""
         with self._opening:
             if self.link is None:
                 self._use(Link.start(self.folder / LINK, folders=self._folders))
@@ -90,17 +95,17 @@ class PoolLink:
 
     @property
     def pid(self) -> int:
-        """The process id of the link; 0 where there is none, or it is not known."""
+        """Return the link's process id; 0 if there is none, or it is not known."""
         return 0 if self.link is None else self.link.pid
 
     def wake(self) -> None:
-        """Have the link go on, should it stand still: else nobody is answered."""
+        """Continue the link if it was stopped: all requests go through it."""
         if self.link is not None:
             self.link.wake()
 
     @classmethod
     def reopen(cls, folder: Path, blobs: Path) -> PoolLink:
-        """The link of a pool that had another manager: the one that there is, or a new one."""
+        """Return the link of another manager's pool: the existing one, or a new one."""
         with contextlib.suppress(PoolError):
             return cls(Link.join(folder / LINK), folder, blobs, ours=False)
         return cls(None, folder, blobs, ours=True)
@@ -108,16 +113,14 @@ class PoolLink:
     def session(
         self, prompts: Prompts | None, stop: threading.Event, known: Mapping[str, Mapping[str, Any]] | None = None
     ) -> ConnectionSession:
-        """Return what machines are connected to with, so that the link holds them; see `ConnectionSession`."""
+        """Return a session that makes connections in the link; see `ConnectionSession`."""
         return ConnectionSession(prompts, self.open, stop, known or {})
 
     def connect(self, wanted: Sequence[tuple[Target, str]], prompts: Prompts | None = None) -> list[LinkMachine]:
-        """The machines at targets, each with the address at which the others reach it, side by side.
+        """Connect to targets in parallel; return their machines.
 
-        Raises
-        ------
-        MachineError
-            For the first that cannot be reached.
+        Each target comes with the address at which the others reach it. Raises MachineError for the first that cannot
+        be reached.
         """
         link = self.open()
 
@@ -127,17 +130,17 @@ class PoolLink:
         return map_all(connect, wanted, "sky-connect", most=_BESIDE)
 
     def listen(self, tell: Callable[[str], None], is_off: Callable[[str], bool]) -> None:
-        """Have a function told, in a thread of ours, which machines are lost and which are back.
+        """Set the callback, run in a thread, for lost machines and their return.
 
-        Of one that ``is_off`` it is known already that nothing goes on there.
+        Machines for which ``is_off`` is true are not reported: nothing runs there.
         """
         self._tell, self._is_off = tell, is_off
 
     def keep(self, lease: float | None, hosts: Callable[[], Sequence[launch.Host]], moved: Callable[[], None]) -> None:
-        """From now on it outlives this process for the pool's lease, or as long as the pool is seen to live.
+        """Let the link outlive this process, for the lease or while the pool lives.
 
-        Where the link's process ends before that, another is started. ``moved`` is then called, in a
-        thread of ours: the tunnel is to be made again.
+        If the link's process ends before, another is started; ``moved``, which reopens the tunnel, is then called in a
+        thread.
         """
         self._lease, self._hosts, self._moved = lease, hosts, moved
         self._machines = list({id(one.machine): one.machine for one in self._processes()}.values())
@@ -148,7 +151,7 @@ class PoolLink:
             self.link.keep(self._lease, self._processes(), [self.folder, self.blobs])
 
     def _processes(self) -> list[LinkProcess]:
-        """The host processes on machines that the link holds."""
+        """Return the host processes on machines that the link is connected to."""
         found: list[LinkProcess] = []
         self._without = []
         for host in self._hosts():
@@ -165,14 +168,14 @@ class PoolLink:
         link.on_end(self._mend)
 
     def _mend(self) -> None:
-        """The link's process has ended, and nobody of us has ended it: start another, and hand over to it."""
+        """Restart a link whose process has ended unexpectedly, and reconnect."""
         pause = _PAUSE
         while self._machines and not self._over.is_set():
             try:
                 self._start_anew()
                 return
             except (SkyError, OSError):
-                # A machine that is away at this moment has to be there once.
+                # All machines must be reachable once: retry.
                 self._over.wait(pause)
                 pause = min(2 * pause, _LONGEST_PAUSE)
 
@@ -180,7 +183,7 @@ class PoolLink:
         try:
             link = Link.start(self.folder / LINK, idle_timeout=self._lease)
         except PoolError:
-            # An attempt before this one has started it.
+            # An earlier attempt has started it.
             link = Link.join(self.folder / LINK)
         made = map_all(
             lambda one: link.connect(one.target, address=one.address), self._machines, "sky-connect", most=_BESIDE
@@ -197,7 +200,7 @@ class PoolLink:
         self._moved()
 
     def forget(self, machines: Sequence[Machine]) -> None:
-        """Let go of machines that are no part of the pool any more, with all that led there."""
+        """Close the connections to machines that left the pool."""
         for machine in machines:
             with contextlib.suppress(SkyError):
                 machine.close()
@@ -206,14 +209,14 @@ class PoolLink:
                 self._fresh.pop(machine.name, None)
 
     def retry(self) -> None:
-        """Try at once to reach what is away, for somebody asks; in the background."""
+        """Reconnect to unreachable machines at once, in the background."""
         if self.away:
             threading.Thread(target=self._retry, name="sky-link-retry", daemon=True).start()
 
     def end(self) -> None:
-        """End it, and remove the pool's folders here."""
+        """End the link, and remove the pool's folders on this machine."""
         self._hush()
-        # Should this process die just now, the link removes them.
+        # If this process dies meanwhile, the link removes them.
         if self.link is not None:
             self.link.end([self.folder, self.blobs])
         self._close_others()
@@ -225,19 +228,19 @@ class PoolLink:
                 machine.close()
 
     def finish(self, scripts: Mapping[str, Sequence[str]], ended: Callable[[str], None]) -> list[str]:
-        """Leave it to end what is on machines that could not be reached, and then itself, with the folders here.
+        """Let the link end what runs on unreachable machines, and then itself.
 
         Parameters
         ----------
         scripts : mapping of str to sequence of str
-            Of each machine, by its name, what ends the pool's parts there.
+            Machine name -> scripts that end the pool's parts there.
         ended : callable
-            Told, in a thread of ours, the name of each where nothing is left.
+            Called, in a thread, with the name of each machine where nothing is left.
 
         Returns
         -------
         list of str
-            The machines that are tried: the link holds no others.
+            The machines that are retried: those that the link is connected to.
         """
         self._hush()
         with contextlib.suppress(SkyError, OSError):
@@ -247,21 +250,21 @@ class PoolLink:
                 self._ended = ended
                 works = [(machine, "; ".join(_each(scripts[machine.name]))) for machine in machines]
                 link.finish(works, FINISH, [self.folder, self.blobs])
-                # Nobody takes the pool up again: of what lies here, the link needs its own folder only.
+                # No manager attaches to the pool again: of its local files, the link needs only its own folder.
                 _remove(self.blobs, *(path for path in self.folder.iterdir() if path.name != LINK))
                 return [machine.name for machine in machines]
         self.end()
         return []
 
     def release(self) -> None:
-        """Let go of it: it lives on as it was asked to."""
+        """Disconnect from the link, which lives on."""
         self._hush()
         self._close_others()
         if self.link is not None:
             self.link.close()
 
     def give_up(self) -> None:
-        """Nothing came of joining: a link that was there goes on, and one that was not ends."""
+        """Disconnect after a failed attachment; end the link if this process started it."""
         self._hush()
         self._close_others()
         if self.link is not None:
@@ -283,7 +286,7 @@ class PoolLink:
                 self._timer.cancel()
 
     def _on_event(self, event: Event) -> None:
-        """Take in what became of a machine; what is new of it is told."""
+        """Record a machine's connection state, and queue the news."""
         if event.kind == "ended":
             self._ended(event.host)
             return
@@ -297,7 +300,7 @@ class PoolLink:
             if event.kind == "waiting" and before is not None:
                 return
             if event.kind == "back" and self._fresh.get(event.host) == "waiting":
-                # It was away for less than it takes to tell.
+                # It was back before its loss was reported.
                 del self._fresh[event.host]
                 return
             self._fresh[event.host] = event.kind if event.kind != "refused" else event.text
@@ -322,7 +325,7 @@ class PoolLink:
 
 
 def _each(scripts: Sequence[str]) -> list[str]:
-    """Scripts of which each is run, and all must end well."""
+    """Return a script that runs all of these, and fails if any of them does."""
     return ["_sky_f=", *(f"( {script} ) || _sky_f=1" for script in scripts), '[ -z "$_sky_f" ]']
 
 

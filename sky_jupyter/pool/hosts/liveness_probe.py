@@ -1,9 +1,8 @@
-"""A host that does not answer: whether its machine is off, as this machine and the pool's other hosts see it.
+"""Check of a silent host: is its machine off, or only the link to it broken.
 
-A broken link and a dead machine look the same from here. So others are asked, each over its own
-connection: where one of them can be asked, the link is not what broke, and where it finds nobody
-there either, nobody is. A host that only we miss goes on, and loses nothing; so does one whose
-fellows cannot be asked, as where the whole link is down, or where there are none.
+From here, both look the same. So other hosts are asked, each over its own connection: if one can be asked, the link is
+not broken; if it finds nothing at the host's address either, the machine is off. A host that only this machine cannot
+reach is not declared lost, nor is one for which no other host can be asked.
 """
 
 from __future__ import annotations
@@ -22,19 +21,19 @@ if TYPE_CHECKING:
     from ..control.client import Control
     from .host import Host
 
-# Nobody may have heard of it for so long before it is given up, nor for so long since it is looked for.
+# It is declared lost when it has not answered for the first time, and the inquiry has lasted the second.
 _SURE, _LEAST = TIMEOUTS.liveness.sure, TIMEOUTS.liveness.least
-# What asking takes beside that, at most.
+# What the inquiry's round trip may add.
 _ROUND_TRIP = TIMEOUTS.liveness.round_trip
-# So many others are asked side by side.
+# How many other hosts are asked in parallel.
 _ASKED = 4
-# Others that say the same say it about then.
+# How far apart the answers of others may come.
 _GATHER = TIMEOUTS.liveness.gather
 _PAUSE, _LONGEST_PAUSE = TIMEOUTS.liveness.pause, TIMEOUTS.liveness.longest_pause
 _TRY = TIMEOUTS.liveness.try_again
-# Each look is a process on another host: of a pool of many that do not answer, so many are seen to at a time.
+# An inquiry is a process on each of the others: the limit of inquiries at a time.
 BESIDE = 8
-# (A listener takes a connection whatever its process does, as long as the machine lives.)
+# (A listening socket accepts connections whatever its process does, as long as the machine is up.)
 _SEEN = """
 import errno, socket, time
 end, said = time.monotonic() + {span}, "away"
@@ -65,31 +64,35 @@ async def watch(
     limit: asyncio.Semaphore,
     give_up: Callable[[str], None],
 ) -> None:
-    """See what is the matter with a node that is in doubt, until it answers or is given up.
+    """Check a node in doubt until it answers or is declared lost.
 
     Parameters
     ----------
     node : int
-        Of 0 it is seen whether the head is there, without which there is no pool.
+        The node; 0 stands for the head, without which there is no pool.
+    hosts : sequence of Host
+        The pool's remote hosts.
+    control : Control
+        Client of the agents.
     scheduler : str
-        The scheduler's address, as the hosts reach it.
+        The scheduler's address as the hosts see it.
     limit : Semaphore
-        Held while others are asked.
+        Held during an inquiry.
     give_up : callable
-        Told why nothing of it is there any more.
+        Called with the reason when the node is lost.
     """
     host = next((host for host in hosts if node in host.nodes), None)
     if host is None or host.apart is not None:
-        # Through here only it is reached: nobody else could tell.
+        # Only this machine reaches it: no other host can tell.
         return
-    # Those that are known to reach it: the start has seen that the head and each other host reach each other.
+    # Hosts that are known to reach it: at the start, the head and each other host reached each other.
     others = [other for other in hosts if other is not host and other.apart is None and 0 in (node, *other.nodes)]
     about: set[int | None] = {None, 0} if node == 0 else {node}
     pause = _PAUSE
     while others and about & control.doubted and not control.closing and not host.left.is_set():
         address = scheduler if node == 0 else control.addresses.get(node, "")
         if not address:
-            # The scheduler has lost it, and it is to come back in time.
+            # The scheduler has lost it: its absence is timed elsewhere.
             return
         async with limit:
             span = max(_LEAST, _SURE - max(map(control.unheard, about)))
@@ -103,7 +106,7 @@ async def watch(
 
 
 async def _answers(host: Host, span: float) -> bool:
-    """Whether its machine answers here in this time, as far as can be told."""
+    """Return whether its machine answers this one within ``span`` seconds."""
     end = time.monotonic() + span
 
     def ask() -> bool:
@@ -127,7 +130,7 @@ async def _answers(host: Host, span: float) -> bool:
 
 
 async def _seen(others: Sequence[Host], address: str, span: float) -> tuple[str, str]:
-    """Who could be asked, and what they all find at an address: ``away``, ``closed``, or something else."""
+    """Return which hosts were asked, and what all of them found (see `_TELLS`)."""
     host, port = place(address)
     code = _SEEN.format(host=host, port=port, span=span, pause=_TRY)
 
@@ -142,7 +145,7 @@ async def _seen(others: Sequence[Host], address: str, span: float) -> tuple[str,
         done, late = await asyncio.wait(late, timeout=left, return_when=asyncio.FIRST_COMPLETED)
         said.update({asked[task]: task.result() for task in done if task.exception() is None})
         if said:
-            # They look for equally long: who has not answered by then cannot be asked.
+            # All look for equally long: one that has not answered by then cannot be asked.
             end = min(end, time.monotonic() + _GATHER)
     for task in late:
         task.cancel()

@@ -1,4 +1,4 @@
-"""Which hosts of a pool reach which others: seen before anything depends on it, while the head comes up."""
+"""Check of which hosts of a pool reach each other, made while the head starts."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ..base.timeouts import TIMEOUTS
 
 _PATIENCE = TIMEOUTS.links.reach
 _CONNECT = TIMEOUTS.links.connect
-# Who is to be called ends by itself, should nobody tell it to.
+# The listeners end by themselves after this.
 _LIFE = max(1, round(TIMEOUTS.links.listener))
 _LISTEN = """
 import json, os, signal, socket
@@ -64,18 +64,18 @@ made = socket.socket()
 made.bind(("127.0.0.1", 0))
 print(json.dumps(dict(free=made.getsockname()[1])))
 """
-# What is said of nodes that need not reach each other.
+# The description of nodes that need not reach each other.
 ALONE = "nodes stand alone (cluster=False)"
 
 
 @dataclass(frozen=True)
 class Reach:
-    """What `look` found.
+    """Result of `look`.
 
     Attributes
     ----------
     gaps : mapping of two nodes to str
-        From which node which other one is not reached, and why.
+        (caller, node) -> why the caller does not reach the node.
     free : sequence of int
         By node, a port that was free on its loopback.
     """
@@ -85,23 +85,20 @@ class Reach:
 
 
 def place(address: str) -> tuple[str, int]:
-    """The host and port of an address such as ``tls://10.0.0.1:8786``."""
+    """Return the host and port of an address such as ``tls://10.0.0.1:8786``."""
     host, _, port = address.rpartition("://")[2].rpartition(":")
     return host.strip("[]"), int(port)
 
 
 def script_of(python: str, code: str) -> str:
-    """What a host's shell runs to have Python run code. A script is one line, and code has several."""
+    """Return a one-line shell command that runs Python code."""
     return f"{shlex.quote(python)} -I -S -c {shlex.quote(f'exec({code!r})')}"
 
 
 def look(sites: Sequence[Site], stop: threading.Event, *, everyone: bool) -> Reach:
-    """Have hosts call the head and be called by it, at their addresses in the pool; with ``everyone``, all call all.
+    """Test connections between the head and each host; with ``everyone``, of all.
 
-    Raises
-    ------
-    BootstrapError
-        When one cannot be asked.
+    They use the hosts' addresses in the pool. Raises BootstrapError if a host cannot be asked.
     """
     if len(sites) < 2:
         return Reach({}, [0] * len(sites))
@@ -127,19 +124,16 @@ def look(sites: Sequence[Site], stop: threading.Event, *, everyone: bool) -> Rea
 
 
 def apart(sites: Sequence[Site], stop: threading.Event) -> Reach:
-    """What `look` would find of hosts that do not reach the head, without their having to try.
+    """Return a `Reach` of hosts that stand alone, without a test.
 
-    Raises
-    ------
-    BootstrapError
-        When one cannot be asked.
+    Raises BootstrapError if a host cannot be asked.
     """
     free = on_all(sites, lambda site: int(_ask(site, _FREE)["free"]), "agent", stop)
     return Reach({(0, site.node): ALONE for site in sites if site.node}, free)
 
 
 def _call(site: Site, others: Sequence[Site], ears: Sequence[Mapping[str, Any]]) -> dict[int, str]:
-    """Which of the others a host does not reach, and why."""
+    """Return which of the others a host does not reach, and why."""
     missed: dict[int, str] = {}
     places = []
     for other in others:
@@ -155,7 +149,7 @@ def _call(site: Site, others: Sequence[Site], ears: Sequence[Mapping[str, Any]])
 
 
 def _ask(site: Site, code: str) -> dict[str, Any]:
-    """What Python code prints there."""
+    """Run Python code on a host; return the JSON object that it prints."""
     said = site.run(
         script_of(site.interpreter, code), "agent", "it could not be asked whom it reaches", timeout=_PATIENCE
     )

@@ -1,4 +1,4 @@
-"""Bringing a pool's hosts up on other machines, and what the manager does with them from afar."""
+"""Start and control of a pool's hosts on other machines."""
 
 from __future__ import annotations
 
@@ -35,10 +35,10 @@ if TYPE_CHECKING:
     from ...machines.ssh.types import Prompts
     from ...providers.base import Provider
 
-# One that is there has this long to say so.
+# Timeouts of commands on a host, and of one that must answer at once.
 _PATIENCE, _MOMENT = TIMEOUTS.start.remote_host, TIMEOUTS.start.moment
 _LOOK = TIMEOUTS.polls.remote_host
-# A run's folder has its id as its name.
+# A run's folder is named by its id.
 _RUN = "[0-9a-f]" * 8
 _BESIDE = 16
 T = TypeVar("T")
@@ -46,79 +46,80 @@ T = TypeVar("T")
 
 @dataclass(kw_only=True)
 class RemoteHost(launch.Host):
-    """A host process on another machine; its ``folder`` and ``blobs`` are this machine's, for keys and what is sent."""
+    """Host process on another machine.
 
-    # What the registry has of it.
+    Its ``folder`` and ``blobs`` are on this machine, for keys and what is sent; ``there`` and ``blobs_there`` are its
+    own.
+    """
+
+    # The registry's records of it.
     traces: Traces
-    # How many of its events were taken in.
+    # The number of its events that were read.
     heard: int = 0
 
     @property
     def process(self) -> Process:
-        """Its process, whoever started it, through whatever connection."""
+        """Return its process, whichever connection started it."""
         return self.machine.process(self.command.identity)
 
     @property
     def name(self) -> str:
-        """Its machine's, as the user calls it."""
+        """Return the user's name of its machine."""
         return self.machine.name
 
     @property
     def place(self) -> str:
-        """Its machine, for a message."""
+        """Return its machine as messages have it."""
         return f" on {self.machine.name}"
 
     def cure(self, said: Sequence[str]) -> str:
-        """Where a module is missing there, how the environment is made anew."""
+        """Return how to rebuild the environment if a module is missing there."""
         if not any(word in line for word in ("ModuleNotFoundError", "ImportError") for line in said):
             return ""
         return f"; `%sky clean --host {self.name}` removes the environments there, and the next pool makes its own anew"
 
     def last_words(self, agent: str) -> list[str]:
-        """The last lines of an agent's log, to be read below a message."""
+        """Return the last lines of an agent's log, formatted to follow a message."""
         return [f"\n  | {line}" for line in self._tail(f"n{agent.rpartition(' ')[2]}/agent.log")]
 
     def log(self) -> list[str]:
-        """The last lines of the host's own log."""
+        """Return the last lines of the host's own log."""
         return self._tail("host.log")
 
     def facts(self) -> dict[str, Any]:
-        """What `adopt` needs."""
+        """Return the arguments of `adopt`, for the pool's record."""
         there = (self.there, self.blobs_there, self.python)
         apart = None if self.apart is None else asdict(self.apart)
         return {**super().facts(), **self.machine.facts(), "there": there, "apart": apart}
 
     def config(self) -> HostConfig:
-        """What it was told of the pool; raises PoolError where that cannot be read."""
+        """Return its configuration; raise PoolError if it cannot be read."""
         path = f"{self.there}/host.json"
         done = self.machine.run(f"cat -- {shlex.quote(path)}", timeout=_PATIENCE)
         return launch.read_config(done.out, f"{path} on {self.name}")
 
     def change(self, config: HostConfig) -> None:
-        """Have it be another part of the pool from now on; the agents that it starts then say that it is."""
+        """Replace its configuration; agents that it starts from then on have the new one."""
         self.machine.put({PurePosixPath(self.there, NEXT): config.dump()})
 
     def hear(self) -> None:
-        """Take in, in a thread, what the host says from now on, through all breaks of the connection."""
+        """Start the thread that reads the host's events, across broken connections."""
         threading.Thread(target=event_listener.listen, args=(self,), name="sky-host", daemon=True).start()
 
     def reach(self, address: str, wish: int = 0) -> str:
-        """Where the pool's scheduler is reached from here: at the link's tunnel."""
+        """Return the address of the link's tunnel to the scheduler."""
         return f"tls://127.0.0.1:{self.machine.forward(*reach.place(address), local_port=wish).port}"
 
     def say(self, word: str) -> None:
-        """Leave a word in the pool's folder: `STARTING`, or `READY`."""
+        """Write a marker file into the pool's folder: `STARTING` or `READY`."""
         done = self.machine.run(f"echo x >{shlex.quote(f'{self.there}/{word}')}", timeout=_PATIENCE)
         if done.status and word == READY:
             raise MachineError(self.name, "command", f"{self.there} cannot be written")
 
     def end(self) -> None:
-        """Have the host end with all that it started, and wait for it; nothing of it is left there.
+        """End the host with all that it started, wait for it, and remove its folders.
 
-        Raises
-        ------
-        MachineError
-            When it cannot be reached: then it ends by its lease.
+        Raises MachineError if it cannot be reached; it then ends by its lease.
         """
         self.leave()
         self.end_process()
@@ -134,7 +135,7 @@ class RemoteHost(launch.Host):
 
 
 def adopt(facts: Mapping[str, Any], machine: Machine, here: tuple[Path, Path], traces: Traces) -> RemoteHost:
-    """A host that another manager started, on its machine."""
+    """Return a host that another manager started, on its machine."""
     there, blobs, python = facts["there"]
     command = machine.process(tuple(facts["process"]))
     host = _host(command, list(facts["nodes"]), here, machine, (there, blobs, python), traces)
@@ -143,14 +144,14 @@ def adopt(facts: Mapping[str, Any], machine: Machine, here: tuple[Path, Path], t
 
 
 def relay(hosts: Sequence[launch.Host], scheduler: str) -> None:
-    """Where the link is another process now, have it connect the head and the hosts that do not reach each other."""
+    """Make the relays of all hosts that need some anew, in a new link."""
     for host in hosts:
         if host.apart is not None:
             _relayed(hosts[0].machine, host.machine, scheduler, host.apart)
 
 
 def _relayed(head: Machine, machine: Machine, scheduler: str, apart: launch.Apart) -> launch.Apart:
-    """Have the link connect a host and the head, at the ports that they had before, if they had any."""
+    """Make the link's relays between a host and the head, at their former ports."""
     return replace(
         apart,
         scheduler=machine.relay(head, *reach.place(scheduler), there_port=apart.scheduler),
@@ -176,7 +177,7 @@ def _host(
 
 
 class PoolGone(PoolError):
-    """A pool that was to be attached to has ended: nothing of it runs any more."""
+    """Error of an attachment to a pool that has ended: nothing of it runs."""
 
 
 def reopen(
@@ -187,16 +188,10 @@ def reopen(
     provider: Provider | None = None,
     ids: Sequence[str] = (),
 ) -> tuple[PoolLink, list[launch.Host]]:
-    """The link and the hosts of a pool that another manager left; ``prompts`` are for a link that is made anew.
+    """Return the link and the hosts of another manager's pool.
 
-    Raises
-    ------
-    PoolGone
-        When all of its hosts have ended.
-    PoolError
-        When some have.
-    MachineError
-        When a machine cannot be reached.
+    Raises PoolGone if all of its hosts have ended, PoolError if some have, and MachineError if a machine cannot be
+    reached. ``prompts`` are for a new link.
     """
     here = (Path(facts[0]["folder"]), Path(facts[0]["blobs"]))
     link = PoolLink.reopen(*here)
@@ -246,22 +241,17 @@ def start(
     tell: Callable[[str], None],
     ttl: float | None = None,
 ) -> str:
-    """Start a host on each machine, the head's first; ``on_host`` gets each as soon as it must be ended.
+    """Start a host on each machine, the head's first; return the scheduler's address.
 
-    The registry has a trace of each before anything is made there. The pool's folders ``here`` get its keys.
-    When ``stop`` is set, no more are started. ``tell`` is told which hosts do not reach each other; ``ttl`` is
-    what is left of the pool's time.
-
-    Returns
-    -------
-    str
-        The scheduler's address, as the hosts reach it.
+    ``on_host`` receives each host as soon as it must be ended. The registry records each before anything is made on its
+    machine. The pool's folders ``here`` get its keys. When ``stop`` is set, no more are started. ``tell`` gets messages
+    on hosts that do not reach each other. ``ttl`` is the rest of the pool's ``ttl``.
     """
     keys = certificates.make(traces.pool).files()
     launch.LOCAL.put({here[0] / name: data for name, data in keys.items()})
     start = _Start(traces, spec, sites, here, keys, env, on_host, stop, ttl=ttl)
     collective = [plugin.name for plugin in spec.plugins if plugin.collective]
-    # Asked while the head starts: it costs nothing then, and says what Dask would say after half a minute.
+    # Tested while the head starts, at no cost; Dask would fail only after half a minute.
     with ThreadPoolExecutor(1, thread_name_prefix="sky-hosts") as beside:
         looking = beside.submit(_look, spec, sites, stop)
         head = _start_one(start, 0)
@@ -285,18 +275,10 @@ def start_more(
     tell: Callable[[str], None],
     ttl: float | None = None,
 ) -> None:
-    """Start the hosts of some nodes of a pool that lives, as `start` does; its other nodes go on meanwhile.
+    """Start the hosts of new nodes of a live pool, as `start` does.
 
-    Parameters
-    ----------
-    sites : sequence of Site
-        Those of all nodes that the pool will have.
-    fresh : collection of int
-        The nodes that are to be started.
-    scheduler : str
-        The scheduler's address, as the hosts reach it.
-    shape : int
-        See `HostConfig`.
+    The pool's other nodes go on meanwhile. ``sites`` are those of all nodes of the new pool, ``fresh`` the nodes to
+    start, ``scheduler`` is the scheduler's address as the hosts see it, and ``shape`` that of `HostConfig`.
     """
     keys = {name: (here[0] / name).read_bytes() for name in certificates.NAMES}
     collective = [plugin.name for plugin in spec.plugins if plugin.collective]
@@ -308,7 +290,7 @@ def start_more(
 
 @dataclass(frozen=True)
 class _Start:
-    """What all hosts that are started at a time have in common; see `start` and `start_more`."""
+    """Arguments shared by all hosts of one start; see `start` and `start_more`."""
 
     traces: Traces
     spec: PoolSpec
@@ -323,7 +305,7 @@ class _Start:
 
 
 def _look(spec: PoolSpec, sites: Sequence[Site], stop: threading.Event) -> reach.Reach:
-    """Which hosts reach which; nodes that stand alone are not asked to."""
+    """Return which hosts reach each other; skip the test for nodes that stand alone."""
     if not spec.options.cluster:
         return reach.apart(sites, stop)
     return reach.look(sites, stop, everyone=any(plugin.collective for plugin in spec.plugins))
@@ -332,7 +314,7 @@ def _look(spec: PoolSpec, sites: Sequence[Site], stop: threading.Event) -> reach
 def _start_others(
     start: _Start, chosen: Sequence[Site], scheduler: str, found: reach.Reach, tell: Callable[[str], None]
 ) -> None:
-    """Start hosts side by side, those that the head does not reach through the link."""
+    """Start hosts in parallel; connect those that the head does not reach by relays."""
     others: list[Callable[[], object]] = []
     for site in chosen:
         apart = _apart(site, start.sites[0], scheduler, found, tell)
@@ -341,12 +323,9 @@ def _start_others(
 
 
 def _refuse_collectives(sites: Sequence[Site], found: reach.Reach, collective: Sequence[str]) -> None:
-    """Refuse plugins whose ranks would wait for each other for ever.
+    """Raise BootstrapError if plugins have collectives between hosts with gaps.
 
-    Raises
-    ------
-    BootstrapError
-        Where hosts that have to do not reach each other.
+    Their ranks would wait for each other forever.
     """
     if not collective or not found.gaps:
         return
@@ -363,12 +342,9 @@ def _refuse_collectives(sites: Sequence[Site], found: reach.Reach, collective: S
 def _apart(
     site: Site, head: Site, scheduler: str, found: reach.Reach, tell: Callable[[str], None]
 ) -> launch.Apart | None:
-    """Have the link connect a host and the head that do not reach each other; None where they do.
+    """Relay a host and the head through the link if they do not reach each other.
 
-    Raises
-    ------
-    BootstrapError
-        When one of them lets nobody do that.
+    Returns None if they do. Raises BootstrapError if one of them forbids forwarding.
     """
     for one, other in ((site, head), (head, site)):
         if gap := found.gaps.get((one.node, other.node)):
@@ -393,7 +369,7 @@ def _apart(
 
 
 def _start_one(start: _Start, node: int, scheduler: str | None = None, apart: launch.Apart | None = None) -> str:
-    """Start the host of one node; returns the scheduler's address."""
+    """Start the host of one node; return the scheduler's address."""
     site, spec, pool = start.sites[node], start.spec, start.traces.pool
     machine = site.machine
     if start.stop.is_set():
@@ -415,7 +391,7 @@ def _start_one(start: _Start, node: int, scheduler: str | None = None, apart: la
     contents = {**start.keys, "host.json": config.dump()}
     trace = start.traces.note(machine.name, folder, blobs)
     try:
-        # The process first, and what is secret then: the folder never lies there without an owner.
+        # First the process, then the secrets: the folder never exists without an owner.
         command = machine.exec(
             [site.interpreter, "-m", HOST_PROCESS, folder, f"{launch.start_lease():g}"],
             env={**site.variables(), **start.env},
@@ -437,24 +413,26 @@ def _start_one(start: _Start, node: int, scheduler: str | None = None, apart: la
 
 
 def _end_unconfirmed(machine: Machine, trace: Trace, traces: Traces) -> None:
-    """End a host that may have been started, or may yet be; where that cannot be, its trace stays."""
+    """End a host that may have started; on failure, keep its record in the registry."""
     with contextlib.suppress(SkyError, TimeoutError):
         remote_cleanup.run(machine, trace.script)
         traces.forget(trace.folder)
 
 
 def end_all(hosts: Iterable[launch.Host], missed: Collection[str] = ()) -> list[launch.Host]:
-    """End hosts side by side; one that cannot be ended keeps none of the others.
+    """End hosts in parallel; failures do not affect the others.
 
     Parameters
     ----------
+    hosts : iterable of Host
+        The hosts.
     missed : collection of str
-        Machines that did not answer of late: they get a moment to, and not more.
+        Machines that did not answer lately: they are tried for a moment only.
 
     Returns
     -------
     list of Host
-        Those of which it is not known that nothing is left.
+        Hosts that may still run.
     """
     unsure: list[launch.Host] = []
 
@@ -474,11 +452,11 @@ def end_all(hosts: Iterable[launch.Host], missed: Collection[str] = ()) -> list[
 
 
 def _answers(host: launch.Host) -> bool:
-    """Whether its machine answers in a moment; one that is away is tried at once."""
+    """Return whether its machine answers within a moment; reconnect at once."""
     there, end = threading.Event(), time.monotonic() + _MOMENT
 
     def ask() -> None:
-        # Where its connection is silent, this takes longer than anybody waits.
+        # On a silent connection this outlasts the timeout.
         with contextlib.suppress(SkyError, TimeoutError):
             host.machine.retry()
             while (left := end - time.monotonic()) > 0:
@@ -493,18 +471,15 @@ def _answers(host: launch.Host) -> bool:
 
 
 def send(hosts: Iterable[launch.Host], folder: Path, run: str) -> None:
-    """Send small blobs to each host, where those of the run are, with one command.
+    """Send small blobs of a run to each host, with one command per host.
 
-    Raises
-    ------
-    CaptureError
-        When a host has no room for them.
+    Raises CaptureError if a host has no room for them.
     """
     send_each([(host, folder) for host in hosts], run)
 
 
 def send_each(folders: Iterable[tuple[launch.Host, Path]], run: str) -> None:
-    """Send each host the small blobs in a folder of its own, side by side; see `send`."""
+    """Send each host the small blobs of its own folder, in parallel; see `send`."""
 
     def one(host: launch.Host, folder: Path) -> None:
         target = PurePosixPath(host.blobs_there, run)
@@ -526,7 +501,7 @@ def send_each(folders: Iterable[tuple[launch.Host, Path]], run: str) -> None:
 
 
 def discard(hosts: Iterable[launch.Host], folder: Path, *, parts: bool = False) -> None:
-    """Remove a run's blobs from hosts, and with ``parts`` those of broken transfers; nobody waits for it."""
+    """Remove a run's blobs, with ``parts`` partial transfers too, in the background."""
     for host in hosts:
         if not host.here:
             places = [host.blobs_there, f"{host.there}/blobs"]
@@ -536,7 +511,7 @@ def discard(hosts: Iterable[launch.Host], folder: Path, *, parts: bool = False) 
 
 
 def tidy(hosts: Iterable[launch.Host], on: Sequence[str]) -> None:
-    """Remove from hosts what was sent for runs that are not on any more, in the background."""
+    """Remove files of finished runs from hosts, in the background."""
     keep = "|".join([*on, "''"])
     for host in hosts:
         if not host.here:
@@ -559,5 +534,5 @@ def _run(machine: Machine, script: str) -> None:
 
 
 def _all(calls: Sequence[Callable[[], T]]) -> list[T]:
-    """Call all side by side and wait for all; the first that failed is raised."""
+    """Call all in parallel and wait; raise the first error."""
     return map_all(lambda call: call(), calls, "sky-hosts", most=_BESIDE)

@@ -66,7 +66,7 @@ class _World:
 
 
 class ResizeContext(PoolContext, Protocol):
-    """The pool's lifecycle, as a change of its nodes uses it: what it is made of, all of which may change."""
+    """The pool's lifecycle as seen by a resize, which may change all of it."""
 
     spec: PoolSpec
     ids: Sequence[str]
@@ -93,37 +93,37 @@ class ResizeContext(PoolContext, Protocol):
 
     @property
     def broken(self) -> str:
-        """Why the pool is broken, or has ended; empty where it is neither."""
+        """Return why the pool is broken or has ended; "" if it is neither."""
         ...
 
     @property
     def away(self) -> dict[str, str]:
-        """Machines that cannot be reached from here, and why."""
+        """Return the machines that cannot be reached from here, each with a reason."""
         ...
 
     @property
     def traces(self) -> Traces:
-        """What the registry knows of its parts on other machines."""
+        """Return the registry's records of its parts on other machines."""
         ...
 
     def mark_broken(self, why: str) -> None:
-        """Have the pool run nothing until it is restarted."""
+        """Refuse runs until the pool is restarted."""
         ...
 
     def keep_link(self) -> None:
-        """Record which machines the link holds."""
+        """Record which machines the link is connected to."""
         ...
 
     def make_control(self, *, direct: bool) -> Control:
-        """Return a new client of the control plane, which the pool uses from then on."""
+        """Return a new client of the agents, which the pool uses from then on."""
         ...
 
     def write_record(self, *, direct: bool) -> None:
-        """Write what a later manager needs to know of the pool."""
+        """Write the file from which a later manager attaches."""
         ...
 
     async def meet_pythons(self) -> None:
-        """Compare the nodes' Pythons with the notebook's."""
+        """Compare the nodes' Python versions with the notebook's."""
         ...
 
 
