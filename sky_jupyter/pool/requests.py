@@ -1,4 +1,4 @@
-"""Frontends' requests to this process's pools: checked, executed, answered in JSON.
+"""Requests of frontends to this process's pools: checked, run, answered in JSON.
 
 A request may come from anything that can talk to the notebook's kernel, in any form and thread; it always gets an
 answer. See docs/actions.md.

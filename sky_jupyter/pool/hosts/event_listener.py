@@ -22,7 +22,8 @@ _LOOK = TIMEOUTS.polls.follow
 class SpeakingHost(Protocol):
     """Remote host process as seen by its event listener.
 
-    ``left`` is set when its events are ignored; ``heard`` counts the events that were read, where a new stream continues.
+    ``left`` is set when its events are ignored; ``heard`` counts the events that were read, where a new stream
+    continues.
     """
 
     machine: Machine
