@@ -124,7 +124,7 @@ class LocalProcess(EarlierProcess):
 
 
 class LocalMachine:
-    """Runs commands as subprocesses; shared by all local nodes of a pool."""
+    """Machine of the notebook; its commands are subprocesses of this process."""
 
     name = "this machine"
     key = "local"

@@ -1,5 +1,5 @@
-"""The link: a small process beside the notebook's kernel that holds a remote pool's SSH sessions and tunnels.
+"""The link: a process that owns a pool's SSH sessions and tunnels.
 
-The notebook's side is `client` and `machine`; it imports no paramiko. The rest runs in the process,
-which is started as ``python -m sky_jupyter.machines.link FOLDER``.
+It runs beside the notebook's kernel, as ``python -m sky_jupyter.machines.link FOLDER``. `client` and `machine` are the
+kernel's side, and import no paramiko.
 """

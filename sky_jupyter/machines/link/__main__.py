@@ -1,4 +1,4 @@
-"""``python -m sky_jupyter.machines.link FOLDER``: be the link of a folder that `client.Link.start` has made."""
+"""Entry point of the link's process, which `client.Link.start` starts."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the link's process holds for its clients: hosts, tunnels, relays, commands, opened keys, and who listens."""
+"""State of the link's process: hosts, tunnels, relays, commands, keys, listeners."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ _EVENTS = 256
 
 
 class Keeping:
-    """Made once; used by the threads of all clients."""
+    """The link's open connections; one instance, thread-safe."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -46,7 +46,7 @@ class Keeping:
     # Hosts
 
     def connect(self, target: Target, address: str | None, accept: Accepted, prompts: Prompts) -> Held:
-        """The host that is meant, connected: the one that there is, or a new one."""
+        """Return the connected host: the one that there is, or a new one."""
         with self._lock:
             found = [one for one in self._hosts.values() if one.target == target and one.goes_by(address)]
             if not found and len(self._hosts) >= _MOST_HOSTS:
@@ -58,7 +58,7 @@ class Keeping:
                 held.open(Access(ring, accept, prompts.accept))
         except BaseException:
             with self._lock:
-                # One that was connected before goes on trying, and keeps its tunnels.
+                # A host that was connected before keeps trying, and keeps its tunnels.
                 if not held.key:
                     self._hosts.pop(held.number, None)
             raise
@@ -66,7 +66,7 @@ class Keeping:
 
     @contextlib.contextmanager
     def _ring_for(self, prompts: Prompts) -> Iterator[auth.KeyRing]:
-        """All share the opened keys; those who connect side by side share refusals to open one, too."""
+        """Yield the shared keys; clients that connect at once share refusals too."""
         with self._lock:
             self._asking += 1
         try:
@@ -78,7 +78,7 @@ class Keeping:
                     self._ring.ask_again()
 
     def host(self, number: Any) -> Held:
-        """A host by its number."""
+        """Return a host by its number."""
         with self._lock:
             held = self._hosts.get(number) if isinstance(number, int) else None
         if held is None:
@@ -86,12 +86,12 @@ class Keeping:
         return held
 
     def hosts(self) -> list[Held]:
-        """All that have been connected."""
+        """Return all hosts that have been connected."""
         with self._lock:
             return [held for held in self._hosts.values() if held.key]
 
     def let_go(self, number: Any) -> None:
-        """End a host's connection, and its tunnels."""
+        """Close a host's connection and its tunnels."""
         held = self.host(number)
         with self._lock:
             self._hosts.pop(held.number, None)
@@ -109,7 +109,7 @@ class Keeping:
     # Tunnels
 
     def tunnel(self, held: Held, host: str, port: int, wish: int = 0) -> Tunnel:
-        """The tunnel that leads there: the one that there is, or a new one."""
+        """Return the tunnel to an address: the one that there is, or a new one."""
         with self._lock:
             for one in self._tunnels.values():
                 if (one.held, one.host, one.there) == (held, host, port):
@@ -121,19 +121,19 @@ class Keeping:
             return made
 
     def tunnels(self) -> list[Tunnel]:
-        """All of them."""
+        """Return all tunnels."""
         with self._lock:
             return list(self._tunnels.values())
 
     def close_tunnel(self, number: Any) -> None:
-        """End a tunnel, if it is there."""
+        """Close a tunnel if it exists."""
         with self._lock:
             tunnel = self._tunnels.pop(number, None) if isinstance(number, int) else None
         if tunnel is not None:
             tunnel.close()
 
     def relay(self, near: Held, far: Held, host: str, port: int, wish: int = 0) -> Relay:
-        """The relay that leads there from a host: the one that there is, or a new one."""
+        """Return the relay from a host to an address: the existing or a new one."""
         with self._relaying:
             for one in self._relays:
                 if (one.near, one.far, one.host, one.there) == (near, far, host, port):
@@ -148,7 +148,7 @@ class Keeping:
     # Commands
 
     def add(self, command: ShellCommand) -> int:
-        """Keep a command, that others may wait for; its number."""
+        """Keep a command for other clients, and return its number."""
         with self._lock:
             number = next(self._numbers)
             self._commands[number] = command
@@ -158,7 +158,7 @@ class Keeping:
             return number
 
     def command(self, number: Any) -> ShellCommand:
-        """A command by its number."""
+        """Return a command by its number."""
         with self._lock:
             command = self._commands.get(number) if isinstance(number, int) else None
         if command is None:
@@ -168,7 +168,7 @@ class Keeping:
     # Events
 
     def tell(self, event: Event) -> None:
-        """Tell whoever listens; one that does not keep up misses the oldest."""
+        """Send an event to all listeners; a slow one loses its oldest event."""
         with self._lock:
             listeners = list(self._listeners)
         for listener in listeners:
@@ -179,7 +179,7 @@ class Keeping:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[queue.Queue[Event]]:
-        """Where events come."""
+        """Yield a queue that receives the events."""
         listener: queue.Queue[Event] = queue.Queue(_EVENTS)
         with self._lock:
             self._listeners.add(listener)
@@ -190,7 +190,7 @@ class Keeping:
                 self._listeners.discard(listener)
 
     def close(self) -> None:
-        """End all connections and tunnels."""
+        """Close all connections and tunnels."""
         for tunnel in self.tunnels():
             tunnel.close()
         with self._lock:

@@ -1,4 +1,4 @@
-"""Targets, errors and what else travels between the notebook's side and the link, as plain JSON and back."""
+"""JSON forms of targets, errors and events, for the link's socket."""
 
 from __future__ import annotations
 
@@ -22,19 +22,19 @@ _MAX_JUMPS = 16
 
 @dataclass(frozen=True)
 class Event:
-    """What became of a connection that the link holds.
+    """Change of a connection that the link holds.
 
     Attributes
     ----------
     host : str
         The machine, as the user named it.
     kind : str
-        ``waiting`` (it is lost, and tried again in ``pause`` seconds), ``refused`` (it is there, and must not
-        be used: not tried again until asked), ``back``; ``ended`` where the pool's part there was ended late.
+        ``waiting`` (lost; the next attempt is in ``pause`` seconds), ``refused`` (reachable but not usable: no further
+        attempt until asked), ``back``, or ``ended`` (the pool's processes there were ended late).
     text : str
-        For a person.
+        Text for a person.
     why : str
-        What the last attempt, or the loss, was told to be.
+        Reason of the loss or of the failed attempt.
     pause, away : float
         Seconds until the next attempt; seconds since the loss.
     """
@@ -51,18 +51,18 @@ class Event:
 
 
 def event(facts: Mapping[str, Any]) -> Event:
-    """An event from its facts."""
+    """Return an event from its JSON form."""
     host, kind, text, why = (str(facts.get(name, "")) for name in ("host", "kind", "text", "why"))
     return Event(host, kind, text, why, float(facts.get("pause", 0.0)), float(facts.get("away", 0.0)))
 
 
 def from_target(target: Target) -> dict[str, Any]:
-    """A target's facts."""
+    """Return a target's JSON form."""
     return dataclasses.asdict(target)
 
 
 def target(facts: Any, depth: int = 0) -> Target:
-    """A target from its facts; raises SpecError where they are not such."""
+    """Return a target from its JSON form; raise SpecError if it is invalid."""
     names = {field.name for field in dataclasses.fields(Target)}
     if not isinstance(facts, dict) or set(facts) != names or depth > _MAX_JUMPS:
         raise SpecError("this is no target of a connection")
@@ -83,7 +83,7 @@ def target(facts: Any, depth: int = 0) -> Target:
 
 
 def from_error(error: BaseException) -> dict[str, Any]:
-    """An error's facts; one that is none of ours is named within its message."""
+    """Return an error's JSON form; foreign errors become SkyError or OSError."""
     kind = type(error).__name__
     if isinstance(error, MachineError):
         prefix = f"{error.host}: "
@@ -100,7 +100,7 @@ def from_error(error: BaseException) -> dict[str, Any]:
 
 
 def error(facts: Any) -> Exception:
-    """An error from its facts."""
+    """Return an error from its JSON form."""
     if not isinstance(facts, dict):
         return SkyError("the link failed and did not say how")
     kind, message = str(facts.get("kind")), str(facts.get("message"))
@@ -119,7 +119,7 @@ def error(facts: Any) -> Exception:
 
 
 def checked(facts: dict[str, Any]) -> dict[str, Any]:
-    """A reply's facts; its error is raised."""
+    """Return a reply's facts; raise its error if it has one."""
     if "error" in facts:
         raise error(facts["error"])
     return facts

@@ -1,4 +1,4 @@
-"""How long the link lives: with its owner, or until nobody has used it for so long."""
+"""Lifetime of the link: as long as its owner, or until an idle timeout."""
 
 from __future__ import annotations
 
@@ -9,19 +9,19 @@ from ...util import process_identity
 
 
 class Lifetime:
-    """Counts clients, and knows the owner.
+    """Client counter that decides when the link ends.
 
     Parameters
     ----------
-    owner : identity.Process, optional
-        The process that the link ends with, unless it has a lease.
+    owner : process_identity.Process, optional
+        Process that the link ends with, unless it has a lease.
     lease : float, optional
-        Seconds that it lives on after its last client is gone; then the owner does not matter.
+        Idle timeout: seconds without a client after which the link ends. The owner is ignored then.
 
     Attributes
     ----------
     pool : bool, optional
-        Whether the pool that it serves was there when it was last looked at; None where that is not known.
+        True if the pool was alive at the last poll; None if that is unknown.
     """
 
     def __init__(self, owner: process_identity.Process | None, lease: float | None) -> None:
@@ -32,32 +32,32 @@ class Lifetime:
         self._lock = threading.Lock()
 
     def enter(self) -> None:
-        """A client is there."""
+        """Count a new client."""
         with self._lock:
             self._clients += 1
-            # What is there is the client's to find out from now on.
+            # From now on the client finds out whether the pool is alive.
             self.pool = None
 
     def leave(self) -> None:
-        """A client is gone."""
+        """Count a client that has left."""
         with self._lock:
             self._clients -= 1
             self._since = time.monotonic()
 
     def keep(self, lease: float | None) -> None:
-        """Have another lease, or none: then it ends with its owner."""
+        """Set another lease, or none: then the link ends with its owner."""
         with self._lock:
             self.lease = lease
             self._since = time.monotonic()
 
     @property
     def idle(self) -> float | None:
-        """For how many seconds nobody has been there; None while somebody is."""
+        """Seconds without a client; None while there is one."""
         with self._lock:
             return None if self._clients else time.monotonic() - self._since
 
     def over(self) -> str:
-        """Why it is over; empty while it is not."""
+        """Return why the lifetime is over; empty while it is not."""
         with self._lock:
             if self.lease is None:
                 gone = self.owner is not None and not process_identity.lives(*self.owner)

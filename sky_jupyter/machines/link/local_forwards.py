@@ -1,4 +1,4 @@
-"""A local port that leads to one of a host's, the same through all breaks of the connection."""
+"""Local port that leads to a host's port and survives breaks of the connection."""
 
 from __future__ import annotations
 
@@ -14,16 +14,20 @@ _MOST = 512
 
 
 class Tunnel:
-    """Listens as long as it is not closed; while the host is away it refuses, so that nobody hangs.
+    """Listening local port; while the host is away, it resets connections at once.
 
     Parameters
     ----------
+    number : int
+        Number in the link.
     held : Held
-        The host it leads through.
-    host, port
-        Where it leads, as the host sees it.
+        Host that it leads through.
+    host : str
+        Host that it leads to, as ``held`` sees it.
+    port : int
+        Port of that host.
     wish : int
-        Where it listens, if that is free; anywhere where it is 0.
+        Local port to use if it is free; 0 for any.
     """
 
     def __init__(self, number: int, held: Held, host: str, port: int, wish: int = 0) -> None:
@@ -37,7 +41,7 @@ class Tunnel:
         threading.Thread(target=self._accept, name=f"link-tunnel-{self.port}", daemon=True).start()
 
     def close(self) -> None:
-        """End it, with all that goes through."""
+        """Close the port and all connections through it."""
         with self._lock:
             self._closed = True
             left = list(self._open)

@@ -1,4 +1,4 @@
-"""A machine that the link holds, as the notebook sees it: what `ssh.machine` offers, with the work done over there."""
+"""Client side of a machine that the link is connected to."""
 
 from __future__ import annotations
 
@@ -23,38 +23,40 @@ if TYPE_CHECKING:
 
 
 class LinkProcess(EarlierProcess):
-    """A command that was started there before: it can be ended, and not listened to.
+    """Command that was started there earlier, without its output.
 
     Parameters
     ----------
     machine : LinkMachine
-        Where it runs.
-    pid, started
-        Its `LinkCommand.identity`.
+        Its machine.
+    pid : int
+        Process id.
+    started : float
+        Start time, as in `LinkCommand.identity`.
     """
 
     def __init__(self, machine: LinkMachine, pid: int, started: float) -> None:
         super().__init__(pid, started)
         self.machine = machine
-        # Of a pool's host: its folder there.
+        # A pool's host process: its folder on that machine.
         self.folder = ""
 
     @property
     def alive(self) -> bool:
-        """Whether it still runs."""
+        """True while it runs."""
         return bool(self._ask("alive")["alive"])
 
     @property
     def place(self) -> str:
-        """Its machine."""
+        """Machine, as an error message names it."""
         return f" on {self.machine.target}"
 
     def terminate(self) -> None:
-        """Ask it and its group to end."""
+        """Send SIGTERM to its process group."""
         self._ask("signal", how="terminate")
 
     def kill(self) -> None:
-        """End it and its group."""
+        """Send SIGKILL to its process group."""
         self._ask("signal", how="kill")
 
     def _ask(self, call: str, **facts: Any) -> dict[str, Any]:
@@ -63,7 +65,7 @@ class LinkProcess(EarlierProcess):
 
 
 class LinkCommand:
-    """A command that runs on a machine; made by `LinkMachine.exec`."""
+    """Command on a machine, made by `LinkMachine.exec`."""
 
     def __init__(self, machine: LinkMachine, wire: Wire, number: int, identity: tuple[int, float]) -> None:
         self._machine, self._wire, self._number = machine, wire, number
@@ -75,11 +77,11 @@ class LinkCommand:
 
     @property
     def identity(self) -> ProcessId:
-        """Its process id there, and when it was started, in seconds since that machine's start."""
+        """Process id, and start time in seconds since the machine's boot."""
         return self._process.identity
 
     def lines(self) -> Iterator[str]:
-        """Its standard output, a line at a time; ends with it, or with the connection."""
+        """Yield lines of standard output until the command or the connection ends."""
         while True:
             with self._lock:
                 line = self._line()
@@ -106,44 +108,42 @@ class LinkCommand:
                 self._machine.link.forget(self._wire)
 
     def __del__(self) -> None:
-        # What it has said is of no use to anybody now; where it still runs, nobody has asked to let it go.
+        # It has ended, and its output is not needed. A running command keeps its wire: closing that may end it.
         if self._status is not None and not self._over:
             self._machine.link.forget(self._wire)
 
     def terminate(self) -> None:
-        """Ask it and what it has started in its group to end."""
+        """Send SIGTERM to its process group."""
         if self._status is None:
             self._process.terminate()
 
     def kill(self) -> None:
-        """End it and what it has started in its group."""
+        """Send SIGKILL to its process group."""
         if self._status is None:
             self._process.kill()
 
     def wait(self, timeout: float | None = None) -> int:
-        """Its exit status, or minus the signal that ended it.
-
-        Raises
-        ------
-        TimeoutError
-            When it has not ended after ``timeout`` seconds.
-        LinkLost
-            When the connection ended first: how it ended is not known, nor whether it has.
-        """
+        """Return the exit status, or minus the signal; see `base.Command.wait`."""
         if self._status is None:
             self._status = int(self._machine.ask("wait", command=self._number, timeout=timeout)["status"])
         return self._status
 
 
 class LinkMachine:
-    """Another machine, over a connection that the link keeps; made by `Link.connect`. It implements `base.Machine`.
+    """Machine over a connection that the link keeps open; implements `base.Machine`.
 
-    Attributes
+    Parameters
     ----------
+    link : Link
+        The link, whose `connect` makes this object.
+    number : int
+        Number of the machine in the link.
     target : Target
         The host.
-    key, address : str
-        As `base.Machine` has them.
+    key : str
+        See `base.Machine.key`.
+    address : str
+        See `base.Machine.address`.
     """
 
     is_this_machine = False
@@ -153,29 +153,29 @@ class LinkMachine:
         self.key, self.address = key, address
 
     def __eq__(self, other: object) -> bool:
-        """Whether it is the same connection of the link."""
+        """Return True for the same connection of the link."""
         return isinstance(other, LinkMachine) and (self.link, self.number) == (other.link, other.number)
 
     __hash__ = None  # type: ignore[assignment] # a link that is started anew gives it another number
 
     @property
     def name(self) -> str:
-        """What the user calls it."""
+        """Name in messages, as the user gave it."""
         return self.target.name
 
     def facts(self) -> Mapping[str, Any]:
-        """What `providers.SSH.connect` needs to have the same machine again."""
+        """Return what `providers.SSH.connect` needs to connect again."""
         target: dict[str, Any] = json.loads(json.dumps(from_target(self.target)))
         return {"target": target, "address": self.address}
 
     @property
     def up(self) -> bool:
-        """Whether its connection stands, as far as is known."""
+        """True while it is connected, as far as is known."""
         found = [facts for facts in self.link.ask("state")["machines"] if facts["machine"] == self.number]
         return bool(found and found[0]["up"])
 
     def retry(self) -> None:
-        """Where it is away, try to reach it at once, rather than when the pause is over."""
+        """Reconnect now if it is not connected, without waiting for the back-off."""
         self.ask("retry")
 
     def exec(
@@ -196,11 +196,11 @@ class LinkMachine:
         return LinkCommand(self, wire, reply["command"], (int(pid), float(started)))
 
     def process(self, identity: ProcessId) -> LinkProcess:
-        """A command that was started here before, by its identity."""
+        """Return a command that was started here earlier, by its identity."""
         return LinkProcess(self, *identity)
 
     def run(self, script: str, *, stdin: Iterable[bytes] | None = None, timeout: float | None = None) -> Done:
-        """Run a script in the link's shell there, several at a time; see `base.Machine.run`."""
+        """Run a script in a shell of the link, concurrently; see `base.Machine.run`."""
         facts = {"machine": self.number, "data": stdin is not None, "script": script, "timeout": timeout}
         with self.link.call("run", facts, self.name) as wire:
             if stdin is not None:
@@ -234,17 +234,20 @@ class LinkMachine:
         return self._move("download", str(source), os.path.abspath(target), progress)
 
     def forward(self, host: str, port: int, *, local_port: int = 0) -> Tunnel:
-        """A tunnel of the link, the same for the same address and through all breaks; see `base.Machine.forward`."""
+        """Return the link's tunnel to an address; see `base.Machine.forward`.
+
+        It is the same for the same address, and survives breaks of the connection.
+        """
         return self.link.tunnel(self, host, port, wish=local_port, probe=not local_port)
 
     def relay(self, through: Machine, host: str, port: int, *, there_port: int = 0) -> int:
-        """A relay of the link, which keeps it through all breaks; see `base.Machine.relay`."""
+        """Return a port of the link's relay; see `base.Machine.relay`."""
         if not isinstance(through, LinkMachine):
             raise MachineError(self.name, "relay", f"{through.name} is not reached through the same link")
         return self.link.relay(self, through, host, port, wish=there_port)
 
     def open_stream(self, host: str, port: int) -> socket.socket:
-        """A connection from there to an address there, as a socket of this process."""
+        """Connect from the machine to an address; return a socket of this process."""
         facts = {"machine": self.number, "host": host, "port": port}
         with self.link.call("stream", facts, self.name, last=True) as wire:
             checked(wire.receive().facts)
@@ -252,12 +255,12 @@ class LinkMachine:
         return wire.socket
 
     def close(self) -> None:
-        """Have the link let go of it, for all clients, with its tunnels; nothing where it has."""
+        """Close the link's connection and its tunnels, for all clients."""
         with contextlib.suppress(PoolError):
             self.ask("let_go")
 
     def ask(self, call: str, **facts: Any) -> dict[str, Any]:
-        """A call about this machine that has one answer."""
+        """Send a call about this machine and return its one reply."""
         return self.link.ask(call, self.name, machine=self.number, **facts)
 
     def _move(self, call: str, source: str, target: str, progress: Progress | None, **more: Any) -> Moved:

@@ -1,4 +1,4 @@
-"""Whether the pool that the link serves is still there, asked of its hosts while nobody else asks."""
+"""Watchdog for the link's pool: polls its processes while no client is connected."""
 
 from __future__ import annotations
 
@@ -23,29 +23,29 @@ _PATIENCE = 30.0
 
 
 class Watched(NamedTuple):
-    """A process of the pool."""
+    """Process of the pool."""
 
     held: Held
     pid: int
     started: float
-    # Where its nodes leave word of what runs; nothing where they do not.
+    # Folder in which its nodes record running cells; empty if they do not.
     folder: str = ""
 
 
 class Guard:
-    """Made once a link; looks at the pool's processes while no client is there.
+    """Watchdog of the pool's processes, one for each link.
 
-    A pool whose processes have all ended leaves nothing here: its folders, keys among them, go. One of
-    which a process lives keeps the link, whatever its lease; of one that cannot be asked, the lease decides,
-    which is that of its nodes too. Only a run may have kept those: where one was on when they were last
-    heard of, the keys stay, and what was being sent goes.
+    When all of the pool's processes have ended, its folders on this machine, keys included, are removed. While one is
+    alive, the link stays whatever its lease. If a host cannot be polled, the lease decides; its nodes have the same
+    lease, and only a run can keep them alive longer. If a run was active when they were last polled, the keys stay and
+    partial uploads are removed.
 
     Parameters
     ----------
     lifetime : Lifetime
-        The link's; told what was found.
+        The link's; its attribute ``pool`` is set after each poll.
     folders : sequence of Path
-        Those of the pool here, until `watch` names them.
+        The pool's folders here, until `watch` names them.
     """
 
     def __init__(self, lifetime: Lifetime, folders: Sequence[Path] = ()) -> None:
@@ -55,11 +55,11 @@ class Guard:
         self._folders = folders
         self._thread: threading.Thread | None = None
         self._over = threading.Event()
-        # Whether a run was on at the last look, and whether nobody is to take the pool up any more.
+        # True if a run was active at the last poll; True if nobody will attach to the pool again.
         self._runs = self._forgotten = False
 
     def watch(self, watched: Sequence[Watched], folders: Sequence[Path]) -> None:
-        """Look at these processes from now on; the folders are the pool's here."""
+        """Poll these processes from now on; ``folders`` are the pool's, here."""
         with self._lock:
             self._watched, self._folders = watched, folders
             if self._thread is None:
@@ -67,15 +67,15 @@ class Guard:
                 self._thread.start()
 
     def close(self) -> None:
-        """Look no more."""
+        """Stop polling."""
         self._over.set()
 
     def forget(self) -> None:
-        """Nobody is to take the pool up any more."""
+        """Record that nobody will attach to the pool again."""
         self._runs, self._forgotten = False, True
 
     def remove_folders(self, *, over: bool) -> None:
-        """Remove what the pool has here, where it has ended, or where the link's own time is ``over``."""
+        """Remove the pool's folders if it has ended, or if the lifetime is ``over``."""
         if not (over or self._forgotten or self._lifetime.pool is False):
             return
         for number, folder in enumerate(self._folders):
@@ -98,7 +98,7 @@ class Guard:
                 looked = time.monotonic()
 
     def _lives(self) -> bool | None:
-        """Whether any of the processes lives; None where that is not known of all, and no other does."""
+        """Return True if a process is alive, False if none is, None if unknown."""
         with self._lock:
             watched = self._watched
         if not watched:
@@ -111,7 +111,7 @@ class Guard:
 
 
 def _look_at(watched: Watched) -> tuple[bool | None, bool]:
-    """Whether a process lives, where that is known, and whether a run is on there."""
+    """Return if a process is alive (None: unknown), and if a run is active."""
     with contextlib.suppress(SkyError, TimeoutError, OSError):
         with watched.held.lane() as lane:
             alive = lane.process((watched.pid, watched.started)).alive

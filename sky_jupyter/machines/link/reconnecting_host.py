@@ -1,4 +1,4 @@
-"""One host as the link holds it: its session, noticed to be lost and made again, and its lanes."""
+"""Host of the link: an SSH session that is monitored and re-established."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from ..ssh.target import Target
 from .encoding import Event
 
 FIRST_PAUSE, LONGEST_PAUSE = 1.0, 30.0
-# A session that stood for less than this may be lost again at once: the pauses go on growing.
+# A session shorter than this may be lost again at once: the back-off keeps growing.
 _STABLE = 20.0
-# sshd allows ten sessions on a connection; commands need some too.
+# sshd allows ten sessions per connection by default; commands need some of them.
 _LANES = 4
 
 
 class Held:
-    """A host that stays connected, as far as that is in our power; used by any number of threads.
+    """Host that the link keeps connected; thread-safe.
 
     Parameters
     ----------
     number : int
-        Its number in this link.
+        Number in this link.
     target : Target
         The host.
     address : str, optional
-        How the pool's other machines reach it.
+        Address for the pool's other machines.
     tell : callable
-        Told of what becomes of it.
+        Called with each event.
     """
 
     def __init__(self, number: int, target: Target, address: str | None, tell: Callable[[Event], None]) -> None:
@@ -57,17 +57,17 @@ class Held:
         self._rebuilding = False
         self._on_open: list[Callable[[SSHMachine], None]] = []
 
-    # What is there
+    # State
 
     @property
     def up(self) -> bool:
-        """Whether its session stands, as far as is known."""
+        """True while its session is alive, as far as is known."""
         machine = self._machine
         return machine is not None and machine.session.alive
 
     @property
     def machine(self) -> SSHMachine:
-        """The machine over the session that stands; raises LinkLost, which says when it is tried again."""
+        """Machine over the session; LinkLost, with the time of the next attempt, if lost."""
         machine = self._machine
         if machine is not None and machine.session.alive:
             return machine
@@ -75,7 +75,7 @@ class Held:
 
     @contextlib.contextmanager
     def lane(self) -> Iterator[SSHMachine]:
-        """The machine with a shell that is nobody else's meanwhile."""
+        """Yield the machine with a shell that no other thread uses meanwhile."""
         with self._free:
             machine = self.machine
             with self._lock:
@@ -91,11 +91,11 @@ class Held:
 
     @contextlib.contextmanager
     def bulk(self) -> Iterator[SSHMachine]:
-        """The machine over a connection of its own, for what would keep tunnels and commands waiting on theirs.
+        """Yield the machine over a second connection, for transfers.
 
-        Where the host gives us no second one, it is the first.
+        A transfer on the first one would delay tunnels and commands. If the host refuses a second, it is the first.
         """
-        self.machine  # noqa: B018 - one that is away is said to be so
+        self.machine  # noqa: B018 - raises LinkLost if the host is away
         with self._lock:
             mine, self._bulk = self._bulk, None
         if mine is not None and not mine.session.alive:
@@ -130,18 +130,18 @@ class Held:
         return f"unreachable for {away:.0f} s{when}{told}"
 
     def goes_by(self, address: str | None) -> bool:
-        """Whether who asks for the host at this address, or at its own where none is given, means this one."""
+        """Return True if this host is meant by ``address``; None means its default."""
         return address in ((self.given_address, self.address) if self.address else (self.given_address,))
 
-    # Making it
+    # Connecting
 
     def on_open(self, tell: Callable[[SSHMachine], None]) -> None:
-        """Have a function called with the machine over each new session; it returns at once."""
+        """Call a function, which must not block, with the machine of each new session."""
         with self._lock:
             self._on_open.append(tell)
 
     def open(self, access: Access) -> None:
-        """Connect, unless it is connected; errors are the caller's, who may be asked meanwhile."""
+        """Connect if not connected; raise errors to the caller, who may be prompted."""
         with self._opening:
             if not self.up:
                 self._install(access)
@@ -155,7 +155,7 @@ class Held:
             if self._closed:
                 session.close()
                 raise LinkLost(self.target.name, "closed", "the connection was ended while it was made")
-            # Nobody is asked in the middle of the night: what was opened or accepted before is enough, or it is not.
+            # Reconnecting asks nobody: it works with the keys that were opened and accepted before, or fails.
             self._access = Access(_silent(access), access.accept)
             self._machine, self._lanes = machine, []
             self.key, self.address = machine.key, machine.address
@@ -165,10 +165,10 @@ class Held:
             tell(machine)
         session.on_lost(lambda reason: self._lost(machine, reason))
 
-    # Losing it
+    # Reconnecting
 
     def retry(self) -> None:
-        """Try at once, rather than when the pause is over."""
+        """Reconnect now, without waiting for the back-off."""
         if not self.up:
             self._asked.set()
             self._begin()
@@ -181,7 +181,7 @@ class Held:
             self._lost_at = time.monotonic()
             if self._lost_at - self._opened_at > _STABLE:
                 self._pause = FIRST_PAUSE
-        # The session's own threads are told by way of their end.
+        # Closing joins the session's threads; this is one of them.
         threading.Thread(target=machine.session.close, daemon=True).start()
         self._begin()
 
@@ -205,10 +205,10 @@ class Held:
                 self._asked.clear()
 
     def _try(self) -> bool:
-        """Wait for the next attempt and make it; whether that is the last one."""
+        """Wait for the back-off, then connect; return True for the last attempt."""
         pause, self._pause = self._pause, min(2 * self._pause, LONGEST_PAUSE)
         self._next_at = time.monotonic() + pause
-        # Said also where there is no pause: an attempt alone may take a while.
+        # Also sent without a pause: an attempt alone may take a while.
         when = "now" if self._asked.is_set() else f"in {pause:.0f} s"
         self._say("waiting", f"unreachable, trying again {when}", pause)
         if self._asked.wait(pause):
@@ -232,10 +232,10 @@ class Held:
         away = time.monotonic() - self._lost_at
         self._tell(Event(self.target.name, kind, text, self._why, pause, away))
 
-    # Ending it
+    # Closing
 
     def close(self) -> None:
-        """End the connection for good."""
+        """Close the connection for good."""
         with self._lock:
             self._closed = True
             mine, self._machine, self._bulk = [self._machine, self._bulk], None, None
@@ -247,5 +247,5 @@ class Held:
 
 
 def _silent(access: Access) -> auth.KeyRing:
-    """The same opened keys, with nobody to ask for more."""
+    """Return the same opened keys, without a prompt."""
     return dataclasses.replace(access.ring, passphrase=None)

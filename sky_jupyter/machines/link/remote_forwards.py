@@ -1,4 +1,4 @@
-"""A port of a host that leads, through this process, to one that another host reaches; the same through all breaks."""
+"""Port on one host that leads, through this process, to another host's address."""
 
 from __future__ import annotations
 
@@ -16,23 +16,25 @@ _PAUSE, _LONGEST_PAUSE = 0.3, 5.0
 
 
 class Relay:
-    """Listens as long as it is not closed and its host is there; while the other one is away it refuses.
+    """Listening port on a host; it refuses connections while ``far`` is away.
 
     Parameters
     ----------
     near : Held
-        The host that has the port, on its loopback.
+        Host that listens, on its loopback.
     far : Held
-        The host it leads through.
-    host, port
-        Where it leads, as ``far`` sees it.
+        Host that it leads through.
+    host : str
+        Host that it leads to, as ``far`` sees it.
+    port : int
+        Port of that host.
     wish : int
-        The port, where an earlier link had it; any that is free where it is 0.
+        Port of an earlier link's relay; 0 for any free one.
 
     Raises
     ------
     MachineError
-        When ``near`` lets nobody have a port.
+        When ``near`` refuses to listen.
     """
 
     def __init__(self, near: Held, far: Held, host: str, port: int, wish: int = 0) -> None:
@@ -41,7 +43,7 @@ class Relay:
         self._room = threading.Semaphore(_MOST)
         self._turn = threading.Lock()
         self._closed = threading.Event()
-        # The session that has the port, and who serves it there.
+        # The session that listens, and its sshd process.
         self._at: SSHMachine | None = None
         self._server: tuple[int, int] | None = None
         if not wish:
@@ -50,7 +52,7 @@ class Relay:
         self._on_open(near.machine)
 
     def close(self) -> None:
-        """End it; what goes through it ends with either host's connection."""
+        """Stop listening; connections through it end with either host's connection."""
         self._closed.set()
         at = self._at
         if at is not None:
@@ -60,7 +62,7 @@ class Relay:
         threading.Thread(target=self._restore, args=(machine,), name=f"link-relay-{self.port}", daemon=True).start()
 
     def _restore(self, machine: SSHMachine) -> None:
-        """Have the port over a session that is new, as long as it lasts."""
+        """Listen again over a new session, and retry while it lasts."""
         pause = _PAUSE
         with self._turn:
             while self._at is not machine and machine.session.alive and not self._closed.is_set():
@@ -79,7 +81,7 @@ class Relay:
                 self._server = lane.server()
 
     def _end_former(self, machine: SSHMachine) -> None:
-        """Who served the session before may wait for hours for one that is gone, and holds the port meanwhile."""
+        """Kill the former session's sshd, which may hold the port for hours."""
         if self._server is not None:
             with contextlib.suppress(SkyError, OSError, TimeoutError), self.near.lane() as lane:
                 if lane.session is machine.session:
@@ -110,7 +112,7 @@ class Relay:
 
 
 def _pour(source: Any, target: Any) -> None:
-    """Pass bytes on until the source has said its last word; where either is gone, end both."""
+    """Copy bytes until the source ends; close both if either breaks."""
     with contextlib.suppress(OSError, EOFError):
         while data := source.recv(_READ):
             target.send_all(data)

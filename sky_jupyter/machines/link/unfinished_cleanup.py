@@ -1,4 +1,4 @@
-"""What the link still does when its pool has ended: hosts that could not be reached then are tried again."""
+"""Cleanup of hosts that were unreachable when their pool ended."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ _PAUSE, _LONGEST_PAUSE = 0.5, 15.0
 
 
 class Finishing:
-    """Made once a link, when its pool was ended and not all of it could be.
+    """Background cleanup of unreachable hosts, which then ends the link.
 
     Parameters
     ----------
     works : sequence of (Held, str)
-        Hosts, and the script of `machines.ending` that ends the pool's part there.
+        Hosts, with the script of `remote_cleanup.script` for each.
     patience : float
-        Seconds after which those that have not been reached are left to their lease.
+        Seconds to retry; hosts that are still unreachable then end by their lease.
     tell : callable
-        Told of each host where nothing is left.
+        Called with an event for each host that is cleaned up.
     stop : callable
         Ends the link.
     """
@@ -40,7 +40,7 @@ class Finishing:
         self._end = time.monotonic() + patience
 
     def start(self) -> None:
-        """Begin, in threads of its own."""
+        """Start the threads."""
         threading.Thread(target=self._run, name="link-finish", daemon=True).start()
 
     def _run(self) -> None:
@@ -49,7 +49,7 @@ class Finishing:
             thread.start()
         for thread in threads:
             thread.join()
-        # Who listens is told of the last host before the link is gone.
+        # Listeners get the last host's event before the link ends.
         time.sleep(_PAUSE)
         self._stop()
 

@@ -33,14 +33,14 @@ _REASONS = {
 
 
 class _SourceFailed(Exception):
-    """The input itself could not be read; the connection works."""
+    """Raised when the input itself cannot be read; the connection works."""
 
     def __init__(self, error: Exception) -> None:
         self.error = error
 
 
 class Shell:
-    """Runs scripts one at a time on one channel, opened on first use.
+    """Shell that runs scripts one at a time on one channel, opened on first use.
 
     Parameters
     ----------
