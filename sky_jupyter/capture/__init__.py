@@ -1,1 +1,1 @@
-"""What a cell depends on: its names, who wrote them last, and their values as blobs."""
+"""Dependencies of a cell: names, their last writers, and values as blobs."""

@@ -1,4 +1,4 @@
-"""Memory that values share in the notebook and will not on the nodes: what a person should know of it."""
+"""Warnings about memory that values share in the notebook but not on the nodes."""
 
 from __future__ import annotations
 
@@ -19,11 +19,11 @@ class _Span(NamedTuple):
 
 
 def apart(packs: Mapping[str, Packed], sent: Collection[str]) -> Iterator[str]:
-    """A sentence for each pair of names, one of them sent, that is an array and a tensor with memory in common."""
+    """Yield a warning for each array and tensor that share memory, if one is sent."""
     tensors = sorted({span for name, packed in packs.items() for span in _tensors(name, packed)})
-    # Most notebooks have none, and some have very many arrays.
+    # Most notebooks have no tensors, and some have very many arrays.
     arrays = sorted({span for name, packed in packs.items() for span in _arrays(name, packed)}) if tensors else []
-    # Where spans overlap each other, the longest one before may reach farthest.
+    # Spans may overlap each other: the end of all spans up to each one.
     ends = list(itertools.accumulate((one.end for one in arrays), max))
     found = set()
     for tensor in tensors:
@@ -42,14 +42,19 @@ def apart(packs: Mapping[str, Packed], sent: Collection[str]) -> Iterator[str]:
 
 
 def cut(values: Mapping[str, Any], ids: Mapping[str, Collection[int]]) -> Iterator[str]:
-    """A sentence for each name that goes whole and has an array that ``--shard`` cuts, or a view of it.
+    """Yield a warning for each name that shares an array with a ``--shard`` name.
 
     Parameters
     ----------
     values : mapping
-        What is cut, by its names.
+        Sharded values, by name.
     ids : mapping
-        The ids of the objects in the values that go whole, by their names.
+        Ids of the objects in the values that are sent whole, by name.
+
+    Yields
+    ------
+    str
+        The warning.
     """
     for name, value in values.items():
         root = root_of(value) if type(value).__module__ == "numpy" else value
@@ -68,7 +73,7 @@ def _arrays(name: str, packed: Packed) -> Iterator[_Span]:
 
 def _tensors(name: str, packed: Packed) -> Iterator[_Span]:
     for tensor in packed.pickler.tensors if packed.pickler is not None else ():
-        # Others than a CPU's, sparse ones and those without memory have no such storage.
+        # Tensors on a GPU, sparse tensors and those without memory have no such storage.
         with contextlib.suppress(Exception):
             storage = tensor.untyped_storage()
             if tensor.device.type == "cpu" and storage.nbytes():

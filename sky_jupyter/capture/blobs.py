@@ -1,9 +1,9 @@
-"""Values as blobs: pickled with their big buffers apart, named by their content, written to files.
+"""Values as content-addressed blobs: a pickle with its out-of-band buffers.
 
 A blob's name is a blake2b digest of its pickle and of a 128-bit xxh3 of each buffer. The pickle is
-what a rank will execute, so it is named by a cryptographic hash; the buffers are data, and an array
-of 1 GB must be known again in a fraction of a second. Large buffers are files of their own, named by
-their hash: an array is one file, whatever holds it.
+what a rank will execute, so it is named by a cryptographic hash. The buffers are data, and the hash of an array
+of 1 GB must take a fraction of a second. Large buffers are files of their own, named by their hash: an array is one
+file, whatever value contains it.
 """
 
 from __future__ import annotations
@@ -38,44 +38,44 @@ from .singletons import made_there
 
 _REFERRED = (type, FunctionType, BuiltinFunctionType, ModuleType)
 LARGE_BUFFER = LEAST
-"""Buffers from this many bytes on are files of their own."""
-# Between two pieces an interrupt is heeded, and it is told how far it is.
+"""Buffers from this size on are files of their own."""
+# Between two pieces, interrupts are handled and progress is reported.
 _PIECE = 32 << 20
 Tell = Callable[[int], None]
-"""Told how many bytes more have been read or written."""
+"""Called with the number of bytes just read or written."""
 
 
 def untold(size: int) -> None:
-    """For those whom it does not matter how far it is."""
+    """Ignore progress."""
 
 
 @dataclass(frozen=True)
 class Part:
-    """A file of a blob: its name, and what is in it."""
+    """File of a blob: its name and its content."""
 
     name: str
     content: tuple[bytes | memoryview, ...] = field(compare=False, repr=False)
 
     @property
     def size(self) -> int:
-        """Bytes of it."""
+        """Size in bytes."""
         return sum(map(len, self.content))
 
 
 @dataclass(frozen=True)
 class Blob:
-    """A pickled value, named by its content.
+    """Pickled value, named by its content.
 
     Its buffers are views of the value's own memory: write it before the value may change.
 
     Parameters
     ----------
     digest : str
-        Names the content; two blobs with one digest are the same.
+        Digest of the content; two blobs with one digest are equal.
     pickled : bytes
         The pickle, protocol 5.
     buffers : tuple of memoryview
-        The out-of-band buffers, in the order of the pickle.
+        Out-of-band buffers, in the order of the pickle.
     hashes : tuple of bytes
         Their hashes.
     """
@@ -92,7 +92,7 @@ class Blob:
 
     @property
     def parts(self) -> tuple[Part, ...]:
-        """Its files: those of large buffers, each once, and then the one that has its name."""
+        """Files: one for each large buffer, then the one named by the digest."""
         apart = {
             digest: Part(digest.hex(), (buffer,))
             for digest, buffer in zip(self.hashes, self.buffers, strict=True)
@@ -118,26 +118,26 @@ class Blob:
 
 @dataclass(frozen=True)
 class Packed:
-    """What pickling a value gave.
+    """Result of pickling a value.
 
     Parameters
     ----------
     blob : Blob
         The value.
     reads : frozenset of str
-        Names of the notebook that functions in the value read when they are called.
+        Global names of the notebook that functions in the value read when called.
     attributes : frozenset of str
         Attribute names in their code.
-    modules : frozenset of str
-        Modules that unpickling it imports, and those that functions of the notebook in it import.
     guesses : frozenset of str
-        Names that stand in texts of that code, and in annotations that are texts.
+        Names in strings of that code, and in annotations that are strings.
+    modules : frozenset of str
+        Modules that unpickling imports, and that the notebook's functions in the value import.
     carried : tuple of str
-        The functions whose code is in the pickle.
+        Functions whose code is in the pickle.
     files : frozenset of str
-        The files that the code is from, as it says itself.
+        File names in that code.
     pickler : NotebookPickler
-        What pickled it: as long as it is held, no other object has the id of one that it met.
+        The pickler. While it is referenced, no other object gets the id of one that it has pickled.
     """
 
     blob: Blob
@@ -151,30 +151,37 @@ class Packed:
 
 
 class NotebookPickler(Pickler):
-    """The pickler of the notebook's side: the same value gives the same bytes at any time.
+    """Deterministic pickler of the notebook's side: equal values give equal bytes.
+
+    Parameters
+    ----------
+    *args : Any
+        See `Pickler`.
+    **kwargs : Any
+        See `Pickler`.
 
     Attributes
     ----------
     met : dict
-        The types of what was pickled, and the functions, classes and modules in it, by their ids.
+        By id: types of the pickled objects, and the functions, classes and modules among them.
     guesses : set of str
-        Names in the annotations of the notebook's functions and classes, where they are texts.
+        Names in string annotations of the notebook's functions and classes.
     classes : dict
-        The classes that go by value, by their ids.
+        Classes that are pickled by value, by id.
     arrays, tensors : list
-        numpy's arrays, but for those in tables, and torch's tensors.
+        numpy arrays, except those in tables; torch tensors.
     roots : collection of int
-        The ids of the arrays whose views go as views of them.
+        Ids of the arrays whose views are pickled as views.
     models : Models
-        The Keras models in it.
+        The Keras models.
     value : Any
-        What was pickled.
+        The pickled value.
     """
 
     roots: Collection[int] = ()
-    # The ids of what the nodes have.
+    # Ids of the objects that the nodes have.
     there: Collection[int] = ()
-    # Whether nodes may have their own of what cannot be pickled.
+    # True if nodes may use their own object in place of one that cannot be pickled.
     made_there = False
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -186,13 +193,13 @@ class NotebookPickler(Pickler):
         self.tensors: list[Any] = []
         self.models = Models()
         self.value: Any = None
-        # Arrays that were made here to pickle others.
+        # Arrays that were created here in order to pickle others.
         self._made: dict[int, Any] = {}
         self._table: Any = None
 
     @property
     def modules(self) -> frozenset[str]:
-        """Modules that what was pickled is from, and those that functions of the notebook in it import."""
+        """Modules of the pickled objects, and those that the notebook's functions import."""
         attribute = {True: "__name__", False: "__module__"}
         names = [getattr(one, attribute[isinstance(one, ModuleType)], None) for one in self.met.values()]
         found = {name for name in names if isinstance(name, str)}
@@ -200,7 +207,7 @@ class NotebookPickler(Pickler):
 
     def reducer_override(self, obj: Any) -> Any:
         one = obj if isinstance(obj, _REFERRED) else type(obj)
-        # Not a set: a class may be of a kind that cannot be hashed.
+        # Not a set: a metaclass may make its classes unhashable.
         self.met[id(one)] = one
         if type(obj).__module__.startswith("jaxlib") and (jax := sys.modules.get("jax")) is not None:
             self.met[id(jax)] = jax
@@ -235,7 +242,10 @@ class NotebookPickler(Pickler):
         return super().reducer_override(tensor)
 
     def _reduce_table(self, table: Any) -> Any:
-        """In a pickle of its own: tables share memory until one of them is changed, which pickles know nothing of."""
+        """Pickle a table separately.
+
+        Tables share memory until one of them is changed (copy-on-write), which pickles cannot express.
+        """
         if table is self._table:
             return super().reducer_override(table)
         buffers: list[pickle.PickleBuffer] = []
@@ -267,12 +277,12 @@ _SPECIAL: dict[tuple[str, str], Callable[[NotebookPickler, Any], Any]] = {
 
 
 class ReferringPickler(NotebookPickler):
-    """One that writes objects which the nodes have as their handles there.
+    """Pickler that writes objects which the nodes have as their handles.
 
     Attributes
     ----------
-    handles : mapping
-        By the objects' ids.
+    handles : mapping of int to Handle
+        Handles by the objects' ids.
     """
 
     handles: Mapping[int, Handle]
@@ -282,7 +292,7 @@ class ReferringPickler(NotebookPickler):
 
 
 class LastPickler(NotebookPickler):
-    """One for values that cannot be pickled as they are."""
+    """Pickler for values that cannot be pickled as they are; see `made_there`."""
 
     made_there = True
 
@@ -295,15 +305,10 @@ def pack(
     handles: Mapping[int, Handle] | None = None,
     roots: Collection[int] = (),
 ) -> Packed:
-    """Pickle `value`; functions whose globals are `namespace` go without them.
+    """Pickle a value; functions whose globals are ``namespace`` go without them.
 
-    ``tell`` is given the size of each piece of its buffers that has been read. ``handles`` and ``roots`` are those
-    of `ReferringPickler` and `NotebookPickler`.
-
-    Raises
-    ------
-    Exception
-        Whatever the value's own pickling raises.
+    ``tell`` is called with the size of each piece of a buffer that was hashed. ``handles`` and ``roots`` are those
+    of `ReferringPickler` and `NotebookPickler`. Errors of the value's own pickling are raised.
     """
     pickler, pickled, buffers = _pickled(value, namespace, handles or {}, roots)
     alone = pickler
@@ -349,14 +354,14 @@ def _pickled(
         return attempt(made_there=False)
     except Exception as error:
         first = error
-    # Only now: what can be sent as it is must not be another one there.
+    # Second attempt only: a value that can be pickled must not be replaced by the nodes' own.
     with contextlib.suppress(Exception):
         return attempt(made_there=True)
     raise first
 
 
 def fingerprint(value: Any, namespace: dict[str, Any]) -> str | None:
-    """The digest of a value's content; None where it cannot be pickled."""
+    """Return the digest of a value's content; None if it cannot be pickled."""
     try:
         return pack(value, namespace).blob.digest
     except Exception:
@@ -374,20 +379,14 @@ def _hash(buffer: memoryview, tell: Tell) -> bytes:
 
 
 def write_blob(blob: Blob, folder: Path) -> Path:
-    """Write the files of `blob` into `folder`, those that are not there; only their owner may read them.
-
-    Returns
-    -------
-    Path
-        The one that has its name.
-    """
+    """Write a blob's missing files into a folder, mode 0600; return its main file."""
     for part in blob.parts:
         write_part(part, folder)
     return folder / blob.digest
 
 
 def write_part(part: Part, folder: Path, tell: Tell = untold) -> None:
-    """Write a file of a blob, unless it is there: it appears whole or not at all."""
+    """Write a file of a blob atomically, unless it exists."""
     path = folder / part.name
     if path.exists():
         return
@@ -397,7 +396,7 @@ def write_part(part: Part, folder: Path, tell: Tell = untold) -> None:
         else:
             for content in part.content:
                 _write(file, content, tell)
-            # Copies of it are alike, wherever and whenever they are made.
+            # All copies of a file have the same time stamp.
             os.utime(file.fileno(), ns=(time.time_ns(), STAMP))
 
 

@@ -1,7 +1,7 @@
-"""Which names a cell reads and writes.
+"""Names that a cell reads and writes.
 
-A name counts as read when it *could* be read before the cell has surely written it: what is left out
-here is missing on the nodes, what is too much is only sent for nothing.
+A name counts as read if it *could* be read before the cell has certainly written it: a name that is left out is missing
+on the nodes, one too many only costs a transfer.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _MODULES_OWN |= {"cached", "dict", "annotate", "conditional_annotations", "path"
 
 
 def is_internal(name: str) -> bool:
-    """Whether `name` belongs to IPython or Python in every namespace, and so is never sent."""
+    """Return True for a name of IPython or Python itself, which is never sent."""
     if name.startswith("__") and name.endswith("__"):
         return name[2:-2] in _MODULES_OWN or len(name) < 5
     return _INTERNAL.fullmatch(name) is not None
@@ -28,25 +28,25 @@ def is_internal(name: str) -> bool:
 
 @dataclass(frozen=True)
 class CellNames:
-    """What `analyse` found.
+    """Result of `analyse`.
 
     Parameters
     ----------
     reads : frozenset of str
-        Names that the cell may read from the namespace before it has surely written them.
+        Names that the cell may read from the namespace before it has certainly written them.
     writes : frozenset of str
         Names that it may bind or delete in the namespace.
     shell : frozenset of str
-        Those of `reads` that stand in shell lines and magics.
+        Those of `reads` in shell lines and magics.
     weak : frozenset of str
-        Those of `reads` that are only guessed at, or that the cell reads only where it has most
-        likely written them itself: sent where possible, no reason to refuse the cell.
+        Those of `reads` that are guesses, or that the cell has most likely written itself before: sent if possible, and
+        no reason to refuse the cell.
     sure : frozenset of str
-        Those of `writes` that a cell that ends without an error has certainly written.
+        Those of `writes` that are certainly written if the cell ends without an error.
     dropped : frozenset of str
-        Those of `writes` that the cell last deletes, as far as its text tells.
+        Those of `writes` that the cell finally deletes, as far as its source shows.
     uses : mapping of str to frozenset of str
-        For each function and class that the cell defines, the names that its code reads.
+        Names read by the code of each function and class that the cell defines.
     attributes : frozenset of str
         Attribute names in the code, for finding submodules.
     """
@@ -62,22 +62,14 @@ class CellNames:
 
 
 def analyse(source: str) -> CellNames:
-    """The names that a cell reads and writes.
+    """Return the names that a cell reads and writes.
 
-    Parameters
-    ----------
-    source : str
-        Python as IPython's ``transform_cell`` leaves it.
-
-    Raises
-    ------
-    SyntaxError
-        As Python raises it.
+    ``source`` is Python, the output of IPython's ``transform_cell``. Raise SyntaxError if it is invalid.
     """
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # They are given where the cell runs.
+        warnings.simplefilter("ignore")  # They are shown where the cell runs.
         tree = ast.parse(source)
-        compiled(tree)  # Some errors of syntax are found only here.
+        compiled(tree)  # Some syntax errors are found only here.
         flow = Flow()
         flow.follow_cell(tree)
     reads = frozenset(flow.reads)

@@ -1,4 +1,4 @@
-"""The texts of cells whose functions are sent: without them a traceback there shows no line of theirs."""
+"""Source text of cells whose functions are sent, for tracebacks on the nodes."""
 
 from __future__ import annotations
 
@@ -8,25 +8,30 @@ from typing import Any
 
 from ..node.serialization.cell_sources import Source, numbers_of
 
-# A text that is longer stays here: it goes with each call of a function.
+# A longer text is not sent: it is part of each call of a function.
 _MOST = 1 << 16
 
 
 def sources_of(files: Iterable[str], namespace: dict[str, Any]) -> tuple[Source, ...]:
-    """What nodes are to know of the files that code is from, where those are no files but cells.
+    """Return the sources of cells among the files that code was compiled from.
 
     Parameters
     ----------
     files : iterable of str
-        As the code has them.
+        File names in the code objects.
     namespace : dict
-        The notebook's, with its shell.
+        The notebook's namespace, with its shell.
+
+    Returns
+    -------
+    tuple of Source
+        File name, cell number and text of each cell.
     """
     found: list[Source] = []
     numbers = numbers_of(namespace) or {}
     for file in sorted(files):
         entry = linecache.cache.get(file)
-        # What was read of a file has the time at which that was written.
+        # An entry with a modification time was read from a real file.
         if entry is not None and len(entry) == 4 and entry[1] is None and entry[0] <= _MOST:
             found.append((file, numbers.get(file), "".join(entry[2])))
     return tuple(found)

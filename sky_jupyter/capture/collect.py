@@ -1,7 +1,7 @@
-"""What a cell must be sent: each name that it reads, resolved by the rule of the last writer.
+"""Values that a cell must be sent, by the rule of the last writer.
 
-`collect` runs nothing and changes nothing. Its `Capture` says what to bind by `Capture.manifest`, and
-once the nodes have bound it, `Capture.commit` tells the ledger.
+`collect` runs nothing and changes nothing. `Capture.manifest` lists what to bind; after the nodes have bound it,
+`Capture.commit` updates the ledger.
 """
 
 from __future__ import annotations
@@ -30,19 +30,19 @@ from .unpicklable import explain
 
 _EVEN = "leave some out here, or leave --shard out and "
 Manifest = dict[str, list[Any]]
-"""What to bind from where, as `bind` of ``sky_jupyter.node.serialization.pickling`` takes it."""
+"""Bindings with their files, for `bind` of ``sky_jupyter.node.serialization.pickling``."""
 
 
 @dataclass(frozen=True)
 class Carried:
-    """A value of a capture that has code in it, which only the notebook's version of Python can run.
+    """Value with code in it, which only the notebook's version of Python can run.
 
     Parameters
     ----------
     functions : tuple of str
-        Whose code it is.
+        Names of the functions.
     required : bool
-        Whether the cell needs the value; else it is only guessed to be read.
+        True if the cell needs the value; False if reading it is a guess.
     """
 
     functions: tuple[str, ...]
@@ -51,24 +51,24 @@ class Carried:
 
 @dataclass(frozen=True)
 class Binding:
-    """One name that the nodes are to bind.
+    """Name that the nodes must bind.
 
     Parameters
     ----------
     name : str
         The name.
     kind : "value" or "module"
-        Whether it is unpickled or imported.
+        Unpickle a value, or import a module.
     module : str
-        The module's full name, of a module.
+        Full name of a module.
     blob : Blob, optional
-        The pickle, of a value.
+        Pickle of a value.
     value : Any
-        What the notebook has under the name.
+        The notebook's object.
     owners : frozenset of int
-        Ranks that do not bind it: they have assigned the name themselves.
+        Ranks that keep their own value: they have assigned the name themselves.
     ranks : int
-        Of a value of which each rank is sent its part: how many ranks it is cut for.
+        Number of parts of a sharded value; 0 if it is sent whole.
     """
 
     name: str
@@ -81,7 +81,7 @@ class Binding:
 
     @property
     def digest(self) -> str:
-        """Names the content."""
+        """Digest of the content."""
         if self.blob is None:
             return f"import {self.module}"
         return f"{self.ranks} parts of {self.blob.digest}" if self.ranks else self.blob.digest
@@ -89,36 +89,38 @@ class Binding:
 
 @dataclass(frozen=True)
 class Capture:
-    """All that a cell must be sent; made by `collect`, dropped when the nodes have it.
+    """Everything that a cell must be sent, made by `collect`.
 
-    It holds views of the notebook's arrays: write it before another cell runs.
+    It has views of the notebook's arrays: write it before another cell runs.
 
     Parameters
     ----------
     bindings : tuple of Binding
-        What to bind: a value comes after those that its functions read.
+        Names to bind; a value comes after those that its functions read.
     imports : tuple of str
-        Submodules that must be imported, under no name of their own.
+        Submodules that must be imported without a name of their own.
     skipped : tuple of str
-        Why names that are only guessed to be read are not sent, one line each.
+        Reasons why names that were only guessed are not sent, one line each.
     names : CellNames
-        What the cell reads and writes.
+        Names that the cell reads and writes.
     modules : frozenset of str
-        All modules that the code and its values import, wherever they are from.
+        All modules that the code and its values import.
     carried : mapping of str to Carried
-        By name, or by what a call is called, the values that have code in them.
+        Values with code in them, by name or by the label of a call.
     notes : tuple of str
-        What a person should know of the parts of values that ranks are sent.
+        Warnings for the user.
     sources : tuple of Source
-        The cells that code in the values is from.
+        Cells that define code in the values.
+    namespace : dict
+        The notebook's namespace.
     made : float
-        When; seconds since 1970.
+        Time of creation, in seconds since 1970.
     groups : tuple of Group
-        Those of the bindings that share objects, and so go as one.
+        Bindings that share objects, and are sent together.
     units : mapping of str to Unit
-        By name, what the nodes have with it once they have bound it.
+        By name, the objects that the nodes have with it after binding.
     call : Blob, optional
-        Of a call whose blob names objects that the nodes have: the one with copies of them.
+        For a call whose blob refers to objects on the nodes: the blob with copies of them.
     """
 
     bindings: tuple[Binding, ...] = ()
@@ -137,7 +139,7 @@ class Capture:
 
     @property
     def blobs(self) -> tuple[Blob, ...]:
-        """The blobs of all values that go whole, each once."""
+        """Blobs of all values that are sent whole, without duplicates."""
         groups = self._groups()
         alone = {one.name for one in self.bindings}.difference(*(one.names for one in groups if not one.refers))
         blobs = [one.blob for one in self.bindings if one.blob is not None and not one.ranks and one.name in alone]
@@ -145,34 +147,37 @@ class Capture:
         return tuple(dict.fromkeys(blobs if self.call is None else [*blobs, self.call]))
 
     def _groups(self) -> list[Group]:
-        """The groups all of whose names are to be bound."""
+        """Return the groups all of whose names are to be bound."""
         names = {one.name for one in self.bindings}
         return [one for one in self.groups if names.issuperset(one.names)]
 
     def without_bindings(self) -> Capture:
-        """A copy that holds nothing of the notebook's."""
+        """Return a copy without references to the notebook's objects."""
         return replace(self, bindings=(), groups=(), units={}, call=None)
 
     @property
     def cut(self) -> tuple[Binding, ...]:
-        """The values of which each rank is sent its part."""
+        """Bindings of which each rank is sent its part."""
         return tuple(one for one in self.bindings if one.ranks)
 
     def part(self, one: Binding, rank: int, tell: Tell = untold) -> Blob:
-        """What a rank is sent of such a value: made when it is asked for, and nobody else's for long."""
+        """Return a rank's part of a sharded value; it is made on each call."""
         return pack(part(one.value, rank, one.ranks), self.namespace, tell).blob
 
     def manifest(self, place: Callable[[Blob], str], parts: Mapping[str, Mapping[int, str]] | None = None) -> Manifest:
-        """Say in plain JSON what to bind from where.
-
-        ``sky_jupyter.node.serialization.pickling.bind`` reads it.
+        """Return the bindings as JSON, for ``node.serialization.pickling.bind``.
 
         Parameters
         ----------
         place : callable
-            The path of a blob.
+            Returns the path of a blob.
         parts : mapping, optional
-            The paths of each rank's part, of the values that are cut.
+            Paths of each rank's part of the sharded values.
+
+        Returns
+        -------
+        Manifest
+            The bindings, with the paths of their files.
         """
         modules = [["", name] for name in self.imports]
         modules += [[one.name, one.module] for one in self.bindings if one.blob is None]
@@ -207,11 +212,11 @@ class Capture:
         return values
 
     def write(self, folder: Path) -> Manifest:
-        """Write the blobs of the values that go whole into ``folder``; the manifest that says so."""
+        """Write the blobs of unsharded values into a folder; return the manifest."""
         return self.manifest(lambda blob: str(write_blob(blob, folder)))
 
     def commit(self, ledger: Ledger) -> None:
-        """The nodes have bound all of it."""
+        """Record in the ledger that the nodes have bound everything."""
         ledger.settle(self.namespace)
         for one in self.bindings:
             if one.owners:
@@ -233,34 +238,38 @@ def collect(
     ranks: int = 1,
     tell: Tell = untold,
 ) -> Capture:
-    """Find what a cell must be sent.
+    """Return what a cell must be sent.
 
     Parameters
     ----------
     source : str
-        Python as IPython's ``transform_cell`` leaves it.
+        Python, the output of IPython's ``transform_cell``.
     namespace : dict
         The notebook's namespace.
     ledger : Ledger
-        The pool's.
+        The pool's ledger.
     exclude : iterable of str, or "all"
-        Names that are not sent though they are read; "all" sends nothing but `push`.
+        Names that are not sent although they are read; "all" sends only `push`.
     push : iterable of str
         Names that are sent whatever the ledger says.
     shard : iterable of str
         Names of which each rank is sent its part only.
     ranks : int
-        How many parts those are cut into: the pool's ranks.
+        Number of parts: the pool's ranks.
     tell : callable
-        Told how much more has been read of large values.
+        Called with the bytes of large values that were just read.
+
+    Returns
+    -------
+    Capture
+        Bindings, warnings and sources.
 
     Raises
     ------
     SyntaxError
         When the cell is not Python.
     CaptureError
-        When a pushed name does not exist, one that is to be sharded cannot be, or a value that the cell
-        reads cannot be pickled.
+        When a pushed name does not exist, a name cannot be sharded, or a value that the cell reads cannot be pickled.
     """
     cell = analyse(source)
     collector = _Collector(namespace, ledger, exclude, tuple(push), tell)
@@ -281,21 +290,30 @@ def collect_value(
     label: str = "the function call",
     exclude: Iterable[str] | Literal["all"] = frozenset(),
 ) -> tuple[Blob, Capture]:
-    """Pickle `value`, and find what the notebook's functions in it must be sent to run.
+    """Pickle a value; return it with what the notebook's functions in it need.
 
     Parameters
     ----------
     value : Any
         Such as a function with its arguments.
-    namespace, ledger, exclude
-        As for `collect`.
+    namespace : dict
+        The notebook's namespace.
+    ledger : Ledger
+        The pool's ledger.
     label : str
-        What error messages call the value.
+        Name of the value in error messages.
+    exclude : iterable of str, or "all"
+        Names that are not sent; see `collect`.
+
+    Returns
+    -------
+    (Blob, Capture)
+        The value, and what its functions read.
 
     Raises
     ------
     CaptureError
-        When it, or something that it needs, cannot be pickled.
+        When the value, or something that it needs, cannot be pickled.
     """
     try:
         packed = pack(value, namespace)
@@ -312,7 +330,7 @@ def collect_value(
 
 
 class _Collector:
-    """Follows names to the names that their functions read."""
+    """Follows names to values, and values to the names that their functions read."""
 
     def __init__(
         self,
@@ -336,7 +354,7 @@ class _Collector:
         self.imports: set[str] = set()
         self.problems: dict[str, str] = {}
         self.skipped: dict[str, str] = {}
-        # What was pickled whole, whether it is sent or not; what is sent whatever the ledger says.
+        # Values that were pickled whole, sent or not; then names that are sent whatever the ledger says.
         self.packs: dict[str, Packed] = {}
         self.traces: dict[str, Trace] = {}
         self.parted_before: set[str] = set()
@@ -352,7 +370,7 @@ class _Collector:
             )
 
     def add_parts(self, names: tuple[str, ...], ranks: int, cell: CellNames) -> None:
-        """Add what each rank is sent a part of, once it is known that it can be."""
+        """Add the values to shard; raise CaptureError for one that cannot be."""
         for name in names:
             self.must_have(name, "sharded")
             if name in cell.writes and name not in cell.reads:
@@ -364,7 +382,7 @@ class _Collector:
         arrays = {name: self.namespace[name] for name in names}
         try:
             length = common_length(arrays)
-            # The shortest parts there are: whether items can be taken of it at all.
+            # The shortest parts possible: this fails if the value cannot be indexed.
             for value in arrays.values():
                 part(value, length, length + 1)
         except SpecError as error:
@@ -420,7 +438,7 @@ class _Collector:
         binding = Binding(name, "value", blob=packed.blob, value=value, ranks=ranks)
         if self.wanted(binding, lambda: _again(binding, self.namespace)):
             self.attributes |= packed.attributes
-            # What a value's functions read is bound before the value, whose unpickling may call them.
+            # Names that a value's functions read are bound before it: unpickling may call them.
             self.follow(packed, required)
             self.bindings[name] = binding
             self.note_code(name, packed, required)
@@ -435,12 +453,12 @@ class _Collector:
             self.follow(packed, required)
 
     def follow(self, packed: Packed, required: bool) -> None:
-        """Add what the functions in a value read."""
+        """Add the names that the functions in a value read."""
         self.add(packed.reads, required=required)
         self.add(packed.guesses, required=False)
 
     def note_code(self, label: str, packed: Packed, required: bool) -> None:
-        """Note of what is sent whether there is code in it, and from where that is."""
+        """Record the source files of a value's code, and its functions."""
         self.files |= packed.files
         if packed.carried:
             self.carried[label] = Carried(packed.carried, required)
@@ -452,13 +470,13 @@ class _Collector:
         (self.problems if required else self.skipped)[name] = explain(name, value, self.namespace, error)
 
     def wanted(self, binding: Binding, again: Callable[[], str | None]) -> bool:
-        # Who says that ranks are to have parts of what the notebook has means that, and not what they have made.
+        # Sharding a name means the notebook's value, not what the ranks have assigned.
         push = binding.name in self.push or (binding.ranks and binding.name in self.ledger.nodes_own)
         push = push or binding.name in self.parted_before
         return bool(push) or self.ledger.must_send(binding.name, binding.value, binding.digest, again)
 
     def refused(self) -> CaptureError:
-        """What cannot be pickled, and the way out."""
+        """Return the error that lists the unpicklable values, with advice."""
         names = ",".join(self.problems)
         lines = "\n".join(self.problems.values())
         return CaptureError(f"{lines}\nleave it out with --no-capture {names}, or make it inside the cell")
@@ -479,7 +497,7 @@ class _Collector:
         return replace(found, groups=tuple(ties.groups), units=ties.units)
 
     def of_memory(self) -> tuple[str, ...]:
-        """What a person should know of memory that values share here, and will not on the nodes."""
+        """Return warnings about memory that values will not share on the nodes."""
         sent = self.sent()
         cut = {name: self.bindings[name].value for name in self.ranks if name in self.bindings}
         ids = {name: self.trace(name).ids for name in sent} if cut else {}
@@ -488,7 +506,7 @@ class _Collector:
     # -- what shares objects -----------------------------------------------------------------------
 
     def tie(self) -> Ties:
-        """Put together what is sent and shares objects, with each other or with what the nodes have."""
+        """Group sent values that share objects with each other or with the nodes."""
         while self.add_touched() or self.add_joined():
             pass
         if self.problems:
@@ -506,7 +524,7 @@ class _Collector:
         return self.ties
 
     def replaced(self, sent: Mapping[str, Trace]) -> Iterator[tuple[str, tuple[Trace, Unit]]]:
-        """What the nodes have under names that the notebook has given other values, and that is in what is sent."""
+        """Yield replaced values that the nodes still have and that are in sent values."""
         ids = set().union(*(trace.ids for trace in sent.values()))
         for name, value, digest, unit in self.ledger.replaced(ids):
             with contextlib.suppress(Exception):
@@ -515,26 +533,26 @@ class _Collector:
                     yield f"the former {name}", (Trace(packed), unit)
 
     def sent(self) -> list[str]:
-        """The names of values that are sent whole, in their order."""
+        """Return the names of values that are sent whole, in order."""
         return [name for name in self.bindings if name in self.packs]
 
     def trace(self, name: str) -> Trace:
-        """The objects in a value."""
+        """Return the objects in a value."""
         if name not in self.traces:
             self.traces[name] = Trace(self.packs[name])
         return self.traces[name]
 
     def add_touched(self) -> bool:
-        """Look at names that the cell does not read and the nodes have: what changed in them is sent too."""
+        """Add changed values on the nodes that share objects with sent ones."""
         ids = set().union(*(self.trace(name).ids for name in self.sent()))
         found = [name for name in self.ledger.touched(ids, self.namespace) if name not in self.met] if ids else []
         self.add(found, required=False)
         return bool(self.met.intersection(found))
 
     def add_joined(self) -> bool:
-        """Send what has not changed but for an object that it has in common with others only since it was sent.
+        """Add unchanged values that share objects only since they were sent.
 
-        And views of an array that has changed outside of them.
+        Views of an array that was changed outside of them are added too.
         """
         if len(self.packs) < 2:
             return False
@@ -554,7 +572,7 @@ class _Collector:
         return bool(found)
 
     def refer(self, packed: Packed, value: Any) -> Blob:
-        """The blob of a call, which shares objects with the names that its function reads."""
+        """Return the blob of a call, which shares objects with names that it reads."""
         ties = self.ties
         if ties is None or not self.packs:
             return packed.blob
@@ -562,7 +580,7 @@ class _Collector:
         return refer(packed, value, {**ties.kept, **units})
 
     def submodules(self) -> tuple[str, ...]:
-        """Loaded submodules that the code may reach by attributes, such as `xml.dom` from `xml`."""
+        """Return loaded submodules that the code may reach as attributes (`xml.dom`)."""
         found = []
         for name in sorted(sys.modules) if self.modules else ():
             for module in self.modules:
@@ -573,7 +591,7 @@ class _Collector:
 
 
 def _parting(name: str, other: str) -> str:
-    """What a person should know of names that share an object here, and will not on the nodes."""
+    """Return a warning about two names that will not share an object on the nodes."""
     return (
         f"{name} and {other} share an object in the notebook, and do not on the nodes: {name} is sent now, and {other} "
         f"is what the nodes have. Assign both anew in the notebook to have them share it there"
@@ -581,7 +599,7 @@ def _parting(name: str, other: str) -> str:
 
 
 def _untied(name: str, other: str) -> str:
-    """What a person should know of Keras models that share layers here, and will not on the nodes."""
+    """Return a warning about Keras models that will not share layers on the nodes."""
     models = f"{name} and {other} share" if name != other else f"models in {name} share"
     return (
         f"{models} Keras layers or weights in the notebook, and do not on the nodes: the configuration that Keras has "
@@ -590,6 +608,6 @@ def _untied(name: str, other: str) -> str:
 
 
 def _again(binding: Binding, namespace: dict[str, Any]) -> str | None:
-    """The digest of a binding, made once more."""
+    """Return a binding's digest, computed once more."""
     digest = fingerprint(binding.value, namespace)
     return f"{binding.ranks} parts of {digest}" if binding.ranks and digest is not None else digest

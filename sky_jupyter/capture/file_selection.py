@@ -1,6 +1,6 @@
-"""Which files of a folder go to the nodes.
+"""Files of a folder that are sent to the nodes.
 
-What ``.gitignore`` names stays here, and what only belongs to this machine; so do files that hold passwords and keys.
+Files that ``.gitignore`` names, files of use on this machine only, and files with passwords or keys are left out.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ _NOT_FOLDERS = {".git", ".hg", ".svn", ".venv", "__pycache__", "node_modules", "
 _NOT_FOLDERS |= {".mypy_cache", ".pytest_cache", ".ruff_cache", ".hypothesis", ".eggs", ".idea", ".vscode"}
 _NOT_ENDS = (".pyc", ".pyo", ".egg-info", ".swp", "~")
 _NOT_FILES = {".DS_Store", ".git", ".coverage"}
-# Where passwords, tokens and keys are kept. Samples to be filled in go like any other file.
+# Files with passwords, tokens and keys. Templates of them are sent like other files.
 _SECRETS = re.compile(
     r"\.env(?!\.(example|sample|template|dist)\Z)(\..+)?|\.envrc|\.netrc|\.pgpass|\.pypirc|\.npmrc|\.git-credentials|"
     r"credentials\.json|id_(rsa|dsa|ecdsa|ed25519)(_sk)?"
@@ -31,24 +31,24 @@ _SECRETS = re.compile(
 _KEY_ENDS = (".pem", ".key")
 _PRIVATE = b"PRIVATE KEY-----"
 _KEY_HEAD = 4096
-# What every virtual environment has in it, whatever it is called.
+# A file that every virtual environment contains.
 _VENV = "pyvenv.cfg"
 
 
 @dataclass(frozen=True)
 class Rule:
-    """Represent a line of a ``.gitignore``.
+    """Line of a ``.gitignore``.
 
     Parameters
     ----------
     base : str
-        The folder that it stands in, as a path with a slash at its end.
+        Folder of the file, with a slash at its end.
     pattern : re.Pattern
-        What it names, as pathspec has it: a group of it matches where a path is only within that.
+        pathspec's pattern: one of its groups matches if a path is only inside a named folder.
     folders_only : bool
-        Whether it ends with a slash.
+        True if the line ends with a slash.
     again : bool
-        Whether it begins with an exclamation mark.
+        True if the line begins with an exclamation mark.
     """
 
     base: str
@@ -57,13 +57,13 @@ class Rule:
     again: bool
 
     def names(self, path: str) -> bool:
-        """Return whether a path is what the line names."""
+        """Return True if the line matches a path."""
         found = self.pattern.search(path[len(self.base) :])
         return found is not None and found.lastgroup is None
 
 
 def read_rules(folder: Path) -> list[Rule]:
-    """Return the rules in a folder's ``.gitignore``; none where it has none."""
+    """Return the rules of a folder's ``.gitignore``; none if it is missing."""
     try:
         lines = (folder / ".gitignore").read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -85,7 +85,7 @@ def _rules(base: str, lines: Iterable[str]) -> list[Rule]:
 
 
 def _ignored(rules: Sequence[Rule], path: str, *, folder: bool) -> bool:
-    """Whether the last rule that names a path ignores it."""
+    """Return True if the last rule that matches a path ignores it."""
     for rule in reversed(rules):
         if (folder or not rule.folders_only) and rule.names(path):
             return not rule.again
@@ -93,7 +93,7 @@ def _ignored(rules: Sequence[Rule], path: str, *, folder: bool) -> bool:
 
 
 def _rules_above(folder: Path) -> list[Rule]:
-    """The rules of the git repository that a folder is in, as far as they are above it; those of none ignore it."""
+    """Return the rules of a folder's repository above it, unless they ignore it."""
     above = [folder, *folder.parents]
     top = next((place for place in above if (place / ".git").exists()), None)
     if top is None:
@@ -104,7 +104,7 @@ def _rules_above(folder: Path) -> list[Rule]:
         rules += read_rules(path)
         path = path / part
         if _ignored(rules, str(path), folder=True):
-            # Who names what git ignores means it.
+            # A folder that git ignores was named explicitly: send it.
             return []
     return rules
 
@@ -112,21 +112,29 @@ def _rules_above(folder: Path) -> list[Rule]:
 def files_in(
     root: Path, excludes: Sequence[str] = (), on_secret: Callable[[str], object] = str
 ) -> Iterator[tuple[str, os.stat_result]]:
-    """A folder's files and links that go to nodes: each path from the folder, with slashes, and what it is itself.
+    """Yield the files and links of a folder that are sent, with their status.
 
-    A link goes as a link, as with git: what it leads to goes where that is in the folder, and nowhere else.
+    Paths are relative, with slashes. A link is sent as a link, as with git: its target is sent only if it is in
+    the folder.
 
     Parameters
     ----------
+    root : Path
+        The folder.
     excludes : sequence of str
-        What is left out besides, as lines of a ``.gitignore`` in the folder.
+        Further lines of a ``.gitignore`` in the folder.
     on_secret : callable
-        Told the path of each file that is left out because it holds passwords or keys.
+        Called with the path of each file that is left out because it has passwords or keys.
+
+    Yields
+    ------
+    (str, os.stat_result)
+        Relative path, and the status of the file or link itself.
 
     Raises
     ------
     CaptureError
-        When something of it cannot be read.
+        When a file or folder cannot be read.
     """
     root = root.absolute()
     yield from _walk(root, "", [*_rules_above(root), *_rules(f"{root}/", excludes)], on_secret)
@@ -158,7 +166,7 @@ def _walk(
 
 
 def _stays(entry: os.DirEntry[str], is_folder: bool) -> bool:
-    """Whether something is of use on this machine only."""
+    """Return True for a file or folder that is of use on this machine only."""
     if entry.name.endswith(_NOT_ENDS):
         return True
     if not is_folder:
@@ -167,7 +175,7 @@ def _stays(entry: os.DirEntry[str], is_folder: bool) -> bool:
 
 
 def _is_secret(entry: os.DirEntry[str]) -> bool:
-    """Tell whether a file holds passwords or private keys: by its name, of key files by how they begin."""
+    """Return True for a file with passwords or private keys, by name or first bytes."""
     if _SECRETS.fullmatch(entry.name):
         return True
     if not entry.name.endswith(_KEY_ENDS):
@@ -177,37 +185,34 @@ def _is_secret(entry: os.DirEntry[str]) -> bool:
 
 
 def target_of(link: Path, root: Path) -> tuple[str, bool]:
-    """Where a link below ``root`` leads, as it is to lead on a node, and whether that is outside of ``root``."""
+    """Return a link's target as a node needs it, and if it is outside of ``root``."""
     to = os.readlink(link)
     place = os.path.normpath(os.path.join(link.parent, to))
     outside = not Path(place).is_relative_to(root)
     if os.path.isabs(to) and not outside:
-        # There the folder is somewhere else.
+        # On the nodes, the folder has another path.
         to = os.path.relpath(place, link.parent)
     return to, outside
 
 
 def refuse_large(what: str, files: Sequence[tuple[str, int]], advice: str) -> None:
-    """Refuse a folder whose files are too much, with the largest of what is in it.
+    """Raise CaptureError, with the largest entries, if a folder exceeds `LIMIT`.
 
     Parameters
     ----------
     what : str
         The folder, as a message names it.
     files : sequence of (str, int)
-        Each file's path from the folder and its size.
-
-    Raises
-    ------
-    CaptureError
-        When they are more than `LIMIT` bytes.
+        Path and size of each file.
+    advice : str
+        End of the message.
     """
     size = sum(size for _, size in files)
     if size <= LIMIT:
         return
     largest = sorted(files, key=lambda item: (-item[1], item[0]))[:_SHOWN]
     if 2 * sum(its for _, its in largest) < size:
-        # It is many small ones: the folders that they are in tell more.
+        # Many small files: their folders say more.
         entries: dict[str, int] = {}
         for name, its in files:
             first, slash, _ = name.partition("/")

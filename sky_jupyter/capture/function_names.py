@@ -1,4 +1,4 @@
-"""Which names the code of the notebook's functions writes, has as attributes, and may read by its texts."""
+"""Names that a function's code writes, has as attributes, or may read by strings."""
 
 from __future__ import annotations
 
@@ -13,12 +13,12 @@ _MAGICS = {"run_line_magic", "run_cell_magic"}
 _NAMESPACES = {"globals"}
 _EVALUATORS = {"eval", "exec"}
 PANDAS = {"query", "eval"}
-"""Methods that read ``@name`` from where they are called."""
+"""Methods that read ``@name`` from their caller's frame."""
 _ASKING = {"get_ipython", *_NAMESPACES, *_EVALUATORS, *PANDAS}
 
 
 def code_guesses(code: types.CodeType) -> set[str]:
-    """Global names that stand in texts of a function's code, and that it may read by them."""
+    """Return global names in a function's strings that it may read by them."""
     guesses: set[str] = set()
     for inner in nested_code(code):
         attributes = set(inner.co_names)
@@ -47,12 +47,12 @@ def _texts(const: object) -> Iterator[str]:
 
 
 def code_writes(code: types.CodeType) -> set[str]:
-    """Names that a function's code declares global and assigns or deletes."""
+    """Return names that a function's code declares global and assigns or deletes."""
     operations = ("STORE_GLOBAL", "DELETE_GLOBAL")
     steps = (step for inner in nested_code(code) for step in dis.get_instructions(inner))
     return {step.argval for step in steps if step.opname in operations}
 
 
 def code_attributes(code: types.CodeType) -> set[str]:
-    """All names in a function's code, those of attributes among them."""
+    """Return all names in a function's code, attributes included."""
     return {name for inner in nested_code(code) for name in inner.co_names}

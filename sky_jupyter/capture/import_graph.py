@@ -1,7 +1,7 @@
-"""Which modules of the user's own project code imports, directly or through others, found without importing any.
+"""Static import graph of the user's own project; it imports no module.
 
-A module is the project's own, or *local*, where Python finds it outside of the standard library and of
-every ``site-packages``: beside the notebook, on ``PYTHONPATH``, or by an editable install.
+A module is *local* if Python finds it outside of the standard library and of every ``site-packages``: beside the
+notebook, on ``PYTHONPATH``, or by an editable install.
 """
 
 from __future__ import annotations
@@ -26,22 +26,22 @@ from typing import Any
 _INSTALLED = {"site-packages", "dist-packages"}
 _OWN = __name__.partition(".")[0]
 _NEVER = {"__main__", "__mp_main__", _OWN, *sys.builtin_module_names, *sys.stdlib_module_names}
-# Line magics whose text is code.
+# Line magics whose arguments are code.
 _LINE_CODE = {"time", "timeit", "prun"}
 
 
 @dataclass(frozen=True)
 class Module:
-    """A local module.
+    """Local module.
 
     Parameters
     ----------
     name : str
-        Its full name.
+        Full name.
     file : Path or None
         Its file; None for a package without an ``__init__.py``.
     folders : tuple of Path
-        Where a package's modules are; empty for a plain module.
+        Folders of a package; empty for a plain module.
     """
 
     name: str
@@ -50,25 +50,25 @@ class Module:
 
     @property
     def is_source(self) -> bool:
-        """Whether its file is Python."""
+        """True if its file is Python source."""
         return self.file is not None and self.file.suffix == ".py"
 
     @property
     def is_there(self) -> bool:
-        """Whether it is still where it was found."""
+        """True if it still exists."""
         return self.file.is_file() if self.file is not None else any(folder.is_dir() for folder in self.folders)
 
 
 @dataclass(frozen=True)
 class Imports:
-    """What some code imports.
+    """Imports of a piece of code.
 
     Parameters
     ----------
     modules : frozenset of str
-        Full names after ``import``, and those that stand in ``importlib.import_module("…")``.
+        Full names after ``import``, and constant arguments of ``importlib.import_module``.
     members : frozenset of (str, str)
-        A module, and what is taken from it: a name in it, a submodule, or ``"*"``.
+        A module, with what is imported from it: a name, a submodule, or ``"*"``.
     """
 
     modules: frozenset[str] = frozenset()
@@ -76,23 +76,23 @@ class Imports:
 
     @property
     def names(self) -> frozenset[str]:
-        """All modules that it may import."""
+        """Modules that the code may import."""
         parts = {f"{base}.{name}" for base, name in self.members if name != "*"}
         return self.modules | {base for base, _ in self.members} | parts
 
 
 @dataclass(frozen=True)
 class Closure:
-    """What `LocalModules.closure` found.
+    """Result of `LocalModules.closure`.
 
     Parameters
     ----------
     modules : mapping of str to Module
-        The local modules, by name, those before others that import them first.
+        Local modules by name; a module comes before those that import it.
     uses : mapping of str to frozenset of str
-        Which of them each of them imports.
+        The local modules that each of them imports.
     others : frozenset of str
-        Full names of all else that is imported and does not belong to Python.
+        Full names of all other imports that are not Python's own.
     """
 
     modules: Mapping[str, Module] = field(default_factory=dict)
@@ -101,14 +101,19 @@ class Closure:
 
 
 def imports_of(source: str, package: str = "") -> Imports:
-    """What code imports, wherever in it, code in its magics included; nothing where it is not Python.
+    """Return all imports of code, magics included; none if it is not Python.
 
     Parameters
     ----------
     source : str
-        Python, or a cell as IPython's ``transform_cell`` leaves it.
+        Python, or a cell as IPython's ``transform_cell`` returns it.
     package : str
-        Where relative imports begin.
+        Package that relative imports start from.
+
+    Returns
+    -------
+    Imports
+        Modules, and names imported from modules.
     """
     modules: set[str] = set()
     members: set[tuple[str, str]] = set()
@@ -127,7 +132,7 @@ def imports_of(source: str, package: str = "") -> Imports:
 
 
 def imports_of_code(code: types.CodeType) -> Imports:
-    """What compiled code imports, that inside it included."""
+    """Return the imports of compiled code, nested code included."""
     modules: set[str] = set()
     members: set[tuple[str, str]] = set()
     left = [code]
@@ -158,7 +163,7 @@ def _absolute(module: str, level: int, package: str) -> str:
 
 
 def _take_call(node: ast.Call, package: str, modules: set[str], texts: list[str]) -> None:
-    """Imports that are calls, and code in strings."""
+    """Collect imports by a function call, and code in strings."""
     name = node.func.attr if isinstance(node.func, ast.Attribute) else getattr(node.func, "id", "")
     given = [part.value for part in node.args if isinstance(part, ast.Constant) and isinstance(part.value, str)]
     if name in ("import_module", "__import__") and given:
@@ -174,7 +179,7 @@ def _take_call(node: ast.Call, package: str, modules: set[str], texts: list[str]
 
 
 class LocalModules:
-    """Finds local modules, and remembers what their files import until those change."""
+    """Finder of local modules, with a cache of the imports of each file."""
 
     def __init__(self) -> None:
         self._imports: dict[Path, tuple[tuple[int, int], Imports]] = {}
@@ -183,9 +188,9 @@ class LocalModules:
         self._searched = False
 
     def closure(self, needs: Iterable[str]) -> Closure:
-        """All local modules that importing ``needs`` imports.
+        """Return all local modules that importing ``needs`` imports.
 
-        Those that this process has loaded from the same packages count too, whoever imported them.
+        Loaded submodules of the same packages are included.
         """
         self._found, self._searched = {}, False
         modules: dict[str, Module] = {}
@@ -212,7 +217,7 @@ class LocalModules:
         return Closure({name: modules[name] for name in _ordered(modules, uses)}, uses, frozenset(others))
 
     def _uses(self, name: str, imports: Imports, modules: Mapping[str, Module]) -> frozenset[str]:
-        """What a module's content depends on: not on a package of which it takes submodules only."""
+        """Return the modules that a module depends on, as few as possible."""
         used = {part for module in imports.modules for part in _prefixes(module)}
         for base, member in imports.members:
             inner = f"{base}.{member}"
@@ -242,7 +247,7 @@ class LocalModules:
         return self._found[name]
 
     def _search(self, name: str) -> Module | None:
-        """The local module of a name; None where it is not local, or there is none."""
+        """Return the local module of a name; None if there is none."""
         if name.partition(".")[0] in _NEVER:
             return None
         parent = name.rpartition(".")[0]
@@ -253,23 +258,23 @@ class LocalModules:
         if loaded is not None and not (loaded.has_location and not os.path.exists(loaded.origin or "")):
             return _local(name, loaded)
         if not self._searched:
-            # What was written a moment ago is found too.
+            # Files that were written a moment ago must be found.
             importlib.invalidate_caches()
             self._searched = True
         spec = _spec(name, above)
         if spec is not None:
             return _local(name, spec)
-        # The notebook may have gone to another folder meanwhile.
+        # The notebook may have changed its working folder meanwhile.
         before = self._before.get(name)
         return before if before is not None and before.is_there else None
 
 
 def _spec(name: str, parent: Module | None) -> ModuleSpec | None:
-    """What Python's own search finds; it imports nothing."""
+    """Return the result of Python's own search, which imports nothing."""
     path = [str(folder) for folder in parent.folders] if parent is not None else None
     for finder in list(sys.meta_path):
         find: Any = getattr(finder, "find_spec", None)
-        # A finder is anybody's code.
+        # A finder is foreign code.
         with contextlib.suppress(Exception):
             spec: ModuleSpec | None = find(name, path)
             if spec is not None:
@@ -290,7 +295,7 @@ def _local(name: str, spec: ModuleSpec) -> Module | None:
 
 @functools.lru_cache(10_000)
 def is_local(folder: str) -> bool:
-    """Whether what is in a folder is neither Python's nor installed nor this package's own."""
+    """Return True for a folder outside of Python, site-packages and this package."""
     path = Path(folder)
     if _INSTALLED & set(path.parts):
         return False
@@ -299,7 +304,7 @@ def is_local(folder: str) -> bool:
 
 @functools.cache
 def _places() -> tuple[Path, ...]:
-    """Where Python, what is installed and this package are."""
+    """Return the folders of Python, of installed packages, and of this package."""
     names = ("stdlib", "platstdlib", "purelib", "platlib")
     places = [place for name in names if (place := sysconfig.get_path(name))]
     with contextlib.suppress(Exception):
@@ -313,7 +318,7 @@ def _prefixes(name: str) -> list[str]:
 
 
 def _ordered(modules: Iterable[str], uses: Mapping[str, frozenset[str]]) -> list[str]:
-    """The modules, each after those that it uses; in a circle, in the order of their names."""
+    """Return modules after those that they use; within a cycle, in order of names."""
     ordered: dict[str, None] = {}
     met: set[str] = set()
     for first in sorted(modules):
@@ -334,7 +339,7 @@ def _ordered(modules: Iterable[str], uses: Mapping[str, frozenset[str]]) -> list
 
 
 def _text(file: Path) -> str:
-    """A source file's text; what cannot be decoded is no Python, and Python says so where it is imported."""
+    """Return a source file's text; empty if it cannot be decoded."""
     with contextlib.suppress(SyntaxError, UnicodeDecodeError), tokenize.open(file) as opened:
         return opened.read()
     return ""

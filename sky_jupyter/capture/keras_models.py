@@ -1,7 +1,7 @@
-"""Keras models in a pickle: those that have layers in common share them, and those of other pickles.
+"""Keras models in a pickle: models with common layers keep sharing them.
 
-A `Models` is made with each pickler. What has a part of another model in it is pickled with it; a part that is met by
-itself is pickled as that part of its owner.
+Each pickler has a `Models`. A model that contains parts of another is pickled with it. A part that is met by itself is
+pickled as that part of its owner.
 """
 
 from __future__ import annotations
@@ -20,19 +20,19 @@ METADATA = "metadata.json"
 
 
 class Models:
-    """The Keras models that one pickler meets.
+    """Keras models that one pickler has met.
 
     Parameters
     ----------
     owners : mapping of int to (Any, Place)
-        By the ids of parts, the model whose archive has them, and where.
+        For ids of parts: the model whose archive has the part, and its place there.
 
     Attributes
     ----------
     met : dict
-        What went as an archive, by the ids.
+        Objects that were pickled as archives, by id.
     untied : list of (Any, Any)
-        Models, and parts of other models that they have and will not share: their configuration does not give them.
+        A model, and a part of another that it will not share: its configuration does not list the part.
     """
 
     def __init__(self, owners: Mapping[int, tuple[Any, Place]] | None = None) -> None:
@@ -42,15 +42,15 @@ class Models:
         self._parts: dict[int, dict[int, tuple[Place, Any]]] = {}
 
     def parts(self, model: Any) -> dict[int, tuple[Place, Any]]:
-        """The parts of a model, by their ids."""
+        """Return the parts of a model, by id."""
         if id(model) not in self._parts:
             self._parts[id(model)] = {id(one): (place, one) for place, one in parts(model)}
         return self._parts[id(model)]
 
     def reduced(self, obj: Any, there: Collection[int]) -> Any:
-        """How to make it again, as ``__reduce__`` says it; NotImplemented for what is no part of a model.
+        """Return how to rebuild an object, as ``__reduce__`` does.
 
-        ``there`` are the ids of what the nodes have.
+        Return NotImplemented for an object that is not part of a model. ``there`` has the ids of objects on the nodes.
         """
         if (owner := self.owners.get(id(obj))) is not None:
             return part, owner
@@ -60,7 +60,7 @@ class Models:
         given = [one for key, (_, one) in self.parts(obj).items() if self._is_given(key, obj, there)]
         customs = customs_of(obj)
         archive, known = archived(obj, [one for one in given if is_keras(one)])
-        # What is in another model's part is that one's, whether the configuration speaks of it or not.
+        # Parts of another model's part belong to it, whether the configuration lists them or not.
         inner = set().union(*(self.parts(one).keys() for one in known.values()))
         inner |= {id(one) for one in known.values()}
         self.untied += [(obj, one) for one in given if id(one) not in inner]
@@ -74,11 +74,11 @@ class Models:
         return key in there or (owner is not None and owner[0] is not model)
 
     def common(self, memo: Collection[int], first: Collection[int] = ()) -> dict[int, tuple[Any, Place]]:
-        """Who is to have what several models have, or what was met by itself too; nothing where there is none.
+        """Return the owners of parts that several models have; empty if there are none.
 
-        ``first`` are the ids of models that can be given nothing.
+        Parts that were also pickled alone count. ``first`` has the ids of models that cannot take another's parts.
         """
-        # Those that have most come first: what they hold may be known through them alone.
+        # Models with most parts come first: their parts may be reachable through them alone.
         models = sorted(self.met.values(), key=lambda model: (id(model) not in first, -len(self.parts(model))))
         owners: dict[int, tuple[Any, Place]] = {}
         needed = False
@@ -90,7 +90,7 @@ class Models:
 
 
 def archived(model: Any, given: Iterable[Any]) -> tuple[io.BytesIO, dict[int, Any]]:
-    """A model as an archive of which a part is left out; the parts by their numbers in it."""
+    """Return a model's archive without the given parts, and these by their numbers."""
     from keras.src.backend.common import global_state
     from keras.src.saving import saving_lib, serialization_lib
 
@@ -100,7 +100,7 @@ def archived(model: Any, given: Iterable[Any]) -> tuple[io.BytesIO, dict[int, An
         global_state.get_global_attribute("shared_objects/id_to_config_map").update(seen)
         config = serialization_lib.serialize_keras_object(model)
     numbers: dict[int, int] = {}
-    # Ids are not the same the next time.
+    # Ids differ the next time.
     _number(config, numbers)
     known = {numbers[key]: ids[key] for key, told in seen.items() if told and key in numbers}
     archive = io.BytesIO()
@@ -133,10 +133,10 @@ def _number(config: Any, numbers: dict[int, int]) -> None:
 
 
 def _same(archive: io.BytesIO) -> io.BytesIO:
-    """A Keras archive without the time at which it was saved.
+    """Return a Keras archive without the time at which it was saved.
 
-    With it, an unchanged model would look changed a second later: it would be sent again, and what
-    it learned on the nodes would be lost.
+    With it, an unchanged model would look changed a second later: it would be sent again, and its training on the nodes
+    would be lost.
     """
     undated = io.BytesIO()
     with zipfile.ZipFile(archive) as old, zipfile.ZipFile(undated, "w") as new:
@@ -152,7 +152,7 @@ def _same(archive: io.BytesIO) -> io.BytesIO:
 
 
 def customs_of(model: Any) -> dict[str, Any]:
-    """The classes and functions in a model that are not Keras' own, by the names that its configuration has."""
+    """Return a model's custom classes and functions, by their registered names."""
     from keras.src.saving.object_registration import get_registered_name
 
     found: dict[str, Any] = {}
@@ -166,7 +166,7 @@ def customs_of(model: Any) -> dict[str, Any]:
 
 
 def _pieces(model: Any) -> Iterator[Any]:
-    """What the configuration of a model may speak of."""
+    """Yield the objects that a model's configuration may contain."""
     for one in layers_of(model) or [model]:
         yield one
         yield from filter(_is_piece, list(vars(one).values()))

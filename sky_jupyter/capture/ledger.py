@@ -1,8 +1,8 @@
-"""Who wrote each name last, the notebook or the nodes, and what the nodes have been sent.
+"""Ledger of a pool: the last writer of each name, and the values sent.
 
-A `Ledger` is made with a pool and held by whoever runs cells on it. It is told of every cell: of the
-notebook's plain cells by `notebook_ran`, of what was bound on the nodes by `sent`, of a ``%%sky``
-cell's own assignments by `nodes_wrote`. `collect` asks it which values must be sent.
+A `Ledger` is made with a pool and used by the code that runs cells on it. It records each cell: plain cells by
+`notebook_ran`, names bound on the nodes by `sent`, assignments of ``%%sky`` cells by `nodes_wrote`. `collect` asks it
+which values must be sent.
 """
 
 from __future__ import annotations
@@ -24,26 +24,26 @@ _ABSENT = object()
 
 @dataclass(frozen=True)
 class NameFacts:
-    """What is known of a name on the nodes.
+    """Name on the nodes.
 
     Parameters
     ----------
     name : str
         The name.
     origin : "notebook", "module" or "nodes"
-        Where its value comes from.
+        Source of its value.
     when : float
-        When it was sent, or when the cell had ended that assigned it on the nodes; seconds since 1970.
+        When it was sent, or when the cell that assigned it on the nodes ended; seconds since 1970.
     size : int, optional
-        Bytes that were sent, or that its arrays have on a rank; None where nobody can tell.
+        Bytes sent, or bytes of its arrays on a rank; None if unknown.
     ranks : frozenset of int, optional
-        The ranks that assigned it; None for all.
+        Ranks that assigned it; None for all.
     gone : bool
-        Whether the nodes deleted it.
+        True if the nodes deleted it.
     stale : bool
-        Whether the notebook has had another object under the name since: that one is sent next.
+        True if the notebook has assigned another object since, which is sent next.
     parts : int
-        Of what each rank was sent its part of: how many parts there are.
+        Number of parts of a sharded value.
     """
 
     name: str
@@ -57,26 +57,26 @@ class NameFacts:
 
 
 class _Mark:
-    """What the notebook had under a name at some time: the very object, and its content then."""
+    """Reference to the notebook's object under a name, with its digest at that time."""
 
     def __init__(self, value: Any, digest: str | None, when: float | None = None, size: int | None = None) -> None:
         self.digest, self.size = digest, size
         self.when = time.time() if when is None else when
-        # Of what the nodes wrote: the ranks that did, where not all did; and whether it was deleted there.
+        # For a value of the nodes: ranks that wrote it, None for all; and whether it was deleted there.
         self.ranks: frozenset[int] | None = None
         self.gone = False
-        # Of what was sent: into how many parts it was cut.
+        # For a sharded value: the number of parts.
         self.parts = 0
-        # What the nodes have of it, or had before they assigned the name.
+        # Objects that the nodes have of it, or had before they assigned the name.
         self.unit: Unit | None = None
         try:
             self._value: Callable[[], Any] = weakref.ref(value)
-        except TypeError:  # Lists, dicts, numbers. An id alone would not do: it is used again.
+        except TypeError:  # Lists, dicts, numbers. An id alone would not do: ids are reused.
             self._value = lambda: value
 
     @property
     def value(self) -> Any:
-        """The object, None where it is gone."""
+        """Object; None if it was collected."""
         return self._value()
 
     def is_of(self, value: Any) -> bool:
@@ -84,10 +84,10 @@ class _Mark:
         return kept is value and (value is not None or not isinstance(self._value, weakref.ref))
 
     def differs(self, value: Any, digest: str | None, again: Callable[[], str | None]) -> bool:
-        """Whether the notebook now has something else, or the same object with other content.
+        """Return True if the notebook has another object now, or other content.
 
-        `again` makes the digest once more: where two in a row differ, the value's pickle is never
-        the same, its digest says nothing, and the same object counts as unchanged.
+        ``again`` computes the digest once more. If it differs each time, the pickle is not deterministic, and the same
+        object counts as unchanged.
         """
         if not self.is_of(value):
             return True
@@ -95,34 +95,33 @@ class _Mark:
 
 
 class Ledger:
-    """The last writer of each name, for one pool."""
+    """Last writer of each name, for one pool."""
 
     def __init__(self) -> None:
         self._sent: dict[str, _Mark] = {}
         self._nodes: dict[str, _Mark] = {}
         self._uses: dict[str, frozenset[str]] = {}
-        # What the nodes have under names that the notebook has written since: for `facts` alone.
+        # Names on the nodes that the notebook has written since: for `facts` alone.
         self._old: dict[str, NameFacts] = {}
-        # What the nodes have of values that the notebook has replaced since, until they are sent the new ones.
+        # Values on the nodes that the notebook has replaced since, until the new ones are sent.
         self._past: dict[str, _Mark] = {}
-        # Names of the nodes' own of which the other ranks need what the notebook has.
+        # Names that some ranks have assigned and the others need from the notebook.
         self._lacking: set[str] = set()
-        # Modules that the nodes imported, by name: the full name, and submodules that were imported with it.
+        # Modules imported by the nodes, by name: full name, and submodules imported with it.
         self._imports: dict[str, tuple[str, ...]] = {}
-        # Those of them that were lost with their kernels: the ranks that had them, None for all.
+        # Those of them that ended with their kernels: the ranks that had them, None for all.
         self._unimported: dict[str, frozenset[int] | None] = {}
         self._world_size = 1
 
     @property
     def nodes_own(self) -> frozenset[str]:
-        """Names that the nodes assigned or deleted last, as far as the ledger was told."""
+        """Names that the nodes assigned or deleted last."""
         return frozenset(self._nodes)
 
     def notebook_wrote(self, names: Iterable[str]) -> None:
-        """The notebook has assigned or deleted `names`: its values count from now on.
+        """Record that the notebook has assigned or deleted names: its values count now.
 
-        They are bound anew even where their content is what was sent before, since the nodes may have
-        changed theirs in place.
+        They are sent again even if their content was sent before, since the nodes may have changed theirs in place.
         """
         for name in names:
             if name in self._sent or name in self._nodes:
@@ -135,16 +134,16 @@ class Ledger:
             self._lacking.discard(name)
 
     def notebook_ran(self, cell: CellNames, namespace: Mapping[str, Any], *, finished: bool = True) -> None:
-        """A plain cell has run; of the names that it may have written, find those that it did write.
+        """Record a plain cell; find the names that it has written.
 
         Parameters
         ----------
         cell : CellNames
-            The cell, as `analyse` gives it.
+            The cell, as returned by `analyse`.
         namespace : mapping
             The notebook's namespace after the cell.
         finished : bool
-            Whether it ended without an error.
+            True if it ended without an error.
         """
         sure = cell.sure if finished else frozenset()
         self.notebook_wrote(name for name in cell.writes if name in sure or self._replaced(name, namespace))
@@ -163,23 +162,22 @@ class Ledger:
         world_size: int = 0,
         sizes: Mapping[str, int | None] | None = None,
     ) -> None:
-        """A ``%%sky`` cell has assigned or deleted `names` on the nodes.
+        """Record that a ``%%sky`` cell has assigned or deleted names on the nodes.
 
         Parameters
         ----------
         names : iterable of str
-            The names, deleted ones too; not those that were only bound from what was sent.
+            Assigned and deleted names, without those that were only bound from sent values.
         namespace : dict
-            The notebook's namespace now. A later change in it, even in place, is seen.
+            The notebook's namespace now. Later changes in it are detected, even in place.
         uses : mapping, optional
-            What the functions and classes read that they are or hold: ``analyse(cell).uses`` and what ranks tell.
+            Names that functions and classes in the values read: ``analyse(cell).uses``, and what ranks report.
         ranks : mapping, optional
-            The ranks that wrote each; all, of a name that is not in it.
+            Ranks that wrote each name; all ranks for a missing name.
         world_size : int
-            How many ranks there are.
+            Number of ranks.
         sizes : mapping, optional
-            The names that a rank has afterwards, with their bytes where it can tell. One that is not in
-            it is deleted.
+            Names that a rank has afterwards, with their bytes if known. A missing name was deleted.
         """
         for name in names:
             if is_internal(name):
@@ -204,12 +202,12 @@ class Ledger:
                 self._lacking.discard(name)
                 continue
             if own is not None and (own.gone or own.differs(value, mark.digest, lambda: mark.digest)):  # noqa: B023
-                own = None  # The notebook has written it between: who had it has what is old.
+                own = None  # The notebook has written it in between: the ranks' values are outdated.
             if not everywhere and (own is None or own.ranks is not None):
                 mark.ranks = frozenset(wrote or ()).union((own and own.ranks) or ())
                 mark.ranks = None if len(mark.ranks) >= world_size else mark.ranks
             had_all = own is not None and name not in self._lacking
-            # A rank that did not write it still has what all ranks were sent, where that is what the notebook has.
+            # A rank that did not write it still has the value that all ranks were sent, if the notebook has the same.
             as_sent = sent is not None and sent.is_of(value) and sent.digest == mark.digest
             if mark.ranks is None or had_all or as_sent:
                 self._lacking.discard(name)
@@ -229,9 +227,10 @@ class Ledger:
         parts: int = 0,
         unit: Unit | None = None,
     ) -> None:
-        """The nodes have bound `name` to the notebook's `value`, or its `parts`, whose content has this digest.
+        """Record that the nodes have bound a name to the notebook's value.
 
-        ``unit`` is what they have of it.
+        ``digest`` is that of its content, ``parts`` the number of parts of a sharded value, and ``unit`` its objects on
+        the nodes.
         """
         self._nodes.pop(name, None)
         self._uses.pop(name, None)
@@ -243,38 +242,41 @@ class Ledger:
         mark.parts, mark.unit = parts, unit
 
     def unit(self, name: str) -> Unit | None:
-        """What the nodes have of the notebook's value of a name, as they were sent it."""
+        """Return the objects that the nodes have of a name's value."""
         mark = self._nodes.get(name) or self._sent.get(name)
         return None if mark is None else mark.unit
 
     def touched(self, ids: Collection[int], namespace: Mapping[str, Any]) -> Iterator[str]:
-        """Names that the nodes have and whose values here may have objects of these ids."""
+        """Yield names on the nodes whose values here may contain objects of these ids."""
         for kept in (self._sent, self._nodes):
             for name, mark in kept.items():
                 if mark.unit is not None and mark.unit.touches(ids) and mark.is_of(namespace.get(name, _ABSENT)):
                     yield name
 
     def replaced(self, ids: Collection[int]) -> Iterator[tuple[str, Any, str | None, Unit]]:
-        """Of names that the notebook has replaced, the old value, its digest and unit, where it may have these ids."""
+        """Yield replaced values that may contain objects of these ids.
+
+        Each comes with its name, digest and unit.
+        """
         for name, mark in self._past.items():
             if mark.unit is not None and mark.unit.touches(ids) and (value := mark.value) is not None:
                 yield name, value, mark.digest, mark.unit
 
     def settle(self, namespace: Mapping[str, Any]) -> None:
-        """A cell has been sent: what the notebook has deleted is not needed any more."""
+        """Record that a cell was sent: forget values that the notebook has deleted."""
         self._past = {name: mark for name, mark in self._past.items() if name in namespace}
 
     def nodes_imported(self, imports: Mapping[str, str], modules: Iterable[str], world_size: int) -> None:
-        """A ``%%sky`` cell has imported modules; told after `nodes_wrote`.
+        """Record modules that a ``%%sky`` cell has imported; call it after `nodes_wrote`.
 
         Parameters
         ----------
         imports : mapping of str to str
-            Their full names, by the names that they are bound to.
+            Full names of modules, by the names that they are bound to.
         modules : iterable of str
-            All that the cell imports by full name, submodules too.
+            Full names of all imports of the cell, submodules included.
         world_size : int
-            How many ranks there are.
+            Number of ranks.
         """
         self._world_size = world_size
         every = sorted(modules)
@@ -282,11 +284,14 @@ class Ledger:
             self._imports[name] = full, *(one for one in every if one.startswith(f"{full}."))
 
     def hides_builtin(self, name: str) -> bool:
-        """Whether the nodes have a value of the notebook's under a name of Python's own, which it has deleted since."""
+        """Return True if the nodes have a deleted value under a builtin's name."""
         return name in self._old and hasattr(builtins, name)
 
     def import_again(self, name: str) -> tuple[tuple[str, ...], frozenset[int]] | None:
-        """What new kernels are to import for a name that the old ones had, and the ranks that are not; else None."""
+        """Return modules that new kernels import for a name, and ranks that do not.
+
+        Return None if the former kernels had not imported the name.
+        """
         if name not in self._imports or name not in self._unimported:
             return None
         lost = self._unimported[name]
@@ -294,11 +299,14 @@ class Ledger:
         return self._imports[name], frozenset() if lost is None else everyone - lost
 
     def owners(self, name: str) -> frozenset[int] | None:
-        """The ranks that keep their own, of a name for which the others need the notebook's value; else None."""
+        """Return the ranks that keep their own value of a name that others need.
+
+        Return None if no rank needs the notebook's value.
+        """
         return self._nodes[name].ranks if name in self._lacking else None
 
     def supplied(self, name: str) -> None:
-        """The ranks that lacked `name` have bound the notebook's value, or the module that they had before."""
+        """Record that the ranks that lacked a name have the notebook's value or module."""
         self._lacking.discard(name)
         back, mark = self._unimported.pop(name, None), self._nodes.get(name)
         if back and mark is not None and mark.ranks is not None:
@@ -306,7 +314,7 @@ class Ledger:
             mark.ranks = None if len(mark.ranks) >= self._world_size else mark.ranks
 
     def facts(self, namespace: Mapping[str, Any]) -> list[NameFacts]:
-        """What is known of each name on the nodes, in the names' order."""
+        """Return all names on the nodes, sorted."""
         old = [replace(one, stale=one.name in namespace) for one in self._old.values()]
         known = [self._facts(name, namespace) for name in self._sent.keys() | self._nodes.keys()]
         return sorted([*known, *old], key=lambda one: one.name)
@@ -322,37 +330,47 @@ class Ledger:
         return NameFacts(name, origin, mark.when, mark.size, stale=stale, parts=mark.parts)
 
     def must_send(self, name: str, value: Any, digest: str | None, again: Callable[[], str | None]) -> bool:
-        """Whether the notebook's `value` is to be bound on the nodes, by the rule of the last writer.
+        """Return True if the notebook's value must be sent, by the last-writer rule.
 
         Parameters
         ----------
         name : str
-            A name that a cell reads and the notebook has.
+            Name that a cell reads and the notebook has.
         value : Any
             The notebook's value.
         digest : str or None
-            Of its content now; None where it cannot be pickled.
+            Digest of its content now; None if it cannot be pickled.
         again : callable
-            Makes the digest once more.
+            Computes the digest once more.
+
+        Returns
+        -------
+        bool
+            True if the nodes' value is missing or differs.
         """
         mark = self._nodes.get(name) or self._sent.get(name)
         return mark is None or mark.differs(value, digest, again)
 
     def uses(self, name: str) -> frozenset[str]:
-        """Names that the nodes' own function of this name reads."""
+        """Return names that the nodes' own function of this name reads."""
         return self._uses.get(name, frozenset())
 
     def unsent(self, new: Collection[int] = (), world_size: int = 0) -> Ledger:
-        """A copy that knows what the nodes wrote, and of nothing that they were sent.
+        """Return a copy with what the nodes wrote and without what they were sent.
 
-        For a rank that may lack what the others have: a new kernel, or the one rank of a call.
+        It is for a rank that may lack what the others have: a new kernel, or the one rank of a call.
 
         Parameters
         ----------
         new : collection of int
-            The ranks whose kernels are new: they have nothing any more.
+            Ranks with new kernels, which have nothing.
         world_size : int
-            How many ranks there are.
+            Number of ranks.
+
+        Returns
+        -------
+        Ledger
+            The copy.
         """
         rest = Ledger()
         for name, mark in self._nodes.items():
@@ -372,11 +390,16 @@ class Ledger:
         return rest
 
     def _importers(self, name: str) -> frozenset[int] | None:
-        """The ranks that have a module that the nodes imported; None for all."""
+        """Return the ranks that have a module imported by the nodes; None for all."""
         return self._nodes[name].ranks if name in self._nodes else None
 
     def forget_nodes(self, namespace: Mapping[str, Any]) -> frozenset[str]:
-        """The nodes' namespaces are gone: everything is to be sent again.
+        """Record that the nodes' namespaces are lost, so that everything is sent again.
+
+        Parameters
+        ----------
+        namespace : mapping
+            The notebook's namespace.
 
         Returns
         -------
@@ -384,7 +407,7 @@ class Ledger:
             Names that only the nodes had.
         """
         lost = frozenset(name for name, mark in self._nodes.items() if name not in namespace and not mark.gone)
-        # A name that was lost before has no importers now.
+        # A name that was lost earlier has no importers now.
         self._unimported |= {name: self._importers(name) for name in self._imports if name not in self._unimported}
         self._sent.clear()
         self._nodes.clear()

@@ -1,7 +1,7 @@
-"""A cell followed as it would run: what it reads and writes at each point, and what is certain there.
+"""Data flow of a cell's names: its reads and writes, and their certainty.
 
-Statements are followed in order through branches and loops; the code of functions counts where the
-function's name is used, or else at the end of the cell.
+Statements are followed in order through branches and loops. The code of a function counts where the function's name is
+used, or else at the end of the cell.
 """
 
 from __future__ import annotations
@@ -34,20 +34,14 @@ _SCOPED = (ast.FunctionDef, ast.AsyncFunctionDef, ast.ClassDef, ast.Lambda, *_CO
 
 
 def compiled(tree: ast.Module) -> types.CodeType:
-    """A cell's code, which may await at its top.
-
-    Raises
-    ------
-    SyntaxError
-        As Python raises it.
-    """
+    """Compile a cell, which may use await at top level; raise SyntaxError."""
     code: types.CodeType = compile(tree, "<cell>", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT, dont_inherit=True)
     return code
 
 
 @dataclass
 class _Scope:
-    """A class body, a comprehension or a generic around the code in hand."""
+    """Class body, comprehension or generic around the current code."""
 
     names: set[str] | None = None  # a comprehension's own variables, a generic's parameters; None for a class
     through: bool = False  # code in it sees the names of a class around it, as a generic's does
@@ -59,10 +53,10 @@ class _Scope:
 
 
 class Flow(ast.NodeVisitor):
-    """Follows a cell as it would run, and keeps what is certain at the point in hand.
+    """Visitor that follows a cell in order of execution.
 
-    `sure` holds the names that every path to this point has written (those of a class body under a
-    label), `maybe` those that some path has. `pending` holds what functions will read when called.
+    `sure` has the names that every path to the current point has written (those of a class body after a label),
+    `maybe` those that some path has written. `pending` has the names that functions will read when called.
     """
 
     def __init__(self) -> None:
@@ -81,11 +75,11 @@ class Flow(ast.NodeVisitor):
         self.scopes: list[_Scope] = []
         self.labels = 0
         self.following: set[str] = set()
-        # Annotations are evaluated later, if at all.
+        # Annotations are evaluated lazily.
         self.lazy = sys.version_info >= (3, 14)
 
     def follow_cell(self, tree: ast.Module) -> None:
-        """The whole cell, from its first statement to what its functions may do after it."""
+        """Follow the whole cell, then functions that may be called after it."""
         self.lazy = self.lazy or any(
             isinstance(node, ast.ImportFrom)
             and node.module == "__future__"
@@ -98,7 +92,7 @@ class Flow(ast.NodeVisitor):
 
     # -- names ------------------------------------------------------------------------------
     def load(self, name: str, *, from_function: bool = False) -> None:
-        """`name` is read here, or by a function's code, which does not see a class's names."""
+        """Record a read here, or by a function's code, which does not see class names."""
         name = self.mangled(name)
         innermost = not from_function
         for scope in reversed(self.scopes):
@@ -119,10 +113,10 @@ class Flow(ast.NodeVisitor):
         self.follow(name)
 
     def follow(self, name: str) -> None:
-        """The function of this name may be called from here on: what it reads is read."""
+        """Record the reads of a function, which may be called from here on."""
         if name in self.pending and name not in self.following:
             self.following.add(name)
-            # The function was defined outside of all that is around its use.
+            # The function was defined outside of the scopes around its use.
             around, self.scopes = self.scopes, []
             for used in sorted(self.pending[name]):
                 self.load(used)
@@ -130,14 +124,14 @@ class Flow(ast.NodeVisitor):
             self.following.discard(name)
 
     def settle(self, names: Iterable[str]) -> None:
-        """Count what functions read that were defined and not used by name."""
+        """Record the reads of functions that were defined and not used by name."""
         before, self.guessing = self.guessing, True
         for name in list(names):
             self.follow(name)
         self.guessing = before
 
     def mangled(self, name: str) -> str:
-        """The name that Python makes of a private one in a class."""
+        """Return the mangled form of a class's private name."""
         classes = [scope.name for scope in self.scopes if scope.names is None]
         if not (classes and name.startswith("__")) or name.endswith("__") or not classes[-1].strip("_"):
             return name
@@ -155,7 +149,7 @@ class Flow(ast.NodeVisitor):
             self.dropped.discard(name)
 
     def store_later(self, name: str) -> None:
-        """`name` is written, if at all, at some other time."""
+        """Record a possible write at some other time."""
         self.writes.add(name)
         self.maybe.add(name)
 
@@ -166,7 +160,7 @@ class Flow(ast.NodeVisitor):
                 self.visit(node)
 
     def either(self, *paths: Callable[[], None]) -> None:
-        """One of `paths` is taken; afterwards only what all of them wrote is sure."""
+        """Follow alternative paths; only names that all of them write are sure after."""
         before, ends = self.sure, []
         for path in paths:
             self.sure, self.dead = set(before), False
@@ -204,12 +198,12 @@ class Flow(ast.NodeVisitor):
         self.dead = True
 
     def loop(self, *nodes: ast.AST | None) -> None:
-        """Code that runs any number of times. The first time is the one that knows least."""
+        """Follow code that runs any number of times; the first time knows least."""
         known = {name: set(uses) for name, uses in self.pending.items()}
 
         def once() -> None:
             self.run(nodes)
-            # The next turn may call, at its top, a function that this one has defined further down.
+            # The next iteration may call, at its top, a function that this one has defined further down.
             self.settle(name for name, uses in self.pending.items() if known.get(name) != uses)
 
         self.either(once, lambda: None)
@@ -225,7 +219,7 @@ class Flow(ast.NodeVisitor):
         self.perhaps(*node.orelse)
 
     def visit_With(self, node: ast.With | ast.AsyncWith) -> None:
-        # A context manager may swallow what is raised after its entry, so only its own entry is sure.
+        # A context manager may suppress exceptions raised after its entry, so only its own entry is certain.
         first, *others = node.items
         self.visit(first.context_expr)
         if isinstance(first.optional_vars, ast.Name):
@@ -308,20 +302,20 @@ class Flow(ast.NodeVisitor):
         self.annotation(node.annotation)
 
     def annotation(self, node: ast.expr | None) -> None:
-        """What an annotation names now, and what it names in texts."""
+        """Follow an annotation, now or later, and the names in its strings."""
         if node is not None:
             self.later(node) if self.lazy else self.visit(node)
             self.guess(annotation_names([node]))
 
     def later(self, *nodes: ast.AST | None) -> None:
-        """Expressions that are evaluated when somebody asks for them."""
+        """Follow expressions that are evaluated lazily."""
         before, self.guessing = self.guessing, True
         self.run(nodes)
         self.guessing = before
 
     @contextlib.contextmanager
     def type_parameters(self, node: Any) -> Iterator[None]:
-        """The scope of a generic's own parameters, whose bounds are evaluated when asked for."""
+        """Enter the scope of type parameters, whose bounds are evaluated lazily."""
         parameters = getattr(node, "type_params", [])
         if not parameters:
             yield
@@ -392,7 +386,7 @@ class Flow(ast.NodeVisitor):
             self.scopes.append(_Scope(label=f"{self.labels}:", name=node.name, bound=bound))
             self.run(node.body)
             uses = self.scopes.pop().uses
-        # A decorator, a base or a metaclass may call the methods as soon as the class is made.
+        # A decorator, a base or a metaclass may call the methods as soon as the class exists.
         self.define(node.name, uses, at_once=bool(node.decorator_list or node.bases or node.keywords))
 
     def define(self, name: str, uses: set[str], *, at_once: bool) -> None:
@@ -410,10 +404,10 @@ class Flow(ast.NodeVisitor):
         self.store(name)
 
     def code_of(self, node: ast.stmt) -> set[str]:
-        """The global names that the code of a function reads; those it writes are kept."""
+        """Return the global names that a function's code reads; record its writes."""
         wrapped, depth = node, 1
         classes = [scope for scope in self.scopes if scope.names is None]
-        if classes:  # For names like __private, which Python changes by the class around them.
+        if classes:  # For names like __private, which Python mangles by the class around them.
             body = ast.parse(f"class {classes[-1].name}: pass").body[0]
             assert isinstance(body, ast.ClassDef)
             body.body, wrapped, depth = [node], body, 2
@@ -427,7 +421,7 @@ class Flow(ast.NodeVisitor):
             self.attributes |= code_attributes(code)
             for name in code_writes(code):
                 self.store_later(name)
-        # What a comprehension or a generic around it has under a name is not the notebook's.
+        # Variables of a comprehension or a generic around it are not the notebook's.
         return reads.difference(*(scope.names for scope in self.scopes if scope.names))
 
     # -- IPython's shell lines and magics, and code in strings ---------------------------------
@@ -444,7 +438,7 @@ class Flow(ast.NodeVisitor):
 
     def magic(self, method: str, texts: list[str]) -> None:
         name, line, body = (*texts, "", "", "")[:3]
-        # IPython expands a magic's line, and the body of those that hand it to a shell.
+        # IPython expands a magic's line, and the body if a shell runs it.
         expanded = texts if method in _SHELL or name in _SHELL else texts[:2]
         guessed = {found for text in expanded for found in expansions(text)}
         before, self.reads = self.reads, set()
@@ -472,7 +466,7 @@ class Flow(ast.NodeVisitor):
         self.guessing = before
 
     def code_text(self, text: str) -> None:
-        """Code that something else runs: as part of the cell if it parses, else by its words."""
+        """Follow code in a string as part of the cell; guess by its words if invalid."""
         for candidate in (str, plain):
             try:
                 tree = ast.parse(candidate(text))
@@ -500,7 +494,7 @@ def _is_ipython(node: ast.expr) -> bool:
 
 
 def _bound(body: Iterable[ast.AST]) -> set[str]:
-    """Names that a class body may bind."""
+    """Return names that a class body may bind."""
     bound: set[str] = set()
     for node in body:
         if isinstance(node, ast.Name) and not isinstance(node.ctx, ast.Load):
@@ -515,7 +509,7 @@ def _bound(body: Iterable[ast.AST]) -> set[str]:
 
 
 def _bare(node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.stmt:
-    """A function without what is evaluated outside of it, but for defaults."""
+    """Return a function without decorators, annotations and type parameters."""
     bare: Any = copy.copy(node)
     bare.decorator_list, bare.type_params, bare.returns, bare.args = [], [], None, copy.deepcopy(node.args)
     for part in ast.walk(bare.args):
@@ -526,7 +520,7 @@ def _bare(node: ast.FunctionDef | ast.AsyncFunctionDef) -> ast.stmt:
 
 
 def _by_text(tree: ast.AST) -> set[str]:
-    """What code that asks for a whole namespace may read from it: names that stand in its texts."""
+    """Return names in strings of code that asks for a whole namespace."""
     nodes = list(ast.walk(tree))
     called = (node.func for node in nodes if isinstance(node, ast.Call) and not node.args)
     if not any(isinstance(function, ast.Name) and function.id in _NAMESPACES for function in called):
@@ -536,7 +530,7 @@ def _by_text(tree: ast.AST) -> set[str]:
 
 
 def _public_names(module: str) -> list[str]:
-    """What ``from module import *`` binds, where this process knows the module."""
+    """Return what ``from module import *`` binds, if the module is loaded here."""
     known = sys.modules.get(module)
     if known is None:
         return []

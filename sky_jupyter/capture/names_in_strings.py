@@ -1,6 +1,6 @@
-"""Names in what is text to Python: shell lines, magics, format strings, annotations, code for ``eval``.
+"""Names in strings: shell lines, magics, format strings, annotations, ``eval``.
 
-What is found here is a guess: a text may stand for something else.
+They are guesses: a string may mean something else.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ _AT = re.compile(r"@([A-Za-z_]\w*)")
 
 
 def words(text: str) -> set[str]:
-    """All that could be a name in a text, but for attributes."""
+    """Return all words that could be names, without attributes."""
     return set(_WORD.findall(text))
 
 
 def at_names(text: str) -> set[str]:
-    """Names in what pandas evaluates: ``column > @name``."""
+    """Return names in an expression for pandas, as in ``column > @name``."""
     return set(_AT.findall(text))
 
 
 def code_names(text: str) -> set[str]:
-    """All names in a piece of Python; none where it is no Python."""
+    """Return all names in Python code; none if it is invalid."""
     try:
         tree = ast.parse(text.strip())
     except (SyntaxError, ValueError, RecursionError):
@@ -35,7 +35,7 @@ def code_names(text: str) -> set[str]:
 
 
 def fields(text: str) -> set[str]:
-    """Names in the braces of a format string."""
+    """Return names in the braces of a format string."""
     try:
         parts = list(string.Formatter().parse(text))
     except ValueError:
@@ -46,12 +46,12 @@ def fields(text: str) -> set[str]:
 
 
 def expansions(text: str) -> set[str]:
-    """Names in what IPython expands in a shell line: ``{expression}`` and ``$name``."""
+    """Return names that IPython expands in a shell line: ``{expression}``, ``$name``."""
     return fields(text) | set(_DOLLAR.findall(text))
 
 
 def annotation_names(annotations: Iterable[object]) -> set[str]:
-    """Names in those of the annotations that are texts, or hold some."""
+    """Return names in annotations that are strings or contain strings."""
     names: set[str] = set()
     for annotation in annotations:
         if isinstance(annotation, str):
@@ -67,7 +67,7 @@ def annotation_names(annotations: Iterable[object]) -> set[str]:
 
 
 def _types(node: ast.AST) -> Iterator[ast.AST]:
-    """An annotation's parts that are types themselves: what stands in ``Literal`` is none."""
+    """Yield the parts of an annotation that are types: those of ``Literal`` are not."""
     yield node
     for part in ast.iter_child_nodes(node):
         if isinstance(node, ast.Subscript) and part is node.slice:
@@ -80,7 +80,7 @@ def _types(node: ast.AST) -> Iterator[ast.AST]:
 
 
 def plain(text: str) -> str:
-    """Code as IPython leaves it, with its magics and shell lines as calls."""
+    """Return code as IPython transforms it, with magics and shell lines as calls."""
     from IPython.core.inputtransformer2 import TransformerManager
 
     transformed: str = TransformerManager().transform_cell(text)

@@ -1,8 +1,8 @@
-"""What the notebook has set in its process and not in a name, told to the ranks: the last writer counts.
+"""Settings of the notebook's process that ranks follow.
 
-Environment variables, options of matplotlib, pandas, numpy, torch and JAX, warnings' filters, loggers. `Settings`
-looks at them before each run. What has changed since the last look gets the next number; a rank sets what has a higher
-number than what it took last, and so a new kernel sets all of it, and no rank anything twice.
+These are environment variables, options of matplotlib, pandas, numpy, torch and JAX, warning filters and loggers.
+`Settings` polls them before each run. A change since the last poll gets the next version number. A rank applies what is
+newer than the version that it has: a new kernel applies all, and no rank applies a change twice.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from .untracked_changes import Statement
 
 _ABSENT = object()
 _PLAIN = (float, bool, type(None))
-# What the control plane takes as a number.
+# Bound of integers that the control plane can send.
 _LARGEST = 1 << 63
-# What a process's surroundings, this project, and libraries as they are imported set for one process.
+# Variables that the environment, this project, and libraries at import set for one process.
 _SILENT = re.compile(
     r"SKY_|COMPUTE_POOL\Z|JPY_|JUPYTER|PYTEST_|PYDEVD_|IPY|_\Z|PWD\Z|OLDPWD\Z|SHLVL\Z|COLUMNS\Z|LINES\Z|TERM|MPLBACKEND\Z"
     r"|KMP_|CLICOLOR|FORCE_COLOR\Z|PAGER\Z|GIT_PAGER\Z|QT_|TF2_BEHAVIOR\Z|SSH_|PYTHON|UV_|PIP_|LD_|XDG_|CONDA_|VIRTUAL_ENV"
     r"|ACCELERATE_|DASK_|NVIDIA_|CUDA_MODULE_LOADING\Z"
 )
-# What each machine, or each rank, has of its own.
+# Variables that each machine or rank has of its own.
 _OWN = re.compile(
     r"(PATH|HOME|USER|LOGNAME|SHELL|TMPDIR|TEMP|TMP|HOSTNAME|RANK|WORLD_SIZE|NODE_RANK|GROUP_RANK|GROUP_WORLD_SIZE"
     r"|KERAS_BACKEND)\Z|(LOCAL|MASTER|ROLE|TORCHELASTIC|JAX|XLA|CUDA|HIP|ROCR)_|\w+_SOCKET_IFNAME\Z"
@@ -43,13 +43,13 @@ _SECRET = re.compile(
 
 
 class Settings:
-    """One a pool, made with it.
+    """Settings of the notebook's process, polled for one pool.
 
     Attributes
     ----------
     from_the_start : bool
-        Whether what was set before a pool was made is told too: so it is where a notebook's cells run. In other
-        programs, what is there when a pool is made is taken for theirs.
+        True to send settings that were made before the pool, as in a notebook. In other programs, settings at the
+        pool's start are taken as the program's own.
     """
 
     from_the_start: ClassVar[bool] = False
@@ -58,7 +58,7 @@ class Settings:
         self._of, self._version = secrets.token_hex(4), 0
         self._seen: dict[str, dict[str, Any]] = {}
         self._changes: dict[tuple[str, str], tuple[int, str, Any]] = {}
-        # What cannot be told the ranks, as lines; and what a person has been told of.
+        # Settings that cannot be sent, as lines; and those that were reported.
         self._held: dict[tuple[str, str], str] = {}
         self._said: set[tuple[str, str]] = set()
         self._done: dict[Statement, bool] = {}
@@ -69,36 +69,41 @@ class Settings:
                         self._seen[kind] = family.read()
 
     def look(self) -> None:
-        """See what has changed; in the main thread alone, since some of it is each thread's own."""
+        """Poll for changes, in the main thread only: some settings are thread-local."""
         if threading.current_thread() is not threading.main_thread():
             return
         for kind, family in FAMILIES.items():
             if not family.module or family.module in sys.modules:
-                # A library of another version, or one that is being imported, keeps no cell from running.
+                # A library of another version, or one that is being imported, must not keep a cell from running.
                 with contextlib.suppress(Exception):
                     self._look_at(kind, family)
 
     def told(self) -> dict[str, Any]:
-        """What goes with a run; nothing where nothing was ever set."""
+        """Return the settings to send with a run; empty if there are none."""
         if not self._changes:
             return {}
         changes = [[version, *which, form, value] for which, (version, form, value) in self._changes.items()]
         return {"settings": {"of": self._of, "version": self._version, "changes": changes}}
 
     def notebook_did(self, done: Iterable[Statement]) -> None:
-        """A plain cell has done something to modules that does not follow."""
+        """Record statements of a plain cell that change modules and are not followed."""
         for one in done:
             self._done.setdefault(one, False)
 
     def notes(self, modules: Collection[str] = (), code: str = "") -> list[str]:
-        """What a person should know of what is set here and does not follow; each is said once.
+        """Return warnings about settings that the ranks do not follow, each once.
 
         Parameters
         ----------
         modules : collection of str
-            What the run's code imports: what was done to others is not said yet.
+            Imports of the run's code: changes of other modules are not reported yet.
         code : str
-            Its text; what that sets itself is not said.
+            Source of the run: settings that it makes itself are not reported.
+
+        Returns
+        -------
+        list of str
+            The warnings.
         """
         fresh = {which: text for which, text in self._held.items() if which not in self._said}
         self._said.update(fresh)
@@ -115,7 +120,7 @@ class Settings:
         return lines
 
     def _done_to(self, modules: Collection[str], code: str) -> Iterator[str]:
-        """The lines of what was done to modules that a run uses."""
+        """Yield the statements that have changed modules that a run uses."""
         tops = {name.partition(".")[0] for name in modules}
         for one, said in self._done.items():
             if not said and one.module.partition(".")[0] in tops:
@@ -127,7 +132,7 @@ class Settings:
         now = family.read()
         before = self._seen.get(kind)
         if before is None:
-            # Loaded since the last look: what a new process has counts as what the ranks have.
+            # Loaded since the last poll: the ranks have the defaults of a new process.
             before = self._seen[kind] = family.fresh()
         try:
             if now == before:
@@ -165,7 +170,7 @@ class Settings:
 
 
 def _is_secret(key: str, value: Any) -> bool:
-    """Whether a variable's name, or a login in the URL that it holds, says that it is secret."""
+    """Return True if a variable's name, or a login in its URL, suggests a secret."""
     return bool(_SECRET.match(key)) or (isinstance(value, str) and without_secrets(value) != value)
 
 
@@ -196,11 +201,11 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _encoded(value: Any) -> tuple[str, Any] | None:
-    """A value for another process, plain or as a pickle; None where it has code of the notebook in it."""
+    """Return a value as JSON or a pickle; None if it has code of the notebook in it."""
     if _is_plain(value):
         return "", value
     if type(value).__module__ == "cycler":
-        # matplotlib reads it again.
+        # matplotlib parses it again.
         return "", repr(value)
     try:
         pickled = pickle.dumps(value)
@@ -215,7 +220,7 @@ def _is_plain(value: Any) -> bool:
     if isinstance(value, dict):
         return all(isinstance(key, str) and _is_plain(one) for key, one in value.items())
     if type(value) is str:
-        # A variable may hold bytes that are no text.
+        # A variable may hold bytes that are not valid text.
         return value.isascii() or value == value.encode(errors="replace").decode()
     if type(value) is int:
         return abs(value) < _LARGEST

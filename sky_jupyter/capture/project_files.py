@@ -1,7 +1,7 @@
-"""The local code and files that a pool's nodes are to have: what that is now, and what of it has changed.
+"""Local code and files that a pool's nodes need, and their changes.
 
-On the nodes it all lies below one folder that Python searches first: a module where its name says, and
-an included file where it is seen from the entry of ``sys.path`` that it is in.
+On the nodes, all of it is below one folder at the head of ``sys.path``: modules by their names, and included files at
+their path relative to their entry of ``sys.path``.
 """
 
 from __future__ import annotations
@@ -27,18 +27,18 @@ _ADVICE = "name what is not needed in .gitignore, or bring it with `%sky put`"
 
 @dataclass(frozen=True)
 class Source:
-    """A file or link here that the nodes are to have.
+    """Local file or link that the nodes need.
 
     Parameters
     ----------
     path : Path
         The file, or the link itself.
     stamp : tuple of int
-        Time, size and number on the disk: with the same ones it is the same file.
+        Modification time, size and inode: if equal, the file has not changed.
     digest : str
-        The SHA-256 of its content.
+        SHA-256 of the content.
     to : str
-        Where a link is to lead.
+        Target of a link.
     """
 
     path: Path
@@ -49,7 +49,7 @@ class Source:
 
 @dataclass(frozen=True)
 class _Found:
-    """A file, or a link and the folder that is sent with it."""
+    """File, or link with the folder that is sent with it."""
 
     path: Path
     info: os.stat_result
@@ -58,27 +58,26 @@ class _Found:
 
 @dataclass(frozen=True)
 class Code:
-    """What the nodes are to have, and what is new in it; made by `LocalCode.look`.
+    """Files that the nodes need, and their changes; made by `LocalCode.look`.
 
     Parameters
     ----------
     sources : mapping of str to Source
-        By their paths on the nodes.
+        Files, by their paths on the nodes.
     index : bytes
-        What the nodes read of it.
+        Index that the nodes read.
     changed : tuple of str
-        Paths whose content is another one than at the last look.
+        Paths with other content than at the last look.
     gone : tuple of str
-        Paths that were there at the last look.
+        Paths that existed at the last look.
     again : tuple of str
-        Names of modules that import changed ones, and have not changed themselves.
+        Unchanged modules that import changed ones.
     others : frozenset of str
-        Full names of what is imported and not local.
+        Full names of imports that are not local.
     secret : mapping of str to str
-        Files that stay here because they hold passwords or keys, and of which the person has not been told: by
-        their paths on the nodes, their paths here.
+        Files with passwords or keys that are not sent and not yet reported: local paths by paths on the nodes.
     outward : tuple of str
-        What is told of links that lead out of what is sent, once.
+        New links that lead out of the sent folders, as messages name them.
     """
 
     sources: Mapping[str, Source] = field(default_factory=dict)
@@ -92,12 +91,12 @@ class Code:
 
     @property
     def version(self) -> str:
-        """Names the whole content; empty where there is none."""
+        """Digest of the whole content; empty if there is none."""
         return hashlib.blake2b(self.index, digest_size=12).hexdigest() if self.index else ""
 
     @property
     def news(self) -> str:
-        """What a person is told: what has changed, of links, and what is left out; empty where there is nothing."""
+        """Message about changes, links and files left out; empty if there is none."""
         return "; ".join(filter(None, [self._changes, self._links, self._left_out]))
 
     @property
@@ -142,52 +141,51 @@ class Code:
 
 
 class LocalCode:
-    """What one pool's nodes have of the user's project; what was needed once is kept up to date from then on."""
+    """Project files on one pool's nodes; a file needed once is kept up to date."""
 
     def __init__(self) -> None:
         self._modules = LocalModules()
         self._needs: set[str] = set()
-        # By their places on the nodes: each path here, how the person named it, and what of it stays here.
+        # By place on the nodes: local path, name as the user gave it, and excludes.
         self._included: dict[str, tuple[Path, str, tuple[str, ...]]] = {}
         self._sources: dict[str, Source] = {}
-        # What was left out as secret, and which links lead out, as it was told.
+        # Secret files and outward links that were reported.
         self._told: set[str] = set()
 
     def include(self, paths: Iterable[str], excludes: Iterable[str] = ()) -> None:
-        """Have files and folders sent with the code from now on.
+        """Send files and folders with the code from now on.
 
         Parameters
         ----------
+        paths : iterable of str
+            Files and folders.
         excludes : iterable of str
-            What of them is left out, as lines of a ``.gitignore`` in each folder.
+            Lines of a ``.gitignore`` in each folder.
 
         Raises
         ------
         SpecError
-            When one is not there.
+            When a path does not exist.
         """
         for text in paths:
             path = check_path(text)
             self._included[_place_of(path)] = path, text, tuple(excludes)
 
     def look(self, needs: Iterable[str]) -> Code:
-        """What the nodes are to have, with what importing ``needs`` takes.
+        """Return the files that the nodes need to import ``needs``.
 
-        Raises
-        ------
-        CaptureError
-            When something of it cannot be read, or is too large. What was included and is refused is not kept.
+        Raise CaptureError if a file cannot be read or a folder is too large. An include that fails is dropped.
         """
         needs = set(needs)
         closure = self._modules.closure(needs | self._needs)
-        # What is not local stays so, and is asked about by those who need it only.
+        # Other modules stay foreign: only the caller that needs them handles them.
         self._needs |= {name for name in needs if name.partition(".")[0] in closure.modules}
         found: dict[str, _Found] = {}
         secret: dict[str, str] = {}
         _add_modules(closure.modules, found, secret)
         for place in list(self._included):
             self._add_included(place, found, secret)
-        # Where a module lies behind a link, there is a folder.
+        # A module may be a folder behind a link: the nodes have the folder itself.
         above = {str(one) for place in found for one in PurePosixPath(place).parents}
         sources = {place: self._source(place, one) for place, one in sorted(found.items()) if place not in above}
         before = self._sources
@@ -200,7 +198,7 @@ class LocalCode:
             gone=gone,
             again=_again(changed, closure),
             others=closure.others,
-            # Who includes one by its own name means it.
+            # A secret file that was included by its own name is sent.
             secret={place: path for place, path in secret.items() if place not in found and place not in self._told},
             outward=self._outward(sources, found),
         )
@@ -210,18 +208,18 @@ class LocalCode:
         try:
             _add_included(place, path, excludes, found, secret)
         except CaptureError as error:
-            # Nobody could run a cell any more, with no way to take it back.
+            # Otherwise every later cell would fail, with no way to remove it.
             del self._included[place]
             raise CaptureError(f"{error}; cells run without {text} until it is included again") from None
 
     def _outward(self, sources: Mapping[str, Source], found: Mapping[str, _Found]) -> tuple[str, ...]:
-        """Links whose targets are not sent, which nobody was told of."""
+        """Return new links whose targets are not sent."""
         new = []
         for place, source in sources.items():
             root = found[place].root
             if source.to and root is not None and file_selection.target_of(source.path, root)[1]:
                 text = f"{place} ({source.to})"
-                # What it leads to may be sent beside it.
+                # The target may be sent beside the link.
                 inside = os.path.normpath(os.path.join(os.path.dirname(place), source.to))
                 if text not in self._told and not any(one == inside or one.startswith(f"{inside}/") for one in sources):
                     new.append(text)
@@ -229,12 +227,12 @@ class LocalCode:
         return tuple(new)
 
     def commit(self, code: Code) -> None:
-        """The nodes have it."""
+        """Record that the nodes have these files."""
         self._sources = dict(code.sources)
         self._told.update(code.secret)
 
     def _index(self, sources: Mapping[str, Source], closure: Closure) -> bytes:
-        """What the nodes read: each file's hash, the modules, each after those that it uses, and what was included."""
+        """Return the index for the nodes: file hashes, modules in order of use, includes."""
         index = {
             "files": {place: source.digest for place, source in sources.items()},
             "modules": [[name, sorted(closure.uses.get(name, ()))] for name in closure.modules],
@@ -262,7 +260,7 @@ class LocalCode:
 
 
 def check_path(text: str) -> Path:
-    """The path of what is to be included; SpecError where it is not there."""
+    """Return the absolute path of an include; raise SpecError if it does not exist."""
     path = absolute(text)
     if not os.path.exists(path):
         raise SpecError(f"{text} is not there; --include takes files and folders of this machine")
@@ -270,7 +268,7 @@ def check_path(text: str) -> Path:
 
 
 def _place_of(path: Path) -> str:
-    """Where an included file or folder is on the nodes: as seen from what Python searches, or by its name."""
+    """Return an included path's place on the nodes: below ``sys.path``, or its name."""
     if path == Path.cwd():
         return ""
     entries = [Path(entry or ".").absolute() for entry in sys.path if isinstance(entry, str)]
@@ -291,7 +289,7 @@ def _add_included(
 
 
 def _noting(secret: dict[str, str], place: str, folder: Path) -> Callable[[str], object]:
-    """Note which files of a folder stay here because of what they hold."""
+    """Return a function that records a folder's secret files."""
 
     def note(inner: str) -> None:
         path = folder / inner
@@ -306,14 +304,14 @@ def _inside(root: Path, name: str, info: os.stat_result) -> _Found:
 
 
 def _own_file(file: Path) -> _Found:
-    """A module's own file: through a link, as Python imports it, but not where that leads to something else."""
+    """Return a module's file, or a link's target if its suffix fits."""
     if file.is_symlink() and Path(os.path.realpath(file)).suffix != file.suffix:
         return _Found(file, file.lstat(), file.parent)
     return _Found(file, file.stat())
 
 
 def _add_modules(modules: Mapping[str, Module], found: dict[str, _Found], secret: dict[str, str]) -> None:
-    """Each module's own file, whatever git ignores, and of each outermost package all that goes."""
+    """Add the file of each module, and all files of each outermost package."""
     packages = []
     for name, module in sorted(modules.items()):
         if module.file is None:
@@ -327,7 +325,7 @@ def _add_modules(modules: Mapping[str, Module], found: dict[str, _Found], secret
             found.setdefault(f"{place}{ending}", _own_file(module.file))
     for name, place, module in packages:
         above = name.rpartition(".")[0]
-        # One without an __init__.py is no package of its own: of it go the modules that are imported.
+        # Of a package inside one without an __init__.py, only the imported modules are sent.
         if above in modules and modules[above].file is not None:
             continue
         for folder in module.folders:
@@ -339,7 +337,7 @@ def _add_modules(modules: Mapping[str, Module], found: dict[str, _Found], secret
 
 
 def _again(changed: Sequence[str], closure: Closure) -> tuple[str, ...]:
-    """The modules that import changed ones, directly or through others."""
+    """Return the modules that import changed ones, directly or indirectly."""
     stale = {name for path in changed for name in [module_of(path)] if name in closure.modules}
     first = frozenset(stale)
     while more := {name for name, uses in closure.uses.items() if name not in stale and uses & stale}:
@@ -348,7 +346,7 @@ def _again(changed: Sequence[str], closure: Closure) -> tuple[str, ...]:
 
 
 def module_of(place: str) -> str:
-    """The name of the module that a file is, by its path on the nodes."""
+    """Return the module name of a file's path on the nodes."""
     name = place.partition(".")[0].replace("/", ".")
     return name.removesuffix(".__init__")
 

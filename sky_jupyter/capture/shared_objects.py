@@ -1,9 +1,8 @@
-"""Names that share objects: they go to the nodes as one, and what is sent later shares what the nodes have.
+"""Names that share objects: they are sent together, and referred to later.
 
-`Trace` says which objects a value's pickle has met, `Unit` what the nodes were sent in one pickle, and
-`Ties`, made for one sending, puts the names together that share an object. A name that was sent before and has not
-changed is not sent again for it: the nodes may have changed theirs. What shares an object with it names that object
-by its handle.
+`Trace` has the objects in a value's pickle, `Unit` the objects that the nodes were sent in one pickle. `Ties`, made for
+one transfer, groups the names that share an object. A name that was sent before and has not changed is not sent again:
+the nodes may have changed theirs. A value that shares an object with it refers to that object by its handle.
 """
 
 from __future__ import annotations
@@ -25,11 +24,11 @@ from .keras_models import Models
 
 _PLAIN = frozenset([str, bytes, int, float, complex, bool, type(None)])
 MOST_OBJECTS = 100_000
-"""With more objects that can change, a value shares them only with what is sent together with it."""
+"""With more mutable objects, a value shares them only with values sent together with it."""
 
 
 class Trace:
-    """The objects in a pickle of which it matters that they are the very same; made with it."""
+    """Objects in a pickle whose identity matters."""
 
     def __init__(self, packed: Packed) -> None:
         assert packed.pickler is not None
@@ -38,13 +37,13 @@ class Trace:
         self.objects: dict[int, tuple[int, Any]] = {}
         memo: dict[int, tuple[int, Any]] = {}
         if type(self.pickler) is NotebookPickler and _has_plain_items(value):
-            # Its memo would be a copy of all of them.
+            # The memo would be a copy of all of them.
             self.objects[id(value)] = 0, value
         else:
             with _uncollected():
                 memo = self.pickler.memo.copy()
             self.objects |= {key: one for key, one in memo.items() if type(one[1]) is not str and may_change(one[1])}
-        # The parts of Keras models are in their archives; where, by their ids.
+        # Parts of Keras models are in the models' archives: their places, by id.
         self.places: dict[int, Place] = {}
         for model in self.pickler.models.met.values():
             for key, (place, one) in self.pickler.models.parts(model).items():
@@ -55,16 +54,16 @@ class Trace:
             root = root_of(array)
             if id(array) in self.objects:
                 self.roots.setdefault(id(root), [root]).append(array)
-        # Slots for the memory that several arrays may have: it is where the one is that it belongs to.
+        # Arrays that share memory count as the array that owns it.
         self.ids = self.objects.keys() | self.roots.keys()
 
     def object(self, key: int) -> Any:
-        """The object of an id."""
+        """Return the object of an id."""
         return self.objects[key][1] if key in self.objects else self.roots[key][0]
 
     @functools.cached_property
     def owned(self) -> set[int]:
-        """What the classes have that go by value: whoever has an instance of one has it too."""
+        """Ids of objects in classes pickled by value: instances share them anyway."""
         found: set[int] = set()
         for one in list(self.pickler.classes.values()):
             with contextlib.suppress(Exception):
@@ -72,7 +71,7 @@ class Trace:
         return found
 
     def unit(self, token: str) -> Unit | None:
-        """What the nodes can be asked for of it once it is sent; None where that is nothing, or too much."""
+        """Return the objects to refer to once sent; None if there are none or too many."""
         if len(self.objects) > MOST_OBJECTS:
             return None
         found: dict[int, tuple[Handle, Callable[[], Any]]] = {}
@@ -84,7 +83,7 @@ class Trace:
         for _, obj in self.objects.values():
             if type(obj) is dict or type(obj) is list:
                 continue
-            # A state that another object takes over is not there by itself.
+            # An attribute dictionary that another object takes over cannot be referred to by itself.
             if type(own := getattr(obj, "__dict__", None)) is dict and id(own) in found:
                 del found[id(own)]
                 states.add(id(own))
@@ -96,7 +95,7 @@ class Trace:
 
 @contextlib.contextmanager
 def _uncollected() -> Iterator[None]:
-    """Keep Python from looking for garbage after each few hundred objects while very many are made."""
+    """Disable garbage collection while very many objects are created."""
     was = gc.isenabled()
     gc.disable()
     try:
@@ -107,7 +106,7 @@ def _uncollected() -> Iterator[None]:
 
 
 def _has_plain_items(value: Any) -> bool:
-    """Whether a list, set or dictionary has nothing in it that is more than a number or a text."""
+    """Return True if a list, set or dictionary has only numbers and strings."""
     kind = type(value)
     if kind is dict:
         return _PLAIN.issuperset(map(type, value)) and _PLAIN.issuperset(map(type, value.values()))
@@ -119,7 +118,7 @@ def _reference(obj: Any) -> Callable[[], Any]:
         return lambda: obj
     try:
         return weakref.ref(obj)
-    except TypeError:  # Lists, dicts. An id alone would not do: it is used again.
+    except TypeError:  # Lists, dicts. An id alone would not do: ids are reused.
         return lambda: obj
 
 
@@ -129,21 +128,20 @@ def _is_weak(obj: Any) -> bool:
 
 @dataclass(frozen=True, eq=False)
 class Unit:
-    """What the nodes were sent in one pickle.
+    """Objects that the nodes were sent in one pickle.
 
     Parameters
     ----------
     token : str
-        What it is called there.
+        Name of the unit on the nodes.
     objects : dict
-        By an object's id here, its handle and the object.
+        Handle and object, by the object's id here.
     roots : frozenset of int
-        The ids of arrays that views in it belong to, and that were not sent themselves.
+        Ids of arrays that own the memory of views, and were not sent themselves.
     states : frozenset of int
-        The ids of attribute dictionaries, which cannot be shared by themselves.
+        Ids of attribute dictionaries, which cannot be shared by themselves.
     contents : dict of int to str
-        Of arrays that views belong to, by their ids: the digests of what they held. A view's own digest says
-        nothing of the rest of its array.
+        Digests of arrays that own the memory of views, by id. A view's own digest does not cover the rest of its array.
     """
 
     token: str
@@ -153,20 +151,20 @@ class Unit:
     contents: dict[int, str | None] = field(default_factory=dict)
 
     def touches(self, ids: Collection[int]) -> bool:
-        """Whether one of these may be in it: an id may have been used again."""
+        """Return True if one of these ids may be in it; ids may be reused."""
         return not (self.objects.keys().isdisjoint(ids) and self.roots.isdisjoint(ids))
 
     def knows(self, key: int, obj: Any) -> bool:
-        """Whether it had this object when it was sent."""
+        """Return True if it had this object when it was sent."""
         return key in self.states or self.handle(key, obj) is not None
 
     def handle(self, key: int, obj: Any) -> Handle | None:
-        """The handle of this very object."""
+        """Return the handle of this very object."""
         handle, kept = self.objects.get(key, (None, None))
         return handle if kept is not None and kept() is obj else None
 
     def outdated(self, key: int, trace: Trace, namespace: dict[str, Any]) -> bool:
-        """Whether an array has been changed outside of the views of it that are all that the trace has of it."""
+        """Return True if an array was changed outside of the trace's views of it."""
         if key in trace.objects or key not in trace.roots or key not in self.objects:
             return False
         digest = fingerprint(trace.object(key), namespace)
@@ -175,19 +173,18 @@ class Unit:
 
 @dataclass(frozen=True)
 class Group:
-    """Names that are sent as one.
+    """Names that are sent together.
 
     Parameters
     ----------
     names : tuple of str
         The names.
     blob : Blob
-        A dict of them.
+        A dict of their values.
     unit : str
-        What it is called on the nodes.
+        Name of the unit on the nodes.
     refers : bool
-        Whether it names objects that the nodes have: where one is not there any more, each name is bound
-        from a pickle of its own.
+        True if it refers to objects on the nodes: if one of them is gone, each name is bound from its own pickle.
     """
 
     names: tuple[str, ...]
@@ -198,31 +195,30 @@ class Group:
 
 @dataclass
 class Ties:
-    """What goes together in one sending; `tie` finds it.
+    """Groups of names in one transfer; `tie` computes them.
 
     Parameters
     ----------
+    namespace : dict
+        The notebook's namespace.
     values : dict
-        The names that are sent, and what they are.
+        Sent values, by name.
     digests : dict of str to str
-        Of their contents.
+        Digests of their contents.
     traces : dict of str to Trace
-        Of the names that are sent.
+        Their objects.
     kept : dict of str to (Trace, Unit)
-        Of names that the nodes have and that have not changed, as far as they may share an object.
+        Unchanged values on the nodes that may share an object.
     own : collection of str
         Those of them that the nodes have assigned since.
-
-    Attributes
-    ----------
     groups : list of Group
-        Of names that cannot go alone.
+        Result: names that must be sent together.
     units : dict of str to Unit
-        By name, what the nodes have with it once it is sent.
+        Result: by name, the objects that the nodes have with it once sent.
     parted : list of (str, str)
-        Names that share an object here, and will not there.
+        Result: names that share an object here and will not there.
     untied : list of (str, str)
-        Names of Keras models with common layers that they will not share there; both are the same where one holds both.
+        Result: names of Keras models that will not share layers there; equal if one name holds both models.
     """
 
     namespace: dict[str, Any]
@@ -239,7 +235,7 @@ class Ties:
     _handles: dict[int, Handle] = field(default_factory=dict)
 
     def tie(self) -> None:
-        """Find what shares an object with what, and pickle it together."""
+        """Find values that share objects, and pickle them together."""
         self._roots = overlapping([*self.traces.values(), *(trace for trace, _ in self.kept.values())])
         self._refer()
         parent = {name: name for name in self.traces}
@@ -262,7 +258,7 @@ class Ties:
             self._send(names)
 
     def _refer(self) -> None:
-        """Find what the nodes have of what is sent."""
+        """Find objects of the sent values that the nodes have."""
         for name, trace in self.traces.items():
             for other, (held, unit) in self.kept.items():
                 common = trace.ids & held.ids
@@ -277,7 +273,7 @@ class Ties:
                         parts = True
                     elif handle is not None:
                         self._handles.setdefault(key, handle)
-                        # What cannot be referred to weakly has gone there with the name's old value.
+                        # An object without weak references was sent with the name's former value.
                         parts = other in self.own and not _is_weak(held.object(key))
                     else:
                         parts = key not in unit.states
@@ -297,7 +293,7 @@ class Ties:
         try:
             packed = pack({name: self.values[name] for name in names}, self.namespace, handles=handles, roots=roots)
         except Exception:
-            # Each alone could be.
+            # Each value could be pickled alone.
             self.parted += [(names[0], other) for other in names[1:]]
             return
         token = self._token(names, packed.blob.digest)
@@ -315,9 +311,9 @@ class Ties:
             self.units.update(dict.fromkeys(names, Unit(token, objects, *more, contents)))
 
     def _token(self, names: Collection[str], digest: str) -> str:
-        """What a unit is called: the same when the same objects are sent again, to a rank alone.
+        """Return a unit's name: the same for the same objects, sent to another rank.
 
-        Others with the same content are not these: what the nodes have of the former may be named beside them.
+        Other objects with equal content get another name, as both units may be referred to.
         """
         which = (str(id(self.values[name])) for name in names)
         return hashlib.blake2b(" ".join([digest, *names, *which]).encode(), digest_size=8).hexdigest()
@@ -326,7 +322,7 @@ class Ties:
         return next(self.traces[name].object(key) for name in names if key in self.traces[name].ids)
 
     def _note_untied(self, names: list[str], models: Models) -> None:
-        """Note of models that are given layers of others and have made their own."""
+        """Record models that would get layers of others and have made their own."""
         held = {name: trace for name, (trace, _) in self.kept.items()} | {name: self.traces[name] for name in names}
         for model, part in models.untied:
             name = next((name for name in names if id(model) in self.traces[name].ids), names[0])
@@ -336,7 +332,7 @@ class Ties:
 
 
 def shared(traces: Mapping[str, Trace], roots: Collection[int] = ()) -> set[int]:
-    """The ids of objects that more than one of the values have, leaving out what only their classes have in common."""
+    """Return the ids of objects that several values share, not only their classes."""
     met: set[int] = set()
     common: set[int] = set()
     for trace in traces.values():
@@ -349,7 +345,7 @@ def shared(traces: Mapping[str, Trace], roots: Collection[int] = ()) -> set[int]
 
 
 def overlapping(traces: Iterable[Trace]) -> set[int]:
-    """The ids of arrays of which several arrays have the same memory."""
+    """Return the ids of arrays with memory that several views share."""
     arrays: dict[int, dict[int, Any]] = {}
     for trace in traces:
         for key, (_, *views) in trace.roots.items():
@@ -374,7 +370,7 @@ def _bounds(array: Any) -> tuple[int, int]:
 
 
 def refer(packed: Packed, value: Any, units: Mapping[str, tuple[Trace, Unit]]) -> Blob:
-    """What is called with a value that shares objects with names: its pickle, with the handles of those."""
+    """Return the blob of a call, with handles of objects that the nodes have."""
     assert packed.pickler is not None
     trace, handles, namespace = Trace(packed), {}, packed.pickler.namespace
     roots = overlapping([trace, *(held for held, _ in units.values())])

@@ -1,4 +1,4 @@
-"""What cannot be pickled, and is made anew on the nodes: objects that a package has made once for all, consoles.
+"""Unpicklable objects that nodes have of their own, such as loggers.
 
 ``loguru.logger`` holds locks and files: on a node it is the logger that loguru has there.
 """
@@ -14,7 +14,7 @@ from .import_graph import is_local
 
 
 def made_there(obj: Any) -> Any:
-    """How a node has its own of an object, as ``__reduce__`` says it; NotImplemented where that is not known."""
+    """Return how a node gets its own object, as ``__reduce__`` does."""
     kind = type(obj)
     package = sys.modules.get(str(kind.__module__).partition(".")[0])
     file = getattr(package, "__file__", None)
@@ -29,7 +29,7 @@ def made_there(obj: Any) -> Any:
 
 
 def _console(console: Any) -> Any:
-    """Make a console such as this; one that writes to a file of the notebook's has none there."""
+    """Return how to make such a console; NotImplemented if it writes to a file."""
     if getattr(console, "_file", None) is not None:
         return NotImplemented
     options = {"stderr": console.stderr, "soft_wrap": console.soft_wrap, "no_color": console.no_color}

@@ -1,4 +1,4 @@
-"""Why a value of the notebook cannot be sent: the path from its name to the part that is to blame."""
+"""Diagnosis of values that cannot be pickled."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ from .blobs import LastPickler
 
 
 def explain(name: str, value: Any, namespace: dict[str, Any], error: Exception) -> str:
-    """One line that leads from `name` to the part of `value` whose pickling raised `error`.
+    """Return one line that leads from a name to its value's unpicklable part.
 
-    Examples
-    --------
-    ``loader.db: sqlite3.Connection cannot be pickled (cannot pickle 'sqlite3.Connection' object)``
+    For instance: ``loader.db: sqlite3.Connection cannot be pickled (cannot pickle 'sqlite3.Connection' object)``.
     """
     return diagnose.explain(name, value, namespace, error, LastPickler)

@@ -1,6 +1,6 @@
-"""What a plain cell does to modules that no rank hears of: attributes that it sets, seeds, switches of libraries.
+"""Statements of a plain cell that change modules: attributes, seeds, switches.
 
-Only what stands in the cell itself is found, and not what its functions do.
+Only statements in the cell itself are found, not those in its functions.
 """
 
 from __future__ import annotations
@@ -16,28 +16,28 @@ from typing import Any
 from ..node.serialization.process_settings import JAX
 
 _LONGEST = 60
-# Functions that set something in their process, by their full names as a notebook writes them.
+# Functions that set something in their process, by full name.
 _SETTERS = re.compile(
     r"random\.seed|numpy\.random\.seed|torch\.manual_seed|torch\.cuda\.manual_seed(_all)?|torch\.use_deterministic_algorithms"
     r"|torch\.set_(?!default_dtype)\w+|keras\.utils\.set_random_seed|keras\.(config|mixed_precision|backend)\.set_\w+"
     r"|tensorflow\.random\.set_seed|jax\.config\.update|transformers\.set_seed|locale\.setlocale|sys\.setrecursionlimit"
 )
-# What `Settings` sees by itself.
+# Changes that `Settings` detects.
 _FOLLOWED = re.compile(r"os\.environ|pandas\.options\.|(matplotlib|pylab)(\.pyplot)?\.rcParams|warnings\.filters")
 
 
 @dataclass(frozen=True)
 class Statement:
-    """Something that a cell has done to a module.
+    """Change of a module by a cell.
 
     Parameters
     ----------
     module : str
-        The module's full name.
+        Full name of the module.
     what : str
-        What was set, or called, as the cell writes it.
+        Attribute or function, as the cell writes it.
     line : str
-        The line that does it.
+        The statement.
     """
 
     module: str
@@ -46,7 +46,10 @@ class Statement:
 
 
 def statements(source: str, namespace: Mapping[str, Any]) -> list[Statement]:
-    """What a cell does to modules, given as IPython's ``transform_cell`` leaves it; `namespace` is that after it."""
+    """Return a cell's changes of modules.
+
+    ``source`` is the output of IPython's ``transform_cell``, ``namespace`` the notebook's after the cell.
+    """
     with warnings.catch_warnings():
         warnings.simplefilter("ignore")
         tree = ast.parse(source)
@@ -67,7 +70,7 @@ def _outside_functions(tree: ast.AST) -> Iterator[ast.AST]:
 
 
 def _changes(node: ast.AST) -> Iterator[tuple[ast.expr, ast.AST]]:
-    """What a node sets or calls, and the node that says so."""
+    """Yield what a node sets or calls, with the node."""
     if isinstance(node, ast.Assign):
         yield from ((target, node) for target in node.targets)
     elif isinstance(node, (ast.AugAssign, ast.AnnAssign)):
@@ -82,7 +85,7 @@ def _changes(node: ast.AST) -> Iterator[tuple[ast.expr, ast.AST]]:
 
 
 def _of_module(target: ast.expr, line: ast.AST, namespace: Mapping[str, Any]) -> Statement | None:
-    """What is known of a change, where what it changes is a module's."""
+    """Return a change as a statement if its target is an attribute of a module."""
     inner = target.value if isinstance(target, ast.Subscript) else target
     names = _names(inner)
     if len(names) < 2 or not isinstance(module := namespace.get(names[0]), ModuleType):
@@ -104,7 +107,7 @@ def _of_module(target: ast.expr, line: ast.AST, namespace: Mapping[str, Any]) ->
 
 
 def _names(node: ast.expr) -> list[str]:
-    """``a.b.c`` as its names; nothing of what is not of that form."""
+    """Return the names in ``a.b.c``; empty for another form."""
     names: list[str] = []
     while isinstance(node, ast.Attribute):
         names.append(node.attr)
