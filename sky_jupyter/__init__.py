@@ -3,8 +3,8 @@
 In a notebook: ``%load_ext sky_jupyter``, then ``%%sky --nodes 2 --plugins jax,keras`` over a cell.
 In a script: ``with sky.Compute(nodes=2) as pool: train() @ pool``.
 
-The face is lazy: a name's module is imported when the name is first used, so that importing this
-package costs nothing, and a node needs only what it uses.
+The package is lazy: a name's module is imported when the name is first used. Importing the package is fast, and a node
+imports only the modules that it uses.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ _HOMES = {
 }
 _MODULES = {"accelerators": "spec.accelerators", "plugins": "plugins"}
 
-# `from sky_jupyter import *` takes nobody's own `dict` and `set` away.
+# `from sky_jupyter import *` must not shadow the builtins `dict` and `set`.
 _STARLESS = ("dict", "set")
 
 __all__ = [  # noqa: PLE0604
@@ -128,7 +128,7 @@ def _find(name: str) -> Any:
     if name in _MODULES:
         return importlib.import_module(f".{_MODULES[name]}", __name__)
     if name in _HOMES:
-        # With what makes pools: before a file of the user's breaks an import in the midst of it.
+        # Before the imports of the API: a file of the user's may shadow one of them.
         if _HOMES[name] == "api" and (
             problem := importlib.import_module(".bootstrap.shadowing_files", __name__).problem()
         ):
@@ -141,7 +141,7 @@ def _find(name: str) -> Any:
 
 
 if not TYPE_CHECKING:
-    # Checkers know the names by their imports above, and are to tell of others.
+    # Type checkers know the names by the imports above, and must report others.
     __getattr__ = _find
 
 
@@ -150,7 +150,7 @@ def __dir__() -> list[str]:
 
 
 def load_ipython_extension(shell: Any) -> None:
-    """What ``%load_ext sky_jupyter`` calls."""
+    """Register the magics; IPython calls it for ``%load_ext sky_jupyter``."""
     from .bootstrap import shadowing_files
 
     if problem := shadowing_files.problem():
@@ -163,7 +163,7 @@ def load_ipython_extension(shell: Any) -> None:
 
 
 def unload_ipython_extension(shell: Any) -> None:
-    """What ``%unload_ext sky_jupyter`` calls: ends the pools that are not kept."""
+    """End the pools that are not kept; IPython calls it for ``%unload_ext``."""
     from . import magics
 
     magics.unload(shell)

@@ -1,7 +1,7 @@
-"""Errors that callers may want to tell apart, with messages made for people.
+"""Errors of Sky Jupyter, with messages made for people.
 
-One base, `SkyError`; a subclass wherever a caller would act differently. A message says what
-happened, to which thing, and what to do about it.
+All derive from `SkyError`; there is a subclass wherever a caller would act differently. A message says what happened,
+to which thing, and what to do about it.
 """
 
 from __future__ import annotations
@@ -32,20 +32,20 @@ class ProvisionError(SkyError):
     Attributes
     ----------
     passing : bool
-        Whether another attempt may have them a moment later.
+        True if another attempt may succeed soon.
     """
 
     passing = False
 
 
 class NoCapacity(ProvisionError):
-    """One place has no machines, and none was made there; another place may have some."""
+    """Raised when a zone has no machines and none was made; another may have some."""
 
     passing = True
 
 
 class OrderSpent(ProvisionError):
-    """A call's token stands for machines that have ended, or for another call: it needs a new one."""
+    """Raised when a token was used for machines that have ended, or for another call."""
 
     passing = True
 
@@ -57,14 +57,16 @@ class BootstrapError(SkyError):
     ----------
     phase : str
         The bootstrap phase that failed, such as ``"environment"``.
+    message : str
+        What happened.
     node : int or None
-        The node it failed on; None where it concerns all of them.
+        The node; None if it concerns all of them.
     host : str
-        The machine, as the user named it; empty where that has no name.
+        The machine, as the user named it; empty if it has no name.
     command : str
         The command that failed, as a person would type it.
     lines : sequence of str
-        The last lines that it printed.
+        The last lines of its output.
     """
 
     def __init__(
@@ -89,14 +91,14 @@ class BootstrapError(SkyError):
 
 
 class MachineError(SkyError):
-    """Raised when something went wrong on one machine, or on the way to it.
+    """Raised for a failure on one machine, or of the connection to it.
 
     Parameters
     ----------
     host : str
         The machine, as the user named it.
     reason : str
-        What happened in one word, for programs.
+        One word that names the failure, for programs.
     message : str
         What happened, for people.
     """
@@ -107,18 +109,25 @@ class MachineError(SkyError):
 
 
 class Unreachable(MachineError):
-    """No connection could be made; ``reason`` is name, closed, route, timeout, jump, proxy or protocol."""
+    """Raised when no connection could be made.
+
+    Its ``reason`` is name, closed, route, timeout, jump, proxy or protocol.
+    """
 
 
 class HostKeyError(MachineError):
-    """A machine's host key is not one that may be trusted.
+    """Raised for a machine whose host key is not trusted.
 
     Parameters
     ----------
+    host : str
+        The machine, as the user named it.
     reason : str
         unknown, changed, revoked or certificate.
+    message : str
+        What happened, for people.
     fingerprint : str
-        The key that was shown, as ``SHA256:…``.
+        The key that the machine presented, as ``SHA256:…``.
     """
 
     def __init__(self, host: str, reason: str, message: str, fingerprint: str) -> None:
@@ -127,34 +136,37 @@ class HostKeyError(MachineError):
 
 
 class LoginRefused(MachineError):
-    """The machine lets none of our keys in; ``reason`` is keys, password, attempts, factor or waited."""
+    """Raised when the machine accepts none of our keys.
+
+    Its ``reason`` is keys, password, attempts, factor or waited.
+    """
 
 
-# What a link says of a connection that it will soon have back; who gives up with it does not.
+# Suffix for a connection that is being re-established; a caller that gives up removes it.
 AGAIN = ", and is made again"
 
 
 class LinkLost(MachineError):
-    """A connection that stood is gone; ``reason`` is silent, broken or closed."""
+    """Raised when a connection was lost; ``reason`` is silent, broken or closed."""
 
 
 class TransferError(SkyError):
     """Raised when a file or folder could not be copied to or from a node.
 
-    What has arrived stays, and the next attempt uses it.
+    The part that has arrived stays, and the next attempt resumes there.
     """
 
 
 class PoolError(SkyError):
-    """Raised when the pool is not in a state in which this can be done."""
+    """Raised when the pool's state does not allow an operation."""
 
 
 class NotInPoolError(SkyError, RuntimeError):
-    """Raised when the runtime is asked for what exists on a pool's ranks only."""
+    """Raised when the runtime is used outside of a pool's ranks."""
 
 
 class NotOnRanks(SkyError):
-    """Raised when a rank is asked for what only the notebook's kernel can do."""
+    """Raised when a rank calls a function that works only in the notebook's kernel."""
 
 
 class RankDied(SkyError):
@@ -162,7 +174,7 @@ class RankDied(SkyError):
 
 
 class NodeLost(SkyError):
-    """Raised when a node's agent or machine went away during a run."""
+    """Raised when a node's agent or machine was lost during a run."""
 
 
 class RemoteError(SkyError):
@@ -170,22 +182,15 @@ class RemoteError(SkyError):
 
 
 def nearest(word: str, allowed: Iterable[str]) -> str:
-    """The end of an error message: ``"; did you mean 'x'?"``, or nothing where no word is near."""
+    """Return ``"; did you mean 'x'?"`` for a message; empty if no word is near."""
     near = difflib.get_close_matches(word, list(allowed), n=1, cutoff=0.5)
     return f"; did you mean {near[0]!r}?" if near else ""
 
 
 def shortened(message: str, given: str, limit: int = 80) -> str:
-    """Cut what a message repeats of a person's own long input.
+    """Shorten the parts of a message that repeat a person's long input.
 
-    Parameters
-    ----------
-    message : str
-        The error's text.
-    given : str
-        What the person wrote; only runs of letters that stand in it are cut.
-    limit : int
-        How many letters of each run stay.
+    ``given`` is that input: only runs of letters that occur in it are cut, to ``limit`` letters each.
     """
 
     def cut(match: re.Match[str]) -> str:
@@ -196,18 +201,18 @@ def shortened(message: str, given: str, limit: int = 80) -> str:
 
 
 def first_line(error: BaseException) -> str:
-    """What an error says first, or its type where it says nothing."""
+    """Return the first line of an error's message, or its type if that is empty."""
     return str(error).partition("\n")[0] or type(error).__name__
 
 
 def plain(text: str) -> str:
-    """The text without its colours."""
+    """Return a text without colour sequences."""
     return _COLOUR.sub("", text)
 
 
 _COLOUR = re.compile(r"\x1b\[[0-9;]*m")
-# What moves the cursor, talks to the terminal or hides text: CSI but for colours, OSC, DCS and their like with all that
-# they hold, other escapes, the same as single characters of C1, and the rest of the control characters.
+# Sequences that move the cursor, query the terminal or hide text: CSI except colours; OSC, DCS and similar with their
+# content; other escapes; their C1 equivalents; and the rest of the control characters.
 _UNSAFE = re.compile(
     r"\x1b\[[0-9;:]*m(?P<end>)"
     r"|(?:\x1b\[|\x9b)[0-?]*[ -/]*[@-~]"
@@ -216,19 +221,19 @@ _UNSAFE = re.compile(
     r"|\r(?!\n)(?P<line>)"
     r"|[\x00-\x08\x0b-\x1f\x7f-\x9f]"
 )
-# They turn the order of what follows around, so that text reads as something else.
+# They change the direction of the following text, so that it reads differently.
 _TURNS = {code: f"\\u{code:04x}" for code in (*range(0x202A, 0x202F), *range(0x2066, 0x206A))}
 
 
 def cleaned(text: str) -> str:
-    """The text as a terminal may have it: lines, tabs and colours stay, and nothing else that a terminal obeys."""
+    """Return a text that is safe for a terminal: only lines, tabs and colours stay."""
     if text.isprintable():
         return text
     return visible(_UNSAFE.sub(_kept, text))
 
 
 def visible(text: str) -> str:
-    """The text with the characters written out that turn the order of others around (``\\u202e``)."""
+    """Return a text with its bidirectional control characters escaped."""
     return text if text.isascii() else text.translate(_TURNS)
 
 

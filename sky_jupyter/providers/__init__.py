@@ -1,4 +1,4 @@
-"""Providers: what makes and ends machines. A provider's SDK is imported when it is used."""
+"""Providers of machines. A provider's SDK is imported when it is used."""
 
 from .local import Local
 from .ssh import SSH

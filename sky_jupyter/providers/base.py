@@ -1,6 +1,6 @@
-"""The contract of a provider: what makes, finds, connects and ends machines.
+"""Provider protocol: creates, finds, connects and ends machines.
 
-`tests/providers/conformance.py` is a suite that every provider passes; `docs/providers.md` says how one is written.
+Every provider passes the suite in `tests/providers/conformance.py`; `docs/providers.md` says how to write one.
 """
 
 from __future__ import annotations
@@ -25,19 +25,19 @@ __all__ = ["ConnectionSession", "MachineRecord", "Offer", "Order", "Provider", "
 
 @dataclass(frozen=True)
 class ConnectionSession:
-    """What connections are made with; made by whoever connects, for one call of `Provider.connect`.
+    """Options of one call of `Provider.connect`.
 
     Parameters
     ----------
     prompts : Prompts, optional
-        Whom to ask for a passphrase, or whether a host key is right; nobody is asked unless given.
+        Callbacks that ask for passphrases and host keys; nothing is asked by default.
     open_link : callable, optional
-        Starts the process that holds SSH connections for the pool, also when the notebook has ended, or
-        returns the one that there is. Connections end with this process unless given.
+        Returns the pool's `Link`, started if there is none. It holds SSH connections that survive the notebook. By
+        default, connections end with this process.
     stop : threading.Event
-        Set when the connections are not wanted any more.
+        Set when the connections are not needed any more.
     known : mapping of str to mapping
-        By id, `Machine.facts` of machines that are connected to again.
+        `Machine.facts` of machines to reconnect to, by id.
     """
 
     prompts: Prompts | None = None
@@ -47,75 +47,77 @@ class ConnectionSession:
 
 
 class Provider(Protocol):
-    """Makes, finds, connects and ends machines; a frozen value that compares by what it was given.
+    """Provider of machines; a frozen value that compares by its fields.
 
-    It is pickled with its pool's spec. Its ``str`` is what messages call it.
+    It is pickled with its pool's spec. Messages show its ``str``.
     """
 
     @property
     def kind(self) -> str:
-        """Its name, as ``--provider`` takes it."""
+        """Name, as for ``--provider``."""
 
     @property
     def provisions(self) -> bool:
-        """Whether it makes machines, so that a failed attempt may be repeated; False where they are there."""
+        """True if it creates machines, so that a failed attempt may be repeated."""
 
     @property
     def survives_manager(self) -> bool:
-        """Whether its machines, and the pool on them, go on when the notebook's machine or process ends.
+        """True if its machines and pools keep running when the notebook ends.
 
-        Such a pool's hosts are prepared over `Machine`, end by a lease, and are taken up again by ``attach``.
+        The hosts of such a pool are prepared over `Machine`, end by a lease, and can be attached to again.
         """
 
     @property
     def offline(self) -> bool:
-        """Whether machines are sent all packages from here, as they have no way to a package index."""
+        """True if machines have no package index and are sent all packages from here."""
 
     @property
     def supported_options(self) -> tuple[str, ...]:
-        """Which of `spec.WISHES` have a meaning for it; a pool says of the others that they have none."""
+        """Names in `spec.WISHES` that it supports; a pool warns of the others."""
 
     def default_nodes(self) -> int:
-        """How many nodes a pool has unless the user says."""
+        """Return the number of nodes if the user names none."""
 
     def offers(self, spec: PoolSpec) -> Sequence[Offer]:
-        """What could serve the spec, cheapest first."""
+        """Return machines that fit the spec, cheapest first."""
 
     def create(self, spec: PoolSpec, count: int, order: Order) -> Sequence[str]:
-        """Make ``count`` machines, marked with the order's pool; return their ids."""
+        """Create ``count`` machines, tagged with the order's pool; return their ids."""
 
     def list(self, pool: str | None, regions: Sequence[str] = ()) -> Sequence[MachineRecord]:
-        """Return all machines that are marked with a pool's id."""
+        """Return all machines that are tagged with a pool's id."""
 
     def describe(self, ids: Sequence[str]) -> Sequence[MachineRecord]:
-        """The state of the given machines."""
+        """Return the state of machines."""
 
     def destroy(self, ids: Sequence[str]) -> None:
-        """End machines; those that are gone already are no error."""
+        """End machines; ignore those that have ended."""
 
     def connect(self, ids: Sequence[str], session: ConnectionSession) -> Sequence[Machine]:
-        """Connect to machines, side by side; in the order of ``ids``. Where one fails, none is left connected.
+        """Connect to machines in parallel; return them in the order of ``ids``.
 
-        Raises
-        ------
-        MachineError
-            For the first that cannot be connected to; the others that cannot are named in it.
+        If one fails, none is left connected: raise its MachineError, whose message names all that failed.
         """
 
     def spares(self, ids: Sequence[str]) -> Sequence[str] | None:
-        """Machines that are there and are not among these, by which a pool can grow; None where they are made."""
+        """Return unused machines, by which a pool can grow; None if they are created."""
 
     def resized(self, ids: Sequence[str], add: Sequence[str], remove: Sequence[str]) -> Provider:
-        """The provider of a pool whose machines change.
+        """Return the provider of a pool whose machines change.
 
         Parameters
         ----------
         ids : sequence of str
             The pool's machines that stay, in the order of its nodes.
         add : sequence of str
-            The names of machines that the user adds.
+            Names of machines that the user adds.
         remove : sequence of str
-            The ids of machines that the user removes by name: they are not used again.
+            Ids of machines that the user removes by name: they are not used again.
+
+        Returns
+        -------
+        Provider
+            The new provider.
 
         Raises
         ------
@@ -125,51 +127,68 @@ class Provider(Protocol):
 
 
 class Provisioner(Provider, Protocol):
-    """A provider that makes machines (``provisions``), which cost money until they are ended.
+    """Provider that creates machines (``provisions``), which cost money until ended.
 
-    It answers calls one by one. That nothing is bought twice and nothing is lost is seen to by the pool: it records
-    an `Order` before each call, repeats a call that had no answer with the same token, adopts what `list` finds, and
-    ends all that `list` finds.
+    It answers single calls. The pool ensures that nothing is bought twice and nothing is lost: it records an `Order`
+    before each call, retries an unanswered call with the same token, adopts what `list` finds, and ends all that `list`
+    finds.
 
     Attributes
     ----------
     visible_within : float
-        Seconds after which `list` shows a machine that was made, at the latest.
+        Seconds after which `list` shows a new machine, at the latest.
     """
 
     visible_within: float
 
     def account(self) -> str:
-        """Return who pays, for a person to read."""
+        """Return the name of the account that pays, for a person."""
 
     def recipe(self) -> Mapping[str, Any]:
-        """Return what `restore` makes it again from, as JSON has it; no secrets."""
+        """Return JSON from which `restore` makes an equal provider; no secrets."""
 
     @classmethod
     def restore(cls, recipe: Mapping[str, Any]) -> Provisioner:
-        """Make it again from its `recipe`."""
+        """Return a provider made from its `recipe`."""
 
     def offers(self, spec: PoolSpec) -> Sequence[Offer]:
-        """Return what could serve the spec, the best first."""
+        """Return machines that fit the spec, the best first."""
 
     def create(self, spec: PoolSpec, count: int, order: Order) -> Sequence[str]:
-        """Send one call that makes machines at one place; return their ids, fewer where it made fewer.
+        """Send one call that creates machines in one zone; return their ids.
+
+        Parameters
+        ----------
+        spec : PoolSpec
+            The pool.
+        count : int
+            Number of machines.
+        order : Order
+            Token, tags and place.
+
+        Returns
+        -------
+        sequence of str
+            Ids; fewer than ``count`` if it created fewer.
 
         Raises
         ------
         NoCapacity
-            When nothing was made, and another place may have machines.
+            When nothing was created, and another place may have machines.
         OrderSpent
             When the order's token cannot be used again.
         ProvisionError
-            When nothing was made, and it is of no use to try another place; where ``passing`` is set, the call is
-            sent again as it was. Any other error leaves it unknown what was made.
+            When nothing was created and no other place can help. If ``passing`` is set, the call is retried unchanged.
+            After any other error, it is unknown what was created.
         """
 
     def list(self, pool: str | None, regions: Sequence[str] = ()) -> Sequence[MachineRecord]:
-        """Return all machines that are marked with a pool's id, or with any; those that have ended may be left out."""
+        """Return all machines tagged with a pool's id, or with any if it is None.
+
+        Machines that have ended may be left out.
+        """
 
 
 def is_provisioner(provider: Provider) -> TypeGuard[Provisioner]:
-    """Return whether a provider makes machines, and so is a `Provisioner`."""
+    """Return True if a provider creates machines."""
     return provider.provisions

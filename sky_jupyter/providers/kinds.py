@@ -1,4 +1,4 @@
-"""Which class a provider's kind stands for, so that it can be made again from what the registry holds of it."""
+"""Registry of provider classes by kind, for restoring recorded providers."""
 
 from __future__ import annotations
 
@@ -11,29 +11,21 @@ from ..errors import SpecError
 if TYPE_CHECKING:
     from .base import Provisioner
 
-# Other distributions name their providers here: ``kind = "package.module:Class"``.
+# Entry point group of other distributions: ``kind = "package.module:Class"``.
 GROUP = "sky_jupyter.providers"
 _known: dict[str, Any] = {}
 
 
 def register(cls: Any) -> Any:
-    """Make a provider class known in this process by its ``kind``; usable as a decorator."""
+    """Register a provider class in this process by its ``kind``; usable as decorator."""
     _known[cls.kind] = cls
     return cls
 
 
 def restore(kind: str, recipe: str) -> Provisioner:
-    """Make a provider again.
+    """Return a provider made from its recipe.
 
-    Parameters
-    ----------
-    recipe : str
-        What its `Provisioner.recipe` gave, as JSON.
-
-    Raises
-    ------
-    SpecError
-        When there is no such kind here, or it cannot be made from that.
+    ``recipe`` is the JSON of `Provisioner.recipe`. Raise SpecError if the kind is unknown here or the recipe invalid.
     """
     found = _known.get(kind)
     if found is None:

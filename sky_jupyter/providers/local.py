@@ -12,7 +12,7 @@ from ..node.system import gpus
 from ..spec.pool_spec import PoolSpec
 from .base import ConnectionSession, MachineRecord, Offer, Order
 
-# So many ranks no machine minds; so many a core are too many, and so many bytes each needs at least.
+# Any machine can run so many ranks; more per core are too many; memory that each rank needs at least.
 _FEW, _PER_CORE = 8, 4
 _BARE, _WITH_FRAMEWORK = 100e6, 500e6
 
@@ -28,21 +28,18 @@ class Local:
     supported_options = ()
 
     def default_nodes(self) -> int:
-        """One."""
+        """Return 1."""
         return 1
 
     def offers(self, spec: PoolSpec) -> Sequence[Offer]:
-        """This machine, for nothing."""
+        """Return this machine, at no cost."""
         return [Offer("this machine", 0.0)]
 
     def create(self, spec: PoolSpec, count: int, order: Order) -> Sequence[str]:
-        """Ids only: the processes come with the host, which ends with the pool.
+        """Return ids; the processes are started with the host process, and end with it.
 
-        Raises
-        ------
-        ProvisionError
-            When this machine does not have the accelerators that are asked for, cannot share those that it has
-            equally among the ranks, or is too small for so many ranks.
+        Raise ProvisionError if this machine lacks the accelerators, cannot share them equally among the ranks, or is
+        too small for so many ranks.
         """
         ranks = count * spec.ranks_per_node
         if not spec.options.crowded and (why := _too_many(spec, ranks)):
@@ -55,32 +52,32 @@ class Local:
                     f"the pool needs {spec.accelerator} on {each}; this machine has {have}. Leave --accelerator out to "
                     "run on what there is, or name hosts that have it: --hosts gpu1,gpu2"
                 )
-        # One is for all ranks, as for any two programs: the quickstart's two ranks run on a laptop that has one.
+        # A single one is shared by all ranks: the quickstart's two ranks run on a laptop with one GPU.
         if len(have) > 1 and not have.can_be_shared(ranks):
             raise ProvisionError(gpus.why_not_shared(have, ranks))
         return [f"{order.pool}-{number}" for number in range(count)]
 
     def list(self, pool: str | None, regions: Sequence[str] = ()) -> Sequence[MachineRecord]:
-        """Nothing outlives the host, so there is nothing to find."""
+        """Return nothing: no node outlives the host process."""
         return []
 
     def describe(self, ids: Sequence[str]) -> Sequence[MachineRecord]:
-        """Always there."""
+        """Return all machines as running."""
         return [MachineRecord(id, "running") for id in ids]
 
     def destroy(self, ids: Sequence[str]) -> None:
-        """Nothing to do beyond the host's own end."""
+        """Do nothing: nodes end with the host process."""
 
     def connect(self, ids: Sequence[str], session: ConnectionSession) -> Sequence[LocalMachine]:
-        """The notebook's machine, for each node."""
+        """Return the notebook's machine for each node."""
         return [LocalMachine() for _ in ids]
 
     def spares(self, ids: Sequence[str]) -> Sequence[str] | None:
-        """None: nodes are made as they are needed."""
+        """Return None: nodes are created as needed."""
         return None
 
     def resized(self, ids: Sequence[str], add: Sequence[str], remove: Sequence[str]) -> Local:
-        """The same; machines have no names by which they could be added."""
+        """Return the same provider; raise SpecError if machines are added by name."""
         if add:
             raise SpecError(f"{self} nodes are no hosts that could be added: say how many there shall be")
         return self
@@ -90,7 +87,7 @@ class Local:
 
 
 def _too_many(spec: PoolSpec, ranks: int) -> str:
-    """Why so many rank processes are too many for this machine; empty where they are not."""
+    """Return why a machine is too small for so many ranks; empty if it is not."""
     if ranks <= _FEW:
         return ""
     from ..node.system.metrics import MachineMonitor

@@ -95,17 +95,11 @@ class SSH:
         return hash((self.hosts, self.user, self.port, self.key, self.jump))
 
     def offers(self, spec: PoolSpec) -> Sequence[Offer]:
-        """The hosts, for nothing."""
+        """Return the hosts, at no cost."""
         return [Offer(f"{len(self.hosts)} host{'s' if len(self.hosts) > 1 else ''}", 0.0)]
 
     def create(self, spec: PoolSpec, count: int, order: Order) -> Sequence[str]:
-        """The first ``count`` hosts; nothing is made.
-
-        Raises
-        ------
-        ProvisionError
-            When there are fewer hosts than nodes.
-        """
+        """Return the first ``count`` hosts; raise ProvisionError if there are fewer."""
         if count > len(self.hosts):
             raise ProvisionError(
                 f"{count} nodes need as many hosts, and there {'are' if len(self.hosts) > 1 else 'is'} "
@@ -114,22 +108,22 @@ class SSH:
         return list(self.hosts[:count])
 
     def list(self, pool: str | None, regions: Sequence[str] = ()) -> Sequence[MachineRecord]:
-        """Hosts are not marked with pools: nothing was made that could be found."""
+        """Return nothing: hosts are not tagged with pools."""
         return []
 
     def describe(self, ids: Sequence[str]) -> Sequence[MachineRecord]:
-        """Hosts are there; whether they answer, `connect` says."""
+        """Return the hosts as running; `connect` finds out if they are."""
         return [MachineRecord(id, "running" if id in self.hosts else "unknown") for id in ids]
 
     def destroy(self, ids: Sequence[str]) -> None:
-        """Nothing: the hosts were there before."""
+        """Do nothing: hosts are not created here."""
 
     def spares(self, ids: Sequence[str]) -> Sequence[str] | None:
-        """The hosts that are not among these, in their order."""
+        """Return the unused hosts, in order."""
         return [host for host in self.hosts if host not in ids]
 
     def resized(self, ids: Sequence[str], add: Sequence[str], remove: Sequence[str]) -> SSH:
-        """The same with other hosts: those of the pool first, in the order of its nodes."""
+        """Return a provider with other hosts; the pool's come first, in node order."""
         chosen = (*ids, *add)
         chosen = (*chosen, *(host for host in self.hosts if host not in (*chosen, *remove)))
         accept = self.accept_host_keys
@@ -138,35 +132,29 @@ class SSH:
         return replace(self, hosts=chosen, accept_host_keys=accept)
 
     def default_nodes(self) -> int:
-        """How many nodes a pool has unless it is said: all hosts."""
+        """Return the number of hosts."""
         return len(self.hosts)
 
     def target(self, id: str) -> Target:
-        """Where and how to connect to one of the hosts.
+        """Return where and how to connect to a host.
 
-        Raises
-        ------
-        SpecError
-            When the SSH configuration cannot be understood.
+        Raise SpecError for an unknown host, or if the SSH configuration is invalid.
         """
         if id not in self.hosts:
             raise SpecError(f"{id!r} is not one of the hosts {', '.join(self.hosts)}")
         return resolve(id, user=self.user, port=self.port, keys=self.key, jump=self.jump)
 
     def access(self, prompts: Prompts | None = None) -> Access:
-        """What the connections to all of the hosts share; raises SpecError where paramiko is missing."""
+        """Return the state that the connections share; raise SpecError without paramiko."""
         _need_paramiko()
         from ..machines.ssh.session import Access
 
         return Access.of(self.accept_host_keys, prompts)
 
     def connect(self, ids: Sequence[str], session: ConnectionSession) -> Sequence[Machine]:
-        """Connect to hosts, side by side, over the link that the session opens, or over connections of their own.
+        """Connect to hosts in parallel, over the session's link if it has one.
 
-        Raises
-        ------
-        MachineError
-            For the first that cannot be connected to; the others that cannot are named in it.
+        If one fails, close the others and raise its MachineError, whose message names all that failed.
         """
         connect = self._connector(session)
         futures = run_all(connect, ids, "sky-connect", most=_BESIDE)
@@ -181,7 +169,7 @@ class SSH:
         raise failed[0]
 
     def _connector(self, session: ConnectionSession) -> Callable[[str], Machine]:
-        """What connects to one host; passphrases are asked for once for all."""
+        """Return a function that connects to a host; passphrases are asked for once."""
         if session.open_link is None:
             access = self.access(session.prompts)
             from ..machines.ssh.machine import SSHMachine
@@ -191,7 +179,7 @@ class SSH:
 
         def connect(id: str) -> Machine:
             if (known := session.known.get(id)) is not None:
-                # As it was reached before, whatever the SSH configuration says now.
+                # The recorded address and options, whatever the SSH configuration says now.
                 from ..machines.link import encoding
 
                 return link.connect(encoding.target(known["target"]), address=known["address"], prompts=session.prompts)
@@ -211,7 +199,7 @@ def _need_paramiko() -> None:
 
 
 def _names(what: str, value: Any) -> tuple[str, ...]:
-    """Names as a tuple; a string may hold several, with commas between them."""
+    """Return names as a tuple; a string may contain several, separated by commas."""
     if isinstance(value, (str, Path)):
         value = str(value).split(",")
     if not isinstance(value, Iterable) or isinstance(value, (bytes, Mapping)):

@@ -1,11 +1,11 @@
-"""What is said between a pool and a provider that makes machines: offers, orders, records. Frozen values."""
+"""Values that a pool and a provisioner exchange: offers, orders, records."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
 PENDING, RUNNING, STOPPED, ENDING, ENDED = "pending", "running", "stopped", "ending", "ended"
-# Where somebody has to pay no more, or soon will not have to.
+# States in which a machine costs nothing, or soon will.
 _GOING = (ENDING, ENDED)
 
 
@@ -76,12 +76,12 @@ class MachineRecord:
 
     @property
     def is_there(self) -> bool:
-        """Whether it costs something, or may."""
+        """True if it costs money, or may."""
         return self.state not in _GOING
 
     @property
     def is_usable(self) -> bool:
-        """Whether it can be a node, now or soon."""
+        """True if it can be a node, now or soon."""
         return self.is_there and self.state != STOPPED
 
 

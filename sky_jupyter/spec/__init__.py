@@ -1,1 +1,1 @@
-"""What a pool is to be: its image, options, accelerators and size. Values only."""
+"""Specification of a pool: image, options, accelerators and size. Values only."""

@@ -1,8 +1,7 @@
-"""What a pool shall be: frozen values, valid once they exist, that do nothing.
+"""Specification of a pool: frozen values, valid once they exist.
 
-A `PoolSpec` is made by the magics or by `Compute`, held by the pool for its whole life, and
-compared when a name is used again. Everything that can be wrong in it is refused here, before
-anything starts.
+A `PoolSpec` is made by the magics or by `Compute`, held by the pool for its whole life, and compared when a name is
+used again. It refuses invalid values before anything starts.
 """
 
 from __future__ import annotations
@@ -218,32 +217,32 @@ class PoolSpec:
 
     @property
     def ignored(self) -> tuple[str, ...]:
-        """What was asked of the machines and has no meaning for the provider, which has them already."""
+        """Options for machines that the provider does not support."""
         supported = self.provider.supported_options
         return tuple(name for name in WISHES if getattr(self, name) is not None and name not in supported)
 
     @property
     def world_size(self) -> int:
-        """All ranks of the pool."""
+        """Number of ranks."""
         return self.nodes * self.ranks_per_node
 
     @property
     def lease(self) -> float | None:
-        """Seconds without a manager and a run after which the nodes end; None where only their owner ends them."""
+        """Seconds without a manager or a run until the nodes end; None without a lease."""
         if self.keep:
             return self.idle_timeout or DEFAULT_IDLE_TIMEOUT
         return self.idle_timeout or (DEFAULT_REMOTE_IDLE_TIMEOUT if self.provider.survives_manager else None)
 
     @property
     def full_image(self) -> Image:
-        """The image with all that the plugins add, in their order."""
+        """Image with the additions of all plugins, in order."""
         image = self.image
         for plugin in self.plugins:
             image = plugin.transform_image(image, self)
         return image
 
     def differences(self, other: PoolSpec) -> list[str]:
-        """What differs between two specs, as ``"nodes: 2 -> 4"``, one line a field."""
+        """Return the fields that differ, one line each, as ``"nodes: 2 -> 4"``."""
         lines = []
         for item in fields(self):
             mine, theirs = (_compared(getattr(spec, item.name)) for spec in (self, other))
@@ -262,7 +261,10 @@ def _amount(name: str, value: Any, top: float, form: str) -> None:
 
 
 def _compared(value: Any) -> Any:
-    """Of a field, what two pools differ in: how one is watched over, and which files it has, may change."""
+    """Return the part of a field that matters for a comparison.
+
+    Supervision, and the files of an image, may differ.
+    """
     if isinstance(value, Options):
         return "together" if value.cluster else "each node for itself (cluster=False)"
     return replace(value, includes=(), excludes=()) if isinstance(value, Image) else value
@@ -275,7 +277,7 @@ def _short(value: Any) -> str:
 
 
 def _images(mine: Image, theirs: Image) -> list[str]:
-    """What differs between two images; not the values of variables, which may be secrets."""
+    """Return differences of two images, without values of variables (secrets)."""
     lines = []
     for name, read in _PARTS.items():
         one, other = read(mine), read(theirs)

@@ -12,16 +12,10 @@ from typing import IO, Any
 
 @contextlib.contextmanager
 def atomic_write(path: Path, *, prefix: str = ".part-", buffering: int = -1) -> Iterator[IO[Any]]:
-    """Open a file that appears at `path` whole or not at all; only its owner may read it.
+    """Open a binary file that appears at `path` atomically, mode 0600.
 
-    Parameters
-    ----------
-    path : Path
-        Where the file appears when the block has ended; what is there is replaced. Its folder exists.
-    prefix : str
-        How the name begins under which it is written, in the same folder. A block that raises removes that file.
-    buffering : int
-        As `open` takes it; the file is a binary one.
+    It replaces a file there. It is written under a name that begins with ``prefix``, in the same folder, which must
+    exist; if the block raises, it is removed. ``buffering`` is that of `open`.
     """
     handle, part = tempfile.mkstemp(dir=path.parent, prefix=prefix)  # mode 0600
     try:
@@ -29,7 +23,7 @@ def atomic_write(path: Path, *, prefix: str = ".part-", buffering: int = -1) -> 
             yield file
         os.replace(part, path)
     except BaseException:
-        # It may be gone with its folder.
+        # It may have been removed with its folder.
         with contextlib.suppress(FileNotFoundError):
             os.unlink(part)
         raise

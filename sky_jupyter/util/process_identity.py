@@ -1,7 +1,7 @@
-"""Which process is meant, and who can see whether it lives.
+"""Identity of processes: process id, start time, and place.
 
-A process is its number and when it began, as a number alone is given out again. It is seen by the
-processes of its own PID namespace, and by no others: a container does not see those beside it.
+A process id alone is reused. A process can be seen by the processes of its own PID namespace only: a container
+does not see those of another.
 """
 
 from __future__ import annotations
@@ -23,42 +23,42 @@ from typing import NamedTuple
 _LINUX = sys.platform == "linux"
 _NEAR = 1.0
 _MAX_NAME = 200
-# Times after this many seconds are since 1970, and those before it since a machine's start.
+# Larger times are seconds since 1970, smaller ones seconds since the machine's boot.
 _EPOCH = 5e8
-# The kernel's own number of the namespace that holds all others.
+# Inode of the initial PID namespace.
 _FIRST_PIDS = 0xEFFFFFFC
-# The clock that counts on while a machine sleeps.
+# The clock that includes suspended time.
 _SINCE_START = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
-# By so much a machine's start may be off, as the time of day is what it is told from.
+# Error of a boot time that is computed from the time of day.
 _START_MARGIN = 5.0
 _MACHINE_IDS = (Path("/etc/machine-id"), Path("/var/lib/dbus/machine-id"))
 
 
 class Process(NamedTuple):
-    """A process of this machine."""
+    """Process of this machine."""
 
     pid: int
     started: float
 
 
 def this() -> Process:
-    """This process."""
+    """Return this process."""
     return Process(os.getpid(), started(os.getpid()))
 
 
 class Place(NamedTuple):
-    """Where processes see each other: a PID namespace of a boot of a machine.
+    """Scope in which processes see each other: a PID namespace of one boot.
 
     Attributes
     ----------
     host : str
-        What the machine is called; several may have one name.
+        Host name; several machines may have the same.
     machine : str
-        Its own id, which it keeps when it starts again; empty where it has none.
+        Machine id, the same after a reboot; empty if there is none.
     boot : str
-        The id of its boot; empty where that was not recorded.
+        Boot id; empty if it was not recorded.
     pids : str
-        The PID namespace, and the time namespace that processes' ages are counted in.
+        The PID namespace, and the time namespace of processes' ages.
     """
 
     host: str
@@ -68,47 +68,45 @@ class Place(NamedTuple):
 
     @property
     def text(self) -> str:
-        """All but the host's name, as `read` takes it."""
+        """Everything but the host name, for `read`."""
         return "/".join(self[1:])
 
     @classmethod
     def read(cls, host: str, text: str) -> Place:
-        """A place from what was recorded; one without a boot where that is nothing, or nothing known."""
+        """Return a place from its recorded text; without a boot if that is unknown."""
         parts = text.split("/")
         return cls(host, *parts) if len(parts) == 3 else cls(host)
 
 
 def here() -> Place:
-    """Where this process is."""
+    """Return the place of this process."""
     return Place(socket.gethostname()[:_MAX_NAME], _machine(), _boot(), _pids())
 
 
 def look(process: Process, place: Place, since: float) -> bool | None:
-    """Whether a process lives; None where that cannot be seen from here.
+    """Return True if a process is alive; None if that cannot be seen from here.
 
-    Parameters
-    ----------
-    place : Place
-        Where it was started.
-    since : float
-        When it was last heard of, by the time of day.
+    ``place`` is where it was started, ``since`` the time of day when it was last known to be alive.
     """
     mine = here()
     if place.boot and place.boot == mine.boot:
         return lives(*process) if place.pids == mine.pids else None
     if place.boot:
-        # What a machine ran before it started again has ended. Others may have its name, and even its id;
-        # whoever was heard of after this start is another.
+        # All processes from before a reboot have ended. Another machine may have the same name and even the same id:
+        # then the process was known to be alive after this machine's boot.
         same = (place.host, place.machine) == (mine.host, mine.machine) and mine.machine != ""
         return False if same and since < time.time() - time.clock_gettime(_SINCE_START) - _START_MARGIN else None
-    # Recorded by a version that knew the host's name only.
+    # Recorded by a version that knew the host name only.
     if place.host not in ("", mine.host):
         return None
     return lives(*process) or (False if _sees_all() else None)
 
 
 def send(process: Process, number: signal.Signals) -> None:
-    """Send a signal to a process, and never to another that has got its number; nothing where it has ended."""
+    """Send a signal to a process, and never to another one with its process id.
+
+    A process that has ended is ignored.
+    """
     with contextlib.suppress(ProcessLookupError), contextlib.ExitStack() as stack:
         held = _held(process.pid)
         if held is not None:
@@ -122,7 +120,7 @@ def send(process: Process, number: signal.Signals) -> None:
 
 
 def _held(pid: int) -> int | None:
-    """A descriptor that stays this process's, whoever has its number later; None where there are none."""
+    """Return a pidfd, which stays this process's; None if the system has none."""
     if sys.platform != "linux":
         return None
     try:
@@ -134,9 +132,9 @@ def _held(pid: int) -> int | None:
 
 
 def started(pid: int) -> float:
-    """When a process began; 0.0 where none of this number lives.
+    """Return a process's start time; 0.0 if there is no such process.
 
-    On Linux in seconds since the machine's start: dates of birth move when the machine's clock is set.
+    On Linux it is in seconds since boot: dates would change when the machine's clock is set.
     """
     if _LINUX:
         return _ticks(pid) / os.sysconf("SC_CLK_TCK")
@@ -144,21 +142,20 @@ def started(pid: int) -> float:
 
 
 def lives(pid: int, began: float) -> bool:
-    """Whether the process of this number is there and is still the one that began then.
+    """Return True if the process with this id is alive and has this start time.
 
-    A beginning is what `started` says, or psutil's ``create_time``. A process that has ended and was
-    not collected yet does not live.
+    The time is that of `started`, or psutil's ``create_time``. A zombie is not alive.
     """
     if pid <= 0 or began <= 0:
         return False
     if _LINUX and began < _EPOCH:
-        # (Not psutil's time as well: it moves with the clock, and could happen to fit.)
+        # (Not psutil's time as well: it moves with the clock, and could match by chance.)
         return started(pid) == began
     return started(pid) == began or abs(_born(pid) - began) < _NEAR
 
 
 def own_name() -> str:
-    """Who this process is to a person: its notebook, script or program."""
+    """Return this process's name for a person: its notebook, script or program."""
     session = os.environ.get("JPY_SESSION_NAME")
     program = Path(sys.argv[0] if sys.argv else "").name
     if session:
@@ -179,7 +176,7 @@ def _ticks(pid: int) -> int:
         line = Path(f"/proc/{'self' if pid == os.getpid() else pid}/stat").read_text(errors="replace")
     except OSError:
         return 0
-    # The program's name stands in brackets and may hold anything.
+    # The program's name is in brackets and may contain anything.
     fields = line.rpartition(")")[2].split()
     return 0 if fields[0] in "ZX" else int(fields[19])
 
@@ -195,12 +192,12 @@ def _born(pid: int) -> float:
 
 
 def _pids() -> str:
-    """The namespaces by which this process counts others; on other systems than Linux there are none."""
+    """Return the PID and time namespaces of this process; "-" if not on Linux."""
     if not _LINUX:
         return "-"
     try:
         found = "-".join(str(os.stat(f"/proc/self/ns/{name}").st_ino) for name in _namespaces())
-        # Where /proc is another namespace's, the numbers in it are others' too: what is there is nobody's here.
+        # If /proc belongs to another namespace, so do the ids in it, and no process there can be identified from here.
         return found if os.readlink("/proc/self") == str(os.getpid()) else f"{found}-{os.getpid()}"
     except OSError:
         return f"unknown-{os.getpid()}"
@@ -212,7 +209,7 @@ def _namespaces() -> tuple[str, ...]:
 
 
 def _sees_all() -> bool:
-    """Whether all processes of this machine are seen from here."""
+    """Return True if all processes of this machine are visible from here."""
     return not _LINUX or _pids().split("-")[0] == str(_FIRST_PIDS)
 
 
@@ -229,7 +226,7 @@ def _boot() -> str:
 
 @functools.cache
 def _machine() -> str:
-    """The machine's id, hashed: it is not for others to see."""
+    """Return the machine's id, hashed so that it is not disclosed."""
     found = ""
     if _LINUX:
         for path in _MACHINE_IDS:
@@ -239,7 +236,7 @@ def _machine() -> str:
                 continue
     else:
         found = _darwin(_host_uuid)
-    # (Some images say that they have none yet.)
+    # (Some images have this word instead of an id.)
     known = found and found != "uninitialized"
     return hashlib.sha256(f"sky_jupyter {found}".encode()).hexdigest()[:16] if known else ""
 
@@ -249,7 +246,7 @@ def _word(text: str) -> str:
 
 
 def _darwin(ask: Callable[[ctypes.CDLL], str]) -> str:
-    """What the C library of macOS says; nothing where it does not."""
+    """Return an answer of macOS's C library; empty elsewhere."""
     if sys.platform != "darwin":
         return ""
     try:

@@ -10,12 +10,12 @@ from typing import Any, TypeVar
 A = TypeVar("A")
 T = TypeVar("T")
 
-# Threads that `run_all` has at most: each waits for a machine, and none computes.
+# Thread limit of `run_all`: each thread waits for a machine, and none computes.
 MOST_THREADS = 32
 
 
 class BackgroundTasks(set["asyncio.Task[Any]"]):
-    """Hold the tasks that nobody awaits until each is done: an event loop itself keeps weak references only."""
+    """Set of tasks that nobody awaits: an event loop keeps weak references only."""
 
     def start(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T]:
         """Start work on the running loop and return its task."""
@@ -26,18 +26,9 @@ class BackgroundTasks(set["asyncio.Task[Any]"]):
 
 
 def run_all(work: Callable[[A], T], items: Iterable[A], name: str, *, most: int = MOST_THREADS) -> list[Future[T]]:
-    """Run work for each item, all at once in threads, and return the futures when each is done.
+    """Run work for each item, in threads, and return the finished futures.
 
-    Parameters
-    ----------
-    work : callable
-        What to run, with an item.
-    items : iterable
-        What to run it for.
-    name : str
-        How the threads' names begin.
-    most : int
-        How many run at once.
+    ``name`` is the prefix of the threads' names, ``most`` their maximum number.
     """
     items = list(items)
     with ThreadPoolExecutor(min(len(items), most) or 1, thread_name_prefix=name) as threads:
@@ -45,5 +36,5 @@ def run_all(work: Callable[[A], T], items: Iterable[A], name: str, *, most: int 
 
 
 def map_all(work: Callable[[A], T], items: Iterable[A], name: str, *, most: int = MOST_THREADS) -> list[T]:
-    """Run work for each item as `run_all` does, and return the results; the first error is raised."""
+    """Return the results of `run_all`; raise the first error."""
     return [future.result() for future in run_all(work, items, name, most=most)]

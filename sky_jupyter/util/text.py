@@ -29,6 +29,6 @@ def format_ranks(ranks: Iterable[int], comma: str = ",") -> str:
 
 
 def rank_label(ranks: Iterable[int]) -> str:
-    """``"rank 2"`` or ``"ranks 0-3, 5"``."""
+    """Return ``"rank 2"`` or ``"ranks 0-3, 5"``."""
     text = format_ranks(ranks, ", ")
     return f"rank{'' if text.isdecimal() else 's'} {text}"

@@ -1,11 +1,11 @@
-"""What other distributions register: plugins and providers, by entry points.
+"""Plugins and providers of other distributions, by entry points.
 
 A distribution's ``pyproject.toml`` has::
 
     [project.entry-points."sky_jupyter.plugins"]
     mine = "my_package:mine"
 
-Names are looked up when one is asked for that is not ours; the code behind one is imported when it is used.
+An unknown name is looked up when it is asked for; its code is imported when it is used.
 """
 
 from __future__ import annotations
@@ -23,21 +23,18 @@ _looking = threading.Lock()
 
 
 def names(group: str, own: Iterable[str]) -> list[str]:
-    """All names of a group, ours first."""
+    """Return all names of a group, our own first."""
     first = list(own)
     return list(dict.fromkeys([*first, *sorted(entry.name for entry in metadata.entry_points(group=group))]))
 
 
 def find(group: str, name: str, own: Mapping[str, Callable[..., Any]]) -> Callable[..., Any]:
-    """What makes the plugin or provider of a name.
+    """Return the factory of a plugin or provider.
 
-    Raises
-    ------
-    SpecError
-        When there is none, when more than one distribution has it, or its code cannot be imported.
+    Raise SpecError if the name is unknown, if several distributions register it, or if its code cannot be imported.
     """
     what = _WHAT[group]
-    # One distribution may be found in two folders of the path: the first counts, as for imports.
+    # A distribution may be in two folders of the path: the first one counts, as for imports.
     found = {_distribution(entry): entry for entry in reversed([*metadata.entry_points(group=group, name=name)])}
     if name in own:
         if found:
@@ -66,7 +63,7 @@ def find(group: str, name: str, own: Mapping[str, Callable[..., Any]]) -> Callab
 
 
 def origin(group: str, name: str) -> str:
-    """The distribution behind a name, for messages; nothing for our own."""
+    """Return the distribution that registers a name; empty for our own names."""
     return next((_distribution(entry) for entry in metadata.entry_points(group=group, name=name)), "")
 
 

@@ -1,7 +1,7 @@
-"""How the ranks that share one machine share it: whose devices, how many threads, which interface.
+"""Resources that the ranks of one machine share: devices, threads, interfaces.
 
-The plugins' hooks use this inside rank processes; it needs nothing but the standard library and
-psutil, which the control plane brings to every node.
+The plugins' hooks use this inside rank processes. It needs only the standard library and psutil, which the control
+plane brings to every node.
 """
 
 from __future__ import annotations
@@ -29,43 +29,43 @@ from ...spec.pool_spec import PoolSpec
 if TYPE_CHECKING:
     from ...node.runtime.instance_info import InstanceInfo
 
-# Where a user's environments are, below the folder for caches.
+# Folder of a user's environments, below the cache folder.
 _CACHE = "sky_jupyter"
 # An address and a port.
 Place = tuple[str, int]
-# What gloo prints, from native code, for each group of ranks. Threads of one process that do so at
-# the same time mix their pieces up, so that any order of the pieces is such a line.
+# Output of gloo's native code for each group of ranks. Threads of one process may interleave their pieces, so that any
+# order of the pieces matches.
 GLOO_NOISE = (
     r"(?=.*(?:\[Gloo\]|is connected to|peer ranks))"
     r"(?:\[Gloo\] Rank |\d+| ?is connected to | ?peer ranks\. ?|Expected number of connected peer ranks is : ?)+"
 )
-# The first line of what it says where it is to warn.
+# First line of NCCL's output with NCCL_DEBUG=WARN.
 NCCL_NOISE = r"(?:\S+:\d+:\d+ \[\d+\] )?NCCL version \d+\.\S+"
-# How long a rank's end may wait for a framework that waits for others.
+# Seconds that a rank's end may wait for a framework that waits for others.
 LEAVE_SECONDS = 3.0
 
 log = logging.getLogger(__name__)
 
 
 def place(info: InstanceInfo) -> tuple[int, int]:
-    """This rank's number among the ranks of its machine, and how many those are.
+    """Return this rank's index among the ranks of its machine, and their number.
 
-    Local nodes are several nodes on one machine, so that this is more than ``local_rank``.
+    Local nodes are several nodes on one machine, so that the index may exceed ``local_rank``.
     """
     nodes = [node for node, addr in enumerate(info.peers) if addr == info.addr]
     return nodes.index(info.node) * info.ranks_per_node + info.local_rank, len(nodes) * info.ranks_per_node
 
 
 def share(total: int, index: int, count: int) -> list[int]:
-    """The part of `total` devices that is for the process `index` of `count`; empty if they are too few."""
+    """Return the devices of process ``index`` of ``count``; empty if too few."""
     each = total // count
     return list(range(index * each, (index + 1) * each))
 
 
 def kept_folder(name: str) -> Path | None:
-    """A private folder of this machine's that later pools find again; None where there can be none.
+    """Return a private folder that later pools find again; None if it cannot be made.
 
-    It lies where environments do: `%sky clean` removes it.
+    It is beside the environments: `%sky clean` removes it.
     """
     environments = Path(sys.prefix).parent
     if environments.name == "environments" and environments.parent.name == _CACHE:
@@ -80,7 +80,7 @@ def kept_folder(name: str) -> Path | None:
     except OSError as error:
         log.info("nothing is kept for later pools: %s", error)
         return None
-    # What others can write there would be run here.
+    # Files in it are executed: nobody else may write there.
     private = stat.S_ISDIR(about.st_mode) and about.st_uid == os.getuid() and not about.st_mode & 0o077
     return path if private else None
 
@@ -95,33 +95,33 @@ def check_accelerators(spec: PoolSpec) -> None:
 
 
 def cores() -> int:
-    """How many processors this process may use."""
+    """Return the number of processors that this process may use."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def interface(addr: str) -> str | None:
-    """The name of the network interface that has this address, such as ``lo`` or ``eth0``."""
+    """Return the name of the interface with this address, such as ``lo``."""
     wanted = {str(found[4][0]) for found in socket.getaddrinfo(addr, None)}
     if any(ipaddress.ip_address(item.split("%")[0]).is_loopback for item in wanted):
-        # All of 127.0.0.0/8 is the loopback interface's, which lists one address.
+        # All of 127.0.0.0/8 belongs to the loopback interface, which lists one address.
         wanted |= {"127.0.0.1", "::1"}
     for name, addresses in psutil.net_if_addrs().items():
-        # A link-local IPv6 address carries its scope, as in fe80::1%eth0.
+        # A link-local IPv6 address has a scope, as in fe80::1%eth0.
         if any(entry.address.split("%")[0] in wanted for entry in addresses):
             return name
     return None
 
 
 def prepare_nccl(info: InstanceInfo) -> None:
-    """Have NCCL reach the other ranks where they know each other, and say what goes wrong.
+    """Set NCCL's interface and warnings for the addresses that the ranks use.
 
-    What a person has set, or an administrator in NCCL's files, is left so.
+    Variables that a person has set, or an administrator in NCCL's files, are kept.
     """
     if info.world_size == 1:
         return
     wanted = {}
     if name := interface(info.addr):
-        # By itself it takes the first interface that is up, such as one of containers. Without = this is a prefix.
+        # By default NCCL takes the first interface that is up, such as a container bridge. Without = this is a prefix.
         wanted["NCCL_SOCKET_IFNAME"] = f"={name}"
     if ":" in info.addr:
         wanted["NCCL_SOCKET_FAMILY"] = "AF_INET6"
@@ -134,7 +134,7 @@ def prepare_nccl(info: InstanceInfo) -> None:
 
 
 def _set_for_nccl() -> set[str]:
-    """The variables that NCCL's own files set; what is in the environment would count for more."""
+    """Return variables in NCCL's own files; the environment would override them."""
     own = os.environ.get("NCCL_CONF_FILE") or os.path.expanduser("~/.nccl.conf")
     found = set()
     for file in (own, "/etc/nccl.conf"):
@@ -148,16 +148,17 @@ _reserved: dict[str, socket.socket] = {}
 
 
 def programs_port(info: InstanceInfo, name: str) -> int:
-    """A port of the head for what the user's programs start by themselves: the plugin's own listens elsewhere.
+    """Return a port of the head for programs that the user's code starts.
 
-    The head keeps the system from giving it to anybody else; who binds it by name has it.
+    The plugin's own coordinator has another port. The head reserves the port; a program that binds it explicitly gets
+    it.
     """
     port = info.ports.get(f"{name}.programs", 0)
     if port and not info.is_head:
         return port
     family = socket.AF_INET6 if ":" in info.head_addr else socket.AF_INET
     holder = socket.socket(family, socket.SOCK_STREAM)
-    # With it on both sides, a socket that does not listen is in nobody's way. Elsewhere than on Linux it may be.
+    # With SO_REUSEADDR on both sides, a socket that does not listen does not block the port. Not so outside of Linux.
     holder.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     with contextlib.suppress(OSError):
         holder.bind((info.head_addr, port))
@@ -172,18 +173,18 @@ def programs_port(info: InstanceInfo, name: str) -> int:
 
 @dataclass(frozen=True)
 class _Noted:
-    """What a framework opened when it joined its peers.
+    """Sockets that a framework opened when it joined its peers.
 
     Parameters
     ----------
     connections : dict of int to str
         File descriptor -> inode.
     places : set
-        Where it listens for peers: addresses and ports.
+        Addresses and ports where it listens for peers.
     other : set
-        What was listened at before.
+        Addresses and ports that were listened at before.
     addr : str
-        Where all that is listened at later is for peers; empty where that is not so.
+        Address of all listeners that it opens later; empty if unknown.
     """
 
     connections: dict[int, str]
@@ -197,7 +198,7 @@ _collectives: dict[str, _Noted] = {}
 
 @contextlib.contextmanager
 def noting_connections(name: str) -> Iterator[None]:
-    """Remember what a framework opens inside as that of its collectives."""
+    """Record the sockets that a framework opens inside as those of its collectives."""
     connections, other = _connections(), _listened()
     yield
     opened = {fd: inode for fd, inode in _connections().items() if connections.get(fd) != inode}
@@ -205,21 +206,17 @@ def noting_connections(name: str) -> Iterator[None]:
 
 
 def note_listening(name: str, addr: str) -> None:
-    """Remember what a framework will open at this address from now on as that of its collectives."""
+    """Record that a framework's collectives will use listeners at this address."""
     _collectives[name] = _Noted({}, set(), _listened(), addr)
 
 
 def break_connections(name: str, *, every: bool = False) -> None:
-    """Shut the connections of collectives down, so that one that waits on any of them raises at once.
+    """Shut the connections of collectives down, so that a blocked one raises.
 
-    Those that were noted, and those that came later for another group of ranks: each has one end in
-    the rank that was called, at a place where the framework listens. From `shutdown(2)`, both ends
-    learn of it. Established ones only: some frameworks end the process when a socket that listens fails.
-
-    Parameters
-    ----------
-    every : bool
-        Whether the framework listens at a new port, on the same address, for each new group.
+    These are the recorded connections, and later ones for another group of ranks: each has one end in the rank that
+    accepted it, at an address where the framework listens. After `shutdown(2)`, both ends see the end. Only established
+    connections are shut down: some frameworks end the process when a listening socket fails. Pass ``every`` if the
+    framework listens at a new port of the same address for each new group.
     """
     noted = _collectives.get(name)
     if noted is None:
@@ -229,25 +226,25 @@ def break_connections(name: str, *, every: bool = False) -> None:
         addresses = {noted.addr, *(address for address, _ in places)}
         places |= {place for place in _listened() - noted.other if place[0] in addresses}
     for fd, inode in _connections().items():
-        # A number is used again; the inode tells whether it is still the same connection.
+        # A descriptor may be reused; the inode tells if it is still the same connection.
         with contextlib.suppress(OSError), socket.socket(fileno=os.dup(fd)) as connection:
             if noted.connections.get(fd) == inode or connection.getsockname()[:2] in places:
                 connection.shutdown(socket.SHUT_RDWR)
 
 
 def _connections() -> dict[int, str]:
-    """This process's established TCP connections: file descriptor -> inode."""
+    """Return this process's established TCP connections: descriptor -> inode."""
     return {fd: inode for fd, inode, connection in _sockets() if _is_connected(connection)}
 
 
 def _listened() -> set[Place]:
-    """The addresses and ports that this process listens at."""
+    """Return the addresses and ports at which this process listens."""
     listening = socket.SO_ACCEPTCONN
     return {its.getsockname()[:2] for _, _, its in _sockets() if its.getsockopt(socket.SOL_SOCKET, listening)}
 
 
 def _sockets() -> Iterator[tuple[int, str, socket.socket]]:
-    """This process's TCP sockets: file descriptor, inode, and a copy that is open for a moment. Linux tells."""
+    """Yield TCP sockets (Linux): descriptor, inode, and a temporary duplicate."""
     with contextlib.suppress(OSError):
         for name in os.listdir("/proc/self/fd"):
             with contextlib.suppress(OSError):
@@ -267,26 +264,21 @@ def _is_connected(candidate: socket.socket) -> bool:
 
 
 def endpoint(addr: str, port: int) -> str:
-    """``addr:port``, with the brackets that an IPv6 address needs."""
+    """Return ``addr:port``, with brackets for an IPv6 address."""
     return f"[{addr}]:{port}" if ":" in addr else f"{addr}:{port}"
 
 
 def past_proxies(info: InstanceInfo) -> None:
-    """Have this process reach its peers directly, also where a proxy is set for the world outside."""
+    """Exclude the ranks' addresses from this process's proxies."""
     for name in ("no_proxy", "NO_PROXY"):
         listed = [item for item in os.environ.get(name, "").split(",") if item]
         os.environ[name] = ",".join(dict.fromkeys([*listed, *info.peers, info.head_addr]))
 
 
 def wait_for(addr: str, port: int, seconds: float) -> None:
-    """Wait until something listens there, as the head's coordinator will in a moment.
+    """Wait until an address accepts connections; raise SkyError after a timeout.
 
-    Frameworks try once, and again after a whole second.
-
-    Raises
-    ------
-    SkyError
-        When nothing did in that time.
+    Frameworks themselves would retry only after a whole second.
     """
     end = time.monotonic() + seconds
     while True:
@@ -303,13 +295,13 @@ def wait_for(addr: str, port: int, seconds: float) -> None:
 
 
 def within(seconds: float, call: Callable[[], Any]) -> bool:
-    """Run something that may wait for peers that are gone; tell whether it ended in time.
+    """Run a call in a thread; return True if it ended in time.
 
-    What hangs is left to a daemon thread: this serves processes that are about to end.
+    A call that hangs is left to its daemon thread: this serves processes that are about to end.
     """
 
     def quietly() -> None:
-        # A peer that is gone is no fault of the one that leaves after it.
+        # A missing peer is no error for a rank that leaves.
         with contextlib.suppress(Exception):
             call()
 
